@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole family of acstor's errors; the class says who must act.
+
+Errors carry fields and the message is made from them.  They are translated
+once, at the edge where they leave acstor (errno in the FUSE shell, an exit
+status in a command).
+"""
+
+
+class AcstorError(Exception):
+    """Root of the family; never raised itself."""
+
+
+class FormatError(AcstorError):
+    """Stored bytes are not what the format's document says: rebuild them from the source.
+
+    :param what: the thing that was read, as its owner knows it (a path, an image id)
+    :param offset: byte at which the fault was seen
+    """
+
+    def __init__(self, what: str, offset: int, why: str) -> None:
+        super().__init__(what, offset, why)
+        self.what, self.offset, self.why = what, offset, why
+
+    def __str__(self) -> str:
+        return f"{self.what}: byte {self.offset}: {self.why}"
+
+
+class ChunkMapFormatError(FormatError):
+    """Not a chunk map, or a damaged one, or the map of another image."""
+
+
+class CacheFormatError(FormatError):
+    """A slab file of the public cache is damaged or of an unknown version."""
+
+
+class ChunkUnavailable(AcstorError):
+    """This place cannot give the bytes: ask the next one.
+
+    :param what: what was asked for, in words (image, offset and length)
+    :param where: the place that was asked (a URL, a path, a peer)
+    """
+
+    def __init__(self, what: str, where: str, why: str = "") -> None:
+        super().__init__(what, where, why)
+        self.what, self.where, self.why = what, where, why
+
+    def __str__(self) -> str:
+        return f"{self.what} is not available from {self.where}" + (
+            f": {self.why}" if self.why else ""
+        )
+
+
+class ChunkMissing(ChunkUnavailable):
+    """The place answered that it has not got it; asking again will not help."""
+
+
+class ChunkInvalid(ChunkUnavailable):
+    """The bytes do not hash to the CID: drop them and distrust the place."""
+
+
+class SourceUnreachable(ChunkUnavailable):
+    """No answer, a refusal or a passing fault: the only class that is worth a retry."""
+
+
+class DeadlineExceeded(AcstorError):
+    """Nobody gave the bytes in the time that the reader is ready to wait."""
+
+    def __init__(self, what: str, deadline_s: float, why: str = "") -> None:
+        super().__init__(what, deadline_s, why)
+        self.what, self.deadline_s, self.why = what, deadline_s, why
+
+    def __str__(self) -> str:
+        return f"{self.what} did not arrive within {self.deadline_s:g} s" + (
+            f"; last failure: {self.why}" if self.why else ""
+        )
+
+
+class ProtocolError(AcstorError):
+    """The rules of a protocol were broken; the subclass says by whom."""
+
+
+class LocalProtocolError(ProtocolError):
+    """We broke the rules: a bug here."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side broke the rules: count it and drop the connection.
+
+    :param peer: who, as far as it is known (host id or address)
+    """
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(peer, why)
+        self.peer, self.why = peer, why
+
+    def __str__(self) -> str:
+        return f"{self.peer} broke the protocol: {self.why}"
+
+
+class CacheFull(AcstorError):
+    """Nothing more can be stored; serving goes on without caching."""
+
+    def __init__(self, needed_bytes: int, limit_bytes: int, why: str = "") -> None:
+        super().__init__(needed_bytes, limit_bytes, why)
+        self.needed_bytes, self.limit_bytes, self.why = needed_bytes, limit_bytes, why
+
+    def __str__(self) -> str:
+        return f"no room for {self.needed_bytes} bytes in a cache of {self.limit_bytes} bytes" + (
+            f": {self.why}" if self.why else ""
+        )
+
+
+class RingFormatError(FormatError):
+    """A v-node table that cannot be used; the last good one stays in use."""
+
+
+class Unusable(AcstorError):
+    """The agent cannot start or go on with what it was given.
+
+    :param what: the thing at fault (an option, a folder, a mount point)
+    :param remedy: what the operator can do
+    """
+
+    def __init__(self, what: str, why: str, remedy: str = "") -> None:
+        super().__init__(what, why, remedy)
+        self.what, self.why, self.remedy = what, why, remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}" + (f". {self.remedy}" if self.remedy else "")
