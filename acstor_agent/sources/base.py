@@ -46,9 +46,13 @@ class Source(abc.ABC):
         """Return the length of ``blob``."""
 
     @abc.abstractmethod
-    async def read(self, blob: Blob, offset: int, length: int) -> bytes:
+    async def read(
+        self, blob: Blob, offset: int, length: int, cid: ids.Cid | None = None
+    ) -> bytes:
         """Return exactly ``length`` bytes of ``blob`` from ``offset`` on.
 
+        :param cid: what the bytes must hash to, where the range is one chunk; only the verify
+            wrapper looks at it, every other source passes it on or ignores it
         :raises errors.ChunkMissing: the blob ends before ``offset + length``
         """
 

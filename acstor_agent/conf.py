@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every option of the agent, with what it decides and the default's reason."""
+
+import itertools
+import socket
+from collections.abc import Iterator
+
+import stevedore
+from oslo_config import cfg
+from oslo_config import types
+
+import acstor_common.conf
+from acstor_common import geometry
+
+GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
+
+SOURCES_NAMESPACE = "acstor.sources"
+
+OPTS = [
+    cfg.StrOpt(
+        "host",
+        default=socket.gethostname(),
+        sample_default="<the host name>",
+        help="Id of this host on the ring. It must be unique in the cloud and must not change.",
+    ),
+    cfg.StrOpt(
+        "state_dir",
+        default="/var/lib/acstor",
+        help="Folder for what must survive a restart: chunk maps of attached images, the lock.",
+    ),
+    cfg.StrOpt(
+        "cache_dir",
+        default="/var/lib/acstor/cache",
+        help="Folder of the public cache. A file system of its own is a good idea.",
+    ),
+    cfg.IntOpt(
+        "cache_limit_bytes",
+        default=20 * 1024 * geometry.MIB,
+        min=geometry.MIB,
+        help="Upper bound of the public cache on disk, counted over the agent's own files only.",
+    ),
+    cfg.IntOpt(
+        "cache_slab_bytes",
+        default=256 * geometry.MIB,
+        min=geometry.MIB,
+        help="The cache grows by files of this size, each allocated on disk when it is made.",
+    ),
+    cfg.StrOpt(
+        "cache_policy",
+        default="lru",
+        choices=[
+            ("lru", "least recently used first"),
+            ("lfu", "least frequently used first"),
+            ("fifo", "oldest first"),
+        ],
+        help="Which chunk makes room for a new one, within its class (borrowed chunks go first).",
+    ),
+    cfg.ListOpt(
+        "sources",
+        default=["http"],
+        help="Sources to read images from, the preferred one first; each has a group "
+        "[source_<name>]. When one fails, the next one is asked.",
+    ),
+    cfg.FloatOpt(
+        "read_deadline_s",
+        default=30.0,
+        min=0.1,
+        help="A guest's read that cannot be answered in this time fails with EIO, so that QEMU's "
+        "error policy can pause the guest.",
+    ),
+    cfg.IntOpt(
+        "read_ahead_limit_bytes",
+        default=8 * geometry.MIB,
+        min=0,
+        help="How far ahead of a sequential reader the agent fetches at most; 0 turns it off.",
+    ),
+    cfg.IntOpt(
+        "fetch_limit",
+        default=64,
+        min=1,
+        help="Chunks that are being fetched in the background (read-ahead, pre-seed) at a time.",
+    ),
+    cfg.StrOpt(
+        "peer_listen",
+        default="0.0.0.0:7201",
+        help="Address and port on which other agents reach this one.",
+    ),
+    cfg.FloatOpt(
+        "peer_timeout_s",
+        default=5.0,
+        min=0.05,
+        help="How long a peer may take for one chunk before the next place is asked.",
+    ),
+    cfg.StrOpt(
+        "peer_tls_ca",
+        help="PEM file of the cluster's certificate authority. With peer_tls_cert and peer_tls_key "
+        "it turns on mutual TLS between agents; without them peers talk in clear text.",
+    ),
+    cfg.StrOpt("peer_tls_cert", help="PEM file of this host's certificate; its name is [host]."),
+    cfg.StrOpt("peer_tls_key", help="PEM file of this host's private key."),
+    cfg.StrOpt(
+        "ring_file",
+        help="JSON file with the v-node table. It is read again when it changes. Without one (and "
+        "without a table from the control socket) this host works alone, from its sources.",
+    ),
+    cfg.StrOpt(
+        "metrics_listen",
+        default="127.0.0.1:9464",
+        help="Address and port of the Prometheus endpoint; empty turns it off.",
+    ),
+    cfg.Opt(
+        "control_group",
+        type=types.String(),
+        help="Group whose members may use the control socket; without it only the agent's user.",
+    ),
+]
+
+
+def source_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
+    """Yield the option group of every installed source."""
+    for extension in stevedore.ExtensionManager(SOURCES_NAMESPACE):
+        group = cfg.OptGroup(f"source_{extension.name}", title=f"The source {extension.name}")
+        yield group, extension.plugin.options()
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the agent's options, and those of its sources, with ``conf``."""
+    acstor_common.conf.register_opts(conf)
+    conf.register_group(GROUP)
+    conf.register_opts(OPTS, group=GROUP)
+    for group, options in source_options():
+        conf.register_group(group)
+        conf.register_opts(options, group=group)
+
+
+def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
+    """Return all options for the sample generator."""
+    return list(
+        itertools.chain(
+            [(acstor_common.conf.GROUP, acstor_common.conf.OPTS), (GROUP, OPTS)], source_options()
+        )
+    )
