@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Install what acstor needs: the packages of bindep.txt, and a virtualenv .venv with the
+# versions of constraints.txt.  Safe to run again; a second run only looks.
+set -euo pipefail
+# shellcheck source=tools/lib.sh
+source "$(dirname "$0")/lib.sh"
+
+POLICY=/usr/sbin/policy-rc.d # Debian's own switch: exit status 101 forbids to start services
+
+missing_packages() {
+    local wanted installed
+    wanted=$(awk '!/^#/ && NF { print $1 }' "$ROOT/bindep.txt" | sort)
+    installed=$(dpkg-query --show --showformat='${db:Status-Status} ${Package}\n' |
+        awk '$1 == "installed" { print $2 }' | sort -u)
+    comm -23 <(echo "$wanted") <(echo "$installed")
+}
+
+# logged LOG REMEDY COMMAND...: the command's output goes to the log; its end is shown on failure.
+logged() {
+    local log=$LOGS/$1 remedy=$2
+    shift 2
+    "$@" >>"$log" 2>&1 </dev/null || {
+        tail -n 15 "$log" >&2
+        fail "this failed: $*" "$remedy The whole log is $log."
+    }
+}
+
+forbid_services() {
+    [[ -e $POLICY ]] && return
+    trap 'rm -f "$POLICY"' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$POLICY"
+    chmod 755 "$POLICY"
+}
+
+install_packages() {
+    local missing
+    mapfile -t missing < <(missing_packages)
+    [[ ${#missing[@]} -gt 0 ]] || return 0
+    require_root "the installation of packages (${missing[*]})"
+    require_space /var 1536 "the installation of packages"
+    say "installing ${#missing[@]} packages: ${missing[*]}"
+    local remedy="Is the network up, and does /etc/apt/sources.list name a mirror that can be reached \
+(on Ubuntu with the component universe)?"
+    local apt=(apt-get --yes -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
+    export DEBIAN_FRONTEND=noninteractive
+    : >"$LOGS/apt.log"
+    forbid_services
+    logged apt.log "$remedy" "${apt[@]}" update
+    logged apt.log "$remedy" "${apt[@]}" install --no-install-recommends "${missing[@]}"
+    if [[ " ${missing[*]} " == *" nginx-light "* ]] && command -v systemctl >/dev/null; then
+        systemctl disable nginx >>"$LOGS/apt.log" 2>&1 || true # the lab starts its own
+    fi
+}
+
+require_python() {
+    /usr/bin/python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+        fail "$(/usr/bin/python3 --version) is too old: acstor needs Python 3.11 or newer." \
+            "Use Debian 12, Debian 13 or Ubuntu 24.04."
+}
+
+# Everything that decides what is in the virtualenv, its own place included.
+venv_key() {
+    {
+        echo "$ROOT"
+        /usr/bin/python3 --version
+        cat "$ROOT/constraints.txt" "$ROOT/pyproject.toml" "$ROOT/setup.cfg"
+    } | sha256sum
+}
+
+venv_is_ours() {
+    local theirs ours
+    ours="$VENV $(/usr/bin/python3 -c 'import sys; print(sys.version_info[:2])')"
+    theirs=$("$VENV/bin/python" -c 'import sys; print(sys.prefix, sys.version_info[:2])' 2>&1) &&
+        [[ $theirs == "$ours" ]]
+}
+
+install_venv() {
+    local key stamp=$VENV/.acstor-installed
+    key=$(venv_key)
+    [[ -e $stamp && $(<"$stamp") == "$key" ]] && return
+    require_space "$ROOT" 1024 "the virtualenv"
+    say "installing the virtualenv $VENV"
+    : >"$LOGS/pip.log"
+    venv_is_ours ||
+        logged pip.log "Is python3-venv installed?" /usr/bin/python3 -m venv --clear "$VENV"
+    # pbr takes the version from git; a tarball, or a clone that git refuses to read, has none.
+    git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 || export PBR_VERSION=${PBR_VERSION:-0.0.1}
+    logged pip.log "Is the network up? Behind a mirror or proxy, set PIP_INDEX_URL or HTTPS_PROXY." \
+        "$VENV/bin/python" -m pip install --constraint "$ROOT/constraints.txt" \
+        --editable "${ROOT}[agent,glance,test,doc]"
+    echo "$key" >"$stamp"
+}
+
+require_amd64
+command -v apt-get >/dev/null ||
+    fail "there is no apt-get here." "Use Debian 12, Debian 13 or Ubuntu 24.04."
+mkdir -p "$LOGS"
+exec 9>"$LOGS/install.lock"
+flock 9 # two scripts of one checkout may start together
+install_packages
+require_python
+install_venv
