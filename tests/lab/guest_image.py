@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guest image of the lab: a real Debian (or Ubuntu) that boots from its own disk.
+
+``python -m tests.lab.guest_image`` builds it, or finds it in the cache, and
+prints where it is.  The rule: the image is a function of :class:`Recipe`; it is
+cached under the hash of its recipe and appears there complete or not at all.
+
+The files are copied into the image through a mounted ext4, as on any disk that
+was installed: the kernel's allocator then lets most large files begin on 64 KiB
+boundaries, which is what chunks of two images have in common.  ``mkfs.ext4 -d``
+packs them on 4 KiB ones, so it is used only where no loop device can be had;
+``layout`` in ``info.json`` says which it was ("mounted" or "packed").
+
+Every command that mounts, or that runs programs of the new system, does so in a
+mount and PID namespace of its own that dies with this process: nothing has to
+be cleaned up, even after SIGKILL.
+"""
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+
+from acstor_common import errors
+from tests.lab import guest_files
+from tests.lab import runs
+
+MIB = 1024 * 1024
+SECTOR_BYTES = 512
+PARTITION_OFFSET_BYTES = MIB
+GRUB_FOLDER = pathlib.Path("/usr/lib/grub/i386-pc")
+GRUB_MODULES = "biosdisk part_msdos ext2 normal linux serial terminal configfile".split()
+BOOT_CODE_BYTES = 440
+NEEDED_BYTES = 3 * 1024 * MIB
+DEBOOTSTRAP_DEADLINE_S = 1200.0
+ROOM = "setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child".split()
+MARKER = guest_files.MARKER
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """All that decides what is in the image."""
+
+    suite: str
+    kernel_package: str
+    packages: tuple[str, ...] = ("systemd-sysv", "udev", "kmod", "initramfs-tools")
+    size_bytes: int = 1536 * MIB
+    files: dict[str, str] = dataclasses.field(default_factory=lambda: guest_files.FILES)
+    links: dict[str, str] = dataclasses.field(default_factory=lambda: guest_files.LINKS)
+    left_out: tuple[str, ...] = guest_files.LEFT_OUT
+    grub_config: str = guest_files.GRUB_CONFIG
+
+    @property
+    def key(self) -> str:
+        """Name of the image's folder in the cache."""
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return f"guest-{self.suite}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class GuestImage:
+    """A finished image: the same disk as raw (sparse), as qcow2, and as compressed qcow2."""
+
+    folder: pathlib.Path
+
+    @property
+    def raw(self) -> pathlib.Path:
+        """The disk, sparse; a whole number of MiB."""
+        return self.folder / "guest.raw"
+
+    @property
+    def qcow2(self) -> pathlib.Path:
+        """The disk as qcow2, clusters stored as they are."""
+        return self.folder / "guest.qcow2"
+
+    @property
+    def compressed(self) -> pathlib.Path:
+        """The disk as qcow2 with compressed clusters, as distributions publish theirs."""
+        return self.folder / "guest.compressed.qcow2"
+
+    @property
+    def info(self) -> dict[str, object]:
+        """What it was made from, how long that took, how large it is."""
+        facts: dict[str, object] = json.loads((self.folder / "info.json").read_text())
+        return facts
+
+
+def this_system() -> tuple[Recipe, str]:
+    """Return the recipe that fits this machine, and the mirror that apt uses here.
+
+    :raises errors.Unusable: neither Debian nor Ubuntu on x86-64, or no mirror is configured
+    """
+    release = dict(
+        line.split("=", 1) for line in pathlib.Path("/etc/os-release").read_text().splitlines()
+        if "=" in line
+    )  # fmt: skip
+    name = release.get("ID", "").strip('"')
+    suite = release.get("VERSION_CODENAME", "").strip('"')
+    kernels = {"debian": "linux-image-cloud-amd64", "ubuntu": "linux-image-virtual"}
+    if name not in kernels or os.uname().machine != "x86_64":
+        raise errors.Unusable(
+            f"{name or 'this system'} on {os.uname().machine}",
+            "the guest image is made from the packages of a Debian or Ubuntu x86-64 host",
+        )
+    return Recipe(suite, kernels[name]), mirror_of(suite)
+
+
+def mirror_of(suite: str) -> str:
+    """Return the URL of the mirror from which apt takes ``suite`` on this machine."""
+    lines = runs.tool(
+        ["apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)", "Created-By: Packages"]
+    ).splitlines()
+    for line in lines:
+        codename, _, uri = line.partition(" ")
+        if codename == suite and uri.startswith("mirror+file:"):
+            uri = pathlib.Path(uri.removeprefix("mirror+file:")).read_text().split()[0]
+        if codename == suite and uri.startswith(("http://", "https://")):
+            return uri
+    raise errors.Unusable("apt", f"no HTTP mirror for {suite} is configured", "See sources.list(5)")
+
+
+def _commands(folder: pathlib.Path, *scripts: Sequence[str | pathlib.Path]) -> None:
+    """Run commands one after the other in a room of their own; their output goes to a log."""
+    log = folder / "build.log"
+    for argv in scripts:
+        words = [*ROOM, *map(str, argv)]
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+            try:
+                status = process.wait(DEBOOTSTRAP_DEADLINE_S)
+            except BaseException:
+                process.kill()
+                process.wait()
+                raise
+        if status:
+            tail = log.read_text(errors="replace")[-1500:]
+            raise errors.Unusable(f"building the guest image: {argv[0]}", tail.strip())
+
+
+def _install(recipe: Recipe, mirror: str, folder: pathlib.Path) -> pathlib.Path:
+    """Make the new system's files below ``folder``, as packages leave them."""
+    root = folder / "root"
+    include = ",".join((recipe.kernel_package, *recipe.packages))
+    _commands(
+        folder,
+        ["debootstrap", "--variant=minbase", f"--include={include}", recipe.suite, root, mirror],
+    )
+    return root
+
+
+def _configure(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path) -> None:
+    """Write our files, leave out what a guest does not need, make the small initramfs."""
+    for name, text in recipe.files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755 if text.startswith("#!") else 0o644)
+    for name, target in recipe.links.items():
+        link = root / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    shadow = root / "etc/shadow"
+    shadow.write_text(guest_files.without_root_password(shadow.read_text()))
+    for name in recipe.left_out:
+        shutil.rmtree(root / name, ignore_errors=True)
+    update = 'mount -t proc proc "$1/proc" && exec chroot "$1" update-initramfs -c -k all'
+    _commands(folder, ["sh", "-c", update, "sh", root])
+    kernel = next((root / "boot").glob("vmlinuz-*")).name
+    initramfs = next((root / "boot").glob("initrd.img-*")).name
+    (root / "boot/grub").mkdir(exist_ok=True)
+    config = recipe.grub_config.format(kernel=kernel, initramfs=initramfs)
+    (root / "boot/grub/grub.cfg").write_text(config)
+
+
+def _put_boot_loader(raw: pathlib.Path, folder: pathlib.Path) -> None:
+    """Put GRUB where the BIOS and its own boot sector look for it: sector 0, and 1 onwards."""
+    core = folder / "core.img"
+    prefix = "(hd0,msdos1)/boot/grub"
+    runs.tool(["grub-mkimage", "-O", "i386-pc", "-p", prefix, "-o", core, *GRUB_MODULES])
+    code = core.read_bytes()
+    if SECTOR_BYTES + len(code) > PARTITION_OFFSET_BYTES:
+        raise errors.Unusable("GRUB", f"{len(code)} bytes do not fit before the partition")
+    with raw.open("r+b") as disk:
+        disk.write((GRUB_FOLDER / "boot.img").read_bytes()[:BOOT_CODE_BYTES])
+        disk.seek(SECTOR_BYTES)
+        disk.write(code)
+
+
+def _make_disk(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path) -> str:
+    """Make guest.raw from the files below ``root`` and return its layout."""
+    raw = folder / "guest.raw"
+    with raw.open("wb") as disk:
+        disk.truncate(recipe.size_bytes)
+    start = PARTITION_OFFSET_BYTES // SECTOR_BYTES
+    runs.tool(["sfdisk", "-q", raw], f"label: dos\nstart={start}, type=83, bootable\n")
+    _put_boot_loader(raw, folder)
+    blocks = f"{(recipe.size_bytes - PARTITION_OFFSET_BYTES) // 1024}k"
+    mkfs = ["mkfs.ext4", "-q", "-F", "-L", "root", "-E", f"offset={PARTITION_OFFSET_BYTES}"]
+    runs.tool([*mkfs, raw, blocks])
+    options = f"loop,offset={PARTITION_OFFSET_BYTES}"
+    copy = 'mount -o "$1" "$2" "$3" && cp -a "$4/." "$3" && umount "$3"'
+    mounted = folder / "mounted"
+    mounted.mkdir()
+    try:
+        _commands(folder, ["sh", "-c", copy, "sh", options, raw, mounted, root])
+    except errors.Unusable:
+        runs.tool([*mkfs, "-d", root, raw, blocks])
+        return "packed"
+    return "mounted"
+
+
+def _build(recipe: Recipe, mirror: str, folder: pathlib.Path, say: Say) -> None:
+    """Fill ``folder`` with a finished image."""
+    if shutil.disk_usage(folder).free < NEEDED_BYTES:
+        raise errors.Unusable(str(folder), f"building needs {NEEDED_BYTES // MIB} MiB of space")
+    begin = time.monotonic()
+    say(f"guest image: installing {recipe.suite} from {mirror} (about a minute)")
+    root = _install(recipe, mirror, folder)
+    say(f"guest image: {time.monotonic() - begin:.0f} s, packages are installed; initramfs")
+    _configure(recipe, root, folder)
+    say(f"guest image: {time.monotonic() - begin:.0f} s, writing the disk")
+    layout = _make_disk(recipe, root, folder)
+    raw, image = folder / "guest.raw", GuestImage(folder)
+    runs.tool(["qemu-img", "convert", "-O", "qcow2", raw, image.qcow2])
+    runs.tool(["qemu-img", "convert", "-c", "-O", "qcow2", raw, image.compressed])
+    facts = {
+        "suite": recipe.suite,
+        "layout": layout,
+        "build_s": round(time.monotonic() - begin, 1),
+        "size_bytes": recipe.size_bytes,
+        "allocated_bytes": raw.stat().st_blocks * SECTOR_BYTES,
+        "qcow2_bytes": image.qcow2.stat().st_size,
+        "compressed_bytes": image.compressed.stat().st_size,
+    }
+    (folder / "info.json").write_text(json.dumps(facts, indent=1) + "\n")
+    for leftover in (root, folder / "mounted"):
+        shutil.rmtree(leftover)
+    (folder / "core.img").unlink()
+
+
+def ensure(say: Say = print) -> GuestImage:
+    """Return the guest image of this machine; build it if it is not in the cache.
+
+    Of several processes one builds and the others wait.
+
+    :raises errors.Unusable: it cannot be built here; says what is missing
+    """
+    recipe, mirror = this_system()
+    final = runs.CACHE_FOLDER / recipe.key
+    runs.CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+    with (runs.CACHE_FOLDER / "guest.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not final.is_dir():
+            with runs.Run() as run:
+                _build(recipe, mirror, run.folder, say)
+                run.folder.rename(final)
+    image = GuestImage(final)
+    say(f"guest image: {json.dumps(image.info)}")
+    return image
+
+
+def main() -> int:
+    """Build the image or find it; print its folder."""
+    if os.geteuid():
+        print("the guest image can only be built by root", file=sys.stderr)
+        return 1
+    try:
+        print(ensure().folder)
+    except errors.AcstorError as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts, an image server and a switch, as network namespaces of this machine.
+
+The machine's own network is never touched: the bridge lies in a namespace of
+its own too, both ends of every link are made inside namespaces, and addresses
+exist only there.
+
+A link of R Mbit/s is a veth pair with a token bucket (tc tbf) at both ends: the
+host's end shapes what it sends (uplink), the switch's end what it receives
+(downlink).  R counts Ethernet frames, as on a real link: with an MTU of 1500 a
+TCP stream gets at most 1448 of every 1514 bytes, 95.6 % of R.
+
+No network emulator (netem, ns-3, Mininet) is used: three commands of iproute2
+are all that is needed, and they are on every host.
+"""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+from typing import Self
+
+from acstor_common import errors
+from tests.lab import runs
+
+PREFIX = "10.0.0."
+SOURCE_ADDRESS = f"{PREFIX}254"
+HOST_LIMIT = 200
+DEFAULT_MTU = 1500
+BURST_BYTES = 128 * 1024
+"""A whole GSO packet (64 KiB and its headers) must pass at once; twice that keeps the bucket
+from running dry when a wake-up on a busy machine comes late."""
+QUEUE_MS = 100
+TOOLS = ("ip", "tc", "nsenter")
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkBytes:
+    """What a link has carried since the network was made, as the kernel counts it.
+
+    Headers are counted once per GSO packet, so this is payload plus 0.1 to 4 %.
+    """
+
+    sent: int
+    received: int
+
+    def __sub__(self, other: "LinkBytes") -> "LinkBytes":
+        return LinkBytes(self.sent - other.sent, self.received - other.received)
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A network namespace: a host of the cloud, or the image server."""
+
+    name: str
+    namespace: str
+    address: str
+    folder: pathlib.Path
+    """Its own files; removed with the network."""
+
+    def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
+        # Not `ip netns exec`: that makes a mount namespace, and mounts would be private to it.
+        return ["nsenter", f"--net={runs.NETNS_FOLDER / self.namespace}", *map(str, argv)]
+
+    def run(self, argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
+        """Run a command on this host and return its output.
+
+        :raises errors.Unusable: it failed; says what it wrote
+        """
+        return runs.tool(self._inside(argv), stdin)
+
+    def popen(self, argv: Sequence[str | pathlib.Path], **options: Any) -> subprocess.Popen[Any]:
+        """Start a command on this host; its pid is the command's own.
+
+        It is the leader of a session, so Ctrl-C on the terminal does not reach it.
+        """
+        return subprocess.Popen(self._inside(argv), start_new_session=True, **options)
+
+
+class Network:
+    """Context manager: ``hosts`` (h1, h2 …), ``source``, their links, and a folder for a run.
+
+    :param hosts: number of hosts, 1 to 200
+    :param link_mbit: rate of each host's link, both ways; None leaves it unshaped
+    :param source_mbit: the same for the image server
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        link_mbit: float | None = None,
+        source_mbit: float | None = None,
+        mtu: int = DEFAULT_MTU,
+    ) -> None:
+        if not 1 <= hosts <= HOST_LIMIT:
+            raise ValueError(f"a lab has 1 to {HOST_LIMIT} hosts, not {hosts}")
+        self.link_mbit, self.source_mbit, self.mtu = link_mbit, source_mbit, mtu
+        self.run = runs.Run()
+        self._switch = self.run.namespace("switch")
+        self.source = self._host("source", SOURCE_ADDRESS)
+        self.hosts = [self._host(f"h{n}", f"{PREFIX}{n}") for n in range(1, hosts + 1)]
+
+    def _host(self, name: str, address: str) -> Host:
+        return Host(name, self.run.namespace(name), address, self.run.folder / name)
+
+    def __enter__(self) -> Self:
+        """Make everything; leave nothing behind if that fails.
+
+        :raises errors.Unusable: not root, or a command or a kernel feature is missing
+        """
+        check_machine()
+        self.run.__enter__()
+        try:
+            self._make()
+        except BaseException:
+            self.run.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run.__exit__()
+
+    def _make(self) -> None:
+        runs.tool(["ip", "netns", "add", self._switch])
+        switch = Host("switch", self._switch, "", self.run.folder)
+        _without_ipv6(switch)
+        switch.run(["ip", "-batch", "-"], "link add br0 type bridge\nlink set br0 up\n")
+        for host in (self.source, *self.hosts):
+            host.folder.mkdir()
+            self._connect(switch, host)
+
+    def _connect(self, switch: Host, host: Host) -> None:
+        """Make ``host`` and its link to ``switch``."""
+        runs.tool(["ip", "netns", "add", host.namespace])
+        _without_ipv6(host)
+        ends = f"name {host.name} mtu {self.mtu} type veth peer name eth0 mtu {self.mtu}"
+        port = [
+            f"link add {ends} netns {host.namespace}",
+            f"link set {host.name} master br0",
+            f"link set {host.name} up",
+        ]
+        switch.run(["ip", "-batch", "-"], "\n".join(port))
+        address = ["link set lo up", f"addr add {host.address}/24 dev eth0", "link set eth0 up"]
+        host.run(["ip", "-batch", "-"], "\n".join(address))
+        self.shape(host, self.source_mbit if host is self.source else self.link_mbit)
+
+    def shape(self, host: Host, mbit: float | None) -> None:
+        """Give the link of ``host`` a new rate, both ways; None takes the limit away."""
+        for end, device in ((host, "eth0"), (self._at_switch, host.name)):
+            if mbit is not None:
+                bucket = f"rate {mbit}mbit burst {BURST_BYTES} latency {QUEUE_MS}ms"
+                end.run(["tc", "qdisc", "replace", "dev", device, "root", "tbf", *bucket.split()])
+            elif "tbf" in end.run(["tc", "qdisc", "show", "dev", device]):
+                end.run(["tc", "qdisc", "delete", "dev", device, "root"])
+
+    @property
+    def _at_switch(self) -> Host:
+        return Host("switch", self._switch, "", self.run.folder)
+
+    def link_bytes(self) -> dict[str, LinkBytes]:
+        """Return what each host, and "source", has sent and received; one look for all links."""
+        found = {}
+        for line in self._at_switch.run(["cat", "/proc/net/dev"]).splitlines()[2:]:
+            name, _, numbers = line.strip().partition(":")
+            fields = [int(number) for number in numbers.split()]
+            # Seen from the switch's end: what it receives is what the host has sent.
+            found[name] = LinkBytes(sent=fields[0], received=fields[8])
+        return {host.name: found[host.name] for host in (self.source, *self.hosts)}
+
+
+def _without_ipv6(host: Host) -> None:
+    """Keep router and neighbour chatter out of the byte counters."""
+    script = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -e $f ] || echo 1 > $f; done"
+    host.run(["sh", "-c", script])
+
+
+def check_machine() -> None:
+    """Refuse a machine on which no network can be made.
+
+    :raises errors.Unusable: says what is missing
+    """
+    if os.geteuid():
+        raise errors.Unusable("the lab", "only root can make network namespaces")
+    for name in TOOLS:
+        if shutil.which(name) is None:
+            raise errors.Unusable(name, "this command is not installed", "Install iproute2")

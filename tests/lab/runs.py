@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the lab: everything that it makes carries the name of its owner.
+
+The rule: a thing of the lab is found by its name or by where it lies, never by
+a record that could be lost.  The tag of a run names the owning process (pid and
+start time).  Its namespaces are called ``acs<tag>-…``; its processes are those
+inside these namespaces; its mounts are those beneath its folder.  So the next
+run can sweep what a killed one left behind, and nothing else.
+"""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+import types
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from acstor_common import errors
+
+CHECKOUT = pathlib.Path(__file__).resolve().parents[2]
+CACHE_FOLDER = (CHECKOUT / ".cache" / "lab").resolve()
+RUNS_FOLDER = CACHE_FOLDER / "runs"
+NETNS_FOLDER = pathlib.Path("/run/netns")
+KILL_DEADLINE_S = 10.0
+
+_TAG = re.compile(r"(?P<pid>[0-9]+)t(?P<start>[0-9]+)n[0-9]+")
+_run_numbers = itertools.count(1)
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when process ``pid`` started, in clock ticks since boot; None if there is none."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def new_tag() -> str:
+    """Return a tag that no other run has: owner's pid, its start time, number of the run."""
+    return f"{os.getpid()}t{start_ticks(os.getpid())}n{next(_run_numbers)}"
+
+
+def is_orphan(tag: str) -> bool:
+    """Say whether ``tag`` is one of the lab's tags and its owner is dead."""
+    match = _TAG.fullmatch(tag)
+    return match is not None and start_ticks(int(match["pid"])) != int(match["start"])
+
+
+def tool(argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
+    """Run a command that must succeed and return its output.
+
+    :raises errors.Unusable: it is not installed or it failed; says what it wrote
+    """
+    words = [str(word) for word in argv]
+    try:
+        done = subprocess.run(words, input=stdin, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise errors.Unusable(words[0], "this command is not installed") from None
+    except subprocess.CalledProcessError as failure:
+        why = (failure.stderr or failure.stdout).strip()[-2000:]
+        raise errors.Unusable(" ".join(words[:12]), f"exit {failure.returncode}: {why}") from None
+    return done.stdout
+
+
+def namespaces(tag: str) -> list[str]:
+    """Return the names of the network namespaces of run ``tag``."""
+    names = os.listdir(NETNS_FOLDER) if NETNS_FOLDER.is_dir() else []
+    return sorted(name for name in names if name.startswith(f"acs{tag}-"))
+
+
+def processes_inside(names: Sequence[str]) -> list[int]:
+    """Return the processes whose network namespace is one of ``names``."""
+    wanted = {(NETNS_FOLDER / name).stat().st_ino for name in names}
+    pids = []
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):  # it has just ended, or is a zombie
+            if entry.isdigit() and os.stat(f"/proc/{entry}/ns/net").st_ino in wanted:
+                pids.append(int(entry))
+    return pids
+
+
+def mounts_beneath(folder: pathlib.Path) -> list[str]:
+    """Return the mount points at or below ``folder``, the deepest first."""
+    found = []
+    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])
+        if pathlib.PurePath(point).is_relative_to(folder):
+            found.append(point)
+    return sorted(found, key=len, reverse=True)
+
+
+def kill_all(names: Sequence[str], deadline_s: float = KILL_DEADLINE_S) -> None:
+    """Kill every process inside the namespaces ``names`` and wait until they are gone.
+
+    :raises errors.Unusable: some of them do not die
+    """
+    end = time.monotonic() + deadline_s
+    while pids := processes_inside(names):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > end:
+            raise errors.Unusable(f"processes {pids}", "they do not die, not even by SIGKILL")
+        time.sleep(0.02)
+
+
+def erase(tag: str) -> None:
+    """Remove all that run ``tag`` made: processes, mounts, namespaces, its folder."""
+    folder = RUNS_FOLDER / tag
+    names = namespaces(tag)
+    kill_all(names)
+    for point in mounts_beneath(folder):
+        tool(["umount", "--lazy", point])
+    for name in names:
+        tool(["ip", "netns", "delete", name])
+    if not mounts_beneath(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep() -> list[str]:
+    """Erase the runs whose owner is dead and return their tags."""
+    tags = set(os.listdir(RUNS_FOLDER)) if RUNS_FOLDER.is_dir() else set()
+    if NETNS_FOLDER.is_dir():
+        named = (re.match(r"acs([0-9tn]+)-", name) for name in os.listdir(NETNS_FOLDER))
+        tags.update(match[1] for match in named if match)
+    orphans = sorted(tag for tag in tags if is_orphan(tag))
+    for tag in orphans:
+        erase(tag)
+    return orphans
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold back SIGINT and SIGTERM until the block is over, so that clean-up is complete."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_by_sigterm(_number: int, _frame: types.FrameType | None) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+class Run:
+    """Context manager: a tag and a folder, and the promise that nothing stays behind.
+
+    SIGTERM ends the block like an exception does (main thread only).
+    """
+
+    def __init__(self) -> None:
+        self.tag = new_tag()
+        self.folder = RUNS_FOLDER / self.tag
+
+    def __enter__(self) -> "Run":
+        """Sweep after dead runs and make the folder."""
+        self._old_handler = None
+        if threading.current_thread() is threading.main_thread():
+            self._old_handler = signal.signal(signal.SIGTERM, _end_by_sigterm)
+        with undisturbed():
+            sweep()
+            self.folder.mkdir(parents=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with undisturbed():
+            erase(self.tag)
+            if self._old_handler is not None:
+                signal.signal(signal.SIGTERM, self._old_handler)
+
+    def namespace(self, name: str) -> str:
+        """Return the full name of this run's namespace ``name``."""
+        return f"acs{self.tag}-{name}"
