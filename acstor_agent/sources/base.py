@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every source is: random-access reads of blobs, nothing more.
 
-A blob is either an image's bytes or its chunk map.  Wrappers (coalesce, retry,
-verify, failover) are sources too, so they stack.
+A blob is either an image's bytes or its chunk map.  A driver reaches one kind
+of place and is made from its options; a wrapper (coalesce, retry, verify,
+failover) is a source around another one, so they stack.  A source never gives
+fewer or other bytes than it was asked for: it gives all of them or raises.
 """
 
 import abc
@@ -11,7 +13,10 @@ from typing import NamedTuple
 
 from oslo_config import cfg
 
+from acstor_common import errors
 from acstor_common import ids
+
+DEFAULT_IN_FLIGHT = 8
 
 
 class BlobKind(enum.Enum):
@@ -32,28 +37,53 @@ class Blob(NamedTuple):
         """File name of the blob in sources that are made of files."""
         return f"{self.image_id}{self.kind.value}"
 
+    def part(self, offset: int, length: int) -> str:
+        """Return a range of the blob in words, for errors.
+
+        >>> blob = Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), BlobKind.IMAGE)
+        >>> blob.part(65536, 4096)
+        '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw bytes 65536-69631'
+        """
+        return f"{self.name} bytes {offset}-{offset + length - 1}"
+
+
+def check_range(blob: Blob, offset: int, length: int) -> None:
+    """Refuse a range that no blob can have.
+
+    :raises errors.LocalProtocolError: the offset or the length is negative
+    """
+    if offset < 0 or length < 0:
+        raise errors.LocalProtocolError(f"{blob.name}: no range: offset {offset}, length {length}")
+
 
 class Source(abc.ABC):
     """Random access to blobs.
 
     Every method may raise :class:`errors.ChunkMissing` (there is no such blob,
     or it is shorter than asked) and :class:`errors.SourceUnreachable` (a passing
-    fault).  All methods may be called by many tasks at once.
+    fault).  All methods may be called by many tasks at once, and each call may
+    be cancelled without harm to the others.
     """
+
+    @property
+    def in_flight(self) -> int:
+        """How many reads the place should be sent at a time; the coalesce wrapper keeps to it."""
+        return DEFAULT_IN_FLIGHT
 
     @abc.abstractmethod
     async def size_bytes(self, blob: Blob) -> int:
         """Return the length of ``blob``."""
 
     @abc.abstractmethod
-    async def read(
-        self, blob: Blob, offset: int, length: int, cid: ids.Cid | None = None
-    ) -> bytes:
+    async def read(self, blob: Blob, offset: int, length: int, cid: ids.Cid | None = None) -> bytes:
         """Return exactly ``length`` bytes of ``blob`` from ``offset`` on.
+
+        A read of 0 bytes returns ``b""`` and asks nobody, not even whether the blob exists.
 
         :param cid: what the bytes must hash to, where the range is one chunk; only the verify
             wrapper looks at it, every other source passes it on or ignores it
         :raises errors.ChunkMissing: the blob ends before ``offset + length``
+        :raises errors.LocalProtocolError: ``offset`` or ``length`` is negative
         """
 
     @abc.abstractmethod
@@ -65,6 +95,10 @@ class Source(abc.ABC):
     def where(self) -> str:
         """The place in words, for errors and logs (a URL without credentials, a folder)."""
 
+
+class Driver(Source):
+    """A source that reaches a place by itself; installed under the entry points of acstor."""
+
     @classmethod
     def options(cls) -> list[cfg.Opt]:
         """Options of the source; they are registered in a group ``source_<name>``."""
@@ -72,5 +106,37 @@ class Source(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def from_conf(cls, group: cfg.GroupAttr) -> "Source":
-        """Make the source from its option group."""
+    def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "Driver":
+        """Make the source from its option group.
+
+        :raises errors.Unusable: an option is missing or makes no sense
+        """
+
+
+class Wrapper(Source):
+    """A source around another one; as it stands it changes nothing."""
+
+    def __init__(self, inner: Source) -> None:
+        self._inner = inner
+
+    @property
+    def in_flight(self) -> int:
+        """What the inner source says."""
+        return self._inner.in_flight
+
+    async def size_bytes(self, blob: Blob) -> int:
+        """Ask the inner source."""
+        return await self._inner.size_bytes(blob)
+
+    async def read(self, blob: Blob, offset: int, length: int, cid: ids.Cid | None = None) -> bytes:
+        """Ask the inner source."""
+        return await self._inner.read(blob, offset, length, cid)
+
+    async def aclose(self) -> None:
+        """Close the inner source."""
+        await self._inner.aclose()
+
+    @property
+    def where(self) -> str:
+        """The inner source's place."""
+        return self._inner.where

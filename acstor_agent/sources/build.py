@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the agent's one source out of the names in its configuration.
+
+Every driver is wrapped the same way, from the inside out: coalesce (fewer and
+longer reads), retry (a passing fault), verify (bytes that are wrong are not
+asked for again here), and failover around all of them.
+"""
+
+import random
+from collections.abc import Sequence
+
+import stevedore
+import stevedore.exception
+import trio
+from oslo_config import cfg
+
+from acstor_agent import conf as agent_conf
+from acstor_agent.sources import base
+from acstor_agent.sources import coalesce
+from acstor_agent.sources import failover
+from acstor_agent.sources import retry
+from acstor_agent.sources import verify
+from acstor_common import errors
+
+_OPTION = "[acstor_agent] sources"
+
+
+def build(names: Sequence[str], conf: cfg.ConfigOpts, nursery: trio.Nursery) -> base.Source:
+    """Return the sources ``names``, the preferred one first, as one source.
+
+    :param conf: with the options of the agent and its sources registered
+    :param nursery: where reads run that several callers share; it must outlive the source's use
+    :raises errors.Unusable: a name is not installed, does not load, or its options make no sense
+    """
+    if not names:
+        raise errors.Unusable(_OPTION, "it is empty", _installed())
+    drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
+    rng = random.Random()
+    return failover.FailoverSource([wrapped(driver, nursery, rng) for driver in drivers])
+
+
+def wrapped(driver: base.Source, nursery: trio.Nursery, rng: random.Random) -> base.Source:
+    """Return ``driver`` inside the wrappers that every driver gets."""
+    joined = coalesce.CoalesceSource(driver, nursery)
+    return verify.VerifySource(retry.RetrySource(joined, rng))
+
+
+def _load(name: str) -> type[base.Driver]:
+    try:
+        manager: stevedore.DriverManager[type[base.Driver]] = stevedore.DriverManager(
+            agent_conf.SOURCES_NAMESPACE, name, on_missing_entrypoints_callback=None
+        )
+    except stevedore.exception.NoMatches as error:
+        raise errors.Unusable(_OPTION, f"there is no source {name!r}", _installed()) from error
+    except Exception as error:  # the import of somebody else's module can raise anything
+        why = f"the source {name!r} cannot be loaded: {type(error).__name__}: {error}"
+        raise errors.Unusable(_OPTION, why, _installed()) from error
+    driver = manager.driver
+    if not (isinstance(driver, type) and issubclass(driver, base.Driver)):
+        raise errors.Unusable(_OPTION, f"{name!r} is no source: {driver!r}", _installed())
+    return driver
+
+
+def _installed() -> str:
+    names = stevedore.ExtensionManager(agent_conf.SOURCES_NAMESPACE).entry_points_names()
+    return f"Installed are: {', '.join(sorted(names)) or 'none'}"

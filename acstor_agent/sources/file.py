@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads blobs from a folder: NFS, CephFS, or the folder of a file store.
+
+The folder holds <image_id>.raw and <image_id>.acmap, each a regular file; a
+symbolic link in the place of one is refused, so that nobody who may write to
+the folder can make the agent read elsewhere (a hard link does what a link is
+wanted for).  A file that was replaced is opened again at the next read.
+
+Reads block when the page cache misses, so they run in threads: in threads of
+their own number, because a file server that hangs must not take those of the
+cache.  A thread that hangs is abandoned when its reader is cancelled.
+"""
+
+import collections
+import errno
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+from oslo_config import cfg
+
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common import ids
+
+T = TypeVar("T")
+
+OPEN_FILES_LIMIT = 64
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_NOT_THERE = {
+    errno.ENOENT: "there is no such file",
+    errno.ENOTDIR: "the folder is not a folder",
+    errno.ELOOP: "it is a symbolic link",
+    errno.ENXIO: "it is not a regular file",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENAMETOOLONG: "the name is too long",
+}
+"""What asking again does not change; every other errno (EIO, ESTALE, ENFILE, …) may pass."""
+
+
+class _OpenFile:
+    """One open file; it is closed when the last one who reads from it lets go of it."""
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, _FLAGS)
+        weakref.finalize(self, os.close, self.fd)
+        found = os.fstat(self.fd)
+        self.is_regular = stat.S_ISREG(found.st_mode)
+        self.identity = (found.st_dev, found.st_ino)
+
+
+class _OpenFiles:
+    """The files used last, by path; safe to use from many threads."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._files: collections.OrderedDict[str, _OpenFile] = collections.OrderedDict()
+
+    def get(self, path: str) -> _OpenFile:
+        """Return ``path`` opened, the file that has this name now.
+
+        :raises OSError: there is none, or it cannot be opened
+        """
+        now = os.lstat(path)
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None and file.identity == (now.st_dev, now.st_ino):
+                self._files.move_to_end(path)
+                return file
+        file = _OpenFile(path)
+        with self._lock:
+            self._files[path] = file
+            self._files.move_to_end(path)
+            while len(self._files) > self._limit:
+                self._files.popitem(last=False)
+        return file
+
+    def forget(self, path: str) -> None:
+        """Let go of ``path``, so that the next one who wants it opens it again."""
+        with self._lock:
+            self._files.pop(path, None)
+
+    def clear(self) -> None:
+        """Let go of all files."""
+        with self._lock:
+            self._files.clear()
+
+
+class FileSource(base.Driver):
+    """The blobs in ``folder``.
+
+    :param open_files_limit: how many files stay open between reads
+    """
+
+    def __init__(self, folder: str, open_files_limit: int = OPEN_FILES_LIMIT) -> None:
+        self._folder = folder
+        self._files = _OpenFiles(open_files_limit)
+        self._threads = trio.CapacityLimiter(self.in_flight)
+
+    @classmethod
+    def options(cls) -> list[cfg.Opt]:
+        """Return the options of the group ``source_file``."""
+        return [
+            cfg.StrOpt(
+                "folder",
+                help="Folder with <image id>.raw and <image id>.acmap, for example a mounted NFS "
+                "export or CephFS. Symbolic links in it are not followed.",
+            )
+        ]
+
+    @classmethod
+    def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "FileSource":
+        """Make the source from the group ``source_file``."""
+        if not group.folder or not os.path.isabs(group.folder):
+            raise errors.Unusable(
+                "[source_file] folder", f"{group.folder!r} is not an absolute path", "Set it"
+            )
+        return cls(group.folder)
+
+    @property
+    def where(self) -> str:
+        """The folder."""
+        return self._folder
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Return the file's length."""
+
+        def size(file: _OpenFile) -> int:
+            return os.fstat(file.fd).st_size
+
+        return await self._in_thread(blob, f"the size of {blob.name}", size)
+
+    async def read(
+        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
+    ) -> bytes:
+        """Read the range in a thread."""
+        base.check_range(blob, offset, length)
+        if length == 0:
+            return b""
+        what = blob.part(offset, length)
+
+        def read_range(file: _OpenFile) -> bytes:
+            data = _pread_fully(file.fd, length, offset)
+            if len(data) < length:
+                why = f"the file ends at byte {os.fstat(file.fd).st_size}"
+                raise errors.ChunkMissing(what, self._path(blob), why)
+            return data
+
+        return await self._in_thread(blob, what, read_range)
+
+    async def aclose(self) -> None:
+        """Close the files, each as soon as nobody reads from it."""
+        self._files.clear()
+
+    def _path(self, blob: base.Blob) -> str:
+        return os.path.join(self._folder, blob.name)
+
+    async def _in_thread(self, blob: base.Blob, what: str, use: Callable[[_OpenFile], T]) -> T:
+        """Run ``use`` on the blob's file in a thread, with the errors of a source."""
+        path = self._path(blob)
+
+        def work() -> T:
+            try:
+                file = self._files.get(path)
+                if not file.is_regular:
+                    raise errors.ChunkMissing(what, path, "it is not a regular file")
+                return use(file)
+            except OSError as error:
+                self._files.forget(path)
+                raise _translated(error, what, path) from error
+
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+
+
+def _pread_fully(fd: int, length: int, offset: int) -> bytes:
+    """Return ``length`` bytes, fewer only where the file ends."""
+    data = os.pread(fd, length, offset)
+    if len(data) == length:
+        return data
+    parts = [data]
+    got = len(data)
+    while parts[-1] and got < length:
+        parts.append(os.pread(fd, length - got, offset + got))
+        got += len(parts[-1])
+    return b"".join(parts)
+
+
+def _translated(error: OSError, what: str, path: str) -> errors.ChunkUnavailable:
+    """Return the error of a source that says what ``error`` says."""
+    reason = _NOT_THERE.get(error.errno or 0)
+    if reason is not None:
+        return errors.ChunkMissing(what, path, reason)
+    return errors.SourceUnreachable(what, path, error.strerror or str(error))

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an HTTP answer to a range request means (RFC 9110, sections 14 and 15).
+
+Nothing that a server says is believed: the answer must be 206 with exactly the
+range that was asked for, as it is stored.  What asking again may change becomes
+SourceUnreachable, the rest ChunkMissing.  No I/O here.
+"""
+
+import dataclasses
+import email.utils
+import re
+from collections.abc import Mapping
+
+from acstor_common import errors
+
+RETRY_AFTER_LIMIT_S = 5.0
+"""The longest pause that a server can impose with Retry-After."""
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
+_UNSATISFIED = re.compile(r"bytes \*/(\d{1,19})", re.ASCII)
+_SECONDS = re.compile(r"\d{1,9}", re.ASCII)
+_PASSING = frozenset({408, 425, 429, *range(500, 600)})
+_REASONS = {
+    200: "the server does not do range requests (it answered 200 instead of 206)",
+    401: "the server refuses our credentials (401)",
+    403: "the server refuses access (403)",
+    404: "there is no such blob (404)",
+    410: "the blob is gone (410)",
+    416: "the blob is shorter than asked (416)",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """One range request.
+
+    :param what: the range in words
+    :param where: the URL without credentials
+    """
+
+    what: str
+    where: str
+    offset: int
+    length: int
+
+    @property
+    def header(self) -> str:
+        """Value of the Range header."""
+        return f"bytes={self.offset}-{self.offset + self.length - 1}"
+
+    def missing(self, why: str) -> errors.ChunkMissing:
+        """Return the error for what asking again does not change."""
+        return errors.ChunkMissing(self.what, self.where, why)
+
+    def unreachable(self, why: str) -> errors.SourceUnreachable:
+        """Return the error for what may pass."""
+        return errors.SourceUnreachable(self.what, self.where, why)
+
+
+def check_answer(asked: Asked, status: int, headers: Mapping[str, str]) -> int | None:
+    """Return the blob's size in bytes, None if the server does not say it.
+
+    :raises errors.ChunkUnavailable: the body that follows is not the range that was asked for
+    """
+    if status != 206:
+        raise _refusal(asked, status)
+    if headers.get("Content-Encoding", "identity").lower() != "identity":
+        coding = headers["Content-Encoding"][:40]
+        raise asked.missing(f"the server encodes the blob ({coding!r}) though asked not to")
+    size_bytes = _check_content_range(asked, headers.get("Content-Range", ""))
+    announced = headers.get("Content-Length", str(asked.length))
+    if announced != str(asked.length):
+        raise asked.unreachable(f"Content-Length is {announced[:40]!r}, not {asked.length}")
+    return size_bytes
+
+
+def size_if_unsatisfied(status: int, headers: Mapping[str, str]) -> int | None:
+    """Return the blob's size if the answer says that the range lies behind its end."""
+    match = _UNSATISFIED.fullmatch(headers.get("Content-Range", ""))
+    return int(match[1]) if status == 416 and match else None
+
+
+def pause_s(headers: Mapping[str, str]) -> float:
+    """Return for how long the server wants no requests, RETRY_AFTER_LIMIT_S at most.
+
+    >>> pause_s({"Retry-After": "3"}), pause_s({"Retry-After": "86400"}), pause_s({})
+    (3.0, 5.0, 0.0)
+    """
+    after = headers.get("Retry-After", "")
+    if _SECONDS.fullmatch(after):
+        return min(float(after), RETRY_AFTER_LIMIT_S)
+    try:
+        # A date counts from the server's own clock, so that ours does not matter.
+        stop, now = (email.utils.parsedate_to_datetime(d) for d in (after, headers.get("Date", "")))
+        return min(max(0.0, (stop - now).total_seconds()), RETRY_AFTER_LIMIT_S)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _refusal(asked: Asked, status: int) -> errors.ChunkUnavailable:
+    if status in _PASSING:
+        return asked.unreachable(f"the server answered {status}")
+    return asked.missing(_REASONS.get(status, f"the server answered {status}"))
+
+
+def _check_content_range(asked: Asked, text: str) -> int | None:
+    match = _CONTENT_RANGE.fullmatch(text)
+    if match is None:
+        raise asked.unreachable(f"the answer's Content-Range makes no sense: {text[:80]!r}")
+    first, last = int(match[1]), int(match[2])
+    size_bytes = None if match[3] == "*" else int(match[3])
+    asked_last = asked.offset + asked.length - 1
+    if first == asked.offset and last + 1 == size_bytes and last < asked_last:
+        raise asked.missing(f"the blob ends at byte {size_bytes}")
+    if (first, last) != (asked.offset, asked_last) or (
+        size_bytes is not None and size_bytes <= last
+    ):
+        raise asked.unreachable(f"asked for {asked.header}, the answer is {text!r}")
+    return size_bytes

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks again after a passing fault: SourceUnreachable, and nothing else, is retried.
+
+The pauses double and are jittered between half and all of their length ("equal
+jitter" of Brooker, "Exponential backoff and jitter", 2015), so that many hosts do
+not come back at the same moment.  A pause that would outlive the caller's deadline is not made:
+the caller gets the fault while it still has time to ask somebody else.
+"""
+
+import random
+from collections.abc import Awaitable
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common import ids
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+
+
+class RetrySource(base.Wrapper):
+    """Asks the inner source at most ``attempts`` times.
+
+    :param rng: where the jitter comes from
+    """
+
+    def __init__(
+        self,
+        inner: base.Source,
+        rng: random.Random,
+        attempts: int = ATTEMPTS,
+        first_pause_s: float = FIRST_PAUSE_S,
+        longest_pause_s: float = LONGEST_PAUSE_S,
+    ) -> None:
+        super().__init__(inner)
+        self._rng, self._attempts = rng, attempts
+        self._first_pause_s, self._longest_pause_s = first_pause_s, longest_pause_s
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Ask for the size until there is an answer."""
+        return await self._retry(lambda: self._inner.size_bytes(blob))
+
+    async def read(
+        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
+    ) -> bytes:
+        """Read until there is an answer."""
+        return await self._retry(lambda: self._inner.read(blob, offset, length, cid))
+
+    async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
+        for attempt in range(1, self._attempts):
+            try:
+                return await ask()
+            except errors.SourceUnreachable:
+                pause_s = self._pause_s(attempt)
+                if trio.current_time() + pause_s >= trio.current_effective_deadline():
+                    raise
+            await trio.sleep(pause_s)
+        return await ask()
+
+    def _pause_s(self, attempt: int) -> float:
+        """Return the pause after the ``attempt``-th failure: half to all of the doubled one."""
+        full: float = min(self._first_pause_s * 2 ** (attempt - 1), self._longest_pause_s)
+        return full * self._rng.uniform(0.5, 1)
