@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Damaged streams: only RemoteProtocolError may come out, and memory stays bounded."""
+
+import random
+import tracemalloc
+
+import pytest
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+
+HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.Klass.BULK, 1)
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+STREAMS = 300
+
+
+def valid_stream(rng: random.Random) -> bytearray:
+    messages: list[peer_wire.Message] = [HELLO]
+    for request_id in range(rng.randrange(1, 12)):
+        cid = ids.Cid(rng.randbytes(32))
+        messages.append(
+            rng.choice(
+                [
+                    peer_wire.Get(request_id, IMAGE, 65536, 65536, cid, False, 100),
+                    peer_wire.Chunk(request_id, rng.randbytes(rng.randrange(1, 6000))),
+                    peer_wire.Refuse(request_id, peer_wire.RefuseCode.MISSING, "not here"),
+                    peer_wire.Cancel(request_id),
+                    peer_wire.Ping(request_id),
+                ]
+            )
+        )
+    return bytearray(b"".join(b"".join(peer_wire.encode(message)) for message in messages))
+
+
+def mutate(data: bytearray, rng: random.Random) -> None:
+    for _ in range(rng.randrange(1, 6)):
+        place = rng.randrange(len(data))
+        match rng.randrange(4):
+            case 0:
+                data[place] ^= 1 << rng.randrange(8)
+            case 1:
+                del data[place : place + rng.randrange(1, 50)]
+            case 2:
+                data[place:place] = rng.randbytes(rng.randrange(1, 50))
+            case 3:
+                data[place : place + 4] = rng.choice([b"\xff\xff\xff\xff", bytes(4), b"\0\x40\0\4"])
+        data += b"\0" * (not data)
+
+
+def receive_in_pieces(data: bytearray, rng: random.Random) -> int:
+    to = peer_wire.Receiver("peer-1", peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER)
+    count, position = 0, 0
+    while position < len(data):
+        space = to.get_buffers()[0]
+        part = data[position : position + rng.randrange(1, len(space) + 1)]
+        space[: len(part)] = part
+        assert to.wanted_bytes >= 1
+        count += len(to.received(len(part)))
+        position += len(part)
+    return count
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_damaged_stream_gives_messages_or_a_protocol_error_and_nothing_else(seed):
+    rng = random.Random(seed)
+    refused = 0
+    for _ in range(STREAMS):
+        data = valid_stream(rng)
+        mutate(data, rng)
+        try:
+            receive_in_pieces(data, rng)
+        except errors.RemoteProtocolError:
+            refused += 1
+    assert STREAMS / 4 < refused < STREAMS  # the mutations reach the checks, and get past them
+
+
+def test_headers_that_promise_too_much_cost_no_memory():
+    hello = b"".join(peer_wire.encode(HELLO))
+    tracemalloc.start()
+    try:
+        for type_ in range(256):
+            to = peer_wire.Receiver("peer-1", peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER)
+            with pytest.raises(errors.RemoteProtocolError):
+                to.feed(hello + b"\xac\x57\x01" + bytes([type_]) + b"\xff" * 4)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_endless_unknown_frames_are_skipped_without_being_kept():
+    to = peer_wire.Receiver("peer-1", peer_wire.FROM_CLIENT)
+    to.feed(b"".join(peer_wire.encode(HELLO)))
+    unknown = b"\xac\x57\x01\xc8" + (1 << 20).to_bytes(4, "big") + bytes(1 << 20)
+    tracemalloc.start()
+    try:
+        for _ in range(8):
+            assert to.feed(unknown) == []
+        assert tracemalloc.get_traced_memory()[1] < 1 << 19
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import pathlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+
+GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "peer-wire-v1.json"
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+CID = ids.Cid(bytes(range(32)))
+HELLO = peer_wire.Hello(ids.HostId("host-1.example"), peer_wire.Klass.DEMAND, 7)
+GET = peer_wire.Get(0x01020304, IMAGE, 1 << 40, 65536, CID, True, 5000)
+CHUNK = peer_wire.Chunk(0x01020304, b"chunk bytes")
+REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY, "zu viel: grüß später")
+SAID_BY_CLIENT = [HELLO, GET, peer_wire.Cancel(3), peer_wire.Ping(1 << 63), peer_wire.Pong(0)]
+SAID_BY_SERVER = [HELLO, CHUNK, REFUSE, peer_wire.Ping(5), peer_wire.Pong(6)]
+BOTH = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
+
+u32 = st.integers(0, 2**32 - 1)
+u64 = st.integers(0, 2**64 - 1)
+texts = st.text(st.characters(blacklist_categories=("C", "Z")), max_size=50)
+later_messages = st.one_of(
+    st.builds(
+        peer_wire.Get,
+        u32,
+        st.uuids().map(str),
+        st.integers(0, 2**62),
+        st.integers(1, peer_wire.MAX_DATA_BYTES),
+        st.binary(min_size=32, max_size=32).filter(any),
+        st.booleans(),
+        st.integers(1, 2**32 - 1),
+    ),
+    st.builds(peer_wire.Chunk, u32, st.binary(min_size=1, max_size=9000)),
+    st.builds(peer_wire.Refuse, u32, st.sampled_from(peer_wire.RefuseCode), texts),
+    st.builds(peer_wire.Cancel, u32),
+    st.builds(peer_wire.Ping, u64),
+    st.builds(peer_wire.Pong, u64),
+)
+
+
+def stream(*messages: peer_wire.Message) -> bytes:
+    return b"".join(b"".join(peer_wire.encode(message)) for message in messages)
+
+
+def frame(type_: int, body: bytes, magic: int = 0xAC57, version: int = 1) -> bytes:
+    head = magic.to_bytes(2, "big") + bytes([version, type_]) + len(body).to_bytes(4, "big")
+    return head + body
+
+
+def receiver(accepts=BOTH) -> peer_wire.Receiver:
+    return peer_wire.Receiver("peer-1", accepts)
+
+
+def receive(to: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
+    """Do what a socket does: fill the buffers in their order."""
+    messages = []
+    while data:
+        count = 0
+        for buffer in to.get_buffers():
+            part = data[: len(buffer)]
+            buffer[: len(part)] = part
+            data = data[len(part) :]
+            count += len(part)
+        messages += to.received(count)
+    return messages
+
+
+def test_golden_bytes_are_what_is_sent_and_understood():
+    golden = json.loads(GOLDEN.read_bytes())
+    for messages, name, accepts in (
+        (SAID_BY_CLIENT, "client", peer_wire.FROM_CLIENT),
+        (SAID_BY_SERVER, "server", peer_wire.FROM_SERVER),
+    ):
+        frames = [bytes.fromhex(text) for text in golden[name]]
+        assert [stream(message) for message in messages] == frames
+        assert receiver(accepts).feed(b"".join(frames)) == messages
+
+
+@given(st.lists(later_messages, max_size=8), st.lists(st.integers(1, 5000), max_size=30))
+def test_messages_survive_any_cut_of_the_stream(messages, cuts):
+    sent = [HELLO, *messages]
+    data, to, got = stream(*sent), receiver(), []
+    for cut in [*cuts, len(data) + 1]:
+        got += receive(to, data[:cut])
+        data = data[cut:]
+    assert got == sent and to.is_between_frames
+
+
+@given(st.lists(later_messages, max_size=8), st.lists(st.integers(1, 5000), max_size=30))
+def test_wanted_bytes_never_reach_past_the_frame_that_is_on_its_way(messages, cuts):
+    data, to = stream(HELLO, *messages), receiver()
+    ends, end = set(), 0
+    for message in (HELLO, *messages):
+        end += len(stream(message))
+        ends.add(end)
+    position = 0
+    while position < len(data):
+        wanted = to.wanted_bytes
+        assert wanted >= 1
+        assert not any(position < end < position + wanted for end in ends)
+        receive(to, data[position : position + wanted])
+        position += wanted
+
+
+def test_chunk_is_received_into_the_buffer_that_is_handed_out():
+    to = receiver(peer_wire.FROM_SERVER)
+    data = stream(HELLO, peer_wire.Chunk(1, bytes(100_000)))
+    receive(to, data[:5000])
+    view = to.get_buffers()[0]
+    view[0] = 77
+    place = 100_000 - len(view)
+    to.received(1)
+    [chunk] = receive(to, data[5001:])
+    assert chunk.data[place] == 77 and chunk.data.count(0) == 99_999
+
+
+def test_sent_chunk_is_not_copied():
+    data = bytearray(70_000)
+    assert peer_wire.encode(peer_wire.Chunk(1, data))[1] is data
+
+
+@pytest.mark.parametrize("body_bytes", [0, 5, 100_000])
+def test_message_of_a_later_minor_version_is_skipped(body_bytes):
+    to = receiver()
+    data = stream(HELLO) + frame(200, bytes(body_bytes)) + stream(GET)
+    assert receive(to, data) == [HELLO, GET]
+
+
+def test_text_of_a_refusal_is_cut_and_cleaned_before_it_is_sent():
+    long = peer_wire.Refuse(1, peer_wire.RefuseCode.MISSING, "new\nline " + "ü" * 300)
+    [_, got] = receiver().feed(stream(HELLO, long))
+    assert got.text.startswith("new?line üü") and 198 <= len(got.text.encode()) <= 200
+
+
+BAD_STREAMS = {
+    "wrong magic": frame(1, b"x", magic=0x1603),
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "unknown major version": frame(1, b"x", version=2),
+    "Get before Hello": stream(GET),
+    "Chunk before Hello": stream(CHUNK),
+    "unknown before Hello": frame(99, b""),
+    "Hello twice": stream(HELLO, HELLO),
+    "Hello without a host": frame(1, bytes(11)),
+    "Hello of class 9": frame(1, bytes([0, 0, 9]) + bytes(8) + b"host"),
+    "host id with a space": frame(1, bytes([0, 0, 1]) + bytes(8) + b"my host"),
+    "host id that is not ASCII": frame(1, bytes([0, 0, 1]) + bytes(8) + b"h\xff"),
+    "host id of 256 bytes": frame(1, bytes([0, 0, 1]) + bytes(8) + b"h" * 256),
+    "empty Chunk": stream(HELLO) + frame(3, bytes(4)),
+    "Chunk without a request": stream(HELLO) + frame(3, bytes(3)),
+    "oversized Chunk": stream(HELLO) + b"\xac\x57\x01\x03" + (4 * 2**20 + 5).to_bytes(4, "big"),
+    "oversized unknown": stream(HELLO) + b"\xac\x57\x01\x63" + b"\xff" * 4,
+    "short Get": stream(HELLO) + frame(2, bytes(68)),
+    "long Get": stream(HELLO) + frame(2, bytes(70)),
+    "short Cancel": stream(HELLO) + frame(5, bytes(3)),
+    "long Ping": stream(HELLO) + frame(6, bytes(9)),
+    "unknown refusal": stream(HELLO) + frame(4, bytes(4) + b"\x09"),
+    "refusal of 201 bytes": stream(HELLO) + frame(4, bytes(4) + b"\x01" + b"a" * 201),
+    "refusal that is not UTF-8": stream(HELLO) + frame(4, bytes(4) + b"\x01\xff"),
+    "refusal with a line feed": stream(HELLO) + frame(4, bytes(4) + b"\x01a\nb"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_STREAMS)
+def test_bad_stream_is_refused_with_the_name_of_the_peer(name):
+    with pytest.raises(errors.RemoteProtocolError, match="peer-1"):
+        receive(receiver(), BAD_STREAMS[name])
+
+
+def bad_get(**changes) -> bytes:
+    fields = {"length": 1, "offset": 0, "timeout": 1, "flags": 0, "cid": CID} | changes
+    return frame(
+        2,
+        bytes(20)
+        + fields["offset"].to_bytes(8, "big")
+        + fields["length"].to_bytes(4, "big")
+        + fields["timeout"].to_bytes(4, "big")
+        + bytes([fields["flags"]])
+        + fields["cid"],
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"length": 0},
+        {"length": 4 * 2**20 + 1},
+        {"offset": 2**63 - 1},
+        {"timeout": 0},
+        {"flags": 2},
+        {"cid": bytes(32)},
+    ],
+)
+def test_get_out_of_range_is_refused(changes):
+    assert len(receive(receiver(), stream(HELLO) + bad_get())) == 2
+    with pytest.raises(errors.RemoteProtocolError, match="GET"):
+        receive(receiver(), stream(HELLO) + bad_get(**changes))
+
+
+@pytest.mark.parametrize(
+    ("accepts", "message"),
+    [
+        (peer_wire.FROM_CLIENT, CHUNK),
+        (peer_wire.FROM_CLIENT, REFUSE),
+        (peer_wire.FROM_SERVER, GET),
+        (peer_wire.FROM_SERVER, peer_wire.Cancel(1)),
+    ],
+)
+def test_message_from_the_wrong_side_is_refused(accepts, message):
+    with pytest.raises(errors.RemoteProtocolError, match="wrong side"):
+        receive(receiver(accepts), stream(HELLO, message))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        GET._replace(length=0),
+        GET._replace(offset=-1),
+        GET._replace(request_id=1 << 32),
+        GET._replace(cid=ids.ZERO_CID),
+        GET._replace(cid=b"short"),
+        GET._replace(timeout_ms=0),
+        peer_wire.Chunk(1, b""),
+        peer_wire.Chunk(1, bytes(peer_wire.MAX_DATA_BYTES + 1)),
+        HELLO._replace(host_id="no spaces"),
+        peer_wire.Cancel(-1),
+    ],
+)
+def test_message_out_of_range_is_not_sent(message):
+    with pytest.raises(errors.LocalProtocolError, match=type(message).__name__):
+        peer_wire.encode(message)
