@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How Sphinx builds the documentation."""
+
+project = "acstor"
+copyright = "the acstor developers"  # noqa: A001
+extensions = [
+    "openstackdocstheme",
+    "oslo_config.sphinxext",
+    "oslo_config.sphinxconfiggen",
+]
+html_theme = "openstackdocs"
+html_show_copyright = False
+openstackdocs_auto_name = False
+openstackdocs_auto_version = False
+version = release = ""
+config_generator_config_file = [
+    ("../../etc/acstor/config-generator/acstor-agent.conf", "_static/acstor-agent"),
+]
+sample_config_basename = "acstor"
+exclude_patterns: list[str] = []
