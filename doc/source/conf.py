@@ -2,7 +2,7 @@
 """How Sphinx builds the documentation."""
 
 project = "acstor"
-copyright = "the acstor developers"  # noqa: A001
+copyright = "the acstor developers"
 extensions = [
     "openstackdocstheme",
     "oslo_config.sphinxext",

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The house keeps its own rules: licences, docstrings, options, entry points, the watched log."""
+
+import ast
+import importlib
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from oslo_config import cfg
+from oslo_config import generator
+from oslo_log import log
+
+from acstor_agent import conf as agent_conf
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+MODULES = sorted(path for room in ROOT.glob("acstor_*/") for path in room.rglob("*.py"))
+SAMPLE = ROOT / "etc/acstor/config-generator/acstor-agent.conf"
+SPDX = "# SPDX-License-Identifier: Apache-2.0"
+FOREIGN = re.compile(
+    r"/(?:home|Users|work|workspace)/\w"  # a path of somebody's machine
+    r"|pypi\.org|pythonhosted\.org|npmjs\.org|docker\.io|ghcr\.io|quay\.io"  # a registry
+)
+
+
+def tracked_files() -> list[pathlib.Path]:
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listing.returncode:
+        pytest.skip("this is no git checkout")
+    names = listing.stdout.decode().split("\0")
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+
+
+def entry_points() -> dict[str, str]:
+    groups = {"console_scripts": PYPROJECT["project"]["scripts"]}
+    groups |= PYPROJECT["project"]["entry-points"]
+    return {f"{group}:{name}": at for group, names in groups.items() for name, at in names.items()}
+
+
+def agent_options() -> list[tuple[str, cfg.Opt]]:
+    return [(group.name, opt) for group, opts in agent_conf.list_opts() for opt in opts]
+
+
+def test_every_script_and_module_begins_with_its_licence() -> None:
+    sources = [path for path in tracked_files() if path.suffix in {".py", ".sh"}]
+    assert len(sources) > 20
+    bare = [path for path in sources if SPDX not in path.read_text().splitlines()[:2]]
+    assert not bare
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_module_says_what_it_is(path: pathlib.Path) -> None:
+    text = path.read_text()
+    if path.name == "__init__.py" and "class " not in text and len(text.splitlines()) <= 1:
+        return  # the licence alone: a folder that holds nothing itself
+    assert ast.get_docstring(ast.parse(text))
+
+
+def test_no_tracked_file_names_somebodys_machine_or_a_registry() -> None:
+    found = []
+    for path in tracked_files():
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue  # not a text
+        found += [f"{path.relative_to(ROOT)}: {line}" for line in lines if FOREIGN.search(line)]
+    assert not found
+
+
+@pytest.mark.parametrize("name", entry_points())
+def test_entry_point_can_be_loaded(name: str) -> None:
+    module, _, attribute = entry_points()[name].partition(":")
+    assert callable(getattr(importlib.import_module(module), attribute))
+
+
+def test_every_option_says_what_it_decides() -> None:
+    silent = [f"{group}.{opt.name}" for group, opt in agent_options() if len(opt.help or "") < 20]
+    assert not silent
+
+
+def test_sample_names_every_option_and_an_agent_can_read_it(tmp_path: pathlib.Path) -> None:
+    sample = tmp_path / "sample.conf"
+    generator.main(["--config-file", str(SAMPLE), "--output-file", str(sample)])
+    text = sample.read_text()
+    for group, opt in agent_options():
+        section = text.partition(f"\n[{group}]\n")[2].partition("\n[")[0]
+        assert re.search(rf"^#?{opt.dest} = ", section, re.MULTILINE), f"{group}.{opt.dest}"
+    conf = cfg.ConfigOpts()
+    log.register_options(conf)
+    agent_conf.register_opts(conf)
+    conf(["--config-file", str(sample)], default_config_files=[], default_config_dirs=[])
+    assert conf.acstor_agent.cache_policy == "lru"
+
+
+LOGGING_TESTS = """
+import logging
+import pytest
+
+def test_a_warning_nobody_expects_fails():
+    logging.getLogger("acstor_x.part").warning("slot %d is bad", 3)
+
+@pytest.mark.expect_log("slot . is bad")
+def test_b_expected_warning_passes():
+    logging.getLogger("acstor_x.part").warning("slot %d is bad", 3)
+
+@pytest.mark.expect_log("slot . is bad")
+def test_c_expected_warning_that_does_not_come_fails():
+    logging.getLogger("acstor_x.part").info("slot %d is bad", 3)
+
+@pytest.mark.allow_log("slot . is bad")
+def test_d_allowed_warning_need_not_come():
+    pass
+
+def test_e_warnings_of_others_are_their_own():
+    logging.getLogger("somebody.else").warning("slot %d is bad", 3)
+
+@pytest.mark.expect_log("slot . is bad")
+def test_f_skipped_test_promises_nothing():
+    pytest.skip("not here")
+"""
+
+
+def test_warning_that_no_test_expects_is_a_failure(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "acstor_x").mkdir()
+    (tmp_path / "acstor_x/__init__.py").touch()
+    (tmp_path / "tests").mkdir()
+    conftest = (ROOT / "tests/conftest.py").read_text()
+    (tmp_path / "tests/conftest.py").write_text(conftest)
+    (tmp_path / "tests/test_log.py").write_text(LOGGING_TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    failed = re.findall(r"^ERROR tests/test_log.py::test_(\w)", run.stdout, re.MULTILINE)
+    assert failed == ["a", "c"], run.stdout
+    assert "unexpected log: WARNING acstor_x.part: slot 3 is bad" in run.stdout
+    assert "expected log did not come: slot . is bad" in run.stdout
