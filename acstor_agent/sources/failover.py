@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import trio
+from oslo_log import log
 
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import ids
 
 T = TypeVar("T")
+LOG = log.getLogger(__name__)
 
 DOWN_S = 5.0
 """How long a source that did not answer is asked last."""
@@ -72,11 +74,20 @@ class FailoverSource(base.Source):
             except errors.ChunkUnavailable as failure:
                 failures.append(failure)
                 if isinstance(failure, errors.SourceUnreachable):
-                    self._down_until_s[source] = trio.current_time() + self._down_s
+                    self._note_down(source, failure)
             else:
-                self._down_until_s.pop(source, None)
+                self._note_up(source)
                 return answer
         raise most_useful(failures)
+
+    def _note_down(self, source: base.Source, failure: errors.SourceUnreachable) -> None:
+        if source not in self._down_until_s:
+            LOG.warning("Source %s does not answer: %s", source.where, failure)
+        self._down_until_s[source] = trio.current_time() + self._down_s
+
+    def _note_up(self, source: base.Source) -> None:
+        if self._down_until_s.pop(source, None) is not None:
+            LOG.info("Source %s answers again", source.where)
 
 
 def most_useful(failures: Sequence[errors.ChunkUnavailable]) -> errors.ChunkUnavailable:

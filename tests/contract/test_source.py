@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every source promises; each driver and each wrapper runs all of it."""
+
+import contextlib
+import pathlib
+import random
+from collections.abc import AsyncIterator
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from acstor_agent.sources import base
+from acstor_agent.sources import build
+from acstor_agent.sources import coalesce
+from acstor_agent.sources import failover
+from acstor_agent.sources import file
+from acstor_agent.sources import http
+from acstor_agent.sources import retry
+from acstor_agent.sources import verify
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import http_server
+
+IMAGE = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
+CHUNK_MAP = base.Blob(IMAGE.image_id, base.BlobKind.CHUNK_MAP)
+EMPTY = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"), base.BlobKind.IMAGE)
+ABSENT = base.Blob(ids.ImageId("00000000-0000-0000-0000-000000000000"), base.BlobKind.IMAGE)
+BLOBS = {
+    IMAGE: random.Random(1).randbytes(300_001),
+    CHUNK_MAP: random.Random(2).randbytes(5_000),
+    EMPTY: b"",
+}
+SIZE = len(BLOBS[IMAGE])
+
+Make = Callable[[pathlib.Path, trio.Nursery], contextlib.AbstractContextManager[base.Source]]
+
+
+@contextlib.contextmanager
+def over_http(folder, nursery):
+    with http_server.serve({path.name: path.read_bytes() for path in folder.iterdir()}) as server:
+        yield http.HttpSource(server.url)
+
+
+def over_files(wrap: Callable[[base.Source, trio.Nursery], base.Source]) -> Make:
+    @contextlib.contextmanager
+    def make(folder, nursery):
+        yield wrap(file.FileSource(str(folder)), nursery)
+
+    return make
+
+
+def failed_over(source, nursery):
+    nowhere = file.FileSource("/nonexistent/folder")
+    return failover.FailoverSource([nowhere, source])
+
+
+SOURCES: dict[str, Make] = {
+    "file": over_files(lambda source, nursery: source),
+    "http": over_http,
+    "coalesce": over_files(coalesce.CoalesceSource),
+    "coalesce, one place": over_files(lambda s, n: coalesce.CoalesceSource(s, n, in_flight=1)),
+    "retry": over_files(lambda source, nursery: retry.RetrySource(source, random.Random(3))),
+    "verify": over_files(lambda source, nursery: verify.VerifySource(source)),
+    "failover": over_files(failed_over),
+    "all": over_files(lambda source, n: build.wrapped(source, n, random.Random(3))),
+}
+
+
+@pytest.fixture(params=SOURCES)
+async def source(request, tmp_path, nursery) -> AsyncIterator[base.Source]:
+    for blob, data in BLOBS.items():
+        (tmp_path / blob.name).write_bytes(data)
+    with SOURCES[request.param](tmp_path, nursery) as made:
+        yield made
+        await made.aclose()
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(0, 1), (0, SIZE), (SIZE - 1, 1), (65_536, 65_536), (12_345, 99_999), (0, 1_000)],
+)
+async def test_any_range_is_exactly_what_is_stored(source, offset, length):
+    data = await source.read(IMAGE, offset, length)
+    assert type(data) is bytes
+    assert data == BLOBS[IMAGE][offset : offset + length]
+
+
+@pytest.mark.parametrize("blob", BLOBS)
+async def test_size_is_that_of_the_blob(source, blob):
+    assert await source.size_bytes(blob) == len(BLOBS[blob])
+
+
+async def test_image_and_chunk_map_are_different_blobs(source):
+    assert await source.read(CHUNK_MAP, 0, 5_000) == BLOBS[CHUNK_MAP]
+
+
+async def test_right_cid_changes_nothing(source):
+    chunk = BLOBS[IMAGE][:65_536]
+    assert await source.read(IMAGE, 0, 65_536, ids.cid_of(chunk)) == chunk
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(SIZE, 1), (SIZE - 1, 2), (0, SIZE + 1), (SIZE + 4096, 4096)]
+)
+async def test_range_past_the_end_is_missing_and_named(source, offset, length):
+    with pytest.raises(errors.ChunkMissing) as caught:
+        await source.read(IMAGE, offset, length)
+    assert f"{IMAGE.name} bytes {offset}-{offset + length - 1}" in str(caught.value)
+
+
+async def test_absent_blob_is_missing_and_named(source):
+    with pytest.raises(errors.ChunkMissing, match=ABSENT.name):
+        await source.read(ABSENT, 0, 10)
+    with pytest.raises(errors.ChunkMissing, match=ABSENT.name):
+        await source.size_bytes(ABSENT)
+
+
+@pytest.mark.parametrize("blob", [IMAGE, ABSENT])
+async def test_read_of_nothing_is_nothing_wherever_it_is(source, blob):
+    assert await source.read(blob, 10 * SIZE, 0) == b""
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 10), (0, -1)])
+async def test_negative_range_is_a_bug_of_the_caller(source, offset, length):
+    with pytest.raises(errors.LocalProtocolError, match=IMAGE.name):
+        await source.read(IMAGE, offset, length)
+
+
+async def test_many_tasks_read_at_once(source):
+    rng = random.Random(4)
+    wrong = []
+
+    async def read(blob, offset, length):
+        if await source.read(blob, offset, length) != BLOBS[blob][offset : offset + length]:
+            wrong.append((blob, offset, length))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            blob = rng.choice([IMAGE, CHUNK_MAP])
+            offset = rng.randrange(len(BLOBS[blob]) // 4096 + 1) * 4096
+            length = min(rng.choice([4096, 4096, 65_536]), len(BLOBS[blob]) - offset)
+            nursery.start_soon(read, blob, offset, length)
+    assert wrong == []
+
+
+async def test_cancelled_readers_harm_nobody(source):
+    rng = random.Random(5)
+    served = []
+
+    async def read(cancel_after_s):
+        with trio.move_on_after(cancel_after_s):
+            offset = rng.randrange(60) * 4096
+            data = await source.read(IMAGE, offset, 4096)
+            assert data == BLOBS[IMAGE][offset : offset + 4096]
+            served.append(cancel_after_s)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(60):
+            nursery.start_soon(read, float("inf") if number % 3 == 0 else rng.random() / 100)
+    assert served.count(float("inf")) == 20
+    with trio.fail_after(5):
+        assert await source.read(IMAGE, 0, SIZE) == BLOBS[IMAGE]
+
+
+async def test_error_of_one_reader_harms_nobody(source):
+    outcomes = {}
+
+    async def read(offset):
+        try:
+            outcomes[offset] = await source.read(IMAGE, offset, 1_000)
+        except errors.ChunkMissing as error:
+            outcomes[offset] = error
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, 0)
+        nursery.start_soon(read, SIZE + 1_000_000)
+        nursery.start_soon(read, 200_000)
+    assert outcomes[0] == BLOBS[IMAGE][:1_000]
+    assert outcomes[200_000] == BLOBS[IMAGE][200_000:201_000]
+    assert isinstance(outcomes[SIZE + 1_000_000], errors.ChunkMissing)
+
+
+async def test_place_is_said_in_words(source):
+    assert source.where
+    assert source.in_flight >= 1

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small web server in a thread, which answers well or as badly as it is told.
+
+Real sockets and real HTTP, so the client under test is the one that runs in
+production.  Each behaviour is a function that writes one answer.
+"""
+
+import contextlib
+import dataclasses
+import gzip
+import http.server
+import re
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+
+@dataclasses.dataclass
+class Asked:
+    """What the client asked for."""
+
+    body: bytes
+    start: int
+    stop: int
+    headers: dict[str, str]
+
+    @property
+    def part(self) -> bytes:
+        """The bytes that a good answer has."""
+        return self.body[self.start : self.stop]
+
+    @property
+    def content_range(self) -> str:
+        """The Content-Range that a good answer has."""
+        return f"bytes {self.start}-{self.start + len(self.part) - 1}/{len(self.body)}"
+
+
+Behaviour = Callable[[http.server.BaseHTTPRequestHandler, Asked], None]
+
+
+class LocalServer:
+    """What a test holds of the server.
+
+    ``behaviours`` are used up one a request; when none is left, answers are fine.
+    """
+
+    def __init__(self, port: int, files: dict[str, bytes]) -> None:
+        self.url = f"http://127.0.0.1:{port}/"
+        self.files = files
+        self.behaviours: list[Behaviour] = []
+        self.asked: list[dict[str, str]] = []
+        self.connections = 0
+        self.body_bytes = 0
+
+
+@contextlib.contextmanager
+def serve(files: dict[str, bytes]) -> Iterator[LocalServer]:
+    """Serve ``files`` by name on a free port of the loopback until the block ends."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    server.local = LocalServer(server.server_address[1], files)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server.local
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.local.connections += 1
+
+    def do_GET(self) -> None:
+        local = self.server.local
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        local.asked.append(headers)
+        body = local.files.get(self.path.lstrip("/"))
+        behaviour = local.behaviours.pop(0) if local.behaviours else fine
+        if body is None:
+            status(404)(self, Asked(b"", 0, 0, headers))
+            return
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", ""))
+        start, stop = (int(match[1]), int(match[2]) + 1) if match else (0, len(body))
+        with contextlib.suppress(ConnectionError):
+            behaviour(self, Asked(body, start, stop, headers))
+
+    def log_message(self, *args: object) -> None:
+        """Keep quiet."""
+
+
+def answer(
+    handler: http.server.BaseHTTPRequestHandler,
+    code: int,
+    body: bytes,
+    headers: dict[str, str] | None = None,
+    announced_bytes: int | None = None,
+) -> None:
+    """Write one answer; a body that is not as long as announced ends the connection."""
+    announced = len(body) if announced_bytes is None else announced_bytes
+    handler.send_response(code)
+    for name, value in (headers or {}).items():
+        handler.send_header(name, value)
+    handler.send_header("Content-Length", str(announced))
+    handler.end_headers()
+    handler.wfile.write(body)
+    handler.server.local.body_bytes += len(body)
+    handler.close_connection = announced != len(body)
+
+
+def fine(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer as RFC 9110 says."""
+    if asked.start >= len(asked.body):
+        answer(handler, 416, b"", {"Content-Range": f"bytes */{len(asked.body)}"})
+    else:
+        answer(handler, 206, asked.part, {"Content-Range": asked.content_range})
+
+
+def whole_file(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer 200 and everything: no ranges here."""
+    answer(handler, 200, asked.body)
+
+
+def status(code: int, headers: dict[str, str] | None = None) -> Behaviour:
+    """Answer nothing but ``code``."""
+    return lambda handler, asked: answer(handler, code, b"no", headers)
+
+
+def half_a_body(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Hang up in the middle of the body."""
+    half = asked.part[: len(asked.part) // 2]
+    answer(handler, 206, half, {"Content-Range": asked.content_range}, len(asked.part))
+
+
+def content_range(text: str | None) -> Behaviour:
+    """Answer with the right bytes and ``text`` (None: nothing) as their Content-Range."""
+    headers = {} if text is None else {"Content-Range": text}
+    return lambda handler, asked: answer(handler, 206, asked.part, headers)
+
+
+def garbage(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer with what is not HTTP."""
+    handler.wfile.write(b"\x16\x03\x01\x00 this is not HTTP at all\r\n\r\n")
+    handler.close_connection = True
+
+
+def hang_up(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Close the connection without an answer."""
+    handler.close_connection = True
+
+
+def too_long(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer with a chunked body that is far longer than the range."""
+    handler.send_response(206)
+    handler.send_header("Content-Range", asked.content_range)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    for _ in range(1000):
+        handler.wfile.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
+        handler.server.local.body_bytes += 0x10000
+    handler.wfile.write(b"0\r\n\r\n")
+
+
+def too_short(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer with a complete chunked body that lacks a byte."""
+    handler.send_response(206)
+    handler.send_header("Content-Range", asked.content_range)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    part = asked.part[:-1]
+    handler.wfile.write(b"%x\r\n" % len(part) + part + b"\r\n0\r\n\r\n")
+
+
+def other_length(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Announce and send one byte more than the Content-Range says."""
+    answer(handler, 206, asked.part + b"!", {"Content-Range": asked.content_range})
+
+
+def gzipped(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Compress though nobody asked for it."""
+    headers = {"Content-Range": asked.content_range, "Content-Encoding": "gzip"}
+    answer(handler, 206, gzip.compress(asked.part), headers)
+
+
+def slow(delay_s: float) -> Behaviour:
+    """Answer well, but late."""
+
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+        time.sleep(delay_s)
+        fine(handler, asked)
+
+    return behave
