@@ -19,6 +19,7 @@ import subprocess
 import threading
 import time
 import types
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
@@ -135,6 +136,20 @@ def sweep() -> list[str]:
     for tag in orphans:
         erase(tag)
     return orphans
+
+
+def wait_for(
+    is_done: Callable[[], bool], deadline_s: float, what: str, why: Callable[[], str]
+) -> None:
+    """Ask ``is_done`` again and again.
+
+    :raises errors.Unusable: it did not become true in time; ``why`` tells what is known
+    """
+    end = time.monotonic() + deadline_s
+    while not is_done():
+        if time.monotonic() > end:
+            raise errors.Unusable(what, f"not ready after {deadline_s:g} s: {why()[-2000:]}")
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest: QEMU on one disk, inside a host's namespace, watched through its serial console.
+
+The rule: what is said about a guest comes from the guest (its console) or from
+QEMU's monitor, never from the fact that a process exists.
+
+Hardware virtualization is used only where the processor has it.  A ``/dev/kvm``
+alone proves nothing: under a paravirtual one stock kernels do not boot.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Self
+
+from acstor_common import errors
+from tests.lab import console
+from tests.lab import guest_files
+from tests.lab import network
+from tests.lab import runs
+
+MEMORY_MIB = 384
+BOOT_DEADLINE_S = 300.0
+STOP_DEADLINE_S = 10.0
+_FIRST_LINE = re.compile(rb"Linux version")
+_LOGIN = re.compile(rb"\S login: ")
+_MARKER = re.compile(rb"%s ([^\r\n]*)[\r\n]" % guest_files.MARKER.encode())
+
+
+def accelerator() -> str:
+    """Return "kvm" where the processor virtualizes by itself, else "tcg" (software emulation)."""
+    has_kvm = any(pathlib.Path(f"/sys/module/kvm_{maker}").exists() for maker in ("intel", "amd"))
+    return "kvm" if has_kvm and os.access("/dev/kvm", os.R_OK | os.W_OK) else "tcg"
+
+
+def make_overlay(
+    overlay: pathlib.Path, backing: str | pathlib.Path, backing_format: str, size_bytes: int
+) -> pathlib.Path:
+    """Make the guest's own disk: an empty qcow2 over ``backing``, a file or a URL.
+
+    The backing is not opened here, so it costs no byte of anybody's link.
+    """
+    layers = ["-f", "qcow2", "-F", backing_format, "-b", backing]
+    runs.tool(["qemu-img", "create", "-q", "-u", *layers, overlay, str(size_bytes)])
+    return overlay
+
+
+@dataclasses.dataclass
+class Milestones:
+    """When a guest got where, in seconds after QEMU was started; None: not yet.
+
+    The last two are the guest's own count of what it read of its disk.
+    """
+
+    first_line_s: float | None = None
+    login_s: float | None = None
+    marker_s: float | None = None
+    read_requests: int | None = None
+    read_bytes: int | None = None
+
+    @property
+    def is_booted(self) -> bool:
+        """Whether login prompt and marker were seen."""
+        return self.login_s is not None and self.marker_s is not None
+
+    @property
+    def stage(self) -> str:
+        """Where the guest is, in words."""
+        if self.first_line_s is None:
+            return "boot loader"
+        return "kernel" if self.login_s is None else "login"
+
+
+class Guest:
+    """Context manager: QEMU runs on ``disk`` until the block ends.
+
+    :param disk: a qcow2 file, usually from :func:`make_overlay`
+    :param cache: QEMU's cache mode of the disk; Nova takes "none" where the file system
+        can O_DIRECT, else "writeback"
+    :param aio: "threads", "native" (needs cache "none") or "io_uring"
+    """
+
+    def __init__(
+        self,
+        host: network.Host,
+        disk: pathlib.Path,
+        cache: str = "none",
+        aio: str = "threads",
+        memory_mib: int = MEMORY_MIB,
+    ) -> None:
+        self.host, self.disk = host, disk
+        self.milestones = Milestones()
+        self._options = (cache, aio, memory_mib)
+        self._folder = disk.with_suffix(".guest")
+        self._console = bytearray()
+        self._started_s = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _argv(self) -> list[str]:
+        cache, aio, memory_mib = self._options
+        drive = f"file={self.disk},if=none,id=disk,format=qcow2,cache={cache},aio={aio}"
+        accel = accelerator()
+        serial = f"socket,id=console,path=console.sock,server=on,wait=off,logfile={self._log}"
+        return [
+            *("qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none"),
+            *("-machine", "pc", "-accel", accel, "-smp", "1", "-m", str(memory_mib)),
+            *(("-cpu", "host") if accel == "kvm" else ()),
+            *("-drive", drive),
+            *("-device", "virtio-blk-pci,drive=disk,rerror=stop,werror=stop"),
+            *("-chardev", serial, "-serial", "chardev:console"),
+            *("-qmp", "unix:monitor.sock,server=on,wait=off"),
+        ]
+
+    @property
+    def _log(self) -> pathlib.Path:
+        return self._folder / "console.log"
+
+    def __enter__(self) -> Self:
+        """Start QEMU; does not wait for anything."""
+        self._folder.mkdir()
+        self._started_s = time.monotonic()
+        with (self._folder / "qemu.log").open("wb") as out:
+            # Sockets by names relative to the folder: a long path does not fit in a socket address.
+            self._process = self.host.popen(
+                self._argv(), cwd=self._folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait(STOP_DEADLINE_S)
+
+    def console_text(self) -> str:
+        """Return all that the guest has written on its serial console."""
+        text = self._log.read_bytes() if self._log.exists() else b""
+        return text.decode(errors="replace").replace("\r", "")
+
+    def poll(self) -> Milestones:
+        """Look at the console; return what has been reached.
+
+        :raises errors.Unusable: QEMU has ended
+        """
+        now_s = time.monotonic() - self._started_s
+        if self._process is None or self._process.poll() is not None:
+            raise self._failure("QEMU has ended")
+        if not self.milestones.is_booted and self._log.exists():
+            self._read_milestones(self._log.read_bytes(), now_s)
+        return self.milestones
+
+    def _read_milestones(self, text: bytes, now_s: float) -> None:
+        seen = self.milestones
+        if seen.first_line_s is None and _FIRST_LINE.search(text):
+            seen.first_line_s = now_s
+        if seen.login_s is None and _LOGIN.search(text):
+            seen.login_s = now_s
+        marker = _MARKER.search(text)
+        if seen.marker_s is None and marker:
+            facts = dict(word.split("=", 1) for word in marker[1].decode().split())
+            seen.marker_s = now_s
+            seen.read_requests = int(facts["reads"])
+            seen.read_bytes = int(facts["read_sectors"]) * 512
+
+    def wait_booted(self, deadline_s: float = BOOT_DEADLINE_S) -> Milestones:
+        """Wait for the login prompt and the marker.
+
+        :raises errors.Unusable: QEMU ended, or it took too long; shows the console's end
+        """
+        end = time.monotonic() + deadline_s
+        while not self.poll().is_booted:
+            if time.monotonic() > end:
+                raise self._failure(f"no login prompt after {deadline_s:g} s")
+            time.sleep(0.05)
+        return self.milestones
+
+    def _failure(self, why: str) -> errors.Unusable:
+        log = self._folder / "qemu.log"
+        words = log.read_text(errors="replace").strip() if log.exists() else ""
+        tail = "\n".join(self.console_text().splitlines()[-25:])
+        return errors.Unusable(
+            f"guest on {self.host.name}", f"{why}\nQEMU: {words}\nend of the console:\n{tail}"
+        )
+
+    def monitor(self, command: str) -> Any:
+        """Give QEMU's monitor a command without arguments and return its answer.
+
+        ``monitor("query-status")["status"]`` is "running", or "io-error" where a failed read
+        or write has paused the guest; ``monitor("cont")`` lets it go on.
+        """
+        return console.monitor(self._folder / "monitor.sock", command)
+
+    def shell(self, command: str, deadline_s: float = 60.0) -> str:
+        """Run one line of shell in the guest, as root, and return its output.
+
+        :raises errors.Unusable: it failed, or took too long
+        """
+        with console.connected(self._folder / "console.sock") as link:
+            line = console.Console(link, deadline_s)
+            line.log_in()
+            return line.run(command)
+
+    def check_progress(self, deadline_s: float = 60.0) -> None:
+        """Check that the guest lives: QEMU says "running" and the guest reads its disk.
+
+        :raises errors.Unusable: says what it does instead, with the console's end
+        """
+        status = self.monitor("query-status")["status"]
+        if status != "running":
+            raise self._failure(f"QEMU says {status!r}")
+        before = self._reads()
+        self.shell("sync; echo 3 > /proc/sys/vm/drop_caches; cat /bin/* > /dev/null", deadline_s)
+        if self._reads() <= before:
+            raise self._failure("it answers but has read nothing of its disk")
+
+    def _reads(self) -> int:
+        """Return how many reads QEMU has done for the guest's disk."""
+        devices: Sequence[dict[str, Any]] = self.monitor("query-blockstats")
+        return sum(int(device["stats"]["rd_operations"]) for device in devices)
+
+
+def boot_all(
+    guests: Sequence[Guest],
+    deadline_s: float = BOOT_DEADLINE_S,
+    watch: Callable[[Sequence[Milestones]], None] | None = None,
+) -> list[Milestones]:
+    """Wait until every one of ``guests`` (started) has booted; ``watch`` is told all the time.
+
+    :raises errors.Unusable: one of them ended or took too long
+    """
+    end = time.monotonic() + deadline_s
+    while not all(guest.poll().is_booted for guest in guests):
+        if time.monotonic() > end:
+            late = next(guest for guest in guests if not guest.milestones.is_booted)
+            late.wait_booted(0)
+        if watch is not None:
+            watch([guest.milestones for guest in guests])
+        time.sleep(0.05)
+    return [guest.milestones for guest in guests]
