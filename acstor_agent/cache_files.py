@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public cache of this host: chunks by CID, on the local disk.
+
+The rule guarded here: nobody ever gets bytes that do not match their CID.
+Bytes that this process stored were verified by the one who stored them; bytes
+of a former run are hashed at their first use.  A disk that is full or broken
+costs chunks, never an answer.
+
+A new chunk is answered from memory until the writer has it on disk.  Every
+slot with something to write is in the table ``_dirty`` and held exactly once
+by it, so its place is not handed out meanwhile.  Methods without ``async``
+never wait and must be called from the event loop's thread, but ``in``.
+"""
+
+import dataclasses
+import errno
+import os
+import pathlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import trio
+from oslo_log import log as logging
+
+from acstor_agent import slab_files
+from acstor_agent.core import cache_slot
+from acstor_agent.core import public_cache
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+
+LOG = logging.getLogger(__name__)
+
+PENDING_LIMIT_BYTES = 32 * geometry.MIB
+BATCH_BYTES = 8 * geometry.MIB
+BATCH_JOBS = 512  # below IOV_MAX, so that neighbours need one call
+GATHER_S = 0.01
+"""How long the writer lets chunks gather: one thread hop then serves many of them."""
+READ_THREADS = 32
+
+Part = tuple[cache_slot.Slot, int, int]
+"""A slot, and from where to where its chunk's bytes are wanted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Statistics:
+    """The cache in numbers; counts since the start, the rest as of now."""
+
+    chunks: int
+    stored_bytes: int  # lengths of the chunks
+    disk_bytes: int  # lengths of the slab files
+    limit_bytes: int
+    slabs: int
+    evictions: int
+    healed: int  # chunks dropped because their bytes proved bad or could not be read
+    refused: int  # chunks not stored because everything was in use
+    write_errors: int
+    pending_bytes: int  # in memory, not on disk yet
+    chunks_by_class: dict[str, int]
+    bytes_by_class: dict[str, int]
+
+
+class CacheFiles:
+    """Chunks by CID on the local disk, bounded in bytes.
+
+    Make it with :meth:`open`, keep :meth:`run` running, and end with :meth:`aclose`.
+    """
+
+    def __init__(
+        self,
+        files: slab_files.SlabFiles,
+        core: public_cache.PublicCache,
+        pending_limit_bytes: int = PENDING_LIMIT_BYTES,
+    ) -> None:
+        self._files = files
+        self._core = core
+        self._pending_limit_bytes = pending_limit_bytes
+        self._pending_bytes = 0
+        self._healed = self._refused = self._write_errors = 0
+        self._actions: list[public_cache.SlabAction] = []
+        self._dirty: dict[cache_slot.Slot, None] = {}
+        self._work = trio.Event()
+        self._room = trio.Event()
+        self._writing = trio.Lock()
+        self._writer_thread = trio.CapacityLimiter(1)
+        self._reader_threads = trio.CapacityLimiter(READ_THREADS)
+        self._nowait_flags = os.RWF_NOWAIT
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        limit_bytes: int,
+        slab_bytes: int,
+        policy: str = "lru",
+        pending_limit_bytes: int = PENDING_LIMIT_BYTES,
+    ) -> "CacheFiles":
+        """Open the cache in ``folder`` with the chunks that a former run left there.
+
+        It blocks (about 3 us per chunk): call it before serving begins.
+
+        :param limit_bytes: upper bound of the slab files' lengths, all together
+        :param slab_bytes: the cache grows by files of this length
+        :param policy: ``lru``, ``lfu`` or ``fifo``
+        :param pending_limit_bytes: chunks in memory from which on producers are to wait
+        :raises errors.Unusable: the folder cannot be written, or another process has it
+        """
+        files = slab_files.SlabFiles(pathlib.Path(folder))
+        core = public_cache.PublicCache(limit_bytes, slab_bytes, policy)
+        try:
+            for action in core.restore(files.load()):
+                files.perform(action)
+        except OSError as exc:
+            files.close()
+            raise errors.Unusable(f"cache folder {folder}", exc.strerror or str(exc)) from exc
+        except errors.Unusable:
+            files.close()
+            raise
+        return cls(files, core, pending_limit_bytes)
+
+    def __contains__(self, cid: object) -> bool:
+        """Say whether the chunk is in the cache; may be asked from any thread."""
+        return cid in self._core
+
+    def iter_cids(self) -> Iterator[ids.Cid]:
+        """Iterate over the CIDs that are in the cache now; may be called from any thread."""
+        return iter(self._core.cids())
+
+    @property
+    def statistics(self) -> Statistics:
+        """The cache in numbers."""
+        core = self._core
+        names = [keep_class.name.lower() for keep_class in public_cache.KeepClass]
+        return Statistics(
+            chunks=len(core),
+            stored_bytes=sum(core.class_bytes),
+            disk_bytes=core.disk_bytes,
+            limit_bytes=core.limit_bytes,
+            slabs=core.slab_count,
+            evictions=core.evictions,
+            healed=self._healed,
+            refused=self._refused,
+            write_errors=self._write_errors,
+            pending_bytes=self._pending_bytes,
+            chunks_by_class=dict(zip(names, core.class_chunks, strict=True)),
+            bytes_by_class=dict(zip(names, core.class_bytes, strict=True)),
+        )
+
+    # Reading
+
+    def lookup(self, cid: ids.Cid) -> cache_slot.Slot | None:
+        """Return the slot of ``cid``, to be read before the next checkpoint; this is a use."""
+        return self._core.lookup(cid)
+
+    def read_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
+        """Fill ``buffer`` with ``parts``, back to back, if that needs no wait.
+
+        Parts that are neighbours in a slab file are read by one call.
+
+        :return: False if something is not in the page cache or not verified: use :meth:`read`
+        """
+        begin = end = 0  # of the run in the buffer
+        slab_no = offset = next_offset = -1  # of the run on disk
+        for slot, start, stop in parts:
+            if not slot.is_verified:
+                return False
+            at = slot.offset + start
+            is_next = at == next_offset and slot.slab.number == slab_no and slot.data is None
+            if not is_next:
+                if end > begin and not self._pread_nowait(slab_no, buffer[begin:end], offset):
+                    return False
+                begin, offset, slab_no = end, at, slot.slab.number
+            end += stop - start
+            next_offset = at + stop - start
+            if slot.data is not None:
+                buffer[begin:end] = memoryview(slot.data)[start:stop]
+                begin, next_offset = end, -1
+        return end == begin or self._pread_nowait(slab_no, buffer[begin:end], offset)
+
+    def _pread_nowait(self, slab_no: int, into: memoryview, offset: int) -> bool:
+        if not self._nowait_flags:
+            return False
+        try:
+            count = os.preadv(self._files.fds[slab_no], [into], offset, self._nowait_flags)
+        except BlockingIOError:
+            return False
+        except OSError as exc:
+            if exc.errno == errno.EOPNOTSUPP:
+                self._nowait_flags = 0
+            return False  # read() meets the same fault and deals with it
+        return count == len(into)
+
+    async def read(self, parts: Sequence[Part], buffer: memoryview) -> list[ids.Cid]:
+        """Fill ``buffer`` with ``parts``, back to back, in a thread.
+
+        :return: chunks that proved bad or have left the cache; they are no longer in it, and the
+            buffer is good only if there are none
+        """
+        slots = [slot for slot, _, _ in parts]
+        gone = [slot.cid for slot in slots if slot.is_gone]
+        if gone:
+            return gone
+        wanted = [slab_files.ReadPart(slot, slot.data, start, stop) for slot, start, stop in parts]
+        for slot in slots:
+            self._core.hold(slot)
+        try:
+            good, bad = await trio.to_thread.run_sync(
+                self._files.read, wanted, buffer, limiter=self._reader_threads
+            )
+            for slot in good:
+                slot.is_verified = not slot.is_gone
+            for slot in bad:
+                self._heal(slot)
+        finally:
+            for slot in slots:
+                self._core.release(slot)
+        return list(dict.fromkeys(slot.cid for slot in bad))
+
+    async def read_chunk(self, cid: ids.Cid) -> bytes | None:
+        """Return the bytes of a chunk, None if the cache has not got it."""
+        slot = self._core.lookup(cid)
+        if slot is None:
+            return None
+        buffer = bytearray(slot.length)
+        parts, view = [(slot, 0, slot.length)], memoryview(buffer)
+        is_filled = self.read_nowait(parts, view) or not await self.read(parts, view)
+        return bytes(buffer) if is_filled else None
+
+    def _heal(self, slot: cache_slot.Slot) -> None:
+        if slot.is_gone:
+            return
+        LOG.warning(
+            "Chunk %s is damaged in slab file %d; dropped", slot.cid.hex(), slot.slab.number
+        )
+        self._healed += 1
+        self._drop(slot)
+
+    # Changing what is in the cache
+
+    def store(
+        self,
+        cid: ids.Cid,
+        data: bytes,
+        keep_class: public_cache.KeepClass = public_cache.KeepClass.BORROWED,
+    ) -> bool:
+        """Take in a chunk whose ``data`` were verified; if it is here, only raise its class.
+
+        :return: False if it was not stored, because it is all zeros or nothing can make room;
+            that is no error
+        """
+        if cid == ids.ZERO_CID:
+            return False
+        if self.promote(cid, keep_class):
+            return True
+        if self._pending_bytes + len(data) > 2 * self._pending_limit_bytes:
+            self._refused += 1
+            return False
+        try:
+            slot, actions = self._core.place(cid, len(data), keep_class)
+        except errors.CacheFull:
+            self._refused += 1
+            return False
+        slot.data = bytes(data)
+        slot.is_verified = True
+        self._pending_bytes += slot.length
+        self._actions += actions
+        self._mark_dirty(slot)
+        return True
+
+    def promote(self, cid: ids.Cid, keep_class: public_cache.KeepClass) -> bool:
+        """Raise the class of a chunk; say whether it is in the cache at all."""
+        slot = self._core.peek(cid)
+        if slot is None:
+            return False
+        if self._core.promote(slot, keep_class):
+            self._mark_dirty(slot)
+        return True
+
+    def drop(self, cid: ids.Cid) -> bool:
+        """Take a chunk out of the cache; say whether it was there."""
+        slot = self._core.peek(cid)
+        if slot is None:
+            return False
+        self._drop(slot)
+        return True
+
+    def _drop(self, slot: cache_slot.Slot) -> None:
+        self._mark_dirty(slot)  # its record must be cleared before its place is used again
+        self._core.drop(slot)
+
+    def _mark_dirty(self, slot: cache_slot.Slot) -> None:
+        if slot not in self._dirty:
+            self._dirty[slot] = None
+            self._core.hold(slot)
+        self._work.set()
+
+    # Writing behind
+
+    async def wait_for_room(self) -> None:
+        """Wait until the chunks in memory are below their limit."""
+        while self._pending_bytes >= self._pending_limit_bytes:
+            await self._room.wait()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Bring new chunks to disk, for ever."""
+        task_status.started()
+        while True:
+            await self._work.wait()
+            if self._pending_bytes < BATCH_BYTES:
+                await trio.sleep(GATHER_S)
+            self._work = trio.Event()
+            while self._dirty:
+                await self._write_batch()
+
+    async def aclose(self) -> None:
+        """Write what is pending and close the files; nothing may be read afterwards."""
+        with trio.CancelScope(shield=True):
+            while self._dirty:
+                await self._write_batch()
+            async with self._writing:
+                self._files.close()
+
+    async def _write_batch(self) -> None:
+        with trio.CancelScope(shield=True):
+            async with self._writing:
+                actions, self._actions = self._actions, []
+                jobs = list(self._next_jobs())
+                unmade, failed = await trio.to_thread.run_sync(
+                    self._perform, actions, jobs, limiter=self._writer_thread
+                )
+                self._settle(jobs, unmade, failed)
+        self._room.set()
+        self._room = trio.Event()
+
+    def _next_jobs(self) -> Iterator[slab_files.WriteJob]:
+        batch_bytes = 0
+        for count, slot in enumerate(self._dirty):
+            if batch_bytes >= BATCH_BYTES or count == BATCH_JOBS:
+                return
+            data = None if slot.is_gone else slot.data
+            batch_bytes += len(data or b"")
+            yield slab_files.WriteJob(slot, data, slot.keep_class, slot.is_gone)
+
+    def _perform(
+        self, actions: list[public_cache.SlabAction], jobs: list[slab_files.WriteJob]
+    ) -> tuple[dict[cache_slot.Slab, OSError], dict[cache_slot.Slot, OSError]]:
+        """Do everything on disk and return what failed; runs in a thread."""
+        unmade = {}
+        for action in actions:
+            try:
+                self._files.perform(action)
+            except OSError as exc:
+                if isinstance(action, public_cache.MakeSlab):
+                    unmade[action.slab] = exc
+                else:
+                    LOG.warning("Slab file %d cannot be removed: %s", action.slab.number, exc)
+        doable = [job for job in jobs if job.slot.slab not in unmade]
+        return unmade, {job.slot: exc for job, exc in self._files.write(doable)}
+
+    def _settle(
+        self,
+        jobs: list[slab_files.WriteJob],
+        unmade: dict[cache_slot.Slab, OSError],
+        failed: dict[cache_slot.Slot, OSError],
+    ) -> None:
+        if failed:
+            self._write_errors += len(failed)
+            LOG.warning("%d chunks cannot be written: %s", len(failed), next(iter(failed.values())))
+        for job in jobs:
+            if job.slot.slab not in unmade:
+                self._settle_job(job, has_failed=job.slot in failed)
+        for slab, exc in unmade.items():
+            self._lose_slab(slab, exc)
+
+    def _settle_job(self, job: slab_files.WriteJob, has_failed: bool) -> None:
+        """Let go of the slot, unless it changed while the job was being done."""
+        slot = job.slot
+        if has_failed and job.data is not None:
+            self._core.drop(slot)
+        has_changed = (slot.is_gone, slot.keep_class) != (job.is_gone, job.keep_class)
+        self._forget_data(slot)
+        if has_failed or not has_changed:
+            self._clean(slot)
+
+    def _forget_data(self, slot: cache_slot.Slot) -> None:
+        if slot.data is not None:
+            slot.data = None
+            self._pending_bytes -= slot.length
+
+    def _clean(self, slot: cache_slot.Slot) -> None:
+        del self._dirty[slot]
+        self._core.release(slot)
+
+    def _lose_slab(self, slab: cache_slot.Slab, exc: OSError) -> None:
+        """Go on without a slab that could not be made; its chunks look for other places."""
+        LOG.warning("The cache stops growing, slab file %d cannot be made: %s", slab.number, exc)
+        self._write_errors += 1
+        stranded = [slot for slot in self._dirty if slot.slab is slab]
+        again = [(s.cid, s.data, s.keep_class) for s in stranded if not s.is_gone]
+        self._core.lose_slab(slab)
+        for slot in stranded:
+            self._forget_data(slot)
+            self._clean(slot)
+        for cid, data, keep_class in again:
+            if data is not None:
+                self.store(cid, data, keep_class)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a slab file: header, one record per slot, slots.
+
+The byte-level description is doc/source/format/cache_slab.rst.  Bytes in,
+bytes out: nothing here opens a file.  A record that does not prove itself by
+its CRC and its bounds counts as free, because its chunk can be fetched again.
+"""
+
+import dataclasses
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+
+MAGIC = b"ACSTSLAB"
+VERSION = 1
+ALIGNMENT_BYTES = 4096
+MIN_SLOT_BYTES = 4096
+MAX_SLOT_BYTES = geometry.MAX_CHUNK_BYTES
+MAX_SEQUENCE = 2**63 - 1
+KEEP_CLASS_COUNT = 3
+
+_HEADER = struct.Struct("<8sIII40x")
+_RECORD = struct.Struct("<32sQIB15x")
+_STORED_RECORD = struct.Struct("<32sQIB15xI")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CRC.size
+RECORD_BYTES = _STORED_RECORD.size
+_FREE = bytes(ids.CID_BYTES)
+
+
+def slot_bytes_for(length: int) -> int:
+    """Return the slot size that a chunk of ``length`` bytes needs.
+
+    >>> slot_bytes_for(65536), slot_bytes_for(65537), slot_bytes_for(1)
+    (65536, 131072, 4096)
+
+    :raises ValueError: no chunk has this length
+    """
+    if not 0 < length <= MAX_SLOT_BYTES:
+        raise ValueError(f"no chunk has {length} bytes")
+    return max(MIN_SLOT_BYTES, 1 << (length - 1).bit_length())
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlabLayout:
+    """Where things lie in a slab file.
+
+    >>> layout = SlabLayout.within(1 << 20, slot_bytes=65536)
+    >>> layout.slot_count, layout.data_offset, layout.file_bytes
+    (15, 4096, 987136)
+    """
+
+    slot_bytes: int
+    slot_count: int
+
+    @classmethod
+    def within(cls, slab_bytes: int, slot_bytes: int) -> "SlabLayout":
+        """Return the layout with the most slots whose file has at most ``slab_bytes``.
+
+        It may have no slot at all, if not even one fits.
+        """
+        count = max(0, (slab_bytes - HEADER_BYTES) // (slot_bytes + RECORD_BYTES))
+        while count and cls(slot_bytes, count).file_bytes > slab_bytes:
+            count -= 1
+        return cls(slot_bytes, count)
+
+    @property
+    def table_bytes(self) -> int:
+        """Length of the header with all records behind it."""
+        return HEADER_BYTES + self.slot_count * RECORD_BYTES
+
+    @property
+    def data_offset(self) -> int:
+        """First byte of slot 0 in the file."""
+        return _align(self.table_bytes)
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the whole file."""
+        return self.data_offset + self.slot_count * self.slot_bytes
+
+
+class Record(NamedTuple):
+    """What a slab file says about one slot that is in use."""
+
+    slot_no: int
+    cid: ids.Cid
+    sequence: int
+    length: int
+    keep_class: int
+
+
+def record_offset(slot_no: int) -> int:
+    """Return the first byte of the record of slot ``slot_no`` in the file."""
+    return HEADER_BYTES + slot_no * RECORD_BYTES
+
+
+def pack_header(layout: SlabLayout) -> bytes:
+    """Return the header of a slab file."""
+    raw = _HEADER.pack(MAGIC, VERSION, layout.slot_bytes, layout.slot_count)
+    return raw + _CRC.pack(zlib.crc32(raw))
+
+
+def unpack_header(raw: bytes, file_bytes: int, what: str) -> SlabLayout:
+    """Return the layout that the header ``raw`` of the file ``what`` describes.
+
+    :raises errors.CacheFormatError: this is not the header of a file of ``file_bytes``
+    """
+    if len(raw) < HEADER_BYTES:
+        raise errors.CacheFormatError(what, len(raw), "the file ends inside its header")
+    magic, version, slot_bytes, slot_count = _HEADER.unpack_from(raw)
+    if magic != MAGIC:
+        raise errors.CacheFormatError(what, 0, "this is not a slab file")
+    if zlib.crc32(raw[: _HEADER.size]) != _CRC.unpack_from(raw, _HEADER.size)[0]:
+        raise errors.CacheFormatError(what, _HEADER.size, "the header does not match its CRC")
+    if version != VERSION:
+        raise errors.CacheFormatError(what, 8, f"version {version} is unknown, {VERSION} expected")
+    is_power = slot_bytes & (slot_bytes - 1) == 0
+    if not (is_power and MIN_SLOT_BYTES <= slot_bytes <= MAX_SLOT_BYTES):
+        raise errors.CacheFormatError(what, 12, f"no slot has {slot_bytes} bytes")
+    layout = SlabLayout(slot_bytes, slot_count)
+    if slot_count == 0 or layout.file_bytes > file_bytes:
+        raise errors.CacheFormatError(
+            what, 16, f"{slot_count} slots do not fit in a file of {file_bytes} bytes"
+        )
+    return layout
+
+
+def pack_record(cid: ids.Cid, sequence: int, length: int, keep_class: int) -> bytes:
+    """Return the record of a slot in use; the record of a free one is all zeros."""
+    raw = _RECORD.pack(cid, sequence, length, keep_class)
+    return raw + _CRC.pack(zlib.crc32(raw))
+
+
+def unpack_records(table: bytes, slot_bytes: int) -> Iterator[Record]:
+    """Yield the slots in use of ``table`` (all records, without the header).
+
+    A record that cannot be right is left out: its slot is free.
+    """
+    view = memoryview(table)
+    for slot_no, (cid, sequence, length, keep_class, crc) in enumerate(
+        _STORED_RECORD.iter_unpack(table)
+    ):
+        if cid == _FREE or not 0 < length <= slot_bytes or sequence > MAX_SEQUENCE:
+            continue
+        at = slot_no * RECORD_BYTES
+        if keep_class < KEEP_CLASS_COUNT and crc == zlib.crc32(view[at : at + _RECORD.size]):
+            yield Record(slot_no, cid, sequence, length, keep_class)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots and slabs of the public cache, and in which order slots make room.
+
+A policy is an :class:`Order`: each operation takes constant time.  An order
+knows nothing of classes, limits or files; public_cache.py does.
+"""
+
+import abc
+import collections
+import enum
+
+from acstor_agent.core import cache_slab
+from acstor_common import ids
+
+
+class KeepClass(enum.IntEnum):
+    """How dear a chunk is; the numbers are stored in the slab files."""
+
+    BORROWED = 0  # anybody else can give it again
+    HOME = 1  # this host is its home: others come here for it
+    BOOT = 2  # a running instance needs it to boot
+
+
+CLASSES = tuple(KeepClass)
+
+
+class Slab:
+    """One slab file: slots of one size."""
+
+    __slots__ = (
+        "class_counts",
+        "data_offset",
+        "free",
+        "held",
+        "layout",
+        "number",
+        "slots",
+        "used_at",
+    )
+
+    def __init__(self, number: int, layout: cache_slab.SlabLayout) -> None:
+        self.number = number
+        self.layout = layout
+        self.data_offset = layout.data_offset
+        self.slots: list[Slot | None] = [None] * layout.slot_count
+        self.free = list(range(layout.slot_count - 1, -1, -1))  # pop() gives neighbours in order
+        self.held = 0  # slots that are held
+        self.class_counts = [0] * len(CLASSES)
+        self.used_at = 0
+
+    @property
+    def value(self) -> tuple[int, int]:
+        """The dearest class in it, then its last use; the least is given up first."""
+        dearest = max((c for c in CLASSES if self.class_counts[c]), default=-1)
+        return dearest, self.used_at
+
+
+class Slot:
+    """One chunk in the cache, and where its bytes lie.
+
+    ``data`` is set as long as the bytes are not in the file yet.  ``offset`` is
+    the chunk's first byte in the slab file.  A slot that ``is_gone`` is no
+    longer in the cache; whoever still has it must look the CID up again.
+    """
+
+    __slots__ = (
+        "cid",
+        "data",
+        "frequency",
+        "holds",
+        "is_gone",
+        "is_parked",
+        "is_verified",
+        "keep_class",
+        "length",
+        "offset",
+        "order",
+        "sequence",
+        "slab",
+        "slot_no",
+        "used_at",
+    )
+
+    def __init__(
+        self,
+        cid: ids.Cid,
+        length: int,
+        keep_class: KeepClass,
+        slab: Slab,
+        slot_no: int,
+        order: "Order",
+    ) -> None:
+        self.cid = cid
+        self.length = length
+        self.keep_class = keep_class
+        self.slab = slab
+        self.slot_no = slot_no
+        self.order = order
+        self.offset = slab.data_offset + slot_no * slab.layout.slot_bytes
+        self.data: bytes | None = None
+        self.is_verified = False  # the bytes in the file were seen to match the CID
+        self.is_gone = False
+        self.is_parked = False
+        self.holds = 0
+        self.frequency = 1
+        self.sequence = 0
+        self.used_at = 0
+
+
+class Order(abc.ABC):
+    """In which order the slots of one size and one class make room."""
+
+    @abc.abstractmethod
+    def add(self, slot: Slot) -> None:
+        """Take in a slot that was just stored."""
+
+    @abc.abstractmethod
+    def touch(self, slot: Slot) -> None:
+        """Note a use; a parked slot is not in the order and that is no error."""
+
+    @abc.abstractmethod
+    def remove(self, slot: Slot) -> None:
+        """Forget a slot that is in the order."""
+
+    @abc.abstractmethod
+    def put_back(self, slot: Slot) -> None:
+        """Take back a slot that was parked."""
+
+    @abc.abstractmethod
+    def first(self) -> Slot | None:
+        """Return the slot that makes room first."""
+
+
+class FifoOrder(Order):
+    """Oldest first."""
+
+    def __init__(self) -> None:
+        self._slots: collections.OrderedDict[Slot, None] = collections.OrderedDict()
+
+    def add(self, slot: Slot) -> None:
+        """Take in the newest slot."""
+        self._slots[slot] = None
+
+    def touch(self, slot: Slot) -> None:
+        """Do nothing: only age counts."""
+
+    def remove(self, slot: Slot) -> None:
+        """Forget ``slot``."""
+        del self._slots[slot]
+
+    def put_back(self, slot: Slot) -> None:
+        """Make ``slot`` the next victim, as it was when it was parked."""
+        self._slots[slot] = None
+        self._slots.move_to_end(slot, last=False)
+
+    def first(self) -> Slot | None:
+        """Return the oldest slot."""
+        return next(iter(self._slots), None)
+
+
+class LruOrder(FifoOrder):
+    """Least recently used first."""
+
+    def touch(self, slot: Slot) -> None:
+        """Make ``slot`` the last to go."""
+        if not slot.is_parked:
+            self._slots.move_to_end(slot)
+
+    def put_back(self, slot: Slot) -> None:
+        """Make ``slot`` the last to go: it was in use until now."""
+        self._slots[slot] = None
+
+
+class LfuOrder(Order):
+    """Least frequently used first.
+
+    Frequencies are compared by their power of two and, when that is the same,
+    by the last use: 32 levels hold every count, so each step takes constant
+    time (the exact lists of Shah, Mitra, Matani 2010 do not, once slots leave
+    and come back), and a chunk is not kept for one read more than another.
+    """
+
+    LEVELS = 32
+
+    def __init__(self) -> None:
+        self._levels = tuple(LruOrder() for _ in range(self.LEVELS))
+
+    def _level(self, slot: Slot) -> LruOrder:
+        return self._levels[min(slot.frequency.bit_length(), self.LEVELS) - 1]
+
+    def add(self, slot: Slot) -> None:
+        """Take in ``slot`` with the frequency that it brings."""
+        self._level(slot).add(slot)
+
+    def touch(self, slot: Slot) -> None:
+        """Count the use."""
+        before = self._level(slot)
+        slot.frequency += 1
+        after = self._level(slot)
+        if after is before:
+            before.touch(slot)
+        elif not slot.is_parked:
+            before.remove(slot)
+            after.add(slot)
+
+    def remove(self, slot: Slot) -> None:
+        """Forget ``slot``."""
+        self._level(slot).remove(slot)
+
+    def put_back(self, slot: Slot) -> None:
+        """Take ``slot`` back to its frequency."""
+        self._level(slot).put_back(slot)
+
+    def first(self) -> Slot | None:
+        """Return the least frequently used slot."""
+        return next(filter(None, (level.first() for level in self._levels)), None)
+
+
+POLICIES: dict[str, type[Order]] = {"lru": LruOrder, "lfu": LfuOrder, "fifo": FifoOrder}

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which chunk lies in which slot of the public cache, and who makes room.
+
+The rules of this file: the slab files never have more bytes than the limit;
+a slot that is held (its bytes are being read or written) is never handed out;
+a victim comes from the lowest class that has one, by policy within the class.
+It must never touch a file: it says what is to be done, a shell does it.
+
+Slots of one size live together in slabs.  Every operation takes constant time
+but the making of a slab, which looks at all slabs.  A held slot that comes up
+as a victim is *parked*, out of its order, until it is released: so no search
+ever passes the same held slot twice.
+"""
+
+import operator
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_agent.core import cache_slab
+from acstor_agent.core import cache_slot
+from acstor_common import errors
+from acstor_common import ids
+
+KeepClass = cache_slot.KeepClass
+
+
+class _SizeGroup:
+    """All slabs with slots of one size."""
+
+    def __init__(self, layout: cache_slab.SlabLayout, policy: type[cache_slot.Order]) -> None:
+        self.layout = layout  # of the next slab; older ones may have other slot counts
+        self.orders = tuple(policy() for _ in cache_slot.CLASSES)
+        self.with_free: dict[cache_slot.Slab, None] = {}
+        self.evictions = 0
+
+    def victim(self) -> cache_slot.Slot | None:
+        """Return the slot that makes room next, parking held ones on the way."""
+        for order in self.orders:
+            while (slot := order.first()) is not None:
+                if not slot.holds:
+                    return slot
+                order.remove(slot)
+                slot.is_parked = True
+        return None
+
+
+class MakeSlab(NamedTuple):
+    """Make this slab's file before anything is written into it."""
+
+    slab: cache_slot.Slab
+
+
+class RemoveSlab(NamedTuple):
+    """Remove this slab's file; nothing in it is held."""
+
+    slab: cache_slot.Slab
+
+
+SlabAction = MakeSlab | RemoveSlab
+
+
+class Placement(NamedTuple):
+    """Where a new chunk goes; ``actions`` come first, in their order."""
+
+    slot: cache_slot.Slot
+    actions: list[SlabAction]
+
+
+class FoundSlab(NamedTuple):
+    """A slab file as it was found at start-up."""
+
+    number: int
+    layout: cache_slab.SlabLayout
+    records: list[cache_slab.Record]
+
+
+class PublicCache:
+    """The book-keeping of one public cache.
+
+    :param limit_bytes: upper bound of the slab files' lengths, all together
+    :param slab_bytes: upper bound of one slab file's length
+    :param policy: a key of cache_slot.POLICIES
+    """
+
+    def __init__(self, limit_bytes: int, slab_bytes: int, policy: str = "lru") -> None:
+        self.limit_bytes = limit_bytes
+        self.disk_bytes = 0
+        self.evictions = 0
+        self.class_chunks = [0] * len(cache_slot.CLASSES)
+        self.class_bytes = [0] * len(cache_slot.CLASSES)
+        self._ceiling_bytes = limit_bytes
+        self._slab_bytes = min(slab_bytes, limit_bytes)
+        self._policy = cache_slot.POLICIES[policy]
+        self._index: dict[ids.Cid, cache_slot.Slot] = {}
+        self._slabs: dict[int, cache_slot.Slab] = {}
+        self._groups: dict[int, _SizeGroup] = {}
+        self._tick = 0
+
+    def __contains__(self, cid: object) -> bool:
+        return cid in self._index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def slab_count(self) -> int:
+        """Number of slab files."""
+        return len(self._slabs)
+
+    def cids(self) -> list[ids.Cid]:
+        """Return the CIDs of all chunks, in no particular order."""
+        return list(self._index)
+
+    def lookup(self, cid: ids.Cid) -> cache_slot.Slot | None:
+        """Return the slot of ``cid`` and count this as a use."""
+        slot = self._index.get(cid)
+        if slot is not None:
+            self._tick = slot.used_at = slot.slab.used_at = self._tick + 1
+            slot.order.touch(slot)
+        return slot
+
+    def peek(self, cid: ids.Cid) -> cache_slot.Slot | None:
+        """Return the slot of ``cid``; this is not a use."""
+        return self._index.get(cid)
+
+    def place(self, cid: ids.Cid, length: int, keep_class: KeepClass) -> Placement:
+        """Give a chunk that is not in the cache a slot, making room if need be.
+
+        :raises errors.CacheFull: everything that could make room is held
+        :raises ValueError: no chunk has this length, or the chunk is in the cache
+        """
+        if cid in self._index:
+            raise ValueError(f"chunk {cid.hex()} has a slot already")
+        group = self._group(cache_slab.slot_bytes_for(length))
+        actions = [] if group.with_free else self._make_room(group)
+        slab = next(iter(group.with_free))
+        return Placement(self._fill(slab, cid, length, keep_class), actions)
+
+    def promote(self, slot: cache_slot.Slot, keep_class: KeepClass) -> bool:
+        """Raise the slot's class to ``keep_class``; say whether it was lower."""
+        if slot.is_gone or slot.keep_class >= keep_class:
+            return False
+        self._leave_class(slot)
+        slot.keep_class = keep_class
+        slot.order = self._group(slot.slab.layout.slot_bytes).orders[keep_class]
+        slot.is_parked = False
+        self._enter_class(slot)
+        return True
+
+    def hold(self, slot: cache_slot.Slot) -> None:
+        """Keep the slot's place from being handed out; may be called many times."""
+        slot.holds += 1
+        if slot.holds == 1:
+            slot.slab.held += 1
+
+    def release(self, slot: cache_slot.Slot) -> None:
+        """Undo one :meth:`hold`."""
+        slot.holds -= 1
+        if slot.holds:
+            return
+        slot.slab.held -= 1
+        if slot.is_gone:
+            self._free(slot)
+        elif slot.is_parked:
+            slot.is_parked = False
+            slot.order.put_back(slot)
+
+    def drop(self, slot: cache_slot.Slot) -> None:
+        """Take a chunk out of the cache; its place is free once nobody holds it."""
+        if slot.is_gone:
+            return
+        self._unlist(slot)
+        if not slot.holds:
+            self._free(slot)
+
+    def lose_slab(self, slab: cache_slot.Slab) -> None:
+        """Forget a slab whose file could not be made, with all its chunks, and stop growing.
+
+        What is held stays safe: its places are never handed out again.
+        """
+        self._give_up(slab)
+        self._ceiling_bytes = self.disk_bytes
+
+    def restore(self, found: Iterable[FoundSlab]) -> list[SlabAction]:
+        """Take over what a former run left; call it once, on an empty cache.
+
+        Of two records with one CID the younger counts.  Slabs that no longer fit under the
+        limit, the least valuable ones, are to be removed.
+        """
+        actions: list[SlabAction] = []
+        entries: list[tuple[cache_slab.Record, cache_slot.Slab]] = []
+        for slab, records in self._surviving(found, actions):
+            self._slabs[slab.number] = slab
+            self.disk_bytes += slab.layout.file_bytes
+            entries.extend((record, slab) for record in records)
+        entries.sort(key=lambda entry: entry[0].sequence)
+        for record, slab in entries:
+            self._restore_slot(record, slab)
+        self._restore_free_lists()
+        return actions
+
+    def _surviving(
+        self, found: Iterable[FoundSlab], actions: list[SlabAction]
+    ) -> Iterator[tuple[cache_slot.Slab, list[cache_slab.Record]]]:
+        def value(one: FoundSlab) -> tuple[int, int]:
+            classes = (record.keep_class for record in one.records)
+            sequences = (record.sequence for record in one.records)
+            return max(classes, default=-1), max(sequences, default=0)
+
+        room_bytes = self.limit_bytes
+        for one in sorted(found, key=value, reverse=True):
+            slab = cache_slot.Slab(one.number, one.layout)
+            if one.layout.file_bytes > room_bytes:
+                actions.append(RemoveSlab(slab))
+                continue
+            room_bytes -= one.layout.file_bytes
+            yield slab, one.records
+
+    def _restore_slot(self, record: cache_slab.Record, slab: cache_slot.Slab) -> None:
+        slot_no, cid, sequence, length, keep_class = record
+        older = self._index.get(cid)
+        if older is not None:
+            self._unlist(older)
+        order = self._group(slab.layout.slot_bytes).orders[keep_class]
+        slot = cache_slot.Slot(cid, length, cache_slot.CLASSES[keep_class], slab, slot_no, order)
+        slot.sequence = slot.used_at = slab.used_at = self._tick = sequence
+        self._list(slot)
+
+    def _restore_free_lists(self) -> None:
+        for slab in self._slabs.values():
+            slab.free = [slot_no for slot_no in slab.free if slab.slots[slot_no] is None]
+            if slab.free:
+                self._group(slab.layout.slot_bytes).with_free[slab] = None
+
+    def _group(self, slot_bytes: int) -> _SizeGroup:
+        group = self._groups.get(slot_bytes)
+        if group is None:
+            layout = cache_slab.SlabLayout.within(self._slab_bytes, slot_bytes)
+            group = self._groups[slot_bytes] = _SizeGroup(layout, self._policy)
+        return group
+
+    def _fill(
+        self, slab: cache_slot.Slab, cid: ids.Cid, length: int, keep_class: KeepClass
+    ) -> cache_slot.Slot:
+        group = self._group(slab.layout.slot_bytes)
+        slot_no = slab.free.pop()
+        if not slab.free:
+            del group.with_free[slab]
+        slot = cache_slot.Slot(cid, length, keep_class, slab, slot_no, group.orders[keep_class])
+        self._tick = slot.sequence = slot.used_at = slab.used_at = self._tick + 1
+        self._list(slot)
+        return slot
+
+    def _enter_class(self, slot: cache_slot.Slot) -> None:
+        slot.order.add(slot)
+        slot.slab.class_counts[slot.keep_class] += 1
+        self.class_chunks[slot.keep_class] += 1
+        self.class_bytes[slot.keep_class] += slot.length
+
+    def _leave_class(self, slot: cache_slot.Slot) -> None:
+        if not slot.is_parked:
+            slot.order.remove(slot)
+        slot.slab.class_counts[slot.keep_class] -= 1
+        self.class_chunks[slot.keep_class] -= 1
+        self.class_bytes[slot.keep_class] -= slot.length
+
+    def _list(self, slot: cache_slot.Slot) -> None:
+        self._index[slot.cid] = slot
+        slot.slab.slots[slot.slot_no] = slot
+        self._enter_class(slot)
+
+    def _unlist(self, slot: cache_slot.Slot) -> None:
+        self._leave_class(slot)
+        del self._index[slot.cid]
+        slot.slab.slots[slot.slot_no] = None
+        slot.is_gone = True
+        slot.is_verified = False
+
+    def _free(self, slot: cache_slot.Slot) -> None:
+        slab = slot.slab
+        if self._slabs.get(slab.number) is slab:
+            slab.free.append(slot.slot_no)
+            self._group(slab.layout.slot_bytes).with_free[slab] = None
+
+    def _make_room(self, group: _SizeGroup) -> list[SlabAction]:
+        """Free a slot of the group: by a new slab, an eviction, or other sizes' slabs."""
+        layout = group.layout
+        if not layout.slot_count:
+            raise errors.CacheFull(
+                layout.slot_bytes, self.limit_bytes, "slabs are too small for it"
+            )
+        if self._surplus_bytes(layout) <= 0:
+            return self._add_slab(group, [])
+        victim = group.victim()
+        if victim is None or self._is_time_to_compare(group):
+            given_up = self._spare_slabs(layout)
+            if given_up and self._is_worth_less(given_up, victim):
+                return self._add_slab(group, given_up)
+        if victim is None:
+            raise errors.CacheFull(layout.slot_bytes, self.limit_bytes, "everything is in use")
+        group.evictions += 1
+        self.evictions += 1
+        self.drop(victim)
+        return []
+
+    def _is_time_to_compare(self, group: _SizeGroup) -> bool:
+        """Say whether a slab's worth of evictions went by.
+
+        Only then slabs of other sizes are looked at, so the look costs next to nothing.  Without
+        it a slot size that is no longer asked for would keep its slabs for ever.
+        """
+        return len(self._groups) > 1 and group.evictions % group.layout.slot_count == 0
+
+    def _is_worth_less(self, slabs: list[cache_slot.Slab], victim: cache_slot.Slot | None) -> bool:
+        return victim is None or slabs[-1].value < (victim.keep_class, victim.used_at)
+
+    def _surplus_bytes(self, layout: cache_slab.SlabLayout) -> int:
+        return self.disk_bytes + layout.file_bytes - self._ceiling_bytes
+
+    def _spare_slabs(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
+        """Return slabs of other sizes to give up for one of ``layout``, the cheapest first.
+
+        The list is empty if they would not make enough room.
+        """
+        others = (s for s in self._slabs.values() if s.layout.slot_bytes != layout.slot_bytes)
+        spare = []
+        surplus = self._surplus_bytes(layout)
+        for slab in sorted((s for s in others if not s.held), key=operator.attrgetter("value")):
+            spare.append(slab)
+            surplus -= slab.layout.file_bytes
+            if surplus <= 0:
+                return spare
+        return []
+
+    def _add_slab(self, group: _SizeGroup, given_up: list[cache_slot.Slab]) -> list[SlabAction]:
+        actions: list[SlabAction] = []
+        for slab in given_up:
+            self.evictions += self._give_up(slab)
+            actions.append(RemoveSlab(slab))
+        number = next(n for n in range(len(self._slabs) + 1) if n not in self._slabs)
+        slab = self._slabs[number] = cache_slot.Slab(number, group.layout)
+        self.disk_bytes += slab.layout.file_bytes
+        group.with_free[slab] = None
+        return [*actions, MakeSlab(slab)]
+
+    def _give_up(self, slab: cache_slot.Slab) -> int:
+        """Forget a slab and its chunks; return how many these were."""
+        del self._slabs[slab.number]
+        self._group(slab.layout.slot_bytes).with_free.pop(slab, None)
+        self.disk_bytes -= slab.layout.file_bytes
+        slots = [slot for slot in slab.slots if slot is not None]
+        for slot in slots:
+            self.drop(slot)
+        return len(slots)
