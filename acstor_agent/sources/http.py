@@ -159,7 +159,7 @@ class HttpSource(base.Driver):
                     self._not_before = trio.current_time() + pause_s
                 yield response
         except httpx.HTTPError as error:
-            raise asked.unreachable(f"{type(error).__name__} {error}".rstrip()) from error
+            raise asked.unreachable(_reason(error)) from error
 
 
 async def _body(asked: http_range.Asked, response: httpx.Response) -> bytes:
@@ -174,6 +174,14 @@ async def _body(asked: http_range.Asked, response: httpx.Response) -> bytes:
     if got < asked.length:
         raise asked.unreachable(f"the body ended after {got} of {asked.length} bytes")
     return b"".join(parts)
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    """Return what went wrong; where httpx has no words, those of the error below it."""
+    root: BaseException = error
+    while not str(root) and (below := root.__cause__ or root.__context__) is not None:
+        root = below
+    return f"{type(error).__name__} {root}".rstrip()
 
 
 def _parsed(url: str) -> httpx.URL:

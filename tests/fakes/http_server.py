@@ -10,6 +10,7 @@ import dataclasses
 import gzip
 import http.server
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -45,8 +46,8 @@ class LocalServer:
     ``behaviours`` are used up one a request; when none is left, answers are fine.
     """
 
-    def __init__(self, port: int, files: dict[str, bytes]) -> None:
-        self.url = f"http://127.0.0.1:{port}/"
+    def __init__(self, url: str, files: dict[str, bytes]) -> None:
+        self.url = url
         self.files = files
         self.behaviours: list[Behaviour] = []
         self.asked: list[dict[str, str]] = []
@@ -55,12 +56,17 @@ class LocalServer:
 
 
 @contextlib.contextmanager
-def serve(files: dict[str, bytes]) -> Iterator[LocalServer]:
+def serve(files: dict[str, bytes], tls: ssl.SSLContext | None = None) -> Iterator[LocalServer]:
     """Serve ``files`` by name on a free port of the loopback until the block ends."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.block_on_close = False
-    server.local = LocalServer(server.server_address[1], files)
+    if tls is not None:
+        server.socket = tls.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    scheme = "http" if tls is None else "https"
+    server.local = LocalServer(f"{scheme}://127.0.0.1:{server.server_address[1]}/", files)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -77,6 +83,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.server.local.connections += 1
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            super().handle()
 
     def do_GET(self) -> None:
         local = self.server.local

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import faulty_source
+
+BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.CHUNK_MAP)
+
+
+def test_blob_is_named_after_image_and_kind():
+    assert BLOB.name == "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.acmap"
+
+
+def test_part_names_first_and_last_byte():
+    assert BLOB.part(65_536, 4_096) == f"{BLOB.name} bytes 65536-69631"
+
+
+def test_negative_range_names_blob_and_numbers():
+    with pytest.raises(errors.LocalProtocolError, match=rf"{BLOB.name}.*offset -5, length 7"):
+        base.check_range(BLOB, -5, 7)
+
+
+async def test_wrapper_by_itself_changes_nothing():
+    inner = faulty_source.FaultySource(faulty_source.MemorySource({BLOB: b"0123456789"}))
+    wrapper = base.Wrapper(inner)
+    assert await wrapper.read(BLOB, 2, 3) == b"234"
+    assert await wrapper.size_bytes(BLOB) == 10
+    assert (wrapper.where, wrapper.in_flight) == ("memory", base.DEFAULT_IN_FLIGHT)
+    await wrapper.aclose()
+    assert inner.is_closed

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+import random
+
+import pytest
+import stevedore
+from oslo_config import cfg
+
+import acstor_agent.conf
+from acstor_agent.sources import base
+from acstor_agent.sources import build
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import faulty_source
+from tests.fakes import http_server
+
+BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
+DATA = random.Random(1).randbytes(100_000)
+ALWAYS = range(1, 1_000)
+
+
+@pytest.fixture
+def conf(tmp_path):
+    conf = cfg.ConfigOpts()
+    acstor_agent.conf.register_opts(conf)
+    conf([])
+    conf.set_override("folder", str(tmp_path), group="source_file")
+    return conf
+
+
+@pytest.fixture
+def other_package(tmp_path, monkeypatch):
+    """Install a package whose sources are not what they should be."""
+    package = tmp_path / "site"
+    (package / "other-1.0.dist-info").mkdir(parents=True)
+    (package / "other-1.0.dist-info" / "METADATA").write_text("Name: other\nVersion: 1.0\n")
+    (package / "other-1.0.dist-info" / "entry_points.txt").write_text(
+        "[acstor.sources]\nbroken = other_sources:Source\nwrong = json:dumps\n"
+    )
+    (package / "other_sources.py").write_text("raise RuntimeError('librados is not there')\n")
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.setattr(stevedore.ExtensionManager, "ENTRY_POINT_CACHE", {})
+
+
+async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nursery):
+    (tmp_path / BLOB.name).write_bytes(DATA)
+    with http_server.serve({BLOB.name: DATA}) as server:
+        conf.set_override("url", server.url, group="source_http")
+        source = build.build(["file", "http"], conf, nursery)
+        assert source.where == f"{tmp_path}, {server.url}"
+        assert await source.read(BLOB, 5, 50, ids.cid_of(DATA[5:55])) == DATA[5:55]
+        assert server.asked == []
+        (tmp_path / BLOB.name).write_bytes(DATA[::-1])
+        assert await source.read(BLOB, 5, 50, ids.cid_of(DATA[5:55])) == DATA[5:55]
+        (tmp_path / BLOB.name).unlink()
+        assert await source.size_bytes(BLOB) == len(DATA)
+        assert len(server.asked) == 2
+        await source.aclose()
+
+
+async def test_connections_of_the_driver_bound_the_reads_in_flight(conf, nursery):
+    conf.set_override("url", "http://127.0.0.1:1/", group="source_http")
+    conf.set_override("connections", 3, group="source_http")
+    source = build.build(["http"], conf, nursery)
+    assert source.in_flight == 3
+    await source.aclose()
+
+
+async def test_wrapped_driver_joins_retries_and_verifies(autojump_clock, nursery):
+    inner = faulty_source.FaultySource(
+        faulty_source.MemorySource({BLOB: DATA}), delay=ALWAYS, fail=[1], corrupt=[3]
+    )
+    source = build.wrapped(inner, nursery, random.Random(1))
+
+    async def read_chunk():
+        assert await source.read(BLOB, 0, 4096, ids.cid_of(DATA[:4096])) == DATA[:4096]
+
+    nursery.start_soon(read_chunk)
+    await read_chunk()
+    assert len(inner.reads) == 2
+    with pytest.raises(errors.ChunkInvalid):
+        await read_chunk()
+    assert len(inner.reads) == 3
+
+
+async def test_unknown_source_is_named_with_those_installed(conf, nursery):
+    with pytest.raises(errors.Unusable, match=r"\[acstor_agent\] sources: .*'ftp'.*file, http"):
+        build.build(["file", "ftp"], conf, nursery)
+
+
+async def test_no_source_at_all_is_refused(conf, nursery):
+    with pytest.raises(errors.Unusable, match=r"\[acstor_agent\] sources: it is empty.*file, http"):
+        build.build([], conf, nursery)
+
+
+async def test_source_that_does_not_load_is_named_with_its_reason(conf, nursery, other_package):
+    with pytest.raises(errors.Unusable, match=r"'broken' .*RuntimeError: librados is not there"):
+        build.build(["broken"], conf, nursery)
+
+
+async def test_plug_in_that_is_no_source_is_refused(conf, nursery, other_package):
+    with pytest.raises(errors.Unusable, match="'wrong' is no source"):
+        build.build(["wrong"], conf, nursery)
+
+
+async def test_option_that_is_missing_is_named(conf, nursery):
+    with pytest.raises(errors.Unusable, match=r"\[source_http\] url"):
+        build.build(["http"], conf, nursery)

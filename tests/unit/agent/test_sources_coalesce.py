@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+import random
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_agent.sources import base
+from acstor_agent.sources import coalesce
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import faulty_source
+
+BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
+OTHER = base.Blob(BLOB.image_id, base.BlobKind.CHUNK_MAP)
+DATA = random.Random(1).randbytes(4_000)
+ALWAYS = range(1, 1_000)
+
+
+def slow(**faults):
+    """Return a source each of whose reads takes a second of the test's clock."""
+    memory = faulty_source.MemorySource({BLOB: DATA, OTHER: DATA[::-1]})
+    return faulty_source.FaultySource(memory, delay=ALWAYS, **faults)
+
+
+class Readers:
+    """Tasks that read, and what became of them."""
+
+    def __init__(self, source, nursery):
+        self.source, self.nursery = source, nursery
+        self.outcomes = {}
+        self.scopes = {}
+
+    async def start(self, name, offset, length, blob=BLOB):
+        self.nursery.start_soon(self._read, name, offset, length, blob)
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def _read(self, name, offset, length, blob):
+        with trio.CancelScope() as self.scopes[name]:
+            try:
+                self.outcomes[name] = await self.source.read(blob, offset, length)
+            except errors.ChunkUnavailable as error:
+                self.outcomes[name] = error
+
+
+@pytest.fixture
+def clock(autojump_clock):
+    return autojump_clock
+
+
+async def test_lone_read_is_sent_at_once_and_as_it_is(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery), nursery)
+    started = trio.current_time()
+    await readers.start("lone", 7, 5)
+    assert inner.reads == [(7, 5)]
+    assert trio.current_time() == started
+    await trio.sleep(1.1)
+    assert readers.outcomes == {"lone": DATA[7:12]}
+
+
+async def test_waiting_neighbours_become_one_read(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery, in_flight=1), nursery)
+    for name, offset in [("busy", 3_000), ("b", 100), ("c", 200), ("a", 0), ("far", 900)]:
+        await readers.start(name, offset, 100)
+    await trio.sleep(5)
+    assert inner.reads == [(3_000, 100), (0, 300), (900, 100)]
+    assert readers.outcomes["a"] == DATA[:100]
+    assert readers.outcomes["b"] == DATA[100:200]
+    assert readers.outcomes["c"] == DATA[200:300]
+    assert readers.outcomes["far"] == DATA[900:1_000]
+
+
+async def test_joined_read_has_at_most_max_bytes_but_a_long_one_is_sent(clock, nursery):
+    inner = slow()
+    source = coalesce.CoalesceSource(inner, nursery, in_flight=1, max_bytes=250)
+    readers = Readers(source, nursery)
+    await readers.start("busy", 3_000, 100)
+    for offset in (0, 100, 200):
+        await readers.start(offset, offset, 100)
+    await readers.start("long", 1_000, 900)
+    await trio.sleep(9)
+    assert inner.reads == [(3_000, 100), (0, 200), (200, 100), (1_000, 900)]
+
+
+async def test_blobs_are_not_mixed(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery, in_flight=1), nursery)
+    await readers.start("busy", 3_000, 100)
+    await readers.start("image", 0, 100)
+    await readers.start("map", 100, 100, OTHER)
+    await trio.sleep(5)
+    assert inner.reads == [(3_000, 100), (0, 100), (100, 100)]
+    assert readers.outcomes["map"] == DATA[::-1][100:200]
+
+
+async def test_range_inside_one_in_flight_waits_for_it(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery), nursery)
+    await readers.start("all", 0, 300)
+    await readers.start("same", 0, 300)
+    await readers.start("part", 50, 100)
+    await trio.sleep(2)
+    assert inner.reads == [(0, 300)]
+    assert readers.outcomes["same"] == DATA[:300]
+    assert readers.outcomes["part"] == DATA[50:150]
+
+
+async def test_inner_reads_in_flight_are_bounded(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery, in_flight=3), nursery)
+    for number in range(12):
+        await readers.start(number, number * 200, 100)
+    assert inner.in_flight_now == 3
+    await trio.sleep(9)
+    assert inner.in_flight_most == 3
+    assert len(readers.outcomes) == 12
+
+
+def test_places_are_those_of_the_inner_source_unless_said(monkeypatch):
+    inner = slow()
+    monkeypatch.setattr(type(inner), "in_flight", 5)
+    assert coalesce.CoalesceSource(inner, None).in_flight == 5
+    assert coalesce.CoalesceSource(inner, None, in_flight=2).in_flight == 2
+
+
+async def test_failure_reaches_all_who_were_joined_and_nobody_else(clock, nursery):
+    inner = slow(fail=[2])
+    readers = Readers(coalesce.CoalesceSource(inner, nursery, in_flight=1), nursery)
+    for name, offset in [("busy", 3_000), ("a", 0), ("b", 100), ("far", 900)]:
+        await readers.start(name, offset, 100)
+    await trio.sleep(5)
+    a, b = readers.outcomes["a"], readers.outcomes["b"]
+    assert isinstance(a, errors.SourceUnreachable) and "read 2 fails" in str(a)
+    assert (type(b), str(b)) == (type(a), str(a))
+    assert a is not b
+    assert readers.outcomes["far"] == DATA[900:1_000]
+
+
+async def test_bug_of_the_inner_source_is_raised_where_it_was_asked(nursery):
+    class Broken(faulty_source.MemorySource):
+        async def read(self, blob, offset, length, cid=None):
+            raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        await coalesce.CoalesceSource(Broken({}), nursery).read(BLOB, 0, 1)
+
+
+async def test_cancelled_waiter_does_not_cancel_the_others(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery), nursery)
+    await readers.start("first", 0, 100)
+    await readers.start("second", 0, 100)
+    readers.scopes["first"].cancel()
+    await trio.sleep(2)
+    assert inner.reads == [(0, 100)]
+    assert readers.outcomes == {"second": DATA[:100]}
+
+
+async def test_range_that_nobody_waits_for_any_more_is_not_started(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery, in_flight=1), nursery)
+    for name, offset in [("busy", 3_000), ("gone", 0), ("stays", 100)]:
+        await readers.start(name, offset, 100)
+    readers.scopes["gone"].cancel()
+    await trio.sleep(5)
+    assert inner.reads == [(3_000, 100), (100, 100)]
+
+
+async def test_read_in_flight_that_nobody_waits_for_frees_its_place(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery, in_flight=1), nursery)
+    await readers.start("gone", 0, 100)
+    await readers.start("next", 900, 100)
+    started = trio.current_time()
+    readers.scopes["gone"].cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert inner.reads == [(0, 100), (900, 100)]
+    await trio.sleep(1.5)
+    assert readers.outcomes == {"next": DATA[900:1_000]}
+    assert trio.current_time() - started < 2
+
+
+async def test_range_is_read_again_after_the_abandoned_one(clock, nursery):
+    inner = slow()
+    source = coalesce.CoalesceSource(inner, nursery, in_flight=1)
+    with trio.move_on_after(0.5):
+        await source.read(BLOB, 0, 100)
+    assert await source.read(BLOB, 0, 100) == DATA[:100]
+    assert len(inner.reads) == 2
+
+
+async def test_nursery_that_ends_tells_all_who_wait(clock, nursery):
+    async with trio.open_nursery() as own:
+        readers = Readers(coalesce.CoalesceSource(slow(), own, in_flight=1), nursery)
+        await readers.start("in flight", 0, 100)
+        await readers.start("waiting", 900, 100)
+        own.cancel_scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert {type(outcome) for outcome in readers.outcomes.values()} == {errors.SourceUnreachable}
+    assert "being closed" in str(readers.outcomes["waiting"])
+
+
+async def test_closing_tells_all_who_wait_and_closes_the_inner_source(clock, nursery):
+    inner = slow()
+    source = coalesce.CoalesceSource(inner, nursery, in_flight=1)
+    readers = Readers(source, nursery)
+    await readers.start("in flight", 0, 100)
+    await readers.start("waiting", 900, 100)
+    await source.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [type(outcome) for outcome in readers.outcomes.values()] == [
+        errors.SourceUnreachable
+    ] * 2
+    assert inner.reads == [(0, 100)] and inner.is_closed
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_random_readers_faults_and_cancellations_give_right_bytes_or_an_error(
+    clock, nursery, seed
+):
+    rng = random.Random(seed)
+    inner = slow(share=0.2, seed=seed)
+    source = coalesce.CoalesceSource(inner, nursery, in_flight=2, max_bytes=500)
+    done = []
+
+    async def read(offset, length, patience_s):
+        with trio.move_on_after(patience_s) as scope:
+            try:
+                assert await source.read(BLOB, offset, length) == DATA[offset : offset + length]
+                done.append("right")
+            except errors.SourceUnreachable:
+                done.append("failed")
+        if scope.cancelled_caught:
+            done.append("gone")
+
+    async with trio.open_nursery() as all_readers:
+        for _ in range(200):
+            await trio.sleep(rng.choice([0, 0, 0.1, 1]))
+            patience_s = rng.choice([0.5, 3, 1_000])
+            all_readers.start_soon(read, rng.randrange(39) * 100, 100, patience_s)
+    assert len(done) == 200
+    assert min(done.count(outcome) for outcome in ("right", "failed", "gone")) > 5
+    assert inner.in_flight_most == 2
+    assert len(inner.reads) < 200

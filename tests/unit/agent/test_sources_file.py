@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+import errno
+import os
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_agent.sources import base
+from acstor_agent.sources import file
+from acstor_common import errors
+from acstor_common import ids
+
+BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
+
+
+def other_blob(number):
+    return base.Blob(ids.ImageId(f"00000000-0000-0000-0000-{number:012d}"), base.BlobKind.IMAGE)
+
+
+def open_files_below(folder):
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    paths = [os.readlink(link) for link in links if os.path.lexists(link)]
+    return sum(path.startswith(f"{folder}/") for path in paths)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / BLOB.name
+    path.write_bytes(b"0123456789")
+    return path
+
+
+@pytest.fixture
+def source(tmp_path):
+    return file.FileSource(str(tmp_path), open_files_limit=3)
+
+
+async def test_short_file_is_missing_with_path_and_sizes(source, path):
+    with pytest.raises(errors.ChunkMissing) as caught:
+        await source.read(BLOB, 6, 8)
+    assert str(caught.value) == (
+        f"{BLOB.name} bytes 6-13 is not available from {path}: the file ends at byte 10"
+    )
+
+
+async def test_replaced_file_is_opened_again(source, path):
+    assert await source.read(BLOB, 0, 3) == b"012"
+    path.with_suffix(".new").write_bytes(b"abcdef")
+    path.with_suffix(".new").rename(path)
+    assert await source.read(BLOB, 0, 3) == b"abc"
+    assert await source.size_bytes(BLOB) == 6
+
+
+async def test_removed_file_is_missing_though_it_was_open(source, path):
+    await source.read(BLOB, 0, 3)
+    path.unlink()
+    with pytest.raises(errors.ChunkMissing, match="no such file"):
+        await source.read(BLOB, 0, 3)
+
+
+async def test_symbolic_link_is_refused_also_inside_the_folder(source, path):
+    path.rename(path.with_suffix(".elsewhere"))
+    path.symlink_to(path.with_suffix(".elsewhere"))
+    with pytest.raises(errors.ChunkMissing, match="symbolic link"):
+        await source.read(BLOB, 0, 3)
+
+
+async def test_link_that_replaces_an_open_file_is_refused(source, path):
+    await source.read(BLOB, 0, 3)
+    path.rename(path.with_suffix(".elsewhere"))
+    path.symlink_to(path.with_suffix(".elsewhere"))
+    with pytest.raises(errors.ChunkMissing, match="symbolic link"):
+        await source.read(BLOB, 0, 3)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+async def test_what_is_no_regular_file_is_refused_without_waiting(source, path, make):
+    path.unlink()
+    make(path)
+    with trio.fail_after(2), pytest.raises(errors.ChunkMissing, match="not a regular file"):
+        await source.read(BLOB, 0, 3)
+    with pytest.raises(errors.ChunkMissing, match="not a regular file"):
+        await source.size_bytes(BLOB)
+
+
+async def test_files_stay_open_between_reads_but_not_too_many(source, path, tmp_path):
+    for number in range(6):
+        (tmp_path / other_blob(number).name).write_bytes(b"x")
+        await source.read(other_blob(number), 0, 1)
+    assert open_files_below(tmp_path) == 3
+    await source.aclose()
+    assert open_files_below(tmp_path) == 0
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE])
+async def test_passing_fault_is_unreachable_and_the_file_is_opened_again(
+    source, path, code, monkeypatch
+):
+    real_open = os.open
+    opened = []
+
+    def counting_open(name, flags):
+        opened.append(name)
+        return real_open(name, flags)
+
+    def pread(*args):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "open", counting_open)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pread", pread)
+        with pytest.raises(errors.SourceUnreachable, match=os.strerror(code)):
+            await source.read(BLOB, 0, 3)
+    assert await source.read(BLOB, 0, 3) == b"012"
+    assert opened == [str(path)] * 2
+
+
+async def test_pread_that_gives_less_is_continued(source, path, monkeypatch):
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, offset: real(fd, min(length, 4), offset))
+    assert await source.read(BLOB, 0, 10) == b"0123456789"
+
+
+async def test_reader_of_a_server_that_hangs_can_be_cancelled(source, path, monkeypatch):
+    answers = threading.Event()
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda *args: answers.wait(10) and real(*args))
+    try:
+        with trio.move_on_after(0.05) as scope:
+            await source.read(BLOB, 0, 3)
+        assert scope.cancelled_caught
+    finally:
+        answers.set()
+    assert await source.read(BLOB, 0, 3) == b"012"
+
+
+async def test_reads_take_no_thread_of_others(source, path, monkeypatch):
+    answers = threading.Event()
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda *args: answers.wait(10) and real(*args))
+    async with trio.open_nursery() as nursery:
+        for _ in range(100):
+            nursery.start_soon(source.read, BLOB, 0, 3)
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+            with trio.fail_after(2):
+                assert await trio.to_thread.run_sync(lambda: 5) == 5
+        finally:
+            answers.set()
+
+
+@pytest.mark.parametrize("folder", [None, "", "relative/folder"])
+def test_folder_must_be_absolute(folder):
+    group = type("Group", (), {"folder": folder})
+    with pytest.raises(errors.Unusable, match=r"\[source_file\] folder"):
+        file.FileSource.from_conf(group)

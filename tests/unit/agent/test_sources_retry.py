@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+import random
+
+import pytest
+import trio
+
+from acstor_agent.sources import base
+from acstor_agent.sources import retry
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import faulty_source
+
+BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
+
+
+class Flaky(faulty_source.FaultySource):
+    """Notes when it was asked, and has its size fail once as well."""
+
+    def __init__(self, **faults):
+        super().__init__(faulty_source.MemorySource({BLOB: b"0123456789"}), **faults)
+        self.asked_at = []
+        self.sizes_asked = 0
+
+    async def read(self, blob, offset, length, cid=None):
+        self.asked_at.append(trio.current_time())
+        return await super().read(blob, offset, length, cid)
+
+    async def size_bytes(self, blob):
+        self.sizes_asked += 1
+        if self.sizes_asked == 1:
+            raise errors.SourceUnreachable("the size", self.where)
+        return await super().size_bytes(blob)
+
+
+def retried(inner, **limits):
+    return retry.RetrySource(inner, random.Random(7), **limits)
+
+
+async def test_passing_faults_are_not_seen(autojump_clock):
+    inner = Flaky(fail=[1, 2])
+    assert await retried(inner, attempts=3).read(BLOB, 2, 3) == b"234"
+    assert len(inner.reads) == 3
+
+
+async def test_size_is_asked_again_too(autojump_clock):
+    assert await retried(Flaky()).size_bytes(BLOB) == 10
+
+
+async def test_last_fault_is_raised_after_all_attempts(autojump_clock):
+    inner = Flaky(share=1.0)
+    with pytest.raises(errors.SourceUnreachable, match="read 4 fails"):
+        await retried(inner, attempts=4).read(BLOB, 0, 1)
+    assert len(inner.reads) == 4
+
+
+@pytest.mark.parametrize("kind", [errors.ChunkMissing, errors.ChunkInvalid])
+async def test_what_does_not_pass_is_not_retried(kind):
+    inner = Flaky(fail=[1], error=kind)
+    with pytest.raises(kind):
+        await retried(inner).read(BLOB, 0, 1)
+    assert len(inner.reads) == 1
+
+
+async def test_pauses_double_up_to_the_longest_with_jitter(autojump_clock):
+    inner = Flaky(share=1.0)
+    with pytest.raises(errors.SourceUnreachable):
+        await retried(inner, attempts=7, first_pause_s=1, longest_pause_s=8).read(BLOB, 0, 1)
+    pauses = [after - before for before, after in itertools.pairwise(inner.asked_at)]
+    shares = [pause / full for pause, full in zip(pauses, [1, 2, 4, 8, 8, 8], strict=True)]
+    assert all(0.5 <= share <= 1 + 1e-6 for share in shares)
+    assert len(set(shares)) == 6
+
+
+async def test_pause_beyond_the_deadline_is_not_made(autojump_clock):
+    inner = Flaky(share=1.0)
+    started = trio.current_time()
+    with trio.fail_after(10), pytest.raises(errors.SourceUnreachable):
+        await retried(inner, attempts=9, first_pause_s=8, longest_pause_s=64).read(BLOB, 0, 1)
+    assert trio.current_time() - started <= 8
+    assert len(inner.reads) == 2
