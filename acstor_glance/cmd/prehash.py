@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor-prehash: make the chunk map of an image file.
+
+Results go to standard output, everything else to standard error.  Exit status:
+0 done, 1 it could not be done, 2 wrong usage, 130 stopped by Ctrl-C.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import tqdm
+
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_glance import prehash
+
+DEFAULT_OS_HASH_ALGO = "sha512"
+"""What Glance computes unless its operator says otherwise ([DEFAULT] hashing_algorithm)."""
+
+EXIT_FAILED = 1
+EXIT_STOPPED = 130
+_SIZE = re.compile(r"([0-9]{1,12})(|K|M)(?:iB)?")
+_UNITS = {"": 1, "K": geometry.KIB, "M": geometry.MIB}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    try:
+        image_id = options.image_id or image_id_of_name(options.image)
+    except ValueError as exc:
+        parser.error(str(exc))
+    level = logging.ERROR if options.quiet else logging.INFO
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    try:
+        summary = run(options, image_id)
+    except (errors.AcstorError, ValueError) as exc:
+        print(f"acstor-prehash: {exc}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("acstor-prehash: stopped; run again to continue", file=sys.stderr)
+        return EXIT_STOPPED
+    report(summary, options)
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="acstor-prehash",
+        description="Make the chunk map of a raw image: with it hosts check and share its chunks.",
+        epilog="A run that was stopped goes on where it was when it is started again.",
+    )
+    parser.add_argument("image", metavar="IMAGE", type=pathlib.Path, help="file of a raw image")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="MAP",
+        type=pathlib.Path,
+        help="file to write; by default IMAGE with the ending .acmap",
+    )
+    parser.add_argument(
+        "--image-id",
+        metavar="UUID",
+        type=_argument(ids.parse_image_id),
+        help="Glance's id of the image; by default taken from a file name <UUID>.raw",
+    )
+    parser.add_argument(
+        "--chunk-size",
+        metavar="SIZE",
+        type=_argument(parse_chunk_size),
+        default=geometry.DEFAULT_CHUNK_BYTES,
+        help="a power of two from 16K to 4M (default: 64K)",
+    )
+    parser.add_argument(
+        "--os-hash",
+        metavar="ALGO:HEX|compute",
+        type=_argument(parse_os_hash),
+        default=chunk_map.UNKNOWN_OS_HASH,
+        help="os_hash_algo and os_hash_value of the image in Glance; 'compute' computes the "
+        f"{DEFAULT_OS_HASH_ALGO}, which reads the image a second time and takes longer than all "
+        "the rest",
+    )
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=_argument(parse_workers),
+        help=f"threads that hash (default: one a core, at most {prehash.MAX_DEFAULT_WORKERS})",
+    )
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--quiet", action="store_true", help="print only errors (and JSON)")
+    return parser
+
+
+def run(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:
+    """Hash the image and show how far it is."""
+    output = options.output or options.image.with_suffix(".acmap")
+    passes = 1 + bool(options.os_hash.algo and not options.os_hash.value)
+    with Bar(options.image, passes, show=not options.quiet and sys.stderr.isatty()) as bar:
+        return prehash.prehash(
+            options.image,
+            output,
+            image_id,
+            chunk_bytes=options.chunk_size,
+            os_hash=options.os_hash,
+            workers=options.workers,
+            progress=bar.update,
+        )
+
+
+class Bar:
+    """A progress bar in bytes; what an earlier run did does not count for the rate."""
+
+    def __init__(self, image: pathlib.Path, passes: int, show: bool) -> None:
+        self._image, self._passes, self._show = image, passes, show
+        self._bar: tqdm.tqdm | None = None
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def update(self, done_bytes: int) -> None:
+        """Show that ``done_bytes`` are done."""
+        if self._bar is None:
+            self._bar = tqdm.tqdm(
+                desc=self._image.name,
+                total=self._image.stat().st_size * self._passes,
+                initial=done_bytes,
+                unit="B",
+                unit_scale=True,
+                disable=not self._show,
+            )
+        self._bar.update(done_bytes - self._bar.n)
+
+
+def report(summary: prehash.Summary, options: argparse.Namespace) -> None:
+    """Print the summary in the form that was asked for."""
+    if options.json:
+        print(json.dumps(dataclasses.asdict(summary)))
+    elif not options.quiet:
+        resumed = f" ({summary.resumed_chunks} by an earlier run)" if summary.resumed_chunks else ""
+        print(
+            f"{summary.map_path}: {summary.chunks} chunks{resumed}, {summary.zero_chunks} of them "
+            f"zero, in {summary.seconds_s:.1f} s"
+        )
+
+
+def image_id_of_name(image: pathlib.Path) -> ids.ImageId:
+    """Return the image id that a file named ``<UUID>.raw`` is of.
+
+    :raises ValueError: it is named otherwise
+    """
+    try:
+        if image.suffix == ".raw":
+            return ids.parse_image_id(image.stem)
+    except ValueError:
+        pass
+    raise ValueError(f"{image.name} is not named <UUID>.raw: give the image's id with --image-id")
+
+
+def parse_chunk_size(text: str) -> int:
+    """Return a chunk size such as ``64K`` in bytes."""
+    match = _SIZE.fullmatch(text)
+    size = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not geometry.is_chunk_size(size):
+        raise ValueError(f"not a power of two from 16K to 4M: {text!r}")
+    return size
+
+
+def parse_os_hash(text: str) -> chunk_map.OsHash:
+    """Return an image hash from ``ALGO:HEX``; with ``compute`` one that has no value yet."""
+    if text == "compute":
+        return chunk_map.OsHash(DEFAULT_OS_HASH_ALGO, b"")
+    algo, _, digits = text.partition(":")
+    if algo not in hashlib.algorithms_available:
+        raise ValueError(f"not a hash algorithm: {algo!r}")
+    try:
+        value = bytes.fromhex(digits)
+    except ValueError:
+        value = b""
+    if not value or len(value) != hashlib.new(algo).digest_size:
+        raise ValueError(f"not the hexadecimal digits of a {algo}: {digits!r}")
+    return chunk_map.OsHash(algo, value)
+
+
+def parse_workers(text: str) -> int:
+    """Return a number of threads."""
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise ValueError(f"not a number from 1 to 1024: {text!r}")
+    return int(text)
+
+
+def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
+    """Make of ``parse`` a type for argparse that shows what its ValueError says."""
+
+    def parse_argument(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as exc:
+            raise argparse.ArgumentTypeError(str(exc)) from exc
+
+    return parse_argument
