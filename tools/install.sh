@@ -96,7 +96,7 @@ require_amd64
 command -v apt-get >/dev/null ||
     fail "there is no apt-get here." "Use Debian 12, Debian 13 or Ubuntu 24.04."
 mkdir -p "$LOGS"
-exec 9>"$LOGS/install.lock"
+exec 9<"$ROOT/bindep.txt"
 flock 9 # two scripts of one checkout may start together
 install_packages
 require_python

@@ -26,7 +26,7 @@ check ruff ruff check .
 check format ruff format --check .
 check mypy mypy
 check imports lint-imports
-check docs sphinx-build -W --keep-going -q -b html doc/source doc/build/html
+check docs sphinx-build -E -W --keep-going -q -b html doc/source doc/build/html
 if git rev-parse HEAD >/dev/null 2>&1; then
     check releasenotes reno --quiet lint
 fi

@@ -3,6 +3,7 @@
 
 import ast
 import importlib
+import os
 import pathlib
 import re
 import subprocess
@@ -137,3 +138,28 @@ def test_warning_that_no_test_expects_is_a_failure(tmp_path: pathlib.Path) -> No
     assert failed == ["a", "c"], run.stdout
     assert "unexpected log: WARNING acstor_x.part: slot 3 is bad" in run.stdout
     assert "expected log did not come: slot . is bad" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("release", "status", "said"),
+    [
+        ("4.19.0-27-amd64", 1, "is too old"),
+        ("5.3.18", 1, "is too old"),
+        ("5.4.0-1-generic", 0, "take-over"),
+        ("6.1.0-18-amd64", 0, "take-over"),
+        ("6.9-rc1", 0, ""),
+        ("6.18.44+deb13", 0, ""),
+        ("7.0", 0, ""),
+    ],
+)
+def test_scripts_know_which_kernels_will_do(
+    tmp_path: pathlib.Path, release: str, status: int, said: str
+) -> None:
+    fake = tmp_path / "uname"
+    fake.write_text(f"#!/bin/sh\necho {release}\n")
+    fake.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", "-euc", f"source {ROOT}/tools/lib.sh; require_kernel"]
+    run = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
+    assert run.returncode == status
+    assert said in run.stderr if said else not run.stderr
