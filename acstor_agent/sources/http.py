@@ -122,7 +122,7 @@ class HttpSource(base.Driver):
         """
         asked = http_range.Asked(f"the size of {blob.name}", self._base_url + blob.name, 0, 1)
         async with self._answer(asked) as response:
-            if http_range.size_if_unsatisfied(response.status_code, response.headers) == 0:
+            if http_range.is_of_empty_blob(response.status_code, response.headers):
                 return 0
             size = http_range.check_answer(asked, response.status_code, response.headers)
             await _body(asked, response)

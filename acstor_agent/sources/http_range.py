@@ -17,7 +17,6 @@ RETRY_AFTER_LIMIT_S = 5.0
 """The longest pause that a server can impose with Retry-After."""
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
-_UNSATISFIED = re.compile(r"bytes \*/(\d{1,19})", re.ASCII)
 _SECONDS = re.compile(r"\d{1,9}", re.ASCII)
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
 _REASONS = {
@@ -74,10 +73,17 @@ def check_answer(asked: Asked, status: int, headers: Mapping[str, str]) -> int |
     return size_bytes
 
 
-def size_if_unsatisfied(status: int, headers: Mapping[str, str]) -> int | None:
-    """Return the blob's size if the answer says that the range lies behind its end."""
-    match = _UNSATISFIED.fullmatch(headers.get("Content-Range", ""))
-    return int(match[1]) if status == 416 and match else None
+def is_of_empty_blob(status: int, headers: Mapping[str, str]) -> bool:
+    """Say whether this is how a server answers a range request for a blob of 0 bytes.
+
+    >>> is_of_empty_blob(416, {"Content-Range": "bytes */0"})  # RFC 9110
+    True
+    >>> is_of_empty_blob(200, {"Content-Length": "0"})  # nginx
+    True
+    """
+    if status == 416:
+        return headers.get("Content-Range") == "bytes */0"
+    return status == 200 and headers.get("Content-Length") == "0"
 
 
 def pause_s(headers: Mapping[str, str]) -> float:

@@ -92,11 +92,20 @@ def test_other_content_length_is_unreachable(length):
         http_range.check_answer(ASKED, 206, GOOD | {"Content-Length": length})
 
 
-def test_unsatisfied_range_tells_the_size():
-    headers = {"Content-Range": "bytes */0"}
-    assert http_range.size_if_unsatisfied(416, headers) == 0
-    assert http_range.size_if_unsatisfied(206, headers) is None
-    assert http_range.size_if_unsatisfied(416, {}) is None
+@pytest.mark.parametrize(
+    ("status", "headers", "is_empty"),
+    [
+        (416, {"Content-Range": "bytes */0"}, True),
+        (200, {"Content-Length": "0"}, True),
+        (416, {"Content-Range": "bytes */10"}, False),
+        (416, {}, False),
+        (200, {"Content-Length": "10"}, False),
+        (206, GOOD, False),
+        (404, {"Content-Length": "0"}, False),
+    ],
+)
+def test_empty_blob_is_told_from_a_refusal(status, headers, is_empty):
+    assert http_range.is_of_empty_blob(status, headers) is is_empty
 
 
 @pytest.mark.parametrize(
