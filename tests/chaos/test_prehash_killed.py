@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pre-hashing is killed at every step; the map is right or absent, and no work is lost for ever."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from acstor_common import chunk_map
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_glance import prehash
+
+IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+CHUNK = 16384
+COMMAND = [
+    sys.executable,
+    "-c",
+    "from acstor_glance.cmd import prehash as p; raise SystemExit(p.main())",
+]
+
+
+def run_killed_at(step: int, image: pathlib.Path, map_path: pathlib.Path) -> int:
+    """Pre-hash in a child that kills itself at its ``step``-th step; return how it ended.
+
+    A step is whatever the interpreter audits (open, rename, remove, locks ...) and each report
+    of progress.
+    """
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    seen = 0
+
+    def count(*event: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    try:
+        prehash.prehash(image, map_path, IMAGE_ID, chunk_bytes=CHUNK, workers=1, progress=count)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def check(map_path: pathlib.Path, image: pathlib.Path) -> None:
+    data = image.read_bytes()
+    found = chunk_map.ChunkMap.parse(map_path.read_bytes(), "m", expected_image_id=IMAGE_ID)
+    chunks = [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)]
+    assert [found.cid(chunk_no) for chunk_no in range(len(found))] == [
+        ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID for chunk in chunks
+    ]
+
+
+@pytest.fixture
+def image(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    monkeypatch.setattr(prehash, "RECORD_BYTES", 4 * CHUNK)
+    path = tmp_path / "image.raw"
+    path.write_bytes(random.Random(5).randbytes(20 * CHUNK) + bytes(3 * CHUNK) + b"end")
+    return path
+
+
+def test_kill_at_any_step_leaves_a_right_map_or_none(image: pathlib.Path) -> None:
+    map_path = image.with_suffix(".acmap")
+    for step in range(1, 1000):
+        for path in image.parent.glob("image.acmap*"):
+            path.unlink()
+        ended = run_killed_at(step, image, map_path)
+        if map_path.exists():
+            check(map_path, image)
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+        prehash.prehash(image, map_path, IMAGE_ID, chunk_bytes=CHUNK, workers=1)
+        check(map_path, image)
+        assert sorted(path.name for path in image.parent.iterdir()) == ["image.acmap", "image.raw"]
+    assert step > 15
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_again_and_again_it_still_gets_done(image: pathlib.Path, seed: int) -> None:
+    map_path = image.with_suffix(".acmap")
+    dice = random.Random(seed)
+    ends = [run_killed_at(dice.randint(1, 20), image, map_path)]
+    while ends[-1] != 0:
+        ends.append(run_killed_at(dice.randint(1, 20), image, map_path))
+        assert len(ends) < 200
+    check(map_path, image)
+
+
+def test_command_killed_at_random_goes_on_with_what_was_done(tmp_path: pathlib.Path) -> None:
+    image = tmp_path / f"{IMAGE_ID}.raw"
+    with image.open("wb") as file:
+        for gibibyte in range(0, 256, 16):
+            file.seek(gibibyte << 30)
+            file.write(b"data of %d" % gibibyte)
+        file.truncate(256 << 30)
+    part = image.with_suffix(".acmap.part")
+    for kill_bytes in (1 * geometry.MIB, 40 * geometry.MIB):
+        kill_when_longer(part, kill_bytes, [*COMMAND, str(image), "--quiet"])
+        assert not image.with_suffix(".acmap").exists()
+    done = subprocess.run(
+        [*COMMAND, str(image), "--json"], capture_output=True, check=True, timeout=60
+    )
+    summary = json.loads(done.stdout)
+    assert summary["resumed_chunks"] * 32 > 39 * geometry.MIB
+    assert summary["chunks"] - summary["zero_chunks"] == 16
+    raw = image.with_suffix(".acmap").read_bytes()
+    found = chunk_map.ChunkMap.parse(raw, "m", expected_size_bytes=256 << 30)
+    assert found.cid(3 * (16 << 30) // 65536) == ids.cid_of(b"data of 48".ljust(65536, b"\0"))
+
+
+def kill_when_longer(path: pathlib.Path, length_bytes: int, command: list[str]) -> None:
+    process = subprocess.Popen(command)
+    try:
+        deadline_s = time.monotonic() + 30
+        while not path.exists() or path.stat().st_size < length_bytes:
+            assert process.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.wait()

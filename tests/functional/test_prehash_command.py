@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor-prehash as an operator sees it: what it prints, where, and how it ends."""
+
+import hashlib
+import json
+import os
+import pathlib
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+from acstor_common import chunk_map
+from acstor_common import geometry
+from acstor_common import ids
+
+IMAGE_ID = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+COMMAND = [
+    sys.executable,
+    "-c",
+    "from acstor_glance.cmd import prehash as p; raise SystemExit(p.main())",
+]
+GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "chunk_map-v1.acmap"
+HUGE_BYTES = 1 << 40
+
+
+def run(*arguments: object, cwd: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def image(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / f"{IMAGE_ID}.raw"
+    path.write_bytes(os.urandom(300_000) + bytes(300_000) + b"end")
+    return path
+
+
+def test_image_id_and_map_are_named_after_the_image(image: pathlib.Path) -> None:
+    done = run(image.name, cwd=image.parent)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{IMAGE_ID}.acmap: 10 chunks, 4 of them zero, in ")
+    raw = image.with_suffix(".acmap").read_bytes()
+    found = chunk_map.ChunkMap.parse(raw, "m", expected_image_id=ids.parse_image_id(IMAGE_ID))
+    assert found.geometry == geometry.Geometry(600_003, 65536)
+
+
+def test_golden_map_is_made_from_its_image(tmp_path: pathlib.Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(
+        (b"acstor one\n" * 1490)[:16384] + bytes(16384) + (b"acstor two\n" * 91)[:1000]
+    )
+    options = ["--image-id", IMAGE_ID, "--chunk-size", "16K", "--os-hash", "compute", "--quiet"]
+    done = run(image, "-o", "out", *options, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "out").read_bytes() == GOLDEN.read_bytes()
+
+
+def test_json_summary_is_for_machines(image: pathlib.Path) -> None:
+    value = hashlib.sha512(image.read_bytes()).hexdigest()
+    done = run(
+        image, "--json", "--quiet", "--os-hash", f"sha512:{value}", "--workers", 1, cwd=image.parent
+    )
+    summary = json.loads(done.stdout)
+    assert summary.pop("seconds_s") > 0
+    assert summary == {
+        "image_id": IMAGE_ID,
+        "map_path": str(image.with_suffix(".acmap")),
+        "size_bytes": 600_003,
+        "chunk_bytes": 65536,
+        "chunks": 10,
+        "zero_chunks": 4,
+        "resumed_chunks": 0,
+        "os_hash_algo": "sha512",
+        "os_hash_value": value,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "the following arguments are required: IMAGE"),
+        (["disk.img"], "disk.img is not named <UUID>.raw: give the image's id with --image-id"),
+        (["x", "--image-id", "7"], "not an image id (a UUID is expected): '7'"),
+        (["x", "--chunk-size", "63K"], "not a power of two from 16K to 4M: '63K'"),
+        (["x", "--chunk-size", "8M"], "not a power of two from 16K to 4M: '8M'"),
+        (["x", "--workers", "0"], "not a number from 1 to 1024: '0'"),
+        (["x", "--os-hash", "sha512:77"], "not the hexadecimal digits of a sha512: '77'"),
+        (["x", "--os-hash", "shake_128:"], "not the hexadecimal digits of a shake_128: ''"),
+        (["x", "--os-hash", "what:77"], "not a hash algorithm: 'what'"),
+    ],
+)
+def test_wrong_usage_is_explained(
+    tmp_path: pathlib.Path, arguments: list[str], complaint: str
+) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith(complaint)
+
+
+def test_failure_is_one_line_and_status_1(tmp_path: pathlib.Path) -> None:
+    done = run("nowhere", "--image-id", IMAGE_ID, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "acstor-prehash: nowhere: No such file or directory\n"
+
+
+@pytest.mark.skipif(not shutil.which("qemu-img"), reason="qemu-img is not installed")
+@pytest.mark.parametrize("name", ["qcow2", "vmdk", "vhdx", "vdi", "qed"])
+def test_images_of_qemu_img_that_are_not_raw_are_refused(tmp_path: pathlib.Path, name: str) -> None:
+    image = tmp_path / f"{IMAGE_ID}.raw"
+    subprocess.run(["qemu-img", "create", "-q", "-f", name, image, "64M"], check=True)
+    done = run(image, cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"its format is {name}, but images are served raw" in done.stderr
+    assert not image.with_suffix(".acmap").exists()
+
+
+def huge_image(folder: pathlib.Path) -> pathlib.Path:
+    """Return a sparse image that takes the command several seconds."""
+    image = folder / f"{IMAGE_ID}.raw"
+    with image.open("wb") as file:
+        file.write(b"data")
+        file.truncate(HUGE_BYTES)
+    return image
+
+
+def wait_for(condition: object, timeout_s: float = 20) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_progress_is_shown_on_a_terminal_and_ctrl_c_keeps_it(tmp_path: pathlib.Path) -> None:
+    image = huge_image(tmp_path)
+    part = image.with_suffix(".acmap.part")
+    terminal, command_side = pty.openpty()
+    termios.tcsetwinsize(command_side, (24, 120))
+    command = subprocess.Popen(
+        [*COMMAND, str(image)], stderr=command_side, cwd=pathlib.Path(__file__).parents[2]
+    )
+    os.close(command_side)
+    try:
+        wait_for(lambda: part.exists() and part.stat().st_size > 5 * geometry.MIB)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(20) == 130
+        shown = os.read(terminal, 1 << 16).decode()
+    finally:
+        command.kill()
+        command.wait()
+        os.close(terminal)
+    assert image.name in shown and "B/s" in shown
+    assert shown.endswith("acstor-prehash: stopped; run again to continue\r\n")
+    assert part.exists() and not image.with_suffix(".acmap").exists()

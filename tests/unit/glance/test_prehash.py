@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A map is made of an image that holds still, or not at all, however often the run is stopped."""
+
+import errno
+import hashlib
+import os
+import pathlib
+import random
+from collections.abc import Callable
+
+import pytest
+
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_glance import prehash
+from acstor_glance import progress_log
+
+IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+CHUNK = 16384
+RECORD = 4 * CHUNK
+
+
+class Stop(Exception):
+    """Ends a run from its progress callback, as a kill would."""
+
+
+@pytest.fixture(autouse=True)
+def small_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prehash, "RECORD_BYTES", RECORD)
+
+
+@pytest.fixture
+def image(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Ten records and a bit: data, zeros that are written, a hole, a short last chunk."""
+    path = tmp_path / "image.raw"
+    dice = random.Random(3)
+    with path.open("wb") as file:
+        for chunk_no in range(43):
+            if 8 <= chunk_no < 13:
+                file.write(bytes(CHUNK))
+            elif 20 <= chunk_no < 30:
+                file.seek(CHUNK, os.SEEK_CUR)
+            else:
+                file.write(dice.randbytes(CHUNK))
+        file.write(b"the short end")
+    return path
+
+
+def expected_cids(path: pathlib.Path, chunk_bytes: int = CHUNK) -> list[ids.Cid]:
+    data = path.read_bytes()
+    chunks = [data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes)]
+    return [ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID for chunk in chunks]
+
+
+def cids_of(path: pathlib.Path) -> list[ids.Cid]:
+    found = chunk_map.ChunkMap.parse(path.read_bytes(), str(path), expected_image_id=IMAGE_ID)
+    return [found.cid(chunk_no) for chunk_no in range(len(found))]
+
+
+def make(image: pathlib.Path, **options: object) -> prehash.Summary:
+    arguments = {"chunk_bytes": CHUNK, "workers": 2, **options}
+    return prehash.prehash(image, map_of(image), IMAGE_ID, **arguments)  # type: ignore[arg-type]
+
+
+def map_of(image: pathlib.Path) -> pathlib.Path:
+    return image.with_suffix(".acmap")
+
+
+def part_of(image: pathlib.Path) -> pathlib.Path:
+    return image.with_suffix(".acmap.part")
+
+
+def stop_at(stop_bytes: int) -> Callable[[int], None]:
+    def progress(done_bytes: int) -> None:
+        if done_bytes >= stop_bytes:
+            raise Stop
+
+    return progress
+
+
+def stop_run(image: pathlib.Path, stop_bytes: int = 5 * RECORD) -> None:
+    with pytest.raises(Stop):
+        make(image, progress=stop_at(stop_bytes))
+    assert part_of(image).exists() and not map_of(image).exists()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("chunk_bytes", [16384, 32768])
+def test_every_chunk_gets_its_cid(image: pathlib.Path, chunk_bytes: int, workers: int) -> None:
+    summary = make(image, chunk_bytes=chunk_bytes, workers=workers)
+    expected = expected_cids(image, chunk_bytes)
+    assert cids_of(map_of(image)) == expected
+    assert summary.zero_chunks == expected.count(ids.ZERO_CID) > 0
+    assert summary.chunks == len(expected)
+    assert {path.name for path in image.parent.iterdir()} == {"image.raw", "image.acmap"}
+
+
+def test_chunks_larger_than_a_read_are_hashed_whole(
+    image: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prehash, "READ_BYTES", CHUNK)
+    make(image, chunk_bytes=RECORD)
+    assert cids_of(map_of(image)) == expected_cids(image, RECORD)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, CHUNK - 1, CHUNK, RECORD, RECORD + 1])
+@pytest.mark.parametrize("fill", [b"\0", b"x"])
+def test_images_of_any_size_are_hashed(
+    tmp_path: pathlib.Path, size_bytes: int, fill: bytes
+) -> None:
+    image = tmp_path / "image.raw"
+    image.write_bytes(fill * size_bytes)
+    make(image)
+    assert cids_of(map_of(image)) == expected_cids(image)
+
+
+def bytes_read_so_far() -> int:
+    return int(pathlib.Path("/proc/self/io").read_text().split()[1])
+
+
+def test_holes_are_not_read(tmp_path: pathlib.Path) -> None:
+    image = tmp_path / "image.raw"
+    with image.open("wb") as file:
+        file.seek(512 * geometry.MIB)
+        file.write(b"data")
+        file.truncate(700 * geometry.MIB)
+    before = bytes_read_so_far()
+    summary = make(image, chunk_bytes=geometry.DEFAULT_CHUNK_BYTES)
+    assert bytes_read_so_far() - before < 4 * geometry.MIB
+    assert summary.chunks - summary.zero_chunks == 1
+
+
+def test_progress_rises_to_the_size_of_the_image(image: pathlib.Path) -> None:
+    seen: list[int] = []
+    make(image, progress=seen.append)
+    assert seen == [*range(0, image.stat().st_size, RECORD), image.stat().st_size]
+
+
+def test_open_file_is_hashed_and_its_position_kept(image: pathlib.Path) -> None:
+    with image.open("rb") as file:
+        file.seek(77)
+        prehash.prehash(file, map_of(image), IMAGE_ID, chunk_bytes=CHUNK)
+        assert file.tell() == 77 == os.lseek(file.fileno(), 0, os.SEEK_CUR)
+    assert cids_of(map_of(image)) == expected_cids(image)
+
+
+def test_hash_of_the_image_is_kept_or_computed(image: pathlib.Path) -> None:
+    given = chunk_map.OsHash("sha256", b"\1" * 32)
+    make(image, os_hash=given)
+    found = chunk_map.ChunkMap.parse(map_of(image).read_bytes(), "m")
+    assert (found.os_hash_algo, found.os_hash_value) == given
+    seen: list[int] = []
+    make(image, os_hash=chunk_map.OsHash("sha512", b""), progress=seen.append)
+    found = chunk_map.ChunkMap.parse(map_of(image).read_bytes(), "m")
+    assert found.os_hash_value == hashlib.sha512(image.read_bytes()).digest()
+    assert seen == sorted(seen) and seen[-1] == 2 * image.stat().st_size
+
+
+def test_stopped_run_goes_on_where_it_stopped(image: pathlib.Path) -> None:
+    stop_run(image, 5 * RECORD)
+    before = bytes_read_so_far()
+    summary = make(image, workers=1)
+    hashed_bytes = image.stat().st_size - 5 * RECORD
+    inspected_bytes = min(prehash.INSPECTED_BYTES, image.stat().st_size)
+    assert summary.resumed_chunks == 20
+    assert bytes_read_so_far() - before < hashed_bytes + inspected_bytes + 2 * RECORD
+    assert cids_of(map_of(image)) == expected_cids(image)
+    assert not part_of(image).exists()
+
+
+def test_damaged_log_is_used_as_far_as_it_is_sound(image: pathlib.Path) -> None:
+    stop_run(image, 3 * RECORD)
+    log = part_of(image).read_bytes()
+    entry_bytes = 4 * ids.CID_BYTES + 32
+    header_bytes = len(log) - 3 * entry_bytes
+    for at in range(header_bytes, len(log), 7):
+        for damaged in (
+            log[:at],
+            log[:at] + bytes([log[at] ^ 1]) + log[at + 1 :],
+            log[:at] + bytes(900),
+        ):
+            part_of(image).write_bytes(damaged)
+            summary = make(image)
+            assert cids_of(map_of(image)) == expected_cids(image)
+            assert summary.resumed_chunks <= (at - header_bytes) // entry_bytes * 4 + 4
+
+
+@pytest.mark.expect_log("image.acmap.part: the image changed since the last run.* starting over")
+def test_image_that_changed_between_runs_is_started_over(image: pathlib.Path) -> None:
+    stop_run(image)
+    with image.open("r+b") as file:
+        file.write(b"another beginning")
+    os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
+    assert make(image).resumed_chunks == 0
+    assert cids_of(map_of(image)) == expected_cids(image)
+
+
+@pytest.mark.expect_log("starting over")
+@pytest.mark.parametrize("cut", [1, 40, 70])
+def test_log_torn_in_its_header_is_started_over(image: pathlib.Path, cut: int) -> None:
+    stop_run(image)
+    part_of(image).write_bytes(part_of(image).read_bytes()[:cut])
+    assert make(image).resumed_chunks == 0
+    assert cids_of(map_of(image)) == expected_cids(image)
+
+
+@pytest.mark.expect_log("or the chunk size did; starting over")
+def test_other_chunk_size_is_started_over(image: pathlib.Path) -> None:
+    stop_run(image)
+    assert make(image, chunk_bytes=2 * CHUNK).resumed_chunks == 0
+    assert cids_of(map_of(image)) == expected_cids(image, 2 * CHUNK)
+
+
+def test_log_holds_between_runs_of_another_image_id_or_hash(image: pathlib.Path) -> None:
+    stop_run(image)
+    other = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
+    summary = prehash.prehash(image, map_of(image), other, chunk_bytes=CHUNK)
+    assert summary.resumed_chunks == 20
+    found = chunk_map.ChunkMap.parse(map_of(image).read_bytes(), "m", expected_image_id=other)
+    assert len(found) == 44
+
+
+def write_at(image: pathlib.Path) -> None:
+    os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
+
+
+def cut_short(image: pathlib.Path) -> None:
+    os.truncate(image, 40 * CHUNK)
+
+
+@pytest.mark.parametrize("change", [write_at, cut_short])
+def test_image_that_changes_meanwhile_leaves_no_map(
+    image: pathlib.Path, change: Callable[[pathlib.Path], None]
+) -> None:
+    def progress(done_bytes: int) -> None:
+        if done_bytes == RECORD:
+            change(image)
+
+    with pytest.raises(errors.Unusable, match=r"image\.raw: changed while it was read\. Run again"):
+        make(image, progress=progress)
+    assert list(image.parent.iterdir()) == [image]
+
+
+def test_one_map_is_not_made_twice_at_once(image: pathlib.Path) -> None:
+    def progress(done_bytes: int) -> None:
+        with pytest.raises(errors.Unusable, match="another process is making this map right now"):
+            make(image)
+
+    make(image, progress=progress)
+    assert cids_of(map_of(image)) == expected_cids(image)
+
+
+def test_log_that_another_process_finished_is_not_used(
+    image: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish_first(*arguments: object) -> None:
+        part_of(image).unlink()
+
+    monkeypatch.setattr(progress_log.fcntl, "flock", finish_first)
+    with pytest.raises(errors.Unusable, match="another process has just finished this map"):
+        make(image)
+
+
+def test_file_that_is_no_log_is_left_alone(image: pathlib.Path) -> None:
+    part_of(image).write_bytes(b"somebody's letters")
+    with pytest.raises(errors.Unusable, match=r"image\.acmap\.part: is in the way"):
+        make(image)
+    assert part_of(image).read_bytes() == b"somebody's letters"
+
+
+@pytest.mark.parametrize("name", ["m", "m.part", "m.new"])
+def test_image_is_never_overwritten_by_its_map(image: pathlib.Path, name: str) -> None:
+    data = image.read_bytes()
+    os.link(image, image.parent / name)
+    with pytest.raises(errors.Unusable, match=f"{name}: is the image itself"):
+        prehash.prehash(image, image.parent / "m", IMAGE_ID)
+    assert image.read_bytes() == data
+
+
+def test_failed_write_leaves_the_old_map_and_the_progress(
+    image: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(image)
+    old_map = map_of(image).read_bytes()
+    os.utime(image, ns=(0, 1))
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prehash.os, "fsync", full)
+        with pytest.raises(errors.Unusable, match=r"image\.acmap: No space left on device"):
+            make(image)
+    assert map_of(image).read_bytes() == old_map
+    assert not image.with_suffix(".acmap.new").exists()
+    assert make(image).resumed_chunks == 44
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"QFI\xfb\0\0\0\3", "qcow2"),
+        (b"KDMV\1\0\0\0", "vmdk"),
+        (b"vhdxfile", "vhdx"),
+        (bytes(64) + b"\x7f\x10\xda\xbe", "vdi"),
+        (b"conectix", "vhd"),
+        (b"QED\0", "qed"),
+    ],
+    ids=["qcow2", "vmdk", "vhdx", "vdi", "vhd", "qed"],
+)
+def test_image_that_is_not_raw_is_refused(tmp_path: pathlib.Path, head: bytes, name: str) -> None:
+    image = tmp_path / "image.raw"
+    image.write_bytes(head.ljust(2 * geometry.MIB, b"\0"))
+    with pytest.raises(errors.Unusable, match=f"its format is {name}, but .*qemu-img convert"):
+        make(image)
+    assert list(tmp_path.iterdir()) == [image]
+
+
+def test_what_is_no_file_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.Unusable, match="nowhere: No such file"):
+        make(tmp_path / "nowhere")
+    with pytest.raises(errors.Unusable, match="Is a directory"):
+        make(tmp_path)
+    with pytest.raises(errors.Unusable, match="/dev/zero: not a regular file"):
+        prehash.prehash("/dev/zero", tmp_path / "m", IMAGE_ID)
+
+
+def test_map_that_cannot_be_written_is_told_before_hashing(image: pathlib.Path) -> None:
+    with pytest.raises(errors.Unusable, match=r"nowhere/m\.part: No such file"):
+        prehash.prehash(image, image.parent / "nowhere" / "m", IMAGE_ID)
+    with pytest.raises(errors.Unusable, match="in the way and not a regular file"):
+        prehash.prehash(image, image.parent, IMAGE_ID)
