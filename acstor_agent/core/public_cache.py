@@ -23,6 +23,7 @@ from acstor_common import errors
 from acstor_common import ids
 
 KeepClass = cache_slot.KeepClass
+POLICIES = cache_slot.POLICIES
 
 
 class _SizeGroup:
@@ -80,7 +81,7 @@ class PublicCache:
 
     :param limit_bytes: upper bound of the slab files' lengths, all together
     :param slab_bytes: upper bound of one slab file's length
-    :param policy: a key of cache_slot.POLICIES
+    :param policy: a key of POLICIES
     """
 
     def __init__(self, limit_bytes: int, slab_bytes: int, policy: str = "lru") -> None:
@@ -91,7 +92,7 @@ class PublicCache:
         self.class_bytes = [0] * len(cache_slot.CLASSES)
         self._ceiling_bytes = limit_bytes
         self._slab_bytes = min(slab_bytes, limit_bytes)
-        self._policy = cache_slot.POLICIES[policy]
+        self._policy = POLICIES[policy]
         self._index: dict[ids.Cid, cache_slot.Slot] = {}
         self._slabs: dict[int, cache_slot.Slab] = {}
         self._groups: dict[int, _SizeGroup] = {}

@@ -1,0 +1,441 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of the public cache: bounded, held is safe, the lowest class goes first."""
+
+import hypothesis
+import pytest
+from hypothesis import stateful
+from hypothesis import strategies as st
+
+from acstor_agent.core import cache_slab
+from acstor_agent.core import public_cache
+from acstor_common import errors
+from acstor_common import ids
+
+KeepClass = public_cache.KeepClass
+KIB = 1024
+SLAB_BYTES = 5 * 16 * KIB  # four slots of 16 KiB and their table
+LIMIT_BYTES = 3 * SLAB_BYTES
+
+
+def cid(number: int) -> ids.Cid:
+    return ids.Cid(number.to_bytes(32, "little"))
+
+
+def make(policy: str = "lru", slabs: int = 1) -> public_cache.PublicCache:
+    return public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES, policy)
+
+
+def fill(cache: public_cache.PublicCache, numbers, keep_class=KeepClass.BORROWED) -> None:
+    for number in numbers:
+        cache.place(cid(number), 16 * KIB, keep_class)
+
+
+def held(cache: public_cache.PublicCache) -> list[ids.Cid]:
+    return sorted(cache.cids())
+
+
+def test_lru_gives_up_what_was_not_used_for_longest():
+    cache = make("lru")
+    fill(cache, [1, 2, 3, 4])
+    cache.lookup(cid(1))
+    fill(cache, [5])
+    assert held(cache) == [cid(1), cid(3), cid(4), cid(5)]
+
+
+def test_fifo_gives_up_the_oldest_even_if_it_was_used():
+    cache = make("fifo")
+    fill(cache, [1, 2, 3, 4])
+    cache.lookup(cid(1))
+    fill(cache, [5])
+    assert held(cache) == [cid(2), cid(3), cid(4), cid(5)]
+
+
+def test_lfu_gives_up_the_least_used_even_if_it_was_used_last():
+    cache = make("lfu")
+    fill(cache, [1, 2, 3, 4])
+    for number in (1, 1, 1, 2, 2, 2, 3, 3, 3, 4):
+        cache.lookup(cid(number))
+    fill(cache, [5])
+    assert cid(4) not in cache
+    fill(cache, [6])
+    assert held(cache) == [cid(1), cid(2), cid(3), cid(6)]
+
+
+def test_lfu_forgets_no_use_of_a_slot_that_was_held():
+    cache = make("lfu")
+    fill(cache, [1, 2, 3, 4])
+    slots = [cache.lookup(cid(number)) for number in (1, 2, 3, 4)]
+    for slot in slots:
+        cache.hold(slot)
+    with pytest.raises(errors.CacheFull):
+        fill(cache, [5])
+    for slot in slots:
+        for _ in range(8):
+            cache.lookup(slot.cid)
+        cache.release(slot)
+    cache.drop(slots[0])
+    fill(cache, [5, 6])
+    assert held(cache) == [cid(2), cid(3), cid(4), cid(6)]
+
+
+@pytest.mark.parametrize("policy", public_cache.POLICIES)
+def test_borrowed_goes_before_home_and_home_before_boot(policy):
+    cache = make(policy)
+    fill(cache, [1], KeepClass.BOOT)
+    fill(cache, [2], KeepClass.HOME)
+    fill(cache, [3, 4], KeepClass.BORROWED)
+    for number in (3, 3, 4, 4):
+        cache.lookup(cid(number))
+    gone = []
+    for number in range(10, 13):
+        before = set(cache.cids())
+        fill(cache, [number], KeepClass.BOOT)
+        gone += before - set(cache.cids())
+    assert sorted(gone[:2]) == [cid(3), cid(4)]
+    assert gone[2:] == [cid(2)]
+
+
+@pytest.mark.parametrize("policy", public_cache.POLICIES)
+def test_promoted_chunk_outlives_its_neighbours(policy):
+    cache = make(policy)
+    fill(cache, [1, 2, 3, 4])
+    assert cache.promote(cache.peek(cid(1)), KeepClass.BOOT)
+    assert not cache.promote(cache.peek(cid(1)), KeepClass.HOME)
+    fill(cache, [5, 6, 7])
+    assert cid(1) in cache
+    assert cache.class_chunks == [3, 0, 1]
+
+
+@pytest.mark.parametrize("policy", public_cache.POLICIES)
+def test_held_slot_is_never_handed_out_and_is_a_victim_again_afterwards(policy):
+    cache = make(policy)
+    fill(cache, [1, 2, 3, 4])
+    slot = cache.peek(cid(1))
+    cache.hold(slot)
+    cache.hold(slot)
+    fill(cache, [5, 6, 7])
+    assert cid(1) in cache
+    cache.release(slot)
+    fill(cache, [8])
+    assert cid(1) in cache
+    cache.release(slot)
+    fill(cache, range(9, 13))
+    assert cid(1) not in cache
+
+
+def test_place_of_a_dropped_chunk_is_not_used_while_it_is_held():
+    cache = make()
+    fill(cache, [1, 2, 3, 4])
+    slot = cache.peek(cid(1))
+    cache.hold(slot)
+    cache.drop(slot)
+    assert slot.is_gone and cid(1) not in cache
+    fill(cache, [5])
+    assert cache.peek(cid(5)).slot_no != slot.slot_no
+    cache.release(slot)
+    fill(cache, [6])
+    assert cache.peek(cid(6)).slot_no == slot.slot_no
+
+
+def test_chunks_that_come_one_after_the_other_are_neighbours_on_disk():
+    cache = make()
+    fill(cache, [1, 2, 3, 4])
+    offsets = [cache.peek(cid(number)).offset for number in (1, 2, 3, 4)]
+    assert offsets == [4096 + number * 16 * KIB for number in range(4)]
+
+
+def test_full_cache_of_held_slots_says_so():
+    cache = make()
+    fill(cache, [1, 2, 3, 4])
+    for number in (1, 2, 3, 4):
+        cache.hold(cache.peek(cid(number)))
+    with pytest.raises(errors.CacheFull, match="everything is in use"):
+        fill(cache, [5])
+    with pytest.raises(errors.CacheFull, match="everything is in use"):
+        cache.place(cid(6), 4096, KeepClass.BOOT)
+
+
+def test_chunk_larger_than_a_slab_is_refused():
+    with pytest.raises(errors.CacheFull, match="slabs are too small"):
+        make().place(cid(1), 256 * KIB, KeepClass.BOOT)
+
+
+def test_chunk_without_bytes_is_refused():
+    with pytest.raises(ValueError, match="0 bytes"):
+        make().place(cid(1), 0, KeepClass.BOOT)
+
+
+def test_new_slot_size_takes_the_slab_that_was_used_longest_ago():
+    cache = make(slabs=2)
+    fill(cache, range(8))
+    cache.lookup(cid(0))
+    first, second = cache.peek(cid(0)).slab, cache.peek(cid(7)).slab
+    slot, actions = cache.place(cid(100), 30 * KIB, KeepClass.BORROWED)
+    assert [type(action).__name__ for action in actions] == ["RemoveSlab", "MakeSlab"]
+    assert actions[0].slab is second and actions[1].slab is slot.slab
+    assert slot.slab.layout.slot_bytes == 32 * KIB
+    assert first.number != slot.slab.number
+    assert cache.evictions == 4
+
+
+def test_slab_with_a_dear_chunk_is_given_up_last():
+    cache = make(slabs=2)
+    fill(cache, range(3))
+    fill(cache, [3], KeepClass.BOOT)
+    fill(cache, range(4, 8))
+    cache.place(cid(100), 30 * KIB, KeepClass.BORROWED)
+    assert cid(3) in cache and cid(7) not in cache
+
+
+def test_slab_with_a_held_slot_is_not_given_up():
+    cache = make(slabs=2)
+    fill(cache, range(8))
+    cache.hold(cache.peek(cid(0)))
+    cache.place(cid(100), 30 * KIB, KeepClass.BORROWED)
+    assert cid(0) in cache and cid(7) not in cache
+
+
+def test_slot_size_that_is_no_longer_used_loses_its_slabs():
+    cache = make(slabs=3)
+    fill(cache, range(12))
+    for number in range(100, 130):
+        cache.place(cid(number), 30 * KIB, KeepClass.BORROWED)
+    assert not any(cid(number) in cache for number in range(12))
+    assert cache.slab_count == 3
+
+
+def test_slot_size_in_use_keeps_its_slabs():
+    cache = make(slabs=3)
+    fill(cache, range(12))
+    for number in range(100, 130):
+        cache.place(cid(number), 30 * KIB, KeepClass.BORROWED)
+        for hot in range(12):
+            cache.lookup(cid(hot))
+    assert sum(cid(number) in cache for number in range(12)) == 8
+
+
+def test_cache_without_a_slab_that_could_not_be_made_goes_on_with_the_rest():
+    cache = make(slabs=3)
+    fill(cache, range(4))
+    slot, actions = cache.place(cid(100), 16 * KIB, KeepClass.BORROWED)
+    cache.hold(slot)
+    cache.lose_slab(actions[-1].slab)
+    cache.release(slot)
+    assert held(cache) == sorted(cid(number) for number in range(4))
+    fill(cache, range(10, 30))
+    assert cache.slab_count == 1 and len(cache) == 4
+
+
+def found(number: int, records, slot_bytes: int = 16 * KIB) -> public_cache.FoundSlab:
+    layout = cache_slab.SlabLayout.within(SLAB_BYTES, slot_bytes)
+    return public_cache.FoundSlab(number, layout, [cache_slab.Record(*r) for r in records])
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo"])
+def test_order_survives_a_restart(policy):
+    cache = make(policy)
+    records = [(i, cid(i + 1), seq, 16 * KIB, 0) for i, seq in enumerate((7, 3, 9, 5))]
+    assert cache.restore([found(0, records)]) == []
+    fill(cache, [10])
+    assert cid(2) not in cache
+    fill(cache, [11])
+    assert held(cache) == [cid(1), cid(3), cid(10), cid(11)]
+    assert cache.peek(cid(10)).sequence > 9
+
+
+def test_younger_of_two_records_counts_and_the_place_of_the_older_is_free():
+    cache = make(slabs=2)
+    cache.restore(
+        [
+            found(0, [(2, cid(1), 20, 16 * KIB, 0)]),
+            found(1, [(0, cid(1), 10, 16 * KIB, 1), (1, cid(2), 11, 16 * KIB, 2)]),
+        ]
+    )
+    slot = cache.peek(cid(1))
+    assert (slot.slab.number, slot.slot_no, slot.is_verified) == (0, 2, False)
+    assert cache.class_chunks == [1, 0, 1]
+    fill(cache, range(10, 16))
+    assert len(cache) == 8 and cache.evictions == 0
+
+
+def test_smaller_limit_removes_the_least_valuable_slabs():
+    cache = make(slabs=2)
+    actions = cache.restore(
+        [
+            found(0, [(0, cid(1), 90, 16 * KIB, 0)]),
+            found(1, [(0, cid(2), 10, 16 * KIB, 2)]),
+            found(2, [(0, cid(3), 80, 16 * KIB, 0)]),
+        ]
+    )
+    assert [action.slab.number for action in actions] == [2]
+    assert held(cache) == [cid(1), cid(2)]
+    assert cache.disk_bytes <= cache.limit_bytes
+
+
+def small_slab(number: int, sequence: int) -> public_cache.FoundSlab:
+    layout = cache_slab.SlabLayout(4096, 8)
+    records = [cache_slab.Record(0, cid(number), sequence, 4096, 0)]
+    return public_cache.FoundSlab(number, layout, records)
+
+
+def test_as_many_small_slabs_of_a_former_run_are_given_up_as_a_new_one_needs():
+    cache = make(slabs=2)
+    cache.restore([small_slab(number, sequence=100 - number) for number in range(4)])
+    _, actions = cache.place(cid(20), 30 * KIB, KeepClass.BORROWED)
+    gone = [a.slab.number for a in actions if isinstance(a, public_cache.RemoveSlab)]
+    assert gone == [3, 2]
+    assert cache.disk_bytes <= cache.limit_bytes
+
+
+def test_no_slab_is_given_up_if_that_would_not_make_enough_room():
+    cache = make(slabs=1)
+    cache.restore([small_slab(0, 1), small_slab(1, 2)])
+    cache.hold(cache.peek(cid(0)))
+    with pytest.raises(errors.CacheFull):
+        fill(cache, [10])
+    assert held(cache) == [cid(0), cid(1)]
+
+
+def test_all_bytes_are_counted_by_class():
+    cache = make(slabs=2)
+    fill(cache, [1, 2], KeepClass.HOME)
+    cache.place(cid(3), 10_000, KeepClass.BOOT)
+    cache.drop(cache.peek(cid(1)))
+    assert cache.class_bytes == [0, 16 * KIB, 10_000]
+    assert cache.class_chunks == [0, 1, 1]
+
+
+class CacheMachine(stateful.RuleBasedStateMachine):
+    """Any sequence of calls against a model that knows only CIDs, lengths and classes."""
+
+    @stateful.initialize(policy=st.sampled_from(sorted(public_cache.POLICIES)))
+    def begin(self, policy):
+        self.cache = public_cache.PublicCache(LIMIT_BYTES, SLAB_BYTES, policy)
+        self.model: dict[ids.Cid, tuple[int, int]] = {}
+        self.holds: list = []
+        self.files: dict[int, int] = {}
+
+    def note_actions(self, actions):
+        for action in actions:
+            if isinstance(action, public_cache.MakeSlab):
+                assert action.slab.number not in self.files
+                self.files[action.slab.number] = action.slab.layout.file_bytes
+            else:
+                del self.files[action.slab.number]
+        assert sum(self.files.values()) <= LIMIT_BYTES
+
+    @stateful.rule(
+        number=st.integers(1, 40),
+        length=st.sampled_from([100, 4096, 10_000, 16_384, 30_000, 65_536]),
+        keep_class=st.sampled_from(KeepClass),
+    )
+    def place_one(self, number, length, keep_class):
+        self.place(number, length, keep_class)
+
+    def place(self, number, length, keep_class):
+        if cid(number) in self.cache:
+            return
+        before = dict(self.model)
+        slot_bytes = cache_slab.slot_bytes_for(length)
+        same_size = {
+            c: v for c, v in before.items() if cache_slab.slot_bytes_for(v[0]) == slot_bytes
+        }
+        safe = {slot.cid for slot in self.holds if not slot.is_gone}
+        try:
+            slot, actions = self.cache.place(cid(number), length, keep_class)
+        except errors.CacheFull:
+            assert set(same_size) <= safe
+            assert set(self.cache.cids()) == set(before)
+            return
+        self.note_actions(actions)
+        gone = set(before) - set(self.cache.cids())
+        assert not gone & safe
+        if gone and not actions:
+            assert len(gone) == 1
+            lowest = min(v[1] for c, v in same_size.items() if c not in safe)
+            assert before[gone.pop()][1] == lowest
+        self.model = {c: v for c, v in before.items() if c in self.cache}
+        self.model[cid(number)] = (length, keep_class)
+        assert slot is self.cache.peek(cid(number))
+
+    @stateful.rule(
+        first=st.integers(1, 35),
+        length=st.sampled_from([4096, 16_384, 30_000]),
+        keep_class=st.sampled_from(KeepClass),
+    )
+    def place_several(self, first, length, keep_class):
+        for number in range(first, first + 6):
+            self.place(number, length, keep_class)
+
+    @stateful.rule(number=st.integers(1, 40))
+    def lookup(self, number):
+        slot = self.cache.lookup(cid(number))
+        assert (slot is None) == (cid(number) not in self.model)
+
+    @stateful.rule(number=st.integers(1, 40), keep_class=st.sampled_from(KeepClass))
+    def promote(self, number, keep_class):
+        slot = self.cache.peek(cid(number))
+        if slot is not None:
+            length, before = self.model[slot.cid]
+            assert self.cache.promote(slot, keep_class) == (keep_class > before)
+            self.model[slot.cid] = (length, max(before, keep_class))
+
+    @stateful.rule(number=st.integers(1, 40))
+    def drop(self, number):
+        slot = self.cache.peek(cid(number))
+        if slot is not None:
+            self.cache.drop(slot)
+            del self.model[slot.cid]
+
+    @stateful.rule(number=st.integers(1, 40))
+    def hold(self, number):
+        slot = self.cache.peek(cid(number))
+        if slot is not None:
+            self.cache.hold(slot)
+            self.holds.append(slot)
+
+    @stateful.precondition(lambda self: self.holds)
+    @stateful.rule(data=st.data())
+    def release(self, data):
+        place = data.draw(st.integers(0, len(self.holds) - 1))
+        self.cache.release(self.holds.pop(place))
+
+    @stateful.rule()
+    def lose_a_fresh_slab(self):
+        try:
+            slot, actions = self.cache.place(cid(99), 8192, KeepClass.HOME)
+        except errors.CacheFull:
+            return
+        self.note_actions(actions)
+        if actions:
+            self.cache.lose_slab(slot.slab)
+            del self.files[slot.slab.number]
+        else:
+            self.cache.drop(slot)
+        self.model = {c: v for c, v in self.model.items() if c in self.cache}
+
+    @stateful.invariant()
+    def content_is_the_models(self):
+        slots = {c: self.cache.peek(c) for c in self.cache.cids()}
+        assert {c: (s.length, s.keep_class) for c, s in slots.items()} == self.model
+        chunks = [sum(v[1] == k for v in self.model.values()) for k in KeepClass]
+        sizes = [sum(v[0] for v in self.model.values() if v[1] == k) for k in KeepClass]
+        assert (self.cache.class_chunks, self.cache.class_bytes) == (chunks, sizes)
+
+    @stateful.invariant()
+    def no_two_chunks_share_a_place(self):
+        used = [self.cache.peek(c) for c in self.cache.cids()]
+        used += {s for s in self.holds if s.is_gone}
+        places = [(id(s.slab), s.slot_no) for s in used]
+        assert len(places) == len(set(places))
+
+    @stateful.invariant()
+    def bytes_are_bounded(self):
+        assert self.cache.disk_bytes == sum(self.files.values()) <= LIMIT_BYTES
+        assert self.cache.slab_count == len(self.files)
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = hypothesis.settings(
+    max_examples=150, stateful_step_count=60, deadline=None
+)
