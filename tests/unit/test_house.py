@@ -97,6 +97,11 @@ def test_sample_names_every_option_and_an_agent_can_read_it(tmp_path: pathlib.Pa
     assert conf.acstor_agent.cache_policy == "lru"
 
 
+def test_readme_shows_the_read_that_the_documents_show() -> None:
+    picture = (ROOT / "doc/source/contributor/one_read.txt").read_text()
+    assert picture in (ROOT / "README.rst").read_text()
+
+
 LOGGING_TESTS = """
 import logging
 import pytest
