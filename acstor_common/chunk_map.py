@@ -31,7 +31,7 @@ HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
 TRAILER_BYTES = _DIGEST_BYTES
 
 # Where the header's fields begin, for messages.
-_AT_VERSION, _AT_ALGORITHM, _AT_CHUNK_BYTES, _AT_SIZE_BYTES = 8, 10, 12, 16
+_AT_VERSION, _AT_ALGORITHM, _AT_CHUNK_BYTES, AT_SIZE_BYTES = 8, 10, 12, 16
 _AT_CHUNK_COUNT, _AT_IMAGE_ID, _AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48, 128
 
 _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
@@ -277,7 +277,7 @@ def _check_expected(
     if expected_size_bytes is not None and cut.size_bytes != expected_size_bytes:
         raise errors.ChunkMapFormatError(
             what,
-            _AT_SIZE_BYTES,
+            AT_SIZE_BYTES,
             f"map of an image of {cut.size_bytes} bytes, not of {expected_size_bytes}",
         )
 

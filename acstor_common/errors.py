@@ -128,3 +128,14 @@ class Unusable(AcstorError):
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}" + (f". {self.remedy}" if self.remedy else "")
+
+
+class AgentUnreachable(AcstorError):
+    """The agent of this host does not answer on its control socket."""
+
+    def __init__(self, socket_path: str, why: str) -> None:
+        super().__init__(socket_path, why)
+        self.socket_path, self.why = socket_path, why
+
+    def __str__(self) -> str:
+        return f"no answer from the agent at {self.socket_path}: {self.why}"

@@ -8,6 +8,7 @@ larger): its chunks share a home on the ring.
 
 import dataclasses
 from collections.abc import Iterator
+from typing import NamedTuple
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -26,8 +27,7 @@ def is_chunk_size(size: int) -> bool:
     return MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES and size & (size - 1) == 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The part of one chunk that a byte range needs.
 
     ``start`` and ``stop`` count from the beginning of the chunk.

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-agent``: the per-host daemon."""
+
+import pathlib
+import sys
+
+from oslo_config import cfg
+from oslo_log import log
+
+from acstor_agent import conf as agent_conf
+from acstor_agent import daemon
+from acstor_agent import service_manager
+from acstor_agent import supervisor
+from acstor_common import errors
+
+
+def load_conf(args: list[str]) -> cfg.ConfigOpts:
+    """Return the configuration that the command line ``args`` names."""
+    conf = cfg.ConfigOpts()
+    log.register_options(conf)
+    agent_conf.register_opts(conf)
+    conf(args, project="acstor", prog="acstor-agent")
+    log.setup(conf, "acstor")
+    return conf
+
+
+def main() -> int:
+    """Run the agent until SIGTERM or SIGINT; return an exit status."""
+    try:
+        conf = load_conf(sys.argv[1:])
+        return run(conf)
+    except (errors.Unusable, cfg.Error) as e:
+        print(f"acstor-agent: {e}", file=sys.stderr)
+        return 1
+
+
+def run(conf: cfg.ConfigOpts) -> int:
+    """Run the agent with ``conf``.
+
+    :raises errors.Unusable: it cannot start with what it was given
+    """
+    own = conf.acstor_agent
+    folders = [pathlib.Path(own.state_dir), pathlib.Path(own.cache_dir)]
+    for path in (conf.acstor.mount_point, pathlib.Path(conf.acstor.control_socket).parent):
+        supervisor.make_folder(pathlib.Path(path))
+    with supervisor.lock_folders(folders):
+        return supervisor.Supervisor(
+            pathlib.Path(conf.acstor.mount_point),
+            lambda inheritance: daemon.work(conf, inheritance),
+            service_manager.notify_ready,
+        ).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

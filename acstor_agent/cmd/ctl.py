@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-agent-ctl``: asks this host's agent, for people (tables) and machines (JSON)."""
+
+import argparse
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import prettytable
+import tqdm
+
+from acstor_common import conf as common_conf
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_common import ids
+
+CONNECT_TIMEOUT_S = 10.0
+UNIT_BYTES = 1024 * 1024
+
+
+def main() -> int:
+    """Carry out one request; return 0 when it was done, 1 when it failed, 2 for wrong usage."""
+    options = _parser().parse_args()
+    try:
+        result = _ask(options.socket, options.make(options), show_progress=not options.json)
+    except errors.AcstorError as e:
+        print(f"acstor-agent-ctl: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("acstor-agent-ctl: stopped; what has come stays in the cache", file=sys.stderr)
+        return 1
+    print(json.dumps(result, indent=2) if options.json else options.show(result))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    default_socket = next(opt for opt in common_conf.OPTS if opt.name == "control_socket").default
+    parser = argparse.ArgumentParser(prog="acstor-agent-ctl", description=__doc__)
+    parser.add_argument("--socket", default=default_socket, help="control socket (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, make: Any, show: Any) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(make=make, show=show)
+        return added
+
+    command("status", "what the agent does and has done", lambda o: control_wire.Status(), _status)
+    command("ring", "the v-node table in force", lambda o: control_wire.GetRing(), _ring)
+    for name, text, kind in (
+        ("ensure", "attach an image now", control_wire.Ensure),
+        ("drop", "forget an image that no guest uses", control_wire.Drop),
+        ("pre-seed", "bring all of an image to this host", control_wire.PreSeed),
+    ):
+        added = command(name, text, lambda o, kind=kind: kind(o.image_id), _fields)
+        added.add_argument("image_id", type=ids.parse_image_id)
+    return parser
+
+
+def _ask(path: str, request: control_wire.Request, show_progress: bool) -> Any:
+    """Send a request and return its result.
+
+    :raises errors.AcstorError: the agent does not answer, or says that it cannot
+    """
+    with tqdm.tqdm(
+        unit="B", unit_scale=True, unit_divisor=1024, disable=None if show_progress else True
+    ) as bar:
+        for reply in _replies(path, request):
+            match reply:
+                case control_wire.Progress(done_bytes, total_bytes):
+                    bar.total = total_bytes
+                    bar.update(done_bytes - bar.n)
+                case control_wire.Failed(_, error):
+                    raise errors.Unusable("the agent refused", error)
+                case control_wire.Done(result):
+                    bar.update((bar.total or 0) - bar.n)
+                    return result
+    raise errors.AgentUnreachable(path, "it went away before it had answered")
+
+
+def _replies(path: str, request: control_wire.Request) -> Iterator[control_wire.AnyReply]:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            agent.settimeout(CONNECT_TIMEOUT_S)
+            agent.connect(path)
+            agent.settimeout(None)
+            agent.sendall(control_wire.encode(request))
+            with agent.makefile("rb") as lines:
+                for line in lines:
+                    yield control_wire.decode_reply(line)
+    except OSError as e:
+        raise errors.AgentUnreachable(path, e.strerror or str(e)) from e
+
+
+def _table(names: list[str], rows: list[list[Any]]) -> str:
+    table = prettytable.PrettyTable(names, align="r")
+    table.align[names[0]] = "l"
+    table.add_rows(rows)
+    return str(table)
+
+
+def _fields(result: dict[str, Any]) -> str:
+    return _table(["Field", "Value"], [[name, value] for name, value in result.items()])
+
+
+def _mib(count: int | None) -> str:
+    return "-" if count is None else f"{count / UNIT_BYTES:,.1f}"
+
+
+def _ring(table: dict[str, Any]) -> str:
+    rows = [[host["host"], host["address"], host["vnodes"]] for host in table["hosts"]]
+    return f"epoch {table['epoch']}\n" + _table(["Host", "Address", "V-nodes"], rows)
+
+
+def _status(status: dict[str, Any]) -> str:
+    cache, exchange = status["cache"], status["exchange"]
+    about = {
+        "Host": status["host"],
+        "Mirror": status["mount_point"],
+        "Worker": f"pid {status['worker_pid']}, up {status['uptime_s']:.0f} s",
+        "Ring": f"epoch {status['ring']['epoch']}, {status['ring']['hosts']} hosts",
+        "Cache": f"{_mib(cache['stored_bytes'])} of {_mib(cache['limit_bytes'])} MiB, "
+        f"{cache['evictions']} evicted, {cache['healed']} healed",
+        "Read from the source": f"{_mib(exchange['source_bytes'])} MiB",
+        "Given to peers": f"{_mib(exchange['served_bytes'])} MiB",
+        "Fallbacks": f"{exchange['fallbacks']}, {exchange['invalid_chunks']} invalid answers",
+    }
+    origins = [
+        [origin, _mib(status["read"][origin]["bytes"]), _mib(status["fetched"][origin]["bytes"])]
+        for origin in status["read"]
+    ]
+    images = [
+        [
+            image_id,
+            _mib(image["size_bytes"]),
+            _mib(image["cached_bytes"]),
+            _mib(sum(counts["bytes"] for counts in image["read"].values())),
+            image["reads_in_flight"],
+            f"{image['latency']['p99_s'] * 1000:.2f}",
+            image["failed_reads"],
+        ]
+        for image_id, image in status["images"].items()
+    ]
+    return "\n".join(
+        [
+            _fields(about),
+            _table(["Origin", "Guests read, MiB", "Moved to this host, MiB"], origins),
+            _table(["Image", "MiB", "Cached", "Read", "In flight", "p99 ms", "Failed"], images),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control socket: reads requests, has them carried out, writes replies.
+
+What a request means is not known here: a handler is given.  A client that
+breaks the rules is told so and cut off; it never disturbs the agent.
+"""
+
+import contextlib
+import grp
+import logging
+import os
+import pathlib
+import socket
+from collections.abc import AsyncIterator
+from collections.abc import Awaitable
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from acstor_common import control_wire
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+BACKLOG = 16
+READ_BYTES = 64 * 1024
+
+Report = Callable[[int, int], Awaitable[None]]
+"""Tells a client how far its request is: bytes done, bytes in all."""
+Handler = Callable[[control_wire.AnyRequest, Report], Awaitable[Any]]
+
+
+def bind(path: pathlib.Path, group: str | None) -> trio.SocketListener:
+    """Return a listening socket for the agent's user and, where given, a group.
+
+    :raises errors.Unusable: the path cannot be bound, or there is no such group
+    """
+    plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        with _umask(0o177):
+            plain.bind(str(path))
+        if group:
+            os.chown(path, -1, grp.getgrnam(group).gr_gid)
+            path.chmod(0o660)
+        plain.listen(BACKLOG)
+    except KeyError as e:
+        plain.close()
+        raise errors.Unusable("control_group", f"there is no group {group}") from e
+    except OSError as e:
+        plain.close()
+        raise errors.Unusable(str(path), f"cannot be the control socket: {e.strerror or e}") from e
+    return trio.SocketListener(trio.socket.from_stdlib_socket(plain))
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Any:
+    former = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(former)
+
+
+async def serve(
+    listener: trio.SocketListener,
+    handle: Handler,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer requests until cancelled."""
+
+    async def converse(stream: trio.SocketStream) -> None:
+        async with stream:
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                async for line in _lines(stream):
+                    if not await _answer(stream, line, handle):
+                        return
+
+    async with trio.open_nursery() as nursery:
+        task_status.started()
+        nursery.start_soon(trio.serve_listeners, converse, [listener])
+
+
+async def _answer(stream: trio.SocketStream, line: bytes, handle: Handler) -> bool:
+    """Answer one request; return whether the client may go on."""
+
+    async def report(done_bytes: int, total_bytes: int) -> None:
+        await stream.send_all(control_wire.encode(control_wire.Progress(done_bytes, total_bytes)))
+
+    try:
+        request = control_wire.decode_request(line)
+        reply: control_wire.Reply = control_wire.Done(await handle(request, report))
+    except (errors.AcstorError, ValueError) as e:
+        LOG.warning("control request failed: %s", e)
+        reply = control_wire.Failed(type(e).__name__, str(e))
+    await stream.send_all(control_wire.encode(reply))
+    return not (
+        isinstance(reply, control_wire.Failed) and reply.kind == errors.RemoteProtocolError.__name__
+    )
+
+
+async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:
+    """Cut what a client sends into lines; a line that is too long ends the conversation."""
+    buffer = bytearray()
+    while chunk := await stream.receive_some(READ_BYTES):
+        buffer += chunk
+        *lines, rest = buffer.split(b"\n")
+        for line in lines:
+            yield bytes(line)
+        buffer = bytearray(rest)
+        if len(buffer) > control_wire.MAX_LINE_BYTES:
+            LOG.warning("control client sent a line of over %d bytes", control_wire.MAX_LINE_BYTES)
+            return

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent counts: plain integers on the hot path, turned into metrics elsewhere.
+
+Reads are counted by where the bytes came from.  ``read`` is what guests got;
+``fetched`` is what was moved to this host for it, so fetched / read of the
+non-local origins is the amplification.
+"""
+
+import bisect
+import collections
+import enum
+
+from acstor_common import ids
+
+LATENCY_BOUNDS_S = (
+    0.00005,
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
+
+
+class Origin(enum.Enum):
+    """Where the bytes of a read came from."""
+
+    ZERO = "zero"  # the chunk map says that they are zeros
+    CACHE = "cache"  # the public cache of this host
+    PEER = "peer"  # a host that held the chunk
+    HOME = "home"  # the chunk's home, which reads it through once for everybody
+    SOURCE = "source"  # the source itself
+
+
+class Tally:
+    """Requests and bytes by origin."""
+
+    __slots__ = ("bytes", "requests")
+
+    def __init__(self) -> None:
+        self.requests = dict.fromkeys(Origin, 0)
+        self.bytes = dict.fromkeys(Origin, 0)
+
+    def add(self, origin: Origin, length: int) -> None:
+        """Count one request of ``length`` bytes."""
+        self.requests[origin] += 1
+        self.bytes[origin] += length
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """Return ``{origin: {"requests": …, "bytes": …}}``, every origin included."""
+        return {
+            origin.value: {"requests": self.requests[origin], "bytes": self.bytes[origin]}
+            for origin in Origin
+        }
+
+
+class Latency:
+    """A histogram of seconds with the bounds of LATENCY_BOUNDS_S and one bucket above them.
+
+    >>> latency = Latency()
+    >>> latency.add(0.003)
+    >>> latency.count, latency.quantile(0.5)
+    (1, 0.005)
+    """
+
+    __slots__ = ("buckets", "longest_s", "total_s")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        self.total_s = 0.0
+        self.longest_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one operation that took ``seconds``."""
+        self.buckets[bisect.bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
+        self.total_s += seconds
+        self.longest_s = max(self.longest_s, seconds)
+
+    @property
+    def count(self) -> int:
+        """Operations counted so far."""
+        return sum(self.buckets)
+
+    def quantile(self, share: float) -> float:
+        """Return the bound of the bucket that holds the quantile; the longest one if above all."""
+        wanted = share * self.count
+        seen = 0
+        for bound, bucket in zip(LATENCY_BOUNDS_S, self.buckets, strict=False):
+            seen += bucket
+            if seen >= wanted:
+                return bound
+        return self.longest_s
+
+
+class ReadCounters:
+    """What is counted of the reads of one image."""
+
+    __slots__ = ("failed_reads", "in_flight", "latency", "read")
+
+    def __init__(self) -> None:
+        self.read = Tally()
+        self.latency = Latency()
+        self.in_flight = 0
+        self.failed_reads = 0
+
+
+class ExchangeCounters:
+    """What is counted where chunks enter and leave the host.
+
+    ``fetched`` is by image; ``source_bytes`` are those that this host read from the source, for
+    itself and for peers.
+    """
+
+    __slots__ = (
+        "fallbacks",
+        "fetched",
+        "invalid_chunks",
+        "served_bytes",
+        "served_chunks",
+        "source_bytes",
+    )
+
+    def __init__(self) -> None:
+        self.fetched: collections.defaultdict[ids.ImageId, Tally] = collections.defaultdict(Tally)
+        self.served_chunks = 0
+        self.served_bytes = 0
+        self.source_bytes = 0
+        self.invalid_chunks = 0
+        self.fallbacks = 0

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whom to ask for a chunk that is not here, and in which order.
+
+The home reads a chunk through from the source once for everybody, so it comes
+first; when it is out of use the next host on the ring takes its part.  The
+source itself ends the list of those that can always answer.  Behind it stand
+hosts that may happen to hold the chunk: they are of use only while the source
+is down, so they are never made to read it.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from collections.abc import Iterable
+
+from acstor_common import ids
+
+ACTING_HOMES = 2
+"""Hosts that are asked to read a chunk through before this host turns to the source itself."""
+
+LAST_RESORTS = 2
+"""Hosts that are asked, behind the source, whether they happen to hold the chunk."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Somewhere to ask: a peer, or the source (``host`` is None)."""
+
+    host: ids.HostId | None
+    may_read_source: bool = True
+
+
+SOURCE = Place(None)
+
+
+def places(
+    owners: Iterable[ids.HostId], here: ids.HostId, is_usable: Callable[[ids.HostId], bool]
+) -> list[Place]:
+    """Return the places to ask, best first; the source is always among them.
+
+    :param owners: the ring's answer: the home, then the hosts that follow it
+    :param here: the host that asks; where it is the acting home it goes to the source itself
+    :param is_usable: whether a host is worth asking now
+
+    >>> places(["h1", "h2", "h3"], "h9", lambda host: host != "h1")
+    [Place(host='h2', may_read_source=True), Place(host='h3', may_read_source=True), \
+Place(host=None, may_read_source=True)]
+    >>> places([], "h9", lambda host: True)
+    [Place(host=None, may_read_source=True)]
+    """
+    usable = [host for host in owners if host == here or is_usable(host)]
+    acting = list(itertools.takewhile(lambda host: host != here, usable[:ACTING_HOMES]))
+    holders = [host for host in usable[len(acting) :] if host != here][:LAST_RESORTS]
+    return [
+        *(Place(host) for host in acting),
+        SOURCE,
+        *(Place(host, may_read_source=False) for host in holders),
+    ]

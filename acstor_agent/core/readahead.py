@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who reads in order, and how far ahead of them to fetch.
+
+A reader that goes on where it stopped is sequential: its window doubles with
+each read up to the limit.  Anyone else gets nothing, so random readers cost no
+byte.  Many guests read one image, so several readers are told apart by where
+each one stopped; the one that has been silent for the longest is forgotten.
+"""
+
+import collections
+import dataclasses
+
+FIRST_WINDOW_BYTES = 256 * 1024
+READERS = 32
+"""Readers of one image that are told apart at a time."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Reader:
+    window_bytes: int
+    fetched_to: int
+
+
+class ReadAhead:
+    """The read-ahead of one image.
+
+    :param limit_bytes: the widest window; 0 turns read-ahead off
+
+    >>> ahead = ReadAhead(limit_bytes=1 << 20)
+    >>> ahead.read(0, 131072)
+    (0, 0)
+    >>> ahead.read(131072, 131072)
+    (262144, 524288)
+    >>> ahead.read(262144, 131072)
+    (524288, 917504)
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._readers: collections.OrderedDict[int, _Reader] = collections.OrderedDict()
+
+    def read(self, offset: int, length: int) -> tuple[int, int]:
+        """Take note of a read and return the range (start, stop) to fetch now; empty if none.
+
+        Ranges of one reader never overlap, so nothing is asked for twice.
+        """
+        if not self._limit_bytes:
+            return (0, 0)
+        stop = offset + length
+        reader = self._readers.pop(offset, None)
+        if reader is None:
+            self._remember(stop, _Reader(0, stop))
+            return (0, 0)
+        doubled = max(FIRST_WINDOW_BYTES, reader.window_bytes * 2)
+        reader.window_bytes = min(self._limit_bytes, doubled)
+        start = max(reader.fetched_to, stop)
+        reader.fetched_to = max(start, stop + reader.window_bytes)
+        self._remember(stop, reader)
+        return (start, reader.fetched_to)
+
+    def _remember(self, stop: int, reader: _Reader) -> None:
+        self._readers[stop] = reader
+        if len(self._readers) > READERS:
+            self._readers.popitem(last=False)

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the parts of a worker, joins them, and opens the one nursery that they live in."""
+
+import functools
+import logging
+import os
+import pathlib
+import random
+import signal
+import time
+from typing import Any
+
+import msgspec
+import pyfuse3
+import trio
+import xxhash
+from oslo_config import cfg
+
+from acstor_agent import cache_files
+from acstor_agent import control_socket
+from acstor_agent import fetcher
+from acstor_agent import fuse
+from acstor_agent import fuse_connection
+from acstor_agent import metrics
+from acstor_agent import mirror
+from acstor_agent import mirrors
+from acstor_agent import openers
+from acstor_agent import peer_net
+from acstor_agent import pre_seed
+from acstor_agent import ring_keeper
+from acstor_agent import status
+from acstor_agent import supervisor
+from acstor_agent.core import peer_health
+from acstor_agent.sources import build
+from acstor_common import chunk_map
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+
+LOG = logging.getLogger(__name__)
+
+MAX_REQUESTS = 256
+"""Requests of the kernel that are being answered at a time."""
+
+
+def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> None:
+    """Be a worker until SIGTERM.
+
+    :raises errors.Unusable: the configuration, or what it names, cannot be used
+    """
+    trio.run(functools.partial(_work, conf, inheritance))
+
+
+async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> None:
+    own = conf.acstor_agent
+    cache = cache_files.CacheFiles.open(
+        own.cache_dir, own.cache_limit_bytes, own.cache_slab_bytes, own.cache_policy
+    )
+    try:
+        async with trio.open_nursery() as nursery:
+            agent = Agent(conf, nursery, cache)
+            await agent.start(inheritance)
+            with trio.open_signal_receiver(signal.SIGTERM) as stops:
+                inheritance.ready()
+                LOG.info("worker %d serves %s", os.getpid(), conf.acstor.mount_point)
+                async for _ in stops:
+                    break
+            LOG.info("worker %d stops", os.getpid())
+            await agent.stop()
+            nursery.cancel_scope.cancel()
+    except* errors.Unusable as failures:
+        raise _first(failures) from None
+    finally:
+        await cache.aclose()
+
+
+def _first(group: BaseExceptionGroup) -> BaseException:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+class Agent:
+    """The parts of a worker.
+
+    :param nursery: where all of them live
+    """
+
+    def __init__(
+        self, conf: cfg.ConfigOpts, nursery: trio.Nursery, cache: cache_files.CacheFiles
+    ) -> None:
+        own = conf.acstor_agent
+        self._conf = conf
+        self._nursery = nursery
+        self._started_s = time.time()
+        self._host = _host_id(own.host)
+        self._cache = cache
+        state_dir = pathlib.Path(own.state_dir)
+        ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
+        self._ring = ring_keeper.RingKeeper(state_dir / "ring.json", ring_file)
+        self._health = peer_health.PeerHealth(random.Random())
+        self._peers = peer_net.PeerNet(
+            self._host,
+            serve=self._serve_peer,
+            tls=_peer_tls(own),
+            ring_epoch=lambda: self._ring.ring.epoch,
+        )
+        self._source = build.build(own.sources, conf, nursery)
+        self._chunks = fetcher.Fetcher(
+            self._host,
+            nursery,
+            cache=cache,
+            source=self._source,
+            ring=self._ring.current,
+            ask_peer=self._ask_peer,
+            health=self._health,
+            background_limit=own.fetch_limit,
+        )
+        maps = state_dir / "maps"
+        maps.mkdir(exist_ok=True)
+        self._images = mirrors.Mirrors(maps, self._source, self._make_mirror)
+
+    async def start(self, inheritance: supervisor.Inheritance) -> None:
+        """Start all parts; guests first, because they may be waiting already."""
+        own = self._conf.acstor_agent
+        operations = fuse.MirrorOperations(self._images, self._cache, own.read_deadline_s)
+        await self._nursery.start(self._cache.run)
+        await self._nursery.start(self._peers.run)
+        await fuse_connection.adopt(inheritance.fuse_fd, inheritance.init_request, operations)
+        self._nursery.start_soon(functools.partial(pyfuse3.main, max_tasks=MAX_REQUESTS))
+        self._nursery.start_soon(self._ring.watch)
+        listeners = await _listen(own.peer_listen)
+        await self._nursery.start(self._peers.serve_forever, listeners)
+        control = control_socket.bind(
+            pathlib.Path(self._conf.acstor.control_socket), own.control_group
+        )
+        await self._nursery.start(control_socket.serve, control, self._handle)
+        self._stop_metrics = (
+            metrics.serve(own.metrics_listen, self.picture) if own.metrics_listen else lambda: None
+        )
+
+    async def stop(self) -> None:
+        """Let go of what a nursery does not end by itself."""
+        await trio.to_thread.run_sync(self._stop_metrics)
+        await self._source.aclose()
+
+    def picture(self) -> dict[str, Any]:
+        """Return the agent's status; may be called from any thread."""
+        fetched = self._chunks.counters.fetched
+        images = {
+            image_id: status.of_image(
+                self._images.get_nowait(image_id),
+                fetched.get(image_id),
+                self._images.touched_ns(image_id),
+            )
+            for image_id in self._images.attached()
+        }
+        return {
+            "host": self._host,
+            "worker_pid": os.getpid(),
+            "uptime_s": round(time.time() - self._started_s, 3),
+            "mount_point": self._conf.acstor.mount_point,
+            "ring": {"epoch": self._ring.ring.epoch, "hosts": len(self._ring.ring.hosts)},
+            "images": images,
+            "read": status.total(image["read"] for image in images.values()),
+            "fetched": status.total(tally.as_dict() for tally in fetched.values()),
+            "exchange": status.of_exchange(self._chunks.counters, self._chunks.in_flight),
+            "cache": status.of_cache(self._cache),
+        }
+
+    def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
+        own = self._conf.acstor_agent
+        return mirror.Mirror(
+            image_map,
+            cache=self._cache,
+            chunks=self._chunks,
+            nursery=self._nursery,
+            deadline_s=own.read_deadline_s,
+            read_ahead_limit_bytes=own.read_ahead_limit_bytes,
+        )
+
+    # Peers
+
+    async def _ask_peer(
+        self,
+        host: ids.HostId,
+        address: str,
+        klass: peer_wire.Klass,
+        want: fetcher.Want,
+        may_read_source: bool,
+    ) -> fetcher.Bytes:
+        return await self._peers.fetch(
+            host,
+            address,
+            klass,
+            image_id=want.image_id,
+            offset=want.offset,
+            length=want.length,
+            cid=want.cid,
+            may_read_source=may_read_source,
+            timeout_s=self._conf.acstor_agent.peer_timeout_s,
+        )
+
+    async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> fetcher.Bytes:
+        want = fetcher.Want(get.image_id, 0, get.offset, get.length, get.cid)
+        return await self._chunks.serve(want, get.may_read_source)
+
+    # Control requests
+
+    async def _handle(self, request: control_wire.AnyRequest, report: control_socket.Report) -> Any:
+        match request:
+            case control_wire.Status():
+                return await trio.to_thread.run_sync(self.picture)
+            case control_wire.Ensure(image_id):
+                found = await self._attach(image_id)
+                return {"image_id": found.map.image_id, "size_bytes": found.size_bytes}
+            case control_wire.Drop(image_id):
+                return await self._drop(ids.parse_image_id(image_id))
+            case control_wire.PreSeed(image_id):
+                return await self._pre_seed(await self._attach(image_id), report)
+            case control_wire.SetRing(table):
+                return {"epoch": self._ring.put(bytes(table)).epoch}
+            case control_wire.GetRing():
+                return msgspec.Raw(ring.encode(self._ring.ring))
+
+    async def _attach(self, image_id: str) -> mirror.Mirror:
+        parsed = ids.parse_image_id(image_id)
+        deadline_s = self._conf.acstor_agent.read_deadline_s
+        with trio.move_on_after(deadline_s):
+            return await self._images.attach(parsed)
+        raise errors.DeadlineExceeded(f"the chunk map of image {parsed}", deadline_s)
+
+    async def _drop(self, image_id: ids.ImageId) -> dict[str, str]:
+        path = f"{self._conf.acstor.mount_point}/images/{image_id}.raw"
+        pids = await trio.to_thread.run_sync(openers.pids_with_open, path)
+        if pids:
+            raise errors.Unusable(f"image {image_id}", f"is open in processes {pids}")
+        self._images.detach(image_id)
+        return {"image_id": image_id}
+
+    async def _pre_seed(
+        self, image: mirror.Mirror, report: control_socket.Report
+    ) -> dict[str, int]:
+        image_id = image.map.image_id
+        table = self._ring.ring
+        return await pre_seed.pre_seed(
+            image,
+            self._chunks,
+            report,
+            is_home=lambda segment_no: table.home(image_id, segment_no) == self._host,
+            first_segment=xxhash.xxh3_64_intdigest(self._host),
+        )
+
+
+def _host_id(text: str) -> ids.HostId:
+    try:
+        return ids.parse_host_id(text)
+    except ValueError as e:
+        raise errors.Unusable("[acstor_agent] host", str(e)) from e
+
+
+def _peer_tls(own: cfg.ConfigOpts.GroupAttr) -> peer_net.PeerTls | None:
+    files = (own.peer_tls_ca, own.peer_tls_cert, own.peer_tls_key)
+    if not any(files):
+        return None
+    if not all(files):
+        raise errors.Unusable(
+            "[acstor_agent] peer_tls_ca, peer_tls_cert, peer_tls_key", "only some of them are set"
+        )
+    return peer_net.PeerTls(*files)
+
+
+async def _listen(address: str) -> list[trio.SocketListener]:
+    try:
+        host, port = ring.parse_address(address)
+        return await trio.open_tcp_listeners(port, host=host)
+    except (ValueError, OSError) as e:
+        raise errors.Unusable("[acstor_agent] peer_listen", f"{address}: {e}") from e

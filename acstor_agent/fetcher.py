@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gets chunks that are not here, each one once, whoever asks and however often.
+
+Two tables keep the promise.  ``_flights`` holds the chunks that this host wants
+for itself: readers of a chunk in flight wait for that flight.  ``_source_reads``
+holds the reads of the source under way, for this host and for peers alike.  A
+peer's request joins only the latter: it never waits for a flight that may wait
+for another peer, so no two hosts can wait for each other.
+
+Bytes from anywhere are checked against their CID before they are stored,
+answered or passed on; this is the one place where chunks enter a host.
+"""
+
+import logging
+from collections.abc import Awaitable
+from collections.abc import Callable
+from typing import Generic
+from typing import NamedTuple
+from typing import TypeVar
+
+import trio
+
+from acstor_agent import cache_files
+from acstor_agent.core import counters
+from acstor_agent.core import peer_health
+from acstor_agent.core import places
+from acstor_agent.core import public_cache
+from acstor_agent.sources import base
+from acstor_agent.sources import verify
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+
+LOG = logging.getLogger(__name__)
+
+Bytes = bytes | bytearray | memoryview
+AskPeer = Callable[[ids.HostId, str, peer_wire.Klass, "Want", bool], Awaitable[Bytes]]
+"""Ask a host at an address, on the connection of a class, for a chunk that it may read through."""
+
+RETRY_FIRST_S = 0.1
+RETRY_LONGEST_S = 2.0
+OWNERS_ASKED = places.ACTING_HOMES + places.LAST_RESORTS + 4
+"""Owners that are looked at for one chunk: those asked, and some to spare for hosts out of use."""
+
+T = TypeVar("T")
+
+
+class Want(NamedTuple):
+    """One chunk that is to be had: by place (to find it) and by content (to check it)."""
+
+    image_id: ids.ImageId
+    segment_no: int
+    offset: int
+    length: int
+    cid: ids.Cid
+
+    def __str__(self) -> str:
+        return f"chunk {self.cid.hex()[:12]} (image {self.image_id}, byte {self.offset})"
+
+
+class Fetched(NamedTuple):
+    """A chunk that has arrived, checked, and where it came from."""
+
+    data: Bytes
+    origin: counters.Origin
+
+
+class _Flights(Generic[T]):
+    """Work under way by CID: who wants what is under way waits for it."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[ids.Cid, tuple[trio.Event, list[T | errors.AcstorError]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    async def join(
+        self, nursery: trio.Nursery, cid: ids.Cid, work: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Return what ``work`` returns; it runs once for all that ask while it runs.
+
+        It goes on when those who wait are cancelled: what it fetches is stored.
+        """
+        if cid not in self._under_way:
+            self._under_way[cid] = (trio.Event(), [])
+            nursery.start_soon(self._run, cid, work)
+        done, result = self._under_way[cid]
+        await done.wait()
+        if not result:
+            raise errors.DeadlineExceeded(f"chunk {cid.hex()[:12]}", 0.0, "the agent is stopping")
+        if isinstance(result[0], errors.AcstorError):
+            raise result[0]
+        return result[0]
+
+    async def _run(self, cid: ids.Cid, work: Callable[[], Awaitable[T]]) -> None:
+        done, result = self._under_way[cid]
+        try:
+            result.append(await work())
+        except errors.AcstorError as e:
+            result.append(e)
+        finally:
+            del self._under_way[cid]
+            done.set()
+
+
+class Fetcher:
+    """The way of chunks into this host.
+
+    :param here: id of this host
+    :param nursery: where fetches run, so that they outlive the readers who asked
+    :param ring: returns the v-node table in force
+    :param ask_peer: asks one peer for one chunk
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        nursery: trio.Nursery,
+        *,
+        cache: cache_files.CacheFiles,
+        source: base.Source,
+        ring: Callable[[], ring.Ring],
+        ask_peer: AskPeer,
+        health: peer_health.PeerHealth,
+        background_limit: int,
+    ) -> None:
+        self.counters = counters.ExchangeCounters()
+        self._here = here
+        self._nursery = nursery
+        self._cache = cache
+        self._source = source
+        self._ring = ring
+        self._ask_peer = ask_peer
+        self._health = health
+        self.background_limit = background_limit
+        self._background = trio.CapacityLimiter(background_limit)
+        self._flights: _Flights[Fetched] = _Flights()
+        self._source_reads: _Flights[Bytes] = _Flights()
+
+    @property
+    def in_flight(self) -> int:
+        """Chunks that are on their way to this host."""
+        return len(self._flights)
+
+    async def fetch(self, want: Want, klass: peer_wire.Klass, deadline_s: float) -> Fetched:
+        """Return a chunk that a guest waits for, from whoever gives it first.
+
+        Passing faults are waited out until the deadline.
+
+        :raises errors.ChunkMissing: every place says that it has not got it
+        :raises errors.DeadlineExceeded: nobody gave it in ``deadline_s`` seconds
+        """
+        why = ""
+        delay_s = RETRY_FIRST_S
+        with trio.move_on_after(deadline_s):
+            while True:
+                try:
+                    return await self._fetch_once(want, klass)
+                except errors.ChunkMissing:
+                    raise
+                except (errors.ChunkUnavailable, errors.RemoteProtocolError) as e:
+                    why = str(e)
+                    LOG.warning("%s", e)
+                await trio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RETRY_LONGEST_S)
+        raise errors.DeadlineExceeded(str(want), deadline_s, why)
+
+    async def fetch_ahead(self, want: Want) -> Fetched | None:
+        """Have a chunk that nobody waits for yet; return None if it was here already.
+
+        At most ``background_limit`` of these run at a time, behind what guests wait for.
+
+        :raises errors.AcstorError: it could not be had; nobody has tried again
+        """
+        async with self._background:
+            if want.cid in self._cache:
+                return None
+            fetched = await self._fetch_once(want, peer_wire.Klass.BULK)
+            await self._cache.wait_for_room()
+            return fetched
+
+    async def serve(self, want: Want, may_read_source: bool) -> Bytes:
+        """Return a chunk to a peer that asks for it.
+
+        :param may_read_source: this host is the chunk's home for the peer, and reads it through
+        :raises errors.ChunkUnavailable: it is not here, and may not or cannot be read
+        """
+        data: Bytes | None = await self._cache.read_chunk(want.cid)
+        if data is None:
+            if not may_read_source:
+                raise errors.ChunkMissing(str(want), self._here)
+            data = await self._read_source(want, public_cache.KeepClass.HOME)
+        self.counters.served_chunks += 1
+        self.counters.served_bytes += len(data)
+        return data
+
+    async def _fetch_once(self, want: Want, klass: peer_wire.Klass) -> Fetched:
+        return await self._flights.join(
+            self._nursery, want.cid, lambda: self._ask_around(want, klass)
+        )
+
+    async def _ask_around(self, want: Want, klass: peer_wire.Klass) -> Fetched:
+        """Ask one place after the other; raise what tells most when none has it."""
+        owners = self._ring().owners(want.image_id, want.segment_no, OWNERS_ASKED)
+        failures: list[errors.AcstorError] = []
+        for place in places.places(owners, self._here, self._is_usable):
+            try:
+                fetched = await self._ask(place, want, klass, is_home=owners[:1] == (self._here,))
+            except (errors.ChunkUnavailable, errors.RemoteProtocolError) as e:
+                LOG.debug("%s", e)
+                failures.append(e)
+                self.counters.fallbacks += 1
+            else:
+                self.counters.fetched[want.image_id].add(fetched.origin, want.length)
+                return fetched
+        raise next((e for e in failures if not isinstance(e, errors.ChunkMissing)), failures[0])
+
+    def _is_usable(self, host: ids.HostId) -> bool:
+        return self._health.is_usable(host, trio.current_time())
+
+    async def _ask(
+        self, place: places.Place, want: Want, klass: peer_wire.Klass, *, is_home: bool
+    ) -> Fetched:
+        if place.host is None:
+            keep = public_cache.KeepClass.HOME if is_home else public_cache.KeepClass.BORROWED
+            return Fetched(await self._read_source(want, keep), counters.Origin.SOURCE)
+        data = await self._from_peer(place.host, place.may_read_source, want, klass)
+        self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED)
+        origin = counters.Origin.HOME if place.may_read_source else counters.Origin.PEER
+        return Fetched(data, origin)
+
+    async def _from_peer(
+        self, host: ids.HostId, may_read_source: bool, want: Want, klass: peer_wire.Klass
+    ) -> Bytes:
+        """Ask one peer, check its answer, and remember how it behaved."""
+        address = self._ring().address_of(host)
+        try:
+            data = await self._ask_peer(host, address, klass, want, may_read_source)
+            verify.check_chunk(data, want.cid, str(want), host)
+        except errors.ChunkMissing:
+            self._health.succeeded(host, trio.current_time())
+            raise
+        except (errors.ChunkInvalid, errors.RemoteProtocolError):
+            self.counters.invalid_chunks += 1
+            self._health.failed(host, trio.current_time(), peer_health.FailureKind.LYING)
+            raise
+        except errors.ChunkUnavailable:
+            self._health.failed(host, trio.current_time(), peer_health.FailureKind.UNREACHABLE)
+            raise
+        self._health.succeeded(host, trio.current_time())
+        return data
+
+    async def _read_source(self, want: Want, keep: public_cache.KeepClass) -> Bytes:
+        async def read() -> Bytes:
+            blob = base.Blob(want.image_id, base.BlobKind.IMAGE)
+            data = await self._source.read(blob, want.offset, want.length, want.cid)
+            self.counters.source_bytes += len(data)
+            self._cache.store(want.cid, data, keep)
+            return data
+
+        return await self._source_reads.join(self._nursery, want.cid, read)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Prometheus endpoint: the numbers of ``status``, in Prometheus' words.
+
+The agent counts in plain integers, because a guest's read must not pay for
+labels and locks; they become metrics when somebody asks.
+"""
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import prometheus_client
+from prometheus_client import core
+from prometheus_client import registry
+
+from acstor_agent.core import counters
+from acstor_common import errors
+from acstor_common import ring
+
+Picture = Callable[[], dict[str, Any]]
+
+
+class Collector(registry.Collector):
+    """Turns the agent's status into metrics.
+
+    :param picture: returns the status; it is called from the endpoint's thread
+    """
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Yield all metrics, as of now."""
+        status = self._picture()
+        yield from _of_images(status["images"])
+        yield from _of_exchange(status["exchange"])
+        yield from _of_cache(status["cache"])
+        yield core.GaugeMetricFamily(
+            "acstor_ring_epoch", "Epoch of the v-node table in force", status["ring"]["epoch"]
+        )
+        yield core.GaugeMetricFamily(
+            "acstor_ring_hosts", "Hosts of the v-node table in force", status["ring"]["hosts"]
+        )
+
+
+def serve(address: str, picture: Picture) -> Callable[[], None]:
+    """Start the endpoint in a thread; return what stops it.
+
+    :raises errors.Unusable: the address cannot be used
+    """
+    own = prometheus_client.CollectorRegistry()
+    own.register(Collector(picture))
+    prometheus_client.ProcessCollector(registry=own)
+    try:
+        host, port = ring.parse_address(address)
+        server, thread = prometheus_client.start_http_server(port, host, registry=own)
+    except (ValueError, OSError) as e:
+        raise errors.Unusable("metrics_listen", f"{address}: {e}") from e
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop
+
+
+def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
+    by_origin = ["image", "origin"]
+    families = {
+        (name, unit): core.CounterMetricFamily(f"acstor_{name}_{unit}", text, labels=by_origin)
+        for name, unit, text in (
+            ("read", "bytes", "Bytes that guests read, by where they came from"),
+            ("read", "requests", "Stretches of guests' reads, by where they came from"),
+            ("fetched", "bytes", "Bytes of chunks that came to this host, by who gave them"),
+            ("fetched", "requests", "Chunks that came to this host, by who gave them"),
+        )
+    }
+    seconds = core.HistogramMetricFamily(
+        "acstor_read_seconds", "How long guests' reads took", labels=["image"]
+    )
+    in_flight = core.GaugeMetricFamily("acstor_reads_in_flight", "Reads waiting", labels=["image"])
+    failed = core.CounterMetricFamily("acstor_failed_reads", "Reads with EIO", labels=["image"])
+    for image_id, image in images.items():
+        for (name, unit), family in families.items():
+            for origin, counts in image[name].items():
+                family.add_metric([image_id, origin], counts[unit])
+        latency = image["latency"]
+        bounds = [*map(str, counters.LATENCY_BOUNDS_S), "+Inf"]
+        upto = itertools.accumulate(latency["buckets"])
+        seconds.add_metric([image_id], list(zip(bounds, upto, strict=True)), latency["total_s"])
+        in_flight.add_metric([image_id], image["reads_in_flight"])
+        failed.add_metric([image_id], image["failed_reads"])
+    yield from [*families.values(), seconds, in_flight, failed]
+
+
+def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
+    yield core.GaugeMetricFamily(
+        "acstor_chunks_in_flight", "Chunks on their way to this host", exchange["chunks_in_flight"]
+    )
+    for name, text in (
+        ("source_bytes", "Bytes that this host read from the source, for itself and for peers"),
+        ("served_bytes", "Bytes of chunks given to peers"),
+        ("served_chunks", "Chunks given to peers"),
+        ("invalid_chunks", "Answers of peers that were not what was asked for"),
+        ("fallbacks", "Times that a place failed and the next one was asked"),
+    ):
+        yield core.CounterMetricFamily(f"acstor_{name}", text, exchange[name])
+
+
+def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
+    for name, text in (
+        ("stored_bytes", "Bytes of chunks in the public cache"),
+        ("disk_bytes", "Bytes of the public cache's files"),
+        ("limit_bytes", "Upper bound of the public cache's files"),
+        ("pending_bytes", "Bytes of chunks that are not on disk yet"),
+        ("chunks", "Chunks in the public cache"),
+    ):
+        yield core.GaugeMetricFamily(f"acstor_cache_{name}", text, cache[name])
+    for name, text in (
+        ("evictions", "Chunks that made room for others"),
+        ("healed", "Chunks dropped because their bytes had gone bad"),
+        ("refused", "Chunks not cached because nothing could make room"),
+        ("write_errors", "Chunks or slab files that could not be written"),
+    ):
+        yield core.CounterMetricFamily(f"acstor_cache_{name}", text, cache[name])

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The v-node table in force: the newest that came, from a file or from the control socket.
+
+An older table never replaces a newer one.  What came over the control socket is
+kept in the state folder, so a worker that restarts goes on with the last table.
+"""
+
+import logging
+import os
+import pathlib
+
+import trio
+
+from acstor_common import errors
+from acstor_common import ring
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+_Stamp = tuple[int, int, int]
+
+
+class RingKeeper:
+    """Holds the ring.
+
+    :param kept: where a table from the control socket is kept
+    :param file: the operator's file, looked at every second; None if there is none
+    """
+
+    def __init__(self, kept: pathlib.Path, file: pathlib.Path | None) -> None:
+        self.ring = ring.Ring(0, ())
+        self._kept = kept
+        self._file = file
+        self._stamp: _Stamp | None = None
+        if kept.exists():
+            self._read(kept)
+        self._look()
+
+    def current(self) -> ring.Ring:
+        """Return the ring in force."""
+        return self.ring
+
+    def put(self, data: bytes) -> ring.Ring:
+        """Take a table that was sent, and keep it.
+
+        :raises errors.RingFormatError: it cannot be used
+        :raises ValueError: its epoch is not higher than that of the one in force
+        """
+        new = ring.decode(data, "the table that was sent")
+        if new.epoch <= self.ring.epoch:
+            raise ValueError(f"epoch {new.epoch} is not higher than {self.ring.epoch}")
+        incoming = self._kept.with_suffix(".new")
+        incoming.write_bytes(data)
+        os.replace(incoming, self._kept)
+        self._use(new)
+        return new
+
+    async def watch(self) -> None:
+        """Follow the operator's file."""
+        while True:
+            await trio.sleep(LOOK_EVERY_S)
+            self._look()
+
+    def _look(self) -> None:
+        if self._file is None:
+            return
+        try:
+            status = self._file.stat()
+        except OSError as e:
+            stamp = None
+            if self._stamp is not None:
+                LOG.warning("ring_file %s: %s; the last table stays in use", self._file, e.strerror)
+        else:
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if stamp != self._stamp:
+                self._read(self._file)
+        self._stamp = stamp
+
+    def _read(self, path: pathlib.Path) -> None:
+        try:
+            new = ring.decode(path.read_bytes(), str(path))
+        except (OSError, errors.RingFormatError) as e:
+            LOG.warning("%s; the last table stays in use", e)
+            return
+        if new.epoch > self.ring.epoch:
+            self._use(new)
+        elif new.epoch < self.ring.epoch:
+            LOG.warning(
+                "%s has epoch %d, older than %d in use; not taken", path, new.epoch, self.ring.epoch
+            )
+
+    def _use(self, new: ring.Ring) -> None:
+        LOG.info("ring epoch %d with %d hosts is in force", new.epoch, len(new.hosts))
+        self.ring = new

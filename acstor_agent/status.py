@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent tells about itself: one picture, shown by ``status`` and by the metrics.
+
+The field names are read by machines: they are never changed.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from acstor_agent import cache_files
+from acstor_agent import mirror
+from acstor_agent.core import counters
+
+
+def of_image(
+    image: mirror.Mirror | None, fetched: counters.Tally | None, touched_ns: int
+) -> dict[str, Any]:
+    """Return what is known of one image; one that was not read since the start has no numbers."""
+    read = image.counters if image else counters.ReadCounters()
+    return {
+        "size_bytes": image.size_bytes if image else None,
+        "chunk_bytes": image.map.geometry.chunk_bytes if image else None,
+        "cached_bytes": image.cached_bytes() if image else None,
+        "touched_s": touched_ns / 1e9,
+        "read": read.read.as_dict(),
+        "fetched": (fetched or counters.Tally()).as_dict(),
+        "reads_in_flight": read.in_flight,
+        "failed_reads": read.failed_reads,
+        "latency": of_latency(read.latency),
+    }
+
+
+def of_latency(latency: counters.Latency) -> dict[str, Any]:
+    """Return a histogram's summary; quantiles are bucket bounds, in seconds."""
+    return {
+        "count": latency.count,
+        "total_s": latency.total_s,
+        "p50_s": latency.quantile(0.5),
+        "p99_s": latency.quantile(0.99),
+        "longest_s": latency.longest_s,
+        "buckets": latency.buckets,
+    }
+
+
+def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
+    """Return the public cache in numbers."""
+    return dataclasses.asdict(cache.statistics)
+
+
+def of_exchange(exchange: counters.ExchangeCounters, in_flight: int) -> dict[str, Any]:
+    """Return what entered and left the host."""
+    return {
+        "chunks_in_flight": in_flight,
+        "source_bytes": exchange.source_bytes,
+        "served_bytes": exchange.served_bytes,
+        "served_chunks": exchange.served_chunks,
+        "invalid_chunks": exchange.invalid_chunks,
+        "fallbacks": exchange.fallbacks,
+    }
+
+
+def total(tallies: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Add up requests and bytes by origin.
+
+    >>> total([counters.Tally().as_dict()])["zero"]
+    {'requests': 0, 'bytes': 0}
+    """
+    result = counters.Tally().as_dict()
+    for tally in tallies:
+        for origin, counts in tally.items():
+            for name, count in counts.items():
+                result[origin][name] += count
+    return result

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said on the agent's control socket: JSON, one message a line.
+
+A client sends one request and reads replies until one that is not Progress.
+The tags (``op`` and ``reply``) are strings that others depend on: they are
+never changed and never used for something else.
+"""
+
+from typing import Any
+
+import msgspec
+
+from acstor_common import errors
+
+MAX_LINE_BYTES = 8 * 1024 * 1024
+
+
+class Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, frozen=True):
+    """Base of all requests."""
+
+
+class Status(Request, tag="status"):
+    """What the agent does and has done."""
+
+
+class Ensure(Request, tag="ensure"):
+    """Attach an image now, so that opening it later waits for nobody."""
+
+    image_id: str
+
+
+class Drop(Request, tag="drop"):
+    """Forget an image that no guest uses."""
+
+    image_id: str
+
+
+class PreSeed(Request, tag="pre-seed"):
+    """Bring all of an image to this host, behind everything that guests wait for."""
+
+    image_id: str
+
+
+class SetRing(Request, tag="set-ring"):
+    """Use this v-node table (the ring's JSON format) from now on, if its epoch is higher."""
+
+    ring: msgspec.Raw
+
+
+class GetRing(Request, tag="ring"):
+    """The v-node table in force."""
+
+
+class Reply(msgspec.Struct, tag_field="reply", frozen=True):
+    """Base of all replies."""
+
+
+class Done(Reply, tag="done"):
+    """The request was carried out."""
+
+    result: Any = None
+
+
+class Failed(Reply, tag="failed"):
+    """The request was not carried out.
+
+    :param kind: name of the error's class in acstor_common.errors
+    """
+
+    kind: str
+    error: str
+
+
+class Progress(Reply, tag="progress"):
+    """The request is being carried out."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+AnyRequest = Status | Ensure | Drop | PreSeed | SetRing | GetRing
+AnyReply = Done | Failed | Progress
+
+_request_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
+_reply_decoder: msgspec.json.Decoder[AnyReply] = msgspec.json.Decoder(AnyReply)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: Request | Reply) -> bytes:
+    r"""Return a message as a line.
+
+    >>> encode(Ensure("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
+    b'{"op":"ensure","image_id":"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"}\n'
+    """
+    return _encoder.encode(message) + b"\n"
+
+
+def decode_request(line: bytes) -> AnyRequest:
+    """Return the request in a line.
+
+    :raises errors.RemoteProtocolError: it is not a request
+    """
+    try:
+        return _request_decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise errors.RemoteProtocolError("control client", str(e)) from e
+
+
+def decode_reply(line: bytes) -> AnyReply:
+    """Return the reply in a line.
+
+    :raises errors.RemoteProtocolError: it is not a reply
+    """
+    try:
+        return _reply_decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise errors.RemoteProtocolError("acstor-agent", str(e)) from e
