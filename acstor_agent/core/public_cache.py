@@ -32,17 +32,25 @@ class _SizeGroup:
     def __init__(self, layout: cache_slab.SlabLayout, policy: type[cache_slot.Order]) -> None:
         self.layout = layout  # of the next slab; older ones may have other slot counts
         self.orders = tuple(policy() for _ in cache_slot.CLASSES)
+        self.chunks = [0] * len(cache_slot.CLASSES)
         self.with_free: dict[cache_slot.Slab, None] = {}
         self.evictions = 0
 
-    def victim(self) -> cache_slot.Slot | None:
-        """Return the slot that makes room next, parking held ones on the way."""
-        for order in self.orders:
+    def victim(self, newcomer: KeepClass) -> cache_slot.Slot | None:
+        """Return the slot that makes room next, parking held ones on the way.
+
+        Cheaper chunks that are only held just now do not expose those dearer than the newcomer.
+        """
+        has_cheaper = False
+        for keep_class, order in zip(KeepClass, self.orders, strict=True):
+            if has_cheaper and keep_class > newcomer:
+                return None
             while (slot := order.first()) is not None:
                 if not slot.holds:
                     return slot
                 order.remove(slot)
                 slot.is_parked = True
+            has_cheaper = has_cheaper or self.chunks[keep_class] > 0
         return None
 
 
@@ -134,7 +142,7 @@ class PublicCache:
         if cid in self._index:
             raise ValueError(f"chunk {cid.hex()} has a slot already")
         group = self._group(cache_slab.slot_bytes_for(length))
-        actions = [] if group.with_free else self._make_room(group)
+        actions = [] if group.with_free else self._make_room(group, keep_class)
         slab = next(iter(group.with_free))
         return Placement(self._fill(slab, cid, length, keep_class), actions)
 
@@ -255,6 +263,7 @@ class PublicCache:
 
     def _enter_class(self, slot: cache_slot.Slot) -> None:
         slot.order.add(slot)
+        self._group(slot.slab.layout.slot_bytes).chunks[slot.keep_class] += 1
         slot.slab.class_counts[slot.keep_class] += 1
         self.class_chunks[slot.keep_class] += 1
         self.class_bytes[slot.keep_class] += slot.length
@@ -262,6 +271,7 @@ class PublicCache:
     def _leave_class(self, slot: cache_slot.Slot) -> None:
         if not slot.is_parked:
             slot.order.remove(slot)
+        self._group(slot.slab.layout.slot_bytes).chunks[slot.keep_class] -= 1
         slot.slab.class_counts[slot.keep_class] -= 1
         self.class_chunks[slot.keep_class] -= 1
         self.class_bytes[slot.keep_class] -= slot.length
@@ -284,7 +294,7 @@ class PublicCache:
             slab.free.append(slot.slot_no)
             self._group(slab.layout.slot_bytes).with_free[slab] = None
 
-    def _make_room(self, group: _SizeGroup) -> list[SlabAction]:
+    def _make_room(self, group: _SizeGroup, newcomer: KeepClass) -> list[SlabAction]:
         """Free a slot of the group: by a new slab, an eviction, or other sizes' slabs."""
         layout = group.layout
         if not layout.slot_count:
@@ -293,10 +303,10 @@ class PublicCache:
             )
         if self._surplus_bytes(layout) <= 0:
             return self._add_slab(group, [])
-        victim = group.victim()
+        victim = group.victim(newcomer)
         if victim is None or self._is_time_to_compare(group):
             given_up = self._spare_slabs(layout)
-            if given_up and self._is_worth_less(given_up, victim):
+            if given_up and given_up[-1].value < self._price(group, newcomer, victim):
                 return self._add_slab(group, given_up)
         if victim is None:
             raise errors.CacheFull(layout.slot_bytes, self.limit_bytes, "everything is in use")
@@ -305,6 +315,16 @@ class PublicCache:
         self.drop(victim)
         return []
 
+    def _price(
+        self, group: _SizeGroup, newcomer: KeepClass, victim: cache_slot.Slot | None
+    ) -> tuple[int, int]:
+        """Return what a slab of another size must be worth less than, to be given up."""
+        if victim is not None:
+            return victim.keep_class, victim.used_at
+        if any(group.chunks):
+            return newcomer + 1, 0
+        return len(cache_slot.CLASSES), 0
+
     def _is_time_to_compare(self, group: _SizeGroup) -> bool:
         """Say whether a slab's worth of evictions went by.
 
@@ -312,9 +332,6 @@ class PublicCache:
         it a slot size that is no longer asked for would keep its slabs for ever.
         """
         return len(self._groups) > 1 and group.evictions % group.layout.slot_count == 0
-
-    def _is_worth_less(self, slabs: list[cache_slot.Slab], victim: cache_slot.Slot | None) -> bool:
-        return victim is None or slabs[-1].value < (victim.keep_class, victim.used_at)
 
     def _surplus_bytes(self, layout: cache_slab.SlabLayout) -> int:
         return self.disk_bytes + layout.file_bytes - self._ceiling_bytes

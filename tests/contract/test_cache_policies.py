@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every replacement policy of the public cache must do, on real files."""
+
+import random
+
+import pytest
+import trio
+
+from acstor_agent import cache_files
+from acstor_agent.core import cache_slot
+from acstor_agent.core import public_cache
+from acstor_common import ids
+
+KeepClass = public_cache.KeepClass
+SLAB_BYTES = 1 << 20
+LIMIT_BYTES = 3 << 20
+SIZES = (16 << 10, 64 << 10, 5000)
+
+
+@pytest.fixture(params=sorted(public_cache.POLICIES))
+def policy(request) -> str:
+    return request.param
+
+
+@pytest.fixture(params=sorted(public_cache.POLICIES))
+def order(request) -> cache_slot.Order:
+    return public_cache.POLICIES[request.param]()
+
+
+def make_slots(count: int, order: cache_slot.Order) -> list[cache_slot.Slot]:
+    slab = cache_slot.Slab(0, public_cache.cache_slab.SlabLayout(4096, count))
+    return [
+        cache_slot.Slot(ids.cid_of(bytes([i])), 4096, KeepClass.BORROWED, slab, i, order)
+        for i in range(count)
+    ]
+
+
+def test_empty_order_has_no_first(order):
+    assert order.first() is None
+
+
+def test_order_gives_each_slot_exactly_once(order):
+    slots = make_slots(20, order)
+    for slot in slots:
+        order.add(slot)
+    for slot in slots[::3] * 3:
+        order.touch(slot)
+    given = []
+    while (slot := order.first()) is not None:
+        order.remove(slot)
+        given.append(slot)
+    assert len(given) == 20 and set(given) == set(slots)
+
+
+def test_slots_that_were_never_used_go_in_the_order_they_came(order):
+    slots = make_slots(5, order)
+    for slot in slots:
+        order.add(slot)
+    for slot in slots:
+        assert order.first() is slot
+        order.remove(slot)
+
+
+def test_use_of_a_parked_slot_is_no_error_and_it_can_come_back(order):
+    one, two = make_slots(2, order)
+    order.add(one)
+    order.add(two)
+    order.remove(one)
+    one.is_parked = True
+    for _ in range(5):
+        order.touch(one)
+    one.is_parked = False
+    order.put_back(one)
+    order.remove(two)
+    assert order.first() is one
+
+
+async def test_any_load_keeps_the_limit_and_never_gives_wrong_bytes(policy, tmp_path):
+    dice = random.Random(policy)
+    chunks = [dice.randbytes(dice.choice(SIZES)) for _ in range(120)]
+    content = {ids.cid_of(chunk): chunk for chunk in chunks}
+    stored = 0
+    cache = cache_files.CacheFiles.open(tmp_path, LIMIT_BYTES, SLAB_BYTES, policy)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        for _ in range(600):
+            cid = dice.choice(list(content))
+            got = await cache.read_chunk(cid)
+            assert got in (None, content[cid])
+            if got is None:
+                stored += cache.store(cid, content[cid], dice.choice(list(KeepClass)))
+            if dice.random() < 0.05:
+                cache.drop(dice.choice(list(content)))
+            if dice.random() < 0.05:
+                await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+    await cache.aclose()
+    assert stored > 120
+    assert cache.statistics.evictions > 0 and cache.statistics.healed == 0
+    on_disk = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert on_disk == cache.statistics.disk_bytes <= LIMIT_BYTES
+
+
+async def test_boot_chunks_outlive_a_flood_of_borrowed_ones(policy, tmp_path):
+    cache = cache_files.CacheFiles.open(tmp_path, 1 << 20, 1 << 20, policy)
+    boot = [bytes([i]) * 65536 for i in range(1, 6)]
+    for chunk in boot:
+        cache.store(ids.cid_of(chunk), chunk, KeepClass.BOOT)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        stored = 0
+        for i in range(200):
+            chunk = (i + 1000).to_bytes(2, "big") * 32768
+            if cache.store(ids.cid_of(chunk), chunk):
+                stored += 1
+            else:
+                await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+    assert stored > 100
+    assert all(ids.cid_of(chunk) in cache for chunk in boot)
+    assert cache.statistics.chunks_by_class["boot"] == 5
+    await cache.aclose()
