@@ -3,6 +3,7 @@
 
 import ast
 import importlib
+import itertools
 import os
 import pathlib
 import re
@@ -14,6 +15,8 @@ import pytest
 from oslo_config import cfg
 from oslo_config import generator
 from oslo_log import log
+from packaging import requirements
+from packaging import utils
 
 from acstor_agent import conf as agent_conf
 
@@ -70,6 +73,20 @@ def test_no_tracked_file_names_somebodys_machine_or_a_registry() -> None:
             continue  # not a text
         found += [f"{path.relative_to(ROOT)}: {line}" for line in lines if FOREIGN.search(line)]
     assert not found
+
+
+def test_every_dependency_has_a_tested_version() -> None:
+    project = PYPROJECT["project"]
+    wanted = [
+        *project["dependencies"],
+        *itertools.chain(*project["optional-dependencies"].values()),
+    ]
+    pinned = {
+        utils.canonicalize_name(line.partition("==")[0])
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+    }
+    names = {utils.canonicalize_name(requirements.Requirement(text).name) for text in wanted}
+    assert names - pinned == set()
 
 
 @pytest.mark.parametrize("name", entry_points())
