@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The harness reports what benchmarks find, in the form that others read."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from matplotlib import figure
+
+from tests.bench import harness
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, harness.Benchmark]:
+    """Begin without the real benchmarks."""
+    fresh: dict[str, harness.Benchmark] = {}
+    monkeypatch.setattr(harness, "_REGISTRY", fresh)
+    return fresh
+
+
+def add(bench_id: str, target: str, result: harness.Result | Exception) -> harness.Benchmark:
+    @harness.benchmark(bench_id, title=f"Title of {bench_id}", target=target, unit="GB/s")
+    def run(say: harness.Say) -> harness.Result:
+        say(f"{bench_id} at work")
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    return harness._REGISTRY[bench_id]
+
+
+def run(results: pathlib.Path, *wanted: harness.Benchmark) -> tuple[bool, list[str]]:
+    lines: list[str] = []
+    known = harness._REGISTRY.values()
+    return harness.run_benchmarks(wanted, known, results, lines.append), lines
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "is_met"),
+    [
+        (">= 2", 2.0, True),
+        (">= 2", 1.99, False),
+        ("<=1.15", 1.15, True),
+        ("< 1", 1.0, False),
+        ("> 1", 1.01, True),
+        ("<= 2, >= 0.6", (2.0, 0.6), True),
+        ("<= 2, >= 0.6", (2.1, 0.6), False),
+        ("<= 2, >= 0.6", (2.0, 0.5), False),
+    ],
+)
+def test_target_is_met_only_within_every_bound(
+    text: str, value: harness.Value, is_met: bool
+) -> None:
+    assert harness.Target.parse(text).is_met(value) is is_met
+
+
+@pytest.mark.parametrize("text", ["", "2", "= 2", ">= 2,", ">= x"])
+def test_what_is_no_target_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a target"):
+        harness.Target.parse(text)
+
+
+@pytest.mark.usefixtures("registry")
+def test_last_line_gives_id_value_target_and_verdict(tmp_path: pathlib.Path) -> None:
+    done = run(tmp_path, add("P9", ">= 2", harness.Result({"P9": 6.54321})))
+    assert done[0] and done[1][-1] == "P9 6.543 >=2 pass"
+    done = run(tmp_path, add("P5", "<= 2, >= 0.6", harness.Result({"P5": (1.5, 0.5)})))
+    assert done[0] and done[1][-1] == "P5 1.5,0.5 <=2,>=0.6 fail"
+
+
+@pytest.mark.usefixtures("registry")
+def test_json_and_picture_are_kept(tmp_path: pathlib.Path) -> None:
+    results = tmp_path / "new" / "folder"
+    run(results, add("P9", ">= 2", harness.Result({"P9": 1.5}, {"sha1": 2.0})))
+    record = json.loads((results / "P9.json").read_text())
+    assert set(record.pop("machine")) == {
+        "cpu",
+        "cores",
+        "kernel",
+        "python",
+        "commit",
+        "has_local_changes",
+        "date",
+    }
+    assert record == {
+        "id": "P9",
+        "title": "Title of P9",
+        "value": 1.5,
+        "unit": "GB/s",
+        "target": ">=2",
+        "passed": False,
+        "details": {"sha1": 2.0},
+    }
+    assert (results / "P9.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("registry")
+def test_benchmark_draws_its_own_picture(tmp_path: pathlib.Path) -> None:
+    drawn: list[figure.Figure] = []
+    run(tmp_path, add("P9", ">= 2", harness.Result({"P9": 1.0}, draw=drawn.append)))
+    assert len(drawn) == 1 and (tmp_path / "P9.png").exists()
+
+
+@pytest.mark.usefixtures("registry")
+def test_ids_of_one_run_are_measured_once_and_the_wanted_one_comes_last(
+    tmp_path: pathlib.Path,
+) -> None:
+    runs: list[int] = []
+
+    @harness.benchmark("P1", title="completion", target="<= 1.15", unit="x")
+    @harness.benchmark("P1b", title="bytes", target="<= 1.02", unit="x")
+    @harness.benchmark("P1c", title="fairness", target="<= 1.05", unit="x")
+    def measure(say: harness.Say) -> harness.Result:
+        runs.append(1)
+        return harness.Result({"P1": 1.1, "P1b": 1.3, "P1c": 1.0})
+
+    known = harness._REGISTRY
+    done, lines = run(tmp_path, known["P1"], known["P1b"])
+    assert done and len(runs) == 1
+    assert set(lines[-2:]) == {"P1 1.1 <=1.15 pass", "P1b 1.3 <=1.02 fail"}
+    assert lines[-3] == "P1c 1 <=1.05 pass"
+    assert {path.name for path in tmp_path.glob("*.json")} == {"P1.json", "P1b.json", "P1c.json"}
+
+
+@pytest.mark.usefixtures("registry")
+def test_missed_target_is_no_failure_of_the_tool(tmp_path: pathlib.Path) -> None:
+    done, lines = run(tmp_path, add("P9", ">= 2", harness.Result({"P9": 0.1})))
+    assert done and lines[-1].endswith("fail")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        (harness.CannotRun("this machine has no network namespaces"), "no network namespaces"),
+        (ZeroDivisionError(), "see above"),
+        (harness.Result({}), "no value for P8"),
+        (harness.Result({"P8": (1.0, 2.0)}), "see above"),
+    ],
+)
+@pytest.mark.usefixtures("registry")
+def test_benchmark_that_cannot_run_does_not_stop_the_others(
+    tmp_path: pathlib.Path, trouble: harness.Result | Exception, reason: str
+) -> None:
+    broken = add("P8", ">= 2", trouble)
+    done, lines = run(tmp_path, broken, add("P9", ">= 2", harness.Result({"P9": 3.0})))
+    assert not done
+    assert any(line.startswith("P8 could not run") and reason in line for line in lines)
+    assert lines[-1] == "P9 3 >=2 pass"
+    assert not (tmp_path / "P8.json").exists()
+
+
+@pytest.mark.usefixtures("registry")
+def test_two_benchmarks_cannot_have_one_id() -> None:
+    add("P9", ">= 2", harness.Result({}))
+    with pytest.raises(ValueError, match="two benchmarks are called P9"):
+        add("P9", ">= 2", harness.Result({}))
+
+
+def test_benchmarks_are_found_and_sorted_by_number() -> None:
+    known = list(harness.load_all())
+    assert "P9" in known
+    assert known == sorted(known, key=harness._natural)
+    assert sorted(["P10", "P9", "P1b", "P1"], key=harness._natural) == ["P1", "P1b", "P9", "P10"]
+
+
+BURN = "import time\nwhile time.process_time() < 0.3: pass\n"
+PARENT = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {BURN!r}], check=True)
+living = subprocess.Popen([sys.executable, "-c", {BURN + "print(flush=True); input()"!r}],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+living.stdout.readline()
+print(flush=True)
+input()
+living.communicate(b"\\n")
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[bytes]]:
+    """A process with one child that has ended and one that lives; each used 0.3 s."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    yield process
+    process.communicate(b"\n")
+
+
+def test_processor_time_counts_living_and_ended_children(parent: subprocess.Popen[bytes]) -> None:
+    assert parent.stdout
+    parent.stdout.readline()
+    assert 0.55 <= harness.cpu_seconds(parent.pid) < 2
+
+
+def test_processor_time_of_this_process_agrees_with_the_kernel() -> None:
+    before = time.process_time()
+    assert harness.cpu_seconds(os.getpid()) >= before - 0.05
+
+
+def test_processor_time_of_nobody_is_an_error() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with pytest.raises(ProcessLookupError, match=f"there is no process {gone.pid}"):
+        harness.cpu_seconds(gone.pid)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.bench", *arguments],
+        cwd=harness.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_command_without_an_id_lists_ids_and_targets() -> None:
+    done = command()
+    assert done.returncode == 0
+    assert any("P9" in line and ">=2" in line for line in done.stdout.splitlines())
+
+
+def test_unknown_id_is_wrong_usage() -> None:
+    done = command("P9", "P77")
+    assert done.returncode == 2
+    assert "no such benchmark: P77 (there are: " in done.stderr

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Usage: tools/bench.sh [ID...] [--results DIR]
+#
+# Installs what is missing, then runs those benchmarks; without an ID it lists them with their
+# targets.  The last line of each is: ID value target pass|fail.  The exit status is 0 if all could
+# run, whether or not they met their targets.
+set -euo pipefail
+# shellcheck source=tools/lib.sh
+source "$(dirname "$0")/lib.sh"
+cd "$ROOT"
+
+bash tools/install.sh
+export PATH=$VENV/bin:$PATH
+exec python -m tests.bench "$@"
