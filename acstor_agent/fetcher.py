@@ -196,6 +196,10 @@ class Fetcher:
         return data
 
     async def _fetch_once(self, want: Want, klass: peer_wire.Klass) -> Fetched:
+        if want.cid in self._cache:  # it came since the caller looked
+            data = await self._cache.read_chunk(want.cid)
+            if data is not None:
+                return Fetched(data, counters.Origin.CACHE)
         return await self._flights.join(
             self._nursery, want.cid, lambda: self._ask_around(want, klass)
         )

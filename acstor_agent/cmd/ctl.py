@@ -10,6 +10,7 @@ from typing import Any
 
 import prettytable
 import tqdm
+from oslo_config import cfg
 
 from acstor_common import conf as common_conf
 from acstor_common import control_wire
@@ -24,8 +25,9 @@ def main() -> int:
     """Carry out one request; return 0 when it was done, 1 when it failed, 2 for wrong usage."""
     options = _parser().parse_args()
     try:
-        result = _ask(options.socket, options.make(options), show_progress=not options.json)
-    except errors.AcstorError as e:
+        path = options.socket or _configured_socket(options.config_file)
+        result = _ask(path, options.make(options), show_progress=not options.json)
+    except (errors.AcstorError, cfg.Error) as e:
         print(f"acstor-agent-ctl: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -36,9 +38,10 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    default_socket = next(opt for opt in common_conf.OPTS if opt.name == "control_socket").default
     parser = argparse.ArgumentParser(prog="acstor-agent-ctl", description=__doc__)
-    parser.add_argument("--socket", default=default_socket, help="control socket (%(default)s)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--config-file", help="the agent's configuration (as acstor-agent finds it)")
+    where.add_argument("--socket", help="the agent's control socket (as configured)")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -57,6 +60,14 @@ def _parser() -> argparse.ArgumentParser:
         added = command(name, text, lambda o, kind=kind: kind(o.image_id), _fields)
         added.add_argument("image_id", type=ids.parse_image_id)
     return parser
+
+
+def _configured_socket(config_file: str | None) -> str:
+    conf = cfg.ConfigOpts()
+    common_conf.register_opts(conf)
+    conf(["--config-file", config_file] if config_file else [], "acstor", "acstor-agent")
+    path: str = conf.acstor.control_socket
+    return path
 
 
 def _ask(path: str, request: control_wire.Request, show_progress: bool) -> Any:

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core import read_plan
+from acstor_common import geometry
+from acstor_common import ids
+
+CHUNK = 16 * 1024
+SIZE = 20 * CHUNK + 777
+CUT = geometry.Geometry(SIZE, CHUNK)
+KINDS = st.lists(
+    st.sampled_from(read_plan.StepKind), min_size=CUT.chunk_count, max_size=CUT.chunk_count
+)
+
+
+def cid_of(kinds, chunk_no):
+    return (
+        ids.ZERO_CID if kinds[chunk_no] is read_plan.StepKind.ZERO else bytes([chunk_no + 1]) * 32
+    )
+
+
+def plan(kinds, offset, length):
+    cached = {
+        cid_of(kinds, n): f"slot {n}"
+        for n, kind in enumerate(kinds)
+        if kind is read_plan.StepKind.CACHE
+    }
+    return read_plan.plan(
+        CUT.pieces(offset, length), lambda n: cid_of(kinds, n), lambda cid: cached.get(cid)
+    )
+
+
+@given(KINDS, st.integers(0, SIZE), st.integers(0, SIZE))
+def test_steps_cover_the_read_without_gap_or_overlap(kinds, offset, length):
+    steps = plan(kinds, offset, length)
+    at = 0
+    for step in steps:
+        assert step.start == at < step.stop
+        at = step.stop
+    assert at == max(0, min(length, SIZE - offset))
+
+
+@given(KINDS, st.integers(0, SIZE), st.integers(0, SIZE))
+def test_every_chunk_is_had_in_its_own_way(kinds, offset, length):
+    for step in plan(kinds, offset, length):
+        first = (offset + step.start) // CHUNK
+        last = (offset + step.stop - 1) // CHUNK
+        assert {kinds[n] for n in range(first, last + 1)} == {step.kind}
+        if step.kind is read_plan.StepKind.FETCH:
+            assert first == last == step.piece.chunk_no
+        if step.kind is read_plan.StepKind.CACHE:
+            assert [part[0] for part in step.parts] == [f"slot {n}" for n in range(first, last + 1)]
+            assert sum(stop - start for _, start, stop in step.parts) == step.stop - step.start
+
+
+def test_neighbours_of_one_kind_form_one_step():
+    kinds = [read_plan.StepKind.ZERO] * 10 + [read_plan.StepKind.CACHE] * 11
+    assert [step.kind for step in plan(kinds, 0, SIZE)] == [
+        read_plan.StepKind.ZERO,
+        read_plan.StepKind.CACHE,
+    ]

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+import random
+
+import pytest
+import trio
+
+from acstor_agent import cache_files
+from acstor_agent import fetcher
+from acstor_agent.core import counters
+from acstor_agent.core import peer_health
+from acstor_agent.sources import base
+from acstor_agent.sources import verify
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+CHUNK = 16 * 1024
+BYTES = random.Random(7).randbytes(40 * CHUNK)
+DEMAND, BULK = peer_wire.Klass.DEMAND, peer_wire.Klass.BULK
+
+
+def want(chunk_no):
+    data = BYTES[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
+    segment_no = chunk_no * CHUNK // geometry.SEGMENT_BYTES
+    return fetcher.Want(IMAGE, segment_no, chunk_no * CHUNK, CHUNK, ids.cid_of(data))
+
+
+class MemorySource(base.Source):
+    """Holds BYTES; counts reads; may be told to fail or to be slow."""
+
+    def __init__(self):
+        self.reads = []
+        self.failure = None
+        self.delay_s = 0.01
+
+    where = "memory"
+
+    async def size_bytes(self, blob):
+        return len(BYTES)
+
+    async def read(self, blob, offset, length, cid=None):
+        self.reads.append(offset)
+        await trio.sleep(self.delay_s)
+        if self.failure:
+            raise self.failure
+        return BYTES[offset : offset + length]
+
+    async def aclose(self):
+        pass
+
+
+class Cloud:
+    """Fetchers of several hosts, joined by calls instead of a network."""
+
+    def __init__(self, folder, nursery, names):
+        self.source = MemorySource()
+        self.dead, self.lying, self.asked = set(), set(), []
+        self.ring = ring.Ring(
+            1, tuple(ring.RingHost(n, f"10.0.0.{i}:7201", 100) for i, n in enumerate(names, 1))
+        )
+        self.caches = {
+            name: cache_files.CacheFiles.open(folder / name, 4 << 20, 1 << 20) for name in names
+        }
+        self.hosts = {name: self._host(name, nursery) for name in names}
+
+    def _host(self, name, nursery):
+        async def ask(host, address, klass, wanted, may_read_source):
+            self.asked.append((name, host, klass, may_read_source))
+            await trio.sleep(0.005)
+            if host in self.dead:
+                raise errors.SourceUnreachable(str(wanted), host, "refused")
+            data = await self.hosts[host].serve(wanted, may_read_source)
+            return bytes(len(data)) if host in self.lying else data
+
+        return fetcher.Fetcher(
+            ids.HostId(name),
+            nursery,
+            cache=self.caches[name],
+            source=verify.VerifySource(self.source),
+            ring=lambda: self.ring,
+            ask_peer=ask,
+            health=peer_health.PeerHealth(random.Random(1)),
+            background_limit=4,
+        )
+
+    def home(self, wanted):
+        return self.ring.home(IMAGE, wanted.segment_no)
+
+
+@pytest.fixture
+async def cloud(tmp_path, nursery):
+    for name in ("h1", "h2", "h3", "h4"):
+        (tmp_path / name).mkdir()
+    made = Cloud(tmp_path, nursery, ["h1", "h2", "h3", "h4"])
+    yield made
+    for cache in made.caches.values():
+        await cache.aclose()
+
+
+def others(cloud, wanted):
+    return [name for name in cloud.hosts if name != cloud.home(wanted)]
+
+
+async def test_whole_cloud_reads_a_chunk_from_the_source_once(cloud, autojump_clock):
+    got = []
+
+    async def one(host):
+        got.append(await host.fetch(want(0), DEMAND, 10))
+
+    async with trio.open_nursery() as nursery:
+        for host in cloud.hosts.values():
+            for _ in range(3):
+                nursery.start_soon(one, host)
+    assert cloud.source.reads == [0]
+    assert {bytes(fetched.data) for fetched in got} == {BYTES[:CHUNK]}
+    assert sum(fetched.origin is counters.Origin.HOME for fetched in got) == 9
+
+
+async def test_chunk_that_came_is_in_the_cache(cloud, autojump_clock):
+    name = others(cloud, want(3))[0]
+    await cloud.hosts[name].fetch(want(3), DEMAND, 10)
+    assert await cloud.caches[name].read_chunk(want(3).cid) == BYTES[3 * CHUNK : 4 * CHUNK]
+
+
+async def test_next_host_takes_a_dead_homes_part(cloud, autojump_clock):
+    home = cloud.home(want(0))
+    cloud.dead.add(home)
+    for name in others(cloud, want(0)):
+        await cloud.hosts[name].fetch(want(0), DEMAND, 10)
+    assert cloud.source.reads == [0]
+
+
+async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
+    home = cloud.home(want(0))
+    cloud.lying.add(home)
+    name = others(cloud, want(0))[0]
+    fetched = await cloud.hosts[name].fetch(want(0), DEMAND, 10)
+    assert fetched.data == BYTES[:CHUNK]
+    assert cloud.hosts[name].counters.invalid_chunks == 1
+    cloud.asked.clear()
+    await cloud.hosts[name].fetch(want(1), DEMAND, 10)
+    assert home not in {asked for _, asked, _, _ in cloud.asked}
+
+
+async def test_while_the_source_is_down_peers_that_hold_the_chunk_give_it(cloud, autojump_clock):
+    wanted = want(0)
+    owners = cloud.ring.owners(IMAGE, 0)
+    holder, asker = cloud.hosts[owners[2]], cloud.hosts[owners[0]]
+    await holder.fetch(wanted, DEMAND, 10)
+    cloud.caches[owners[0]].drop(wanted.cid)
+    cloud.source.failure = errors.SourceUnreachable("x", "memory", "down")
+    fetched = await asker.fetch(wanted, DEMAND, 10)
+    assert (bytes(fetched.data), fetched.origin) == (BYTES[:CHUNK], counters.Origin.PEER)
+
+
+@pytest.mark.allow_log("down")
+async def test_source_that_comes_back_before_the_deadline_is_waited_for(cloud, autojump_clock):
+    cloud.source.failure = errors.SourceUnreachable("x", "memory", "down")
+
+    async def mend():
+        await trio.sleep(3)
+        cloud.source.failure = None
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mend)
+        fetched = await cloud.hosts["h1"].fetch(want(0), DEMAND, 10)
+    assert fetched.data == BYTES[:CHUNK]
+
+
+@pytest.mark.allow_log("down")
+async def test_deadline_ends_a_read_and_says_why(cloud, autojump_clock):
+    cloud.source.failure = errors.SourceUnreachable("x", "memory", "down")
+    began = trio.current_time()
+    with pytest.raises(errors.DeadlineExceeded, match="within 5 s.*down"):
+        await cloud.hosts["h1"].fetch(want(0), DEMAND, 5)
+    assert trio.current_time() - began == pytest.approx(5, abs=0.1)
+
+
+async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
+    cloud.source.failure = errors.ChunkMissing("x", "memory")
+    began = trio.current_time()
+    with pytest.raises(errors.ChunkMissing):
+        await cloud.hosts["h1"].fetch(want(0), DEMAND, 30)
+    assert trio.current_time() - began < 2
+
+
+async def test_reader_who_gives_up_does_not_stop_the_others(cloud, autojump_clock):
+    cloud.source.delay_s = 1.0
+    host = cloud.hosts[cloud.home(want(0))]
+    got = []
+
+    async def patient():
+        got.append((await host.fetch(want(0), DEMAND, 10)).data)
+
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(0.5):
+            nursery.start_soon(patient)
+            await host.fetch(want(0), DEMAND, 10)
+    assert got == [BYTES[:CHUNK]]
+    assert cloud.source.reads == [0]
+
+
+async def test_peer_that_may_not_read_the_source_hears_that_the_chunk_is_missing(cloud):
+    with pytest.raises(errors.ChunkMissing):
+        await cloud.hosts["h1"].serve(want(0), may_read_source=False)
+    assert cloud.source.reads == []
+
+
+async def test_two_homes_that_disagree_do_not_wait_for_each_other(cloud, autojump_clock):
+    """Each believes that the other one is the home, as while a new ring is on its way."""
+    one, two = cloud.hosts["h1"], cloud.hosts["h2"]
+    one._ring = lambda: ring.Ring(2, (ring.RingHost("h2", "10.0.0.2:7201", 1),))
+    two._ring = lambda: ring.Ring(3, (ring.RingHost("h1", "10.0.0.1:7201", 1),))
+    with trio.fail_after(2):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.fetch, want(0), DEMAND, 10)
+            nursery.start_soon(two.fetch, want(0), DEMAND, 10)
+
+
+async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, autojump_clock):
+    wanted = want(0)
+    name = others(cloud, wanted)[0]
+    cloud.source.delay_s = 1.0
+    host = cloud.hosts[name]
+    most = 0
+
+    async def watch():
+        nonlocal most
+        while True:
+            most = max(most, host.in_flight)
+            await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        async with trio.open_nursery() as work:
+            for n in range(20):
+                work.start_soon(host.fetch_ahead, want(n))
+        nursery.cancel_scope.cancel()
+    assert 1 < most <= 4
+    assert {klass for asker, _, klass, _ in cloud.asked if asker == name} == {BULK}
+    assert await host.fetch_ahead(want(0)) is None

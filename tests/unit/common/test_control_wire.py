@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from acstor_common import control_wire
+from acstor_common import errors
+
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        control_wire.Status(),
+        control_wire.Ensure(IMAGE),
+        control_wire.Drop(IMAGE),
+        control_wire.PreSeed(IMAGE),
+        control_wire.GetRing(),
+    ],
+)
+def test_request_comes_back_as_it_was(request_):
+    line = control_wire.encode(request_)
+    assert line.count(b"\n") == 1 and line.endswith(b"\n")
+    assert control_wire.decode_request(line) == request_
+
+
+def test_ring_is_carried_as_it_is():
+    line = b'{"op":"set-ring","ring":{"version":1, "epoch":3}}\n'
+    assert bytes(control_wire.decode_request(line).ring) == b'{"version":1, "epoch":3}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"hello\n",
+        b"{}",
+        b'{"op":"reboot"}',
+        b'{"op":"ensure"}',
+        b'{"op":"ensure","image_id":7}',
+        b'{"op":"status","more":1}',
+        b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+)
+def test_anything_else_is_refused(line):
+    with pytest.raises(errors.RemoteProtocolError):
+        control_wire.decode_request(line)
+
+
+def test_reply_comes_back_as_it_was():
+    for reply in (
+        control_wire.Done({"a": [1]}),
+        control_wire.Failed("ChunkMissing", "no"),
+        control_wire.Progress(1, 2),
+    ):
+        assert control_wire.decode_reply(control_wire.encode(reply)) == reply
