@@ -21,7 +21,8 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 
-MAGIC = 0xAC57
+MAGIC = 0x4143
+"""``AC``; its high bit is 0, so a TLS server sees garbage at once, no SSLv2 hello."""
 MAJOR_VERSION = 1
 MINOR_VERSION = 0
 
@@ -269,7 +270,7 @@ class Receiver:
     """
 
     def __init__(self, peer: str, accepts: frozenset[Type]) -> None:
-        self._peer = peer
+        self.peer = peer
         self._accepts = accepts
         self._is_greeted = False
         self._small = bytearray(SMALL_BYTES)
@@ -310,7 +311,7 @@ class Receiver:
             self._start, self._end = 0, rest
         return [self._small_view[self._end :]]
 
-    def feed(self, data: bytes) -> list[Message]:
+    def feed(self, data: bytes | bytearray) -> list[Message]:
         """Take bytes that were received elsewhere (by TLS): copies them."""
         messages: list[Message] = []
         view = memoryview(data)
@@ -416,4 +417,4 @@ class Receiver:
             raise self._error("Hello twice" if self._is_greeted else f"{type_.name} before Hello")
 
     def _error(self, why: str) -> errors.RemoteProtocolError:
-        return errors.RemoteProtocolError(self._peer, why)
+        return errors.RemoteProtocolError(self.peer, why)

@@ -47,7 +47,7 @@ def stream(*messages: peer_wire.Message) -> bytes:
     return b"".join(b"".join(peer_wire.encode(message)) for message in messages)
 
 
-def frame(type_: int, body: bytes, magic: int = 0xAC57, version: int = 1) -> bytes:
+def frame(type_: int, body: bytes, magic: int = 0x4143, version: int = 1) -> bytes:
     head = magic.to_bytes(2, "big") + bytes([version, type_]) + len(body).to_bytes(4, "big")
     return head + body
 
@@ -152,8 +152,8 @@ BAD_STREAMS = {
     "host id of 256 bytes": frame(1, bytes([0, 0, 1]) + bytes(8) + b"h" * 256),
     "empty Chunk": stream(HELLO) + frame(3, bytes(4)),
     "Chunk without a request": stream(HELLO) + frame(3, bytes(3)),
-    "oversized Chunk": stream(HELLO) + b"\xac\x57\x01\x03" + (4 * 2**20 + 5).to_bytes(4, "big"),
-    "oversized unknown": stream(HELLO) + b"\xac\x57\x01\x63" + b"\xff" * 4,
+    "oversized Chunk": stream(HELLO) + b"AC\x01\x03" + (4 * 2**20 + 5).to_bytes(4, "big"),
+    "oversized unknown": stream(HELLO) + b"AC\x01\x63" + b"\xff" * 4,
     "short Get": stream(HELLO) + frame(2, bytes(68)),
     "long Get": stream(HELLO) + frame(2, bytes(70)),
     "short Cancel": stream(HELLO) + frame(5, bytes(3)),

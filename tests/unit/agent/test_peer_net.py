@@ -1,0 +1,656 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents over real TCP on the loopback interface, in clear text and by TLS."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import socket
+import struct
+
+import pytest
+import trio
+import trustme
+
+from acstor_agent import peer_net
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+
+CLIENT, SERVER = ids.HostId("client.example"), ids.HostId("server.example")
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+CID = ids.Cid(bytes(range(32)))
+DEMAND, BULK = peer_wire.Klass
+QUICK = peer_net.Limits(hello_s=0.2, idle_s=0.2, silence_s=0.2)
+PATIENT = peer_net.Limits()
+DATA = os.urandom(1 << 20)
+HELLO = b"".join(peer_wire.encode(peer_wire.Hello(CLIENT, DEMAND, 1)))
+SERVER_HELLO = b"".join(peer_wire.encode(peer_wire.Hello(SERVER, DEMAND, 0)))
+
+
+async def serve_data(host: ids.HostId, get: peer_wire.Get) -> bytes:
+    await trio.lowlevel.checkpoint()
+    return DATA[get.offset : get.offset + get.length]
+
+
+def address_of(listener: trio.SocketListener) -> str:
+    ip, port = listener.socket.getsockname()[:2]
+    return f"{ip}:{port}"
+
+
+@contextlib.asynccontextmanager
+async def serving(serve=serve_data, host=SERVER, tls=None, limits=PATIENT):
+    """Run the answering side; gives it and its address."""
+    net = peer_net.PeerNet(host, serve=serve, tls=tls, limits=limits)
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        await nursery.start(net.serve_forever, listeners)
+        yield net, address_of(listeners[0])
+        await net.aclose()
+
+
+class Client:
+    """A PeerNet that asks one host."""
+
+    def __init__(self, net: peer_net.PeerNet, address: str) -> None:
+        self.net, self.address = net, address
+
+    async def fetch(self, offset=0, length=65536, *, klass=DEMAND, host=SERVER, timeout_s=3.0):
+        return await self.net.fetch(
+            host,
+            self.address,
+            klass,
+            image_id=IMAGE,
+            offset=offset,
+            length=length,
+            cid=CID,
+            may_read_source=True,
+            timeout_s=timeout_s,
+        )
+
+
+@contextlib.asynccontextmanager
+async def asking(address: str, host=CLIENT, tls=None, limits=PATIENT):
+    """Run the asking side."""
+    net = peer_net.PeerNet(host, serve=serve_data, tls=tls, limits=limits)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(net.run)
+        yield Client(net, address)
+        await net.aclose()
+
+
+@contextlib.asynccontextmanager
+async def both(serve=serve_data, limits=PATIENT, server_limits=PATIENT):
+    async with serving(serve, limits=server_limits) as (server, address):
+        async with asking(address, limits=limits) as client:
+            yield client, server
+
+
+@contextlib.asynccontextmanager
+async def faking(handler):
+    """Run ``handler`` in place of an answering agent; gives its address."""
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        await nursery.start(trio.serve_listeners, handler, listeners)
+        yield address_of(listeners[0])
+        nursery.cancel_scope.cancel()
+
+
+async def dial(address: str) -> trio.SocketStream:
+    ip, port = address.split(":")
+    return await trio.open_tcp_stream(ip, int(port))
+
+
+async def wait_until(is_true) -> None:
+    with trio.fail_after(3):
+        while not is_true():  # noqa: ASYNC110  the thing under test has no event to wait for
+            await trio.sleep(0.005)
+
+
+# What works
+
+
+async def test_chunk_comes_from_the_peer():
+    async with both() as (client, _server):
+        assert await client.fetch(100, 5000) == DATA[100:5100]
+
+
+async def test_largest_chunk_comes_in_one_piece():
+    big = os.urandom(peer_wire.MAX_DATA_BYTES)
+
+    async def serve(host, get):
+        return memoryview(big)
+
+    async with both(serve) as (client, _server):
+        assert await client.fetch(0, len(big)) == big
+
+
+async def test_server_learns_who_asks_and_what():
+    seen = []
+
+    async def serve(host, get):
+        seen.append((host, get._replace(request_id=0)))
+        return bytes(get.length)
+
+    async with both(serve) as (client, _server):
+        await client.fetch(1 << 40, 17, timeout_s=2.5)
+    assert seen == [(CLIENT, peer_wire.Get(0, IMAGE, 1 << 40, 17, CID, True, 2500))]
+
+
+async def test_many_fetches_share_one_connection_and_finish_in_any_order():
+    release = trio.Event()
+
+    async def serve(host, get):
+        if get.offset == 0:
+            await release.wait()
+        return DATA[get.offset : get.offset + get.length]
+
+    order = []
+    async with both(serve) as (client, server):
+
+        async def ask(number):
+            assert await client.fetch(number * 1000, 1000) == DATA[number * 1000 :][:1000]
+            order.append(number)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(ask, number)
+            await wait_until(lambda: len(order) == 49)
+            assert server.connections[0] == 1
+            release.set()
+    assert order[-1] == 0
+
+
+async def test_demand_and_bulk_have_a_connection_each():
+    async with both() as (client, server):
+        for klass in (DEMAND, BULK, DEMAND, BULK):
+            await client.fetch(klass=klass)
+        assert client.net.connections == (0, 2) and server.connections == (2, 0)
+
+
+async def test_bulk_answers_flow_while_a_demand_connection_is_stuck():
+    async with serving() as (_server, address):
+        stuck = await dial(address)
+        await stuck.send_all(HELLO)
+        get = peer_wire.Get(0, IMAGE, 0, len(DATA), CID, False, 60_000)
+        for request_id in range(40):  # nobody reads the answers
+            await stuck.send_all(peer_wire.encode(get._replace(request_id=request_id))[0])
+        async with asking(address) as client:
+            await trio.sleep(0.05)
+            assert len(await client.fetch(0, len(DATA), klass=BULK)) == len(DATA)
+        await stuck.aclose()
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "text"),
+    [
+        (errors.ChunkMissing("x", "y"), errors.ChunkMissing, "MISSING"),
+        (errors.ChunkInvalid("x", "y"), errors.ChunkMissing, "INVALID"),
+        (errors.SourceUnreachable("x", "y", "503"), errors.SourceUnreachable, "503"),
+        (errors.DeadlineExceeded("x", 3.0), errors.SourceUnreachable, "3 s"),
+    ],
+)
+async def test_refusal_arrives_as_the_error_that_says_what_to_do(raised, expected, text):
+    async def serve(host, get):
+        raise raised
+
+    async with both(serve) as (client, _server):
+        for _ in range(2):  # the connection lives on
+            with pytest.raises(expected, match=text) as caught:
+                await client.fetch()
+            assert caught.type is expected and SERVER in str(caught.value)
+
+
+@pytest.mark.expect_log("3 bytes were found")
+async def test_bytes_of_another_length_are_never_sent():
+    async def serve(host, get):
+        return b"abc"
+
+    async with both(serve) as (client, _server):
+        with pytest.raises(errors.SourceUnreachable):
+            await client.fetch(0, 4)
+
+
+# Cancelling and waiting
+
+
+async def test_cancelled_fetch_is_cancelled_at_the_peer_and_the_connection_lives_on():
+    cancelled = trio.Event()
+    entered = trio.Event()
+
+    async def serve(host, get):
+        if get.offset:
+            return bytes(get.length)
+        entered.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    async with both(serve) as (client, server):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.fetch)
+            await entered.wait()
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(2):
+            await cancelled.wait()
+        assert await client.fetch(1, 10) == bytes(10)
+        assert server.connections[0] == 1
+
+
+async def test_late_answer_is_dropped():
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
+        gets = []
+        async for data in stream:
+            gets += [m for m in to.feed(data) if isinstance(m, peer_wire.Get)]
+            if len(gets) == 2:  # answer the first, that nobody waits for, then the second
+                for get in gets:
+                    head, body = peer_wire.encode(
+                        peer_wire.Chunk(get.request_id, bytes([get.offset]) * get.length)
+                    )
+                    await stream.send_all(head + body)
+
+    async with faking(handler) as address, asking(address) as client:
+        with pytest.raises(errors.SourceUnreachable, match=r"no answer within 0.1 s"):
+            await client.fetch(1, 10, timeout_s=0.1)
+        assert await client.fetch(2, 10) == b"\x02" * 10
+
+
+async def test_work_for_a_request_ends_when_its_time_is_over():
+    ended = trio.Event()
+
+    async def serve(host, get):
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    async with serving(serve) as (_server, address):
+        stream = await dial(address)
+        await stream.send_all(HELLO)
+        await stream.send_all(peer_wire.encode(peer_wire.Get(7, IMAGE, 0, 1, CID, False, 50))[0])
+        to = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
+        messages = []
+        with trio.fail_after(2):
+            while len(messages) < 2:
+                messages += to.feed(await stream.receive_some())
+        assert ended.is_set()
+        assert messages[1].request_id == 7 and messages[1].code == peer_wire.RefuseCode.UNREACHABLE
+        await stream.aclose()
+
+
+async def test_requests_over_the_bound_wait_in_the_socket():
+    limits = peer_net.Limits(requests=4)
+    active, most, release = 0, 0, trio.Event()
+
+    async def serve(host, get):
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        await release.wait()
+        active -= 1
+        return bytes(get.length)
+
+    async with serving(serve, limits=limits) as (_server, address):
+        stream = await dial(address)
+        await stream.send_all(HELLO)
+        get = peer_wire.Get(0, IMAGE, 0, 1, CID, False, 60_000)
+        for request_id in range(40):
+            await stream.send_all(peer_wire.encode(get._replace(request_id=request_id))[0])
+            await trio.sleep(0.001)
+        assert active == 4
+        release.set()
+        await wait_until(lambda: active == 0)
+        await stream.aclose()
+    assert most == 4
+
+
+# Connections
+
+
+async def test_connection_that_is_idle_is_closed_and_opened_again():
+    async with both(limits=QUICK) as (client, server):
+        await client.fetch()
+        await wait_until(lambda: client.net.connections[1] == 0 and server.connections[0] == 0)
+        await client.fetch()
+
+
+async def test_server_closes_idle_connections_too():
+    async with serving(limits=QUICK) as (server, address):
+        stream = await dial(address)
+        await stream.send_all(HELLO)
+        with trio.fail_after(2):
+            while await stream.receive_some():
+                pass
+        assert server.connections[0] == 0
+        await stream.aclose()
+
+
+async def test_idle_connection_makes_room_for_a_new_one():
+    limits = peer_net.Limits(outgoing=1)
+    async with both(limits=limits) as (client, _server):
+        await client.fetch(klass=DEMAND)
+        await client.fetch(klass=BULK)
+        await wait_until(lambda: client.net.connections[1] == 1)
+
+
+async def test_no_more_than_so_many_connections_are_opened():
+    async def serve(host, get):
+        await trio.sleep_forever()
+
+    async with both(serve, limits=peer_net.Limits(outgoing=1)) as (client, server):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.fetch)
+            await wait_until(lambda: server.connections[0] == 1)
+            with pytest.raises(errors.SourceUnreachable, match="in use"):
+                await client.fetch(klass=BULK)
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.expect_log("refused: there are 1")
+async def test_no_more_than_so_many_connections_are_accepted():
+    async with both(server_limits=peer_net.Limits(incoming=1)) as (client, _server):
+        await client.fetch()
+        with pytest.raises(errors.SourceUnreachable):
+            await client.fetch(klass=BULK)
+        await client.fetch()
+
+
+async def test_host_that_moved_is_asked_at_its_new_address():
+    async with serving() as (old, old_address), serving() as (new, new_address):
+        async with asking(old_address) as client:
+            await client.fetch()
+            client.address = new_address
+            await client.fetch()
+            await wait_until(lambda: (old.connections[0], new.connections[0]) == (0, 1))
+
+
+async def test_peer_that_does_not_listen_is_unreachable():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        async with asking(f"127.0.0.1:{bound.getsockname()[1]}") as client:
+            with pytest.raises(errors.SourceUnreachable, match="refused"):
+                await client.fetch()
+
+
+async def test_lost_connection_fails_all_fetches_under_way():
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await trio.sleep(0.1)
+        linger = struct.pack("ii", 1, 0)  # close() sends a reset
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    failed = []
+    async with faking(handler) as address, asking(address) as client:
+
+        async def ask():
+            with pytest.raises(errors.SourceUnreachable):
+                await client.fetch()
+            failed.append(1)
+
+        with trio.fail_after(1):
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(ask)
+    assert len(failed) == 10
+
+
+async def test_half_close_in_the_middle_of_a_chunk_fails_the_fetch():
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await stream.receive_some()
+        await stream.send_all(peer_wire.encode(peer_wire.Chunk(1, bytes(65536)))[0] + bytes(1000))
+        await stream.send_eof()
+        await trio.sleep_forever()
+
+    async with faking(handler) as address, asking(address) as client:
+        with pytest.raises(errors.SourceUnreachable, match="closed"), trio.fail_after(1):
+            await client.fetch()
+
+
+async def test_peer_that_stops_in_the_middle_of_a_chunk_is_dropped():
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await stream.receive_some()
+        await stream.send_all(peer_wire.encode(peer_wire.Chunk(1, bytes(65536)))[0] + bytes(1000))
+        await trio.sleep_forever()
+
+    async with faking(handler) as address, asking(address, limits=QUICK) as client:
+        with pytest.raises(errors.SourceUnreachable, match="nothing moved"):
+            await client.fetch()
+
+
+async def test_client_that_does_not_read_its_answers_is_dropped():
+    async with serving(limits=QUICK) as (server, address):
+        stream = await dial(address)
+        await stream.send_all(HELLO)
+        get = peer_wire.Get(0, IMAGE, 0, len(DATA), CID, False, 60_000)
+        for request_id in range(40):
+            await stream.send_all(peer_wire.encode(get._replace(request_id=request_id))[0])
+        await wait_until(lambda: server.connections[0] == 1)
+        await wait_until(lambda: server.connections[0] == 0)
+        await stream.aclose()
+
+
+async def test_closing_fails_what_is_under_way():
+    async def serve(host, get):
+        await trio.sleep_forever()
+
+    async with both(serve) as (client, server):
+        async with trio.open_nursery() as nursery:
+
+            async def ask():
+                with pytest.raises(errors.SourceUnreachable):
+                    await client.fetch()
+
+            nursery.start_soon(ask)
+            await wait_until(lambda: server.connections[0] == 1)
+            await client.net.aclose()
+
+
+# Peers that lie
+
+
+@pytest.mark.expect_log(r"127.0.0.1:\d+ dropped: .*broke the protocol")
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00" + os.urandom(512),
+        b"AC\x01\x03\xff\xff\xff\xff",
+        b"AC\x02" + HELLO[3:],
+    ],
+    ids=["http", "tls", "oversized", "version"],
+)
+async def test_garbage_costs_its_sender_the_connection_and_nobody_else(garbage):
+    async with both() as (client, server):
+        await client.fetch()
+        stream = await dial(client.address)
+        await stream.send_all(garbage)
+        with trio.fail_after(2), contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some():
+                pass
+        await stream.aclose()
+        assert len(await client.fetch()) == 65536
+        assert server.connections[0] == 1
+
+
+@pytest.mark.expect_log("client.example .* broke the protocol")
+@pytest.mark.parametrize(
+    "frames",
+    [
+        HELLO,
+        b"AC\x01\x02\x00\x00\x00\x01x",
+        b"AC\x01\x63\xff\xff\xff\xff",
+        2 * peer_wire.encode(peer_wire.Get(7, IMAGE, 0, 1, CID, False, 50))[0],
+    ],
+    ids=["hello twice", "short get", "oversized", "same id twice"],
+)
+async def test_client_that_breaks_the_rules_after_hello_is_dropped(frames):
+    async with serving() as (server, address):
+        stream = await dial(address)
+        await stream.send_all(HELLO)
+        assert await stream.receive_some() == SERVER_HELLO
+        await stream.send_all(frames)
+        with trio.fail_after(2), contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some():
+                pass
+        await stream.aclose()
+        await wait_until(lambda: server.connections[0] == 0)
+
+
+@pytest.mark.expect_log("no Hello in time")
+async def test_slow_loris_is_dropped():
+    async with serving(limits=QUICK) as (server, address):
+        stream = await dial(address)
+        with trio.fail_after(2), contextlib.suppress(trio.BrokenResourceError):
+            for byte in HELLO[:20]:
+                await stream.send_all(bytes([byte]))
+                await trio.sleep(0.03)
+        assert server.connections[0] == 0
+        await stream.aclose()
+
+
+async def test_server_that_never_says_hello_is_unreachable():
+    async def handler(stream):
+        await trio.sleep_forever()
+
+    async with faking(handler) as address, asking(address, limits=QUICK) as client:
+        with pytest.raises(errors.SourceUnreachable, match="cannot connect"):
+            await client.fetch()
+
+
+LYING_ANSWERS = {
+    "garbage": (b"garbage garbage", "no frame begins"),
+    "wrong length": (b"".join(peer_wire.encode(peer_wire.Chunk(1, b"short"))), "5 bytes where"),
+    "wrong side": (peer_wire.encode(peer_wire.Cancel(1))[0], "wrong side"),
+    "oversized": (b"AC\x01\x03\xff\xff\xff\xff", "Chunk with a body"),
+}
+
+
+@pytest.mark.expect_log("server.example .* broke the protocol")
+@pytest.mark.parametrize("name", LYING_ANSWERS)
+async def test_server_that_breaks_the_rules_is_named_and_dropped(name):
+    data, why = LYING_ANSWERS[name]
+
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await stream.receive_some()
+        await trio.sleep(0.05)
+        await stream.send_all(data)
+        await trio.sleep_forever()
+
+    async with faking(handler) as address, asking(address) as client:
+        with pytest.raises(errors.RemoteProtocolError, match=why) as caught:
+            await client.fetch()
+        assert SERVER in caught.value.peer
+        await wait_until(lambda: client.net.connections[1] == 0)
+
+
+@pytest.mark.expect_log("this is server.example")
+async def test_another_host_at_the_address_is_an_error_that_says_so():
+    async with both() as (client, _server):
+        with pytest.raises(errors.RemoteProtocolError, match=r"this is server\.example, not"):
+            await client.fetch(host=ids.HostId("other.example"))
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+
+    def issue(ca: trustme.CA, ca_name: str, name: str, **names) -> peer_net.PeerTls:
+        files = [str(folder / f"{ca_name}-{name}.{kind}") for kind in ("ca", "cert", "key")]
+        certificate = ca.issue_cert(*names.get("dns", ()), common_name=names.get("common_name"))
+        ca.cert_pem.write_to_path(files[0])
+        pathlib.Path(files[1]).write_bytes(
+            b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+        )
+        certificate.private_key_pem.write_to_path(files[2])
+        return peer_net.PeerTls(*files)
+
+    ours, theirs = trustme.CA(), trustme.CA()
+    return {
+        "client": issue(ours, "ours", "client", dns=[CLIENT]),
+        "server": issue(ours, "ours", "server", dns=["alias.example", SERVER]),
+        "common name": issue(ours, "ours", "cn", common_name=str(SERVER)),
+        "stranger": issue(theirs, "theirs", "client", dns=[CLIENT]),
+    }
+
+
+@pytest.mark.parametrize("server", ["server", "common name"])
+async def test_chunks_come_by_tls(certificates, server):
+    async with (
+        serving(tls=certificates[server]) as (_server, address),
+        asking(address, tls=certificates["client"]) as client,
+    ):
+        for length in (1, 65536, len(DATA)):
+            assert await client.fetch(0, length) == DATA[:length]
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(client.fetch)
+
+
+@pytest.mark.expect_log(r"127.0.0.1:\d+ dropped")
+@pytest.mark.parametrize("trusts_server", [True, False])
+async def test_client_of_another_authority_is_not_served(certificates, trusts_server):
+    served = []
+
+    async def serve(host, get):
+        served.append(host)
+        return bytes(get.length)
+
+    tls = certificates["stranger"]
+    if trusts_server:
+        tls = dataclasses.replace(tls, ca_file=certificates["client"].ca_file)
+    async with (
+        serving(serve, tls=certificates["server"]) as (server, address),
+        asking(address, tls=tls) as client,
+    ):
+        with pytest.raises(errors.SourceUnreachable):
+            await client.fetch()
+        await wait_until(lambda: server.connections[0] == 0)
+    assert not served
+
+
+@pytest.mark.expect_log("Hello of impostor.example with a certificate of .*client.example")
+async def test_client_whose_certificate_has_another_name_is_dropped(certificates):
+    async with (
+        serving(tls=certificates["server"]) as (_server, address),
+        asking(address, host=ids.HostId("impostor.example"), tls=certificates["client"]) as client,
+    ):
+        with pytest.raises(errors.SourceUnreachable):
+            await client.fetch()
+
+
+@pytest.mark.expect_log("Hello of server.example with a certificate of .*client.example")
+async def test_server_whose_certificate_has_another_name_is_not_believed(certificates):
+    async with (
+        serving(tls=certificates["client"]) as (_server, address),
+        asking(address, tls=certificates["client"]) as client,
+    ):
+        with pytest.raises(errors.RemoteProtocolError, match="certificate"):
+            await client.fetch()
+
+
+@pytest.mark.expect_log("127.0.0.1")
+async def test_clear_text_client_cannot_talk_to_a_tls_server(certificates):
+    async with (
+        serving(tls=certificates["server"]) as (_server, address),
+        asking(address) as client,
+    ):
+        with pytest.raises((errors.SourceUnreachable, errors.RemoteProtocolError)):
+            await client.fetch()
+
+
+def test_certificate_that_cannot_be_read_is_named(certificates, tmp_path):
+    good = certificates["client"]
+    missing = str(tmp_path / "missing.pem")
+    for ca, cert in ((missing, good.cert_file), (good.ca_file, missing)):
+        tls = peer_net.PeerTls(ca, cert, good.key_file)
+        with pytest.raises(errors.Unusable, match=r"missing\.pem"):
+            peer_net.PeerNet(CLIENT, serve=serve_data, tls=tls)
