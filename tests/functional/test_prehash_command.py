@@ -160,3 +160,16 @@ def test_progress_is_shown_on_a_terminal_and_ctrl_c_keeps_it(tmp_path: pathlib.P
     assert image.name in shown and "B/s" in shown
     assert shown.endswith("acstor-prehash: stopped; run again to continue\r\n")
     assert part.exists() and not image.with_suffix(".acmap").exists()
+
+
+def test_memory_does_not_grow_with_the_image(tmp_path: pathlib.Path) -> None:
+    image = huge_image(tmp_path)
+    os.truncate(image, HUGE_BYTES // 4)
+    command = subprocess.Popen(
+        [*COMMAND, str(image), "--quiet"], cwd=pathlib.Path(__file__).parents[2]
+    )
+    _, status, usage = os.wait4(command.pid, 0)
+    command.returncode = os.waitstatus_to_exitcode(status)
+    assert command.returncode == 0
+    assert image.with_suffix(".acmap").stat().st_size > 128 * geometry.MIB
+    assert usage.ru_maxrss * geometry.KIB < 100 * geometry.MIB
