@@ -48,7 +48,7 @@ def wrapped(driver: base.Source, nursery: trio.Nursery, rng: random.Random) -> b
 def _load(name: str) -> type[base.Driver]:
     try:
         manager: stevedore.DriverManager[type[base.Driver]] = stevedore.DriverManager(
-            agent_conf.SOURCES_NAMESPACE, name, on_missing_entrypoints_callback=None
+            agent_conf.SOURCES_NAMESPACE, name
         )
     except stevedore.exception.NoMatches as error:
         raise errors.Unusable(_OPTION, f"there is no source {name!r}", _installed()) from error
