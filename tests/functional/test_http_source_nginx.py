@@ -77,7 +77,7 @@ class Nginx:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         self._process.wait(5)
-        return [json.loads(line) for line in (self.folder / "access.log").open()]
+        return [json.loads(line) for line in (self.folder / "access.log").read_text().splitlines()]
 
 
 def wait_for_port(port: int, process: subprocess.Popen) -> None:
