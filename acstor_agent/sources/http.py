@@ -167,12 +167,11 @@ async def _body(asked: http_range.Asked, response: httpx.Response) -> bytes:
     """Return the body, which has the length that was asked for."""
     parts: list[bytes] = []
     got = 0
-    async with contextlib.aclosing(response.aiter_raw()) as body:
-        async for part in body:
-            got += len(part)
-            if got > asked.length:
-                raise asked.unreachable(f"the body is longer than {asked.length} bytes")
-            parts.append(part)
+    async for part in response.aiter_raw():
+        got += len(part)
+        if got > asked.length:
+            raise asked.unreachable(f"the body is longer than {asked.length} bytes")
+        parts.append(part)
     if got < asked.length:
         raise asked.unreachable(f"the body ended after {got} of {asked.length} bytes")
     return b"".join(parts)
