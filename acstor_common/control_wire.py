@@ -19,35 +19,35 @@ class Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, frozen
     """Base of all requests."""
 
 
-class Status(Request, tag="status"):
+class Status(Request, frozen=True, tag="status"):
     """What the agent does and has done."""
 
 
-class Ensure(Request, tag="ensure"):
+class Ensure(Request, frozen=True, tag="ensure"):
     """Attach an image now, so that opening it later waits for nobody."""
 
     image_id: str
 
 
-class Drop(Request, tag="drop"):
+class Drop(Request, frozen=True, tag="drop"):
     """Forget an image that no guest uses."""
 
     image_id: str
 
 
-class PreSeed(Request, tag="pre-seed"):
+class PreSeed(Request, frozen=True, tag="pre-seed"):
     """Bring all of an image to this host, behind everything that guests wait for."""
 
     image_id: str
 
 
-class SetRing(Request, tag="set-ring"):
+class SetRing(Request, frozen=True, tag="set-ring"):
     """Use this v-node table (the ring's JSON format) from now on, if its epoch is higher."""
 
     ring: msgspec.Raw
 
 
-class GetRing(Request, tag="ring"):
+class GetRing(Request, frozen=True, tag="ring"):
     """The v-node table in force."""
 
 
@@ -55,13 +55,13 @@ class Reply(msgspec.Struct, tag_field="reply", frozen=True):
     """Base of all replies."""
 
 
-class Done(Reply, tag="done"):
+class Done(Reply, frozen=True, tag="done"):
     """The request was carried out."""
 
     result: Any = None
 
 
-class Failed(Reply, tag="failed"):
+class Failed(Reply, frozen=True, tag="failed"):
     """The request was not carried out.
 
     :param kind: name of the error's class in acstor_common.errors
@@ -71,7 +71,7 @@ class Failed(Reply, tag="failed"):
     error: str
 
 
-class Progress(Reply, tag="progress"):
+class Progress(Reply, frozen=True, tag="progress"):
     """The request is being carried out."""
 
     done_bytes: int

@@ -174,7 +174,7 @@ async def test_source_that_comes_back_before_the_deadline_is_waited_for(cloud, a
 async def test_deadline_ends_a_read_and_says_why(cloud, autojump_clock):
     cloud.source.failure = errors.SourceUnreachable("x", "memory", "down")
     began = trio.current_time()
-    with pytest.raises(errors.DeadlineExceeded, match="within 5 s.*down"):
+    with pytest.raises(errors.DeadlineExceeded, match=r"within 5 s.*down"):
         await cloud.hosts["h1"].fetch(want(0), DEMAND, 5)
     assert trio.current_time() - began == pytest.approx(5, abs=0.1)
 

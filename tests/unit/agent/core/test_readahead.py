@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import random
 
 from acstor_agent.core import readahead
@@ -14,7 +15,7 @@ def read_in_order(ahead, start, count):
 def test_sequential_reader_has_everything_fetched_ahead_exactly_once():
     ranges = read_in_order(readahead.ReadAhead(4 * MIB), 0, 100)
     starts_and_stops = [r for r in ranges if r[1] > r[0]]
-    for (_, stop), (start, _) in zip(starts_and_stops, starts_and_stops[1:], strict=False):
+    for (_, stop), (start, _) in itertools.pairwise(starts_and_stops):
         assert start == stop
 
 

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor-agent on a host of the lab: its configuration, its life, and talk with it.
+
+The rule: an agent's files, its socket and its mount lie in its host's folder,
+and the mount is gone before the folder goes.
+"""
+
+import configparser
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Self
+
+from acstor_common import errors
+from acstor_common import geometry
+from tests.lab import console
+from tests.lab import network
+from tests.lab import runs
+
+BIN = pathlib.Path(sys.executable).parent
+PEER_PORT = 7201
+VNODES = 100
+READY_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 15.0
+REQUEST_DEADLINE_S = 60.0
+DEFAULTS: Mapping[str, object] = {
+    "cache_limit_bytes": 1024 * geometry.MIB,
+    "cache_slab_bytes": 64 * geometry.MIB,
+    "metrics_listen": "127.0.0.1:9464",
+}
+
+
+def ring_of(hosts: Sequence[network.Host], epoch: int = 1) -> dict[str, Any]:
+    """Return a v-node table in which every one of ``hosts`` has the same weight."""
+    entries = [
+        {"host": host.name, "address": f"{host.address}:{PEER_PORT}", "vnodes": VNODES}
+        for host in hosts
+    ]
+    return {"version": 1, "epoch": epoch, "hosts": entries}
+
+
+def write_ring(hosts: Sequence[network.Host], path: pathlib.Path, epoch: int = 1) -> pathlib.Path:
+    """Write the table of :func:`ring_of` at once (readers see the old one or the new one)."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(ring_of(hosts, epoch)))
+    return new.replace(path)
+
+
+def request(socket_path: pathlib.Path, op: str, **fields: object) -> Any:
+    """Make a request on an agent's control socket and return its result.
+
+    :raises errors.Unusable: nobody answers there, or the answer is a failure
+    """
+    with console.connected(socket_path) as link, link.makefile("rw") as lines:
+        link.settimeout(REQUEST_DEADLINE_S)
+        lines.write(json.dumps({"op": op, **fields}) + "\n")
+        lines.flush()
+        for line in lines:
+            reply = json.loads(line)
+            if reply["reply"] == "failed":
+                raise errors.Unusable(f"{op} at {socket_path}", reply["error"])
+            if reply["reply"] == "done":
+                return reply["result"]
+    raise errors.Unusable(f"{op} at {socket_path}", "the agent hung up")
+
+
+class Agent:
+    """Context manager: one acstor-agent inside ``host``'s namespace.
+
+    Entering starts it; :meth:`wait_ready` waits until it serves, so that several start at once.
+
+    :param source_url: where ``<image id>.raw`` and ``<image id>.acmap`` are
+    :param ring_file: the v-node table; without one the agent works alone
+    :param sections: more sections of the configuration, such as those of other sources
+    :param options: options of [acstor_agent] that differ from the lab's
+    """
+
+    def __init__(
+        self,
+        host: network.Host,
+        source_url: str,
+        ring_file: pathlib.Path | None = None,
+        *,
+        sections: Mapping[str, Mapping[str, object]] | None = None,
+        **options: object,
+    ) -> None:
+        self.host = host
+        self.folder = host.folder / "agent"
+        self.mount_point = self.folder / "mirror"
+        self.control_socket = self.folder / "control.sock"
+        self.config_file = self.folder / "acstor.conf"
+        self._sections = {**self._config(source_url, ring_file, options), **(sections or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _config(
+        self, source_url: str, ring_file: pathlib.Path | None, options: Mapping[str, object]
+    ) -> dict[str, dict[str, object]]:
+        agent = {
+            "host": self.host.name,
+            "state_dir": self.folder / "state",
+            "cache_dir": self.folder / "cache",
+            "peer_listen": f"{self.host.address}:{PEER_PORT}",
+            "sources": "http",
+            **DEFAULTS,
+            **({"ring_file": ring_file} if ring_file else {}),
+            **options,
+        }
+        shared = {"control_socket": self.control_socket, "mount_point": self.mount_point}
+        return {"acstor": dict(shared), "acstor_agent": agent, "source_http": {"url": source_url}}
+
+    def __enter__(self) -> Self:
+        """Write the configuration and start the agent; does not wait for it."""
+        self.mount_point.mkdir(parents=True)
+        parser = configparser.ConfigParser(interpolation=None)
+        parser.read_dict(self._sections)
+        with self.config_file.open("w") as file:
+            parser.write(file)
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start the agent (again); its log goes on where it was."""
+        with self._log.open("ab") as out:
+            self._process = self.host.popen(
+                [BIN / "acstor-agent", "--config-file", self.config_file],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def _log(self) -> pathlib.Path:
+        return self.folder / "agent.log"
+
+    def log(self) -> str:
+        """Return what the agent has logged so far."""
+        return self._log.read_text(errors="replace")
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's pid.
+
+        :raises errors.Unusable: the agent is not running; says what it logged
+        """
+        if self._process is None or self._process.poll() is not None:
+            raise errors.Unusable(
+                f"acstor-agent on {self.host.name}", f"it has ended: {self.log()[-2000:]}"
+            )
+        return self._process.pid
+
+    def worker_pid(self) -> int | None:
+        """Return the pid of the worker that serves now; None between two workers."""
+        children = pathlib.Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return int(children[-1]) if children else None
+
+    def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> None:
+        """Wait until the agent answers on its control socket and its mirror is mounted.
+
+        :raises errors.Unusable: it ended or took too long; says what it logged
+        """
+        what = f"acstor-agent on {self.host.name}"
+        runs.wait_for(self._is_ready, deadline_s, what, self.log)
+
+    def _is_ready(self) -> bool:
+        _ = self.pid  # a dead agent will never be ready
+        try:
+            self.status()
+        except (errors.Unusable, OSError):
+            return False
+        return self.is_mounted()
+
+    def is_mounted(self) -> bool:
+        """Say whether something is mounted on the agent's mount point."""
+        return str(self.mount_point) in runs.mounts_beneath(self.mount_point)
+
+    def status(self) -> dict[str, Any]:
+        """Return what the agent says of itself and its counters."""
+        result: dict[str, Any] = request(self.control_socket, "status")
+        return result
+
+    def ctl(self, *args: str) -> str:
+        """Run ``acstor-agent-ctl`` on the agent's host and return its output."""
+        command = BIN / "acstor-agent-ctl"
+        return self.host.run([command, "--config-file", self.config_file, *args])
+
+    def image_path(self, image_id: str) -> pathlib.Path:
+        """Return the file under which the agent shows an image."""
+        return self.mount_point / "images" / f"{image_id}.raw"
+
+    def stop(self) -> None:
+        """End the agent in good order; by force if it does not end. Nothing stays mounted."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_DEADLINE_S)
+        self._process = None
+        if self.is_mounted():
+            runs.tool(["umount", "--lazy", self.mount_point])

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent on this machine's own loopback, with images in a folder: for what needs no network."""
+
+import contextlib
+import pathlib
+import random
+import socket
+import uuid
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_glance import prehash
+from tests.lab import agents
+from tests.lab import network
+
+LOOPBACK = "127.0.0.1"
+
+
+class LocalHost(network.Host):
+    """This machine itself, as if it were a host of the lab."""
+
+    def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
+        return [str(argument) for argument in argv]
+
+
+class ImageFolder:
+    """Images and their chunk maps as the source ``file`` wants them."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+
+    def add(
+        self,
+        data: bytes,
+        image_id: str | None = None,
+        chunk_bytes: int = geometry.DEFAULT_CHUNK_BYTES,
+    ) -> ids.ImageId:
+        """Write an image and its map; return the image's id."""
+        chosen = ids.parse_image_id(image_id or str(uuid.uuid4()))
+        self.path(chosen).write_bytes(data)
+        prehash.prehash(self.path(chosen), self.map_path(chosen), chosen, chunk_bytes=chunk_bytes)
+        return chosen
+
+    def path(self, image_id: ids.ImageId) -> pathlib.Path:
+        """Return where an image's bytes lie."""
+        return self.folder / f"{image_id}.raw"
+
+    def map_path(self, image_id: ids.ImageId) -> pathlib.Path:
+        """Return where an image's chunk map lies."""
+        return self.folder / f"{image_id}.acmap"
+
+
+def random_bytes(length: int, seed: int = 0, zero_share: float = 0.0) -> bytes:
+    """Return bytes that do not compress, with runs of zeros of a chunk or more in between."""
+    rng = random.Random(seed)
+    size = geometry.DEFAULT_CHUNK_BYTES
+    parts = [
+        bytes(size) if rng.random() < zero_share else rng.randbytes(size)
+        for _ in range(-(-length // size))
+    ]
+    return b"".join(parts)[:length]
+
+
+def unused_port() -> int:
+    """Return a TCP port of the loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def agent(
+    folder: pathlib.Path,
+    images: ImageFolder,
+    *,
+    name: str = "h1",
+    ring_file: pathlib.Path | None = None,
+    peer_port: int | None = None,
+    sections: Mapping[str, Mapping[str, object]] | None = None,
+    **options: object,
+) -> Iterator[agents.Agent]:
+    """Run an agent that reads images from a folder; options are those of [acstor_agent]."""
+    folder.mkdir(exist_ok=True)
+    host = LocalHost(name, "", LOOPBACK, folder)
+    options = {
+        "sources": "file",
+        "peer_listen": f"{LOOPBACK}:{peer_port or unused_port()}",
+        "metrics_listen": "",
+        **options,
+    }
+    file_source = {"source_file": {"folder": images.folder}, **(sections or {})}
+    with agents.Agent(host, "", ring_file, sections=file_source, **options) as running:
+        yield running
