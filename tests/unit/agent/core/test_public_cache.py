@@ -450,5 +450,5 @@ class CacheMachine(stateful.RuleBasedStateMachine):
 
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = hypothesis.settings(
-    max_examples=150, stateful_step_count=60, deadline=None
+    max_examples=60, stateful_step_count=60, deadline=None
 )

@@ -1,0 +1,527 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public cache on real files: what it answers, when it waits, what it survives."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import random
+import shutil
+import tempfile
+import threading
+
+import pytest
+import trio
+
+from acstor_agent import cache_files
+from acstor_agent.core import cache_slab
+from acstor_agent.core import public_cache
+from acstor_common import errors
+from acstor_common import ids
+
+KeepClass = public_cache.KeepClass
+KIB = 1024
+SLAB_BYTES = 1 << 20
+LIMIT_BYTES = 4 << 20
+DICE = random.Random(7)
+CHUNKS = [DICE.randbytes(64 * KIB) for _ in range(24)]
+CIDS = [ids.cid_of(chunk) for chunk in CHUNKS]
+
+
+def open_cache(folder, **options) -> cache_files.CacheFiles:
+    arguments = {"limit_bytes": LIMIT_BYTES, "slab_bytes": SLAB_BYTES} | options
+    return cache_files.CacheFiles.open(folder, **arguments)
+
+
+@contextlib.asynccontextmanager
+async def running(folder, **options):
+    cache = open_cache(folder, **options)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        yield cache
+        nursery.cancel_scope.cancel()
+    await cache.aclose()
+
+
+async def settle(cache: cache_files.CacheFiles) -> None:
+    while cache._dirty:
+        await cache._write_batch()
+
+
+async def fill(folder, count=24, **options) -> None:
+    async with running(folder, **options) as cache:
+        for cid, chunk in zip(CIDS[:count], CHUNKS, strict=False):
+            assert cache.store(cid, chunk)
+
+
+def parts_of(cache, cids, start=0, stop=64 * KIB):
+    return [(cache.lookup(cid), start, stop) for cid in cids]
+
+
+def flip_a_bit(folder: pathlib.Path, cid: ids.Cid) -> None:
+    chunk = CHUNKS[CIDS.index(cid)]
+    for path in folder.glob("slab-*.acslab"):
+        raw = path.read_bytes()
+        at = raw.find(chunk)
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + 40_000)
+                file.write(bytes([chunk[40_000] ^ 1]))
+            return
+    raise AssertionError("the chunk is in no slab file")
+
+
+async def test_chunk_is_answered_from_memory_and_then_from_disk(tmp_path):
+    async with running(tmp_path) as cache:
+        assert cache.store(CIDS[0], CHUNKS[0])
+        assert cache.lookup(CIDS[0]).data is not None
+        assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
+        assert cache.statistics.pending_bytes == 64 * KIB
+        await settle(cache)
+        assert cache.lookup(CIDS[0]).data is None
+        assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
+        assert cache.statistics.pending_bytes == 0
+        assert await cache.read_chunk(CIDS[1]) is None
+
+
+async def test_parts_fill_the_buffer_back_to_back_wherever_they_lie(tmp_path):
+    short = DICE.randbytes(5000)
+    async with running(tmp_path) as cache:
+        for cid, chunk in zip(CIDS[:20], CHUNKS, strict=False):
+            cache.store(cid, chunk)
+        cache.store(ids.cid_of(short), short)
+        await settle(cache)
+        cache.store(CIDS[20], CHUNKS[20])  # in memory only
+        wanted = [(3, 100, 65536), (4, 0, 65536), (5, 0, 10), (20, 7, 70), (18, 1, 2), (19, 0, 9)]
+        parts = [(cache.lookup(CIDS[n]), a, b) for n, a, b in wanted]
+        parts.append((cache.lookup(ids.cid_of(short)), 4000, 5000))
+        expected = b"".join(CHUNKS[n][a:b] for n, a, b in wanted) + short[4000:]
+        for fills in (True, False):
+            buffer = bytearray(len(expected) + 3)
+            view = memoryview(buffer)[: len(expected)]
+            if fills:
+                assert cache.read_nowait(parts, view)
+            else:
+                assert await cache.read(parts, view) == []
+            assert bytes(buffer) == expected + b"\0\0\0"
+
+
+async def test_neighbours_on_disk_are_read_by_one_call(tmp_path, monkeypatch):
+    calls = []
+
+    def counting(fd, buffers, offset, flags=0):
+        calls.append(offset)
+        return preadv(fd, buffers, offset, flags)
+
+    preadv = os.preadv
+    async with running(tmp_path) as cache:
+        for cid, chunk in zip(CIDS[:15], CHUNKS, strict=False):
+            cache.store(cid, chunk)
+        await settle(cache)
+        monkeypatch.setattr(os, "preadv", counting)
+        buffer = bytearray(15 * 64 * KIB)
+        assert cache.read_nowait(parts_of(cache, CIDS[:15]), memoryview(buffer))
+        assert bytes(buffer) == b"".join(CHUNKS[:15])
+        assert len(calls) == 1
+
+
+async def test_after_a_restart_bytes_are_hashed_before_their_first_use(tmp_path):
+    await fill(tmp_path)
+    async with running(tmp_path) as cache:
+        assert set(cache.iter_cids()) == set(CIDS)
+        view = memoryview(bytearray(4096))
+        part = parts_of(cache, CIDS[:1], 0, 4096)
+        assert not cache.read_nowait(part, view)
+        assert await cache.read(part, view) == []
+        assert view == CHUNKS[0][:4096]
+        assert cache.read_nowait(part, view)
+
+
+@pytest.mark.expect_log(r"^Chunk .* is damaged in slab file 0; dropped")
+async def test_flipped_bit_is_seen_and_the_chunk_dropped_for_good(tmp_path, caplog):
+    await fill(tmp_path)
+    flip_a_bit(tmp_path, CIDS[1])
+    async with running(tmp_path) as cache:
+        view = memoryview(bytearray(3 * 4096))
+        assert await cache.read(parts_of(cache, CIDS[:3], 0, 4096), view) == [CIDS[1]]
+        assert CIDS[1] not in cache and cache.statistics.healed == 1
+        assert CIDS[1].hex() in caplog.text
+        assert await cache.read_chunk(CIDS[1]) is None
+        assert await cache.read_chunk(CIDS[2]) == CHUNKS[2]
+    async with running(tmp_path) as cache:
+        assert CIDS[1] not in cache
+        assert cache.store(CIDS[1], CHUNKS[1])
+    async with running(tmp_path) as cache:
+        assert await cache.read_chunk(CIDS[1]) == CHUNKS[1]
+        assert cache.statistics.healed == 0
+
+
+@pytest.mark.parametrize("call", ["pread", "preadv"])
+@pytest.mark.expect_log("cannot be read: .*Input/output error")
+@pytest.mark.expect_log("damaged in slab file 0")
+async def test_chunk_that_cannot_be_read_is_dropped(tmp_path, monkeypatch, call):
+    await fill(tmp_path)
+
+    def broken(*args):
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with running(tmp_path) as cache:
+        if call == "preadv":
+            assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]  # verified now
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, broken)
+            assert await cache.read_chunk(CIDS[0]) is None
+        assert CIDS[0] not in cache and cache.statistics.healed == 1
+
+
+async def test_what_is_not_in_the_page_cache_is_left_to_a_thread(tmp_path):
+    async with running(tmp_path) as cache:
+        cache.store(CIDS[0], CHUNKS[0])
+        await settle(cache)
+        fd = cache._files.fds[0]
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        parts, view = parts_of(cache, CIDS[:1]), memoryview(bytearray(64 * KIB))
+        try:
+            os.preadv(fd, [bytearray(4096)], 4096, os.RWF_NOWAIT)
+        except BlockingIOError:
+            assert not cache.read_nowait(parts, view)
+        else:
+            pytest.skip("the file system of the temporary folder keeps its pages")
+        assert await cache.read(parts, view) == [] and view == CHUNKS[0]
+        assert cache.read_nowait(parts, view)
+
+
+async def test_disk_without_nowait_reads_is_read_in_threads():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        async with running(folder) as cache:
+            cache.store(CIDS[0], CHUNKS[0])
+            await settle(cache)
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    os.preadv(cache._files.fds[0], [bytearray(1)], 0, os.RWF_NOWAIT)
+                    pytest.skip("/dev/shm knows RWF_NOWAIT")
+                except OSError as exc:
+                    assert exc.errno == errno.EOPNOTSUPP
+            parts, view = parts_of(cache, CIDS[:1]), memoryview(bytearray(64 * KIB))
+            assert not cache.read_nowait(parts, view)
+            assert not cache._nowait_flags
+            assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
+
+
+async def test_slot_that_was_dropped_since_its_look_up_gives_no_bytes(tmp_path):
+    async with running(tmp_path) as cache:
+        cache.store(CIDS[0], CHUNKS[0])
+        parts, view = parts_of(cache, CIDS[:1]), memoryview(bytearray(64 * KIB))
+        assert cache.drop(CIDS[0]) and not cache.drop(CIDS[0])
+        assert not cache.read_nowait(parts, view)
+        assert await cache.read(parts, view) == [CIDS[0]]
+        assert cache.statistics.healed == 0
+
+
+async def test_dropped_chunk_does_not_come_back_after_a_restart(tmp_path):
+    async with running(tmp_path) as cache:
+        for cid, chunk in zip(CIDS[:4], CHUNKS, strict=False):
+            cache.store(cid, chunk)
+        cache.drop(CIDS[0])  # before it was written
+        await settle(cache)
+        cache.drop(CIDS[1])  # after
+        assert cache.statistics.pending_bytes == 0
+    async with running(tmp_path) as cache:
+        assert sorted(cache.iter_cids()) == sorted(CIDS[2:4])
+
+
+async def test_change_while_the_writer_is_busy_reaches_the_disk(tmp_path, monkeypatch):
+    go_on, is_writing = threading.Event(), threading.Event()
+
+    def slow(fd, pieces, offset):
+        is_writing.set()
+        go_on.wait(5)
+        return pwritev(fd, pieces, offset)
+
+    pwritev = os.pwritev
+    async with running(tmp_path) as cache:
+        cache.store(CIDS[2], CHUNKS[2])
+        await settle(cache)
+        monkeypatch.setattr(os, "pwritev", slow)
+        cache.store(CIDS[0], CHUNKS[0])
+        cache.store(CIDS[1], CHUNKS[1])
+        await trio.to_thread.run_sync(is_writing.wait, 5)
+        cache.drop(CIDS[0])
+        cache.promote(CIDS[1], KeepClass.BOOT)
+        cache.store(CIDS[0], CHUNKS[0], KeepClass.HOME)
+        assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
+        go_on.set()
+        await settle(cache)
+        assert cache.statistics.pending_bytes == 0
+    async with running(tmp_path) as cache:
+        assert cache.statistics.chunks_by_class == {"borrowed": 1, "home": 1, "boot": 1}
+        for number in range(3):
+            assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
+
+
+async def test_chunk_that_is_here_is_only_promoted_and_that_survives_a_restart(tmp_path):
+    async with running(tmp_path) as cache:
+        cache.store(CIDS[0], CHUNKS[0])
+        await settle(cache)
+        assert cache.store(CIDS[0], CHUNKS[0], KeepClass.BOOT)
+        assert cache.statistics.pending_bytes == 0
+        assert not cache.promote(CIDS[1], KeepClass.BOOT)
+    async with running(tmp_path) as cache:
+        assert cache.statistics.chunks_by_class == {"borrowed": 0, "home": 0, "boot": 1}
+
+
+async def test_zero_chunk_is_never_stored(tmp_path):
+    async with running(tmp_path) as cache:
+        assert not cache.store(ids.ZERO_CID, bytes(64 * KIB))
+        assert ids.ZERO_CID not in cache and cache.statistics.slabs == 0
+
+
+async def test_producers_wait_until_chunks_are_on_disk(tmp_path):
+    cache = open_cache(tmp_path, pending_limit_bytes=128 * KIB)
+    for number in range(2):
+        cache.store(CIDS[number], CHUNKS[number])
+    with trio.move_on_after(0.05) as scope:
+        await cache.wait_for_room()
+    assert scope.cancelled_caught
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        with trio.fail_after(5):
+            await cache.wait_for_room()
+        assert cache.statistics.pending_bytes < 128 * KIB
+        nursery.cancel_scope.cancel()
+    await cache.aclose()
+
+
+async def test_memory_is_bounded_even_if_nobody_waits(tmp_path):
+    cache = open_cache(tmp_path, pending_limit_bytes=128 * KIB)
+    stored = [cache.store(cid, chunk) for cid, chunk in zip(CIDS, CHUNKS, strict=True)]
+    assert stored == [True] * 4 + [False] * 20
+    assert cache.statistics.refused == 20
+    await cache.aclose()
+
+
+async def test_close_writes_what_is_pending(tmp_path):
+    cache = open_cache(tmp_path)
+    for cid, chunk in zip(CIDS, CHUNKS, strict=True):
+        cache.store(cid, chunk)
+    await cache.aclose()
+    async with running(tmp_path) as cache:
+        for cid, chunk in zip(CIDS, CHUNKS, strict=True):
+            assert await cache.read_chunk(cid) == chunk
+
+
+@pytest.mark.expect_log(r"^1 chunks cannot be written: .*Input/output error")
+async def test_chunk_that_cannot_be_written_is_dropped_and_its_neighbours_are_not(
+    tmp_path, monkeypatch
+):
+    def broken(fd, pieces, offset):
+        if CHUNKS[2] in pieces:
+            raise OSError(errno.EIO, "Input/output error")
+        return pwritev(fd, pieces, offset)
+
+    pwritev = os.pwritev
+    monkeypatch.setattr(os, "pwritev", broken)
+    async with running(tmp_path) as cache:
+        for cid, chunk in zip(CIDS[:5], CHUNKS, strict=False):
+            cache.store(cid, chunk)
+        await settle(cache)
+        assert [cid in cache for cid in CIDS[:5]] == [True, True, False, True, True]
+        assert cache.statistics.write_errors == 1 and cache.statistics.pending_bytes == 0
+        for number in (0, 1, 3, 4):
+            assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
+
+
+@pytest.mark.expect_log(r"1 chunks cannot be written: .*short write")
+async def test_short_write_counts_as_a_failed_one(tmp_path, monkeypatch):
+    def short(fd, pieces, offset):
+        return os.pwrite(fd, pieces[0][:100], offset)
+
+    async with running(tmp_path) as cache:
+        cache.store(CIDS[0], CHUNKS[0])
+        await settle(cache)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", short)
+            cache.store(CIDS[1], CHUNKS[1])
+            await settle(cache)
+        assert CIDS[1] not in cache
+    async with running(tmp_path) as cache:
+        assert list(cache.iter_cids()) == [CIDS[0]]
+
+
+@pytest.mark.expect_log(r"stops growing, slab file 1 cannot be made: .*No space left")
+async def test_full_disk_stops_the_growth_and_nothing_else(tmp_path, monkeypatch, caplog):
+    def full(fd, offset, length):
+        if len(list(tmp_path.glob("slab-*.acslab"))) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return fallocate(fd, offset, length)
+
+    fallocate = os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    async with running(tmp_path) as cache:
+        for cid, chunk in zip(CIDS, CHUNKS, strict=True):
+            cache.store(cid, chunk)
+            await trio.sleep(0.001)
+        await settle(cache)
+        assert cache.statistics.slabs == 1 and cache.statistics.chunks == 15
+        assert caplog.text.count("stops growing") == 1
+        assert CIDS[-1] in cache  # newcomers push out older ones
+        kept = [n for n, cid in enumerate(CIDS) if cid in cache]
+        for number in kept:
+            assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
+    assert [path.name for path in tmp_path.iterdir()] == ["slab-00000.acslab"]
+
+
+@pytest.mark.expect_log(r"stops growing, slab file 0")
+async def test_disk_that_is_full_from_the_beginning_stores_nothing(tmp_path, monkeypatch):
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    async with running(tmp_path) as cache:
+        cache.store(CIDS[0], CHUNKS[0])
+        assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
+        await settle(cache)
+        assert CIDS[0] not in cache and not cache.store(CIDS[1], CHUNKS[1])
+        assert cache.statistics.pending_bytes == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_chunks_of_other_sizes_get_a_slab_of_their_own_and_take_one_over(tmp_path):
+    async with running(tmp_path, limit_bytes=2 << 20) as cache:
+        for cid, chunk in zip(CIDS, CHUNKS, strict=True):
+            cache.store(cid, chunk)
+        await settle(cache)
+        big = DICE.randbytes(300 * KIB)
+        assert cache.store(ids.cid_of(big), big)
+        await settle(cache)
+        assert await cache.read_chunk(ids.cid_of(big)) == big
+        assert cache.statistics.slabs == 2 and cache.statistics.evictions == 15
+    async with running(tmp_path, limit_bytes=2 << 20) as cache:
+        assert await cache.read_chunk(ids.cid_of(big)) == big
+        assert cache.statistics.chunks == 10
+
+
+async def test_smaller_limit_removes_slab_files(tmp_path):
+    await fill(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    async with running(tmp_path, limit_bytes=1 << 20) as cache:
+        assert cache.statistics.slabs == 1
+        (path,) = tmp_path.iterdir()
+        assert path.stat().st_size == cache.statistics.disk_bytes <= 1 << 20
+        assert await cache.read_chunk(CIDS[-1]) == CHUNKS[-1]
+
+
+async def test_other_slab_size_keeps_what_is_there(tmp_path):
+    await fill(tmp_path)
+    async with running(tmp_path, slab_bytes=512 * KIB) as cache:
+        assert cache.statistics.chunks == 24
+        for number, cid in enumerate(CIDS):
+            assert await cache.read_chunk(cid) == CHUNKS[number]
+
+
+def set_bytes(path: pathlib.Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (lambda path: set_bytes(path, 8, b"\xff"), "CRC"),
+        (
+            lambda path: set_bytes(
+                path, 0, cache_slab.pack_header(cache_slab.SlabLayout(4096, 9999))
+            ),
+            "fit",
+        ),
+        (lambda path: os.truncate(path, 500_000), "slots do not fit"),
+        (lambda path: os.truncate(path, 30), "ends inside"),
+        (lambda path: os.truncate(path, 0), "ends inside"),
+        (lambda path: set_bytes(path, 0, bytes(64)), "not a slab file"),
+    ],
+)
+@pytest.mark.expect_log(r"slab-00000.acslab: byte")
+async def test_damaged_slab_file_is_replaced_with_a_warning(tmp_path, caplog, damage, word):
+    await fill(tmp_path)
+    damage(tmp_path / "slab-00000.acslab")
+    async with running(tmp_path) as cache:
+        assert "slab-00000.acslab" in caplog.text and word in caplog.text
+        assert cache.statistics.chunks == 9
+        for cid, chunk in zip(CIDS, CHUNKS, strict=True):
+            cache.store(cid, chunk)
+    async with running(tmp_path) as cache:
+        assert cache.statistics.chunks == 24
+
+
+@pytest.mark.expect_log(r"in the place of a slab file")
+async def test_file_that_is_not_ours_is_set_aside_and_not_lost(tmp_path, caplog):
+    text = b"Dear diary, " * 1000
+    (tmp_path / "slab-00000.acslab").write_bytes(text)
+    (tmp_path / "slab-00001.acslab").mkdir()
+    (tmp_path / "slab-00002.acslab").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "slab-00003.acslab")
+    (tmp_path / "notes.txt").write_bytes(text)
+    await fill(tmp_path)
+    assert caplog.text.count("in the place of a slab file") == 4
+    aside = [path for path in tmp_path.iterdir() if ".foreign-" in path.name]
+    assert len(aside) == 4
+    assert text in [path.read_bytes() for path in aside if path.is_file()]
+    assert (tmp_path / "notes.txt").read_bytes() == text
+    async with running(tmp_path) as cache:
+        assert cache.statistics.chunks == 24
+
+
+async def test_slab_file_whose_maker_was_killed_is_removed(tmp_path):
+    (tmp_path / "slab-00000.acslab.new").write_bytes(bytes(100))
+    async with running(tmp_path) as cache:
+        assert list(tmp_path.iterdir()) == [] and cache.statistics.slabs == 0
+
+
+async def test_damaged_record_is_a_free_slot(tmp_path):
+    await fill(tmp_path, count=3)
+    set_bytes(tmp_path / "slab-00000.acslab", cache_slab.record_offset(1) + 33, b"\xff")
+    async with running(tmp_path) as cache:
+        assert sorted(cache.iter_cids()) == sorted([CIDS[0], CIDS[2]])
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(errors.Unusable, match=str(tmp_path / "file" / "cache")):
+        open_cache(tmp_path / "file" / "cache")
+
+
+def test_folder_that_cannot_be_written_is_named():
+    with pytest.raises(errors.Unusable, match="/proc/self/fdinfo"):
+        open_cache("/proc/self/fdinfo")
+
+
+async def test_folder_in_use_is_refused_until_its_user_closes_it(tmp_path):
+    cache = open_cache(tmp_path)
+    with pytest.raises(errors.Unusable, match="another process is using it"):
+        open_cache(tmp_path)
+    await cache.aclose()
+    await open_cache(tmp_path).aclose()
+
+
+async def test_failed_opening_leaves_no_open_file(tmp_path):
+    await fill(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    shutil.copy(tmp_path / "slab-00000.acslab", tmp_path / "slab-00007.acslab")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            pathlib.Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "x"))
+        )
+        with pytest.raises(errors.Unusable):
+            open_cache(tmp_path, limit_bytes=SLAB_BYTES)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_membership_may_be_asked_from_another_thread(tmp_path):
+    async with running(tmp_path) as cache:
+        for cid, chunk in zip(CIDS, CHUNKS, strict=True):
+            cache.store(cid, chunk)
+        known = await trio.to_thread.run_sync(lambda: [cid in cache for cid in CIDS])
+        assert known == [True] * 24
+        assert await trio.to_thread.run_sync(lambda: set(cache.iter_cids())) == set(CIDS)
