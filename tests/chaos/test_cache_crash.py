@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kill -9 at any moment, at any write, and a disk that is full: never a wrong byte.
+
+A killed process loses nothing that the kernel has taken, so after a kill each
+slot must be free or whole: besides right bytes, the tests ask that not one
+slot had to be healed, and that every chunk whose record was written is there.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from acstor_agent import cache_files
+from acstor_agent import slab_files
+from acstor_agent.core import public_cache
+from acstor_common import ids
+
+KeepClass = public_cache.KeepClass
+KIB = 1024
+SLAB_BYTES = 96 * KIB
+LIMIT_BYTES = 3 * SLAB_BYTES
+SIZES = (16 * KIB, 9000, 3000, 30 * KIB)
+KILLS = 25
+MOST_CALLS = 500
+HOW = ("before", "half-way", "after")
+
+
+@functools.cache
+def chunk(number: int) -> bytes:
+    return random.Random(number).randbytes(SIZES[number // 40 % len(SIZES)])
+
+
+@functools.cache
+def content() -> dict[ids.Cid, bytes]:
+    return {ids.cid_of(chunk(number)): chunk(number) for number in range(160)}
+
+
+def cid(number: int) -> ids.Cid:
+    return list(content())[number]
+
+
+def open_cache(folder: pathlib.Path) -> cache_files.CacheFiles:
+    return cache_files.CacheFiles.open(folder, LIMIT_BYTES, SLAB_BYTES)
+
+
+@contextlib.contextmanager
+def child(work: Callable[[], None]) -> Iterator[tuple[int, int]]:
+    """Do ``work`` in a process of its own that says on a pipe what it wrote and dropped."""
+    reports, reporting = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reports)
+            report_changes(reporting)
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(reporting)
+    try:
+        yield pid, reports
+    finally:
+        os.close(reports)
+
+
+def report_changes(pipe: int) -> None:
+    write_run, drop = slab_files.SlabFiles._write_run, public_cache.PublicCache.drop
+
+    def reporting_write(self, run):
+        write_run(self, run)
+        for job in run:
+            os.write(pipe, (b"-" if job.is_gone else b"+") + job.slot.cid)
+
+    def reporting_drop(self, slot):
+        os.write(pipe, b"-" + slot.cid)
+        drop(self, slot)
+
+    slab_files.SlabFiles._write_run = reporting_write
+    public_cache.PublicCache.drop = reporting_drop
+
+
+def written(reports: int, before: set[ids.Cid]) -> set[ids.Cid]:
+    """Return which chunks are on disk, by what the child said until it died."""
+    raw = b"".join(iter(lambda: os.read(reports, 1 << 16), b""))
+    now = set(before)
+    for at in range(0, len(raw) - 32, 33):
+        (now.add if raw[at : at + 1] == b"+" else now.discard)(raw[at + 1 : at + 33])
+    return now
+
+
+def check(folder: pathlib.Path, expected: set[ids.Cid]) -> set[ids.Cid]:
+    """Read the whole cache; return what is in it."""
+
+    async def read_all() -> set[ids.Cid]:
+        cache = open_cache(folder)
+        present = set(cache.iter_cids())
+        for one in present:
+            assert await cache.read_chunk(one) == content()[one]
+        assert cache.statistics.healed == 0
+        await cache.aclose()
+        return present
+
+    present = trio.run(read_all)
+    assert expected <= present
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= LIMIT_BYTES
+    return present
+
+
+async def live(folder: pathlib.Path) -> None:
+    """Store, promote and drop without end."""
+    dice = random.Random(os.getpid())
+    cache = open_cache(folder)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        while True:
+            number = dice.randrange(160)
+            cache.store(cid(number), chunk(number), dice.choice(list(KeepClass)))
+            if dice.random() < 0.1:
+                cache.drop(cid(dice.randrange(160)))
+            if dice.random() < 0.1:
+                await trio.sleep(0.011)
+
+
+def test_kill_at_random_moments_leaves_every_slot_free_or_whole(tmp_path):
+    dice = random.Random(5)
+    on_disk: set[ids.Cid] = set()
+    found = 0
+    for _ in range(KILLS):
+        with child(lambda: trio.run(live, tmp_path)) as (pid, reports):
+            time.sleep(dice.uniform(0.02, 0.08))
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            on_disk = check(tmp_path, written(reports, on_disk))
+        found += len(on_disk)
+    assert found > KILLS
+
+
+async def run_phase(folder: pathlib.Path, work: Callable[[cache_files.CacheFiles], None]) -> None:
+    cache = open_cache(folder)
+    work(cache)
+    await cache.aclose()
+
+
+def store_some(numbers, keep_class=KeepClass.BORROWED) -> Callable[[cache_files.CacheFiles], None]:
+    def work(cache: cache_files.CacheFiles) -> None:
+        for number in numbers:
+            cache.store(cid(number), chunk(number), keep_class)
+
+    return work
+
+
+def drop_and_promote(cache: cache_files.CacheFiles) -> None:
+    cache.drop(cid(1))
+    cache.promote(cid(2), KeepClass.BOOT)
+    cache.store(cid(4), chunk(4))
+
+
+PHASES = [
+    store_some(range(3)),
+    drop_and_promote,
+    store_some(range(5, 13), KeepClass.HOME),  # fills three slabs
+    store_some(range(20, 24)),  # evicts
+    store_some([40, 80, 41], KeepClass.BOOT),  # other sizes take slabs over
+    store_some(range(24, 27)),
+]
+
+
+def run_phases(folder: pathlib.Path) -> None:
+    for phase in PHASES:
+        trio.run(run_phase, folder, phase)
+
+
+def die_at(nth: int, how: str) -> None:
+    """Make the process die at the ``nth`` call that changes the disk."""
+    calls = 0
+
+    def fatal(name: str, real: Callable[..., object]) -> Callable[..., object]:
+        def call(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls != nth:
+                return real(*args, **kwargs)
+            if how == "half-way" and name == "pwritev":
+                fd, pieces, offset = args
+                raw = b"".join(pieces)
+                os.pwrite(fd, raw[: len(raw) // 128 * 64], offset)
+            elif how == "after":
+                real(*args, **kwargs)
+            return os.kill(os.getpid(), signal.SIGKILL)
+
+        return call
+
+    for name in ("pwritev", "posix_fallocate", "rename", "unlink"):
+        setattr(os, name, fatal(name, getattr(os, name)))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_kill_at_the_nth_write_leaves_every_slot_free_or_whole(tmp_path, how):
+    for nth in range(1, MOST_CALLS):
+        folder = tmp_path / str(nth)
+
+        def work(nth=nth, folder=folder) -> None:
+            die_at(nth, how)
+            run_phases(folder)
+
+        with child(work) as (pid, reports):
+            _, status = os.waitpid(pid, 0)
+            check(folder, written(reports, set()))
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    assert 20 < nth < MOST_CALLS - 1
+
+
+def test_cache_goes_on_after_a_kill_at_the_nth_write(tmp_path):
+    for nth in range(1, 40, 3):
+        folder = tmp_path / str(nth)
+
+        def work(nth=nth, folder=folder) -> None:
+            die_at(nth, "half-way")
+            run_phases(folder)
+
+        with child(work) as (pid, _):
+            os.waitpid(pid, 0)
+        trio.run(run_phase, folder, store_some(range(50, 53), KeepClass.BOOT))
+        assert {cid(number) for number in range(50, 53)} <= check(folder, set())
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[pathlib.Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={200 * KIB}", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, check=False, stderr=sys.stderr).returncode != 0:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.expect_log(r"stops growing, slab file 2 cannot be made: .*No space left")
+async def test_full_disk_costs_chunks_and_no_answer(small_disk):
+    cache = open_cache(small_disk)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        for number in range(40):
+            if not cache.store(cid(number), chunk(number)):  # all slots wait for the writer
+                await trio.sleep(0.05)
+                assert cache.store(cid(number), chunk(number))
+            assert await cache.read_chunk(cid(number)) == chunk(number)
+        nursery.cancel_scope.cancel()
+    await cache.aclose()
+    assert cache.statistics.slabs == 2 and cache.statistics.chunks == 10
+    assert cache.statistics.write_errors == 1
+    cache = open_cache(small_disk)
+    present = list(cache.iter_cids())
+    assert len(present) == 10
+    for one in present:
+        assert await cache.read_chunk(one) == content()[one]
+    await cache.aclose()
