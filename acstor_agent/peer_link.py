@@ -10,23 +10,26 @@ when it must: trio's own socket methods take one turn of the scheduler per call,
 which is a third of the cost of a chunk.
 """
 
-import abc
+import contextlib
 import dataclasses
 import socket
 import ssl
+from collections.abc import Iterator
 from typing import Any
 
 import trio
 
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import peer_wire
 from acstor_common import ring
 
-LOW_WATER_BYTES = 256 * 1024
+LOW_WATER_BYTES = 256 * geometry.KIB
 """A receiver is not woken for less than this, or than the rest of a shorter frame."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 BUFFERS_PER_CALL = 64
+RECORD_BYTES = 16 * geometry.KIB  # of plain text in a TLS record
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a link raises when the connection is lost."""
@@ -71,34 +74,13 @@ class PeerTls:
         return context
 
 
-class Link(abc.ABC):
-    """A connection that carries frames."""
+class Link:
+    """A TCP connection in clear text.
+
+    ``names`` are the host ids that the other side's certificate carries, None without TLS.
+    """
 
     names: frozenset[str] | None = None
-    """Host ids that the other side's certificate carries; None without TLS."""
-
-    @abc.abstractmethod
-    async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
-        """Return the next messages, at least one; None when the other side has closed.
-
-        :raises errors.RemoteProtocolError: what came is not the protocol
-        """
-
-    @abc.abstractmethod
-    def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
-        """Send what can be sent without waiting; return the number of bytes."""
-
-    @abc.abstractmethod
-    async def send_some(self, buffers: list[peer_wire.Buffer]) -> int:
-        """Send at least one byte, waiting for room if need be; return the number of bytes."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Close the connection at once."""
-
-
-class PlainLink(Link):
-    """A TCP connection in clear text."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -106,12 +88,15 @@ class PlainLink(Link):
         self._calls = 0
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
-        """See :meth:`Link.receive`."""
+        """Return the next messages, at least one; None when the other side has closed.
+
+        :raises errors.RemoteProtocolError: what came is not the protocol
+        """
         while True:
             try:
-                count = self._sock.recvmsg_into(receiver.get_buffers())[0]
-            except BlockingIOError:
-                self._set_low_water(receiver.wanted_bytes)
+                count = self._receive_nowait(receiver.get_buffers())
+            except (BlockingIOError, ssl.SSLWantReadError):
+                self._set_low_water(self._expected_bytes(receiver))
                 self._calls = 0
                 await trio.lowlevel.wait_readable(self._sock)
                 continue
@@ -124,28 +109,38 @@ class PlainLink(Link):
             if messages := receiver.received(count):
                 return messages
 
-    def _set_low_water(self, wanted_bytes: int) -> None:
-        low_water_bytes = min(wanted_bytes, LOW_WATER_BYTES)
+    def _receive_nowait(self, buffers: list[memoryview]) -> int:
+        return self._sock.recvmsg_into(buffers)[0]
+
+    def _expected_bytes(self, receiver: peer_wire.Receiver) -> int:
+        """Return how many bytes must still come over TCP at least before there is a message."""
+        return receiver.wanted_bytes
+
+    def _set_low_water(self, expected_bytes: int) -> None:
+        low_water_bytes = min(expected_bytes, LOW_WATER_BYTES)
         if low_water_bytes != self._low_water_bytes:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
             self._low_water_bytes = low_water_bytes
 
     def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
-        """See :meth:`Link.send_nowait`."""
+        """Send what can be sent without waiting; return the number of bytes.
+
+        What could not be sent must be the first to be sent next time.
+        """
         try:
             return self._sock.sendmsg(buffers[:BUFFERS_PER_CALL])
         except BlockingIOError:
             return 0
 
     async def send_some(self, buffers: list[peer_wire.Buffer]) -> int:
-        """See :meth:`Link.send_some`."""
+        """Send at least one byte, waiting for room if need be; return the number of bytes."""
         while True:
             await trio.lowlevel.wait_writable(self._sock)
             if count := self.send_nowait(buffers):
                 return count
 
     def close(self) -> None:
-        """See :meth:`Link.close`."""
+        """Close the connection at once."""
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
@@ -154,38 +149,54 @@ class PlainLink(Link):
 class TlsLink(Link):
     """A TCP connection with TLS 1.3 on it."""
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, is_server: bool) -> None:
-        transport = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
-        self._transport = transport
-        self._stream = trio.SSLStream(
-            transport, context, server_side=is_server, https_compatible=True
-        )
+    _sock: ssl.SSLSocket
 
     async def handshake(self) -> None:
         """Do the handshake and learn the names of the other side."""
-        await self._stream.do_handshake()
-        self.names = certificate_names(self._stream.getpeercert())
+        while True:
+            try:
+                self._sock.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await trio.lowlevel.wait_readable(self._sock)
+            except ssl.SSLWantWriteError:
+                await trio.lowlevel.wait_writable(self._sock)
+        self.names = certificate_names(self._sock.getpeercert())
 
-    async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
-        """See :meth:`Link.receive`."""
-        while data := await self._stream.receive_some():
-            if messages := receiver.feed(data):
-                return messages
-        return None
+    def _receive_nowait(self, buffers: list[memoryview]) -> int:
+        return self._sock.recv_into(buffers[0])
+
+    def _expected_bytes(self, receiver: peer_wire.Receiver) -> int:
+        """See :meth:`Link._expected_bytes`; most of a record may be here, not yet readable."""
+        return max(1, receiver.wanted_bytes - RECORD_BYTES)
 
     def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
-        """See :meth:`Link.send_nowait`; a TLS record is never sent without waiting."""
-        return 0
+        """See :meth:`Link.send_nowait`."""
+        sent = 0
+        with contextlib.suppress(ssl.SSLWantWriteError):
+            for record in _records(buffers):
+                count = self._sock.send(record)
+                sent += count
+                if count < len(record):
+                    break
+        return sent
 
-    async def send_some(self, buffers: list[peer_wire.Buffer]) -> int:
-        """See :meth:`Link.send_some`."""
-        data = b"".join(buffers[:2])  # as a rule a header and its chunk
-        await self._stream.send_all(data)
-        return len(data)
 
-    def close(self) -> None:
-        """See :meth:`Link.close`."""
-        self._transport.socket.close()
+def _records(buffers: list[peer_wire.Buffer]) -> Iterator[peer_wire.Buffer]:
+    """Yield the buffers, short ones joined with the beginning of the next one to whole records."""
+    head = b""
+    for buffer in buffers:
+        start = 0
+        if head or len(buffer) < RECORD_BYTES:
+            start = RECORD_BYTES - len(head)
+            head += buffer[:start]
+            if len(head) == RECORD_BYTES:
+                yield head
+                head = b""
+        if start < len(buffer):
+            yield memoryview(buffer)[start:]
+    if head:
+        yield head
 
 
 def certificate_names(certificate: dict[str, Any] | None) -> frozenset[str]:
@@ -212,8 +223,9 @@ def _tune(sock: socket.socket, silence_s: float) -> None:
 
 async def _start(sock: socket.socket, context: ssl.SSLContext | None, is_server: bool) -> Link:
     if context is None:
-        return PlainLink(sock)
-    link = TlsLink(sock, context, is_server=is_server)
+        return Link(sock)
+    wrapped = context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
+    link = TlsLink(wrapped)
     try:
         await link.handshake()
     except BaseException:

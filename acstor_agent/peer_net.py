@@ -16,17 +16,20 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_agent import peer_connection
 from acstor_agent import peer_link
+from acstor_agent.peer_connection import answering
+from acstor_agent.peer_connection import asking
+from acstor_agent.peer_connection import base
+from acstor_agent.peer_connection import hello
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
 
 LOG = logging.getLogger(__name__)
 
-Limits = peer_connection.Limits
+Limits = base.Limits
 PeerTls = peer_link.PeerTls
-Serve = peer_connection.Serve
+Serve = answering.Serve
 
 
 class _Line:
@@ -37,7 +40,7 @@ class _Line:
         self.peer = f"{host} ({address})"
         self.scope = trio.CancelScope()
         self.is_decided = trio.Event()  # there is a connection or a failure
-        self.connection: peer_connection.Asking | None = None
+        self.connection: asking.Asking | None = None
         self.failure: errors.AcstorError | None = None
 
 
@@ -67,9 +70,9 @@ class PeerNet:
         self._limits = limits or Limits()
         self._server_tls: ssl.SSLContext | None = tls.context(is_server=True) if tls else None
         self._client_tls: ssl.SSLContext | None = tls.context(is_server=False) if tls else None
-        self._gate = peer_connection.DemandGate()
+        self._gate = base.DemandGate()
         self._lines: dict[tuple[ids.HostId, peer_wire.Klass], _Line] = {}
-        self._answering: set[peer_connection.Answering] = set()
+        self._answering: set[answering.Answering] = set()
         self._incoming = 0
         self._nursery: trio.Nursery | None = None
         self._scopes: set[trio.CancelScope] = set()
@@ -97,7 +100,7 @@ class PeerNet:
         self._scopes.discard(scope)
         self._nursery = None
 
-    def _asking(self) -> list[peer_connection.Connection]:
+    def _asking(self) -> list[base.Connection]:
         return [line.connection for line in self._lines.values() if line.connection]
 
     async def fetch(
@@ -133,7 +136,7 @@ class PeerNet:
                 return await line.connection.ask(get)
             raise self._failure_of(line, get)
         raise errors.SourceUnreachable(
-            peer_connection.describe(get),
+            base.describe(get),
             f"{host} ({address})",
             f"no answer within {timeout_s:g} s",
         )
@@ -142,7 +145,7 @@ class PeerNet:
         if isinstance(line.failure, errors.RemoteProtocolError):
             return errors.RemoteProtocolError(line.peer, line.failure.why)
         why = str(line.failure or "closed")
-        return errors.SourceUnreachable(peer_connection.describe(get), line.peer, why)
+        return errors.SourceUnreachable(base.describe(get), line.peer, why)
 
     def _line(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> _Line:
         """Return the line to ``host``; begin to connect if there is none to this address."""
@@ -187,17 +190,17 @@ class PeerNet:
             if self._lines.get((line.host, line.klass)) is line:
                 del self._lines[line.host, line.klass]
 
-    async def _dial(self, line: _Line) -> tuple[peer_connection.Asking, list[peer_wire.Message]]:
+    async def _dial(self, line: _Line) -> tuple[asking.Asking, list[peer_wire.Message]]:
         with trio.fail_after(self._limits.hello_s):
             link = await peer_link.connect(line.address, self._client_tls, self._limits.silence_s)
             try:
                 receiver = peer_wire.Receiver(line.peer, peer_wire.FROM_SERVER)
-                hello = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
-                early = await peer_connection.greet(link, receiver, hello, line.host)
+                ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
+                early = await hello.greet(link, receiver, ours, line.host)
             except BaseException:
                 link.close()
                 raise
-        return peer_connection.Asking(link, receiver, line.peer, line.klass, self._gate), early
+        return asking.Asking(link, receiver, line.peer, line.klass, self._gate), early
 
     # Answering
 
@@ -239,27 +242,27 @@ class PeerNet:
 
     async def _welcome(
         self, stream: trio.SocketStream, peer: str
-    ) -> tuple[peer_connection.Answering, list[peer_wire.Message]]:
+    ) -> tuple[answering.Answering, list[peer_wire.Message]]:
         with trio.fail_after(self._limits.hello_s):
             link = await peer_link.accept(stream, self._server_tls, self._limits.silence_s)
             try:
                 receiver = peer_wire.Receiver(peer, peer_wire.FROM_CLIENT)
-                hello, early = await peer_connection.welcome(
+                theirs, early = await hello.welcome(
                     link, receiver, self._host_id, self._ring_epoch()
                 )
             except BaseException:
                 link.close()
                 raise
-        receiver.peer = peer = f"{hello.host_id} ({peer})"
-        connection = peer_connection.Answering(
-            link, receiver, peer, hello, self._gate, self._serve, self._limits
+        receiver.peer = peer = f"{theirs.host_id} ({peer})"
+        connection = answering.Answering(
+            link, receiver, peer, theirs, self._gate, self._serve, self._limits
         )
         return connection, early
 
     # Both
 
     async def _sweep(
-        self, connections: Callable[[], Sequence[peer_connection.Connection]], idle_s: float
+        self, connections: Callable[[], Sequence[base.Connection]], idle_s: float
     ) -> None:
         """End connections that are idle for too long, or on which nothing moves."""
         while True:

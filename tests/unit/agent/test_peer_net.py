@@ -590,9 +590,27 @@ async def test_chunks_come_by_tls(certificates, server):
     ):
         for length in (1, 65536, len(DATA)):
             assert await client.fetch(0, length) == DATA[:length]
-        async with trio.open_nursery() as nursery:
-            for _ in range(20):
-                nursery.start_soon(client.fetch)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
+async def test_many_large_chunks_under_way_arrive_whole(certificates, tls):
+    """More than the sockets hold, so that much is sent in pieces, from the outbox."""
+    server, client = (certificates[name] if tls else None for name in ("server", "client"))
+    whole = 0
+
+    async def ask(client, klass):
+        nonlocal whole
+        data = await client.fetch(1, len(DATA) - 1, klass=klass)
+        whole += data == DATA[1:]
+
+    async with (
+        serving(tls=server) as (_server, address),
+        asking(address, tls=client) as client,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(40):
+            nursery.start_soon(ask, client, DEMAND if number % 2 else BULK)
+    assert whole == 40
 
 
 @pytest.mark.expect_log(r"127.0.0.1:\d+ dropped")

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a connection that answers another agent's requests for chunks.
+
+The one rule: what a peer can make this host do at a time is bounded, in
+requests and in bytes; beyond that its requests wait in the socket.
+"""
+
+import logging
+from collections.abc import Awaitable
+from collections.abc import Callable
+
+import trio
+
+from acstor_agent import peer_link
+from acstor_agent.peer_connection import base
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+
+LOG = logging.getLogger(__name__)
+
+Serve = Callable[[ids.HostId, peer_wire.Get], Awaitable[peer_wire.Buffer]]
+"""Gives the bytes that a peer asks for, or raises one of errors.ChunkUnavailable's family."""
+
+
+class Answering(base.Connection):
+    """The end that accepted the connection: answers Gets, so many at a time.
+
+    :param host: the other side, from its Hello
+    """
+
+    def __init__(
+        self,
+        link: peer_link.Link,
+        receiver: peer_wire.Receiver,
+        peer: str,
+        hello: peer_wire.Hello,
+        gate: base.DemandGate,
+        serve: Serve,
+        limits: base.Limits,
+    ) -> None:
+        super().__init__(link, receiver, peer, hello.klass, gate)
+        self._host = hello.host_id
+        self._serve = serve
+        self._limits = limits
+        self._answering: dict[int, trio.CancelScope] = {}
+        self._answering_bytes = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Say that no request is being answered and no answer is waiting to be sent."""
+        return not self._answering_bytes and not self.outbox_bytes
+
+    @property
+    def _is_full(self) -> bool:
+        return (
+            len(self._answering) >= self._limits.requests
+            or self._answering_bytes + self.outbox_bytes >= self._limits.answer_bytes
+        )
+
+    def _handle(self, message: peer_wire.Message) -> None:
+        match message:
+            case peer_wire.Get():
+                if message.request_id in self._answering:
+                    raise errors.RemoteProtocolError(
+                        self.peer, f"request id {message.request_id} twice"
+                    )
+                time_s = min(message.timeout_ms / 1000, self._limits.serve_s)
+                scope = trio.CancelScope(deadline=trio.current_time() + time_s)
+                self._answering[message.request_id] = scope
+                self._answering_bytes += message.length
+                self._nursery.start_soon(self._answer, message, scope)
+            case peer_wire.Cancel(request_id):
+                if scope_of_it := self._answering.pop(request_id, None):
+                    scope_of_it.cancel()
+            case peer_wire.Ping(token):
+                self.post(peer_wire.Pong(token))
+
+    async def _answer(self, get: peer_wire.Get, scope: trio.CancelScope) -> None:
+        answer: peer_wire.Message = peer_wire.Refuse(
+            get.request_id, peer_wire.RefuseCode.UNREACHABLE, "no time left"
+        )
+        with scope:
+            answer = await self._answer_to(get)
+        self._answering_bytes -= get.length
+        if self._answering.get(get.request_id) is scope:  # else it was cancelled
+            del self._answering[get.request_id]
+            self.post(answer)
+        self._has_changed.set()
+
+    async def _answer_to(self, get: peer_wire.Get) -> peer_wire.Message:
+        try:
+            data = await self._serve(self._host, get)
+        except errors.AcstorError as error:
+            return peer_wire.Refuse(get.request_id, _refuse_code(error), str(error))
+        if len(data) != get.length:
+            LOG.error("%d bytes were found for %s", len(data), base.describe(get))
+            code = peer_wire.RefuseCode.UNREACHABLE
+            return peer_wire.Refuse(get.request_id, code, "internal error")
+        return peer_wire.Chunk(get.request_id, data)
+
+
+def _refuse_code(error: errors.AcstorError) -> peer_wire.RefuseCode:
+    if isinstance(error, errors.ChunkMissing):
+        return peer_wire.RefuseCode.MISSING
+    if isinstance(error, errors.ChunkInvalid):
+        return peer_wire.RefuseCode.INVALID
+    return peer_wire.RefuseCode.UNREACHABLE
