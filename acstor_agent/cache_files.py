@@ -12,8 +12,10 @@ by it, so its place is not handed out meanwhile.  Methods without ``async``
 never wait and must be called from the event loop's thread, but ``in``.
 """
 
+import contextlib
 import dataclasses
 import errno
+import gc
 import os
 import pathlib
 from collections.abc import Iterator
@@ -58,6 +60,21 @@ class Statistics:
     pending_bytes: int  # in memory, not on disk yet
     chunks_by_class: dict[str, int]
     bytes_by_class: dict[str, int]
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare the collector from looking at many new objects of which none is garbage.
+
+    It takes a third of the time of opening a large cache.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CacheFiles:
@@ -108,7 +125,9 @@ class CacheFiles:
         files = slab_files.SlabFiles(pathlib.Path(folder))
         core = public_cache.PublicCache(limit_bytes, slab_bytes, policy)
         try:
-            for action in core.restore(files.load()):
+            with _no_garbage_collection():
+                actions = core.restore(files.load())
+            for action in actions:
                 files.perform(action)
         except OSError as exc:
             files.close()

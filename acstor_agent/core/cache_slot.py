@@ -31,6 +31,7 @@ class Slab:
         "class_counts",
         "data_offset",
         "free",
+        "group",
         "held",
         "layout",
         "number",
@@ -38,9 +39,10 @@ class Slab:
         "used_at",
     )
 
-    def __init__(self, number: int, layout: cache_slab.SlabLayout) -> None:
+    def __init__(self, number: int, layout: cache_slab.SlabLayout, group: "SizeGroup") -> None:
         self.number = number
         self.layout = layout
+        self.group = group
         self.data_offset = layout.data_offset
         self.slots: list[Slot | None] = [None] * layout.slot_count
         self.free = list(range(layout.slot_count - 1, -1, -1))  # pop() gives neighbours in order
@@ -88,14 +90,13 @@ class Slot:
         keep_class: KeepClass,
         slab: Slab,
         slot_no: int,
-        order: "Order",
     ) -> None:
         self.cid = cid
         self.length = length
         self.keep_class = keep_class
         self.slab = slab
         self.slot_no = slot_no
-        self.order = order
+        self.order = slab.group.orders[keep_class]
         self.offset = slab.data_offset + slot_no * slab.layout.slot_bytes
         self.data: bytes | None = None
         self.is_verified = False  # the bytes in the file were seen to match the CID
@@ -217,3 +218,31 @@ class LfuOrder(Order):
 
 
 POLICIES: dict[str, type[Order]] = {"lru": LruOrder, "lfu": LfuOrder, "fifo": FifoOrder}
+
+
+class SizeGroup:
+    """All slabs with slots of one size."""
+
+    def __init__(self, layout: cache_slab.SlabLayout, policy: type[Order]) -> None:
+        self.layout = layout  # of the next slab; older ones may have other slot counts
+        self.orders = tuple(policy() for _ in CLASSES)
+        self.chunks = [0] * len(CLASSES)
+        self.with_free: dict[Slab, None] = {}
+        self.evictions = 0
+
+    def victim(self, newcomer: KeepClass) -> Slot | None:
+        """Return the slot that makes room next, parking held ones on the way.
+
+        Cheaper chunks that are only held just now do not expose those dearer than the newcomer.
+        """
+        has_cheaper = False
+        for keep_class, order in zip(CLASSES, self.orders, strict=True):
+            if has_cheaper and keep_class > newcomer:
+                return None
+            while (slot := order.first()) is not None:
+                if not slot.holds:
+                    return slot
+                order.remove(slot)
+                slot.is_parked = True
+            has_cheaper = has_cheaper or self.chunks[keep_class] > 0
+        return None

@@ -26,34 +26,6 @@ KeepClass = cache_slot.KeepClass
 POLICIES = cache_slot.POLICIES
 
 
-class _SizeGroup:
-    """All slabs with slots of one size."""
-
-    def __init__(self, layout: cache_slab.SlabLayout, policy: type[cache_slot.Order]) -> None:
-        self.layout = layout  # of the next slab; older ones may have other slot counts
-        self.orders = tuple(policy() for _ in cache_slot.CLASSES)
-        self.chunks = [0] * len(cache_slot.CLASSES)
-        self.with_free: dict[cache_slot.Slab, None] = {}
-        self.evictions = 0
-
-    def victim(self, newcomer: KeepClass) -> cache_slot.Slot | None:
-        """Return the slot that makes room next, parking held ones on the way.
-
-        Cheaper chunks that are only held just now do not expose those dearer than the newcomer.
-        """
-        has_cheaper = False
-        for keep_class, order in zip(KeepClass, self.orders, strict=True):
-            if has_cheaper and keep_class > newcomer:
-                return None
-            while (slot := order.first()) is not None:
-                if not slot.holds:
-                    return slot
-                order.remove(slot)
-                slot.is_parked = True
-            has_cheaper = has_cheaper or self.chunks[keep_class] > 0
-        return None
-
-
 class MakeSlab(NamedTuple):
     """Make this slab's file before anything is written into it."""
 
@@ -103,7 +75,7 @@ class PublicCache:
         self._policy = POLICIES[policy]
         self._index: dict[ids.Cid, cache_slot.Slot] = {}
         self._slabs: dict[int, cache_slot.Slab] = {}
-        self._groups: dict[int, _SizeGroup] = {}
+        self._groups: dict[int, cache_slot.SizeGroup] = {}
         self._tick = 0
 
     def __contains__(self, cid: object) -> bool:
@@ -152,7 +124,7 @@ class PublicCache:
             return False
         self._leave_class(slot)
         slot.keep_class = keep_class
-        slot.order = self._group(slot.slab.layout.slot_bytes).orders[keep_class]
+        slot.order = slot.slab.group.orders[keep_class]
         slot.is_parked = False
         self._enter_class(slot)
         return True
@@ -219,7 +191,7 @@ class PublicCache:
 
         room_bytes = self.limit_bytes
         for one in sorted(found, key=value, reverse=True):
-            slab = cache_slot.Slab(one.number, one.layout)
+            slab = cache_slot.Slab(one.number, one.layout, self._group(one.layout.slot_bytes))
             if one.layout.file_bytes > room_bytes:
                 actions.append(RemoveSlab(slab))
                 continue
@@ -231,8 +203,7 @@ class PublicCache:
         older = self._index.get(cid)
         if older is not None:
             self._unlist(older)
-        order = self._group(slab.layout.slot_bytes).orders[keep_class]
-        slot = cache_slot.Slot(cid, length, cache_slot.CLASSES[keep_class], slab, slot_no, order)
+        slot = cache_slot.Slot(cid, length, cache_slot.CLASSES[keep_class], slab, slot_no)
         slot.sequence = slot.used_at = slab.used_at = self._tick = sequence
         self._list(slot)
 
@@ -240,30 +211,29 @@ class PublicCache:
         for slab in self._slabs.values():
             slab.free = [slot_no for slot_no in slab.free if slab.slots[slot_no] is None]
             if slab.free:
-                self._group(slab.layout.slot_bytes).with_free[slab] = None
+                slab.group.with_free[slab] = None
 
-    def _group(self, slot_bytes: int) -> _SizeGroup:
+    def _group(self, slot_bytes: int) -> cache_slot.SizeGroup:
         group = self._groups.get(slot_bytes)
         if group is None:
             layout = cache_slab.SlabLayout.within(self._slab_bytes, slot_bytes)
-            group = self._groups[slot_bytes] = _SizeGroup(layout, self._policy)
+            group = self._groups[slot_bytes] = cache_slot.SizeGroup(layout, self._policy)
         return group
 
     def _fill(
         self, slab: cache_slot.Slab, cid: ids.Cid, length: int, keep_class: KeepClass
     ) -> cache_slot.Slot:
-        group = self._group(slab.layout.slot_bytes)
         slot_no = slab.free.pop()
         if not slab.free:
-            del group.with_free[slab]
-        slot = cache_slot.Slot(cid, length, keep_class, slab, slot_no, group.orders[keep_class])
+            del slab.group.with_free[slab]
+        slot = cache_slot.Slot(cid, length, keep_class, slab, slot_no)
         self._tick = slot.sequence = slot.used_at = slab.used_at = self._tick + 1
         self._list(slot)
         return slot
 
     def _enter_class(self, slot: cache_slot.Slot) -> None:
         slot.order.add(slot)
-        self._group(slot.slab.layout.slot_bytes).chunks[slot.keep_class] += 1
+        slot.slab.group.chunks[slot.keep_class] += 1
         slot.slab.class_counts[slot.keep_class] += 1
         self.class_chunks[slot.keep_class] += 1
         self.class_bytes[slot.keep_class] += slot.length
@@ -271,7 +241,7 @@ class PublicCache:
     def _leave_class(self, slot: cache_slot.Slot) -> None:
         if not slot.is_parked:
             slot.order.remove(slot)
-        self._group(slot.slab.layout.slot_bytes).chunks[slot.keep_class] -= 1
+        slot.slab.group.chunks[slot.keep_class] -= 1
         slot.slab.class_counts[slot.keep_class] -= 1
         self.class_chunks[slot.keep_class] -= 1
         self.class_bytes[slot.keep_class] -= slot.length
@@ -292,9 +262,9 @@ class PublicCache:
         slab = slot.slab
         if self._slabs.get(slab.number) is slab:
             slab.free.append(slot.slot_no)
-            self._group(slab.layout.slot_bytes).with_free[slab] = None
+            slab.group.with_free[slab] = None
 
-    def _make_room(self, group: _SizeGroup, newcomer: KeepClass) -> list[SlabAction]:
+    def _make_room(self, group: cache_slot.SizeGroup, newcomer: KeepClass) -> list[SlabAction]:
         """Free a slot of the group: by a new slab, an eviction, or other sizes' slabs."""
         layout = group.layout
         if not layout.slot_count:
@@ -316,7 +286,7 @@ class PublicCache:
         return []
 
     def _price(
-        self, group: _SizeGroup, newcomer: KeepClass, victim: cache_slot.Slot | None
+        self, group: cache_slot.SizeGroup, newcomer: KeepClass, victim: cache_slot.Slot | None
     ) -> tuple[int, int]:
         """Return what a slab of another size must be worth less than, to be given up."""
         if victim is not None:
@@ -325,7 +295,7 @@ class PublicCache:
             return newcomer + 1, 0
         return len(cache_slot.CLASSES), 0
 
-    def _is_time_to_compare(self, group: _SizeGroup) -> bool:
+    def _is_time_to_compare(self, group: cache_slot.SizeGroup) -> bool:
         """Say whether a slab's worth of evictions went by.
 
         Only then slabs of other sizes are looked at, so the look costs next to nothing.  Without
@@ -351,13 +321,15 @@ class PublicCache:
                 return spare
         return []
 
-    def _add_slab(self, group: _SizeGroup, given_up: list[cache_slot.Slab]) -> list[SlabAction]:
+    def _add_slab(
+        self, group: cache_slot.SizeGroup, given_up: list[cache_slot.Slab]
+    ) -> list[SlabAction]:
         actions: list[SlabAction] = []
         for slab in given_up:
             self.evictions += self._give_up(slab)
             actions.append(RemoveSlab(slab))
         number = next(n for n in range(len(self._slabs) + 1) if n not in self._slabs)
-        slab = self._slabs[number] = cache_slot.Slab(number, group.layout)
+        slab = self._slabs[number] = cache_slot.Slab(number, group.layout, group)
         self.disk_bytes += slab.layout.file_bytes
         group.with_free[slab] = None
         return [*actions, MakeSlab(slab)]
@@ -365,7 +337,7 @@ class PublicCache:
     def _give_up(self, slab: cache_slot.Slab) -> int:
         """Forget a slab and its chunks; return how many these were."""
         del self._slabs[slab.number]
-        self._group(slab.layout.slot_bytes).with_free.pop(slab, None)
+        slab.group.with_free.pop(slab, None)
         self.disk_bytes -= slab.layout.file_bytes
         slots = [slot for slot in slab.slots if slot is not None]
         for slot in slots:

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from acstor_agent import cache_files
+from acstor_agent.core import cache_slab
 from acstor_agent.core import cache_slot
 from acstor_agent.core import public_cache
 from acstor_common import ids
@@ -27,10 +28,11 @@ def order(request) -> cache_slot.Order:
     return public_cache.POLICIES[request.param]()
 
 
-def make_slots(count: int, order: cache_slot.Order) -> list[cache_slot.Slot]:
-    slab = cache_slot.Slab(0, public_cache.cache_slab.SlabLayout(4096, count))
+def make_slots(count: int) -> list[cache_slot.Slot]:
+    layout = cache_slab.SlabLayout(4096, count)
+    slab = cache_slot.Slab(0, layout, cache_slot.SizeGroup(layout, cache_slot.FifoOrder))
     return [
-        cache_slot.Slot(ids.cid_of(bytes([i])), 4096, KeepClass.BORROWED, slab, i, order)
+        cache_slot.Slot(ids.cid_of(bytes([i])), 4096, KeepClass.BORROWED, slab, i)
         for i in range(count)
     ]
 
@@ -40,7 +42,7 @@ def test_empty_order_has_no_first(order):
 
 
 def test_order_gives_each_slot_exactly_once(order):
-    slots = make_slots(20, order)
+    slots = make_slots(20)
     for slot in slots:
         order.add(slot)
     for slot in slots[::3] * 3:
@@ -53,7 +55,7 @@ def test_order_gives_each_slot_exactly_once(order):
 
 
 def test_slots_that_were_never_used_go_in_the_order_they_came(order):
-    slots = make_slots(5, order)
+    slots = make_slots(5)
     for slot in slots:
         order.add(slot)
     for slot in slots:
@@ -62,7 +64,7 @@ def test_slots_that_were_never_used_go_in_the_order_they_came(order):
 
 
 def test_use_of_a_parked_slot_is_no_error_and_it_can_come_back(order):
-    one, two = make_slots(2, order)
+    one, two = make_slots(2)
     order.add(one)
     order.add(two)
     order.remove(one)

@@ -271,6 +271,36 @@ async def test_chunk_that_is_here_is_only_promoted_and_that_survives_a_restart(t
         assert cache.statistics.chunks_by_class == {"borrowed": 0, "home": 0, "boot": 1}
 
 
+async def test_chunk_that_a_thread_reads_is_not_overwritten(tmp_path, monkeypatch):
+    go_on, is_reading = threading.Event(), threading.Event()
+
+    def slow(fd, length, offset):
+        is_reading.set()
+        go_on.wait(5)
+        return pread(fd, length, offset)
+
+    pread = os.pread
+    await fill(tmp_path, count=15, limit_bytes=SLAB_BYTES)
+    results = []
+
+    async def read() -> None:
+        results.append(await cache.read_chunk(CIDS[0]))
+
+    async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
+        for cid in CIDS[1:15]:
+            cache.lookup(cid)  # so the chunk that is being read would be the first to go
+        monkeypatch.setattr(os, "pread", slow)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.to_thread.run_sync(is_reading.wait, 5)
+            for cid, chunk in zip(CIDS[15:], CHUNKS[15:], strict=True):
+                cache.store(cid, chunk)
+            await settle(cache)
+            go_on.set()
+        assert results == [CHUNKS[0]]
+        assert cache.statistics.evictions == 9 and cache.statistics.healed == 0
+
+
 async def test_zero_chunk_is_never_stored(tmp_path):
     async with running(tmp_path) as cache:
         assert not cache.store(ids.ZERO_CID, bytes(64 * KIB))
