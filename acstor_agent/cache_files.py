@@ -13,7 +13,6 @@ never wait and must be called from the event loop's thread, but ``in``.
 """
 
 import contextlib
-import dataclasses
 import errno
 import gc
 import os
@@ -42,24 +41,6 @@ READ_THREADS = 32
 
 Part = tuple[cache_slot.Slot, int, int]
 """A slot, and from where to where its chunk's bytes are wanted."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Statistics:
-    """The cache in numbers; counts since the start, the rest as of now."""
-
-    chunks: int
-    stored_bytes: int  # lengths of the chunks
-    disk_bytes: int  # lengths of the slab files
-    limit_bytes: int
-    slabs: int
-    evictions: int
-    healed: int  # chunks dropped because their bytes proved bad or could not be read
-    refused: int  # chunks not stored because everything was in use
-    write_errors: int
-    pending_bytes: int  # in memory, not on disk yet
-    chunks_by_class: dict[str, int]
-    bytes_by_class: dict[str, int]
 
 
 @contextlib.contextmanager
@@ -146,11 +127,11 @@ class CacheFiles:
         return iter(self._core.cids())
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> public_cache.Statistics:
         """The cache in numbers."""
         core = self._core
         names = [keep_class.name.lower() for keep_class in public_cache.KeepClass]
-        return Statistics(
+        return public_cache.Statistics(
             chunks=len(core),
             stored_bytes=sum(core.class_bytes),
             disk_bytes=core.disk_bytes,
@@ -345,7 +326,7 @@ class CacheFiles:
                 actions, self._actions = self._actions, []
                 jobs = list(self._next_jobs())
                 unmade, failed = await trio.to_thread.run_sync(
-                    self._perform, actions, jobs, limiter=self._writer_thread
+                    self._files.perform_batch, actions, jobs, limiter=self._writer_thread
                 )
                 self._settle(jobs, unmade, failed)
         self._room.set()
@@ -359,22 +340,6 @@ class CacheFiles:
             data = None if slot.is_gone else slot.data
             batch_bytes += len(data or b"")
             yield slab_files.WriteJob(slot, data, slot.keep_class, slot.is_gone)
-
-    def _perform(
-        self, actions: list[public_cache.SlabAction], jobs: list[slab_files.WriteJob]
-    ) -> tuple[dict[cache_slot.Slab, OSError], dict[cache_slot.Slot, OSError]]:
-        """Do everything on disk and return what failed; runs in a thread."""
-        unmade = {}
-        for action in actions:
-            try:
-                self._files.perform(action)
-            except OSError as exc:
-                if isinstance(action, public_cache.MakeSlab):
-                    unmade[action.slab] = exc
-                else:
-                    LOG.warning("Slab file %d cannot be removed: %s", action.slab.number, exc)
-        doable = [job for job in jobs if job.slot.slab not in unmade]
-        return unmade, {job.slot: exc for job, exc in self._files.write(doable)}
 
     def _settle(
         self,

@@ -185,6 +185,25 @@ class SlabFiles:
             os.close(self.fds.pop(action.slab.number))
             self._path(action.slab).unlink()
 
+    def perform_batch(
+        self, actions: Iterable[public_cache.SlabAction], jobs: Iterable[WriteJob]
+    ) -> tuple[dict[cache_slot.Slab, OSError], dict[cache_slot.Slot, OSError]]:
+        """Do the actions, then the jobs; return slabs that were not made and jobs that failed.
+
+        A slab file that cannot be removed is left where it is, with a warning.
+        """
+        unmade = {}
+        for action in actions:
+            try:
+                self.perform(action)
+            except OSError as exc:
+                if isinstance(action, public_cache.MakeSlab):
+                    unmade[action.slab] = exc
+                else:
+                    LOG.warning("Slab file %d cannot be removed: %s", action.slab.number, exc)
+        doable = [job for job in jobs if job.slot.slab not in unmade]
+        return unmade, {job.slot: exc for job, exc in self.write(doable)}
+
     def _make(self, slab: cache_slot.Slab) -> None:
         new = self._path(slab).with_suffix(".acslab.new")
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -12,6 +12,7 @@ as a victim is *parked*, out of its order, until it is released: so no search
 ever passes the same held slot twice.
 """
 
+import dataclasses
 import operator
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -54,6 +55,24 @@ class FoundSlab(NamedTuple):
     number: int
     layout: cache_slab.SlabLayout
     records: list[cache_slab.Record]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Statistics:
+    """The cache in numbers; counts since the start, the rest as of now."""
+
+    chunks: int
+    stored_bytes: int  # lengths of the chunks
+    disk_bytes: int  # lengths of the slab files
+    limit_bytes: int
+    slabs: int
+    evictions: int
+    healed: int  # chunks dropped because their bytes proved bad or could not be read
+    refused: int  # chunks not stored because everything was in use
+    write_errors: int
+    pending_bytes: int  # in memory, not on disk yet
+    chunks_by_class: dict[str, int]
+    bytes_by_class: dict[str, int]
 
 
 class PublicCache:
