@@ -235,7 +235,7 @@ def boot_all(
     :raises errors.Unusable: one of them ended or took too long
     """
     end = time.monotonic() + deadline_s
-    while not all(guest.poll().is_booted for guest in guests):
+    while not all([guest.poll().is_booted for guest in guests]):  # a list: each one is looked at
         if time.monotonic() > end:
             late = next(guest for guest in guests if not guest.milestones.is_booted)
             late.wait_booted(0)

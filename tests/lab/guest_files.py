@@ -7,25 +7,19 @@ MARKER = "ACSTOR-LAB-BOOTED"
 MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
 """All that the initramfs needs to find its disk; a full one is slow to unpack in emulation."""
 
-_BOOTED_UNIT = """\
-[Unit]
-Description=Says on the serial console that the boot is over, and what it read
-After=multi-user.target
-
+_BEFORE_LOGIN = """\
 [Service]
-Type=oneshot
-ExecStart=/usr/local/sbin/lab-booted
-
-[Install]
-WantedBy=multi-user.target
+ExecStartPre=-/usr/local/sbin/lab-booted
 """
+"""Part of the unit that shows the login prompt, so that the marker always comes just before it."""
 
+# By way of the kernel's log: a getty that starts hangs up all others that write on its line.
 _BOOTED_SCRIPT = f"""\
 #!/bin/sh
 read -r uptime _ < /proc/uptime
 read -r reads _ sectors _ writes _ written _ < /sys/block/vda/stat
 echo "{MARKER} uptime_s=$uptime reads=$reads read_sectors=$sectors writes=$writes \
-write_sectors=$written" > /dev/ttyS0
+write_sectors=$written" > /dev/kmsg
 """
 
 FILES = {
@@ -33,12 +27,11 @@ FILES = {
     "etc/fstab": "/dev/vda1 / ext4 defaults,noatime 0 1\n",
     "etc/initramfs-tools/modules": "".join(f"{module}\n" for module in MODULES),
     "etc/initramfs-tools/conf.d/lab": "MODULES=list\nCOMPRESS=gzip\n",
-    "etc/systemd/system/lab-booted.service": _BOOTED_UNIT,
+    "etc/systemd/system/serial-getty@ttyS0.service.d/lab.conf": _BEFORE_LOGIN,
     "usr/local/sbin/lab-booted": _BOOTED_SCRIPT,
 }
 
 LINKS = {
-    "etc/systemd/system/multi-user.target.wants/lab-booted.service": "../lab-booted.service",
     "etc/systemd/system/getty.target.wants/serial-getty@ttyS0.service": (
         "/lib/systemd/system/serial-getty@.service"
     ),

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo: one Debian image, several hosts, three ways to boot it on all of them at once.
+
+``python -m tests.lab.demo`` as root; ``tools/demo.sh`` installs what it needs
+first.  The rule: it shows progress while it works, says what was emulated, and
+leaves nothing behind but the results.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+
+from acstor_common import errors
+from tests.lab import demo_report
+from tests.lab import guest
+from tests.lab import guest_image
+from tests.lab import runs
+from tests.lab import ways
+
+EXIT_FAILED = 1
+EXIT_STOPPED = 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="demo", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="hosts (default: 4)")
+    parser.add_argument(
+        "--link-mbit",
+        type=float,
+        default=100.0,
+        metavar="R",
+        help="rate of each link, the image server's too, in Mbit/s (default: 100)",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(ways.WAYS),
+        default=[],
+        help="play this way only; may be given again (default: all)",
+    )
+    parser.add_argument(
+        "--compressed",
+        action="store_true",
+        help="let the qcow2 ways use compressed clusters, as distributions publish their images",
+    )
+    parser.add_argument(
+        "--results",
+        type=pathlib.Path,
+        default=runs.CHECKOUT / "results",
+        metavar="FOLDER",
+        help="where demo.json and demo.png go (default: results)",
+    )
+    return parser
+
+
+def say(words: str) -> None:
+    """Tell the one who watches."""
+    print(words, file=sys.stderr, flush=True)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Play the ways one after the other and show what they took."""
+    begin = time.monotonic()
+    accelerator = guest.accelerator()
+    say(f"guests run on {demo_report.EMULATION[accelerator]}")
+    image = guest_image.ensure(say)
+    qcow2 = image.compressed if options.compressed else image.qcow2
+    results = [
+        ways.play(way, options.hosts, options.link_mbit, image, qcow2, say)
+        for way in ways.keys(options.only)
+    ]
+    setting = demo_report.Setting(
+        hosts=options.hosts,
+        link_mbit=options.link_mbit,
+        accelerator=accelerator,
+        cpus=os.cpu_count() or 1,
+        image=image.info,
+        qcow2_bytes=qcow2.stat().st_size,
+    )
+    paths = demo_report.save(setting, results, options.results)
+    print(demo_report.text(setting, results))
+    say(f"{time.monotonic() - begin:.0f} s in all; see {' and '.join(map(str, paths))}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo and return its exit status."""
+    options = make_parser().parse_args(argv)
+    try:
+        run(options)
+    except (errors.AcstorError, ValueError) as failure:
+        say(f"demo: {failure}")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        say("demo: stopped")
+        return EXIT_STOPPED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

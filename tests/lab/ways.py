@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three ways to boot one image on many hosts at once: full copy, on demand, acstor.
+
+The rule: the ways differ in one thing only, where the backing file of the
+guest's overlay is.  Network, image server, guest, QEMU's options and what is
+measured are the same; each way begins with a network of its own and cold hosts.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable
+from collections.abc import Generator
+from collections.abc import Sequence
+from typing import Any
+
+from acstor_common import errors
+from tests.lab import agents
+from tests.lab import guest
+from tests.lab import guest_image
+from tests.lab import image_server
+from tests.lab import network
+from tests.lab import runs
+
+IMAGE_ID = "0b7c5d1e-2f63-4a87-9d10-6c1f5e8a4b32"
+DEADLINE_S = 400.0
+SAY_EVERY_S = 3.0
+
+Say = Callable[[str], None]
+Journey = Generator[str, None, None]
+"""One host's way to the login prompt: yields where it is, in words, whenever it is looked at."""
+
+
+@dataclasses.dataclass
+class HostResult:
+    """What one host needed."""
+
+    host: str
+    login_s: float
+    first_line_s: float
+    copied_s: float | None
+    """When its copy of the image was complete; None for ways that do not copy."""
+    received_bytes: int
+    """What its link has brought, headers included."""
+    guest_read_bytes: int
+    read_origins: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Bytes that the guest got, by where they came from (acstor only)."""
+
+
+@dataclasses.dataclass
+class WayResult:
+    """What all hosts needed together."""
+
+    way: str
+    label: str
+    hosts: list[HostResult]
+    server_bytes: int
+    """Bytes of files that the image server has sent, by its log."""
+    unique_bytes: int
+    """How many different ones of these there were."""
+    server_link_bytes: int
+    """What the server's link has carried, by the kernel's counter."""
+
+    @property
+    def amplification(self) -> float:
+        """How often the server sent each byte that it sent."""
+        return self.server_bytes / self.unique_bytes if self.unique_bytes else 0.0
+
+
+@dataclasses.dataclass
+class Scene:
+    """What a way is played on."""
+
+    net: network.Network
+    server: image_server.ImageServer
+    image: guest_image.GuestImage
+    qcow2: pathlib.Path
+    """The file of the image that the qcow2 ways use."""
+    stack: contextlib.ExitStack
+    """Ends everything that was started, guests before agents."""
+    running_agents: list[agents.Agent] = dataclasses.field(default_factory=list)
+    guests: dict[str, guest.Guest] = dataclasses.field(default_factory=dict)
+    guest_start_s: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """The disk's size, as guests see it."""
+        return self.image.raw.stat().st_size
+
+    def boot(self, host: network.Host, backing: str | pathlib.Path, form: str) -> Journey:
+        """Boot a guest on ``host`` whose disk is an overlay over ``backing``."""
+        overlay = guest.make_overlay(host.folder / "disk.qcow2", backing, form, self.size_bytes)
+        self.guest_start_s[host.name] = time.monotonic()
+        running = self.stack.enter_context(guest.Guest(host, overlay))
+        self.guests[host.name] = running
+        while not running.poll().is_booted:
+            yield running.milestones.stage
+
+
+def full_copy(scene: Scene, host: network.Host) -> Journey:
+    """Download the whole qcow2, then boot from it.
+
+    Kinder than Nova, which also hashes what it downloads and by default makes a raw file of it.
+    """
+    copy = host.folder / scene.qcow2.name
+    complaint = copy.with_suffix(".curl")
+    with complaint.open("wb") as out:
+        curl = host.popen(
+            ["curl", "-sSf", "-o", copy, f"{scene.server.url}/{copy.name}"], stderr=out
+        )
+    while curl.poll() is None:
+        done = copy.stat().st_size if copy.exists() else 0
+        yield f"copying {100 * done // scene.qcow2.stat().st_size} %"
+    if curl.returncode:
+        raise errors.Unusable(f"curl on {host.name}", complaint.read_text())
+    yield from scene.boot(host, copy, "qcow2")
+
+
+def on_demand(scene: Scene, host: network.Host) -> Journey:
+    """Boot at once; QEMU itself reads the qcow2 over HTTP, nothing is shared or kept."""
+    yield from scene.boot(host, f"{scene.server.url}/{scene.qcow2.name}", "qcow2")
+
+
+def with_acstor(scene: Scene, host: network.Host) -> Journey:
+    """Boot at once from the mirror of this host's agent, which was started with an empty cache."""
+    agent = next(agent for agent in scene.running_agents if agent.host is host)
+    yield from scene.boot(host, agent.image_path(IMAGE_ID), "raw")
+
+
+def start_agents(scene: Scene) -> None:
+    """Start an agent on every host, all with one ring, and wait until they serve."""
+    ring = agents.write_ring(scene.net.hosts, scene.net.run.folder / "ring.json")
+    for host in scene.net.hosts:
+        agent = agents.Agent(host, scene.server.url, ring)
+        scene.running_agents.append(scene.stack.enter_context(agent))
+    for agent in scene.running_agents:
+        agent.wait_ready()
+
+
+WAYS: dict[str, tuple[str, Callable[[Scene, network.Host], Journey]]] = {
+    "copy": ("full copy, then boot", full_copy),
+    "demand": ("qcow2 over HTTP on demand", on_demand),
+    "acstor": ("acstor", with_acstor),
+}
+
+
+def travel(journeys: dict[str, Journey], label: str, say: Say) -> None:
+    """Let all journeys go on side by side until each has arrived; say where they are.
+
+    :raises errors.Unusable: one failed, or they took too long together
+    """
+    begin = last_said = time.monotonic()
+    places = dict.fromkeys(journeys, "starting")
+    while set(places.values()) != {"booted"}:
+        for name, journey in journeys.items():
+            places[name] = next(journey, "booted")
+        now = time.monotonic()
+        words = "  ".join(f"{name}: {place}" for name, place in places.items())
+        if now - begin > DEADLINE_S:
+            raise errors.Unusable(label, f"not all have booted after {DEADLINE_S:g} s: {words}")
+        if now - last_said >= SAY_EVERY_S:
+            say(f"{label} | {now - begin:4.0f} s | {words}")
+            last_said = now
+        time.sleep(0.05)
+
+
+def prepare_folder(net: network.Network, image: guest_image.GuestImage) -> pathlib.Path:
+    """Make the folder that the image server serves: the image in each of its forms."""
+    folder = net.run.folder / "www"
+    folder.mkdir()
+    for file in (image.qcow2, image.compressed):
+        (folder / file.name).symlink_to(file)
+    (folder / f"{IMAGE_ID}.raw").symlink_to(image.raw)
+    return folder
+
+
+def make_chunk_map(folder: pathlib.Path, say: Say) -> None:
+    """Make the image's chunk map beside it, as is done once for each image at upload."""
+    begin = time.monotonic()
+    raw = folder / f"{IMAGE_ID}.raw"
+    runs.tool([agents.BIN / "acstor-prehash", "--quiet", raw, "-o", raw.with_suffix(".acmap")])
+    say(f"acstor: chunk map made in {time.monotonic() - begin:.1f} s, once for the image")
+
+
+def play(
+    way: str,
+    hosts: int,
+    link_mbit: float,
+    image: guest_image.GuestImage,
+    qcow2: pathlib.Path,
+    say: Say,
+) -> WayResult:
+    """Boot the guest on all hosts in one way and return what it took."""
+    label, journey = WAYS[way]
+    with contextlib.ExitStack() as stack:
+        net = stack.enter_context(network.Network(hosts, link_mbit, link_mbit))
+        folder = prepare_folder(net, image)
+        server = stack.enter_context(image_server.ImageServer(net.source, folder))
+        scene = Scene(net, server, image, qcow2, stack)
+        if way == "acstor":
+            make_chunk_map(folder, say)
+            start_agents(scene)
+        begin = time.monotonic()
+        travel({host.name: journey(scene, host) for host in net.hosts}, label, say)
+        return _result(scene, way, begin)
+
+
+def _result(scene: Scene, way: str, begin: float) -> WayResult:
+    """Gather what the counters say now that all have arrived."""
+    links = scene.net.link_bytes()
+    requests = list(scene.server.requests())
+    origins = {agent.host.name: read_origins(agent.status()) for agent in scene.running_agents}
+    results = []
+    for host in scene.net.hosts:
+        seen = scene.guests[host.name].milestones
+        waited_s = scene.guest_start_s[host.name] - begin
+        results.append(
+            HostResult(
+                host=host.name,
+                login_s=round(waited_s + (seen.login_s or 0.0), 2),
+                first_line_s=round(waited_s + (seen.first_line_s or 0.0), 2),
+                copied_s=round(waited_s, 2) if way == "copy" else None,
+                received_bytes=links[host.name].received,
+                guest_read_bytes=seen.read_bytes or 0,
+                read_origins=origins.get(host.name, {}),
+            )
+        )
+    return WayResult(
+        way=way,
+        label=WAYS[way][0],
+        hosts=results,
+        server_bytes=sum(request.body_bytes_sent for request in requests),
+        unique_bytes=image_server.unique_bytes(requests),
+        server_link_bytes=links["source"].sent,
+    )
+
+
+def read_origins(status: dict[str, Any]) -> dict[str, int]:
+    """Return from an agent's status the bytes that guests got, by origin."""
+    return {origin: counts["bytes"] for origin, counts in status["read"].items()}
+
+
+def keys(only: Sequence[str]) -> list[str]:
+    """Return the ways to play, in the order of the demo; none named means all."""
+    return [way for way in WAYS if not only or way in only]
