@@ -31,7 +31,7 @@ from acstor_common import ids
 
 LOG = logging.getLogger(__name__)
 
-_SLAB_NAME = re.compile(r"slab-([0-9]{5,9})\.acslab(\.new)?")
+_SLAB_NAME = re.compile(r"slab-([0-9]{5}|[1-9][0-9]{5,8})\.acslab(\.new)?")
 _NO_FILE_OF_OURS = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 

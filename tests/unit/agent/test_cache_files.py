@@ -493,12 +493,14 @@ async def test_file_that_is_not_ours_is_set_aside_and_not_lost(tmp_path, caplog)
     (tmp_path / "slab-00002.acslab").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(tmp_path / "slab-00003.acslab")
     (tmp_path / "notes.txt").write_bytes(text)
+    (tmp_path / "slab-000001.acslab").write_bytes(text)  # would be number 1 a second time
     await fill(tmp_path)
     assert caplog.text.count("in the place of a slab file") == 4
     aside = [path for path in tmp_path.iterdir() if ".foreign-" in path.name]
     assert len(aside) == 4
     assert text in [path.read_bytes() for path in aside if path.is_file()]
     assert (tmp_path / "notes.txt").read_bytes() == text
+    assert (tmp_path / "slab-000001.acslab").read_bytes() == text
     async with running(tmp_path) as cache:
         assert cache.statistics.chunks == 24
 
