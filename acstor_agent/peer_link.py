@@ -22,7 +22,6 @@ import trio
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import peer_wire
-from acstor_common import ring
 
 LOW_WATER_BYTES = 256 * geometry.KIB
 """A receiver is not woken for less than this, or than the rest of a shorter frame."""
@@ -234,12 +233,11 @@ async def _start(sock: socket.socket, context: ssl.SSLContext | None, is_server:
     return link
 
 
-async def connect(address: str, context: ssl.SSLContext | None, silence_s: float) -> Link:
-    """Connect to the agent at ``address`` (``ip:port``).
+async def connect(ip: str, port: int, context: ssl.SSLContext | None, silence_s: float) -> Link:
+    """Connect to an agent.
 
     :param silence_s: the connection is lost when sent bytes stay unacknowledged for so long
     """
-    ip, port = ring.parse_address(address)
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     dialled = trio.socket.socket(family, socket.SOCK_STREAM)
     try:

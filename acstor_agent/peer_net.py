@@ -8,10 +8,12 @@ not come over a connection ends in an answer, in one of the errors that
 Bytes are handed on as they came: whoever asked checks them against the CID.
 """
 
+import contextlib
 import logging
 import ssl
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 import trio
@@ -24,6 +26,7 @@ from acstor_agent.peer_connection import hello
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
+from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ class _Line:
 
     def __init__(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> None:
         self.host, self.address, self.klass = host, address, klass
+        self.ip, self.port = ring.parse_address(address)
         self.peer = f"{host} ({address})"
         self.scope = trio.CancelScope()
         self.is_decided = trio.Event()  # there is a connection or a failure
@@ -88,17 +92,27 @@ class PeerNet:
             scope.cancel()
         await trio.lowlevel.checkpoint()
 
+    @contextlib.contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """Cancel what is inside when :meth:`aclose` is called."""
+        with trio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
+
     # Asking
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the connections to other agents until :meth:`aclose`."""
-        with trio.CancelScope() as scope:
-            self._scopes.add(scope)
-            async with trio.open_nursery() as self._nursery:
-                self._nursery.start_soon(self._sweep, self._asking, self._limits.idle_s)
-                task_status.started()
-        self._scopes.discard(scope)
-        self._nursery = None
+        with self._until_closed():
+            try:
+                async with trio.open_nursery() as self._nursery:
+                    self._nursery.start_soon(self._sweep, self._asking, self._limits.idle_s)
+                    task_status.started()
+            finally:
+                self._nursery = None
 
     def _asking(self) -> list[base.Connection]:
         return [line.connection for line in self._lines.values() if line.connection]
@@ -192,7 +206,9 @@ class PeerNet:
 
     async def _dial(self, line: _Line) -> tuple[asking.Asking, list[peer_wire.Message]]:
         with trio.fail_after(self._limits.hello_s):
-            link = await peer_link.connect(line.address, self._client_tls, self._limits.silence_s)
+            link = await peer_link.connect(
+                line.ip, line.port, self._client_tls, self._limits.silence_s
+            )
             try:
                 receiver = peer_wire.Receiver(line.peer, peer_wire.FROM_SERVER)
                 ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
@@ -210,14 +226,12 @@ class PeerNet:
         task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Answer other agents until :meth:`aclose`; the listeners are closed at the end."""
-        with trio.CancelScope() as scope:
-            self._scopes.add(scope)
+        with self._until_closed():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
                     self._sweep, lambda: list(self._answering), 2 * self._limits.idle_s
                 )
                 await trio.serve_listeners(self._accept, list(listeners), task_status=task_status)
-        self._scopes.discard(scope)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         peer = "an unknown address"
@@ -269,7 +283,7 @@ class PeerNet:
             await trio.sleep(min(idle_s, self._limits.silence_s) / 4)
             now = trio.current_time()
             for connection in connections():
-                if connection.is_stuck(now, self._limits):
+                if connection.is_stuck(now, self._limits.silence_s):
                     why = f"nothing moved for {self._limits.silence_s:g} s"
                     connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
                 elif connection.is_idle and now - connection.last_progress > idle_s:

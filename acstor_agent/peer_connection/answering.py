@@ -44,17 +44,18 @@ class Answering(base.Connection):
         self._serve = serve
         self._limits = limits
         self._answering: dict[int, trio.CancelScope] = {}
+        self._tasks = 0  # a request that was cancelled is one until it has ended
         self._answering_bytes = 0
 
     @property
     def is_idle(self) -> bool:
         """Say that no request is being answered and no answer is waiting to be sent."""
-        return not self._answering_bytes and not self.outbox_bytes
+        return not self._tasks and not self.outbox_bytes
 
     @property
     def _is_full(self) -> bool:
         return (
-            len(self._answering) >= self._limits.requests
+            self._tasks >= self._limits.requests
             or self._answering_bytes + self.outbox_bytes >= self._limits.answer_bytes
         )
 
@@ -68,6 +69,7 @@ class Answering(base.Connection):
                 time_s = min(message.timeout_ms / 1000, self._limits.serve_s)
                 scope = trio.CancelScope(deadline=trio.current_time() + time_s)
                 self._answering[message.request_id] = scope
+                self._tasks += 1
                 self._answering_bytes += message.length
                 self._nursery.start_soon(self._answer, message, scope)
             case peer_wire.Cancel(request_id):
@@ -82,6 +84,7 @@ class Answering(base.Connection):
         )
         with scope:
             answer = await self._answer_to(get)
+        self._tasks -= 1
         self._answering_bytes -= get.length
         if self._answering.get(get.request_id) is scope:  # else it was cancelled
             del self._answering[get.request_id]

@@ -13,6 +13,7 @@ import abc
 import collections
 import dataclasses
 import logging
+import math
 from collections.abc import Awaitable
 from collections.abc import Callable
 
@@ -26,7 +27,7 @@ from acstor_common import peer_wire
 LOG = logging.getLogger(__name__)
 
 BULK_YIELDS_S = 0.05
-"""How long bulk data lets demand data go first; a stuck demand connection must not block it."""
+"""How long bulk data lets demand data go first, each time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,15 +57,24 @@ class Limits:
 
 
 class DemandGate:
-    """Lets bulk connections wait while demand connections have something to send."""
+    """Lets bulk connections wait while demand connections have something to send.
+
+    Only while that moves: a demand connection whose other side does not read holds nobody up.
+    """
 
     def __init__(self) -> None:
         self._waiting = 0  # demand connections whose outbox is not empty
+        self._last_move = -math.inf
         self._cleared = trio.Event()
 
     def begin(self) -> None:
         """Note that a demand connection has something in its outbox."""
         self._waiting += 1
+        self.move()
+
+    def move(self) -> None:
+        """Note that some of it was sent."""
+        self._last_move = trio.current_time()
 
     def end(self) -> None:
         """Note that its outbox is empty or given up."""
@@ -76,12 +86,12 @@ class DemandGate:
     @property
     def is_open(self) -> bool:
         """Say that bulk data need not wait."""
-        return not self._waiting
+        return not self._waiting or trio.current_time() - self._last_move >= BULK_YIELDS_S
 
     async def wait(self) -> None:
-        """Return when demand data is gone, or after BULK_YIELDS_S."""
-        with trio.move_on_after(BULK_YIELDS_S):
-            while self._waiting:
+        """Return when demand data is gone or does not move, or after BULK_YIELDS_S."""
+        if not self.is_open:
+            with trio.move_on_after(BULK_YIELDS_S):
                 await self._cleared.wait()
 
 
@@ -104,6 +114,7 @@ class Connection(abc.ABC):
         self.klass = klass
         self.is_closed = False
         self.last_progress = trio.current_time()
+        self._progress = (0, 0)  # what is to come of a frame, what is in the outbox
         self.outbox_bytes = 0
         self.failure: errors.AcstorError | None = None
         self._link = link
@@ -172,9 +183,7 @@ class Connection(abc.ABC):
         try:
             await work(*args)
         except peer_link.LINK_ERRORS as error:
-            self.fail(
-                errors.SourceUnreachable("the answer", self.peer, f"connection lost: {error}")
-            )
+            self.fail(errors.SourceUnreachable("the answer", self.peer, peer_link.reason(error)))
         except errors.RemoteProtocolError as error:
             LOG.warning("Connection dropped: %s", error)
             self.fail(error)
@@ -214,8 +223,10 @@ class Connection(abc.ABC):
             for _ in some:
                 self._outbox.popleft()
             self._outbox.extendleft(reversed(rest_of(some, sent)))
-            if not self._outbox and self.klass is peer_wire.Klass.DEMAND:
-                self._gate.end()
+            if self.klass is peer_wire.Klass.DEMAND:
+                self._gate.move()
+                if not self._outbox:
+                    self._gate.end()
             self._has_changed.set()
 
     async def _wait_for_room(self) -> None:
@@ -223,10 +234,16 @@ class Connection(abc.ABC):
             self._has_changed = trio.Event()
             await self._has_changed.wait()
 
-    def is_stuck(self, now: float, limits: Limits) -> bool:
-        """Say that the other side began a frame, or lets our outbox wait, and nothing moves."""
-        waits = bool(self._outbox) or not self._receiver.is_between_frames
-        return waits and now - self.last_progress > limits.silence_s
+    def is_stuck(self, now: float, silence_s: float) -> bool:
+        """Say that a frame or the outbox makes no progress; to be asked again and again.
+
+        A frame that waits because we are full is not the other side's fault.
+        """
+        is_frame_awaited = not self._receiver.is_between_frames and not self._is_full
+        progress = (self._receiver.wanted_bytes, self.outbox_bytes)
+        if progress != self._progress:
+            self._progress, self.last_progress = progress, now
+        return (is_frame_awaited or bool(self._outbox)) and now - self.last_progress > silence_s
 
 
 def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer]:

@@ -13,6 +13,7 @@ import trio
 import trustme
 
 from acstor_agent import peer_net
+from acstor_agent.peer_connection import base
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -211,6 +212,59 @@ async def test_bytes_of_another_length_are_never_sent():
             await client.fetch(0, 4)
 
 
+async def test_bulk_data_waits_while_demand_data_moves(autojump_clock):
+    gate, waited = base.DemandGate(), []
+
+    async def bulk():
+        await gate.wait()
+        waited.append(trio.current_time() - began)
+
+    began = trio.current_time()
+    gate.begin()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bulk)
+        await trio.sleep(base.BULK_YIELDS_S / 2)
+        assert not waited and not gate.is_open
+        gate.end()
+    assert waited == [pytest.approx(base.BULK_YIELDS_S / 2)] and gate.is_open
+
+
+async def test_bulk_data_does_not_wait_for_demand_data_that_does_not_move(autojump_clock):
+    gate = base.DemandGate()
+    gate.begin()
+    await gate.wait()
+    assert trio.current_time() == pytest.approx(base.BULK_YIELDS_S, abs=0.01)
+    began = trio.current_time()
+    await gate.wait()
+    assert gate.is_open and trio.current_time() == began
+    gate.move()
+    assert not gate.is_open
+
+
+async def test_ping_is_answered_by_either_side():
+    async def handler(stream):
+        to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
+        await stream.send_all(SERVER_HELLO + peer_wire.encode(peer_wire.Ping(77))[0])
+        messages = []
+        while len(messages) < 3:
+            messages += to.feed(await stream.receive_some())
+        [get] = [m for m in messages if isinstance(m, peer_wire.Get)]
+        assert peer_wire.Pong(77) in messages
+        await stream.send_all(b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, b"x"))))
+
+    async with faking(handler) as address, asking(address) as client:
+        assert await client.fetch(0, 1) == b"x"
+    async with serving() as (_server, address):
+        stream = await dial(address)
+        await stream.send_all(HELLO + peer_wire.encode(peer_wire.Ping(78))[0])
+        to = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
+        messages = []
+        while len(messages) < 2:
+            messages += to.feed(await stream.receive_some())
+        assert messages[1] == peer_wire.Pong(78)
+        await stream.aclose()
+
+
 # Cancelling and waiting
 
 
@@ -303,6 +357,31 @@ async def test_requests_over_the_bound_wait_in_the_socket():
         assert active == 4
         release.set()
         await wait_until(lambda: active == 0)
+        await stream.aclose()
+    assert most == 4
+
+
+async def test_cancelled_requests_count_until_their_work_has_ended():
+    active, most = 0, 0
+
+    async def serve(host, get):
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        with trio.CancelScope(shield=True):
+            await trio.sleep(0.01)
+        active -= 1
+        return bytes(get.length)
+
+    async with serving(serve, limits=peer_net.Limits(requests=4)) as (_server, address):
+        stream = await dial(address)
+        await stream.send_all(HELLO)
+        get = peer_wire.Get(0, IMAGE, 0, 1, CID, False, 60_000)
+        for request_id in range(60):
+            await stream.send_all(peer_wire.encode(get._replace(request_id=request_id))[0])
+            await stream.send_all(peer_wire.encode(peer_wire.Cancel(request_id))[0])
+        await wait_until(lambda: most == 4)
+        await trio.sleep(0.05)
         await stream.aclose()
     assert most == 4
 
@@ -420,6 +499,40 @@ async def test_peer_that_stops_in_the_middle_of_a_chunk_is_dropped():
     async with faking(handler) as address, asking(address, limits=QUICK) as client:
         with pytest.raises(errors.SourceUnreachable, match="nothing moved"):
             await client.fetch()
+
+
+async def test_peer_whose_chunk_comes_slowly_but_steadily_is_not_dropped():
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await stream.receive_some()
+        head, body = peer_wire.encode(peer_wire.Chunk(1, bytes(2 << 20)))
+        await stream.send_all(head)
+        for start in range(0, len(body), 1 << 18):
+            await stream.send_all(body[start : start + (1 << 18)])
+            await trio.sleep(0.06)
+        await trio.sleep_forever()
+
+    async with faking(handler) as address, asking(address, limits=QUICK) as client:
+        assert await client.fetch(0, 2 << 20) == bytes(2 << 20)
+
+
+async def test_client_whose_requests_wait_for_us_is_not_dropped():
+    async def serve(host, get):
+        await trio.sleep(0.5)
+        return bytes(get.length)
+
+    limits = dataclasses.replace(QUICK, requests=1, idle_s=5.0)
+    async with serving(serve, limits=limits) as (_server, address):
+        stream = await dial(address)
+        get = peer_wire.Get(0, IMAGE, 0, 1, CID, False, 60_000)
+        await stream.send_all(HELLO + peer_wire.encode(get)[0])
+        await stream.send_all(peer_wire.encode(get._replace(request_id=1))[0][:50])
+        to = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
+        messages = []
+        with trio.fail_after(2):
+            while len(messages) < 2:
+                messages += to.feed(await stream.receive_some())
+        await stream.aclose()
 
 
 async def test_client_that_does_not_read_its_answers_is_dropped():
