@@ -97,7 +97,8 @@ class MirrorOperations(pyfuse3.Operations):
         self._images = images
         self._cache = cache
         self._attach_deadline_s = attach_deadline_s
-        self._image_ids = {inode_of(image_id): image_id for image_id in images.attached()}
+        self._image_ids: dict[int, ids.ImageId] = {}
+        self._attached()
 
     @_answers_errors
     async def lookup(
@@ -198,9 +199,14 @@ class MirrorOperations(pyfuse3.Operations):
         if folder == pyfuse3.ROOT_INODE:
             return [(_IMAGES_NAME, _IMAGES)]
         return [
-            (f"{image_id}{_ENDING}".encode(), inode_of(image_id))
-            for image_id in self._images.attached()
+            (f"{image_id}{_ENDING}".encode(), inode_of(image_id)) for image_id in self._attached()
         ]
+
+    def _attached(self) -> list[ids.ImageId]:
+        """Return the images that are attached, and know their inodes from now on."""
+        attached = self._images.attached()
+        self._image_ids.update((inode_of(image_id), image_id) for image_id in attached)
+        return attached
 
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
