@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts for a test: real agents on loopback, a source of their own, and a watchdog.
+
+The rule: a test that goes wrong fails, it never hangs.  A read of a mirror
+whose agent is stuck cannot be interrupted, not even by the end of the test, so
+every agent is killed when its time is over: then the kernel ends the read.
+"""
+
+import configparser
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from acstor_agent import fuse_connection
+from tests.lab import agents
+from tests.lab import local
+from tests.lab import runs
+
+LIFE_S = 40.0
+"""No agent of a test lives longer."""
+START_S = 15.0
+
+needs_fuse = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK),
+    reason="needs root and /dev/fuse",
+)
+needs_take_over = pytest.mark.skipif(
+    not fuse_connection.kernel_can_resend(), reason="needs Linux 6.9 or newer"
+)
+
+
+def kill(*pids: int | None) -> None:
+    """Kill processes at once."""
+    for pid in pids:
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def kill_agent(agent: agents.Agent) -> None:
+    """Kill an agent's supervisor and its worker, as a power failure would."""
+    kill(agent.pid, agent.worker_pid())
+
+
+@contextlib.contextmanager
+def bounded(agent: agents.Agent, life_s: float = LIFE_S) -> Iterator[None]:
+    """Kill the agent when ``life_s`` is over and the block is not."""
+
+    def end() -> None:
+        with contextlib.suppress(Exception):  # it has ended by itself
+            kill_agent(agent)
+
+    timer = threading.Timer(life_s, end)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
+def running(
+    folder: pathlib.Path, images: local.ImageFolder, *, life_s: float = LIFE_S, **options: Any
+) -> Iterator[agents.Agent]:
+    """Run an agent whose files lie in ``folder``; see :func:`local.agent` for the options."""
+    with local.agent(folder, images, **options) as agent, bounded(agent, life_s):
+        agent.wait_ready()
+        try:
+            yield agent
+        finally:
+            if agent.worker_pid():
+                os.kill(agent.worker_pid() or 0, signal.SIGCONT)
+
+
+def http_options(url: str, timeout_s: float = 1.0) -> dict[str, Any]:
+    """Return options for an agent that reads from a web server."""
+    return {
+        "sources": "http",
+        "sections": {"source_http": {"url": url, "timeout_s": timeout_s}},
+    }
+
+
+def ring_table(ports: Mapping[str, int], epoch: int = 1) -> dict[str, Any]:
+    """Return a v-node table of hosts on loopback, all of one weight."""
+    return {
+        "version": 1,
+        "epoch": epoch,
+        "hosts": [
+            {"host": name, "address": f"{local.LOOPBACK}:{port}", "vnodes": 100}
+            for name, port in ports.items()
+        ],
+    }
+
+
+def write_ring(path: pathlib.Path, ports: Mapping[str, int], epoch: int = 1) -> pathlib.Path:
+    """Write a v-node table at once: readers see the old file or the new one."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(ring_table(ports, epoch)))
+    return new.replace(path)
+
+
+class Cloud:
+    """Several agents with one ring."""
+
+    def __init__(self, folder: pathlib.Path, names: Sequence[str]) -> None:
+        self.folder = folder
+        self.ports = {name: local.unused_port() for name in names}
+        self.ring_file = folder / "ring.json"
+        self.agents: dict[str, agents.Agent] = {}
+
+    def __getitem__(self, name: str) -> agents.Agent:
+        return self.agents[name]
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        """Return what every agent says of itself."""
+        return {name: agent.status() for name, agent in self.agents.items()}
+
+
+@contextlib.contextmanager
+def cloud(
+    folder: pathlib.Path,
+    images: local.ImageFolder,
+    names: Sequence[str] = ("h1", "h2", "h3"),
+    *,
+    in_ring_only: Mapping[str, int] | None = None,
+    each: Callable[[str], Mapping[str, Any]] = lambda name: {},
+    life_s: float = LIFE_S,
+    **options: Any,
+) -> Iterator[Cloud]:
+    """Run an agent for each of ``names``, all on one ring.
+
+    :param in_ring_only: ports of hosts on the ring that are no agents of this cloud
+    :param each: more options for one agent, by its name
+    """
+    made = Cloud(folder, names)
+    write_ring(made.ring_file, {**made.ports, **(in_ring_only or {})})
+    with contextlib.ExitStack() as stack:
+        for name, port in made.ports.items():
+            own = {"peer_timeout_s": 0.5, **options, **each(name)}
+            agent = local.agent(
+                folder / name, images, name=name, peer_port=port, ring_file=made.ring_file, **own
+            )
+            made.agents[name] = stack.enter_context(agent)
+            stack.enter_context(bounded(made.agents[name], life_s))
+        for agent in made.agents.values():
+            agent.wait_ready()
+        yield made
+
+
+def wait_until(is_true: Callable[[], bool], what: str, deadline_s: float = 10.0) -> None:
+    """Wait for something that must come true."""
+    runs.wait_for(is_true, deadline_s, what, str)
+
+
+def wait_written(agent: agents.Agent) -> None:
+    """Wait until every chunk that the agent has taken in is on disk."""
+    wait_until(lambda: not agent.status()["cache"]["pending_bytes"], "the cache on disk")
+
+
+def configure(folder: pathlib.Path, changes: Mapping[str, Mapping[str, Any]]) -> pathlib.Path:
+    """Write a configuration that works, with ``changes``, and return the file."""
+    images = folder / "images"
+    for path in (images, folder / "mirror"):
+        path.mkdir(parents=True, exist_ok=True)
+    sections: dict[str, dict[str, Any]] = {
+        "acstor": {"control_socket": folder / "control.sock", "mount_point": folder / "mirror"},
+        "acstor_agent": {
+            "host": "h1",
+            "state_dir": folder / "state",
+            "cache_dir": folder / "cache",
+            "sources": "file",
+            "peer_listen": f"{local.LOOPBACK}:{local.unused_port()}",
+            "metrics_listen": "",
+        },
+        "source_file": {"folder": images},
+    }
+    for name, options in changes.items():
+        sections.setdefault(name, {}).update(options)
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_dict(sections)
+    path = folder / "acstor.conf"
+    with path.open("w") as file:
+        parser.write(file)
+    return path
+
+
+def refuse(config_file: pathlib.Path, deadline_s: float = START_S) -> tuple[int, str]:
+    """Start an agent that must not start; return its exit status and what it said."""
+    argv = [agents.BIN / "acstor-agent", "--config-file", config_file]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            said, _ = process.communicate(timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            time.sleep(0.5)
+            children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            kill(*map(int, children.read_text().split()), process.pid)
+            said, _ = process.communicate()
+            pytest.fail(f"the agent did not end: {said.decode()[-2000:]}")
+    return process.returncode, said.decode()
+
+
+def mounts(folder: pathlib.Path) -> list[str]:
+    """Return what is mounted beneath a folder."""
+    return runs.mounts_beneath(folder)

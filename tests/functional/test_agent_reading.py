@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a guest, Nova and libvirt see of a mirror: the bytes of the image and a read-only file."""
+
+import errno
+import mmap
+import os
+import pathlib
+import random
+import shutil
+import stat
+import subprocess
+import time
+
+import pytest
+
+from acstor_common import geometry
+from tests.fakes import hosts
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+KIB, MIB = geometry.KIB, geometry.MIB
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+UNKNOWN = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+needs_qemu = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
+
+
+def read_direct(path: pathlib.Path, offset: int, length: int) -> bytes:
+    """Read past the page cache; offset and length are multiples of 4 KiB."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        buffer = mmap.mmap(-1, length)
+        return buffer[: os.preadv(fd, [buffer], offset)]
+    finally:
+        os.close(fd)
+
+
+def errno_of(action, *args, **kwargs) -> int:
+    with pytest.raises(OSError) as caught:
+        action(*args, **kwargs)
+    return caught.value.errno
+
+
+@pytest.mark.parametrize("chunk_bytes", [16 * KIB, CHUNK, MIB, 4 * MIB])
+def test_whole_image_equals_the_file(images, start, chunk_bytes):
+    data = local.random_bytes(9 * MIB + 12345, zero_share=0.3)
+    image_id = images.add(data, chunk_bytes=chunk_bytes)
+    path = start().image_path(image_id)
+    subprocess.run(["cmp", path, images.path(image_id)], check=True)
+    assert read_direct(path, 0, 10 * MIB) == data
+
+
+def test_image_of_any_length_ends_where_it_ends(images, start):
+    agent = start()
+    for size_bytes in (0, 1, 4095, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 4097):
+        data = local.random_bytes(size_bytes, seed=size_bytes)
+        path = agent.image_path(images.add(data))
+        assert path.stat().st_size == size_bytes
+        assert read_direct(path, 0, 4 * CHUNK) == data
+        assert path.read_bytes() == data
+        assert read_direct(path, 8 * CHUNK, 4096) == b""
+
+
+def test_any_range_is_what_the_file_has_there(images, start):
+    data = local.random_bytes(5 * MIB + 777, zero_share=0.2)
+    path = start(cache_limit_bytes=2 * MIB, cache_slab_bytes=MIB).image_path(images.add(data))
+    rng = random.Random(5)
+    with path.open("rb", buffering=0) as buffered:
+        for _ in range(150):
+            offset = rng.randrange(len(data) + CHUNK)
+            length = rng.choice([1, 511, 4096, CHUNK, CHUNK + 1, 300 * KIB, 2 * MIB])
+            assert os.pread(buffered.fileno(), length, offset) == data[offset : offset + length]
+            start_4k, length_4k = offset // 4096 * 4096, -(-length // 4096) * 4096
+            expected = data[start_4k : start_4k + length_4k]
+            assert read_direct(path, start_4k, length_4k) == expected
+
+
+def test_holes_of_a_sparse_image_cost_nothing(images, start):
+    data = bytearray(64 * MIB)
+    data[40 * MIB : 40 * MIB + 5] = b"hello"
+    image_id = images.add(bytes(data))
+    agent = start()
+    assert read_direct(agent.image_path(image_id), 0, 64 * MIB) == data
+    status = agent.status()
+    assert status["exchange"]["source_bytes"] == CHUNK
+    assert status["read"]["zero"]["bytes"] == 64 * MIB - CHUNK
+
+
+def test_chunks_that_are_alike_are_read_once(images, start):
+    one = local.random_bytes(CHUNK, seed=1)
+    image_id = images.add(one * 32)
+    agent = start()
+    assert read_direct(agent.image_path(image_id), 0, 32 * CHUNK) == one * 32
+    assert agent.status()["exchange"]["source_bytes"] == CHUNK
+
+
+def test_stat_tells_the_blocks_that_are_really_cached(images, start):
+    image_id = images.add(local.random_bytes(16 * CHUNK))
+    agent = start()
+    assert agent.image_path(image_id).stat().st_blocks == 0
+    fd = os.open(agent.image_path(image_id), os.O_RDONLY | os.O_DIRECT)
+    with os.fdopen(fd):
+        os.preadv(fd, [mmap.mmap(-1, 3 * CHUNK)], 0)
+        assert agent.status()["images"][image_id]["cached_bytes"] == 3 * CHUNK
+    seen = os.stat(agent.image_path(image_id))
+    assert stat.S_IMODE(seen.st_mode) == 0o444
+    assert stat.S_ISREG(seen.st_mode)
+    assert (seen.st_uid, seen.st_gid, seen.st_nlink) == (0, 0, 1)
+    assert seen.st_blksize == CHUNK
+
+
+def test_blocks_of_another_runs_chunks_are_there_at_once(images, start):
+    image_id = images.add(local.random_bytes(16 * CHUNK))
+    agent = start()
+    read_direct(agent.image_path(image_id), 0, 4 * CHUNK)
+    agent.stop()
+    agent.start()
+    agent.wait_ready()
+    assert agent.image_path(image_id).stat().st_blocks == 4 * CHUNK // 512
+
+
+def test_folder_lists_what_was_opened_and_what_was_ensured(images, start):
+    opened, ensured, other = (images.add(local.random_bytes(CHUNK, seed=n)) for n in range(3))
+    agent = start()
+    folder = agent.mount_point / "images"
+    assert os.listdir(agent.mount_point) == ["images"]
+    assert os.listdir(folder) == []
+    agent.image_path(opened).read_bytes()
+    agent.ctl("ensure", ensured)
+    assert sorted(os.listdir(folder)) == sorted([f"{opened}.raw", f"{ensured}.raw"])
+    assert other not in agent.status()["images"]
+    with os.scandir(folder) as entries:
+        assert all(entry.is_file() and entry.stat().st_size == CHUNK for entry in entries)
+
+
+def test_name_without_an_image_is_not_there_at_once(start):
+    agent = start()
+    for name in (
+        f"{UNKNOWN}.raw",
+        UNKNOWN,
+        f"{UNKNOWN}.acmap",
+        f"{UNKNOWN}.RAW",
+        f"{UNKNOWN.upper()}.raw",
+        "..raw",
+        ".raw",
+        "hello",
+        "\udcff.raw",
+        "x" * 255,
+    ):
+        began = time.monotonic()
+        assert errno_of(os.stat, agent.mount_point / "images" / name) == errno.ENOENT
+        assert errno_of(open, agent.mount_point / name) == errno.ENOENT
+        assert time.monotonic() - began < 5
+
+
+def test_image_that_comes_later_is_found_then(images, start):
+    path = start().image_path(UNKNOWN)
+    assert not path.exists()
+    images.add(b"now" * 5000, UNKNOWN)
+    assert path.read_bytes() == b"now" * 5000
+
+
+def test_mirror_is_read_only(images, start):
+    path = start().image_path(images.add(b"x" * 5000))
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC, os.O_WRONLY | os.O_APPEND):
+        assert errno_of(os.open, path, flags) == errno.EROFS
+    assert errno_of(os.truncate, path, 0) == errno.EROFS
+    assert errno_of(os.truncate, path, 10_000) == errno.EROFS
+    assert errno_of(os.chown, path, 1, 1) == errno.EPERM
+    assert errno_of(os.chmod, path, 0o666) == errno.EPERM
+    for action, *args in (
+        (os.unlink,),
+        (os.rename, path.with_name("a")),
+        (os.symlink, path.with_name("b")),
+        (os.link, path.with_name("c")),
+    ):
+        assert errno_of(action, path, *args) in (
+            errno.ENOSYS,
+            errno.EROFS,
+            errno.EPERM,
+            errno.EEXIST,
+        )
+    assert errno_of(os.mkdir, path.parent / "folder") in (errno.ENOSYS, errno.EROFS, errno.EPERM)
+    assert path.read_bytes() == b"x" * 5000
+
+
+def test_time_stamp_is_kept_over_restarts(images, start):
+    agent = start()
+    path = agent.image_path(images.add(b"x" * 5000))
+    os.utime(path, ns=(1_700_000_000_123_456_789, 1_700_000_001_123_456_789))
+    assert path.stat().st_mtime_ns == 1_700_000_001_123_456_789
+    agent.stop()
+    agent.start()
+    agent.wait_ready()
+    assert path.stat().st_mtime_ns == 1_700_000_001_123_456_789
+    began_ns = time.time_ns()
+    subprocess.run(["touch", "--no-create", path], check=True)
+    assert path.stat().st_mtime_ns >= began_ns - 10**9
+
+
+def test_statvfs_shows_the_cache(images, start):
+    agent = start(cache_limit_bytes=64 * MIB, cache_slab_bytes=16 * MIB)
+    agent.image_path(images.add(local.random_bytes(MIB))).read_bytes()
+    seen = os.statvfs(agent.mount_point)
+    assert seen.f_frsize * seen.f_blocks == 64 * MIB
+    assert 48 * MIB <= seen.f_frsize * seen.f_bavail < 49 * MIB  # a slab of 16 MiB is made
+
+
+def test_extended_attributes_are_not_there_and_do_no_harm(images, start):
+    path = start().image_path(images.add(b"x" * 5000))
+    for name in ("security.selinux", "user.a", "trusted.libvirt.security.dac"):
+        assert errno_of(os.getxattr, path, name) in (errno.EOPNOTSUPP, errno.ENODATA)
+    assert errno_of(os.setxattr, path, "user.a", b"b") in (errno.EOPNOTSUPP, errno.EROFS)
+    subprocess.run(["ls", "-laZ", path.parent], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_two_readers_of_one_image_at_once(images, start):
+    data = local.random_bytes(8 * MIB)
+    image_id = images.add(data)
+    agent = start()
+    readers = [
+        subprocess.Popen(["cmp", agent.image_path(image_id), images.path(image_id)])
+        for _ in range(4)
+    ]
+    assert [reader.wait(20) for reader in readers] == [0] * 4
+    assert agent.status()["exchange"]["source_bytes"] == len(data)
+
+
+@needs_qemu
+def test_qemu_takes_a_mirror_for_a_backing_file(images, start, tmp_path):
+    data = local.random_bytes(6 * MIB + 512, zero_share=0.4)
+    image_id = images.add(data)
+    path = str(start().image_path(image_id))
+    overlay = str(tmp_path / "disk.qcow2")
+
+    def qemu_img(*argv: str) -> str:
+        done = subprocess.run(["qemu-img", *argv], capture_output=True, text=True, timeout=20)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert '"virtual-size": 6291968' in qemu_img("info", "--output=json", "-f", "raw", path)
+    qemu_img("create", "-f", "qcow2", "-F", "raw", "-b", path, overlay)
+    qemu_img("compare", "-f", "qcow2", "-F", "raw", overlay, str(images.path(image_id)))
+    converted = tmp_path / "converted.raw"
+    qemu_img("convert", "-T", "none", "-f", "qcow2", "-O", "raw", overlay, str(converted))
+    assert converted.read_bytes() == data
+
+
+@needs_qemu
+@pytest.mark.skipif(shutil.which("qemu-io") is None, reason="needs qemu-io")
+def test_guests_writes_stay_in_the_overlay(images, start, tmp_path):
+    data = local.random_bytes(MIB)
+    image_id = images.add(data)
+    path = start().image_path(image_id)
+    overlay = tmp_path / "disk.qcow2"
+    create = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", path, overlay]
+    subprocess.run(create, check=True)
+    commands = ["write -P 7 100k 4k", "read -P 7 100k 4k", "read -v 200k 1k"]
+    argv = ["qemu-io", "-t", "none", *(w for c in commands for w in ("-c", c)), overlay]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
+    assert path.read_bytes() == data == images.path(image_id).read_bytes()
