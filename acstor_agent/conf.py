@@ -70,7 +70,7 @@ OPTS = [
     ),
     cfg.IntOpt(
         "read_ahead_limit_bytes",
-        default=8 * geometry.MIB,
+        default=1 * geometry.MIB,
         min=0,
         help="How far ahead of a sequential reader the agent fetches at most; 0 turns it off.",
     ),
@@ -89,7 +89,8 @@ OPTS = [
         "peer_timeout_s",
         default=5.0,
         min=0.05,
-        help="How long a peer may take for one chunk before the next place is asked.",
+        help="How long a peer that owes chunks may be silent before the next place is asked. A "
+        "peer that works on them shows that it lives; it has a third of read_deadline_s.",
     ),
     cfg.StrOpt(
         "peer_tls_ca",

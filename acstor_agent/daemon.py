@@ -41,6 +41,8 @@ from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
+SHARE_OF_DEADLINE = 1 / 3
+"""No place may take more of a reader's time: two others must have their turn."""
 MAX_REQUESTS = 256
 """Requests of the kernel that are being answered at a time."""
 
@@ -105,6 +107,7 @@ class Agent:
             serve=self._serve_peer,
             tls=_peer_tls(own),
             ring_epoch=lambda: self._ring.ring.epoch,
+            limits=peer_net.Limits(silence_s=own.peer_timeout_s),
         )
         self._source = build.build(own.sources, conf, nursery)
         self._chunks = fetcher.Fetcher(
@@ -199,7 +202,7 @@ class Agent:
             length=want.length,
             cid=want.cid,
             may_read_source=may_read_source,
-            timeout_s=self._conf.acstor_agent.peer_timeout_s,
+            timeout_s=self._conf.acstor_agent.read_deadline_s * SHARE_OF_DEADLINE,
         )
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> fetcher.Bytes:

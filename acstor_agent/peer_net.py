@@ -231,6 +231,7 @@ class PeerNet:
                 nursery.start_soon(
                     self._sweep, lambda: list(self._answering), 2 * self._limits.idle_s
                 )
+                nursery.start_soon(self._show_life)
                 await trio.serve_listeners(self._accept, list(listeners), task_status=task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
@@ -272,6 +273,14 @@ class PeerNet:
             link, receiver, peer, theirs, self._gate, self._serve, self._limits
         )
         return connection, early
+
+    async def _show_life(self) -> None:
+        """Tell those who wait for answers that this host works on them."""
+        interval_s = self._limits.silence_s / 4
+        while True:
+            await trio.sleep(interval_s)
+            for connection in self._answering:
+                connection.show_life(trio.current_time(), interval_s)
 
     # Both
 

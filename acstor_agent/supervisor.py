@@ -28,10 +28,10 @@ LOG = logging.getLogger(__name__)
 
 STOP_WAIT_S = 10.0
 RESTART_STEP_S = 0.2
-"""The first restart is at once, the next ones wait longer and longer, up to the longest."""
+"""While workers die young, the restarts wait longer and longer, up to the longest."""
 RESTART_LONGEST_S = 5.0
-STEADY_AFTER_S = 10.0
-"""A worker that lived this long was not killed by its start."""
+STEADY_AFTER_S = 1.0
+"""A worker that lived this long was not killed by its start: the next one starts at once."""
 EXIT_UNUSABLE = 78
 """What a worker exits with when starting again cannot help (EX_CONFIG of sysexits.h)."""
 

@@ -46,6 +46,7 @@ class Answering(base.Connection):
         self._answering: dict[int, trio.CancelScope] = {}
         self._tasks = 0  # a request that was cancelled is one until it has ended
         self._answering_bytes = 0
+        self._last_post = trio.current_time()
 
     @property
     def is_idle(self) -> bool:
@@ -58,6 +59,16 @@ class Answering(base.Connection):
             self._tasks >= self._limits.requests
             or self._answering_bytes + self.outbox_bytes >= self._limits.answer_bytes
         )
+
+    def show_life(self, now: float, after_s: float) -> None:
+        """Send a Ping where answers take long: to work on them is not to be dead."""
+        if self._tasks and now - self._last_post > after_s:
+            self.post(peer_wire.Ping(0))
+
+    def post(self, message: peer_wire.Message) -> None:
+        """Send ``message`` as soon as the socket takes it."""
+        self._last_post = trio.current_time()
+        super().post(message)
 
     def _handle(self, message: peer_wire.Message) -> None:
         match message:

@@ -38,6 +38,10 @@ class Asking(base.Connection):
         """Answers are always taken: there is somebody who waits for them."""
         return False
 
+    @property
+    def _is_answer_awaited(self) -> bool:
+        return bool(self._waiting)
+
     async def ask(self, get: peer_wire.Get) -> peer_wire.Buffer:
         """Send ``get`` under an id of its own; return the bytes.
 
@@ -50,6 +54,8 @@ class Asking(base.Connection):
         """
         if self.is_closed:
             raise self._lost(get)
+        if not self._waiting:
+            self.last_progress = trio.current_time()  # from now on silence counts
         request_id = self._new_id()
         waiter = self._waiting[request_id] = _Waiter(get)
         try:

@@ -235,7 +235,7 @@ class Connection(abc.ABC):
             await self._has_changed.wait()
 
     def is_stuck(self, now: float, silence_s: float) -> bool:
-        """Say that a frame or the outbox makes no progress; to be asked again and again.
+        """Say that the other side owes something and is silent; to be asked again and again.
 
         A frame that waits because we are full is not the other side's fault.
         """
@@ -243,7 +243,13 @@ class Connection(abc.ABC):
         progress = (self._receiver.wanted_bytes, self.outbox_bytes)
         if progress != self._progress:
             self._progress, self.last_progress = progress, now
-        return (is_frame_awaited or bool(self._outbox)) and now - self.last_progress > silence_s
+        is_owed = is_frame_awaited or bool(self._outbox) or self._is_answer_awaited
+        return is_owed and now - self.last_progress > silence_s
+
+    @property
+    def _is_answer_awaited(self) -> bool:
+        """Say that the other side has requests of ours, and must at least show that it lives."""
+        return False
 
 
 def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer]:

@@ -535,6 +535,28 @@ async def test_client_whose_requests_wait_for_us_is_not_dropped():
         await stream.aclose()
 
 
+async def test_frozen_peer_is_given_up_after_silence():
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await trio.sleep_forever()
+
+    async with faking(handler) as address, asking(address, limits=QUICK) as client:
+        began = trio.current_time()
+        with pytest.raises(errors.SourceUnreachable, match="nothing moved"):
+            await client.fetch(timeout_s=10)
+        assert trio.current_time() - began < 5 * QUICK.silence_s
+
+
+async def test_peer_that_works_long_on_an_answer_shows_life_and_is_waited_for():
+    async def serve(host, get):
+        await trio.sleep(5 * QUICK.silence_s)
+        return bytes(get.length)
+
+    limits = dataclasses.replace(QUICK, idle_s=10.0)
+    async with both(serve, limits=limits, server_limits=limits) as (client, _server):
+        assert await client.fetch(timeout_s=10) == bytes(65536)
+
+
 async def test_client_that_does_not_read_its_answers_is_dropped():
     async with serving(limits=QUICK) as (server, address):
         stream = await dial(address)

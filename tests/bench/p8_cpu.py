@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P8: what a gigabyte costs the hosts' processors: from the cache, and from a peer.
+
+Links are unshaped (loopback) and the reader goes through the image once in
+1 MiB reads.  The processor time is that of whole agents, supervisors included:
+of the one that reads for the cache, of both ends for the peer, where every
+chunk is fetched, checked and stored.  The same image read from a file source
+stands beside it.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+from matplotlib import figure
+
+from acstor_common import geometry
+from acstor_common import ids
+from tests.bench import harness
+from tests.lab import agents
+from tests.lab import local
+
+IMAGE_BYTES = 512 * geometry.MIB
+CACHE_BYTES = 2 * IMAGE_BYTES
+READ_BYTES = geometry.MIB
+CACHE_REPEATS = 4
+GB = 1e9
+
+
+@harness.benchmark(
+    "P8",
+    title="CPU seconds of agents per GB: from the cache; from a peer, checked and stored",
+    target="<= 1, <= 4",
+    unit="s/GB",
+)
+def run(say: harness.Say) -> harness.Result:
+    """Read one image from a source, a cache and a peer."""
+    with tempfile.TemporaryDirectory(prefix="acstor-p8-") as name, contextlib.ExitStack() as stack:
+        folder = pathlib.Path(name)
+        images = local.ImageFolder(folder / "images")
+        say(f"making an image of {IMAGE_BYTES >> 20} MiB")
+        image_id = images.add(local.random_bytes(IMAGE_BYTES))
+        ring, port = folder / "ring.json", local.unused_port()
+        home_only = {"host": "h1", "address": f"{local.LOOPBACK}:{port}", "vnodes": 1}
+        ring.write_text(json.dumps({"version": 1, "epoch": 1, "hosts": [home_only]}))
+        first, second = (
+            stack.enter_context(
+                local.agent(
+                    folder / host,
+                    images,
+                    name=host,
+                    ring_file=ring,
+                    peer_port=port if host == "h1" else None,
+                    cache_limit_bytes=CACHE_BYTES,
+                )
+            )
+            for host in ("h1", "h2")
+        )
+        for agent in (first, second):
+            agent.wait_ready()
+            os.stat(agent.image_path(image_id))
+        costs = {
+            "source (file)": cost(first, image_id, [first]),
+            "cache": cost(first, image_id, [first], CACHE_REPEATS),
+            "peer": cost(second, image_id, [first, second]),
+        }
+        fetched = second.status()["fetched"]["home"]["bytes"]
+        if fetched != IMAGE_BYTES:
+            raise harness.CannotRun(f"{fetched} of {IMAGE_BYTES} bytes came from the peer")
+    for way, figures in costs.items():
+        say(f"{way}: {figures['cpu_s_per_gb']:.2f} CPU s/GB, {figures['gb_per_s']:.2f} GB/s")
+    values = (costs["cache"]["cpu_s_per_gb"], costs["peer"]["cpu_s_per_gb"])
+    return harness.Result({"P8": values}, costs, lambda picture: draw(picture, costs))
+
+
+def cost(
+    reader: agents.Agent, image_id: ids.ImageId, payers: list[agents.Agent], repeats: int = 1
+) -> dict[str, Any]:
+    """Read the image through ``reader``; return what that cost ``payers``."""
+    before = [harness.cpu_seconds(agent.pid) for agent in payers]
+    began = time.perf_counter()
+    fd = os.open(reader.image_path(image_id), os.O_RDONLY | os.O_DIRECT)
+    buffer = mmap.mmap(-1, READ_BYTES)  # O_DIRECT wants it aligned
+    for _ in range(repeats):
+        for offset in range(0, IMAGE_BYTES, READ_BYTES):
+            os.preadv(fd, [buffer], offset)
+    os.close(fd)
+    took_s = time.perf_counter() - began
+    settle(reader)
+    after = [harness.cpu_seconds(agent.pid) for agent in payers]
+    gigabytes = repeats * IMAGE_BYTES / GB
+    by_agent = [(b - a) / gigabytes for a, b in zip(before, after, strict=True)]
+    return {
+        "cpu_s_per_gb": sum(by_agent),
+        "by_agent": by_agent,
+        "gb_per_s": gigabytes / took_s,
+    }
+
+
+def settle(agent: agents.Agent) -> None:
+    """Wait until what was fetched is on disk: storing is part of the price."""
+    while agent.status()["cache"]["pending_bytes"]:
+        time.sleep(0.02)
+
+
+def draw(picture: figure.Figure, costs: dict[str, dict[str, Any]]) -> None:
+    """Draw the costs."""
+    axes = picture.subplots()
+    bars = axes.bar(list(costs), [figures["cpu_s_per_gb"] for figures in costs.values()])
+    axes.bar_label(bars, fmt="%.2f")
+    axes.set(title="Processor time of whole agents", ylabel="CPU seconds per GB")
