@@ -77,6 +77,19 @@ class Milestones:
             return "boot loader"
         return "kernel" if self.login_s is None else "login"
 
+    def read(self, text: bytes, now_s: float) -> None:
+        """Take note of what ``text``, all of the console, shows at ``now_s``."""
+        if self.first_line_s is None and _FIRST_LINE.search(text):
+            self.first_line_s = now_s
+        if self.login_s is None and _LOGIN.search(text):
+            self.login_s = now_s
+        marker = _MARKER.search(text)
+        if self.marker_s is None and marker:
+            facts = dict(word.split("=", 1) for word in marker[1].decode().split())
+            self.marker_s = now_s
+            self.read_requests = int(facts["reads"])
+            self.read_bytes = int(facts["read_sectors"]) * 512
+
 
 class Guest:
     """Context manager: QEMU runs on ``disk`` until the block ends.
@@ -99,7 +112,6 @@ class Guest:
         self.milestones = Milestones()
         self._options = (cache, aio, memory_mib)
         self._folder = disk.with_suffix(".guest")
-        self._console = bytearray()
         self._started_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -152,21 +164,8 @@ class Guest:
         if self._process is None or self._process.poll() is not None:
             raise self._failure("QEMU has ended")
         if not self.milestones.is_booted and self._log.exists():
-            self._read_milestones(self._log.read_bytes(), now_s)
+            self.milestones.read(self._log.read_bytes(), now_s)
         return self.milestones
-
-    def _read_milestones(self, text: bytes, now_s: float) -> None:
-        seen = self.milestones
-        if seen.first_line_s is None and _FIRST_LINE.search(text):
-            seen.first_line_s = now_s
-        if seen.login_s is None and _LOGIN.search(text):
-            seen.login_s = now_s
-        marker = _MARKER.search(text)
-        if seen.marker_s is None and marker:
-            facts = dict(word.split("=", 1) for word in marker[1].decode().split())
-            seen.marker_s = now_s
-            seen.read_requests = int(facts["reads"])
-            seen.read_bytes = int(facts["read_sectors"]) * 512
 
     def wait_booted(self, deadline_s: float = BOOT_DEADLINE_S) -> Milestones:
         """Wait for the login prompt and the marker.

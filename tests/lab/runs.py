@@ -62,7 +62,10 @@ def tool(argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
     """
     words = [str(word) for word in argv]
     try:
-        done = subprocess.run(words, input=stdin, capture_output=True, text=True, check=True)
+        # In a session of its own, so that Ctrl-C on the terminal ends us and not it.
+        done = subprocess.run(
+            words, input=stdin, capture_output=True, text=True, check=True, start_new_session=True
+        )
     except FileNotFoundError:
         raise errors.Unusable(words[0], "this command is not installed") from None
     except subprocess.CalledProcessError as failure:
@@ -155,11 +158,23 @@ def wait_for(
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Hold back SIGINT and SIGTERM until the block is over, so that clean-up is complete."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Handlers, not a signal mask: libraries have threads of their own, and a signal that the
+    # main thread blocks would reach one of those.
+    held: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: held.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for restored, handler in before.items():
+            signal.signal(restored, handler)
+        for number in held[:1]:
+            signal.raise_signal(number)
 
 
 def _end_by_sigterm(_number: int, _frame: types.FrameType | None) -> None:
@@ -187,8 +202,10 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with undisturbed():
-            erase(self.tag)
+        try:
+            with undisturbed():
+                erase(self.tag)
+        finally:
             if self._old_handler is not None:
                 signal.signal(signal.SIGTERM, self._old_handler)
 

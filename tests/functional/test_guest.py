@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real guest boots from the lab's image.  Needs the image: it is not built here."""
+
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_common import errors
+from tests.lab import guest
+from tests.lab import guest_image
+from tests.lab import network
+from tests.lab import runs
+
+
+def finished_image() -> guest_image.GuestImage | None:
+    """Return the guest image if this machine has one already."""
+    try:
+        recipe, _mirror = guest_image.this_system()
+    except errors.Unusable:
+        return None
+    folder = runs.CACHE_FOLDER / recipe.key
+    return guest_image.GuestImage(folder) if folder.is_dir() else None
+
+
+IMAGE = finished_image()
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can make network namespaces"),
+    pytest.mark.skipif(
+        shutil.which("qemu-system-x86_64") is None, reason="qemu-system-x86 is not installed"
+    ),
+    pytest.mark.skipif(
+        IMAGE is None, reason="no guest image; python -m tests.lab.guest_image builds it"
+    ),
+]
+
+
+@pytest.fixture
+def host() -> Iterator[network.Host]:
+    with network.Network(hosts=1) as net:
+        yield net.hosts[0]
+
+
+def overlay(host: network.Host, backing: pathlib.Path) -> pathlib.Path:
+    size = backing.stat().st_size
+    return guest.make_overlay(host.folder / "disk.qcow2", backing, "raw", size)
+
+
+def test_guest_boots_answers_and_reads_its_disk(host: network.Host) -> None:
+    assert IMAGE is not None
+    with guest.Guest(host, overlay(host, IMAGE.raw)) as booted:
+        seen = booted.wait_booted()
+        assert seen.first_line_s is not None
+        assert seen.login_s is not None
+        assert 0 < seen.first_line_s < seen.login_s
+        assert seen.read_bytes is not None
+        assert 10_000_000 < seen.read_bytes < 200_000_000
+        assert booted.shell("echo lab > /root/note; cat /root/note") == "lab\n"
+        booted.check_progress()
+
+
+def test_disk_without_a_system_is_told_with_the_end_of_the_console(
+    host: network.Host, tmp_path: pathlib.Path
+) -> None:
+    empty = tmp_path / "empty.raw"
+    empty.write_bytes(bytes(1 << 20))
+    with guest.Guest(host, overlay(host, empty)) as hopeless:
+        with pytest.raises(errors.Unusable, match="no login prompt after 1 s"):
+            hopeless.wait_booted(deadline_s=1)
+
+
+def test_missing_backing_file_is_told_in_the_words_of_qemu(
+    host: network.Host, tmp_path: pathlib.Path
+) -> None:
+    disk = guest.make_overlay(host.folder / "disk.qcow2", tmp_path / "none", "raw", 1 << 20)
+    with guest.Guest(host, disk) as hopeless:
+        with pytest.raises(errors.Unusable, match=r"(?s)QEMU has ended.*No such file"):
+            hopeless.wait_booted(deadline_s=10)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab itself: real namespaces, links, nginx, and what is left of them afterwards: nothing."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from acstor_common import errors
+from tests.lab import image_server
+from tests.lab import network
+from tests.lab import runs
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make network namespaces")
+
+RECEIVE = """
+import socket, sys, time
+with socket.create_server((sys.argv[1], 9000)) as server:
+    print("up", flush=True)
+    link, _ = server.accept()
+    data, got, begin = bytearray(1 << 20), 0, None
+    while count := link.recv_into(data):
+        now = time.monotonic()
+        begin = begin or now
+        got += count if now > begin + 0.3 else 0
+    print(got * 8e-6 / (time.monotonic() - begin - 0.3))
+"""
+SEND = """
+import socket, sys, time
+with socket.create_connection((sys.argv[1], 9000)) as link:
+    end = time.monotonic() + 1.3
+    while time.monotonic() < end:
+        link.sendall(bytes(65536))
+"""
+
+
+def tcp_mbit(sender: network.Host, receiver: network.Host) -> float:
+    """Return the rate of one TCP stream in its second second, payload only."""
+    with receiver.popen(
+        [sys.executable, "-c", RECEIVE, receiver.address], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        sender.run([sys.executable, "-c", SEND, receiver.address])
+        return float(process.stdout.readline())
+
+
+@pytest.mark.parametrize("direction", ["uplink", "downlink"])
+def test_tcp_gets_the_rate_of_the_slowest_link(direction: str) -> None:
+    with network.Network(hosts=2, link_mbit=100) as net:
+        sender, receiver = net.hosts
+        net.shape(sender if direction == "uplink" else receiver, 25)
+        # 1448 of 1514 bytes are payload; a busy machine may lose some of it, nobody gains
+        assert 0.85 * 25 < tcp_mbit(sender, receiver) < 0.97 * 25
+
+
+def test_link_counters_see_what_was_sent_and_by_whom() -> None:
+    with network.Network(hosts=2) as net:
+        before = net.link_bytes()
+        tcp_mbit(net.hosts[0], net.hosts[1])
+        after = net.link_bytes()
+        sent, received = (after[name] - before[name] for name in ("h1", "h2"))
+        assert sent.sent > 1_000_000
+        assert sent.sent == pytest.approx(received.received, rel=0.01)
+        assert after["source"].sent < 10_000
+
+
+def test_image_server_counts_ranges_as_the_link_does(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "image.raw").write_bytes(os.urandom(4_000_000))
+    with (
+        network.Network(hosts=2) as net,
+        image_server.ImageServer(net.source, tmp_path) as server,
+    ):
+        before = net.link_bytes()["source"]
+        for host in net.hosts:
+            for part in ("0-999999", "500000-1999999"):
+                host.run(["curl", "-sf", "-o", "/dev/null", "-r", part, f"{server.url}/image.raw"])
+        link = net.link_bytes()["source"] - before
+        assert server.bytes_sent("/image") == 5_000_000
+        assert server.bytes_sent("/other") == 0
+        assert image_server.unique_bytes(server.requests()) == 2_000_000
+        assert link.sent == pytest.approx(5_000_000, rel=0.05)
+
+
+def test_nothing_is_left_after_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), network.Network(hosts=1) as net:
+        sleeper = net.hosts[0].popen(["sleep", "1000"])
+        assert len(runs.namespaces(net.run.tag)) == 3
+        raise ZeroDivisionError
+    assert runs.namespaces(net.run.tag) == []
+    assert not net.run.folder.exists()
+    assert sleeper.wait(5) == -signal.SIGKILL
+
+
+OWNER = textwrap.dedent("""
+    import subprocess, time
+    from tests.lab import network
+    with network.Network(hosts=1) as net:
+        point = net.run.folder / "mounted here"
+        point.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "lab", point], check=True)
+        net.hosts[0].popen(["sleep", "1000"])
+        print(net.run.tag, flush=True)
+        time.sleep(1000)
+""")
+
+
+def left_of(tag: str) -> list[str]:
+    """Return what is still there of a run."""
+    folder = runs.RUNS_FOLDER / tag
+    return [
+        *runs.namespaces(tag),
+        *runs.mounts_beneath(folder),
+        *([tag] if folder.exists() else []),
+    ]
+
+
+def owner_ended_by(number: signal.Signals) -> str:
+    """Let another process make a network, end it by a signal, return the run's tag."""
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=runs.CHECKOUT,
+    ) as owner:
+        assert owner.stdout is not None
+        tag = owner.stdout.readline().strip()
+        assert len(left_of(tag)) == 5
+        owner.send_signal(number)
+        owner.wait(20)
+    return tag
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_leaves_nothing_behind(number: signal.Signals) -> None:
+    assert left_of(owner_ended_by(number)) == []
+
+
+def test_next_run_sweeps_what_a_killed_one_left_and_nothing_else() -> None:
+    with network.Network(hosts=1) as living:
+        tag = owner_ended_by(signal.SIGKILL)
+        sleepers = runs.processes_inside(runs.namespaces(tag))
+        assert len(left_of(tag)) == 5
+        assert len(sleepers) == 1
+        with network.Network(hosts=1):
+            assert left_of(tag) == []
+            assert not pathlib.Path(f"/proc/{sleepers[0]}/ns/net").exists()
+        assert len(runs.namespaces(living.run.tag)) == 3
+
+
+def test_network_that_cannot_be_made_leaves_nothing() -> None:
+    net = network.Network(hosts=1, mtu=10)
+    with pytest.raises(errors.Unusable, match="mtu"):
+        net.__enter__()
+    assert left_of(net.run.tag) == []

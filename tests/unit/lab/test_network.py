@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from tests.lab import network
+
+
+@pytest.mark.parametrize("hosts", [0, -1, 201])
+def test_network_of_too_few_or_too_many_hosts_is_refused(hosts: int) -> None:
+    with pytest.raises(ValueError, match=f"not {hosts}"):
+        network.Network(hosts)
+
+
+@pytest.mark.parametrize("mbit", [0, -1, 1e9])
+def test_rate_that_no_link_has_is_refused(mbit: float) -> None:
+    with pytest.raises(ValueError, match="Mbit/s"):
+        network.Network(1, link_mbit=mbit)
+
+
+def test_each_host_has_its_own_name_address_and_namespace() -> None:
+    net = network.Network(3)
+    everyone = [net.source, *net.hosts]
+    assert [host.name for host in net.hosts] == ["h1", "h2", "h3"]
+    assert len({host.address for host in everyone}) == 4
+    assert len({host.namespace for host in everyone}) == 4

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from acstor_common import errors
+from tests.lab import runs
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_own_tag_is_no_orphan_and_each_run_has_another_one() -> None:
+    first, second = runs.new_tag(), runs.new_tag()
+    assert first != second
+    assert not runs.is_orphan(first)
+
+
+def test_tag_of_a_dead_process_is_an_orphan() -> None:
+    assert runs.is_orphan(f"{dead_pid()}t1n1")
+
+
+def test_tag_of_a_reused_pid_is_an_orphan() -> None:
+    start = runs.start_ticks(os.getpid())
+    assert start is not None
+    assert runs.is_orphan(f"{os.getpid()}t{start + 1}n1")
+
+
+@pytest.mark.parametrize("name", ["", "h1", "12", "12t", "12t3", "x12t3n1", "12t3n1-h1", "guest"])
+def test_foreign_name_is_never_an_orphan(name: str) -> None:
+    assert not runs.is_orphan(name)
+
+
+def test_failed_command_is_named_with_what_it_wrote() -> None:
+    with pytest.raises(errors.Unusable, match=r"sh -c.*exit 3: no luck"):
+        runs.tool(["sh", "-c", "echo no luck >&2; exit 3"])
+
+
+def test_missing_command_is_named() -> None:
+    with pytest.raises(errors.Unusable, match="acstor-no-such-command"):
+        runs.tool(["acstor-no-such-command"])
+
+
+def test_waiting_ends_with_the_reason() -> None:
+    with pytest.raises(errors.Unusable, match=r"the thing: not ready after 0\.1 s: it sleeps"):
+        runs.wait_for(lambda: False, 0.1, "the thing", lambda: "it sleeps")
+
+
+def test_signal_waits_until_clean_up_is_over() -> None:
+    order = []
+    with pytest.raises(KeyboardInterrupt):
+        with runs.undisturbed():
+            os.kill(os.getpid(), signal.SIGINT)
+            order.append("cleaned up")
+        order.append("never reached")
+    assert order == ["cleaned up"]
+
+
+def test_folder_of_a_run_is_swept_only_when_its_owner_is_dead(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "RUNS_FOLDER", tmp_path)
+    monkeypatch.setattr(runs, "NETNS_FOLDER", tmp_path / "none")
+    orphan, own, foreign = f"{dead_pid()}t1n1", runs.new_tag(), "notes"
+    for name in (orphan, own, foreign):
+        (tmp_path / name).mkdir()
+    assert runs.sweep() == [orphan]
+    assert sorted(os.listdir(tmp_path)) == sorted([own, foreign])

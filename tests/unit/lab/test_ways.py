@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_common import errors
+from tests.lab import demo
+from tests.lab import demo_report
+from tests.lab import ways
+
+
+def host(name: str, login_s: float, **origins: int) -> ways.HostResult:
+    return ways.HostResult(name, login_s, 3.0, None, 10_000_000, 5_000_000, origins)
+
+
+RESULTS = [
+    ways.WayResult("demand", "on demand", [host("h1", 20.0), host("h2", 21.5)], 300, 100, 310),
+    ways.WayResult(
+        "acstor", "acstor", [host("h1", 15.0, source=9), host("h2", 16.0, source=1)], 101, 100, 120
+    ),
+]
+SETTING = demo_report.Setting(2, 100.0, "tcg", 2, {"suite": "bookworm"}, 1000)
+
+
+def journey(steps: int) -> Iterator[str]:
+    for step in range(steps):
+        yield f"step {step}"
+
+
+def test_journeys_go_on_side_by_side_until_the_last_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ways, "SAY_EVERY_S", 0.0)
+    said: list[str] = []
+    ways.travel({"h1": journey(1), "h2": journey(3)}, "test", said.append)  # type: ignore[dict-item]
+    assert [words.split(" | ")[2] for words in said] == [
+        "h1: step 0  h2: step 0",
+        "h1: booted  h2: step 1",
+        "h1: booted  h2: step 2",
+        "h1: booted  h2: booted",
+    ]
+
+
+def test_journey_that_never_arrives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "DEADLINE_S", 0.1)
+    with pytest.raises(errors.Unusable, match=r"h1: step [0-9]+ *h2: booted"):
+        ways.travel({"h1": journey(1000), "h2": journey(1)}, "test", print)  # type: ignore[dict-item]
+
+
+def test_report_names_emulation_and_every_figure() -> None:
+    text = demo_report.text(SETTING, RESULTS)
+    for words in ("software emulation", "21.5", "3.00", "1.01", "source"):
+        assert words in text
+
+
+def test_report_files_hold_figures_and_picture(tmp_path: pathlib.Path) -> None:
+    figures, picture = demo_report.save(SETTING, RESULTS, tmp_path / "results")
+    ways_told = json.loads(figures.read_text())["ways"]
+    assert [way["sent_per_unique_byte"] for way in ways_told] == [3.0, 1.01]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_ways_are_played_in_the_order_of_the_demo() -> None:
+    assert ways.keys([]) == ["copy", "demand", "acstor"]
+    assert ways.keys(["acstor", "copy"]) == ["copy", "acstor"]
+
+
+def test_unknown_way_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        demo.make_parser().parse_args(["--only", "torrent"])
+    assert "torrent" in capsys.readouterr().err
