@@ -74,9 +74,12 @@ async def serve(
     async def converse(stream: trio.SocketStream) -> None:
         async with stream:
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                async for line in _lines(stream):
-                    if not await _answer(stream, line, handle):
-                        return
+                try:
+                    async for line in _lines(stream):
+                        if not await _answer(stream, line, handle):
+                            return
+                except errors.RemoteProtocolError as e:
+                    await stream.send_all(control_wire.encode(_failed(e)))
 
     async with trio.open_nursery() as nursery:
         task_status.started()
@@ -85,24 +88,45 @@ async def serve(
 
 async def _answer(stream: trio.SocketStream, line: bytes, handle: Handler) -> bool:
     """Answer one request; return whether the client may go on."""
+    with trio.CancelScope() as scope:
 
-    async def report(done_bytes: int, total_bytes: int) -> None:
-        await stream.send_all(control_wire.encode(control_wire.Progress(done_bytes, total_bytes)))
+        async def report(done_bytes: int, total_bytes: int) -> None:
+            progress = control_wire.Progress(done_bytes, total_bytes)
+            try:
+                await stream.send_all(control_wire.encode(progress))
+            except trio.BrokenResourceError:  # nobody waits for the answer any more
+                scope.cancel()
 
-    try:
-        request = control_wire.decode_request(line)
-        reply: control_wire.Reply = control_wire.Done(await handle(request, report))
-    except (errors.AcstorError, ValueError) as e:
-        LOG.warning("control request failed: %s", e)
-        reply = control_wire.Failed(type(e).__name__, str(e))
+        reply = await _reply(line, handle, report)
+    if scope.cancelled_caught:
+        return False
     await stream.send_all(control_wire.encode(reply))
     return not (
         isinstance(reply, control_wire.Failed) and reply.kind == errors.RemoteProtocolError.__name__
     )
 
 
+async def _reply(line: bytes, handle: Handler, report: Report) -> control_wire.Reply:
+    """Have a request carried out; whatever becomes of it, the agent goes on."""
+    try:
+        return control_wire.Done(await handle(control_wire.decode_request(line), report))
+    except (errors.AcstorError, ValueError, OSError) as e:
+        return _failed(e)
+    except Exception as e:
+        LOG.exception("control request failed")
+        return control_wire.Failed(type(e).__name__, str(e))
+
+
+def _failed(error: Exception) -> control_wire.Failed:
+    LOG.warning("control request failed: %s", error)
+    return control_wire.Failed(type(error).__name__, str(error))
+
+
 async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:
-    """Cut what a client sends into lines; a line that is too long ends the conversation."""
+    """Cut what a client sends into lines.
+
+    :raises errors.RemoteProtocolError: a line is too long
+    """
     buffer = bytearray()
     while chunk := await stream.receive_some(READ_BYTES):
         buffer += chunk
@@ -111,5 +135,6 @@ async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:
             yield bytes(line)
         buffer = bytearray(rest)
         if len(buffer) > control_wire.MAX_LINE_BYTES:
-            LOG.warning("control client sent a line of over %d bytes", control_wire.MAX_LINE_BYTES)
-            return
+            raise errors.RemoteProtocolError(
+                "control client", f"a line of over {control_wire.MAX_LINE_BYTES} bytes"
+            )

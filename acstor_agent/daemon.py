@@ -150,7 +150,7 @@ class Agent:
 
     def picture(self) -> dict[str, Any]:
         """Return the agent's status; may be called from any thread."""
-        fetched = self._chunks.counters.fetched
+        fetched = dict(self._chunks.counters.fetched)  # the event loop's thread adds images to it
         images = {
             image_id: status.of_image(
                 self._images.get_nowait(image_id),
@@ -252,7 +252,7 @@ class Agent:
             self._chunks,
             report,
             is_home=lambda segment_no: table.home(image_id, segment_no) == self._host,
-            first_segment=xxhash.xxh3_64_intdigest(self._host),
+            first_segment=xxhash.xxh3_64_intdigest(self._host.encode()),
         )
 
 
