@@ -43,22 +43,25 @@ Behaviour = Callable[[http.server.BaseHTTPRequestHandler, Asked], None]
 class LocalServer:
     """What a test holds of the server.
 
-    ``behaviours`` are used up one a request; when none is left, answers are fine.
+    ``behaviours`` are used up one a request; when none is left, answers are like ``always``.
     """
 
     def __init__(self, url: str, files: dict[str, bytes]) -> None:
         self.url = url
         self.files = files
         self.behaviours: list[Behaviour] = []
+        self.always: Behaviour = fine
         self.asked: list[dict[str, str]] = []
         self.connections = 0
         self.body_bytes = 0
 
 
 @contextlib.contextmanager
-def serve(files: dict[str, bytes], tls: ssl.SSLContext | None = None) -> Iterator[LocalServer]:
-    """Serve ``files`` by name on a free port of the loopback until the block ends."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+def serve(
+    files: dict[str, bytes], tls: ssl.SSLContext | None = None, port: int = 0
+) -> Iterator[LocalServer]:
+    """Serve ``files`` by name on a port (a free one) of the loopback until the block ends."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)
     server.daemon_threads = True
     server.block_on_close = False
     if tls is not None:
@@ -93,7 +96,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         local.asked.append(headers)
         body = local.files.get(self.path.lstrip("/"))
-        behaviour = local.behaviours.pop(0) if local.behaviours else fine
+        behaviour = local.behaviours.pop(0) if local.behaviours else local.always
         if body is None:
             status(404)(self, Asked(b"", 0, 0, headers))
             return
