@@ -30,6 +30,7 @@ PREFIX = "10.0.0."
 SOURCE_ADDRESS = f"{PREFIX}254"
 HOST_LIMIT = 200
 DEFAULT_MTU = 1500
+MIN_MTU, MAX_MTU = 576, 65535
 MIN_MBIT, MAX_MBIT = 1, 100_000
 BURST_BYTES = 128 * 1024
 """A whole GSO packet (64 KiB and its headers) must pass at once; twice that keeps the bucket
@@ -101,6 +102,8 @@ class Network:
         for mbit in (link_mbit, source_mbit):
             if mbit is not None and not MIN_MBIT <= mbit <= MAX_MBIT:
                 raise ValueError(f"a link has {MIN_MBIT} to {MAX_MBIT} Mbit/s, not {mbit}")
+        if not MIN_MTU <= mtu <= MAX_MTU:
+            raise ValueError(f"an MTU is {MIN_MTU} to {MAX_MTU} bytes, not {mtu}")
         self.link_mbit, self.source_mbit, self.mtu = link_mbit, source_mbit, mtu
         self.run = runs.Run()
         self._switch = self.run.namespace("switch")

@@ -16,6 +16,12 @@ def test_rate_that_no_link_has_is_refused(mbit: float) -> None:
         network.Network(1, link_mbit=mbit)
 
 
+@pytest.mark.parametrize("mtu", [0, 100, 70000])
+def test_mtu_that_no_link_has_is_refused(mtu: int) -> None:
+    with pytest.raises(ValueError, match="MTU"):
+        network.Network(1, mtu=mtu)
+
+
 def test_each_host_has_its_own_name_address_and_namespace() -> None:
     net = network.Network(3)
     everyone = [net.source, *net.hosts]
