@@ -3,11 +3,13 @@
 
 import argparse
 import json
+import pathlib
 import socket
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import prettytable
 import tqdm
 from oslo_config import cfg
@@ -27,7 +29,7 @@ def main() -> int:
     try:
         path = options.socket or _configured_socket(options.config_file)
         result = _ask(path, options.make(options), show_progress=not options.json)
-    except (errors.AcstorError, cfg.Error) as e:
+    except (errors.AcstorError, cfg.Error, OSError) as e:
         print(f"acstor-agent-ctl: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -59,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     ):
         added = command(name, text, lambda o, kind=kind: kind(o.image_id), _fields)
         added.add_argument("image_id", type=ids.parse_image_id)
+    added = command(
+        "set-ring",
+        "use the v-node table in a file, if its epoch is higher",
+        lambda o: control_wire.SetRing(msgspec.Raw(o.file.read_bytes())),
+        _fields,
+    )
+    added.add_argument("file", type=pathlib.Path)
     return parser
 
 
