@@ -168,7 +168,7 @@ class Agent:
             "images": images,
             "read": status.total(image["read"] for image in images.values()),
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
-            "exchange": status.of_exchange(self._chunks.counters, self._chunks.in_flight),
+            "exchange": status.of_exchange(self._chunks),
             "cache": status.of_cache(self._cache),
         }
 

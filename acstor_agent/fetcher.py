@@ -12,6 +12,7 @@ answered or passed on; this is the one place where chunks enter a host.
 """
 
 import logging
+import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from typing import Generic
@@ -124,6 +125,7 @@ class Fetcher:
         ask_peer: AskPeer,
         health: peer_health.PeerHealth,
         background_limit: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = counters.ExchangeCounters()
         self._here = here
@@ -133,6 +135,7 @@ class Fetcher:
         self._ring = ring
         self._ask_peer = ask_peer
         self._health = health
+        self._clock = clock
         self.background_limit = background_limit
         self._background = trio.CapacityLimiter(background_limit)
         self._flights: _Flights[Fetched] = _Flights()
@@ -161,7 +164,6 @@ class Fetcher:
                     raise
                 except (errors.ChunkUnavailable, errors.RemoteProtocolError) as e:
                     why = str(e)
-                    LOG.warning("%s", e)
                 await trio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_LONGEST_S)
         raise errors.DeadlineExceeded(str(want), deadline_s, why)
@@ -221,7 +223,7 @@ class Fetcher:
         raise next((e for e in failures if not isinstance(e, errors.ChunkMissing)), failures[0])
 
     def _is_usable(self, host: ids.HostId) -> bool:
-        return self._health.is_usable(host, trio.current_time())
+        return self._health.is_usable(host, self._clock())
 
     async def _ask(
         self, place: places.Place, want: Want, klass: peer_wire.Klass, *, is_home: bool
@@ -242,18 +244,34 @@ class Fetcher:
         try:
             data = await self._ask_peer(host, address, klass, want, may_read_source)
             verify.check_chunk(data, want.cid, str(want), host)
-        except errors.ChunkMissing:
-            self._health.succeeded(host, trio.current_time())
-            raise
-        except (errors.ChunkInvalid, errors.RemoteProtocolError):
+        except (errors.ChunkInvalid, errors.RemoteProtocolError) as e:
             self.counters.invalid_chunks += 1
-            self._health.failed(host, trio.current_time(), peer_health.FailureKind.LYING)
+            self._failed(host, peer_health.FailureKind.LYING, e)
             raise
-        except errors.ChunkUnavailable:
-            self._health.failed(host, trio.current_time(), peer_health.FailureKind.UNREACHABLE)
+        except errors.SourceUnreachable as e:
+            self._failed(host, peer_health.FailureKind.UNREACHABLE, e)
             raise
-        self._health.succeeded(host, trio.current_time())
+        except errors.ChunkMissing:  # an honest no
+            self._health.succeeded(host, self._clock())
+            raise
+        self._health.succeeded(host, self._clock())
         return data
+
+    def _failed(
+        self, host: ids.HostId, kind: peer_health.FailureKind, error: errors.AcstorError
+    ) -> None:
+        now = self._clock()
+        was_quarantined = host in self.quarantined()
+        self._health.failed(host, now, kind)
+        if not was_quarantined and host in self.quarantined():
+            LOG.warning("%s is left alone for %.1f s: %s", host, self.quarantined()[host], error)
+
+    def quarantined(self) -> dict[ids.HostId, float]:
+        """Return the hosts that are left alone now, and for how many seconds more.
+
+        May be called from any thread.
+        """
+        return self._health.quarantined(self._clock())
 
     async def _read_source(self, want: Want, keep: public_cache.KeepClass) -> Bytes:
         async def read() -> Bytes:

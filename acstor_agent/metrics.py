@@ -99,6 +99,9 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
     yield core.GaugeMetricFamily(
         "acstor_chunks_in_flight", "Chunks on their way to this host", exchange["chunks_in_flight"]
     )
+    yield core.GaugeMetricFamily(
+        "acstor_quarantined_peers", "Peers that are left alone now", len(exchange["quarantined"])
+    )
     for name, text in (
         ("source_bytes", "Bytes that this host read from the source, for itself and for peers"),
         ("served_bytes", "Bytes of chunks given to peers"),

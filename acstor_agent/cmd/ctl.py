@@ -146,6 +146,10 @@ def _status(status: dict[str, Any]) -> str:
         "Read from the source": f"{_mib(exchange['source_bytes'])} MiB",
         "Given to peers": f"{_mib(exchange['served_bytes'])} MiB",
         "Fallbacks": f"{exchange['fallbacks']}, {exchange['invalid_chunks']} invalid answers",
+        "Peers left alone": ", ".join(
+            f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["quarantined"].items()
+        )
+        or "none",
     }
     origins = [
         [origin, _mib(status["read"][origin]["bytes"]), _mib(status["fetched"][origin]["bytes"])]

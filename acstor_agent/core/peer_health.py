@@ -125,10 +125,12 @@ class PeerHealth:
         del self._records[host]
 
     def quarantined(self, now: float) -> dict[ids.HostId, float]:
-        """Return the hosts in quarantine, with the seconds until a trial is let through."""
-        return {
-            host: record.until - now for host, record in self._records.items() if now < record.until
-        }
+        """Return the hosts in quarantine, with the seconds until a trial is let through.
+
+        May be called from another thread: the records are copied in one step.
+        """
+        records = list(self._records.items())
+        return {host: record.until - now for host, record in records if now < record.until}
 
     def _quarantine(self, record: _Record, now: float) -> None:
         first_s = self._limits.liar_first_s if record.is_liar else self._limits.first_s

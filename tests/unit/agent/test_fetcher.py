@@ -84,6 +84,7 @@ class Cloud:
             ask_peer=ask,
             health=peer_health.PeerHealth(random.Random(1)),
             background_limit=4,
+            clock=trio.current_time,
         )
 
     def home(self, wanted):
@@ -133,6 +134,7 @@ async def test_next_host_takes_a_dead_homes_part(cloud, autojump_clock):
     assert cloud.source.reads == [0]
 
 
+@pytest.mark.expect_log("is left alone for .* s: .* the CID is")
 async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
     home = cloud.home(want(0))
     cloud.lying.add(home)
@@ -140,6 +142,7 @@ async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
     fetched = await cloud.hosts[name].fetch(want(0), DEMAND, 10)
     assert fetched.data == BYTES[:CHUNK]
     assert cloud.hosts[name].counters.invalid_chunks == 1
+    assert set(cloud.hosts[name].quarantined()) == {home}
     cloud.asked.clear()
     await cloud.hosts[name].fetch(want(1), DEMAND, 10)
     assert home not in {asked for _, asked, _, _ in cloud.asked}
