@@ -72,8 +72,10 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> No
             LOG.info("worker %d stops", os.getpid())
             await agent.stop()
             nursery.cancel_scope.cancel()
-    except* errors.Unusable as failures:
-        raise _first(failures) from None
+    except BaseExceptionGroup as failures:
+        if (unusable := failures.subgroup(errors.Unusable)) is not None:
+            raise _first(unusable) from None
+        raise
     finally:
         await cache.aclose()
 

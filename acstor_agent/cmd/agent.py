@@ -15,11 +15,17 @@ from acstor_common import errors
 
 
 def load_conf(args: list[str]) -> cfg.ConfigOpts:
-    """Return the configuration that the command line ``args`` names."""
+    """Return the configuration that the command line ``args`` names.
+
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    """
     conf = cfg.ConfigOpts()
     log.register_options(conf)
     agent_conf.register_opts(conf)
     conf(args, project="acstor", prog="acstor-agent")
+    for group, options in agent_conf.list_opts():
+        for option in options:
+            _ = conf[group.name][option.dest]  # values are looked at when they are asked for
     log.setup(conf, "acstor")
     return conf
 
@@ -40,10 +46,10 @@ def run(conf: cfg.ConfigOpts) -> int:
     :raises errors.Unusable: it cannot start with what it was given
     """
     own = conf.acstor_agent
-    folders = [pathlib.Path(own.state_dir), pathlib.Path(own.cache_dir)]
+    folders = {pathlib.Path(folder).resolve() for folder in (own.state_dir, own.cache_dir)}
     for path in (conf.acstor.mount_point, pathlib.Path(conf.acstor.control_socket).parent):
         supervisor.make_folder(pathlib.Path(path))
-    with supervisor.lock_folders(folders):
+    with supervisor.lock_folders(sorted(folders)):
         return supervisor.Supervisor(
             pathlib.Path(conf.acstor.mount_point),
             lambda inheritance: daemon.work(conf, inheritance),
