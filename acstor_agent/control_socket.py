@@ -34,10 +34,15 @@ Handler = Callable[[control_wire.AnyRequest, Report], Awaitable[Any]]
 def bind(path: pathlib.Path, group: str | None) -> trio.SocketListener:
     """Return a listening socket for the agent's user and, where given, a group.
 
-    :raises errors.Unusable: the path cannot be bound, or there is no such group
+    :raises errors.Unusable: the path cannot be bound, another agent has it, or there is no such
+        group
     """
     plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if _is_served(path):
+            raise errors.Unusable(
+                str(path), "another agent listens there", "Give each agent a socket of its own"
+            )
         path.unlink(missing_ok=True)
         with _umask(0o177):
             plain.bind(str(path))
@@ -52,6 +57,13 @@ def bind(path: pathlib.Path, group: str | None) -> trio.SocketListener:
         plain.close()
         raise errors.Unusable(str(path), f"cannot be the control socket: {e.strerror or e}") from e
     return trio.SocketListener(trio.socket.from_stdlib_socket(plain))
+
+
+def _is_served(path: pathlib.Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+        probe.connect(str(path))
+        return True
+    return False
 
 
 @contextlib.contextmanager
