@@ -208,6 +208,8 @@ def refuse(config_file: pathlib.Path, deadline_s: float = START_S) -> tuple[int,
             children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
             kill(*map(int, children.read_text().split()), process.pid)
             said, _ = process.communicate()
+            for point in mounts(config_file.parent):
+                runs.tool(["umount", "--lazy", point])
             pytest.fail(f"the agent did not end: {said.decode()[-2000:]}")
     return process.returncode, said.decode()
 

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent that cannot start says what is wrong, ends with status 1 and leaves nothing mounted."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import time
+
+import pytest
+import trustme
+
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "value", "said"),
+    [
+        ("acstor_agent", "cache_policy", "random", "cache_policy"),
+        ("acstor_agent", "read_deadline_s", "-1", "read_deadline_s"),
+        ("acstor_agent", "cache_limit_bytes", "a lot", "cache_limit_bytes"),
+        ("acstor_agent", "host", "no host!", "[acstor_agent] host: not a host id: 'no host!'"),
+        ("acstor_agent", "sources", "", "[acstor_agent] sources: it is empty"),
+        ("acstor_agent", "sources", "file,tape", "there is no source 'tape'"),
+        ("source_file", "folder", "images", "[source_file] folder: 'images' is not an absolute"),
+        ("acstor_agent", "peer_listen", "here", "[acstor_agent] peer_listen: here: not an address"),
+        ("acstor_agent", "peer_listen", "192.0.2.1:7201", "[acstor_agent] peer_listen: 192.0.2.1"),
+        ("acstor_agent", "metrics_listen", "nowhere:1", "metrics_listen"),
+        ("acstor_agent", "control_group", "no-such-group", "there is no group no-such-group"),
+        ("acstor_agent", "peer_tls_ca", "/nowhere/ca.pem", "only some of them are set"),
+        ("acstor", "control_socket", "/dev/null/control.sock", "/dev/null"),
+        ("acstor", "mount_point", "/dev/null", "/dev/null"),
+    ],
+)
+def test_bad_option_is_named(tmp_path, section, option, value, said):
+    config_file = hosts.configure(tmp_path, {section: {option: value}})
+    status, words = hosts.refuse(config_file)
+    assert status == 1
+    assert said in words
+    assert "Traceback" not in words
+    assert not hosts.mounts(tmp_path)
+
+
+def test_http_source_without_a_url_is_named(tmp_path):
+    config_file = hosts.configure(tmp_path, {"acstor_agent": {"sources": "http"}})
+    status, words = hosts.refuse(config_file)
+    assert (status, "[source_http] url" in words) == (1, True)
+
+
+def test_certificate_that_is_none_is_named(tmp_path):
+    (tmp_path / "cert.pem").write_text("hello")
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    tls = {
+        "peer_tls_ca": tmp_path / "ca.pem",
+        "peer_tls_cert": tmp_path / "cert.pem",
+        "peer_tls_key": tmp_path / "key.pem",
+    }
+    status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": tls}))
+    assert status == 1
+    assert f"peer_tls_cert {tmp_path}/cert.pem" in words
+    assert not hosts.mounts(tmp_path)
+
+
+def test_configuration_file_that_is_none_is_named(tmp_path):
+    (tmp_path / "broken.conf").write_text("[acstor_agent\nhost h1\n")
+    status, words = hosts.refuse(tmp_path / "broken.conf")
+    assert (status, "broken.conf" in words) == (1, True)
+    status, words = hosts.refuse(tmp_path / "missing.conf")
+    assert (status, "missing.conf" in words) == (1, True)
+
+
+def test_peer_port_in_use_is_named(tmp_path):
+    with socket.create_server((local.LOOPBACK, 0)) as taken:
+        address = f"{local.LOOPBACK}:{taken.getsockname()[1]}"
+        config_file = hosts.configure(tmp_path, {"acstor_agent": {"peer_listen": address}})
+        status, words = hosts.refuse(config_file)
+    assert status == 1
+    assert f"[acstor_agent] peer_listen: {address}" in words
+    assert "Address already in use" in words
+    assert not hosts.mounts(tmp_path)
+
+
+def test_mount_point_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    mount_point = {"acstor": {"mount_point": tmp_path / "file"}}
+    status, words = hosts.refuse(hosts.configure(tmp_path, mount_point))
+    assert status == 1
+    assert f"{tmp_path}/file" in words
+
+
+def test_missing_folders_are_made(tmp_path, images, start):
+    image_id = images.add(b"x" * 5000)
+    folder = tmp_path / "a" / "b"
+    agent = start(cache_dir=folder / "cache", state_dir=folder / "state")
+    assert agent.image_path(image_id).read_bytes() == b"x" * 5000
+    hosts.wait_written(agent)
+    assert list(folder.glob("cache/slab*"))
+    assert [path.stem for path in folder.glob("state/maps/*")] == [image_id]
+
+
+def test_one_folder_may_be_both_state_and_cache(tmp_path, images, start):
+    image_id = images.add(b"x" * 5000)
+    agent = start(cache_dir=tmp_path / "both", state_dir=tmp_path / "both")
+    assert agent.image_path(image_id).read_bytes() == b"x" * 5000
+
+
+def test_mounted_mount_point_is_left_alone(tmp_path):
+    config_file = hosts.configure(tmp_path, {})
+    mount_point = tmp_path / "mirror"
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mount_point], check=True)
+    try:
+        (mount_point / "precious").touch()
+        status, words = hosts.refuse(config_file)
+        assert status == 1
+        assert f"{mount_point}: a file system of type tmpfs is mounted there already" in words
+        assert (mount_point / "precious").exists()
+    finally:
+        subprocess.run(["umount", mount_point], check=True)
+
+
+@pytest.mark.parametrize("which", ["cache", "state"])
+def test_folder_that_cannot_be_written_is_named(tmp_path, which):
+    config_file = hosts.configure(tmp_path, {})
+    folder = tmp_path / which
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], check=True)
+    try:
+        status, words = hosts.refuse(config_file)
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    assert status == 1
+    assert f"{folder}: cannot be used: Read-only file system" in words
+    assert not hosts.mounts(tmp_path)
+
+
+def test_cache_folder_that_became_unwritable_is_named(tmp_path):
+    """The lock is there already, so opening it does not tell."""
+    config_file = hosts.configure(tmp_path, {})
+    (tmp_path / "cache").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path / "cache"], check=True)
+    try:
+        (tmp_path / "cache" / ".lock").touch()
+        subprocess.run(["chattr", "+i", tmp_path / "cache"], check=True)
+        status, words = hosts.refuse(config_file)
+    finally:
+        subprocess.run(["umount", tmp_path / "cache"], check=True)
+    assert status == 1
+    assert f"{tmp_path}/cache" in words
+    assert not hosts.mounts(tmp_path)
+
+
+def refused_beside(agent: agents.Agent, folder: pathlib.Path, changes: dict) -> str:
+    """Start a second agent that must not start; the first one must not notice."""
+    status, words = hosts.refuse(hosts.configure(folder, changes))
+    assert status == 1
+    assert agent.status()["worker_pid"] == agent.worker_pid()
+    assert agent.is_mounted()
+    return words
+
+
+def test_second_agent_with_anything_of_the_first_is_refused(tmp_path, images, start):
+    data = local.random_bytes(5 * MIB)
+    image_id = images.add(data)
+    agent = start()
+    with agent.image_path(image_id).open("rb") as guest:
+        for option in ("state_dir", "cache_dir"):
+            path = agent.folder / option.removesuffix("_dir")
+            words = refused_beside(agent, tmp_path / option, {"acstor_agent": {option: path}})
+            assert f"{path}: another agent uses it" in words
+        mount_point = {"acstor": {"mount_point": agent.mount_point}}
+        words = refused_beside(agent, tmp_path / "mount", mount_point)
+        assert f"{agent.mount_point}: a file system of type fuse.acstor is mounted" in words
+        control_socket = {"acstor": {"control_socket": agent.control_socket}}
+        words = refused_beside(agent, tmp_path / "socket", control_socket)
+        assert str(agent.control_socket) in words
+        assert guest.read() == data
+
+
+def test_agent_tells_its_service_manager_when_it_serves(tmp_path, images):
+    manager = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(str(manager))
+        told.settimeout(10)
+        config_file = hosts.configure(tmp_path / "h1", {})
+        argv = [agents.BIN / "acstor-agent", "--config-file", config_file]
+        environment = {**os.environ, "NOTIFY_SOCKET": str(manager)}
+        with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL) as agent:
+            try:
+                assert told.recv(100) == b"READY=1"
+                assert os.listdir(tmp_path / "h1" / "mirror") == ["images"]
+            finally:
+                agent.terminate()
+                began = time.monotonic()
+                assert agent.wait(15) == 0
+    assert time.monotonic() - began < 8
+    assert not hosts.mounts(tmp_path)
