@@ -7,12 +7,15 @@ The time stamp of that file is the mirror's time stamp: Nova touches the mirror
 of an image that is in use, and here it is remembered.
 """
 
+import contextlib
 import logging
 import mmap
 import os
 import pathlib
 import tempfile
 from collections.abc import Callable
+from collections.abc import Iterator
+from typing import IO
 
 import trio
 
@@ -28,6 +31,7 @@ LOG = logging.getLogger(__name__)
 MAP_READ_BYTES = 1 * geometry.MIB
 MAX_MAP_BYTES = 4096 * geometry.MIB
 """A source that offers a longer map is wrong: it would be of an image of 8 TiB."""
+_INCOMING = ".incoming-"
 
 
 class Mirrors:
@@ -48,6 +52,8 @@ class Mirrors:
         self._make = make
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching: dict[ids.ImageId, trio.Lock] = {}
+        for left in folder.glob(f"{_INCOMING}*"):  # by a worker that was killed
+            left.unlink()
 
     def attached(self) -> list[ids.ImageId]:
         """Return the images that this host mirrors, whether read since the start or not."""
@@ -123,7 +129,7 @@ class Mirrors:
         size_bytes = await self._source.size_bytes(blob)
         if size_bytes > MAX_MAP_BYTES:
             raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".incoming-") as incoming:
+        with _incoming(path) as incoming:
             for offset in range(0, size_bytes, MAP_READ_BYTES):
                 length = min(MAP_READ_BYTES, size_bytes - offset)
                 incoming.write(await self._source.read(blob, offset, length))
@@ -133,8 +139,6 @@ class Mirrors:
             )
             await self._check_image(incoming_map)
             await trio.to_thread.run_sync(os.fsync, incoming.fileno())
-            os.link(incoming.name, path.with_suffix(".new"))
-            os.replace(path.with_suffix(".new"), path)
 
     async def _check_image(self, image_map: chunk_map.ChunkMap) -> None:
         """Compare the map with the image that the source has now."""
@@ -147,6 +151,18 @@ class Mirrors:
                 f"it is of {image_map.geometry.size_bytes} bytes, but {blob.name} from "
                 f"{self._source.where} has {size_bytes}",
             )
+
+
+@contextlib.contextmanager
+def _incoming(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Yield a new file that takes the name ``path`` if the block succeeds, and goes if it fails."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_INCOMING, delete=False) as file:
+        try:
+            yield file
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def _open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk_map.ChunkMap:
