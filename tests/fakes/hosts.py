@@ -49,6 +49,19 @@ def kill(*pids: int | None) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def frozen(pid: int | None) -> Iterator[None]:
+    """Freeze a process, as a host that hangs would be, until the block ends."""
+    if pid is None:
+        pytest.fail("there is no such process")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
 def kill_agent(agent: agents.Agent) -> None:
     """Kill an agent's supervisor and its worker, as a power failure would."""
     kill(agent.pid, agent.worker_pid())
@@ -77,11 +90,7 @@ def running(
     """Run an agent whose files lie in ``folder``; see :func:`local.agent` for the options."""
     with local.agent(folder, images, **options) as agent, bounded(agent, life_s):
         agent.wait_ready()
-        try:
-            yield agent
-        finally:
-            if agent.worker_pid():
-                os.kill(agent.worker_pid() or 0, signal.SIGCONT)
+        yield agent
 
 
 def http_options(url: str, timeout_s: float = 1.0) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import dataclasses
 import gzip
 import http.server
 import re
+import socket
 import ssl
 import threading
 import time
@@ -53,6 +54,7 @@ class LocalServer:
         self.always: Behaviour = fine
         self.asked: list[dict[str, str]] = []
         self.connections = 0
+        self.links: list[socket.socket] = []
         self.body_bytes = 0
 
 
@@ -60,7 +62,10 @@ class LocalServer:
 def serve(
     files: dict[str, bytes], tls: ssl.SSLContext | None = None, port: int = 0
 ) -> Iterator[LocalServer]:
-    """Serve ``files`` by name on a port (a free one) of the loopback until the block ends."""
+    """Serve ``files`` by name on a port (a free one) of the loopback until the block ends.
+
+    Then its connections are closed too.
+    """
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Handler)
     server.daemon_threads = True
     server.block_on_close = False
@@ -78,6 +83,9 @@ def serve(
         server.shutdown()
         thread.join()
         server.server_close()
+        for link in server.local.links:
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -86,6 +94,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.server.local.connections += 1
+        self.server.local.links.append(self.connection)
 
     def handle(self) -> None:
         with contextlib.suppress(ConnectionError, ssl.SSLError):

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source that answers badly, late or not at all: patience up to the deadline, then EIO."""
+
+import contextlib
+import errno
+import mmap
+import os
+import pathlib
+import threading
+import time
+
+import pytest
+
+from acstor_common import geometry
+from tests.fakes import hosts
+from tests.fakes import http_server
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+DATA = local.random_bytes(32 * CHUNK)
+
+
+@pytest.fixture
+def web(images):
+    """An image on a web server: the server and the image's id."""
+    image_id = images.add(DATA)
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
+    with http_server.serve(files) as server:
+        yield server, image_id
+
+
+def begin(start, server, **options):
+    defaults = {"read_deadline_s": 1.0, "read_ahead_limit_bytes": 0}
+    return start(**{**defaults, **options}, **hosts.http_options(server.url, 0.3))
+
+
+def read(path: pathlib.Path, chunk_no: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        buffer = mmap.mmap(-1, CHUNK)
+        return buffer[: os.preadv(fd, [buffer], chunk_no * CHUNK)]
+    finally:
+        os.close(fd)
+
+
+def chunk(chunk_no: int) -> bytes:
+    return DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
+
+
+def errno_of(action, *args) -> int:
+    with pytest.raises(OSError) as caught:
+        action(*args)
+    return caught.value.errno
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        (http_server.whole_file, "answered 200 instead of 206"),
+        (http_server.status(404), "there is no such blob (404)"),
+        (http_server.status(503), "the server answered 503"),
+        (http_server.half_a_body, "RemoteProtocolError"),
+        (http_server.content_range("bytes 0-1/2"), "the answer is 'bytes 0-1/2'"),
+        (http_server.garbage, "RemoteProtocolError"),
+        (http_server.hang_up, "RemoteProtocolError"),
+        (http_server.too_long, "the body is longer than"),
+        (http_server.too_short, "the body ended after"),
+        (http_server.gzipped, "encodes the blob"),
+        (http_server.slow(5), "did not arrive within 1 s"),
+    ],
+)
+def test_bad_answers_are_eio_until_they_are_good_again(web, start, behaviour, said):
+    server, image_id = web
+    agent = begin(start, server)
+    path, pid = agent.image_path(image_id), agent.worker_pid()
+    assert read(path, 0) == chunk(0)
+    server.always = behaviour
+    began = time.monotonic()
+    assert errno_of(read, path, 5) == errno.EIO
+    assert time.monotonic() - began < 4
+    assert read(path, 0) == chunk(0)  # what is cached needs no source
+    assert said in agent.log()
+    server.always = http_server.fine
+    assert read(path, 5) == chunk(5)
+    status = agent.status()
+    assert (status["worker_pid"], status["images"][image_id]["failed_reads"]) == (pid, 1)
+
+
+def test_passing_faults_are_never_seen(web, start):
+    server, image_id = web
+    agent = begin(start, server, read_deadline_s=10)
+    agent.ctl("ensure", image_id)
+    bad = [http_server.status(503), http_server.half_a_body, http_server.garbage]
+    server.behaviours = [behaviour for behaviour in bad for _ in range(2)]
+    assert agent.image_path(image_id).read_bytes() == DATA
+    assert not server.behaviours
+    assert agent.status()["images"][image_id]["failed_reads"] == 0
+
+
+def test_source_that_does_ranges_for_nobody_is_named_at_once(web, start):
+    server, image_id = web
+    server.always = http_server.whole_file
+    agent = begin(start, server, read_deadline_s=20)
+    began = time.monotonic()
+    assert errno_of(os.stat, agent.image_path(image_id)) in (errno.EIO, errno.ENOENT)
+    assert time.monotonic() - began < 5
+    assert "the server does not do range requests" in agent.log()
+
+
+@contextlib.contextmanager
+def server_down_and_up(files: dict[str, bytes], port: int, down_s: float):
+    """Serve again on ``port`` after a while."""
+    end = threading.Event()
+
+    def serve() -> None:
+        if not end.wait(down_s):
+            with http_server.serve(files, port=port):
+                end.wait(30)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_source_that_comes_back_in_time_is_waited_for(images, start):
+    image_id = images.add(DATA)
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
+    with http_server.serve(files) as server:
+        agent = begin(start, server, read_deadline_s=15)
+        path = agent.image_path(image_id)
+        assert read(path, 0) == chunk(0)
+    port = int(server.url.rstrip("/").rpartition(":")[2])
+    with server_down_and_up(files, port, 1.2):
+        assert read(path, 5) == chunk(5)
+        assert path.read_bytes() == DATA
+    assert agent.status()["images"][image_id]["failed_reads"] == 0
+
+
+def test_source_that_stays_away_is_eio_and_the_rest_stays_readable(images, start):
+    image_id = images.add(DATA)
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
+    with http_server.serve(files) as server:
+        agent = begin(start, server)
+        path = agent.image_path(image_id)
+        for chunk_no in range(8):
+            read(path, chunk_no)
+    pid = agent.worker_pid()
+    began = time.monotonic()
+    assert errno_of(read, path, 9) == errno.EIO
+    assert 0.9 < time.monotonic() - began < 4
+    assert [read(path, chunk_no) for chunk_no in range(8)] == [chunk(n) for n in range(8)]
+    assert "did not arrive within 1 s" in agent.log()
+    hosts.wait_written(agent)
+    agent.stop()
+    agent.start()  # without any source
+    agent.wait_ready()
+    assert [read(path, chunk_no) for chunk_no in range(8)] == [chunk(n) for n in range(8)]
+    assert os.listdir(path.parent) == [path.name]
+    assert agent.worker_pid() != pid
+
+
+def test_image_cannot_be_attached_while_the_source_is_away(images, start):
+    image_id = images.add(DATA)
+    with http_server.serve({}) as server:
+        pass
+    agent = begin(start, server)
+    began = time.monotonic()
+    assert errno_of(os.stat, agent.image_path(image_id)) == errno.EIO
+    assert time.monotonic() - began < 4
+    assert server.url in agent.log()
+
+
+def test_second_source_is_asked_when_the_first_is_away(images, start):
+    image_id = images.add(DATA)
+    with http_server.serve({}) as server:
+        pass
+    sections = {
+        "source_http": {"url": server.url, "timeout_s": 0.3},
+        "source_file": {"folder": images.folder},
+    }
+    agent = start(sources="http,file", sections=sections)
+    assert agent.image_path(image_id).read_bytes() == DATA
+
+
+def test_waiting_reads_end_with_the_agent(web, start):
+    """A guest's read that waits for a source must not keep the agent from stopping."""
+    server, image_id = web
+    agent = begin(start, server, read_deadline_s=30)
+    path = agent.image_path(image_id)
+    assert read(path, 0) == chunk(0)
+    server.always = http_server.slow(20)
+    seen = []
+    reader = threading.Thread(target=lambda: seen.append(errno_of(read, path, 9)))
+    reader.start()
+    hosts.wait_until(lambda: agent.status()["images"][image_id]["reads_in_flight"] == 1, "a read")
+    began = time.monotonic()
+    agent.stop()
+    reader.join(10)
+    assert time.monotonic() - began < 8
+    assert seen and seen[0] in (errno.ENOTCONN, errno.ECONNABORTED)
+    assert not agent.is_mounted()
