@@ -103,6 +103,8 @@ def mount(mount_point: str) -> tuple[int, bytes]:
 def _free_mount_point(mount_point: str) -> None:
     """Make sure that nothing is mounted there; clear what a dead agent left behind."""
     try:
+        if mounted_type(mount_point) == FS_TYPE:
+            os.statvfs(mount_point)  # asks the agent; attributes the kernel may remember
         is_folder = stat.S_ISDIR(os.stat(mount_point).st_mode)
     except OSError as e:
         if e.errno != errno.ENOTCONN:
