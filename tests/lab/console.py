@@ -18,7 +18,7 @@ from typing import Any
 
 from acstor_common import errors
 
-MONITOR_DEADLINE_S = 10.0
+MONITOR_DEADLINE_S = 30.0
 _PROMPT = re.compile(r"(?P<prompt>login: |# )$")
 
 
@@ -26,7 +26,7 @@ _PROMPT = re.compile(r"(?P<prompt>login: |# )$")
 def connected(path: pathlib.Path) -> Iterator[socket.socket]:
     """Connect to a unix socket, however long its path is.
 
-    :raises errors.Unusable: nobody listens there
+    :raises errors.Unusable: nobody listens there, or no answer came in the block's time
     """
     folder = os.open(path.parent, os.O_PATH)
     try:
@@ -34,7 +34,7 @@ def connected(path: pathlib.Path) -> Iterator[socket.socket]:
             # A socket's address holds 107 bytes; by way of the open folder the path is short.
             link.connect(f"/proc/self/fd/{folder}/{path.name}")
             yield link
-    except ConnectionError as failure:
+    except OSError as failure:
         raise errors.Unusable(str(path), str(failure)) from failure
     finally:
         os.close(folder)

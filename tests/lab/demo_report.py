@@ -113,7 +113,8 @@ def _draw_logins(axes: Any, results: Sequence[ways.WayResult]) -> None:
     names = [host.host for host in results[0].hosts]
     axes.set_xticks([place + middle for place in range(len(names))], names)
     axes.set_ylabel("seconds to login prompt")
-    axes.legend(fontsize=7)
+    axes.margins(y=0.3)
+    axes.legend(fontsize=7, loc="upper left")
 
 
 def _draw_server(axes: Any, results: Sequence[ways.WayResult]) -> None:
@@ -139,7 +140,8 @@ def _draw_origins(axes: Any, result: ways.WayResult) -> None:
             axes.bar(names, heights, bottom=bottom, label=origin, color=colour)
             bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
     axes.set_ylabel("MB that the guest got, by origin (acstor)")
-    axes.legend(fontsize=7)
+    axes.margins(y=0.15)
+    axes.legend(fontsize=7, loc="upper left", ncols=len(ORIGIN_COLOURS))
 
 
 def draw(setting: Setting, results: Sequence[ways.WayResult], path: pathlib.Path) -> None:

@@ -29,6 +29,7 @@ from tests.lab import runs
 MEMORY_MIB = 384
 BOOT_DEADLINE_S = 300.0
 STOP_DEADLINE_S = 10.0
+ASK_EVERY_S = 2.0
 _FIRST_LINE = re.compile(rb"Linux version")
 _LOGIN = re.compile(rb"\S login: ")
 _MARKER = re.compile(rb"%s ([^\r\n]*)[\r\n]" % guest_files.MARKER.encode())
@@ -113,6 +114,7 @@ class Guest:
         self._options = (cache, aio, memory_mib)
         self._folder = disk.with_suffix(".guest")
         self._started_s = 0.0
+        self._asked_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def _argv(self) -> list[str]:
@@ -158,14 +160,22 @@ class Guest:
     def poll(self) -> Milestones:
         """Look at the console; return what has been reached.
 
-        :raises errors.Unusable: QEMU has ended
+        :raises errors.Unusable: QEMU has ended, or has paused the guest because a read or a
+            write of its disk failed
         """
         now_s = time.monotonic() - self._started_s
         if self._process is None or self._process.poll() is not None:
-            raise self._failure("QEMU has ended")
+            raise self.failure("QEMU has ended")
         if not self.milestones.is_booted and self._log.exists():
             self.milestones.read(self._log.read_bytes(), now_s)
+            if now_s - self._asked_s > ASK_EVERY_S:
+                self._asked_s = now_s
+                self._check_not_paused()
         return self.milestones
+
+    def _check_not_paused(self) -> None:
+        if self.monitor("query-status")["status"] == "io-error":
+            raise self.failure("QEMU has paused the guest: a read or write of its disk failed")
 
     def wait_booted(self, deadline_s: float = BOOT_DEADLINE_S) -> Milestones:
         """Wait for the login prompt and the marker.
@@ -175,11 +185,12 @@ class Guest:
         end = time.monotonic() + deadline_s
         while not self.poll().is_booted:
             if time.monotonic() > end:
-                raise self._failure(f"no login prompt after {deadline_s:g} s")
+                raise self.failure(f"no login prompt after {deadline_s:g} s")
             time.sleep(0.05)
         return self.milestones
 
-    def _failure(self, why: str) -> errors.Unusable:
+    def failure(self, why: str) -> errors.Unusable:
+        """Return an error that says ``why``, QEMU's words and the end of the console."""
         log = self._folder / "qemu.log"
         words = log.read_text(errors="replace").strip() if log.exists() else ""
         tail = "\n".join(self.console_text().splitlines()[-25:])
@@ -212,11 +223,11 @@ class Guest:
         """
         status = self.monitor("query-status")["status"]
         if status != "running":
-            raise self._failure(f"QEMU says {status!r}")
+            raise self.failure(f"QEMU says {status!r}")
         before = self._reads()
         self.shell("sync; echo 3 > /proc/sys/vm/drop_caches; cat /bin/* > /dev/null", deadline_s)
         if self._reads() <= before:
-            raise self._failure("it answers but has read nothing of its disk")
+            raise self.failure("it answers but has read nothing of its disk")
 
     def _reads(self) -> int:
         """Return how many reads QEMU has done for the guest's disk."""
