@@ -26,6 +26,7 @@ from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
+STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 STOP_WAIT_S = 10.0
 RESTART_STEP_S = 0.2
 """While workers die young, the restarts wait longer and longer, up to the longest."""
@@ -105,14 +106,15 @@ class Supervisor:
 
         :raises errors.Unusable: the mount point cannot be used
         """
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         fuse_fd, init_request = fuse_connection.mount(str(self._mount_point))
         if not fuse_connection.kernel_can_resend():
             LOG.warning(
                 "this kernel is older than 6.9: reads that are under way when a worker dies will "
                 "hang until the agent is stopped"
             )
-        signal.signal(signal.SIGTERM, self._stop)
-        signal.signal(signal.SIGINT, self._stop)
+        for number in STOPS:
+            signal.signal(number, self._stop)
         try:
             return self._keep_worker(fuse_fd, init_request)
         finally:
@@ -120,12 +122,12 @@ class Supervisor:
             os.close(fuse_fd)
 
     def _stop(self, number: int, frame: object) -> None:
+        """Pass the word on to the worker; there is one whenever these signals are let in."""
         self._stopping = True
-        if self._worker_pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._worker_pid, signal.SIGTERM)
-            signal.setitimer(signal.ITIMER_REAL, STOP_WAIT_S)
-            signal.signal(signal.SIGALRM, self._kill)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._worker_pid, signal.SIGTERM)
+        signal.signal(signal.SIGALRM, self._kill)
+        signal.setitimer(signal.ITIMER_REAL, STOP_WAIT_S)
 
     def _kill(self, number: int, frame: object) -> None:
         LOG.warning("worker %d does not stop; killing it", self._worker_pid)
@@ -144,7 +146,8 @@ class Supervisor:
             LOG.error("worker %d ended (%s); starting another", self._worker_pid, _how(status))
             if time.monotonic() - started_s > STEADY_AFTER_S:
                 delay_s = 0.0
-            time.sleep(delay_s)
+            if signal.sigtimedwait(STOPS, delay_s) is not None:
+                return 0
             delay_s = min(RESTART_LONGEST_S, 2 * delay_s + RESTART_STEP_S)
 
     def _one_worker(self, fuse_fd: int, init_request: bytes) -> int:
@@ -155,16 +158,20 @@ class Supervisor:
             os.close(ready_read)
             self._be_worker(Inheritance(fuse_fd, init_request, lambda: _say_ready(ready_write)))
         os.close(ready_write)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         with open(ready_read, "rb") as ready:
             if ready.read() and not self._was_ready:
                 self._was_ready = True
                 self._is_ready()
-        return os.waitpid(self._worker_pid, 0)[1]
+        status = os.waitpid(self._worker_pid, 0)[1]
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        return status
 
     def _be_worker(self, inheritance: Inheritance) -> NoReturn:
         """Be a worker in a fork of this process, and leave without its clean-up."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         status = 1
         try:
             self._work(inheritance)
