@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A supervisor whose workers misbehave, in a process of its own.
+
+    python -m tests.fakes.odd_workers MOUNT_POINT WORK
+
+Every start of a worker is a line on standard output: its time in seconds.
+"""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from acstor_agent import supervisor
+from acstor_common import errors
+
+Work = Callable[[supervisor.Inheritance], None]
+
+
+def die(inheritance: supervisor.Inheritance) -> None:
+    """Die at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(inheritance: supervisor.Inheritance) -> None:
+    """Fail at once."""
+    raise RuntimeError("by order")
+
+
+def cannot_start(inheritance: supervisor.Inheritance) -> None:
+    """Say that starting again cannot help."""
+    raise errors.Unusable("the order", "says so")
+
+
+def cannot_start_again(inheritance: supervisor.Inheritance) -> None:
+    """Serve for a moment, and then never start again."""
+    inheritance.ready()
+    raise errors.Unusable("the order", "says so")
+
+
+def serve(inheritance: supervisor.Inheritance) -> None:
+    """Serve until SIGTERM, which ends it."""
+    inheritance.ready()
+    time.sleep(60)
+
+
+def serve_and_ignore_sigterm(inheritance: supervisor.Inheritance) -> None:
+    """Serve, deaf to SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    serve(inheritance)
+
+
+WORKS = (die, fail, cannot_start, cannot_start_again, serve, serve_and_ignore_sigterm)
+
+
+def main() -> int:
+    """Supervise workers of the kind that is asked for."""
+    mount_point, name = sys.argv[1:]
+    chosen = {work.__name__: work for work in WORKS}[name]
+
+    def work(inheritance: supervisor.Inheritance) -> None:
+        os.write(1, f"{time.monotonic()}\n".encode())
+        chosen(inheritance)
+
+    supervisor.STOP_WAIT_S = 0.5
+    ready = lambda: os.write(1, b"ready\n")  # noqa: E731
+    return supervisor.Supervisor(pathlib.Path(mount_point), work, ready).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
