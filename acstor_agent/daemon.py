@@ -70,8 +70,8 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> No
                 async for _ in stops:
                     break
             LOG.info("worker %d stops", os.getpid())
-            await agent.stop()
             nursery.cancel_scope.cancel()
+        await agent.stop()
     except BaseExceptionGroup as failures:
         if (unusable := failures.subgroup(errors.Unusable)) is not None:
             raise _first(unusable) from None
@@ -146,7 +146,7 @@ class Agent:
         )
 
     async def stop(self) -> None:
-        """Let go of what a nursery does not end by itself."""
+        """Let go of what a nursery does not end by itself, when nobody uses it any more."""
         await trio.to_thread.run_sync(self._stop_metrics)
         await self._source.aclose()
 

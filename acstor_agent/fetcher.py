@@ -88,8 +88,8 @@ class _Flights(Generic[T]):
             nursery.start_soon(self._run, cid, work)
         done, result = self._under_way[cid]
         await done.wait()
-        if not result:
-            raise errors.DeadlineExceeded(f"chunk {cid.hex()[:12]}", 0.0, "the agent is stopping")
+        if not result:  # this process is ending; an answer is the business of the next one
+            await trio.sleep_forever()
         if isinstance(result[0], errors.AcstorError):
             raise result[0]
         return result[0]
@@ -198,21 +198,25 @@ class Fetcher:
         return data
 
     async def _fetch_once(self, want: Want, klass: peer_wire.Klass) -> Fetched:
-        if want.cid in self._cache:  # it came since the caller looked
-            data = await self._cache.read_chunk(want.cid)
-            if data is not None:
-                return Fetched(data, counters.Origin.CACHE)
         return await self._flights.join(
             self._nursery, want.cid, lambda: self._ask_around(want, klass)
         )
 
     async def _ask_around(self, want: Want, klass: peer_wire.Klass) -> Fetched:
-        """Ask one place after the other; raise what tells most when none has it."""
-        owners = self._ring().owners(want.image_id, want.segment_no, OWNERS_ASKED)
+        """Ask one place after the other; raise what tells most when none has it.
+
+        Where this host is the home nothing is awaited between the look in the cache and the entry
+        in ``_source_reads``, so a peer's request cannot make the source be read twice.
+        """
+        data = await self._cache.read_chunk(want.cid)
+        if data is not None:  # it came since the caller looked
+            return Fetched(data, counters.Origin.CACHE)
+        table = self._ring()
+        owners = table.owners(want.image_id, want.segment_no, OWNERS_ASKED)
         failures: list[errors.AcstorError] = []
         for place in places.places(owners, self._here, self._is_usable):
             try:
-                fetched = await self._ask(place, want, klass, is_home=owners[:1] == (self._here,))
+                fetched = await self._ask(place, table, want, klass)
             except (errors.ChunkUnavailable, errors.RemoteProtocolError) as e:
                 LOG.debug("%s", e)
                 failures.append(e)
@@ -226,21 +230,27 @@ class Fetcher:
         return self._health.is_usable(host, self._clock())
 
     async def _ask(
-        self, place: places.Place, want: Want, klass: peer_wire.Klass, *, is_home: bool
+        self, place: places.Place, table: ring.Ring, want: Want, klass: peer_wire.Klass
     ) -> Fetched:
         if place.host is None:
+            is_home = table.home(want.image_id, want.segment_no) == self._here
             keep = public_cache.KeepClass.HOME if is_home else public_cache.KeepClass.BORROWED
             return Fetched(await self._read_source(want, keep), counters.Origin.SOURCE)
-        data = await self._from_peer(place.host, place.may_read_source, want, klass)
+        address = table.address_of(place.host)
+        data = await self._from_peer(place.host, address, place.may_read_source, want, klass)
         self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED)
         origin = counters.Origin.HOME if place.may_read_source else counters.Origin.PEER
         return Fetched(data, origin)
 
     async def _from_peer(
-        self, host: ids.HostId, may_read_source: bool, want: Want, klass: peer_wire.Klass
+        self,
+        host: ids.HostId,
+        address: str,
+        may_read_source: bool,
+        want: Want,
+        klass: peer_wire.Klass,
     ) -> Bytes:
         """Ask one peer, check its answer, and remember how it behaved."""
-        address = self._ring().address_of(host)
         try:
             data = await self._ask_peer(host, address, klass, want, may_read_source)
             verify.check_chunk(data, want.cid, str(want), host)
