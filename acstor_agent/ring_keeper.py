@@ -89,6 +89,12 @@ class RingKeeper:
             LOG.warning(
                 "%s has epoch %d, older than %d in use; not taken", path, new.epoch, self.ring.epoch
             )
+        elif new.hosts != self.ring.hosts:
+            LOG.warning(
+                "%s has epoch %d, the epoch of a table that differs and is in use; not taken",
+                path,
+                new.epoch,
+            )
 
     def _use(self, new: ring.Ring) -> None:
         LOG.info("ring epoch %d with %d hosts is in force", new.epoch, len(new.hosts))
