@@ -62,6 +62,30 @@ def test_worker_killed_again_and_again_under_readers_costs_no_read(tmp_path, ima
         subprocess.run(["cmp", path, images.path(image_id)], check=True)
 
 
+def test_worker_that_is_stopped_leaves_its_reads_to_the_next_one(tmp_path, images):
+    """SIGTERM, and not EIO for those who wait for a chunk at that moment."""
+    image_id = images.add(DATA)
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
+    with http_server.serve(files) as server:
+        options = {"cache_limit_bytes": 4 * MIB, "cache_slab_bytes": MIB}
+        options |= hosts.http_options(server.url, 5)
+        with hosts.running(tmp_path / "h1", images, **options) as agent:
+            path = agent.image_path(image_id)
+            path.stat()
+            server.always = http_server.slow(0.02)
+            with guest_readers.Readers(images.path(image_id), [path], seed=2) as readers:
+                for _ in range(3):
+                    time.sleep(0.4)
+                    stopped = agent.worker_pid()
+                    os.kill(stopped, signal.SIGTERM)
+                    hosts.wait_until(lambda: agent.worker_pid() not in (stopped, None), "a worker")  # noqa: B023
+                agent.wait_ready()
+                tally = readers.stop()
+        assert (tally.errors, tally.wrong) == ([], [])
+        assert tally.reads > 50
+        assert agent.log().count("ended (exit status 0); starting another") == 3
+
+
 def test_new_worker_downloads_nothing_again(tmp_path, images):
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several agents on one ring: one source read for all, and what a bad one costs the others."""
+
+import contextlib
+import mmap
+import os
+import pathlib
+import socket
+import threading
+import time
+
+import pytest
+import trustme
+
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import ring
+from tests.fakes import hosts
+from tests.fakes import http_server
+from tests.fakes import lying_peer
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+MIB = geometry.MIB
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+PER_SEGMENT = MIB // CHUNK
+DATA = local.random_bytes(12 * MIB)
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+"""Fixed, because it decides which host is whose home."""
+
+
+@pytest.fixture
+def image_id(images):
+    return images.add(DATA, IMAGE)
+
+
+def read(path: pathlib.Path, chunk_no: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        buffer = mmap.mmap(-1, CHUNK)
+        return buffer[: os.preadv(fd, [buffer], chunk_no * CHUNK)]
+    finally:
+        os.close(fd)
+
+
+def chunk(chunk_no: int) -> bytes:
+    return DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
+
+
+def home_of(cloud: hosts.Cloud, image_id: ids.ImageId, chunk_no: int) -> str:
+    table = ring.decode(cloud.ring_file.read_bytes(), "ring")
+    return table.home(image_id, chunk_no // PER_SEGMENT)
+
+
+def first_chunk_of(cloud: hosts.Cloud, image_id: ids.ImageId, host: str) -> int:
+    """Return a chunk whose home is ``host``."""
+    owned = (n for n in range(0, len(DATA) // CHUNK, PER_SEGMENT))
+    return next(n for n in owned if home_of(cloud, image_id, n) == host)
+
+
+def read_everywhere(cloud: hosts.Cloud, image_id: ids.ImageId) -> list[bytes]:
+    """Read the whole image on every host at once."""
+    got: dict[str, bytes] = {}
+
+    def take(name: str, agent: agents.Agent) -> None:
+        got[name] = agent.image_path(image_id).read_bytes()
+
+    readers = [threading.Thread(target=take, args=item) for item in cloud.agents.items()]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(30)
+    return [got[name] for name in cloud.agents]
+
+
+@pytest.mark.parametrize("names", [("h1", "h2"), ("h1", "h2", "h3")])
+def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, names):
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
+    asked: list[tuple[int, int]] = []
+
+    def witness(handler, request) -> None:
+        if handler.path.endswith(".raw") and request.stop - request.start > 1:
+            asked.append((request.start, request.stop))
+        http_server.fine(handler, request)
+
+    with http_server.serve(files) as server:
+        server.always = witness
+        options = hosts.http_options(server.url, 5)
+        with hosts.cloud(tmp_path, images, names, peer_timeout_s=5, **options) as cloud:
+            assert read_everywhere(cloud, image_id) == [DATA] * len(names)
+            statuses = cloud.statuses()
+    assert sum(stop - start for start, stop in asked) == len(DATA)
+    assert sum(s["exchange"]["source_bytes"] for s in statuses.values()) == len(DATA)
+    for status in statuses.values():
+        assert status["exchange"]["fallbacks"] == 0
+        assert status["fetched"]["home"]["bytes"] > 0
+        assert status["ring"] == {"epoch": 1, "hosts": len(names)}
+
+
+def test_next_host_takes_the_place_of_a_dead_home(tmp_path, images, image_id):
+    with hosts.cloud(tmp_path, images, read_ahead_limit_bytes=0) as cloud:
+        cloud["h3"].stop()
+        first = first_chunk_of(cloud, image_id, "h3")
+        for name in ("h1", "h2"):
+            path = cloud[name].image_path(image_id)
+            for chunk_no in range(first, first + PER_SEGMENT):
+                assert read(path, chunk_no) == chunk(chunk_no)
+        statuses = [cloud[name].status() for name in ("h1", "h2")]
+        assert sum(status["exchange"]["source_bytes"] for status in statuses) == MIB
+        assert sum(status["fetched"]["home"]["bytes"] for status in statuses) == MIB
+        cloud["h3"].start()
+        cloud["h3"].wait_ready()
+        time.sleep(1.5)  # longer than the first quarantine
+        again = next(
+            n
+            for n in range(first + PER_SEGMENT, len(DATA) // CHUNK, PER_SEGMENT)
+            if home_of(cloud, image_id, n) == "h3"
+        )
+        assert read(cloud["h1"].image_path(image_id), again) == chunk(again)
+        assert cloud["h3"].status()["exchange"]["served_chunks"] >= 1
+
+
+def test_frozen_home_costs_the_peer_timeout_and_no_error(tmp_path, images, image_id):
+    with hosts.cloud(tmp_path, images, read_ahead_limit_bytes=0) as cloud:
+        chunk_no = first_chunk_of(cloud, image_id, "h2")
+        path = cloud["h1"].image_path(image_id)
+        assert read(path, chunk_no) == chunk(chunk_no)  # there is a connection
+        with hosts.frozen(cloud["h2"].worker_pid()):
+            began = time.monotonic()
+            assert read(path, chunk_no + 1) == chunk(chunk_no + 1)
+            assert time.monotonic() - began < 3
+            for first in range(0, 4 * PER_SEGMENT, PER_SEGMENT):
+                assert read(path, first + 3) == chunk(first + 3)
+            assert time.monotonic() - began < 8
+        assert cloud["h1"].status()["images"][image_id]["failed_reads"] == 0
+
+
+def test_source_down_leaves_what_peers_hold(tmp_path, images, image_id):
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
+    with http_server.serve(files) as server:
+        options = {"read_deadline_s": 1.0, **hosts.http_options(server.url, 0.3)}
+        stack = contextlib.ExitStack()
+        with stack:
+            cloud = stack.enter_context(hosts.cloud(tmp_path, images, ("h1", "h2"), **options))
+            chunk_no = first_chunk_of(cloud, image_id, "h1")
+            cloud["h2"].ctl("ensure", image_id)
+            assert read(cloud["h1"].image_path(image_id), chunk_no) == chunk(chunk_no)
+            server.always = http_server.hang_up
+            assert read(cloud["h2"].image_path(image_id), chunk_no) == chunk(chunk_no)
+            with pytest.raises(OSError, match="Input/output error"):
+                read(cloud["h2"].image_path(image_id), chunk_no + 1)
+
+
+def test_peer_that_lies_costs_time_and_never_bytes(tmp_path, images, image_id):
+    for lie in lying_peer.LIES:
+        folder = tmp_path / lie.__name__
+        folder.mkdir()
+        with (
+            lying_peer.lying("liar", seed=1, lies=[lie]) as peer,
+            hosts.cloud(
+                folder, images, ("h1",), in_ring_only={"liar": peer.port}, peer_timeout_s=0.3
+            ) as cloud,
+        ):
+            path = cloud["h1"].image_path(image_id)
+            assert path.read_bytes() == DATA, lie.__name__
+            status = cloud["h1"].status()
+            assert peer.gets > 0
+            assert status["exchange"]["fallbacks"] > 0
+            assert status["fetched"]["home"]["bytes"] == 0
+            assert status["images"][image_id]["failed_reads"] == 0
+
+
+def test_host_with_the_address_of_another_is_found_out(tmp_path, images, image_id):
+    with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
+        swapped = {"h1": cloud.ports["h2"], "h2": cloud.ports["h1"]}
+        hosts.write_ring(cloud.ring_file, swapped, epoch=2)
+        hosts.wait_until(lambda: cloud["h1"].status()["ring"]["epoch"] == 2, "the ring")
+        assert cloud["h1"].image_path(image_id).read_bytes() == DATA
+        assert "this is h1, not h2: the address in the ring is wrong" in cloud["h1"].log()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: h1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
+        b"\x41\x43\x01\x01\xff\xff\xff\xff" + bytes(1000),
+        b"\x41\x43\x01\x02\x00\x00\x00\x46" + bytes(70),
+        os.urandom(100_000),
+    ],
+)
+def test_garbage_on_the_peer_port_disturbs_nobody(shared, data):
+    cloud, image_id = shared
+    pid = cloud["h1"].worker_pid()
+    for _ in range(5):
+        with socket.create_connection((local.LOOPBACK, cloud.ports["h1"]), timeout=5) as link:
+            with contextlib.suppress(OSError):  # it may have been cut off already
+                link.sendall(data)
+                link.shutdown(socket.SHUT_WR)
+                while link.recv(4096):
+                    pass
+    assert cloud["h1"].status()["worker_pid"] == pid
+    assert cloud["h2"].image_path(image_id).read_bytes() == DATA
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Two agents for tests that leave them as they were, and an image."""
+    folder = tmp_path_factory.mktemp("cloud")
+    images = local.ImageFolder(folder / "images")
+    image_id = images.add(DATA, IMAGE)
+    with hosts.cloud(folder, images, ("h1", "h2"), life_s=60) as cloud:
+        yield cloud, image_id
+
+
+def epoch(cloud: hosts.Cloud, name: str) -> int:
+    return cloud[name].status()["ring"]["epoch"]
+
+
+def test_ring_file_is_followed_while_the_agent_runs(tmp_path, images, image_id):
+    with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
+        agent, path = cloud["h1"], cloud.ring_file
+        hosts.write_ring(path, cloud.ports, epoch=5)
+        hosts.wait_until(lambda: epoch(cloud, "h1") == 5, "the newer table")
+        hosts.write_ring(path, {"h9": 9}, epoch=4)
+        hosts.wait_until(lambda: "older than 5 in use; not taken" in agent.log(), "a warning")
+        hosts.write_ring(path, {"h9": 9}, epoch=5)
+        hosts.wait_until(lambda: "the epoch of a table that differs" in agent.log(), "a warning")
+        path.write_text('{"version": 1, "epoch": 6, "hosts": [')
+        hosts.wait_until(lambda: "the last table stays in use" in agent.log(), "a warning")
+        path.unlink()
+        hosts.wait_until(lambda: "No such file" in agent.log(), "a warning")
+        assert agent.status()["ring"] == {"epoch": 5, "hosts": 2}
+        hosts.write_ring(path, {"h1": cloud.ports["h1"]}, epoch=7)
+        hosts.wait_until(lambda: epoch(cloud, "h1") == 7, "the newest table")
+        assert agent.image_path(image_id).read_bytes() == DATA
+        assert agent.status()["exchange"]["source_bytes"] == len(DATA)
+        assert agent.log().count("older than 5") == 1
+
+
+def test_host_that_leaves_the_ring_while_it_is_asked_is_just_not_asked(tmp_path, images, image_id):
+    """The first home answers late; the second one has left the ring when its turn comes."""
+    with lying_peer.lying("slow", seed=1, lies=[lying_peer.silence]) as slow:
+        ghosts = {"slow": slow.port, "gone": local.unused_port()}
+        options = {"in_ring_only": ghosts, "peer_timeout_s": 3, "read_ahead_limit_bytes": 0}
+        with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
+            agent = cloud["h1"]
+            agent.ctl("ensure", image_id)
+            table = ring.decode(cloud.ring_file.read_bytes(), "ring")
+            chunk_no = next(
+                n * PER_SEGMENT
+                for n in range(12)
+                if table.owners(image_id, n)[:2] == ("slow", "gone")
+            )
+            got: list[bytes] = []
+            path = agent.image_path(image_id)
+            reader = threading.Thread(target=lambda: got.append(read(path, chunk_no)))
+            pid = agent.worker_pid()
+            reader.start()
+            hosts.wait_until(lambda: slow.gets > 0, "the request")
+            hosts.write_ring(cloud.ring_file, cloud.ports, epoch=2)
+            reader.join(15)
+            assert got == [chunk(chunk_no)]
+            assert agent.status()["worker_pid"] == pid
+
+
+def certificates(folder: pathlib.Path, ca: trustme.CA, name: str) -> dict[str, pathlib.Path]:
+    """Write a certificate of ``name``; return the agent's options for it."""
+    folder.mkdir()
+    issued = ca.issue_cert(name)
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    return {"peer_tls_cert": folder / "cert.pem", "peer_tls_key": folder / "key.pem"}
+
+
+def test_agents_with_certificates_of_one_authority_exchange(tmp_path, images, image_id):
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    with hosts.cloud(
+        tmp_path,
+        images,
+        peer_tls_ca=tmp_path / "ca.pem",
+        peer_timeout_s=5,
+        each=lambda name: certificates(tmp_path / f"tls-{name}", ca, name),
+    ) as cloud:
+        assert read_everywhere(cloud, image_id) == [DATA] * 3
+        statuses = cloud.statuses().values()
+        assert sum(status["exchange"]["source_bytes"] for status in statuses) == len(DATA)
+
+
+@pytest.mark.parametrize("fault", ["other authority", "other name", "no certificate"])
+def test_agent_without_the_right_certificate_is_kept_out(tmp_path, images, image_id, fault):
+    ca, other_ca = trustme.CA(), trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+
+    def each(name: str) -> dict[str, object]:
+        if name == "h1":
+            own = certificates(tmp_path / "tls-h1", ca, "h1")
+        elif fault == "no certificate":
+            return {}
+        elif fault == "other name":
+            own = certificates(tmp_path / "tls-h2", ca, "h3")
+        else:
+            own = certificates(tmp_path / "tls-h2", other_ca, "h2")
+        return {"peer_tls_ca": tmp_path / "ca.pem", **own}
+
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), each=each) as cloud:
+        for agent in cloud.agents.values():
+            assert agent.image_path(image_id).read_bytes() == DATA
+            exchange = agent.status()["exchange"]
+            assert (exchange["served_chunks"], exchange["source_bytes"]) == (0, len(DATA))
+        assert "ropped" in cloud["h1"].log()
