@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A disk that is full: reads stay right, caching stops, and goes on when there is room again."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_common import geometry
+from tests.fakes import hosts
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+MIB = geometry.MIB
+DATA = local.random_bytes(24 * MIB)
+
+
+@pytest.fixture
+def images(tmp_path):
+    return local.ImageFolder(tmp_path / "images")
+
+
+@contextlib.contextmanager
+def small_disk(folder: pathlib.Path, size_bytes: int) -> Iterator[pathlib.Path]:
+    """Mount a disk of ``size_bytes`` on a new folder until the block ends."""
+    folder.mkdir()
+    options = f"size={size_bytes}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def read_direct(path: pathlib.Path) -> bytes:
+    """Read all of a file past the page cache."""
+    argv = ["dd", f"if={path}", "iflag=direct", "bs=1M", "status=none"]
+    return subprocess.run(argv, check=True, capture_output=True, timeout=20).stdout
+
+
+def test_full_disk_stops_caching_and_nothing_else(tmp_path, images):
+    image_id = images.add(DATA)
+    with (
+        small_disk(tmp_path / "disk", 6 * MIB) as disk,
+        hosts.running(
+            tmp_path / "h1", images, cache_dir=disk / "cache", cache_slab_bytes=2 * MIB
+        ) as agent,
+    ):
+        path, pid = agent.image_path(image_id), agent.worker_pid()
+        for _ in range(2):
+            assert read_direct(path) == DATA
+        hosts.wait_written(agent)
+        cache = agent.status()["cache"]
+        assert 3 * MIB < cache["disk_bytes"] < 6 * MIB
+        assert cache["stored_bytes"] > 0
+        assert cache["write_errors"] > 0
+        assert "The cache stops growing" in agent.log()
+        assert "No space left on device" in agent.log()
+        assert agent.status()["images"][image_id]["failed_reads"] == 0
+        subprocess.run(["mount", "-o", f"remount,size={64 * MIB}", disk], check=True)
+        assert read_direct(path) == DATA
+        assert agent.worker_pid() == pid
+
+
+def test_disk_that_others_fill_is_a_disk_that_is_full(tmp_path, images):
+    image_id = images.add(DATA)
+    with (
+        small_disk(tmp_path / "disk", 12 * MIB) as disk,
+        hosts.running(
+            tmp_path / "h1", images, cache_dir=disk / "cache", cache_slab_bytes=2 * MIB
+        ) as agent,
+    ):
+        with contextlib.suppress(OSError):
+            (disk / "others").write_bytes(bytes(12 * MIB))
+        assert read_direct(agent.image_path(image_id)) == DATA
+        agent.stop()
+        agent.start()
+        agent.wait_ready()
+        assert read_direct(agent.image_path(image_id)) == DATA
+
+
+def test_full_state_folder_keeps_new_images_out_and_nothing_else(tmp_path, images):
+    known, unknown = images.add(DATA), images.add(DATA[:MIB])
+    with (
+        small_disk(tmp_path / "disk", MIB) as disk,
+        hosts.running(tmp_path / "h1", images, state_dir=disk / "state") as agent,
+    ):
+        assert read_direct(agent.image_path(known)) == DATA
+        with contextlib.suppress(OSError):
+            (disk / "others").write_bytes(bytes(MIB))
+        with pytest.raises(OSError) as caught:
+            os.stat(agent.image_path(unknown))
+        assert caught.value.errno == errno.ENOSPC
+        assert read_direct(agent.image_path(known)) == DATA
+        (disk / "others").unlink()
+        assert read_direct(agent.image_path(unknown)) == DATA[:MIB]
