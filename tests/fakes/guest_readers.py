@@ -24,6 +24,7 @@ from typing import Self
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = 4096
 LENGTHS = (PAGE, 4 * PAGE, 64 * 1024, 64 * 1024, 256 * 1024)
+JUMPS = 0.7
 END_S = 20.0
 
 
@@ -78,9 +79,12 @@ def read_at_random(
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     buffer = mmap.mmap(-1, max(LENGTHS))
     view = memoryview(buffer)
+    offset = length = 0
     while not end.is_set():
+        offset += length  # now and then go on in order, which makes the agent read ahead
         length = rng.choice(LENGTHS)
-        offset = rng.randrange(-(-len(truth) // PAGE)) * PAGE
+        if offset >= len(truth) or rng.random() < JUMPS:
+            offset = rng.randrange(-(-len(truth) // PAGE)) * PAGE
         began_s = time.monotonic()
         try:
             got = os.preadv(fd, [view[:length]], offset)

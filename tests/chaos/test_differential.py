@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one test that rules them all: whatever happens, a mirror reads like the image's file.
+
+Three agents with caches far too small serve one image to random readers, while
+workers are killed, stopped and frozen, bits flip in their slab files, a peer
+lies, the ring changes, and the source fails every fifth request.  No read may
+fail and no byte may differ.
+
+Everything is chosen by one seed; ACSTOR_TEST_SEED sets another one.
+"""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import time
+
+from acstor_common import geometry
+from tests.fakes import guest_readers
+from tests.fakes import hosts
+from tests.fakes import http_server
+from tests.fakes import lying_peer
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
+
+MIB = geometry.MIB
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+SEED = int(os.environ.get("ACSTOR_TEST_SEED", "1"))
+CHAOS_S = 9.0
+OPTIONS = {
+    "cache_limit_bytes": 4 * MIB,
+    "cache_slab_bytes": MIB,
+    "peer_timeout_s": 0.5,
+    "read_ahead_limit_bytes": MIB,
+}
+
+
+def image_bytes() -> bytes:
+    """Return an image with zeros, with chunks that are alike, and with an odd end."""
+    unique = local.random_bytes(16 * MIB, seed=SEED, zero_share=0.1)
+    return unique + unique[: 3 * MIB] + unique[5 * MIB + 4096 : 6 * MIB] + b"the end"
+
+
+def wrong_bytes(handler, asked: http_server.Asked) -> None:
+    """Answer in good form with one bit flipped."""
+    at = asked.start + len(asked.part) // 2
+    body = asked.body[:at] + bytes([asked.body[at] ^ 4]) + asked.body[at + 1 :]
+    http_server.fine(handler, http_server.Asked(body, asked.start, asked.stop, asked.headers))
+
+
+class FlakySource:
+    """Every fifth answer is one of these faults."""
+
+    FAULTS = (
+        http_server.status(503),
+        http_server.half_a_body,
+        http_server.hang_up,
+        http_server.garbage,
+        http_server.slow(0.1),
+        wrong_bytes,
+    )
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.faults = 0
+
+    def __call__(self, handler, asked: http_server.Asked) -> None:
+        """Answer, well in four cases of five."""
+        if not handler.path.endswith(".raw") or self._rng.random() >= 0.2:
+            http_server.fine(handler, asked)
+            return
+        self.faults += 1
+        self._rng.choice(self.FAULTS)(handler, asked)
+
+
+class Chaos:
+    """What goes wrong; each method is one fault that has passed when it returns."""
+
+    def __init__(self, cloud: hosts.Cloud, peer: lying_peer.LyingPeer, rng: random.Random) -> None:
+        self._cloud, self._peer, self._rng = cloud, peer, rng
+        self._epoch = 1
+        self.done: list[str] = []
+
+    def __call__(self) -> None:
+        """Do one fault at random."""
+        faults = [self.kill_worker, self.stop_worker, self.freeze_worker, self.flip_bits, self.ring]
+        fault = self._rng.choice(faults)
+        agent = self._cloud[self._rng.choice(sorted(self._cloud.agents))]
+        self.done.append(f"{fault.__name__} on {agent.host.name}")
+        fault(agent)
+
+    def _worker_pid(self, agent: agents.Agent) -> int:
+        hosts.wait_until(lambda: agent.worker_pid() is not None, "a worker")
+        return agent.worker_pid() or 0
+
+    def kill_worker(self, agent: agents.Agent) -> None:
+        """SIGKILL."""
+        hosts.kill(self._worker_pid(agent))
+
+    def stop_worker(self, agent: agents.Agent) -> None:
+        """SIGTERM: it may finish what it writes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._worker_pid(agent), signal.SIGTERM)
+
+    def freeze_worker(self, agent: agents.Agent) -> None:
+        """Longer than its peers wait for it."""
+        with hosts.frozen(self._worker_pid(agent)):
+            time.sleep(0.7)
+
+    def flip_bits(self, agent: agents.Agent) -> None:
+        """Damage the slab files while there is no worker."""
+        with hosts.frozen(agent.pid):
+            pid = agent.worker_pid()
+            hosts.kill(pid)
+            hosts.wait_until(lambda: is_dead(pid), "the end of the worker")
+            for slab in sorted((agent.folder / "cache").glob("slab-*.acslab")):
+                self._flip(slab)
+
+    def _flip(self, slab: pathlib.Path) -> None:
+        with slab.open("r+b") as file:
+            size_bytes = slab.stat().st_size
+            for _ in range(8):
+                at = self._rng.randrange(size_bytes)
+                file.seek(at)
+                byte = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 1 << self._rng.randrange(8)]))
+
+    def ring(self, agent: agents.Agent) -> None:
+        """Take the liar off the ring or put it back, and now and then a host."""
+        self._epoch += 1
+        ports = dict(self._cloud.ports)
+        if self._rng.random() < 0.5:
+            del ports[agent.host.name]
+        if self._rng.random() < 0.7:
+            ports["liar"] = self._peer.port
+        hosts.write_ring(self._cloud.ring_file, ports, self._epoch)
+
+
+def is_dead(pid: int | None) -> bool:
+    """Say that a process has ended, though its parent may not know."""
+    try:
+        return ") Z " in pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+
+
+def test_mirrors_read_like_the_file_whatever_happens(tmp_path):
+    print(f"ACSTOR_TEST_SEED={SEED}")
+    rng = random.Random(SEED)
+    images = local.ImageFolder(tmp_path / "images")
+    image_id = images.add(image_bytes())
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(http_server.serve(files))
+        peer = stack.enter_context(lying_peer.lying("liar", SEED))
+        source = hosts.http_options(server.url, 2)
+        ghosts = {"liar": peer.port}
+        cloud = stack.enter_context(
+            hosts.cloud(tmp_path, images, in_ring_only=ghosts, **OPTIONS, **source)
+        )
+        mirrors = [agent.image_path(image_id) for agent in cloud.agents.values()]
+        for mirror in mirrors:
+            mirror.stat()
+        server.always = flaky = FlakySource(rng)
+        readers = stack.enter_context(
+            guest_readers.Readers(images.path(image_id), mirrors, SEED, threads=6)
+        )
+        chaos = Chaos(cloud, peer, rng)
+        end_s = time.monotonic() + CHAOS_S
+        while time.monotonic() < end_s:
+            time.sleep(rng.uniform(0.05, 0.5))
+            chaos()
+        tally = readers.stop()
+        print(*chaos.done, tally, sep="\n")
+        assert (tally.errors, tally.wrong) == ([], [])
+        for mirror in mirrors:
+            subprocess.run(["cmp", mirror, images.path(image_id)], check=True, timeout=20)
+        assert tally.reads > 100
+        check_faults_happened(cloud, peer, flaky)
+    assert not hosts.mounts(tmp_path)
+
+
+def check_faults_happened(
+    cloud: hosts.Cloud, peer: lying_peer.LyingPeer, flaky: FlakySource
+) -> None:
+    """A test in which nothing went wrong shows nothing."""
+    assert flaky.faults > 10
+    assert peer.gets > 10
+    logs = "".join(agent.log() for agent in cloud.agents.values())
+    assert "starting another" in logs
+    assert "is damaged in slab file" in logs
+    assert any(status["cache"]["evictions"] for status in cloud.statuses().values())
