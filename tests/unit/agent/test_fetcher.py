@@ -120,6 +120,20 @@ async def test_whole_cloud_reads_a_chunk_from_the_source_once(cloud, autojump_cl
     assert sum(fetched.origin is counters.Origin.HOME for fetched in got) == 9
 
 
+async def test_home_that_wants_what_it_just_read_for_a_peer_does_not_read_it_again(cloud):
+    """The moment matters: between the look in the cache and the read somebody else's may end."""
+    for chunk_no in range(36):
+        wanted = want(chunk_no)
+        host = cloud.hosts[cloud.home(wanted)]
+        cloud.source.delay_s = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(host.serve, wanted, True)
+            for _ in range(chunk_no % 6):
+                await trio.lowlevel.checkpoint()
+            await host.fetch(wanted, DEMAND, 10)
+        assert cloud.source.reads.count(wanted.offset) == 1
+
+
 async def test_chunk_that_came_is_in_the_cache(cloud, autojump_clock):
     name = others(cloud, want(3))[0]
     await cloud.hosts[name].fetch(want(3), DEMAND, 10)

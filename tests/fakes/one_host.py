@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One host without mount, network or processes: cache, fetcher, mirrors, images in memory."""
+
+import contextlib
+import pathlib
+import random
+from collections.abc import AsyncIterator
+
+import trio
+
+from acstor_agent import cache_files
+from acstor_agent import fetcher
+from acstor_agent import mirror
+from acstor_agent import mirrors
+from acstor_agent.core import peer_health
+from acstor_agent.sources import base
+from acstor_agent.sources import verify
+from acstor_common import chunk_map
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import ring
+from tests.fakes import faulty_source
+
+CHUNK = 16 * geometry.KIB
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+DEADLINE_S = 5.0
+
+
+def image_bytes(length: int, seed: int = 1) -> bytes:
+    """Return bytes that do not repeat."""
+    return random.Random(seed).randbytes(length)
+
+
+def map_of(data: bytes, image_id: ids.ImageId = IMAGE, chunk_bytes: int = CHUNK) -> bytes:
+    """Return the chunk map of an image."""
+    cut = geometry.Geometry(len(data), chunk_bytes)
+    builder = chunk_map.MapBuilder(image_id, cut)
+    raw = builder.header
+    for chunk_no in range(cut.chunk_count):
+        start = cut.chunk_offset(chunk_no)
+        chunk = data[start : start + cut.chunk_length(chunk_no)]
+        raw += builder.feed(ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID)
+    return raw + builder.trailer()
+
+
+class OneHost:
+    """The parts of a host, and what its source holds and was asked for.
+
+    ``source`` may be replaced by a faulty one before images are read.
+    """
+
+    def __init__(self, folder: pathlib.Path, nursery: trio.Nursery, limit_bytes: int) -> None:
+        self.blobs: dict[base.Blob, bytes] = {}
+        self.source = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs))
+        (folder / "maps").mkdir(exist_ok=True)
+        self.maps = folder / "maps"
+        self.cache = cache_files.CacheFiles.open(folder / "cache", limit_bytes, geometry.MIB)
+        self.chunks = fetcher.Fetcher(
+            ids.HostId("h1"),
+            nursery,
+            cache=self.cache,
+            source=verify.VerifySource(self.source),
+            ring=lambda: ring.Ring(0, ()),
+            ask_peer=self._ask_nobody,
+            health=peer_health.PeerHealth(random.Random(1)),
+            background_limit=4,
+        )
+        self.read_ahead_limit_bytes = 0
+        self.mirrors = mirrors.Mirrors(self.maps, self.source, self._mirror)
+        self._nursery = nursery
+
+    async def _ask_nobody(self, *_: object) -> fetcher.Bytes:
+        raise AssertionError("there are no peers")
+
+    def _mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
+        return mirror.Mirror(
+            image_map,
+            cache=self.cache,
+            chunks=self.chunks,
+            nursery=self._nursery,
+            deadline_s=DEADLINE_S,
+            read_ahead_limit_bytes=self.read_ahead_limit_bytes,
+        )
+
+    def add(self, data: bytes, image_id: ids.ImageId = IMAGE) -> None:
+        """Put an image and its map into the source."""
+        self.blobs[base.Blob(image_id, base.BlobKind.IMAGE)] = data
+        self.blobs[base.Blob(image_id, base.BlobKind.CHUNK_MAP)] = map_of(data, image_id)
+
+
+@contextlib.asynccontextmanager
+async def one_host(
+    folder: pathlib.Path, limit_bytes: int = 8 * geometry.MIB
+) -> AsyncIterator[OneHost]:
+    """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk."""
+    async with trio.open_nursery() as nursery:
+        host = OneHost(folder, nursery, limit_bytes)
+        await nursery.start(host.cache.run)
+        try:
+            yield host
+        finally:
+            nursery.cancel_scope.cancel()
+    await host.cache.aclose()

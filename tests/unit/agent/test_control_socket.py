@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+import stat
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_agent import control_socket
+from acstor_common import control_wire
+from acstor_common import errors
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "control.sock"
+
+
+class Served:
+    """A control socket whose handler does what it is told."""
+
+    def __init__(self, path):
+        self.path = path
+        self.handle = self.echo
+        self.cancelled = 0
+
+    async def echo(self, request, report):
+        return type(request).__name__
+
+    async def __call__(self, request, report):
+        return await self.handle(request, report)
+
+    async def ask(self, data, replies=1):
+        """Send bytes; return so many replies, None for the end of the conversation."""
+        stream = await trio.open_unix_socket(str(self.path))
+        async with stream:
+            await stream.send_all(data)
+            got = b""
+            while got.count(b"\n") < replies and (more := await stream.receive_some(65536)):
+                got += more
+            lines = [json.loads(line) for line in got.splitlines()]
+            return lines + [None] * (replies - len(lines))
+
+
+@pytest.fixture
+async def served(path, nursery):
+    made = Served(path)
+    await nursery.start(control_socket.serve, control_socket.bind(path, None), made)
+    return made
+
+
+STATUS = control_wire.encode(control_wire.Status())
+
+
+async def test_request_is_answered(served):
+    assert await served.ask(STATUS) == [{"reply": "done", "result": "Status"}]
+
+
+@pytest.mark.expect_log("image x: is open")
+async def test_conversation_goes_on_after_a_failure(served):
+    async def refuse(request, report):
+        served.handle = served.echo
+        raise errors.Unusable("image x", "is open")
+
+    served.handle = refuse
+    with trio.fail_after(5):
+        failed, done = await served.ask(STATUS * 2, replies=2)
+    assert failed == {"reply": "failed", "kind": "Unusable", "error": "image x: is open"}
+    assert done["reply"] == "done"
+
+
+@pytest.mark.expect_log("control request failed")
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), ValueError("no"), KeyError("x")])
+async def test_whatever_a_handler_raises_is_an_answer(served, error):
+    async def fail(request, report):
+        raise error
+
+    served.handle = fail
+    (reply,) = await served.ask(STATUS)
+    assert (reply["reply"], reply["kind"]) == ("failed", type(error).__name__)
+    served.handle = served.echo
+    assert (await served.ask(STATUS))[0]["reply"] == "done"
+
+
+@pytest.mark.expect_log("broke the protocol")
+async def test_rubbish_ends_the_conversation(served):
+    failed, end = await served.ask(b"rubbish\n" + STATUS, replies=2)
+    assert failed["kind"] == "RemoteProtocolError"
+    assert end is None
+
+
+@pytest.mark.expect_log("a line of over 100 bytes")
+async def test_line_that_does_not_end_ends_the_conversation(served, monkeypatch):
+    monkeypatch.setattr(control_wire, "MAX_LINE_BYTES", 100)
+    failed, end = await served.ask(b"x" * 200, replies=2)
+    assert "a line of over 100 bytes" in failed["error"]
+    assert end is None
+
+
+async def test_request_in_pieces_is_one_request(served):
+    stream = await trio.open_unix_socket(str(served.path))
+    async with stream:
+        for byte in STATUS:
+            await stream.send_all(bytes([byte]))
+            await trio.testing.wait_all_tasks_blocked()
+        assert b'"done"' in await stream.receive_some(1000)
+
+
+async def test_progress_comes_before_the_result(served):
+    async def work(request, report):
+        await report(1, 2)
+        await report(2, 2)
+
+    served.handle = work
+    replies = await served.ask(STATUS, replies=3)
+    assert [reply["reply"] for reply in replies] == ["progress", "progress", "done"]
+
+
+async def test_work_ends_when_nobody_waits_for_it(served):
+    ended = trio.Event()
+
+    async def work(request, report):
+        try:
+            while True:
+                await report(1, 2)
+                await trio.lowlevel.checkpoint()
+        finally:
+            ended.set()
+
+    served.handle = work
+    await served.ask(STATUS)
+    with trio.fail_after(5):
+        await ended.wait()
+    served.handle = served.echo
+    assert (await served.ask(STATUS))[0]["reply"] == "done"
+
+
+async def test_work_ends_when_nobody_waits_for_it_even_inside_a_nursery(served):
+    ended = trio.Event()
+
+    async def work(request, report):
+        async def tell():
+            while True:
+                await report(1, 2)
+                await trio.lowlevel.checkpoint()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(tell)
+        finally:
+            ended.set()
+
+    served.handle = work
+    await served.ask(STATUS)
+    with trio.fail_after(5):
+        await ended.wait()
+    served.handle = served.echo
+    assert (await served.ask(STATUS))[0]["reply"] == "done"
+
+
+async def test_socket_is_the_users_alone(path):
+    listener = control_socket.bind(path, None)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    await listener.aclose()
+
+
+async def test_socket_of_a_dead_worker_is_replaced(path):
+    listener = control_socket.bind(path, None)
+    listener.socket.close()
+    await control_socket.bind(path, None).aclose()
+
+
+async def test_socket_of_a_living_agent_is_left_alone(served):
+    with pytest.raises(errors.Unusable, match="another agent listens there"):
+        control_socket.bind(served.path, None)
+    assert (await served.ask(STATUS))[0]["reply"] == "done"
+
+
+@pytest.mark.parametrize("bad", ["folder", "no/such/folder", "x" * 200])
+async def test_path_that_cannot_be_bound_is_named(tmp_path, bad):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(errors.Unusable, match=bad):
+        control_socket.bind(tmp_path / bad, None)
+
+
+async def test_unknown_group_is_named(path):
+    with pytest.raises(errors.Unusable, match="there is no group no-such-group"):
+        control_socket.bind(path, "no-such-group")

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+import socket
+
+import prometheus_client
+import pytest
+from prometheus_client import parser
+
+from acstor_agent import metrics
+from acstor_agent import status
+from acstor_common import errors
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+
+
+def exposed(picture):
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(metrics.Collector(lambda: picture))
+    text = prometheus_client.generate_latest(registry).decode()
+    return {family.name: family for family in parser.text_string_to_metric_families(text)}
+
+
+async def picture_of(host):
+    fetched = host.chunks.counters.fetched
+    image = host.mirrors.get_nowait(one_host.IMAGE)
+    return {
+        "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0)},
+        "exchange": status.of_exchange(host.chunks),
+        "cache": status.of_cache(host.cache),
+        "ring": {"epoch": 7, "hosts": 3},
+    }
+
+
+async def test_every_number_of_status_has_a_metric(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(one_host.image_bytes(4 * CHUNK))
+        await (await host.mirrors.attach(one_host.IMAGE)).read(0, 3 * CHUNK)
+        picture = await picture_of(host)
+    families = exposed(picture)
+    for name in picture["exchange"]:
+        shown = {"quarantined": "quarantined_peers"}.get(name, name)
+        assert f"acstor_{shown}" in families
+    unshown = {"slabs", "chunks_by_class", "bytes_by_class"}
+    assert {name for name in picture["cache"] if f"acstor_cache_{name}" not in families} == unshown
+    assert families["acstor_ring_epoch"].samples[0].value == 7
+    assert families["acstor_source_bytes"].samples[0].value == 3 * CHUNK
+
+
+async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(one_host.image_bytes(4 * CHUNK))
+        image = await host.mirrors.attach(one_host.IMAGE)
+        for seconds in (0.00001, 0.003, 0.003, 0.7, 100.0):
+            image.counters.latency.add(seconds)
+        picture = await picture_of(host)
+    samples = exposed(picture)["acstor_read_seconds"].samples
+    buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+    assert buckets["5e-05"] == 1
+    assert (buckets["0.0025"], buckets["0.005"]) == (1, 3)
+    assert (buckets["1.0"], buckets["30.0"], buckets["+Inf"]) == (4, 4, 5)
+    assert next(s.value for s in samples if s.name.endswith("_sum")) == pytest.approx(100.70601)
+
+
+def test_agent_without_images_has_metrics_too():
+    picture = {"images": {}, "ring": {"epoch": 0, "hosts": 0}}
+    picture["exchange"] = dict.fromkeys(
+        [
+            "chunks_in_flight",
+            "source_bytes",
+            "served_bytes",
+            "served_chunks",
+            "invalid_chunks",
+            "fallbacks",
+        ],
+        0,
+    ) | {"quarantined": {}}
+    names = "stored_bytes disk_bytes limit_bytes pending_bytes chunks"
+    names += " evictions healed refused write_errors"
+    picture["cache"] = dict.fromkeys(names.split(), 0)
+    assert exposed(picture)["acstor_cache_chunks"].samples[0].value == 0
+
+
+@pytest.mark.parametrize("address", ["", "hello", "127.0.0.1", "127.0.0.1:0", "192.0.2.1:9464"])
+def test_address_that_cannot_be_used_is_named(address):
+    with pytest.raises(errors.Unusable, match="metrics_listen"):
+        metrics.serve(address, dict)
+
+
+def test_port_in_use_is_named_and_one_let_go_of_is_free():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(errors.Unusable, match=address):
+            metrics.serve(address, dict)
+    metrics.serve(address, dict)()
+    metrics.serve(address, dict)()

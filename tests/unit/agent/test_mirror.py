@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+import random
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_common import errors
+from acstor_common import geometry
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+ZEROS = bytes(CHUNK)
+DATA = one_host.image_bytes(20 * CHUNK) + 3 * ZEROS + one_host.image_bytes(CHUNK + 777, seed=2)
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with one_host.one_host(tmp_path) as made:
+        made.add(DATA)
+        yield made
+
+
+@pytest.fixture
+async def image(host):
+    return await host.mirrors.attach(one_host.IMAGE)
+
+
+async def read(image, offset, length):
+    """Read, and keep the bytes before the buffer is used again."""
+    return bytes(await image.read(offset, length))
+
+
+async def test_any_range_is_what_the_image_has_there(image):
+    rng = random.Random(3)
+    for _ in range(200):
+        offset = rng.randrange(len(DATA) + CHUNK)
+        length = rng.choice([0, 1, 4096, CHUNK, 3 * CHUNK + 1, geometry.MIB])
+        assert await read(image, offset, length) == DATA[offset : offset + length]
+
+
+async def test_chunk_is_fetched_once_and_then_comes_from_the_cache(host, image):
+    before = len(host.source.reads)
+    for _ in range(3):
+        assert await read(image, CHUNK, CHUNK) == DATA[CHUNK : 2 * CHUNK]
+    assert host.source.reads[before:] == [(CHUNK, CHUNK)]
+    tally = image.counters.read.as_dict()
+    assert tally["source"] == {"requests": 1, "bytes": CHUNK}
+    assert tally["cache"] == {"requests": 2, "bytes": 2 * CHUNK}
+    assert image.counters.latency.count == 3
+
+
+async def test_zeros_are_asked_of_nobody(host, image):
+    before = len(host.source.reads)
+    assert await read(image, 20 * CHUNK + 5, 2 * CHUNK) == bytes(2 * CHUNK)
+    assert len(host.source.reads) == before
+    assert image.counters.read.as_dict()["zero"]["bytes"] == 2 * CHUNK
+
+
+async def test_cached_read_waits_for_nothing(image):
+    await image.read(0, 4 * CHUNK)
+    with trio.CancelScope() as scope:
+        scope.cancel()  # whatever waits now is cancelled
+        assert bytes(await image.read(0, 4 * CHUNK)) == DATA[: 4 * CHUNK]
+    assert not scope.cancelled_caught
+
+
+async def test_readers_of_one_chunk_share_its_fetch(host, image):
+    before = len(host.source.reads)
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(image.read, 5 * CHUNK, CHUNK)
+    assert len(host.source.reads) == before + 1
+
+
+async def test_reader_who_leaves_does_not_stop_the_fetch(host, image):
+    with trio.move_on_after(0):
+        await image.read(6 * CHUNK, CHUNK)
+    await trio.testing.wait_all_tasks_blocked()
+    before = len(host.source.reads)
+    assert await read(image, 6 * CHUNK, CHUNK) == DATA[6 * CHUNK : 7 * CHUNK]
+    assert len(host.source.reads) == before
+
+
+async def test_bad_bytes_are_asked_for_again_until_they_are_good(host, image, autojump_clock):
+    at = len(host.source.reads)
+    host.source._corrupt = {at + 1, at + 2}
+    assert await read(image, 0, CHUNK) == DATA[:CHUNK]
+    assert len(host.source.reads) == at + 3
+
+
+async def test_chunk_that_does_not_come_fails_the_read_at_the_deadline(host, image, autojump_clock):
+    host.source._share = 1.0
+    began = trio.current_time()
+    with pytest.raises(errors.DeadlineExceeded, match="fails by order"):
+        await image.read(0, 3 * CHUNK)
+    assert trio.current_time() - began == pytest.approx(one_host.DEADLINE_S)
+    assert (image.counters.failed_reads, image.counters.in_flight) == (1, 0)
+    host.source._share = 0.0
+    assert await read(image, 0, 3 * CHUNK) == DATA[: 3 * CHUNK]
+
+
+async def test_chunk_that_is_nowhere_fails_the_read_at_once(host, image, autojump_clock):
+    host.source._share = 1.0
+    host.source._error = errors.ChunkMissing
+    began = trio.current_time()
+    with pytest.raises(errors.ChunkMissing):
+        await image.read(0, 3 * CHUNK)
+    assert trio.current_time() == began
+
+
+async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):
+    host.read_ahead_limit_bytes = 8 * CHUNK
+    image = await host.mirrors.attach(one_host.IMAGE)
+    for chunk_no in range(20):
+        assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]
+        await trio.sleep(1)
+    assert image.counters.read.as_dict()["source"]["requests"] <= 2
+    assert sorted(set(host.source.reads)) == sorted(host.source.reads)
+
+
+async def test_failed_read_ahead_is_nobodys_error(host, autojump_clock):
+    host.read_ahead_limit_bytes = 8 * CHUNK
+    image = await host.mirrors.attach(one_host.IMAGE)
+    await image.read(0, CHUNK)
+    await image.read(CHUNK, CHUNK)
+    host.source._share = 1.0
+    await trio.sleep(1)
+    host.source._share = 0.0
+    for chunk_no in range(2, 20):
+        assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]
+
+
+async def test_cached_bytes_are_those_of_the_cache(image):
+    assert image.cached_bytes() == 0
+    await image.read(0, 3 * CHUNK)
+    assert image.cached_bytes() == 3 * CHUNK
+    await image.read(0, len(DATA))
+    assert len(DATA) - 4 * CHUNK <= image.cached_bytes() <= len(DATA)
+
+
+async def test_image_of_another_run_needs_no_source(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        image = await host.mirrors.attach(one_host.IMAGE)
+        await image.read(0, len(DATA))
+    async with one_host.one_host(tmp_path) as host:  # its source has nothing
+        image = await host.mirrors.attach(one_host.IMAGE)
+        assert await read(image, 0, len(DATA)) == DATA
+
+
+@pytest.mark.allow_log("is damaged in slab file")
+async def test_damaged_slots_are_fetched_again_without_anybody_noticing(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        await (await host.mirrors.attach(one_host.IMAGE)).read(0, len(DATA))
+    slab = tmp_path / "cache" / "slab-00000.acslab"
+    raw = bytearray(slab.read_bytes())
+    for at in range(len(raw) // 3, len(raw), 5 * CHUNK):
+        raw[at] ^= 1
+    slab.write_bytes(raw)
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        image = await host.mirrors.attach(one_host.IMAGE)
+        assert await read(image, 0, len(DATA)) == DATA
+        assert host.cache.statistics.healed > 0

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+
+import pytest
+import trio
+
+from acstor_agent.sources import base
+from acstor_common import errors
+from tests.fakes import one_host
+
+IMAGE, OTHER = one_host.IMAGE, one_host.OTHER
+DATA = one_host.image_bytes(5 * one_host.CHUNK)
+MAP = base.Blob(IMAGE, base.BlobKind.CHUNK_MAP)
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with one_host.one_host(tmp_path) as made:
+        made.add(DATA)
+        yield made
+
+
+async def test_image_is_attached_once_and_its_map_kept(host):
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(host.mirrors.attach, IMAGE)
+    assert len(host.source.reads) == 1
+    assert host.mirrors.attached() == [IMAGE]
+    assert (host.maps / f"{IMAGE}.acmap").read_bytes() == host.blobs[MAP]
+    assert host.mirrors.get_nowait(IMAGE) is await host.mirrors.attach(IMAGE)
+
+
+async def test_kept_map_needs_no_source(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        await host.mirrors.attach(IMAGE)
+    async with one_host.one_host(tmp_path) as host:
+        assert host.mirrors.attached() == [IMAGE]
+        assert host.mirrors.get_nowait(IMAGE) is None
+        assert (await host.mirrors.attach(IMAGE)).size_bytes == len(DATA)
+        assert host.source.reads == []
+
+
+@pytest.mark.parametrize(
+    ("blobs", "error"),
+    [
+        ({}, errors.ChunkMissing),
+        ({MAP: b""}, errors.ChunkMapFormatError),
+        ({MAP: b"hello"}, errors.ChunkMapFormatError),
+        ({MAP: one_host.map_of(DATA)[:-1]}, errors.ChunkMapFormatError),
+        ({MAP: one_host.map_of(DATA, OTHER)}, errors.ChunkMapFormatError),
+        ({MAP: one_host.map_of(DATA)}, errors.ChunkMissing),
+        (
+            {MAP: one_host.map_of(DATA), base.Blob(IMAGE, base.BlobKind.IMAGE): DATA[:-1]},
+            errors.ChunkMapFormatError,
+        ),
+    ],
+)
+async def test_image_that_cannot_be_attached_leaves_nothing(tmp_path, blobs, error):
+    async with one_host.one_host(tmp_path) as host:
+        host.blobs.update(blobs)
+        with pytest.raises(error, match=str(IMAGE)):
+            await host.mirrors.attach(IMAGE)
+        assert host.mirrors.attached() == []
+        assert list(host.maps.iterdir()) == []
+        host.add(DATA)
+        assert (await host.mirrors.attach(IMAGE)).size_bytes == len(DATA)
+
+
+async def test_attach_that_is_cancelled_leaves_nothing_and_can_be_made_again(host):
+    for checkpoints in range(8):
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(host.mirrors.attach, IMAGE)
+                for _ in range(checkpoints):
+                    await trio.lowlevel.checkpoint()
+                scope.cancel()
+        assert not list(host.maps.glob(".*"))
+        if host.mirrors.attached():
+            host.mirrors.detach(IMAGE)
+    assert (await host.mirrors.attach(IMAGE)).size_bytes == len(DATA)
+
+
+async def test_detached_image_is_forgotten(host):
+    await host.mirrors.attach(IMAGE)
+    host.mirrors.detach(IMAGE)
+    assert host.mirrors.attached() == []
+    assert host.mirrors.get_nowait(IMAGE) is None
+    with pytest.raises(errors.Unusable, match="is not attached here"):
+        host.mirrors.detach(IMAGE)
+
+
+async def test_time_stamp_is_that_of_the_kept_map(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        assert host.mirrors.touched_ns(IMAGE) == 0
+        await host.mirrors.attach(IMAGE)
+        host.mirrors.touch(IMAGE, 123_456_789_000_000_001)
+    async with one_host.one_host(tmp_path) as host:
+        assert host.mirrors.touched_ns(IMAGE) == 123_456_789_000_000_001
+
+
+@pytest.mark.expect_log("not the name of a chunk map; left alone")
+async def test_file_of_somebody_else_is_left_alone(host):
+    (host.maps / "hello.acmap").write_bytes(b"hello")
+    assert host.mirrors.attached() == []
+    assert (host.maps / "hello.acmap").exists()
+
+
+@pytest.mark.expect_log("taking it from the source again")
+async def test_damaged_kept_map_is_taken_again(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        await host.mirrors.attach(IMAGE)
+    os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        assert (await host.mirrors.attach(IMAGE)).size_bytes == len(DATA)
+
+
+async def test_offer_of_a_map_without_end_is_refused(host, monkeypatch):
+    async def endless(blob):
+        return 1 << 50
+
+    monkeypatch.setattr(host.source, "size_bytes", endless)
+    with pytest.raises(errors.ChunkMapFormatError, match="too many for a map"):
+        await host.mirrors.attach(IMAGE)
+
+
+async def test_what_a_killed_worker_left_goes(tmp_path):
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps" / ".incoming-abc").write_bytes(b"half a map")
+    async with one_host.one_host(tmp_path) as host:
+        assert list(host.maps.iterdir()) == []

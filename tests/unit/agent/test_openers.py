@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import subprocess
+
+import pytest
+
+from acstor_agent import openers
+
+
+@pytest.fixture
+def path(tmp_path):
+    folder = tmp_path / "mirror" / "images"
+    folder.mkdir(parents=True)
+    (folder / "a.raw").write_bytes(b"x")
+    return str(folder / "a.raw")
+
+
+def test_file_that_nobody_has_open(path):
+    assert openers.pids_with_open(path) == []
+
+
+def test_own_process_and_others_are_found(path):
+    with open(path, "rb") as file, subprocess.Popen(["sleep", "60"], stdin=file) as other:
+        try:
+            assert openers.pids_with_open(path) == sorted([os.getpid(), other.pid])
+        finally:
+            other.kill()
+    assert openers.pids_with_open(path) == []
+
+
+def test_opened_through_a_link_is_open(path, tmp_path):
+    (tmp_path / "base").symlink_to(path)
+    with open(tmp_path / "base", "rb"):
+        assert openers.pids_with_open(path) == [os.getpid()]
+
+
+def test_mount_point_that_is_a_link_is_the_folder_behind_it(path, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "mirror")
+    with open(path, "rb"):
+        assert openers.pids_with_open(str(tmp_path / "link" / "images" / "a.raw")) == [os.getpid()]
+
+
+def test_other_file_of_the_same_beginning_is_another_file(path):
+    with open(path + "2", "wb"):
+        assert openers.pids_with_open(path) == []

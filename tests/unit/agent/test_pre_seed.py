@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import trio
+
+from acstor_agent import pre_seed
+from acstor_common import errors
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+PER_SEGMENT = (1 << 20) // CHUNK
+DATA = one_host.image_bytes(3 * PER_SEGMENT * CHUNK + 5 * CHUNK) + bytes(3 * CHUNK)
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with one_host.one_host(tmp_path) as made:
+        made.add(DATA)
+        yield made
+
+
+async def seed(host, report=None, is_home=lambda segment_no: False, first_segment=0):
+    async def ignore(done_bytes, total_bytes):
+        pass
+
+    return await pre_seed.pre_seed(
+        await host.mirrors.attach(one_host.IMAGE),
+        host.chunks,
+        report or ignore,
+        is_home=is_home,
+        first_segment=first_segment,
+    )
+
+
+async def test_everything_comes_and_comes_once(host):
+    assert await seed(host) == {
+        "done_bytes": len(DATA),
+        "fetched_bytes": len(DATA) - 3 * CHUNK,
+        "failed_bytes": 0,
+    }
+    before = len(host.source.reads)
+    assert (await seed(host))["fetched_bytes"] == 0
+    assert len(host.source.reads) == before
+
+
+async def test_own_segments_come_first_and_the_others_in_turn(host):
+    await host.mirrors.attach(one_host.IMAGE)
+    before = len(host.source.reads)
+    await seed(host, is_home=lambda segment_no: segment_no == 2, first_segment=5)
+    segments = [offset >> 20 for offset, _ in host.source.reads[before:]]
+    assert list(dict.fromkeys(segments)) == [2, 1, 3, 0]
+
+
+async def test_no_more_than_the_limit_is_in_flight(host):
+    await seed(host)
+    assert 1 < host.source.in_flight_most <= host.chunks.background_limit
+
+
+async def test_progress_is_told_and_grows(host, autojump_clock):
+    host.source._delay, host.source._delay_s = range(1000), 0.1
+    told = []
+
+    async def report(done_bytes, total_bytes):
+        told.append((trio.current_time(), done_bytes))
+        assert total_bytes == len(DATA)
+
+    await seed(host, report)
+    assert len(told) > 5
+    assert [done for _, done in told] == sorted(done for _, done in told)
+    assert told[0][1] == 0
+    assert told[-1][1] > len(DATA) * 0.7
+
+
+async def test_failure_is_told_in_the_end_and_what_came_is_kept(host):
+    await host.mirrors.attach(one_host.IMAGE)
+    before = len(host.source.reads)
+    host.source._fail = {before + 3, before + 7}
+    with pytest.raises(errors.SourceUnreachable, match="fails by order"):
+        await seed(host)
+    image = host.mirrors.get_nowait(one_host.IMAGE)
+    assert image.cached_bytes() == len(DATA) - 3 * CHUNK - 2 * CHUNK
+
+
+async def test_empty_image_is_done_at_once(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(b"")
+        assert (await seed(host))["done_bytes"] == 0

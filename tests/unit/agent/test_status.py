@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+import msgspec
+import pytest
+
+from acstor_agent import status
+from acstor_agent.core import counters
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with one_host.one_host(tmp_path) as made:
+        made.add(one_host.image_bytes(4 * CHUNK) + bytes(2 * CHUNK))
+        yield made
+
+
+def of_image(host):
+    fetched = host.chunks.counters.fetched.get(one_host.IMAGE)
+    return status.of_image(host.mirrors.get_nowait(one_host.IMAGE), fetched, 1_500_000_000)
+
+
+async def test_image_that_was_not_read_has_no_numbers(host):
+    shown = of_image(host)
+    assert (shown["size_bytes"], shown["cached_bytes"], shown["touched_s"]) == (None, None, 1.5)
+    assert shown["read"]["cache"] == {"requests": 0, "bytes": 0}
+
+
+async def test_image_in_numbers(host):
+    image = await host.mirrors.attach(one_host.IMAGE)
+    await image.read(2 * CHUNK, 4 * CHUNK)
+    await image.read(2 * CHUNK, CHUNK)
+    shown = of_image(host)
+    assert shown["size_bytes"] == 6 * CHUNK
+    assert shown["chunk_bytes"] == CHUNK
+    assert shown["cached_bytes"] == 2 * CHUNK
+    assert {origin: counts["bytes"] for origin, counts in shown["read"].items()} == {
+        "zero": 2 * CHUNK,
+        "cache": CHUNK,
+        "peer": 0,
+        "home": 0,
+        "source": 2 * CHUNK,
+    }
+    assert shown["fetched"]["source"] == {"requests": 2, "bytes": 2 * CHUNK}
+    assert shown["latency"]["count"] == 2 == sum(shown["latency"]["buckets"])
+    exchange = status.of_exchange(host.chunks)
+    assert (exchange["source_bytes"], exchange["chunks_in_flight"]) == (2 * CHUNK, 0)
+    assert status.of_cache(host.cache)["stored_bytes"] == 2 * CHUNK
+
+
+async def test_everything_goes_over_the_control_socket(host):
+    await (await host.mirrors.attach(one_host.IMAGE)).read(0, CHUNK)
+    picture = [of_image(host), status.of_exchange(host.chunks), status.of_cache(host.cache)]
+    assert msgspec.json.decode(msgspec.json.encode(picture)) == picture
+
+
+def test_total_adds_up_by_origin():
+    one, two = counters.Tally(), counters.Tally()
+    one.add(counters.Origin.PEER, 5)
+    two.add(counters.Origin.PEER, 7)
+    two.add(counters.Origin.HOME, 1)
+    total = status.total([one.as_dict(), two.as_dict()])
+    assert total["peer"] == {"requests": 2, "bytes": 12}
+    assert total["home"] == {"requests": 1, "bytes": 1}
+    assert total["source"] == {"requests": 0, "bytes": 0}
