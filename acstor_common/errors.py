@@ -84,6 +84,17 @@ class LocalProtocolError(ProtocolError):
     """We broke the rules: a bug here."""
 
 
+class IllegalTransition(LocalProtocolError):
+    """An event was applied in a state in which it cannot happen."""
+
+    def __init__(self, state: str, event: str) -> None:
+        super().__init__(state, event)
+        self.state, self.event = state, event
+
+    def __str__(self) -> str:
+        return f"{self.event} cannot happen in state {self.state}"
+
+
 class RemoteProtocolError(ProtocolError):
     """The other side broke the rules: count it and drop the connection.
 

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core import chunk_state
+from acstor_common import errors
+
+S = chunk_state.ChunkState
+E = chunk_state.ChunkEvent
+ILLEGAL = {
+    *((state, E.PREFETCH_SENT) for state in S if state is not S.REMOTE),
+    *itertools.product((S.REMOTE, S.PREFETCH), (E.GUEST_READ, E.PART_WRITTEN)),
+}
+TO_REACH = {
+    S.REMOTE: [],
+    S.PREFETCH: [E.PREFETCH_SENT],
+    S.LOCAL: [E.PREFETCH_SENT, E.PREFETCH_ARRIVED],
+    S.READ: [E.DEMAND_ARRIVED],
+    S.WRITTEN: [E.WHOLE_WRITTEN],
+}
+PAIRS = list(itertools.product(S, E))
+
+
+def states_with(state: S) -> chunk_state.ChunkStates:
+    states = chunk_state.ChunkStates(1)
+    for event in TO_REACH[state]:
+        states.apply(0, event)
+    assert states.state(0) is state
+    return states
+
+
+@pytest.mark.parametrize(("state", "event"), PAIRS)
+def test_an_event_is_illegal_only_where_a_hole_would_be_read_or_a_chunk_asked_for_again(
+    state, event
+):
+    if (state, event) in ILLEGAL:
+        with pytest.raises(errors.IllegalTransition, match=f"{event.name}.*{state.name}"):
+            chunk_state.next_state(state, event)
+    else:
+        assert chunk_state.next_state(state, event) in S
+
+
+@pytest.mark.parametrize(("state", "event"), PAIRS)
+def test_one_byte_a_chunk_says_the_same_as_the_table(state, event):
+    states = states_with(state)
+    assert states.can_happen(0, event) == ((state, event) not in ILLEGAL)
+    if (state, event) in ILLEGAL:
+        with pytest.raises(errors.LocalProtocolError):
+            states.apply(0, event)
+        assert states.state(0) is state
+    else:
+        after = chunk_state.next_state(state, event)
+        assert states.apply(0, event) is after is states.state(0)
+
+
+@pytest.mark.parametrize("event", E)
+def test_written_is_forever(event):
+    if (S.WRITTEN, event) not in ILLEGAL:
+        assert chunk_state.next_state(S.WRITTEN, event) is S.WRITTEN
+
+
+@pytest.mark.parametrize("state", S)
+def test_late_or_doubled_prefetch_changes_only_what_waits_for_it(state):
+    after = chunk_state.next_state(state, E.PREFETCH_ARRIVED)
+    assert after is (S.LOCAL if state is S.PREFETCH else state)
+
+
+@pytest.mark.parametrize("state", S)
+def test_only_bytes_of_the_image_that_are_here_may_leave(state):
+    assert states_with(state).may_leave(0) == (state in (S.LOCAL, S.READ))
+
+
+def test_overwritten_prefetch_is_not_unmatched_any_more():
+    states = states_with(S.LOCAL)
+    assert states.unmatched == 1
+    states.apply(0, E.WHOLE_WRITTEN)
+    assert states.unmatched == 0 == states.matched
+
+
+@pytest.mark.parametrize(
+    ("events", "matched", "evicted_unread"),
+    [
+        ([E.PREFETCH_ARRIVED, E.GUEST_READ, E.GUEST_READ, E.EVICTED], 1, 0),
+        ([E.DEMAND_ARRIVED, E.PREFETCH_ARRIVED], 1, 0),
+        ([E.PREFETCH_ARRIVED, E.PART_WRITTEN], 1, 0),
+        ([E.PREFETCH_ARRIVED, E.WHOLE_WRITTEN, E.EVICTED], 0, 0),
+        ([E.PREFETCH_ARRIVED, E.EVICTED, E.DEMAND_ARRIVED], 0, 1),
+        ([E.PREFETCH_FAILED, E.DEMAND_ARRIVED], 0, 0),
+    ],
+)
+def test_a_prefetch_is_judged_once_by_what_became_of_it(events, matched, evicted_unread):
+    states = states_with(S.PREFETCH)
+    for event in events:
+        states.apply(0, event)
+    assert (states.matched, states.evicted_unread) == (matched, evicted_unread)
+
+
+def test_forgiven_chunk_stays_local_and_counts_no_more():
+    states = states_with(S.LOCAL)
+    states.forgive()
+    assert states.state(0) is S.LOCAL and states.may_leave(0)
+    assert states.unmatched == 0
+    states.apply(0, E.PREFETCH_ARRIVED)
+    assert states.unmatched == 0
+    states.apply(0, E.GUEST_READ)
+    assert states.unmatched == 0 and states.matched == 1
+    states.apply(0, E.EVICTED)
+    states.apply(0, E.PREFETCH_SENT)
+    states.apply(0, E.PREFETCH_ARRIVED)
+    assert states.unmatched == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([*E, None])), max_size=60))
+def test_counts_are_those_of_the_states_whatever_happens(happenings):
+    states = chunk_state.ChunkStates(5)
+    model, forgiven = [S.REMOTE] * 5, set()
+    for chunk_no, event in happenings:
+        if event is None:
+            states.forgive()
+            forgiven = {n for n in range(5) if model[n] is S.LOCAL}
+        elif (model[chunk_no], event) not in ILLEGAL:
+            states.apply(chunk_no, event)
+            model[chunk_no] = chunk_state.next_state(model[chunk_no], event)
+            forgiven -= {chunk_no} if model[chunk_no] is not S.LOCAL else set()
+        assert list(states) == model
+        assert states.unmatched == model.count(S.LOCAL) - len(forgiven)
+        assert states.under_way == model.count(S.PREFETCH)
+    assert len(states) == 5
