@@ -109,7 +109,7 @@ class Agent:
             serve=self._serve_peer,
             tls=_peer_tls(own),
             ring_epoch=lambda: self._ring.ring.epoch,
-            limits=peer_net.Limits(silence_s=own.peer_timeout_s),
+            limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
         )
         self._source = build.build(own.sources, conf, nursery)
         self._chunks = fetcher.Fetcher(
