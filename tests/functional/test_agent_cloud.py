@@ -122,18 +122,19 @@ def test_next_host_takes_the_place_of_a_dead_home(tmp_path, images, image_id):
         assert cloud["h3"].status()["exchange"]["served_chunks"] >= 1
 
 
-def test_frozen_home_costs_the_peer_timeout_and_no_error(tmp_path, images, image_id):
-    with hosts.cloud(tmp_path, images, read_ahead_limit_bytes=0) as cloud:
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_frozen_home_costs_the_peer_timeout_and_no_error(tmp_path, images, image_id, is_connected):
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as cloud:
         chunk_no = first_chunk_of(cloud, image_id, "h2")
         path = cloud["h1"].image_path(image_id)
-        assert read(path, chunk_no) == chunk(chunk_no)  # there is a connection
+        path.stat()
+        if is_connected:
+            assert read(path, chunk_no) == chunk(chunk_no)
         with hosts.frozen(cloud["h2"].worker_pid()):
-            began = time.monotonic()
-            assert read(path, chunk_no + 1) == chunk(chunk_no + 1)
-            assert time.monotonic() - began < 3
-            for first in range(0, 4 * PER_SEGMENT, PER_SEGMENT):
-                assert read(path, first + 3) == chunk(first + 3)
-            assert time.monotonic() - began < 8
+            for n in range(1, 5):
+                began = time.monotonic()
+                assert read(path, chunk_no + n) == chunk(chunk_no + n)
+                assert time.monotonic() - began < 2
         assert cloud["h1"].status()["images"][image_id]["failed_reads"] == 0
 
 
@@ -153,18 +154,12 @@ def test_source_down_leaves_what_peers_hold(tmp_path, images, image_id):
                 read(cloud["h2"].image_path(image_id), chunk_no + 1)
 
 
-def test_peer_that_lies_costs_time_and_never_bytes(tmp_path, images, image_id):
-    for lie in lying_peer.LIES:
-        folder = tmp_path / lie.__name__
-        folder.mkdir()
-        with (
-            lying_peer.lying("liar", seed=1, lies=[lie]) as peer,
-            hosts.cloud(
-                folder, images, ("h1",), in_ring_only={"liar": peer.port}, peer_timeout_s=0.3
-            ) as cloud,
-        ):
-            path = cloud["h1"].image_path(image_id)
-            assert path.read_bytes() == DATA, lie.__name__
+@pytest.mark.parametrize("lie", lying_peer.LIES)
+def test_peer_that_lies_costs_time_and_never_bytes(tmp_path, images, image_id, lie):
+    with lying_peer.lying("liar", seed=1, lies=[lie]) as peer:
+        options = {"in_ring_only": {"liar": peer.port}, "peer_timeout_s": 0.3}
+        with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
+            assert cloud["h1"].image_path(image_id).read_bytes() == DATA
             status = cloud["h1"].status()
             assert peer.gets > 0
             assert status["exchange"]["fallbacks"] > 0
@@ -227,12 +222,8 @@ def test_ring_file_is_followed_while_the_agent_runs(tmp_path, images, image_id):
         hosts.wait_until(lambda: epoch(cloud, "h1") == 5, "the newer table")
         hosts.write_ring(path, {"h9": 9}, epoch=4)
         hosts.wait_until(lambda: "older than 5 in use; not taken" in agent.log(), "a warning")
-        hosts.write_ring(path, {"h9": 9}, epoch=5)
-        hosts.wait_until(lambda: "the epoch of a table that differs" in agent.log(), "a warning")
         path.write_text('{"version": 1, "epoch": 6, "hosts": [')
         hosts.wait_until(lambda: "the last table stays in use" in agent.log(), "a warning")
-        path.unlink()
-        hosts.wait_until(lambda: "No such file" in agent.log(), "a warning")
         assert agent.status()["ring"] == {"epoch": 5, "hosts": 2}
         hosts.write_ring(path, {"h1": cloud.ports["h1"]}, epoch=7)
         hosts.wait_until(lambda: epoch(cloud, "h1") == 7, "the newest table")
@@ -245,7 +236,7 @@ def test_host_that_leaves_the_ring_while_it_is_asked_is_just_not_asked(tmp_path,
     """The first home answers late; the second one has left the ring when its turn comes."""
     with lying_peer.lying("slow", seed=1, lies=[lying_peer.silence]) as slow:
         ghosts = {"slow": slow.port, "gone": local.unused_port()}
-        options = {"in_ring_only": ghosts, "peer_timeout_s": 3, "read_ahead_limit_bytes": 0}
+        options = {"in_ring_only": ghosts, "peer_timeout_s": 2.2, "read_ahead_limit_bytes": 0}
         with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
             agent = cloud["h1"]
             agent.ctl("ensure", image_id)
