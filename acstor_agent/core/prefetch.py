@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which advertised chunks of one image to fetch before a guest asks (Nicolae 2016, 3.1.4).
+
+The one rule: what is fetched in vain is bounded.  A chunk is *unmatched* while
+it was prefetched and no guest has read it.  Advertisements are acted upon while
+the unmatched chunks are fewer than are allowed, else they are held back.
+
+The paper counts a chunk when it has arrived, so a batch of advertisements that
+comes at once passes the test as a whole; here those under way count too, and so
+do those that a small cache let go before they were read.  Held-back chunks are
+not lost: when the guest reads what was prefetched they are fetched in the order
+in which they were advertised, which is the order in which a neighbour read them.
+
+Re-activation is the paper's: a held-back chunk that a guest then has to fetch on
+demand shows that the patterns have converged again; when there are ``limit`` of
+these, the chunks that are LOCAL stop counting.
+
+Trust is an addition: an image whose readers were never right may have ``first``
+chunks unmatched, and each prediction that was right (prefetched and read, or held
+back and fetched on demand) allows ``gain`` more, up to the limit.  So readers who
+diverge from the beginning waste ``first`` chunks instead of ``limit``, and readers
+who agree reach a limit of 256 within a few batches.  FIRST and GAIN were chosen by
+the swarm simulation: see doc/source/contributor/gossip.rst.
+"""
+
+import collections
+
+from acstor_agent.core import chunk_state
+
+LIMIT = 256
+"""Chunks; with chunks of 64 KiB the paper's 512 chunks of 32 KiB: 16 MiB."""
+FIRST = 8
+GAIN = 2
+HELD_LIMIT = 4096
+"""Advertised chunks that are remembered while they are held back; the oldest is forgotten first."""
+
+_E = chunk_state.ChunkEvent
+
+
+class Prefetcher:
+    """The decisions for one image.
+
+    :param states: the image's chunk states; PREFETCH_SENT is applied here, all other events by
+        the caller
+    :param limit: unmatched chunks allowed at most; 0 never prefetches, None always does
+    :param first: unmatched chunks allowed before any prediction was right; None turns trust off,
+        so that the limit holds from the beginning
+
+    >>> prefetcher = Prefetcher(chunk_state.ChunkStates(100), limit=2)
+    >>> for chunk_no in (7, 8, 9):
+    ...     prefetcher.advertised(chunk_no)
+    >>> prefetcher.take(10)
+    [7, 8]
+    """
+
+    def __init__(
+        self,
+        states: chunk_state.ChunkStates,
+        limit: int | None = LIMIT,
+        first: int | None = FIRST,
+        gain: int = GAIN,
+    ) -> None:
+        self._states = states
+        self._limit = limit
+        self._first = first
+        self._gain = gain
+        # Advertised, in this order, and not acted upon yet.
+        self._held: collections.OrderedDict[int, None] = collections.OrderedDict()
+        self._demanded = 0  # held-back chunks that were fetched on demand, all
+        self._demanded_before = 0  # the same at the last re-activation
+        self._evicted_before = 0  # evicted_unread at the last re-activation
+        self.reactivations = 0
+        """How often the patterns converged again."""
+
+    @property
+    def allowed(self) -> int | None:
+        """Unmatched chunks that are allowed now; None if there is no bound."""
+        if self._limit is None or self._first is None:
+            return self._limit
+        right = self._states.matched + self._demanded
+        return min(self._limit, self._first + self._gain * right)
+
+    @property
+    def at_stake(self) -> int:
+        """Chunks whose prefetch has not proved right: unmatched, under way, evicted unread."""
+        evicted = self._states.evicted_unread - self._evicted_before
+        return self._states.unmatched + self._states.under_way + evicted
+
+    def advertised(self, chunk_no: int) -> None:
+        """Note that a neighbour has a chunk; :meth:`take` says when to fetch it."""
+        if self._limit == 0 or not self._states.can_happen(chunk_no, _E.PREFETCH_SENT):
+            return
+        self._held.setdefault(chunk_no)
+        if len(self._held) > HELD_LIMIT:
+            self._held.popitem(last=False)
+
+    def fetched_on_demand(self, chunk_no: int) -> None:
+        """Note that a guest had to wait for a chunk, because nobody prefetched it."""
+        if chunk_no not in self._held:
+            return
+        del self._held[chunk_no]
+        self._demanded += 1
+        if self._limit is not None and self._demanded - self._demanded_before >= self._limit:
+            self._reactivate()
+
+    def take(self, room: int) -> list[int]:
+        """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then.
+
+        To be called after every event that may have made room: an advertisement, a guest's read
+        of a prefetched chunk, the end of a prefetch.
+        """
+        allowed = self.allowed
+        if allowed is not None:
+            room = min(room, allowed - self.at_stake)
+        taken: list[int] = []
+        while self._held and len(taken) < room:
+            chunk_no, _ = self._held.popitem(last=False)
+            if self._states.can_happen(chunk_no, _E.PREFETCH_SENT):  # it may have come since
+                self._states.apply(chunk_no, _E.PREFETCH_SENT)
+                taken.append(chunk_no)
+        return taken
+
+    def _reactivate(self) -> None:
+        self._states.forgive()
+        self._demanded_before = self._demanded
+        self._evicted_before = self._states.evicted_unread
+        self.reactivations += 1
