@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who has what, told by neighbours, and what to tell them (Nicolae 2016, 3.1.2; Nicolae 2015).
+
+An advertisement says "I have this chunk", by the first 8 bytes of its CID.  It
+is a hint and never more: it may be old, lost, doubled, late or a lie, and costs
+one request in vain at worst, because every chunk is checked against its whole CID.
+
+Everything is bounded: the table of holders forgets the prefix that was not
+used for longest, each neighbour's queue drops its oldest advertisement, and a
+peer that tells more prefixes a second than a fast link can carry chunks is not
+listened to until its allowance has grown again.  A denial (it said that it has not
+got what it had advertised) costs a peer DENIAL_COST of that allowance, so one that
+advertises what it has not is soon not listened to at all.
+
+A holder is remembered as a small number in a tuple that prefixes share, so an entry
+of the table takes 180 bytes (measured with 65,536 entries of up to 4 out of 6
+holders: 12 MB), and to forget all of a host is to forget its number.
+
+Times are seconds of one clock that never goes back, given by the caller.
+"""
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NewType
+
+from acstor_common import ids
+
+Prefix = NewType("Prefix", int)
+"""The first 8 bytes of a CID, big-endian: what advertisements carry."""
+
+PREFIX_BYTES = 8
+BATCH_PREFIXES = 512
+"""Prefixes in one advertisement at most, as the peer protocol has it."""
+DENIAL_COST = 16
+"""Prefixes that a peer's allowance loses when it denies what it advertised."""
+NEAREST_COUNT = 4
+
+
+class Urgency(enum.IntEnum):
+    """Order in which messages leave a host, questions and answers alike: the lowest first."""
+
+    DEMAND = 0  # a guest waits
+    ADVERTISEMENT = 1
+    PREFETCH = 2  # nobody waits yet
+
+
+class Topology(enum.Enum):
+    """Whom a host tells what it has."""
+
+    RING = "ring"  # the hosts before and after it in the order of the ring (both papers)
+    NEAREST = "nearest"  # those whose location has most in common with its own
+    FULL = "full"  # everybody: for small clouds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what is remembered, sent and listened to.
+
+    :param table_prefixes: chunks whose holders are remembered
+    :param holders: hosts remembered for one chunk
+    :param queue_prefixes: advertisements that wait for one neighbour
+    :param told_prefixes: chunks of which is known that they were advertised
+    :param delay_s: how long an advertisement may wait for others to share its frame
+    :param prefixes_per_s: how many a peer may tell; 10 Gbit/s carry 19,000 chunks of 64 KiB
+    :param burst_prefixes: how many it may tell at once after it was silent
+    :param peers: hosts of which anything is remembered; the one silent for longest is forgotten
+    """
+
+    table_prefixes: int = 65_536
+    holders: int = 4
+    queue_prefixes: int = 4096
+    told_prefixes: int = 65_536
+    delay_s: float = 0.02
+    prefixes_per_s: float = 20_000.0
+    burst_prefixes: float = 20_000.0
+    peers: int = 4096
+
+
+@dataclasses.dataclass(slots=True)
+class Statistics:
+    """Totals since the start, in prefixes."""
+
+    heard: int = 0
+    ignored: int = 0  # told faster than is allowed
+    sent: int = 0
+    dropped: int = 0  # pushed out of a neighbour's queue
+    denied: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class _Allowance:
+    """A token bucket: how many prefixes a peer may tell now."""
+
+    prefixes: float
+    since: float
+
+
+class _Outbox:
+    """Advertisements that wait for one neighbour, oldest first."""
+
+    def __init__(self) -> None:
+        self.prefixes: collections.OrderedDict[Prefix, None] = collections.OrderedDict()
+        self.due = 0.0
+
+
+def prefix_of(cid: ids.Cid) -> Prefix:
+    """Return what stands for ``cid`` in advertisements.
+
+    >>> prefix_of(ids.Cid(bytes([1, 2]) + bytes(30))) == 0x0102000000000000
+    True
+    """
+    return Prefix(int.from_bytes(cid[:PREFIX_BYTES], "big"))
+
+
+class Gossip:
+    """What this host knows of others' chunks, and what it still has to tell.
+
+    >>> gossip = Gossip(["h2", "h3"])
+    >>> gossip.advertised(ids.HostId("h2"), [Prefix(7)], now=0.0)
+    [7]
+    >>> gossip.holders(Prefix(7))
+    ['h2']
+    >>> gossip.have(Prefix(7), now=0.0)
+    >>> gossip.take_batches(now=0.02)
+    [('h3', (7,))]
+
+    :param neighbours: hosts to tell; see :func:`neighbours`
+    """
+
+    def __init__(self, neighbours: Iterable[ids.HostId] = (), limits: Limits | None = None) -> None:
+        self.statistics = Statistics()
+        self._limits = limits or Limits()
+        # Numbers of the hosts that hold a chunk, the one that told last at the end.
+        self._table: collections.OrderedDict[Prefix, tuple[int, ...]] = collections.OrderedDict()
+        self._shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._number_of: dict[ids.HostId, int] = {}
+        self._host_of: dict[int, ids.HostId] = {}
+        self._next_number = 0
+        self._pending: collections.Counter[ids.HostId] = collections.Counter()
+        self._allowances: collections.OrderedDict[ids.HostId, _Allowance] = (
+            collections.OrderedDict()
+        )
+        self._told: collections.OrderedDict[Prefix, None] = collections.OrderedDict()
+        self._outboxes: dict[ids.HostId, _Outbox] = {}
+        self.set_neighbours(neighbours, 0.0)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    # What others have
+
+    def advertised(self, host: ids.HostId, prefixes: Sequence[Prefix], now: float) -> list[Prefix]:
+        """Note what ``host`` says that it has; return what was listened to, in its order."""
+        allowance = self._allowance(host, now)
+        heard = list(prefixes[: max(0, int(allowance.prefixes))])
+        allowance.prefixes -= len(heard)
+        self.statistics.heard += len(heard)
+        self.statistics.ignored += len(prefixes) - len(heard)
+        if not heard:
+            return heard
+        number = self._number(host)
+        outbox = self._outboxes.get(host)
+        for prefix in heard:
+            self._add_holder(prefix, number)
+            if outbox:
+                outbox.prefixes.pop(prefix, None)
+        while len(self._table) > self._limits.table_prefixes:
+            self._table.popitem(last=False)
+        return heard
+
+    def holders(self, prefix: Prefix) -> list[ids.HostId]:
+        """Return who said that it has a chunk: fewest requests pending first, then who told first.
+
+        What is asked about stays in the table longest.
+        """
+        numbers = self._table.get(prefix)
+        if numbers is None:
+            return []
+        self._table.move_to_end(prefix)
+        hosts = [self._host_of[number] for number in numbers if number in self._host_of]
+        return sorted(hosts, key=self._pending.__getitem__)
+
+    def known(self) -> list[Prefix]:
+        """Return all that others have told of, in the order in which it was last of use.
+
+        For an image that is attached after its neighbours began to read it.
+        """
+        return list(self._table)
+
+    def asked(self, host: ids.HostId) -> None:
+        """Note that a request went to ``host``."""
+        self._pending[host] += 1
+
+    def answered(self, host: ids.HostId) -> None:
+        """Note that a request to ``host`` has ended, well or not."""
+        if self._pending[host] <= 1:
+            del self._pending[host]
+        else:
+            self._pending[host] -= 1
+
+    def denied(self, host: ids.HostId, prefix: Prefix, now: float) -> None:
+        """Note that ``host`` has not got a chunk, or gave wrong bytes for it."""
+        numbers, number = self._table.get(prefix), self._number_of.get(host)
+        if numbers is None or number not in numbers:
+            return  # it never said that it has it
+        self.statistics.denied += 1
+        allowance = self._allowance(host, now)
+        allowance.prefixes = max(allowance.prefixes - DENIAL_COST, -self._limits.burst_prefixes)
+        self._set_holders(prefix, tuple(n for n in numbers if n != number))
+
+    def lost(self, host: ids.HostId) -> None:
+        """Forget what ``host`` has: it is dead, in quarantine or not on the ring any more.
+
+        Its pending requests end one by one by :meth:`answered`, its allowance goes on.
+        """
+        number = self._number_of.pop(host, None)
+        if number is not None:
+            del self._host_of[number]
+        if outbox := self._outboxes.get(host):
+            outbox.prefixes.clear()
+
+    # What this host has
+
+    def set_neighbours(self, hosts: Iterable[ids.HostId], now: float) -> None:
+        """Tell these hosts from now on; a new one is told what was told last to the others."""
+        wanted = dict.fromkeys(hosts)
+        new = [host for host in wanted if host not in self._outboxes]
+        self._outboxes = {host: self._outboxes.get(host, _Outbox()) for host in wanted}
+        recent = list(self._told)[-self._limits.queue_prefixes :] if new else []
+        for prefix in recent:
+            for host in new:
+                self._post(host, prefix, now)
+
+    def have(self, prefix: Prefix, now: float, from_host: ids.HostId | None = None) -> None:
+        """Tell the neighbours of a chunk that is here, except those who are known to have it.
+
+        :param from_host: the host that gave it
+        """
+        if prefix in self._told:
+            return
+        self._told[prefix] = None
+        if len(self._told) > self._limits.told_prefixes:
+            self._told.popitem(last=False)
+        holders = self.holders(prefix)
+        for host in self._outboxes:
+            if host != from_host and host not in holders:
+                self._post(host, prefix, now)
+
+    def gone(self, prefix: Prefix) -> None:
+        """Take back what was not sent yet of a chunk that is not here any more.
+
+        When it comes back it is advertised again.
+        """
+        self._told.pop(prefix, None)
+        for outbox in self._outboxes.values():
+            outbox.prefixes.pop(prefix, None)
+
+    def take_batches(self, now: float) -> list[tuple[ids.HostId, tuple[Prefix, ...]]]:
+        """Return the advertisements to send now, oldest first, at most 512 prefixes each."""
+        batches: list[tuple[ids.HostId, tuple[Prefix, ...]]] = []
+        for host, outbox in self._outboxes.items():
+            if not outbox.prefixes or now < outbox.due:
+                continue
+            prefixes = tuple(outbox.prefixes)
+            outbox.prefixes.clear()
+            self.statistics.sent += len(prefixes)
+            for start in range(0, len(prefixes), BATCH_PREFIXES):
+                batches.append((host, prefixes[start : start + BATCH_PREFIXES]))
+        return batches
+
+    def next_timeout(self) -> float | None:
+        """Return when :meth:`take_batches` has something to give; None if nothing waits."""
+        return min((box.due for box in self._outboxes.values() if box.prefixes), default=None)
+
+    def _post(self, host: ids.HostId, prefix: Prefix, now: float) -> None:
+        outbox = self._outboxes[host]
+        if not outbox.prefixes:
+            outbox.due = now + self._limits.delay_s
+        outbox.prefixes[prefix] = None
+        if len(outbox.prefixes) >= BATCH_PREFIXES:
+            outbox.due = min(outbox.due, now)
+        if len(outbox.prefixes) > self._limits.queue_prefixes:
+            outbox.prefixes.popitem(last=False)
+            self.statistics.dropped += 1
+
+    def _add_holder(self, prefix: Prefix, number: int) -> None:
+        known = self._table.get(prefix, ())
+        if not known or known[-1] != number:
+            others = [n for n in known if n != number and n in self._host_of]
+            kept = others[max(0, len(others) + 1 - self._limits.holders) :]
+            self._set_holders(prefix, (*kept, number))
+        self._table.move_to_end(prefix)
+
+    def _set_holders(self, prefix: Prefix, numbers: tuple[int, ...]) -> None:
+        """Store a tuple that all prefixes with the same holders share."""
+        if not numbers:
+            self._table.pop(prefix, None)
+            return
+        if len(self._shared) > self._limits.table_prefixes:
+            self._shared.clear()
+        self._table[prefix] = self._shared.setdefault(numbers, numbers)
+
+    def _number(self, host: ids.HostId) -> int:
+        if host not in self._number_of:
+            self._number_of[host] = self._next_number
+            self._host_of[self._next_number] = host
+            self._next_number += 1
+        return self._number_of[host]
+
+    def _allowance(self, host: ids.HostId, now: float) -> _Allowance:
+        """Return what ``host`` may tell, grown by the time that has passed."""
+        most = self._limits.burst_prefixes
+        allowance = self._allowances.setdefault(host, _Allowance(most, now))
+        grown = max(0.0, now - allowance.since) * self._limits.prefixes_per_s
+        allowance.prefixes = min(most, allowance.prefixes + grown)
+        allowance.since = max(now, allowance.since)
+        self._allowances.move_to_end(host)
+        if len(self._allowances) > self._limits.peers:
+            self.lost(self._allowances.popitem(last=False)[0])
+        return allowance
+
+
+def neighbours(
+    hosts: Sequence[ids.HostId],
+    here: ids.HostId,
+    topology: Topology,
+    *,
+    locations: Mapping[ids.HostId, str] | None = None,
+    count: int = NEAREST_COUNT,
+) -> tuple[ids.HostId, ...]:
+    """Return whom ``here`` tells what it has; nobody if it is not among ``hosts``.
+
+    >>> neighbours(["h1", "h2", "h3", "h4"], "h1", Topology.RING)
+    ('h2', 'h4')
+    >>> places = {"h1": "a/1/h1", "h2": "b/1/h2", "h3": "a/1/h3", "h4": "a/2/h4"}
+    >>> neighbours(list(places), "h1", Topology.NEAREST, locations=places, count=2)
+    ('h3', 'h4')
+
+    :param hosts: all hosts, in the order of the ring
+    :param locations: ``site/rack/host`` of each host, for NEAREST; who has none is near nobody
+    :param count: how many, for NEAREST; those equally near follow in the order of the ring
+    """
+    if here not in hosts:
+        return ()
+    at = hosts.index(here)
+    followers = [*hosts[at + 1 :], *hosts[:at]]
+    if topology is Topology.FULL:
+        return tuple(followers)
+    if topology is Topology.RING:
+        return tuple(dict.fromkeys([*followers[:1], *followers[-1:]]))
+    where = locations or {}
+    ours = where.get(here, "").split("/")
+    # Alternately from both sides, so that equally near ones are the closest on the ring.
+    around = _alternate(followers)
+    around.sort(key=lambda host: -_common_parts(ours, where.get(host, "").split("/")))
+    return tuple(around[:count])
+
+
+def _alternate(followers: Sequence[ids.HostId]) -> list[ids.HostId]:
+    """Return the next host on the ring, the previous, the one after next, and so on."""
+    half = (len(followers) + 1) // 2
+    order = [host for pair in zip(followers[:half], followers[::-1], strict=False) for host in pair]
+    return list(dict.fromkeys(order))
+
+
+def _common_parts(ours: Sequence[str], theirs: Sequence[str]) -> int:
+    """Count the parts that two locations have in common from the left; an empty one has none."""
+    count = 0
+    for our_part, their_part in zip(ours, theirs, strict=False):
+        if not our_part or our_part != their_part:
+            break
+        count += 1
+    return count
