@@ -30,7 +30,7 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 MIB = geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 SEED = int(os.environ.get("ACSTOR_TEST_SEED", "1"))
-CHAOS_S = 9.0
+CHAOS_S = 7.0
 OPTIONS = {
     "cache_limit_bytes": 4 * MIB,
     "cache_slab_bytes": MIB,

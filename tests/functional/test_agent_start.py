@@ -146,7 +146,8 @@ def test_cache_folder_that_became_unwritable_is_named(tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path / "cache"], check=True)
     try:
         (tmp_path / "cache" / ".lock").touch()
-        subprocess.run(["chattr", "+i", tmp_path / "cache"], check=True)
+        if subprocess.run(["chattr", "+i", tmp_path / "cache"], capture_output=True).returncode:
+            pytest.skip("needs a kernel with file attributes on tmpfs")
         status, words = hosts.refuse(config_file)
     finally:
         subprocess.run(["umount", tmp_path / "cache"], check=True)
