@@ -10,19 +10,31 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "peer-wire-v1.json"
+DATA = pathlib.Path(__file__).parents[2] / "data"
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CID = ids.Cid(bytes(range(32)))
-HELLO = peer_wire.Hello(ids.HostId("host-1.example"), peer_wire.Klass.DEMAND, 7)
+OLD_HELLO = peer_wire.Hello(ids.HostId("host-1.example"), peer_wire.Klass.DEMAND, 7, 0)
+HELLO = OLD_HELLO._replace(klass=peer_wire.Klass.BULK, minor_version=1)
 GET = peer_wire.Get(0x01020304, IMAGE, 1 << 40, 65536, CID, True, 5000)
 CHUNK = peer_wire.Chunk(0x01020304, b"chunk bytes")
 REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY, "zu viel: grüß später")
-SAID_BY_CLIENT = [HELLO, GET, peer_wire.Cancel(3), peer_wire.Ping(1 << 63), peer_wire.Pong(0)]
-SAID_BY_SERVER = [HELLO, CHUNK, REFUSE, peer_wire.Ping(5), peer_wire.Pong(6)]
+REFERRED_GET = GET._replace(may_refer=True, may_read_source=False)
+ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
+REFER = peer_wire.Refer(0x01020304, (ids.HostId("host-7.example"), ids.HostId("h2")))
+PING, PONG = peer_wire.Ping, peer_wire.Pong
+SAID = {
+    ("peer-wire-v1", "client"): [OLD_HELLO, GET, peer_wire.Cancel(3), PING(1 << 63), PONG(0)],
+    ("peer-wire-v1", "server"): [OLD_HELLO, CHUNK, REFUSE, PING(5), PONG(6)],
+    ("peer-wire-v1-minor1", "client"): [HELLO, REFERRED_GET, ADVERTISE],
+    ("peer-wire-v1-minor1", "server"): [HELLO, REFER],
+}
+ACCEPTED = {"client": peer_wire.FROM_CLIENT, "server": peer_wire.FROM_SERVER}
 BOTH = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
+prefixes = st.integers(1, 2**64 - 1)
+hosts = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", fullmatch=True)
 texts = st.text(st.characters(blacklist_categories=("C", "Z")), max_size=50)
 later_messages = st.one_of(
     st.builds(
@@ -34,12 +46,19 @@ later_messages = st.one_of(
         st.binary(min_size=32, max_size=32).filter(any),
         st.booleans(),
         st.integers(1, 2**32 - 1),
+        st.booleans(),
     ),
     st.builds(peer_wire.Chunk, u32, st.binary(min_size=1, max_size=9000)),
     st.builds(peer_wire.Refuse, u32, st.sampled_from(peer_wire.RefuseCode), texts),
     st.builds(peer_wire.Cancel, u32),
     st.builds(peer_wire.Ping, u64),
     st.builds(peer_wire.Pong, u64),
+    st.builds(peer_wire.Advertise, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
+    st.builds(
+        peer_wire.Refer,
+        u32,
+        st.lists(hosts, min_size=1, max_size=4, unique=True).map(tuple),
+    ),
 )
 
 
@@ -70,15 +89,12 @@ def receive(to: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
     return messages
 
 
-def test_golden_bytes_are_what_is_sent_and_understood():
-    golden = json.loads(GOLDEN.read_bytes())
-    for messages, name, accepts in (
-        (SAID_BY_CLIENT, "client", peer_wire.FROM_CLIENT),
-        (SAID_BY_SERVER, "server", peer_wire.FROM_SERVER),
-    ):
-        frames = [bytes.fromhex(text) for text in golden[name]]
-        assert [stream(message) for message in messages] == frames
-        assert receiver(accepts).feed(b"".join(frames)) == messages
+@pytest.mark.parametrize(("name", "side"), SAID)
+def test_golden_bytes_are_what_is_sent_and_understood(name, side):
+    golden = json.loads((DATA / f"{name}.json").read_bytes())
+    frames = [bytes.fromhex(text) for text in golden[side]]
+    assert [stream(message) for message in SAID[name, side]] == frames
+    assert receiver(ACCEPTED[side]).feed(b"".join(frames)) == SAID[name, side]
 
 
 @given(st.lists(later_messages, max_size=8), st.lists(st.integers(1, 5000), max_size=30))
@@ -137,6 +153,16 @@ def test_text_of_a_refusal_is_cut_and_cleaned_before_it_is_sent():
     assert got.text.startswith("new?line üü") and 198 <= len(got.text.encode()) <= 200
 
 
+def test_full_advertisement_survives_any_cut_and_needs_no_more_than_the_small_buffer():
+    full = peer_wire.Advertise(tuple(range(2**63, 2**63 + 512)))
+    longest = peer_wire.Refer(1, tuple(ids.HostId(c * 255) for c in "abcd"))
+    data = stream(HELLO, full, longest, full)
+    for cut in (1, 7, 4095, 4096, 4097, 8191, len(data)):
+        to = receiver()
+        assert receive(to, data[:cut]) + receive(to, data[cut:]) == [HELLO, full, longest, full]
+        assert max(map(len, to.get_buffers())) <= peer_wire.SMALL_BYTES
+
+
 BAD_STREAMS = {
     "wrong magic": frame(1, b"x", magic=0x1603),
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
@@ -161,6 +187,22 @@ BAD_STREAMS = {
     "unknown refusal": stream(HELLO) + frame(4, bytes(4) + b"\x09"),
     "refusal of 201 bytes": stream(HELLO) + frame(4, bytes(4) + b"\x01" + b"a" * 201),
     "refusal that is not UTF-8": stream(HELLO) + frame(4, bytes(4) + b"\x01\xff"),
+    "Advertise of nothing": stream(HELLO) + frame(8, b""),
+    "Advertise of half a prefix": stream(HELLO) + frame(8, bytes([1] * 12)),
+    "Advertise of 513 prefixes": stream(HELLO) + frame(8, bytes([1]) * 513 * 8),
+    "Advertise of the zero chunk": stream(HELLO) + frame(8, bytes([1] * 8) + bytes(8)),
+    "Advertise where guests wait": stream(OLD_HELLO, ADVERTISE),
+    "Advertise before Hello": stream(ADVERTISE),
+    "Refer to nobody": stream(HELLO) + frame(9, bytes(4) + b"\0\0\0"),
+    "Refer to a host without a name": stream(HELLO) + frame(9, bytes(4) + b"\2\1h\0"),
+    "Refer to a host twice": stream(HELLO) + frame(9, bytes(4) + b"\2\1h\1h"),
+    "Refer to five hosts": stream(HELLO) + frame(9, bytes(4) + b"\5\1a\1b\1c\1d\1e"),
+    "Refer that is cut off": stream(HELLO) + frame(9, bytes(4) + b"\1\5host"),
+    "Refer to fewer hosts than promised": stream(HELLO) + frame(9, bytes(4) + b"\2\4host"),
+    "Refer to more hosts than promised": stream(HELLO) + frame(9, bytes(4) + b"\1\1a\1b"),
+    "Refer to a host with a space": stream(HELLO) + frame(9, bytes(4) + b"\1\3a b"),
+    "Refer to a host that is not ASCII": stream(HELLO) + frame(9, bytes(4) + b"\1\2a\xff"),
+    "oversized Refer": stream(HELLO) + frame(9, bytes(4) + b"\5" + 5 * (b"\xff" + 255 * b"h")),
     "refusal with a line feed": stream(HELLO) + frame(4, bytes(4) + b"\x01a\nb"),
 }
 
@@ -191,7 +233,7 @@ def bad_get(**changes) -> bytes:
         {"length": 4 * 2**20 + 1},
         {"offset": 2**63 - 1},
         {"timeout": 0},
-        {"flags": 2},
+        {"flags": 4},
         {"cid": bytes(32)},
     ],
 )
@@ -206,8 +248,10 @@ def test_get_out_of_range_is_refused(changes):
     [
         (peer_wire.FROM_CLIENT, CHUNK),
         (peer_wire.FROM_CLIENT, REFUSE),
+        (peer_wire.FROM_CLIENT, REFER),
         (peer_wire.FROM_SERVER, GET),
         (peer_wire.FROM_SERVER, peer_wire.Cancel(1)),
+        (peer_wire.FROM_SERVER, ADVERTISE),
     ],
 )
 def test_message_from_the_wrong_side_is_refused(accepts, message):
@@ -228,6 +272,14 @@ def test_message_from_the_wrong_side_is_refused(accepts, message):
         peer_wire.Chunk(1, bytes(peer_wire.MAX_DATA_BYTES + 1)),
         HELLO._replace(host_id="no spaces"),
         peer_wire.Cancel(-1),
+        peer_wire.Advertise(()),
+        peer_wire.Advertise((0,)),
+        peer_wire.Advertise((2**64,)),
+        peer_wire.Advertise(tuple(range(1, 514))),
+        peer_wire.Refer(1, ()),
+        peer_wire.Refer(1, ("a", "a")),
+        peer_wire.Refer(1, tuple("abcde")),
+        peer_wire.Refer(1, ("no spaces",)),
     ],
 )
 def test_message_out_of_range_is_not_sent(message):
