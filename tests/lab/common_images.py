@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two disk images with one package in common: the scenario of Nicolae, Karve, Kochut 2015.
+
+Each is an ext4 file system with packages of its own and the common one, written
+through a mount.  That matters: the kernel's allocator gives a large file long
+extents that begin on large powers of two, so equal files become equal chunks
+although they lie elsewhere in each image; a file system that is packed by
+``mkfs -d`` has them on any 4 KiB block, and then no 64 KiB chunks are equal.
+"""
+
+import contextlib
+import hashlib
+import mmap
+import pathlib
+import random
+import re
+import uuid
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_glance import prehash
+from tests.lab import local
+from tests.lab import runs
+
+IMAGE_BYTES = 512 * geometry.MIB
+"""Sparse.  mke2fs treats smaller ones as special, with blocks of 1 KiB."""
+BLOCK_BYTES = 4096
+COMMON_NAME = "common.tar.gz"
+OWN_PACKAGES_BYTES = ((7_000_003, 1_000_001), (3_333_333, 12_333_337))
+"""What each image has besides: so the common package is not where it is in the other one."""
+
+_EXTENT = re.compile(r"^ *[0-9]+: +[0-9]+\.\. *[0-9]+: +([0-9]+)\.\. *([0-9]+):", re.MULTILINE)
+
+
+class CommonImage(NamedTuple):
+    """One of the images, and where in it the common package lies."""
+
+    image_id: ids.ImageId
+    spans: tuple[tuple[int, int], ...]
+    """(offset, length) in bytes, in the order of the file, whole file system blocks."""
+
+
+def make_two(images: local.ImageFolder, common_bytes: int) -> list[CommonImage]:
+    """Make both images and their chunk maps in ``images``."""
+    common = random.Random(0).randbytes(common_bytes)
+    made = []
+    for number, own_bytes in enumerate(OWN_PACKAGES_BYTES):
+        image_id = ids.parse_image_id(str(uuid.uuid4()))
+        path = images.path(image_id)
+        packages = {
+            f"own-{part}.tar.gz": random.Random(f"{number}/{part}").randbytes(length)
+            for part, length in enumerate(own_bytes)
+        }
+        spans = write_image(path, {**packages, COMMON_NAME: common})
+        prehash.prehash(path, images.map_path(image_id), image_id)
+        made.append(CommonImage(image_id, spans))
+    return made
+
+
+def write_image(path: pathlib.Path, files: dict[str, bytes]) -> tuple[tuple[int, int], ...]:
+    """Make an ext4 image with these files; return where the last one lies.
+
+    :raises errors.Unusable: not root, or no loop device
+    """
+    with path.open("wb") as file:
+        file.truncate(IMAGE_BYTES)
+    runs.tool(["mkfs.ext4", "-q", "-F", "-b", str(BLOCK_BYTES), path])
+    folder = path.with_suffix(".mount")
+    with _mounted(path, folder):
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+        runs.tool(["sync", "--file-system", folder])
+        return extents(runs.tool(["filefrag", "-e", f"-b{BLOCK_BYTES}", folder / name]))
+
+
+@contextlib.contextmanager
+def _mounted(path: pathlib.Path, folder: pathlib.Path) -> Iterator[None]:
+    folder.mkdir()
+    try:
+        runs.tool(["mount", "-o", "loop", path, folder])
+        try:
+            yield
+        finally:
+            runs.tool(["umount", folder])
+    finally:
+        folder.rmdir()
+
+
+def extents(listing: str) -> tuple[tuple[int, int], ...]:
+    """Return the (offset, length) in bytes that ``filefrag -e -b4096`` lists."""
+    return tuple(
+        (int(first) * BLOCK_BYTES, (int(last) - int(first) + 1) * BLOCK_BYTES)
+        for first, last in _EXTENT.findall(listing)
+    )
+
+
+Ranges = tuple[bytes | mmap.mmap, Sequence[tuple[int, int]]]
+"""An image's bytes, and (offset, length) of some of them."""
+
+
+def common_share(first: Ranges, second: Ranges) -> float:
+    """Return which share of the chunks that the first spans touch is among those of the second.
+
+    >>> chunk = geometry.DEFAULT_CHUNK_BYTES
+    >>> common_share((bytes(chunk), [(0, chunk)]), (b"." + bytes(chunk), [(1, chunk)]))
+    0.0
+    """
+    ours, theirs = (_digests(data, spans) for data, spans in (first, second))
+    return sum(digest in theirs for digest in ours) / len(ours)
+
+
+def _digests(data: bytes | mmap.mmap, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    size = geometry.DEFAULT_CHUNK_BYTES
+    numbers = sorted(
+        {
+            number
+            for offset, length in spans
+            for number in range(offset // size, -(-(offset + length) // size))
+        }
+    )
+    return [hashlib.blake2b(data[at * size : (at + 1) * size]).digest() for at in numbers]
