@@ -58,23 +58,19 @@ class Announcements(http.server.BaseHTTPRequestHandler):
     """Answers ``GET /announce?port=…`` with all who announced before (BEP 3, 23)."""
 
     protocol_version = "HTTP/1.1"
-    peers: dict[tuple[str, int], None] = {}  # noqa: RUF012 - one tracker a process
+    peers: dict[bytes, None] = {}  # noqa: RUF012 - one tracker a process
 
     def do_GET(self) -> None:
         """Take note of the one who asks."""
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query, encoding="latin-1")
         try:
-            me = (self.client_address[0], int(query["port"][0]))
-            compact = b"".join(
-                struct.pack("!4sH", socket.inet_aton(address), port)
-                for address, port in self.peers
-                if (address, port) != me
-            )
+            me = socket.inet_aton(self.client_address[0]) + struct.pack("!H", int(query["port"][0]))
         except (KeyError, ValueError, struct.error):
             self.send_error(400, "announce with a port")
             return
+        others = b"".join(peer for peer in list(self.peers) if peer != me)
         self.peers[me] = None
-        body = bencode({"interval": INTERVAL_S, "peers": compact})
+        body = bencode({"interval": INTERVAL_S, "peers": others})
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
