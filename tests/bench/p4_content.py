@@ -91,13 +91,15 @@ class Scene:
     def compare(self, split: str, others: int) -> dict[str, patterns.Outcome]:
         """Play all ways with ``others`` hosts at the second image."""
         apart = [range(HOSTS - others), range(HOSTS - others, HOSTS)]
-        ways = {
-            "together": [range(HOSTS)],
-            "groups apart": [group for group in apart if group],
-            "direct": [],
+        by_place = {OPTION: False} if collective.has_option(OPTION) else {}
+        ways: dict[str, tuple[list[range], dict[str, bool]]] = {
+            "together": ([range(HOSTS)], {}),
+            "groups apart": ([group for group in apart if group], by_place),
+            "direct": ([], {}),
         }
         return {
-            name: self.play(f"{split}, {name}", others, groups) for name, groups in ways.items()
+            name: self.play(f"{split}, {name}", others, groups, **options)
+            for name, (groups, options) in ways.items()
         }
 
     def play(
