@@ -19,8 +19,8 @@ Trust is an addition: an image whose readers were never right may have ``first``
 chunks unmatched, and each prediction that was right (prefetched and read, or held
 back and fetched on demand) allows ``gain`` more, up to the limit.  So readers who
 diverge from the beginning waste ``first`` chunks instead of ``limit``, and readers
-who agree reach a limit of 256 within a few batches.  FIRST and GAIN were chosen by
-the swarm simulation: see doc/source/contributor/gossip.rst.
+who agree reach a limit of 256 after 126 chunks.  FIRST and GAIN were chosen by the
+swarm simulation: see doc/source/contributor/gossip.rst.
 """
 
 import collections
@@ -29,8 +29,10 @@ from acstor_agent.core import chunk_state
 
 LIMIT = 256
 """Chunks; with chunks of 64 KiB the paper's 512 chunks of 32 KiB: 16 MiB."""
-FIRST = 8
+FIRST = 4
+"""Chunks that an image whose readers have nothing in common wastes at most."""
 GAIN = 2
+"""Trust grows as long as more than one prediction in 1 + GAIN is right."""
 HELD_LIMIT = 4096
 """Advertised chunks that are remembered while they are held back; the oldest is forgotten first."""
 
@@ -107,7 +109,8 @@ class Prefetcher:
         """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then.
 
         To be called after every event that may have made room: an advertisement, a guest's read
-        of a prefetched chunk, the end of a prefetch.
+        of a prefetched chunk, the end of a prefetch.  A chunk that is on its way on demand may be
+        among them: join that fetch.
         """
         allowed = self.allowed
         if allowed is not None:

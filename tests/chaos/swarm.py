@@ -521,7 +521,7 @@ class Host:
         children = self.settings.children
         if children is None:
             return ()
-        asked = self.served.setdefault(chunk_no, collections.deque(maxlen=64))
+        asked = self.served.setdefault(chunk_no, collections.deque(maxlen=1024))
         parents = [host for host in asked if host != sender][:2] if len(asked) >= children else []
         asked.rotate(-1 if parents else 0)
         asked.append(sender)
