@@ -46,20 +46,23 @@ def answer(link: socket.socket, name: str) -> None:
 def advertise(name: str, peer: str, prefixes: list[int]) -> None:
     """Tell a host again and again that all of the image is here; come back when it hangs up."""
     address, _, port = peer.rpartition(":")
-    hello = peer_wire.Hello(ids.HostId(name), peer_wire.Klass.BULK, 1)
     while True:
         with (
             contextlib.suppress(OSError),
             socket.create_connection((address, int(port)), LINK_TIMEOUT_S) as link,
         ):
-            lying_peer.send(link, hello)
             threading.Thread(target=swallow, args=(link,), daemon=True).start()
+            lying_peer.send(link, peer_wire.Hello(ids.HostId(name), peer_wire.Klass.BULK, 1))
             while True:
-                for at in range(0, len(prefixes), BATCH):
-                    batch = tuple(prefixes[at : at + BATCH])
-                    lying_peer.send(link, peer_wire.Advertise(batch))
+                lying_peer.send(link, *advertisements(prefixes))
                 time.sleep(PERIOD_S)
         time.sleep(PERIOD_S)
+
+
+def advertisements(prefixes: list[int]) -> list[peer_wire.Advertise]:
+    """Return as many messages as it takes to advertise all of these."""
+    starts = range(0, len(prefixes), BATCH)
+    return [peer_wire.Advertise(tuple(prefixes[at : at + BATCH])) for at in starts]
 
 
 def swallow(link: socket.socket) -> None:

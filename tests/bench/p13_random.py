@@ -106,5 +106,5 @@ def draw(picture: figure.Figure, found: dict[str, dict[str, Any]]) -> None:
         bars = axes.bar(list(found), [way[key] for way in found.values()])
         axes.bar_label(bars, fmt="%.3f")
         axes.axhline(target, color="tab:red", linestyle="--", label=f"target {target:g}")
-        axes.set(title=title)
-        axes.legend()
+        axes.set(title=title, ylim=(0, 1.2 * max(target, *(way[key] for way in found.values()))))
+        axes.legend(loc="upper right")
