@@ -109,6 +109,7 @@ class Agent:
             serve=self._serve_peer,
             tls=_peer_tls(own),
             ring_epoch=lambda: self._ring.ring.epoch,
+            is_reachable=lambda host: host in self._ring.ring,
             limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
         )
         self._source = build.build(own.sources, conf, nursery)
@@ -188,23 +189,19 @@ class Agent:
     # Peers
 
     async def _ask_peer(
-        self,
-        host: ids.HostId,
-        address: str,
-        klass: peer_wire.Klass,
-        want: fetcher.Want,
-        may_read_source: bool,
-    ) -> fetcher.Bytes:
+        self, ask: fetcher.Ask, want: fetcher.Want
+    ) -> fetcher.Bytes | peer_wire.Refer:
         return await self._peers.fetch(
-            host,
-            address,
-            klass,
+            ask.host,
+            ask.address,
+            ask.klass,
             image_id=want.image_id,
             offset=want.offset,
             length=want.length,
             cid=want.cid,
-            may_read_source=may_read_source,
+            may_read_source=ask.may_read_source,
             timeout_s=self._conf.acstor_agent.read_deadline_s * SHARE_OF_DEADLINE,
+            may_refer=ask.may_refer,
         )
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> fetcher.Bytes:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Generic
 from typing import NamedTuple
 from typing import TypeVar
@@ -36,11 +37,29 @@ from acstor_common import ring
 LOG = logging.getLogger(__name__)
 
 Bytes = bytes | bytearray | memoryview
-AskPeer = Callable[[ids.HostId, str, peer_wire.Klass, "Want", bool], Awaitable[Bytes]]
-"""Ask a host at an address, on the connection of a class, for a chunk that it may read through."""
+
+
+class Ask(NamedTuple):
+    """A question to one peer.
+
+    :param address: where the agent of ``host`` listens
+    :param may_read_source: the host may read the chunk through
+    :param may_refer: it may name others to ask instead
+    """
+
+    host: ids.HostId
+    address: str
+    klass: peer_wire.Klass
+    may_read_source: bool
+    may_refer: bool
+
+
+AskPeer = Callable[[Ask, "Want"], Awaitable[Bytes | peer_wire.Refer]]
+"""Asks one peer for one chunk."""
 
 RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 2.0
+REFERRED_WAIT_S = 2.0
 OWNERS_ASKED = places.ACTING_HOMES + places.LAST_RESORTS + 4
 """Owners that are looked at for one chunk: those asked, and some to spare for hosts out of use."""
 
@@ -93,6 +112,14 @@ class _Flights(Generic[T]):
         if isinstance(result[0], errors.AcstorError):
             raise result[0]
         return result[0]
+
+    async def wait(self, cid: ids.Cid) -> T | None:
+        """Return the result of work under way; None if there is none, or it failed."""
+        if cid not in self._under_way:
+            return None
+        done, result = self._under_way[cid]
+        await done.wait()
+        return None if not result or isinstance(result[0], errors.AcstorError) else result[0]
 
     async def _run(self, cid: ids.Cid, work: Callable[[], Awaitable[T]]) -> None:
         done, result = self._under_way[cid]
@@ -189,13 +216,25 @@ class Fetcher:
         :raises errors.ChunkUnavailable: it is not here, and may not or cannot be read
         """
         data: Bytes | None = await self._cache.read_chunk(want.cid)
-        if data is None:
-            if not may_read_source:
-                raise errors.ChunkMissing(str(want), self._here)
+        if data is None and may_read_source:
             data = await self._read_source(want, public_cache.KeepClass.HOME)
+        elif data is None:
+            data = await self._flight_of(want)
         self.counters.served_chunks += 1
         self.counters.served_bytes += len(data)
         return data
+
+    async def _flight_of(self, want: Want) -> Bytes:
+        """Wait for a chunk that is on its way here, for a peer that was referred to this host.
+
+        Not for long: where rings differ, that peer may be the one that this host waits for.
+        """
+        fetched: Fetched | None = None
+        with trio.move_on_after(REFERRED_WAIT_S):
+            fetched = await self._flights.wait(want.cid)
+        if fetched is None:
+            raise errors.ChunkMissing(str(want), self._here)
+        return fetched.data
 
     async def _fetch_once(self, want: Want, klass: peer_wire.Klass) -> Fetched:
         return await self._flights.join(
@@ -236,24 +275,46 @@ class Fetcher:
             is_home = table.home(want.image_id, want.segment_no) == self._here
             keep = public_cache.KeepClass.HOME if is_home else public_cache.KeepClass.BORROWED
             return Fetched(await self._read_source(want, keep), counters.Origin.SOURCE)
-        address = table.address_of(place.host)
-        data = await self._from_peer(place.host, address, place.may_read_source, want, klass)
-        self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED)
-        origin = counters.Origin.HOME if place.may_read_source else counters.Origin.PEER
-        return Fetched(data, origin)
+        ask = Ask(place.host, table.address_of(place.host), klass, place.may_read_source, True)
+        answer = await self._ask_one(ask, want)
+        if isinstance(answer, peer_wire.Refer):
+            fetched = await self._ask_referred(answer.hosts, table, want, klass)
+            if fetched is not None:
+                return fetched
+            answer = await self._ask_one(ask._replace(may_refer=False), want)
+        return self._keep(answer, want, place.may_read_source)
 
-    async def _from_peer(
+    async def _ask_referred(
         self,
-        host: ids.HostId,
-        address: str,
-        may_read_source: bool,
+        hosts: Sequence[ids.HostId],
+        table: ring.Ring,
         want: Want,
         klass: peer_wire.Klass,
-    ) -> Bytes:
+    ) -> Fetched | None:
+        """Ask those that a busy home named; None if none of them gives the chunk."""
+        for host in hosts:
+            if host in table and host != self._here and self._is_usable(host):
+                try:
+                    ask = Ask(host, table.address_of(host), klass, False, False)
+                    return self._keep(await self._ask_one(ask, want), want, False)
+                except (errors.ChunkUnavailable, errors.RemoteProtocolError) as e:
+                    LOG.debug("%s", e)
+        return None
+
+    def _keep(self, data: Bytes | peer_wire.Refer, want: Want, from_home: bool) -> Fetched:
+        """Store a checked chunk that a peer gave."""
+        if isinstance(data, peer_wire.Refer):
+            raise errors.LocalProtocolError("a referral that nobody allowed")
+        self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED)
+        return Fetched(data, counters.Origin.HOME if from_home else counters.Origin.PEER)
+
+    async def _ask_one(self, ask: Ask, want: Want) -> Bytes | peer_wire.Refer:
         """Ask one peer, check its answer, and remember how it behaved."""
+        host = ask.host
         try:
-            data = await self._ask_peer(host, address, klass, want, may_read_source)
-            verify.check_chunk(data, want.cid, str(want), host)
+            answer = await self._ask_peer(ask, want)
+            if not isinstance(answer, peer_wire.Refer):
+                verify.check_chunk(answer, want.cid, str(want), host)
         except (errors.ChunkInvalid, errors.RemoteProtocolError) as e:
             self.counters.invalid_chunks += 1
             self._failed(host, peer_health.FailureKind.LYING, e)
@@ -265,7 +326,7 @@ class Fetcher:
             self._health.succeeded(host, self._clock())
             raise
         self._health.succeeded(host, self._clock())
-        return data
+        return answer
 
     def _failed(
         self, host: ids.HostId, kind: peer_health.FailureKind, error: errors.AcstorError

@@ -28,6 +28,8 @@ LOW_WATER_BYTES = 256 * geometry.KIB
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 BUFFERS_PER_CALL = 64
+NOT_SENT_BYTES = 16 * 1024
+"""What the kernel may keep of a connection unsent; the rest stays here, where it can be seen."""
 RECORD_BYTES = 16 * geometry.KIB  # of plain text in a TLS record
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
@@ -215,6 +217,7 @@ def _tune(sock: socket.socket, silence_s: float) -> None:
     """Make a connection fast and make the kernel notice that the other host is gone."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(silence_s)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))

@@ -23,6 +23,7 @@ from acstor_agent.peer_connection import answering
 from acstor_agent.peer_connection import asking
 from acstor_agent.peer_connection import base
 from acstor_agent.peer_connection import hello
+from acstor_agent.peer_connection import uplink
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -56,6 +57,7 @@ class PeerNet:
         family, which becomes a refusal
     :param tls: certificates, or None for clear text
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
+    :param is_reachable: whether a host can be asked by others; if so they may be referred to it
     :raises errors.Unusable: a certificate or key cannot be used
     """
 
@@ -66,6 +68,7 @@ class PeerNet:
         serve: Serve,
         tls: PeerTls | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
+        is_reachable: Callable[[ids.HostId], bool] = lambda host: False,
         limits: Limits | None = None,
     ) -> None:
         self._host_id = host_id
@@ -75,6 +78,7 @@ class PeerNet:
         self._server_tls: ssl.SSLContext | None = tls.context(is_server=True) if tls else None
         self._client_tls: ssl.SSLContext | None = tls.context(is_server=False) if tls else None
         self._gate = base.DemandGate()
+        self._uplink = uplink.Uplink(is_reachable)
         self._lines: dict[tuple[ids.HostId, peer_wire.Klass], _Line] = {}
         self._answering: set[answering.Answering] = set()
         self._incoming = 0
@@ -129,19 +133,23 @@ class PeerNet:
         cid: ids.Cid,
         may_read_source: bool,
         timeout_s: float,
-    ) -> peer_wire.Buffer:
+        may_refer: bool = False,
+    ) -> peer_wire.Buffer | peer_wire.Refer:
         """Return ``length`` bytes of an image from ``host``; they are not checked against ``cid``.
 
         :param address: where the agent of ``host`` listens, ``ip:port``
         :param may_read_source: the host may read through, from its source, what it has not got
         :param timeout_s: for everything, connecting included
+        :param may_refer: the host may name others to ask instead, in a Refer
         :raises errors.ChunkMissing: the host says that it cannot give them
         :raises errors.SourceUnreachable: no connection, connection lost, no answer in time, or the
             host says that it cannot give them now
         :raises errors.RemoteProtocolError: it is another host, or it broke the protocol
         """
         timeout_ms = max(1, int(timeout_s * 1000))
-        get = peer_wire.Get(0, image_id, offset, length, cid, may_read_source, timeout_ms)
+        get = peer_wire.Get(
+            0, image_id, offset, length, cid, may_read_source, timeout_ms, may_refer
+        )
         with trio.move_on_after(timeout_s):
             line = self._line(host, address, klass)
             if not line.is_decided.is_set():
@@ -270,7 +278,7 @@ class PeerNet:
                 raise
         receiver.peer = peer = f"{theirs.host_id} ({peer})"
         connection = answering.Answering(
-            link, receiver, peer, theirs, self._gate, self._serve, self._limits
+            link, receiver, peer, theirs, self._gate, self._serve, self._uplink, self._limits
         )
         return connection, early
 

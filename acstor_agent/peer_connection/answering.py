@@ -13,6 +13,7 @@ import trio
 
 from acstor_agent import peer_link
 from acstor_agent.peer_connection import base
+from acstor_agent.peer_connection import uplink as uplink_
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -37,11 +38,13 @@ class Answering(base.Connection):
         hello: peer_wire.Hello,
         gate: base.DemandGate,
         serve: Serve,
+        uplink: uplink_.Uplink,
         limits: base.Limits,
     ) -> None:
         super().__init__(link, receiver, peer, hello.klass, gate)
         self._host = hello.host_id
         self._serve = serve
+        self._uplink = uplink
         self._limits = limits
         self._answering: dict[int, trio.CancelScope] = {}
         self._tasks = 0  # a request that was cancelled is one until it has ended
@@ -90,17 +93,38 @@ class Answering(base.Connection):
                 self.post(peer_wire.Pong(token))
 
     async def _answer(self, get: peer_wire.Get, scope: trio.CancelScope) -> None:
-        answer: peer_wire.Message = peer_wire.Refuse(
-            get.request_id, peer_wire.RefuseCode.UNREACHABLE, "no time left"
-        )
+        """Answer one request; the work for it ends when it is cancelled or its time is over."""
         with scope:
             answer = await self._answer_to(get)
+            if isinstance(answer, peer_wire.Chunk):
+                await self._send(get, scope, answer)
+        if scope.cancelled_caught:
+            code = peer_wire.RefuseCode.UNREACHABLE
+            answer = peer_wire.Refuse(get.request_id, code, "no time left")
+        if self._take(get, scope):  # neither cancelled nor answered in its turn
+            self.post(answer)
         self._tasks -= 1
         self._answering_bytes -= get.length
-        if self._answering.get(get.request_id) is scope:  # else it was cancelled
-            del self._answering[get.request_id]
-            self.post(answer)
         self._has_changed.set()
+
+    async def _send(
+        self, get: peer_wire.Get, scope: trio.CancelScope, chunk: peer_wire.Chunk
+    ) -> None:
+        """Send a chunk when it is its turn, or name hosts that can give it sooner."""
+        if hosts := self._uplink.refer(get, self._host):
+            if self._take(get, scope):
+                self.post(peer_wire.Refer(get.request_id, hosts))
+            return
+        async with self._uplink.turn(self.klass):
+            if self._take(get, scope):
+                await self._uplink.send(self, chunk)
+
+    def _take(self, get: peer_wire.Get, scope: trio.CancelScope) -> bool:
+        """Say whether somebody still waits for the answer; he gets it now."""
+        is_waited_for = self._answering.get(get.request_id) is scope
+        if is_waited_for:
+            del self._answering[get.request_id]
+        return is_waited_for
 
     async def _answer_to(self, get: peer_wire.Get) -> peer_wire.Message:
         try:

@@ -12,6 +12,8 @@ from acstor_agent.peer_connection import base
 from acstor_common import errors
 from acstor_common import peer_wire
 
+_Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
+
 
 class Asking(base.Connection):
     """The end that opened the connection: sends Gets and waits for the answers."""
@@ -42,8 +44,8 @@ class Asking(base.Connection):
     def _is_answer_awaited(self) -> bool:
         return bool(self._waiting)
 
-    async def ask(self, get: peer_wire.Get) -> peer_wire.Buffer:
-        """Send ``get`` under an id of its own; return the bytes.
+    async def ask(self, get: peer_wire.Get) -> peer_wire.Buffer | peer_wire.Refer:
+        """Send ``get`` under an id of its own; return the bytes, or whom to ask instead.
 
         If the caller is cancelled the peer is told, and a late answer is dropped.
 
@@ -68,7 +70,7 @@ class Asking(base.Connection):
             raise self._refusal(get, waiter.answer)
         if waiter.answer is None:
             raise self._lost(get)
-        return waiter.answer.data
+        return waiter.answer.data if isinstance(waiter.answer, peer_wire.Chunk) else waiter.answer
 
     def _new_id(self) -> int:
         while True:
@@ -87,10 +89,15 @@ class Asking(base.Connection):
                 self._answer(request_id, message)
             case peer_wire.Refuse(request_id):
                 self._answer(request_id, message)
+            case peer_wire.Refer(request_id):
+                waiter = self._waiting.get(request_id)
+                if waiter and not waiter.get.may_refer:
+                    raise errors.RemoteProtocolError(self.peer, "Refer where none was allowed")
+                self._answer(request_id, message)
             case peer_wire.Ping(token):
                 self.post(peer_wire.Pong(token))
 
-    def _answer(self, request_id: int, answer: peer_wire.Chunk | peer_wire.Refuse) -> None:
+    def _answer(self, request_id: int, answer: _Answer) -> None:
         """Give an answer to who waits for it; if nobody does any more, drop it."""
         if waiter := self._waiting.pop(request_id, None):
             waiter.answer = answer
@@ -125,4 +132,4 @@ class _Waiter:
     def __init__(self, get: peer_wire.Get) -> None:
         self.get = get
         self.is_answered = trio.Event()
-        self.answer: peer_wire.Chunk | peer_wire.Refuse | None = None
+        self.answer: _Answer | None = None

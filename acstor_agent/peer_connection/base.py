@@ -124,6 +124,7 @@ class Connection(abc.ABC):
         self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
         self._has_outbox = trio.Event()
         self._has_changed = trio.Event()  # less is to be done or to be sent
+        self._has_sent = trio.Event()  # less is in the outbox
 
     @property
     @abc.abstractmethod
@@ -198,6 +199,7 @@ class Connection(abc.ABC):
     def close(self) -> None:
         """End the connection; nothing is sent on it from now on."""
         self.is_closed = True
+        self._has_sent.set()
         self._scope.cancel()
 
     async def _read(self, messages: list[peer_wire.Message] | None) -> None:
@@ -228,6 +230,13 @@ class Connection(abc.ABC):
                 if not self._outbox:
                     self._gate.end()
             self._has_changed.set()
+            self._has_sent.set()
+            self._has_sent = trio.Event()
+
+    async def drained(self) -> None:
+        """Return when the socket has taken all that was posted, or the connection is closed."""
+        while self._outbox and not self.is_closed:
+            await self._has_sent.wait()
 
     async def _wait_for_room(self) -> None:
         while self._is_full:

@@ -67,7 +67,8 @@ class Cloud:
         self.hosts = {name: self._host(name, nursery) for name in names}
 
     def _host(self, name, nursery):
-        async def ask(host, address, klass, wanted, may_read_source):
+        async def ask(question, wanted):
+            host, _, klass, may_read_source, _ = question
             self.asked.append((name, host, klass, may_read_source))
             await trio.sleep(0.005)
             if host in self.dead:

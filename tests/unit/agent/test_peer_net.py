@@ -40,9 +40,11 @@ def address_of(listener: trio.SocketListener) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(serve=serve_data, host=SERVER, tls=None, limits=PATIENT):
+async def serving(
+    serve=serve_data, host=SERVER, tls=None, limits=PATIENT, is_reachable=lambda host: False
+):
     """Run the answering side; gives it and its address."""
-    net = peer_net.PeerNet(host, serve=serve, tls=tls, limits=limits)
+    net = peer_net.PeerNet(host, serve=serve, tls=tls, limits=limits, is_reachable=is_reachable)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         await nursery.start(net.serve_forever, listeners)
@@ -56,7 +58,16 @@ class Client:
     def __init__(self, net: peer_net.PeerNet, address: str) -> None:
         self.net, self.address = net, address
 
-    async def fetch(self, offset=0, length=65536, *, klass=DEMAND, host=SERVER, timeout_s=3.0):
+    async def fetch(
+        self,
+        offset=0,
+        length=65536,
+        *,
+        klass=DEMAND,
+        host=SERVER,
+        timeout_s=3.0,
+        may_refer=False,
+    ):
         return await self.net.fetch(
             host,
             self.address,
@@ -67,6 +78,7 @@ class Client:
             cid=CID,
             may_read_source=True,
             timeout_s=timeout_s,
+            may_refer=may_refer,
         )
 
 
@@ -533,6 +545,43 @@ async def test_client_whose_requests_wait_for_us_is_not_dropped():
             while len(messages) < 2:
                 messages += to.feed(await stream.receive_some())
         await stream.aclose()
+
+
+async def test_busy_host_refers_late_requesters_to_hosts_that_came_before_them():
+    """Its answers to three hosts that do not read fill its places and its queue."""
+    told = []
+    async with serving(limits=PATIENT, is_reachable=lambda host: True) as (_server, address):
+        async with contextlib.AsyncExitStack() as stack:
+            get = peer_wire.Get(0, IMAGE, 0, len(DATA), CID, True, 60_000, may_refer=True)
+            for number in range(3, 9):
+                stream = await stack.enter_async_context(await dial(address))
+                stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                greeting = peer_wire.Hello(ids.HostId(f"h{number}"), DEMAND, 1)
+                await stream.send_all(b"".join(peer_wire.encode(greeting)))
+                for request_id in range(8):
+                    one = get._replace(request_id=request_id)
+                    await stream.send_all(b"".join(peer_wire.encode(one)))
+            client = await stack.enter_async_context(asking(address))
+            with trio.fail_after(3):
+                answer = await client.fetch(0, len(DATA), may_refer=True)
+            if isinstance(answer, peer_wire.Refer):
+                told.append(answer.hosts)
+            with trio.fail_after(10):
+                assert len(await client.fetch(0, len(DATA), timeout_s=9)) == len(DATA)
+    assert told and set(told[0]) <= {f"h{number}" for number in range(3, 9)}
+
+
+@pytest.mark.expect_log("Refer where none was allowed")
+async def test_referral_that_nobody_allowed_ends_the_connection():
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await stream.receive_some()
+        await stream.send_all(b"".join(peer_wire.encode(peer_wire.Refer(1, ("h9",)))))
+        await trio.sleep_forever()
+
+    async with faking(handler) as address, asking(address) as client:
+        with pytest.raises(errors.RemoteProtocolError, match="Refer"):
+            await client.fetch()
 
 
 async def test_frozen_peer_is_given_up_after_silence():
