@@ -17,6 +17,7 @@ import prettytable
 
 from tests.fakes import lossy_network
 from tests.fakes import swarm_hosts
+from tests.fakes import swarm_world
 
 LINK_BYTES_PER_S = 25e6 / 8
 """Rate of every link, the source's included."""
@@ -43,7 +44,7 @@ def simulate(
     pattern: str,
     host_count: int,
     chunk_count: int,
-    settings: swarm_hosts.Settings,
+    settings: swarm_world.Settings,
     shift_s: float = 1.0,
 ) -> Outcome:
     """Let every host read ``chunk_count`` chunks on links of 25 Mbit/s, the source's included."""
@@ -51,18 +52,18 @@ def simulate(
     is_disjoint = pattern == "sync-disjoint"
     unique = chunk_count * (host_count if is_disjoint else 1)
     network = lossy_network.LossyNetwork(link_bytes_per_s=LINK_BYTES_PER_S)
-    world = swarm_hosts.World(host_count, unique, network, settings)
+    world = swarm_world.World(host_count, unique, network, settings)
     for n in range(host_count):
         begin = n * chunk_count if is_disjoint else 0
-        ops = [swarm_hosts.Op("read", begin + k) for k in range(chunk_count)]
+        ops = [swarm_world.Op("read", begin + k) for k in range(chunk_count)]
         # Guests never begin at the very same moment: 100 ms of jitter.
         start_s = n * shift_s if pattern == "shifted-same" else network.rng.random() * 0.1
-        world.add_host(n, ops, start_s)
+        swarm_hosts.add_host(world, n, ops, start_s)
     world.run()
     hosts = list(world.hosts.values())
     assert all(host.answers == [1] * chunk_count for host in hosts)
     times_s = [host.finished_s - host.start_s for host in hosts]
-    link_s = chunk_count * swarm_hosts.CHUNK_BYTES / LINK_BYTES_PER_S
+    link_s = chunk_count * swarm_world.CHUNK_BYTES / LINK_BYTES_PER_S
     reads = host_count * chunk_count
     return Outcome(
         max(times_s) / link_s,
@@ -96,10 +97,10 @@ def pattern_table(chunk_count: int) -> prettytable.PrettyTable:
     fields = ["pattern", "limit", "completion", "throughput", "source", "prefetched", "wasted"]
     table = prettytable.PrettyTable(fields, align="r")
     limits = {
-        "0": swarm_hosts.Settings(limit=0),
-        "256, no trust": swarm_hosts.Settings(first=None),
-        "256": swarm_hosts.Settings(),
-        "infinite": swarm_hosts.Settings(limit=None),
+        "0": swarm_world.Settings(limit=0),
+        "256, no trust": swarm_world.Settings(first=None),
+        "256": swarm_world.Settings(),
+        "infinite": swarm_world.Settings(limit=None),
     }
     for pattern, (name, settings) in itertools.product(PATTERNS, limits.items()):
         done = simulate(pattern, 16, chunk_count, settings)
@@ -113,7 +114,7 @@ def trust_table(chunk_count: int) -> prettytable.PrettyTable:
     fields = ["first", "gain", "follow: throughput", "follow: prefetched", "diverge: wasted"]
     table = prettytable.PrettyTable(fields, align="r")
     for first, gain in itertools.product((2, 4, 8, 16), (1, 2, 4)):
-        settings = swarm_hosts.Settings(first=first, gain=gain)
+        settings = swarm_world.Settings(first=first, gain=gain)
         follow = simulate("shifted-same", 16, chunk_count, settings)
         diverge = simulate("sync-disjoint", 16, chunk_count, settings)
         figures = (follow.throughput, follow.prefetched, diverge.wasted)
@@ -126,7 +127,7 @@ def growth_table(host_counts: Sequence[int]) -> prettytable.PrettyTable:
     fields = ["hosts", "homes refer", "completion", "source", "messages", "advertisements", "s"]
     table = prettytable.PrettyTable(fields, align="r")
     for children, count in itertools.product((None, 2), host_counts):
-        done = simulate("sync-same", count, 64, swarm_hosts.Settings(children=children))
+        done = simulate("sync-same", count, 64, swarm_world.Settings(children=children))
         figures = (done.completion, done.source, done.messages, done.advertisements, done.run_s)
         table.add_row([count, "yes" if children else "no", *(f"{f:.2f}" for f in figures)])
     return table

@@ -7,141 +7,20 @@ has the fewest requests pending, else its home, else the source.  Some may lie.
 """
 
 import collections
-import dataclasses
 import itertools
 import random
 from collections.abc import Callable
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from acstor_agent.core import chunk_state
-from acstor_agent.core import content_index
 from acstor_agent.core import gossip
 from acstor_agent.core import peer_health
 from acstor_agent.core import prefetch
-from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_wire
-from acstor_common import ring
-from tests.fakes import lossy_network
+from tests.fakes import swarm_world
 
-IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-SOURCE = ids.HostId("source")
-NOBODY = ids.HostId("")
-"""Nobody waits for the answer any more; it may come all the same."""
-CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
-SMALL_BYTES = 150
-"""What a message without data takes on the wire, with the headers below it."""
 E = chunk_state.ChunkEvent
-
-
-class Posted(NamedTuple):
-    """A message on a connection of a class, as the receiver sees it."""
-
-    klass: peer_wire.Klass
-    message: peer_wire.Message
-
-
-@dataclasses.dataclass(frozen=True)
-class Op:
-    """What a guest does next: read a chunk, write all of it, or write a part of it."""
-
-    kind: str  # "read", "write", "part"
-    chunk_no: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The same for all hosts of a swarm."""
-
-    limit: int | None = prefetch.LIMIT
-    first: int | None = prefetch.FIRST
-    gain: int = prefetch.GAIN
-    topology: gossip.Topology = gossip.Topology.RING
-    timeout_s: float = 1e6  # nothing is lost on slow links, it only waits
-    window: int = 8  # reads of a guest (and its read-ahead) under way at a time
-    think_s: float = 0.0005  # a guest's time between two reads
-    prefetches: int = 8  # prefetches under way at a time
-    children: int | None = None  # a home answers so many itself and refers the rest; None: all
-
-
-class World:
-    """What all hosts share: the image, the ring, the network, and the book of all answers."""
-
-    def __init__(
-        self,
-        host_count: int,
-        chunk_count: int,
-        network: lossy_network.LossyNetwork,
-        settings: Settings | None = None,
-    ) -> None:
-        self.network = network
-        self.settings = settings or Settings()
-        self.contents = [b"chunk %d of the image" % n for n in range(chunk_count)]
-        self.cids = [ids.cid_of(content) for content in self.contents]
-        self.index = content_index.ContentIndex(self.cids)
-        self.prefixes = [gossip.prefix_of(cid) for cid in self.cids]
-        self.host_ids = [ids.HostId(f"h{n}") for n in range(host_count)]
-        table = tuple(
-            ring.RingHost(h, f"10.0.{n // 250}.{n % 250 + 1}:7201", 40)
-            for n, h in enumerate(self.host_ids)
-        )
-        points = ring.Ring(1, table)
-        cut = geometry.Geometry(chunk_count * CHUNK_BYTES, CHUNK_BYTES)
-        self.homes = [points.home(IMAGE, cut.segment_no(n)) for n in range(chunk_count)]
-        self.source_chunks = 0
-        self.sent: collections.Counter[str] = collections.Counter()
-        network.attach(SOURCE, self._answer_as_source)
-        self.hosts: dict[ids.HostId, Host] = {}
-
-    def add_host(
-        self,
-        number: int,
-        ops: Sequence[Op] = (),
-        start_s: float = 0.0,
-        kind: "type[Host] | None" = None,
-    ) -> "Host":
-        """Put a host in its place and let its guest begin at a time."""
-        host = (kind or Host)(self, self.host_ids[number], ops, start_s)
-        self.hosts[host.host_id] = host
-        return host
-
-    def run(self, until_s: float = 3600.0) -> None:
-        """Run until every guest has its answers."""
-        waiting = list(self.hosts.values())
-
-        def is_done() -> bool:
-            while waiting and waiting[-1].is_done:
-                waiting.pop()
-            return not waiting
-
-        self.network.run(until_s, is_done)
-
-    def send(
-        self,
-        sender: ids.HostId,
-        to: ids.HostId,
-        message: peer_wire.Message,
-        klass: peer_wire.Klass,
-    ) -> None:
-        """Put a message on the wire with the bytes that it would have."""
-        size_bytes, urgency = SMALL_BYTES, gossip.Urgency.PREFETCH
-        if klass is peer_wire.Klass.DEMAND:
-            urgency = gossip.Urgency.DEMAND
-        if isinstance(message, peer_wire.Chunk):
-            size_bytes += CHUNK_BYTES
-        elif isinstance(message, peer_wire.Advertise):
-            size_bytes += 8 * len(message.prefixes)
-            urgency = gossip.Urgency.ADVERTISEMENT
-        self.sent[type(message).__name__] += 1
-        self.network.send(sender, to, Posted(klass, message), size_bytes, urgency)
-
-    def _answer_as_source(self, sender: str, posted: Posted) -> None:
-        assert isinstance(posted.message, peer_wire.Get)
-        self.source_chunks += 1
-        data = self.contents[posted.message.offset // CHUNK_BYTES]
-        chunk = peer_wire.Chunk(posted.message.request_id, data)
-        self.send(SOURCE, ids.HostId(sender), chunk, posted.klass)
 
 
 class Flight:
@@ -162,7 +41,13 @@ class Flight:
 class Host:
     """One host, honest."""
 
-    def __init__(self, world: World, host_id: ids.HostId, ops: Sequence[Op], start_s: float):
+    def __init__(
+        self,
+        world: swarm_world.World,
+        host_id: ids.HostId,
+        ops: Sequence[swarm_world.Op],
+        start_s: float,
+    ):
         self.world, self.host_id, self.ops, self.start_s = world, host_id, ops, start_s
         self.network, self.settings = world.network, world.settings
         count = len(world.contents)
@@ -242,7 +127,7 @@ class Host:
                 self._have(chunk_no, None)
         return self.states.can_happen(chunk_no, E.GUEST_READ)
 
-    def _need(self, op: Op, number: int) -> None:
+    def _need(self, op: swarm_world.Op, number: int) -> None:
         flight = self.flights.get(op.chunk_no)
         if flight is None:
             self.prefetcher.fetched_on_demand(op.chunk_no)
@@ -337,9 +222,9 @@ class Host:
     def _get(self, request_id: int, chunk_no: int, may_read_source: bool) -> peer_wire.Get:
         return peer_wire.Get(
             request_id,
-            IMAGE,
-            chunk_no * CHUNK_BYTES,
-            CHUNK_BYTES,
+            swarm_world.IMAGE,
+            chunk_no * swarm_world.CHUNK_BYTES,
+            swarm_world.CHUNK_BYTES,
             self.world.cids[chunk_no],
             may_read_source,
             1000,
@@ -355,9 +240,9 @@ class Host:
 
     def _ask_source(self, chunk_no: int) -> None:
         request_id = next(self._ids)
-        self.requests[request_id] = (SOURCE, chunk_no)
+        self.requests[request_id] = (swarm_world.SOURCE, chunk_no)
         get = self._get(request_id, chunk_no, True)
-        self.world.send(self.host_id, SOURCE, get, peer_wire.Klass.DEMAND)
+        self.world.send(self.host_id, swarm_world.SOURCE, get, peer_wire.Klass.DEMAND)
         deadline = self.network.now + self.settings.timeout_s
         self.network.call_at(deadline, self._time_out, request_id)
 
@@ -365,9 +250,9 @@ class Host:
         host, chunk_no = self.requests.get(request_id, (None, 0))
         if host is None:
             return
-        if host in (SOURCE, NOBODY):
+        if host in (swarm_world.SOURCE, swarm_world.NOBODY):
             del self.requests[request_id]
-            if host == SOURCE:
+            if host == swarm_world.SOURCE:
                 self._ask_source(chunk_no)
             return
         self.health.failed(host, self.network.now, peer_health.FailureKind.UNREACHABLE)
@@ -412,11 +297,11 @@ class Host:
         if flight.request_id in self.requests:  # an answer may still come: it is late then
             host, _ = self.requests[flight.request_id]
             self.gossip.answered(host)
-            self.requests[flight.request_id] = (NOBODY, flight.chunk_no)
+            self.requests[flight.request_id] = (swarm_world.NOBODY, flight.chunk_no)
 
     # Messages
 
-    def receive(self, sender: str, posted: Posted) -> None:
+    def receive(self, sender: str, posted: swarm_world.Posted) -> None:
         """Take a message from the network."""
         host = ids.HostId(sender)
         match posted.message:
@@ -437,7 +322,7 @@ class Host:
                 self._prefetch()
 
     def _refused(self, host: ids.HostId, request_id: int) -> None:
-        asked, chunk_no = self.requests.get(request_id, (NOBODY, 0))
+        asked, chunk_no = self.requests.get(request_id, (swarm_world.NOBODY, 0))
         if asked == host:
             self.gossip.denied(host, self.world.prefixes[chunk_no], self.network.now)
             self.health.succeeded(host, self.network.now)
@@ -463,10 +348,10 @@ class Host:
         if asked is None:
             return  # doubled
         is_right = ids.cid_of(data) == self.world.cids[chunk_no]
-        if asked == SOURCE:
+        if asked == swarm_world.SOURCE:
             self._source_came(chunk_no, data)
             return
-        if asked == NOBODY:  # late: somebody else gave it, or it was written
+        if asked == swarm_world.NOBODY:  # late: somebody else gave it, or it was written
             self.states.apply(chunk_no, E.PREFETCH_ARRIVED)
             return
         self.gossip.answered(host)
@@ -487,7 +372,7 @@ class Host:
 
     def handle_get(self, sender: ids.HostId, get: peer_wire.Get, klass: peer_wire.Klass) -> None:
         """Answer from what is here, or as a home from the source, or refer, or say no."""
-        chunk_no = get.offset // CHUNK_BYTES
+        chunk_no = get.offset // swarm_world.CHUNK_BYTES
         parents = self._parents(sender, chunk_no) if get.may_refer else ()
         if parents:
             self.world.send(self.host_id, sender, peer_wire.Refer(get.request_id, parents), klass)
@@ -555,3 +440,15 @@ class Liar(Host):
     def handle_get(self, sender: ids.HostId, get: peer_wire.Get, klass: peer_wire.Klass) -> None:
         """Answer with a lie."""
         self.world.send(self.host_id, sender, peer_wire.Chunk(get.request_id, b"a lie"), klass)
+
+
+def add_host(
+    world: swarm_world.World,
+    number: int,
+    ops: Sequence[swarm_world.Op] = (),
+    start_s: float = 0.0,
+    kind: type[Host] = Host,
+) -> Host:
+    """Put a host in its place and let its guest begin at a time."""
+    host = world.hosts[world.host_ids[number]] = kind(world, world.host_ids[number], ops, start_s)
+    return host

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import itertools
+import pathlib
 
 import pytest
 from hypothesis import given
@@ -111,6 +112,18 @@ def test_forgiven_chunk_stays_local_and_counts_no_more():
     states.apply(0, E.PREFETCH_SENT)
     states.apply(0, E.PREFETCH_ARRIVED)
     assert states.unmatched == 1
+
+
+def test_the_documents_show_this_very_table():
+    page = pathlib.Path(__file__).parents[4] / "doc/source/contributor/gossip.rst"
+    lines = page.read_text().splitlines()
+    columns = next(line for line in lines if line.startswith("event "))
+    begins = [columns.index(state.name) for state in S]
+    for event in E:
+        line = next(line for line in lines if line.startswith(event.name))
+        cells = [line[a:b].strip() for a, b in zip(begins, [*begins[1:], None], strict=True)]
+        after = [chunk_state.TRANSITIONS[state].get(event) for state in S]
+        assert cells == [state.name if state else "" for state in after]
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([*E, None])), max_size=60))
