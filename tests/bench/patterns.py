@@ -109,7 +109,13 @@ def with_acstor(pattern: Pattern, **options: object) -> Outcome:
 
 
 def direct(pattern: Pattern) -> Outcome:
-    """Every host reads on demand from the source alone, through an agent without a ring."""
+    """Every host reads on demand from the source alone, through an agent without a ring.
+
+    The image ends where the last region ends: the read-ahead past it has the same length in a
+    smaller copy of a pattern, and would weigh more there.
+    """
+    end = max(start + length for r in pattern.readings for start, length in r.spans)
+    pattern = dataclasses.replace(pattern, image_bytes=end)
     with collective.images(image_of(pattern)) as images:
         return on_demand(pattern, images, [], {})
 
@@ -178,7 +184,8 @@ def broadcast_first(pattern: Pattern) -> Outcome:
     """The whole image goes to all hosts by BitTorrent; then they read, each from its start on.
 
     Reading what is in page cache takes no time worth measuring, so a host's bytes count as read
-    when both its start and the end of the broadcast are over.
+    when both its start and the end of the broadcast are over.  The broadcast begins at the common
+    start, whenever a host wants to read, so throughput counts from there.
     """
     with collective.images(image_of(pattern)) as images:
         everywhere = range(pattern.hosts)
