@@ -11,6 +11,7 @@ import dataclasses
 import mmap
 import os
 import pathlib
+import statistics
 import tempfile
 import threading
 import time
@@ -268,6 +269,16 @@ def moved_bytes(status: Mapping[str, Any]) -> dict[str, int]:
     What it read from the source or a cache for other hosts is not in it.
     """
     return {origin: status["fetched"][origin]["bytes"] for origin in REMOTE_ORIGINS}
+
+
+def received_bytes(statuses: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what the mean host received, by origin: for itself, and as a home for others."""
+    moved = [moved_bytes(status) for status in statuses]
+    from_source = [status["exchange"]["source_bytes"] for status in statuses]
+    by_peers = {
+        origin: statistics.mean(host[origin] for host in moved) for origin in ("home", "peer")
+    }
+    return {"source": statistics.mean(from_source), **by_peers}
 
 
 def unread_bytes(status: Mapping[str, Any], read_bytes: int) -> int:

@@ -56,7 +56,7 @@ def run(say: harness.Say) -> harness.Result:
     small = patterns.scaled(full, BASELINE_DIVISOR)
     ways: dict[str, tuple[patterns.Way, patterns.Pattern]] = {
         "acstor": (patterns.with_acstor, full),
-        **{name: (way, full) for name, way in patterns.prefetch_ways(full).items()},
+        **{name: (way, full) for name, way in patterns.prefetch_ways().items()},
         "broadcast": (patterns.broadcast_first, full),
         "direct": (patterns.direct, small),
         "copy first": (patterns.copy_first, small),

@@ -38,7 +38,7 @@ def run(say: harness.Say) -> harness.Result:
     found = patterns.play(
         {
             "acstor": (patterns.with_acstor, full),
-            **{name: (way, full) for name, way in patterns.prefetch_ways(full).items()},
+            **{name: (way, full) for name, way in patterns.prefetch_ways().items()},
             "broadcast": (patterns.broadcast_first, full),
             "direct": (patterns.direct, small),
             "copy first": (patterns.copy_first, small),

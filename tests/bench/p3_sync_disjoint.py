@@ -52,7 +52,7 @@ def run(say: harness.Say) -> harness.Result:
     }
     turns = [patterns.play(pair, say) for _ in range(TURNS)]
     mean = {name: statistics.mean(turn[name]["completion"] for turn in turns) for name in pair}
-    others = {name: (way, pattern) for name, way in patterns.prefetch_ways(pattern).items()}
+    others = {name: (way, pattern) for name, way in patterns.prefetch_ways().items()}
     small = patterns.scaled(pattern, BROADCAST_DIVISOR)
     others["broadcast"] = (patterns.broadcast_first, small)
     found = {**turns[0], **patterns.play(others, say)}

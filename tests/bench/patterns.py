@@ -24,7 +24,8 @@ from tests.bench import collective
 from tests.bench import harness
 from tests.lab import local
 
-UNMATCHED_OPTION = "unmatched_limit_bytes"
+UNMATCHED_OPTION = "unmatched_limit"
+NO_LIMIT = -1
 BROADCAST_DEADLINE_S = 120.0
 Outcome = dict[str, Any]
 Way = Callable[["Pattern"], Outcome]
@@ -137,7 +138,6 @@ def on_demand(
         cpu_s = cloud.cpu_seconds() - cpu_before
         cloud.settle()
         statuses = cloud.status()
-        moved = [collective.moved_bytes(status) for status in statuses]
         unread = [
             collective.unread_bytes(status, reading.length)
             for status, reading in zip(statuses, pattern.readings, strict=True)
@@ -145,10 +145,7 @@ def on_demand(
         return {
             **outcome(pattern, list(seen.values()), cloud.source_bytes()),
             "cpu_s": cpu_s,
-            "transfers_bytes": {
-                origin: statistics.mean(host[origin] for host in moved)
-                for origin in collective.REMOTE_ORIGINS
-            },
+            "transfers_bytes": collective.received_bytes(statuses),
             "unread_share": sum(unread) / sum(r.length for r in pattern.readings),
             "fallbacks": sum(status["exchange"]["fallbacks"] for status in statuses),
         }
@@ -235,11 +232,11 @@ def outcome(pattern: Pattern, seen: Sequence[collective.Seen], source_bytes: int
     }
 
 
-def prefetch_ways(pattern: Pattern) -> dict[str, Way]:
+def prefetch_ways() -> dict[str, Way]:
     """Return acstor with no prefetch and with prefetch without a limit, where that can be set."""
     if not collective.has_option(UNMATCHED_OPTION):
         return {}
-    limits = {"acstor-0": 0, "acstor-inf": pattern.image_bytes}
+    limits = {"acstor-0": 0, "acstor-inf": NO_LIMIT}
     return {
         name: lambda played, limit=limit: with_acstor(played, **{UNMATCHED_OPTION: limit})
         for name, limit in limits.items()

@@ -73,6 +73,13 @@ def test_bytes_that_were_moved_and_not_read_are_waste_and_cache_hits_are_none() 
     assert collective.unread_bytes(status(source=5), 15) == 0
 
 
+def test_what_a_home_reads_for_others_is_received_and_is_not_waste() -> None:
+    home = {**status(home=2, peer=3), "exchange": {"source_bytes": 10}}
+    idle = {**status(), "exchange": {"source_bytes": 0}}
+    assert collective.received_bytes([home, idle]) == {"source": 5, "home": 1, "peer": 1.5}
+    assert collective.unread_bytes(home, 5) == 0
+
+
 def test_long_spans_are_read_in_pieces_that_cover_them_once() -> None:
     spans = [(100, 2 * collective.READ_BYTES + 5), (7, 1)]
     cut = list(collective.pieces(spans))
