@@ -7,8 +7,8 @@ set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
-if [[ -e tests/lab/sweep.py && -x $VENV/bin/python ]]; then
-    "$VENV/bin/python" -m tests.lab.sweep
+if [[ -x $VENV/bin/python ]]; then
+    "$VENV/bin/python" -c 'from tests.lab import runs; runs.sweep()'
 fi
 if mounts=$(findmnt --raw --noheadings --output TARGET | grep -F "$ROOT/"); then
     fail "there are mounts below the checkout: ${mounts//$'\n'/ }" "Unmount them first."
@@ -16,5 +16,6 @@ fi
 find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf --one-file-system {} +
 rm -rf --one-file-system .venv .tox .cache results doc/build releasenotes/build build dist \
     .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache \
-    acstor.egg-info AUTHORS ChangeLog etc/acstor/*.conf.sample doc/source/_static
+    acstor.egg-info AUTHORS ChangeLog etc/acstor/*.conf.sample \
+    doc/source/_static/*.conf.sample
 say "the checkout is clean"

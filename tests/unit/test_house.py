@@ -7,6 +7,7 @@ import itertools
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -62,6 +63,17 @@ def test_module_says_what_it_is(path: pathlib.Path) -> None:
     if path.name == "__init__.py" and "class " not in text and len(text.splitlines()) <= 1:
         return  # the licence alone: a folder that holds nothing itself
     assert ast.get_docstring(ast.parse(text))
+
+
+def test_clean_up_takes_results_and_keeps_every_tracked_file(tmp_path: pathlib.Path) -> None:
+    copies = [tmp_path / path.relative_to(ROOT) for path in tracked_files()]
+    for copy in copies:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / copy.relative_to(tmp_path), copy)
+    (tmp_path / "results").mkdir()
+    subprocess.run(["bash", tmp_path / "tools/clean.sh"], check=True, capture_output=True)
+    assert not (tmp_path / "results").exists()
+    assert [copy for copy in copies if not copy.is_file()] == []
 
 
 def test_no_tracked_file_names_somebodys_machine_or_a_registry() -> None:
