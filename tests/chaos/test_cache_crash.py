@@ -35,6 +35,11 @@ KILLS = 25
 MOST_CALLS = 500
 HOW = ("before", "half-way", "after")
 
+# The other threads are trio's idle workers, which trio forgets in a child.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"
+)
+
 
 @functools.cache
 def chunk(number: int) -> bytes:
