@@ -43,6 +43,29 @@ async def running(folder, **options):
     await cache.aclose()
 
 
+def knows_nowait(folder) -> bool:
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        try:
+            os.preadv(probe.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return True
+        except OSError as failure:
+            assert failure.errno == errno.EOPNOTSUPP
+            return False
+        return True
+
+
+@pytest.fixture
+def disk_path(tmp_path):
+    """A folder whose file system knows RWF_NOWAIT; a tmpfs, Debian 13's /tmp, does not."""
+    for parent in (tmp_path, "/var/tmp"):
+        if knows_nowait(parent):
+            with tempfile.TemporaryDirectory(dir=parent) as folder:
+                yield pathlib.Path(folder)
+            return
+    pytest.skip("neither the temporary folder nor /var/tmp knows RWF_NOWAIT")
+
+
 async def settle(cache: cache_files.CacheFiles) -> None:
     while cache._dirty:
         await cache._write_batch()
@@ -84,9 +107,9 @@ async def test_chunk_is_answered_from_memory_and_then_from_disk(tmp_path):
         assert await cache.read_chunk(CIDS[1]) is None
 
 
-async def test_parts_fill_the_buffer_back_to_back_wherever_they_lie(tmp_path):
+async def test_parts_fill_the_buffer_back_to_back_wherever_they_lie(disk_path):
     short = DICE.randbytes(5000)
-    async with running(tmp_path) as cache:
+    async with running(disk_path) as cache:
         for cid, chunk in zip(CIDS[:20], CHUNKS, strict=False):
             cache.store(cid, chunk)
         cache.store(ids.cid_of(short), short)
@@ -106,7 +129,7 @@ async def test_parts_fill_the_buffer_back_to_back_wherever_they_lie(tmp_path):
             assert bytes(buffer) == expected + b"\0\0\0"
 
 
-async def test_neighbours_on_disk_are_read_by_one_call(tmp_path, monkeypatch):
+async def test_neighbours_on_disk_are_read_by_one_call(disk_path, monkeypatch):
     calls = []
 
     def counting(fd, buffers, offset, flags=0):
@@ -114,7 +137,7 @@ async def test_neighbours_on_disk_are_read_by_one_call(tmp_path, monkeypatch):
         return preadv(fd, buffers, offset, flags)
 
     preadv = os.preadv
-    async with running(tmp_path) as cache:
+    async with running(disk_path) as cache:
         for cid, chunk in zip(CIDS[:15], CHUNKS, strict=False):
             cache.store(cid, chunk)
         await settle(cache)
@@ -125,9 +148,9 @@ async def test_neighbours_on_disk_are_read_by_one_call(tmp_path, monkeypatch):
         assert len(calls) == 1
 
 
-async def test_after_a_restart_bytes_are_hashed_before_their_first_use(tmp_path):
-    await fill(tmp_path)
-    async with running(tmp_path) as cache:
+async def test_after_a_restart_bytes_are_hashed_before_their_first_use(disk_path):
+    await fill(disk_path)
+    async with running(disk_path) as cache:
         assert set(cache.iter_cids()) == set(CIDS)
         view = memoryview(bytearray(4096))
         part = parts_of(cache, CIDS[:1], 0, 4096)
@@ -174,8 +197,8 @@ async def test_chunk_that_cannot_be_read_is_dropped(tmp_path, monkeypatch, call)
         assert CIDS[0] not in cache and cache.statistics.healed == 1
 
 
-async def test_what_is_not_in_the_page_cache_is_left_to_a_thread(tmp_path):
-    async with running(tmp_path) as cache:
+async def test_what_is_not_in_the_page_cache_is_left_to_a_thread(disk_path):
+    async with running(disk_path) as cache:
         cache.store(CIDS[0], CHUNKS[0])
         await settle(cache)
         fd = cache._files.fds[0]
