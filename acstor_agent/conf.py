@@ -81,6 +81,26 @@ OPTS = [
         help="Chunks that are being fetched in the background (read-ahead, pre-seed) at a time.",
     ),
     cfg.StrOpt(
+        "advertise_to",
+        default="ring",
+        choices=[
+            ("ring", "the hosts before and after this one in the order of the ring"),
+            ("nearest", "the nearest hosts by location"),
+            ("full", "every host: for small clouds"),
+            ("none", "nobody; what others advertise is not listened to either"),
+        ],
+        help="Whom this host tells which chunks it has. They may then ask it, and fetch ahead what "
+        "it has read.",
+    ),
+    cfg.IntOpt(
+        "unmatched_limit",
+        default=256,
+        min=-1,
+        help="Chunks of one image that may be fetched ahead because a neighbour advertised them "
+        "before a guest has read them; when their number is reached no more are fetched until "
+        "guests read some. 0 fetches nothing ahead, -1 sets no bound.",
+    ),
+    cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",
         help="Address and port on which other agents reach this one.",

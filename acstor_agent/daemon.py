@@ -8,6 +8,7 @@ import pathlib
 import random
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from oslo_config import cfg
 
 from acstor_agent import cache_files
 from acstor_agent import control_socket
+from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import fuse
 from acstor_agent import fuse_connection
@@ -27,9 +29,12 @@ from acstor_agent import mirrors
 from acstor_agent import openers
 from acstor_agent import peer_net
 from acstor_agent import pre_seed
+from acstor_agent import prefetching
 from acstor_agent import ring_keeper
 from acstor_agent import status
 from acstor_agent import supervisor
+from acstor_agent.core import content_index
+from acstor_agent.core import gossip
 from acstor_agent.core import peer_health
 from acstor_agent.sources import build
 from acstor_common import chunk_map
@@ -103,14 +108,22 @@ class Agent:
         state_dir = pathlib.Path(own.state_dir)
         ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
         self._ring = ring_keeper.RingKeeper(state_dir / "ring.json", ring_file)
-        self._health = peer_health.PeerHealth(random.Random())
         self._peers = peer_net.PeerNet(
             self._host,
             serve=self._serve_peer,
+            heard=self._heard,
             tls=_peer_tls(own),
             ring_epoch=lambda: self._ring.ring.epoch,
             is_reachable=lambda host: host in self._ring.ring,
             limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
+        )
+        self._exchange = exchange.Exchange(
+            self._host,
+            current_ring=self._ring.current,
+            ask_peer=self._ask_peer,
+            tell=self._peers.tell,
+            health=peer_health.PeerHealth(random.Random()),
+            topology=_topology(own.advertise_to),
         )
         self._source = build.build(own.sources, conf, nursery)
         self._chunks = fetcher.Fetcher(
@@ -118,9 +131,8 @@ class Agent:
             nursery,
             cache=cache,
             source=self._source,
-            ring=self._ring.current,
-            ask_peer=self._ask_peer,
-            health=self._health,
+            current_ring=self._ring.current,
+            peers=self._exchange,
             background_limit=own.fetch_limit,
         )
         maps = state_dir / "maps"
@@ -136,6 +148,8 @@ class Agent:
         await fuse_connection.adopt(inheritance.fuse_fd, inheritance.init_request, operations)
         self._nursery.start_soon(functools.partial(pyfuse3.main, max_tasks=MAX_REQUESTS))
         self._nursery.start_soon(self._ring.watch)
+        self._nursery.start_soon(self._exchange.run)
+        self._nursery.start_soon(self._chunks.race)
         listeners = await _listen(own.peer_listen)
         await self._nursery.start(self._peers.serve_forever, listeners)
         control = control_socket.bind(
@@ -171,12 +185,18 @@ class Agent:
             "images": images,
             "read": status.total(image["read"] for image in images.values()),
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
-            "exchange": status.of_exchange(self._chunks),
+            "exchange": status.of_exchange(self._chunks, self._exchange),
             "cache": status.of_cache(self._cache),
         }
 
-    def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
+    async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         own = self._conf.acstor_agent
+        cids = map(image_map.cid, range(len(image_map)))
+        index = await trio.to_thread.run_sync(content_index.ContentIndex, cids)
+        ahead = prefetching.Prefetching(
+            image_map, index, self._chunks, self._nursery, _unmatched_limit(own.unmatched_limit)
+        )
+        ahead.advertised(self._exchange.known())
         return mirror.Mirror(
             image_map,
             cache=self._cache,
@@ -184,13 +204,14 @@ class Agent:
             nursery=self._nursery,
             deadline_s=own.read_deadline_s,
             read_ahead_limit_bytes=own.read_ahead_limit_bytes,
+            prefetch=ahead,
         )
 
     # Peers
 
     async def _ask_peer(
-        self, ask: fetcher.Ask, want: fetcher.Want
-    ) -> fetcher.Bytes | peer_wire.Refer:
+        self, ask: exchange.Ask, want: exchange.Want
+    ) -> exchange.Bytes | peer_wire.Refer:
         return await self._peers.fetch(
             ask.host,
             ask.address,
@@ -204,9 +225,14 @@ class Agent:
             may_refer=ask.may_refer,
         )
 
-    async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> fetcher.Bytes:
-        want = fetcher.Want(get.image_id, 0, get.offset, get.length, get.cid)
+    async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
+        want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
         return await self._chunks.serve(want, get.may_read_source)
+
+    def _heard(self, host: ids.HostId, prefixes: Sequence[int]) -> None:
+        listened_to = self._exchange.heard(host, prefixes)
+        for image in self._images.open():
+            image.prefetch.advertised(listened_to)
 
     # Control requests
 
@@ -244,14 +270,13 @@ class Agent:
     async def _pre_seed(
         self, image: mirror.Mirror, report: control_socket.Report
     ) -> dict[str, int]:
-        image_id = image.map.image_id
         table = self._ring.ring
         return await pre_seed.pre_seed(
             image,
             self._chunks,
             report,
-            is_home=lambda segment_no: table.home(image_id, segment_no) == self._host,
-            first_segment=xxhash.xxh3_64_intdigest(self._host.encode()),
+            is_home=lambda cid: table.owners_of(cid, 1) == (self._host,),
+            first_chunk=xxhash.xxh3_64_intdigest(self._host.encode()),
         )
 
 
@@ -260,6 +285,14 @@ def _host_id(text: str) -> ids.HostId:
         return ids.parse_host_id(text)
     except ValueError as e:
         raise errors.Unusable("[acstor_agent] host", str(e)) from e
+
+
+def _topology(name: str) -> gossip.Topology | None:
+    return None if name == "none" else gossip.Topology(name)
+
+
+def _unmatched_limit(chunks: int) -> int | None:
+    return None if chunks < 0 else chunks
 
 
 def _peer_tls(own: cfg.ConfigOpts.GroupAttr) -> peer_net.PeerTls | None:

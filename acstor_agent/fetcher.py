@@ -11,24 +11,23 @@ Bytes from anywhere are checked against their CID before they are stored,
 answered or passed on; this is the one place where chunks enter a host.
 """
 
+import collections
 import logging
 import time
-from collections.abc import Awaitable
 from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Generic
 from typing import NamedTuple
-from typing import TypeVar
 
 import trio
 
 from acstor_agent import cache_files
+from acstor_agent import exchange
+from acstor_agent import flights
 from acstor_agent.core import counters
+from acstor_agent.core import hedge
 from acstor_agent.core import peer_health
 from acstor_agent.core import places
 from acstor_agent.core import public_cache
 from acstor_agent.sources import base
-from acstor_agent.sources import verify
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -36,47 +35,15 @@ from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
-Bytes = bytes | bytearray | memoryview
-
-
-class Ask(NamedTuple):
-    """A question to one peer.
-
-    :param address: where the agent of ``host`` listens
-    :param may_read_source: the host may read the chunk through
-    :param may_refer: it may name others to ask instead
-    """
-
-    host: ids.HostId
-    address: str
-    klass: peer_wire.Klass
-    may_read_source: bool
-    may_refer: bool
-
-
-AskPeer = Callable[[Ask, "Want"], Awaitable[Bytes | peer_wire.Refer]]
-"""Asks one peer for one chunk."""
+Bytes = exchange.Bytes
+Want = exchange.Want
 
 RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 2.0
 REFERRED_WAIT_S = 2.0
+RACE_TICK_S = 0.05
 OWNERS_ASKED = places.ACTING_HOMES + places.LAST_RESORTS + 4
 """Owners that are looked at for one chunk: those asked, and some to spare for hosts out of use."""
-
-T = TypeVar("T")
-
-
-class Want(NamedTuple):
-    """One chunk that is to be had: by place (to find it) and by content (to check it)."""
-
-    image_id: ids.ImageId
-    segment_no: int
-    offset: int
-    length: int
-    cid: ids.Cid
-
-    def __str__(self) -> str:
-        return f"chunk {self.cid.hex()[:12]} (image {self.image_id}, byte {self.offset})"
 
 
 class Fetched(NamedTuple):
@@ -86,50 +53,36 @@ class Fetched(NamedTuple):
     origin: counters.Origin
 
 
-class _Flights(Generic[T]):
-    """Work under way by CID: who wants what is under way waits for it."""
+class _Journey:
+    """How a chunk under way is being had: the places that are left to ask, and the present one."""
 
-    def __init__(self) -> None:
-        self._under_way: dict[ids.Cid, tuple[trio.Event, list[T | errors.AcstorError]]] = {}
+    __slots__ = (
+        "asked_s",
+        "failures",
+        "host",
+        "is_raced",
+        "klass",
+        "left",
+        "rival_ended",
+        "rival_scope",
+        "want",
+    )
 
-    def __len__(self) -> int:
-        return len(self._under_way)
+    def __init__(self, want: Want, klass: peer_wire.Klass, left: list[places.Place]) -> None:
+        self.want = want
+        self.klass = klass
+        self.left = collections.deque(left)
+        self.host: ids.HostId | None = None
+        self.asked_s = 0.0
+        self.failures: list[errors.AcstorError] = []
+        self.is_raced = False
+        self.rival_ended = trio.Event()
+        self.rival_scope = trio.CancelScope()
 
-    async def join(
-        self, nursery: trio.Nursery, cid: ids.Cid, work: Callable[[], Awaitable[T]]
-    ) -> T:
-        """Return what ``work`` returns; it runs once for all that ask while it runs.
-
-        It goes on when those who wait are cancelled: what it fetches is stored.
-        """
-        if cid not in self._under_way:
-            self._under_way[cid] = (trio.Event(), [])
-            nursery.start_soon(self._run, cid, work)
-        done, result = self._under_way[cid]
-        await done.wait()
-        if not result:  # this process is ending; an answer is the business of the next one
-            await trio.sleep_forever()
-        if isinstance(result[0], errors.AcstorError):
-            raise result[0]
-        return result[0]
-
-    async def wait(self, cid: ids.Cid) -> T | None:
-        """Return the result of work under way; None if there is none, or it failed."""
-        if cid not in self._under_way:
-            return None
-        done, result = self._under_way[cid]
-        await done.wait()
-        return None if not result or isinstance(result[0], errors.AcstorError) else result[0]
-
-    async def _run(self, cid: ids.Cid, work: Callable[[], Awaitable[T]]) -> None:
-        done, result = self._under_way[cid]
-        try:
-            result.append(await work())
-        except errors.AcstorError as e:
-            result.append(e)
-        finally:
-            del self._under_way[cid]
-            done.set()
+    def worst(self) -> errors.AcstorError:
+        """Return the failure that tells most."""
+        telling = (e for e in self.failures if not isinstance(e, errors.ChunkMissing))
+        return next(telling, self.failures[0])
 
 
 class Fetcher:
@@ -137,8 +90,8 @@ class Fetcher:
 
     :param here: id of this host
     :param nursery: where fetches run, so that they outlive the readers who asked
-    :param ring: returns the v-node table in force
-    :param ask_peer: asks one peer for one chunk
+    :param current_ring: returns the v-node table in force
+    :param background_limit: chunks that are fetched ahead at a time
     """
 
     def __init__(
@@ -148,25 +101,29 @@ class Fetcher:
         *,
         cache: cache_files.CacheFiles,
         source: base.Source,
-        ring: Callable[[], ring.Ring],
-        ask_peer: AskPeer,
-        health: peer_health.PeerHealth,
+        current_ring: Callable[[], ring.Ring],
+        peers: exchange.Exchange,
         background_limit: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = counters.ExchangeCounters()
+        self.hedge = hedge.Hedge()
+        self.background_limit = background_limit
         self._here = here
         self._nursery = nursery
         self._cache = cache
         self._source = source
-        self._ring = ring
-        self._ask_peer = ask_peer
-        self._health = health
+        self._current_ring = current_ring
+        self._peers = peers
         self._clock = clock
-        self.background_limit = background_limit
         self._background = trio.CapacityLimiter(background_limit)
-        self._flights: _Flights[Fetched] = _Flights()
-        self._source_reads: _Flights[Bytes] = _Flights()
+        self._flights: flights.Flights[Fetched] = flights.Flights(nursery)
+        self._journeys: dict[flights.Flight[Fetched], _Journey] = {}
+        self._source_reads: flights.Flights[Bytes] = flights.Flights(nursery)
+
+    def has(self, cid: ids.Cid) -> bool:
+        """Say whether a chunk is here already."""
+        return cid in self._cache
 
     @property
     def in_flight(self) -> int:
@@ -189,7 +146,7 @@ class Fetcher:
                     return await self._fetch_once(want, klass)
                 except errors.ChunkMissing:
                     raise
-                except (errors.ChunkUnavailable, errors.RemoteProtocolError) as e:
+                except exchange.PEER_ERRORS as e:
                     why = str(e)
                 await trio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_LONGEST_S)
@@ -229,19 +186,20 @@ class Fetcher:
 
         Not for long: where rings differ, that peer may be the one that this host waits for.
         """
-        fetched: Fetched | None = None
-        with trio.move_on_after(REFERRED_WAIT_S):
-            fetched = await self._flights.wait(want.cid)
-        if fetched is None:
-            raise errors.ChunkMissing(str(want), self._here)
-        return fetched.data
+        flight = self._flights.get(want.cid)
+        if flight is not None:
+            with trio.move_on_after(REFERRED_WAIT_S):
+                return (await flight.wait()).data
+        raise errors.ChunkMissing(str(want), self._here)
 
     async def _fetch_once(self, want: Want, klass: peer_wire.Klass) -> Fetched:
         return await self._flights.join(
-            self._nursery, want.cid, lambda: self._ask_around(want, klass)
-        )
+            want.cid, lambda flight: self._bring(want, klass, flight)
+        ).wait()
 
-    async def _ask_around(self, want: Want, klass: peer_wire.Klass) -> Fetched:
+    async def _bring(
+        self, want: Want, klass: peer_wire.Klass, flight: flights.Flight[Fetched]
+    ) -> Fetched:
         """Ask one place after the other; raise what tells most when none has it.
 
         Where this host is the home nothing is awaited between the look in the cache and the entry
@@ -250,106 +208,93 @@ class Fetcher:
         data = await self._cache.read_chunk(want.cid)
         if data is not None:  # it came since the caller looked
             return Fetched(data, counters.Origin.CACHE)
-        table = self._ring()
-        owners = table.owners(want.image_id, want.segment_no, OWNERS_ASKED)
-        failures: list[errors.AcstorError] = []
-        for place in places.places(owners, self._here, self._is_usable):
+        journey = self._journeys[flight] = _Journey(want, klass, self._places(want))
+        try:
+            return await self._travel(journey)
+        except exchange.PEER_ERRORS:
+            if journey.is_raced:
+                await journey.rival_ended.wait()  # where it wins, this is cancelled
+            raise
+        finally:
+            del self._journeys[flight]
+            journey.rival_scope.cancel()
+
+    def _places(self, want: Want) -> list[places.Place]:
+        owners = self._current_ring().owners_of(want.cid, OWNERS_ASKED)
+        return places.places(
+            owners, self._here, self._peers.is_usable, self._peers.holders(want.cid)
+        )
+
+    async def _travel(self, journey: _Journey) -> Fetched:
+        while journey.left:
+            place = journey.left.popleft()
+            began_s = self._clock()
+            journey.host, journey.asked_s = place.host, began_s
             try:
-                fetched = await self._ask(place, table, want, klass)
-            except (errors.ChunkUnavailable, errors.RemoteProtocolError) as e:
+                fetched = await self._ask(place, journey.want, journey.klass)
+            except exchange.PEER_ERRORS as e:
                 LOG.debug("%s", e)
-                failures.append(e)
+                journey.failures.append(e)
                 self.counters.fallbacks += 1
             else:
-                self.counters.fetched[want.image_id].add(fetched.origin, want.length)
+                self.hedge.answered(self._clock() - began_s)
+                self.counters.fetched[journey.want.image_id].add(
+                    fetched.origin, journey.want.length
+                )
                 return fetched
-        raise next((e for e in failures if not isinstance(e, errors.ChunkMissing)), failures[0])
+        raise journey.worst()
 
-    def _is_usable(self, host: ids.HostId) -> bool:
-        return self._health.is_usable(host, self._clock())
-
-    async def _ask(
-        self, place: places.Place, table: ring.Ring, want: Want, klass: peer_wire.Klass
-    ) -> Fetched:
+    async def _ask(self, place: places.Place, want: Want, klass: peer_wire.Klass) -> Fetched:
         if place.host is None:
-            is_home = table.home(want.image_id, want.segment_no) == self._here
+            is_home = self._current_ring().owners_of(want.cid, 1) == (self._here,)
             keep = public_cache.KeepClass.HOME if is_home else public_cache.KeepClass.BORROWED
             return Fetched(await self._read_source(want, keep), counters.Origin.SOURCE)
-        ask = Ask(place.host, table.address_of(place.host), klass, place.may_read_source, True)
-        answer = await self._ask_one(ask, want)
-        if isinstance(answer, peer_wire.Refer):
-            fetched = await self._ask_referred(answer.hosts, table, want, klass)
-            if fetched is not None:
-                return fetched
-            answer = await self._ask_one(ask._replace(may_refer=False), want)
-        return self._keep(answer, want, place.may_read_source)
-
-    async def _ask_referred(
-        self,
-        hosts: Sequence[ids.HostId],
-        table: ring.Ring,
-        want: Want,
-        klass: peer_wire.Klass,
-    ) -> Fetched | None:
-        """Ask those that a busy home named; None if none of them gives the chunk."""
-        for host in hosts:
-            if host in table and host != self._here and self._is_usable(host):
-                try:
-                    ask = Ask(host, table.address_of(host), klass, False, False)
-                    return self._keep(await self._ask_one(ask, want), want, False)
-                except (errors.ChunkUnavailable, errors.RemoteProtocolError) as e:
-                    LOG.debug("%s", e)
-        return None
-
-    def _keep(self, data: Bytes | peer_wire.Refer, want: Want, from_home: bool) -> Fetched:
-        """Store a checked chunk that a peer gave."""
-        if isinstance(data, peer_wire.Refer):
-            raise errors.LocalProtocolError("a referral that nobody allowed")
+        data, giver = await self._peers.ask(place.host, want, klass, place.may_read_source)
         self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED)
-        return Fetched(data, counters.Origin.HOME if from_home else counters.Origin.PEER)
-
-    async def _ask_one(self, ask: Ask, want: Want) -> Bytes | peer_wire.Refer:
-        """Ask one peer, check its answer, and remember how it behaved."""
-        host = ask.host
-        try:
-            answer = await self._ask_peer(ask, want)
-            if not isinstance(answer, peer_wire.Refer):
-                verify.check_chunk(answer, want.cid, str(want), host)
-        except (errors.ChunkInvalid, errors.RemoteProtocolError) as e:
-            self.counters.invalid_chunks += 1
-            self._failed(host, peer_health.FailureKind.LYING, e)
-            raise
-        except errors.SourceUnreachable as e:
-            self._failed(host, peer_health.FailureKind.UNREACHABLE, e)
-            raise
-        except errors.ChunkMissing:  # an honest no
-            self._health.succeeded(host, self._clock())
-            raise
-        self._health.succeeded(host, self._clock())
-        return answer
-
-    def _failed(
-        self, host: ids.HostId, kind: peer_health.FailureKind, error: errors.AcstorError
-    ) -> None:
-        now = self._clock()
-        was_quarantined = host in self.quarantined()
-        self._health.failed(host, now, kind)
-        if not was_quarantined and host in self.quarantined():
-            LOG.warning("%s is left alone for %.1f s: %s", host, self.quarantined()[host], error)
-
-    def quarantined(self) -> dict[ids.HostId, float]:
-        """Return the hosts that are left alone now, and for how many seconds more.
-
-        May be called from any thread.
-        """
-        return self._health.quarantined(self._clock())
+        self._peers.have(want.cid, giver)
+        is_from_home = place.may_read_source and giver == place.host
+        return Fetched(data, counters.Origin.HOME if is_from_home else counters.Origin.PEER)
 
     async def _read_source(self, want: Want, keep: public_cache.KeepClass) -> Bytes:
-        async def read() -> Bytes:
+        async def read(flight: flights.Flight[Bytes]) -> Bytes:
             blob = base.Blob(want.image_id, base.BlobKind.IMAGE)
             data = await self._source.read(blob, want.offset, want.length, want.cid)
             self.counters.source_bytes += len(data)
             self._cache.store(want.cid, data, keep)
+            self._peers.have(want.cid, None)
             return data
 
-        return await self._source_reads.join(self._nursery, want.cid, read)
+        return await self._source_reads.join(want.cid, read).wait()
+
+    # Racing
+
+    async def race(self) -> None:
+        """Look for answers that are late and ask the next place as well, for ever."""
+        while True:
+            await trio.sleep(RACE_TICK_S)
+            late_s = self._clock() - self.hedge.delay_s
+            for flight, journey in list(self._journeys.items()):
+                if journey.asked_s < late_s and not journey.is_raced and journey.left:
+                    is_hopeless = journey.host in self._peers.quarantined()
+                    if is_hopeless or self.hedge.may_race():
+                        journey.is_raced = True
+                        self._nursery.start_soon(self._rival, flight, journey)
+
+    async def _rival(self, flight: flights.Flight[Fetched], journey: _Journey) -> None:
+        """Ask the places that are left; if that is faster, the slow one has failed."""
+        slow, asked_s = journey.host, journey.asked_s
+        try:
+            with journey.rival_scope:
+                fetched = await self._travel(journey)
+                self._note_loser(slow, self._clock() - asked_s, journey.want)
+                flight.land(fetched)
+        except exchange.PEER_ERRORS as e:
+            LOG.debug("%s", e)
+        finally:
+            journey.rival_ended.set()
+
+    def _note_loser(self, host: ids.HostId | None, took_s: float, want: Want) -> None:
+        """Hold it against a peer that another place, asked later, was faster."""
+        if host is not None:
+            error = errors.SourceUnreachable(str(want), host, f"no answer after {took_s:.2f} s")
+            self._peers.failed(host, peer_health.FailureKind.UNREACHABLE, error)

@@ -108,6 +108,8 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("served_chunks", "Chunks given to peers"),
         ("invalid_chunks", "Answers of peers that were not what was asked for"),
         ("fallbacks", "Times that a place failed and the next one was asked"),
+        ("races", "Times that a place was slow and the next one was asked as well"),
+        ("referrals_followed", "Times that a busy peer named others to ask instead"),
     ):
         yield core.CounterMetricFamily(f"acstor_{name}", text, exchange[name])
 

@@ -14,6 +14,7 @@ import trio
 
 from acstor_agent import cache_files
 from acstor_agent import fetcher
+from acstor_agent import prefetching
 from acstor_agent.core import cache_slot
 from acstor_agent.core import counters
 from acstor_agent.core import read_plan
@@ -44,6 +45,7 @@ class Mirror:
     :param nursery: where read-ahead runs
     :param deadline_s: how long a read may wait for one chunk
     :param read_ahead_limit_bytes: how far ahead of a sequential reader to fetch
+    :param prefetch: fetches what neighbours advertise
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Mirror:
         nursery: trio.Nursery,
         deadline_s: float,
         read_ahead_limit_bytes: int,
+        prefetch: prefetching.Prefetching,
     ) -> None:
         self.map = image_map
+        self.prefetch = prefetch
         self.counters = counters.ReadCounters()
         self._cache = cache
         self._chunks = chunks
@@ -78,14 +82,7 @@ class Mirror:
 
     def want(self, chunk_no: int) -> fetcher.Want:
         """Return what to ask for to have a chunk of this image."""
-        cut = self.map.geometry
-        return fetcher.Want(
-            self.map.image_id,
-            cut.segment_no(chunk_no),
-            cut.chunk_offset(chunk_no),
-            cut.chunk_length(chunk_no),
-            self.map.cid(chunk_no),
-        )
+        return prefetching.want_of(self.map, chunk_no)
 
     async def read(self, offset: int, length: int) -> fetcher.Bytes:
         """Return a range of the image, cut at its end; use it before anything is awaited.
@@ -99,6 +96,7 @@ class Mirror:
         if data is None:
             data = await self._read(offset, length)
         self._read_ahead(offset, length)
+        self.prefetch.read(offset, length)
         self.counters.latency.add(time.perf_counter() - began_s)
         return data
 
@@ -160,6 +158,7 @@ class Mirror:
                 return
         elif step.piece is not None:
             want = self.want(step.piece.chunk_no)
+            self.prefetch.waited_for(step.piece.chunk_no)
             fetched = await self._chunks.fetch(want, peer_wire.Klass.DEMAND, self._deadline_s)
             view[:] = memoryview(fetched.data)[step.piece.start : step.piece.stop]
             origin = fetched.origin

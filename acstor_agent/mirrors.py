@@ -13,6 +13,7 @@ import mmap
 import os
 import pathlib
 import tempfile
+from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import IO
@@ -45,7 +46,7 @@ class Mirrors:
         self,
         folder: pathlib.Path,
         source: base.Source,
-        make: Callable[[chunk_map.ChunkMap], mirror.Mirror],
+        make: Callable[[chunk_map.ChunkMap], Awaitable[mirror.Mirror]],
     ) -> None:
         self._folder = folder
         self._source = source
@@ -65,6 +66,10 @@ class Mirrors:
                 LOG.warning("%s: not the name of a chunk map; left alone", path)
         return sorted(found)
 
+    def open(self) -> list[mirror.Mirror]:
+        """Return the mirrors of the attached images whose maps are open."""
+        return list(self._mirrors.values())
+
     def get_nowait(self, image_id: ids.ImageId) -> mirror.Mirror | None:
         """Return the mirror if the image is attached and its map is open."""
         return self._mirrors.get(image_id)
@@ -79,7 +84,7 @@ class Mirrors:
         try:
             async with lock:
                 if image_id not in self._mirrors:
-                    self._mirrors[image_id] = self._make(await self._map_of(image_id))
+                    self._mirrors[image_id] = await self._make(await self._map_of(image_id))
                 return self._mirrors[image_id]
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():

@@ -31,9 +31,13 @@ from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
+EARLY_MESSAGES = 16
+"""Advertisements that wait for a connection; more are not sent."""
+
 Limits = base.Limits
 PeerTls = peer_link.PeerTls
 Serve = answering.Serve
+Heard = answering.Heard
 
 
 class _Line:
@@ -46,6 +50,7 @@ class _Line:
         self.scope = trio.CancelScope()
         self.is_decided = trio.Event()  # there is a connection or a failure
         self.connection: asking.Asking | None = None
+        self.early: list[peer_wire.Advertise] = []  # to be sent when there is a connection
         self.failure: errors.AcstorError | None = None
 
 
@@ -55,6 +60,7 @@ class PeerNet:
     :param host_id: this host
     :param serve: gives the bytes that a peer asks for; it may raise errors.ChunkUnavailable's
         family, which becomes a refusal
+    :param heard: is told what a peer advertises
     :param tls: certificates, or None for clear text
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
     :param is_reachable: whether a host can be asked by others; if so they may be referred to it
@@ -66,6 +72,7 @@ class PeerNet:
         host_id: ids.HostId,
         *,
         serve: Serve,
+        heard: Heard = lambda host, prefixes: None,
         tls: PeerTls | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
         is_reachable: Callable[[ids.HostId], bool] = lambda host: False,
@@ -73,6 +80,7 @@ class PeerNet:
     ) -> None:
         self._host_id = host_id
         self._serve = serve
+        self._heard = heard
         self._ring_epoch = ring_epoch
         self._limits = limits or Limits()
         self._server_tls: ssl.SSLContext | None = tls.context(is_server=True) if tls else None
@@ -163,6 +171,22 @@ class PeerNet:
             f"no answer within {timeout_s:g} s",
         )
 
+    def tell(self, host: ids.HostId, address: str, prefixes: Sequence[int]) -> None:
+        """Advertise chunks to ``host``; where that cannot be done at once nothing is lost by it.
+
+        :param prefixes: the first 8 bytes of their CIDs, 1 to 512
+        """
+        try:
+            line = self._line(host, address, peer_wire.Klass.BULK)
+        except errors.ChunkUnavailable as e:
+            LOG.debug("not told: %s", e)
+            return
+        message = peer_wire.Advertise(tuple(prefixes))
+        if line.connection:
+            line.connection.tell(message)
+        elif len(line.early) < EARLY_MESSAGES:
+            line.early.append(message)
+
     def _failure_of(self, line: _Line, get: peer_wire.Get) -> errors.AcstorError:
         if isinstance(line.failure, errors.RemoteProtocolError):
             return errors.RemoteProtocolError(line.peer, line.failure.why)
@@ -200,6 +224,8 @@ class PeerNet:
             with line.scope:
                 line.connection, early = await self._dial(line)
                 line.is_decided.set()
+                for message in line.early:
+                    line.connection.tell(message)
                 await line.connection.run(early)
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
@@ -220,11 +246,13 @@ class PeerNet:
             try:
                 receiver = peer_wire.Receiver(line.peer, peer_wire.FROM_SERVER)
                 ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
-                early = await hello.greet(link, receiver, ours, line.host)
+                theirs, early = await hello.greet(link, receiver, ours, line.host)
             except BaseException:
                 link.close()
                 raise
-        return asking.Asking(link, receiver, line.peer, line.klass, self._gate), early
+        connection = asking.Asking(link, receiver, line.peer, line.klass, self._gate)
+        connection.minor_version = theirs.minor_version
+        return connection, early
 
     # Answering
 
@@ -278,7 +306,15 @@ class PeerNet:
                 raise
         receiver.peer = peer = f"{theirs.host_id} ({peer})"
         connection = answering.Answering(
-            link, receiver, peer, theirs, self._gate, self._serve, self._uplink, self._limits
+            link,
+            receiver,
+            peer,
+            theirs,
+            self._gate,
+            self._serve,
+            self._heard,
+            self._uplink,
+            self._limits,
         )
         return connection, early
 

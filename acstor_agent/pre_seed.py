@@ -2,7 +2,7 @@
 """Brings whole images to this host, behind everything that guests wait for.
 
 Hosts that are told to take the same image at the same time would all ask for
-the same chunk first.  So each begins with the segments that it is the home of,
+the same chunk first.  So each begins with the chunks that it is the home of,
 which nobody else can read through for it, and takes the others in turn from a
 place of its own.
 """
@@ -24,10 +24,10 @@ LOG = logging.getLogger(__name__)
 REPORT_INTERVAL_S = 0.5
 
 
-def segments_in_order(count: int, is_home: Callable[[int], bool], first: int) -> Iterator[int]:
-    """Yield the numbers of ``count`` segments: those at home here, then the rest from ``first`` on.
+def chunks_in_order(count: int, is_home: Callable[[int], bool], first: int) -> Iterator[int]:
+    """Yield the numbers of ``count`` chunks: those at home here, then the rest from ``first`` on.
 
-    >>> list(segments_in_order(6, lambda segment_no: segment_no % 3 == 0, first=8))
+    >>> list(chunks_in_order(6, lambda chunk_no: chunk_no % 3 == 0, first=8))
     [0, 3, 2, 4, 5, 1]
     """
     yield from (n for n in range(count) if is_home(n))
@@ -40,17 +40,16 @@ async def pre_seed(
     chunks: fetcher.Fetcher,
     report: Callable[[int, int], Awaitable[None]],
     *,
-    is_home: Callable[[int], bool],
-    first_segment: int,
+    is_home: Callable[[ids.Cid], bool],
+    first_chunk: int,
 ) -> dict[str, int]:
     """Fetch what is not here of an image; return what it came to in bytes.
 
     :param report: is told the bytes done and the bytes in all, twice a second
-    :param is_home: whether this host is the home of a segment of the image
+    :param is_home: whether this host is the home of a content
     :raises errors.AcstorError: some chunk could not be had; what came is kept
     """
     cut = image.map.geometry
-    per_segment = cut.chunks_per_segment
     came = {"done_bytes": 0, "fetched_bytes": 0, "failed_bytes": 0}
     failures: list[errors.AcstorError] = []
 
@@ -75,13 +74,11 @@ async def pre_seed(
     async with trio.open_nursery() as reporting:
         reporting.start_soon(tell)
         async with trio.open_nursery() as nursery:
-            for segment_no in segments_in_order(
-                -(-cut.chunk_count // per_segment), is_home, first_segment
+            for chunk_no in chunks_in_order(
+                cut.chunk_count, lambda n: is_home(image.map.cid(n)), first_chunk
             ):
-                first = segment_no * per_segment
-                for chunk_no in range(first, min(first + per_segment, cut.chunk_count)):
-                    await room.acquire()
-                    nursery.start_soon(take, chunk_no, room)
+                await room.acquire()
+                nursery.start_soon(take, chunk_no, room)
         reporting.cancel_scope.cancel()
     if failures:
         raise failures[0]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from acstor_agent import cache_files
+from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import mirror
 from acstor_agent.core import counters
@@ -49,17 +50,19 @@ def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
     return dataclasses.asdict(cache.statistics)
 
 
-def of_exchange(chunks: fetcher.Fetcher) -> dict[str, Any]:
+def of_exchange(chunks: fetcher.Fetcher, peers: exchange.Exchange) -> dict[str, Any]:
     """Return what entered and left the host, and the peers that are left alone."""
-    exchange = chunks.counters
+    counted = chunks.counters
     return {
         "chunks_in_flight": chunks.in_flight,
-        "source_bytes": exchange.source_bytes,
-        "served_bytes": exchange.served_bytes,
-        "served_chunks": exchange.served_chunks,
-        "invalid_chunks": exchange.invalid_chunks,
-        "fallbacks": exchange.fallbacks,
-        "quarantined": {host: round(left_s, 1) for host, left_s in chunks.quarantined().items()},
+        "source_bytes": counted.source_bytes,
+        "served_bytes": counted.served_bytes,
+        "served_chunks": counted.served_chunks,
+        "invalid_chunks": peers.invalid_chunks,
+        "fallbacks": counted.fallbacks,
+        "races": chunks.hedge.races,
+        "referrals_followed": peers.referrals,
+        "quarantined": {host: round(left_s, 1) for host, left_s in peers.quarantined().items()},
     }
 
 

@@ -155,6 +155,16 @@ class Ring:
             found.setdefault(self._ids[number])
         return tuple(found)[:wanted]
 
+    def owners_of(self, cid: ids.Cid, limit: int) -> tuple[ids.HostId, ...]:
+        """Return the home of a content, then the hosts that follow it round the ring."""
+        found: dict[ids.HostId, None] = {}
+        wanted = min(limit, len(self.hosts))
+        for number in self._walk(int.from_bytes(cid[:8], "big")):
+            if len(found) >= wanted:
+                break
+            found.setdefault(self._ids[number])
+        return tuple(found)
+
     def _walk(self, position: int) -> Iterator[int]:
         """Return the host number of each point, once round the ring from ``position``."""
         start = bisect.bisect_left(self._points, position)

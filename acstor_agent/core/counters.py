@@ -126,7 +126,6 @@ class ExchangeCounters:
     __slots__ = (
         "fallbacks",
         "fetched",
-        "invalid_chunks",
         "served_bytes",
         "served_chunks",
         "source_bytes",
@@ -137,5 +136,4 @@ class ExchangeCounters:
         self.served_chunks = 0
         self.served_bytes = 0
         self.source_bytes = 0
-        self.invalid_chunks = 0
         self.fallbacks = 0

@@ -20,6 +20,8 @@ from acstor_common import peer_wire
 
 LOG = logging.getLogger(__name__)
 
+Heard = Callable[[ids.HostId, tuple[int, ...]], None]
+"""Takes note of what a peer advertises; it decides for itself what to listen to."""
 Serve = Callable[[ids.HostId, peer_wire.Get], Awaitable[peer_wire.Buffer]]
 """Gives the bytes that a peer asks for, or raises one of errors.ChunkUnavailable's family."""
 
@@ -38,12 +40,14 @@ class Answering(base.Connection):
         hello: peer_wire.Hello,
         gate: base.DemandGate,
         serve: Serve,
+        heard: Heard,
         uplink: uplink_.Uplink,
         limits: base.Limits,
     ) -> None:
         super().__init__(link, receiver, peer, hello.klass, gate)
         self._host = hello.host_id
         self._serve = serve
+        self._heard = heard
         self._uplink = uplink
         self._limits = limits
         self._answering: dict[int, trio.CancelScope] = {}
@@ -89,6 +93,8 @@ class Answering(base.Connection):
             case peer_wire.Cancel(request_id):
                 if scope_of_it := self._answering.pop(request_id, None):
                     scope_of_it.cancel()
+            case peer_wire.Advertise(prefixes):
+                self._heard(self._host, prefixes)
             case peer_wire.Ping(token):
                 self.post(peer_wire.Pong(token))
 

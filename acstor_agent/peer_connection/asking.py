@@ -27,6 +27,7 @@ class Asking(base.Connection):
         gate: base.DemandGate,
     ) -> None:
         super().__init__(link, receiver, peer, klass, gate)
+        self.minor_version = 0  # of the other side; from 1 on it knows Advertise and Refer
         self._last_id = 0
         self._waiting: dict[int, _Waiter] = {}
 
@@ -59,9 +60,11 @@ class Asking(base.Connection):
         if not self._waiting:
             self.last_progress = trio.current_time()  # from now on silence counts
         request_id = self._new_id()
+        may_refer = get.may_refer and self.minor_version >= 1
+        get = get._replace(request_id=request_id, may_refer=may_refer)
         waiter = self._waiting[request_id] = _Waiter(get)
         try:
-            self.post(get._replace(request_id=request_id))
+            self.post(get)
             await waiter.is_answered.wait()
         finally:
             if self._waiting.pop(request_id, None):
@@ -71,6 +74,11 @@ class Asking(base.Connection):
         if waiter.answer is None:
             raise self._lost(get)
         return waiter.answer.data if isinstance(waiter.answer, peer_wire.Chunk) else waiter.answer
+
+    def tell(self, news: peer_wire.Advertise) -> None:
+        """Advertise chunks, if the other side knows what that is."""
+        if self.minor_version >= 1:
+            self.post(news)
 
     def _new_id(self) -> int:
         while True:

@@ -9,9 +9,12 @@ from collections.abc import AsyncIterator
 import trio
 
 from acstor_agent import cache_files
+from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import mirror
 from acstor_agent import mirrors
+from acstor_agent import prefetching
+from acstor_agent.core import content_index
 from acstor_agent.core import peer_health
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
@@ -56,24 +59,32 @@ class OneHost:
         (folder / "maps").mkdir(exist_ok=True)
         self.maps = folder / "maps"
         self.cache = cache_files.CacheFiles.open(folder / "cache", limit_bytes, geometry.MIB)
+        self.peers = exchange.Exchange(
+            ids.HostId("h1"),
+            current_ring=lambda: ring.Ring(0, ()),
+            ask_peer=self._ask_nobody,
+            tell=lambda host, address, prefixes: None,
+            health=peer_health.PeerHealth(random.Random(1)),
+            topology=None,
+        )
         self.chunks = fetcher.Fetcher(
             ids.HostId("h1"),
             nursery,
             cache=self.cache,
             source=verify.VerifySource(self.source),
-            ring=lambda: ring.Ring(0, ()),
-            ask_peer=self._ask_nobody,
-            health=peer_health.PeerHealth(random.Random(1)),
+            current_ring=lambda: ring.Ring(0, ()),
+            peers=self.peers,
             background_limit=4,
         )
         self.read_ahead_limit_bytes = 0
         self.mirrors = mirrors.Mirrors(self.maps, self.source, self._mirror)
         self._nursery = nursery
 
-    async def _ask_nobody(self, *_: object) -> fetcher.Bytes:
+    async def _ask_nobody(self, *_: object) -> exchange.Bytes:
         raise AssertionError("there are no peers")
 
-    def _mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
+    async def _mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
+        index = content_index.ContentIndex(map(image_map.cid, range(len(image_map))))
         return mirror.Mirror(
             image_map,
             cache=self.cache,
@@ -81,6 +92,7 @@ class OneHost:
             nursery=self._nursery,
             deadline_s=DEADLINE_S,
             read_ahead_limit_bytes=self.read_ahead_limit_bytes,
+            prefetch=prefetching.Prefetching(image_map, index, self.chunks, self._nursery, 256),
         )
 
     def add(self, data: bytes, image_id: ids.ImageId = IMAGE) -> None:

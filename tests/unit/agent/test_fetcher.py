@@ -5,13 +5,14 @@ import pytest
 import trio
 
 from acstor_agent import cache_files
+from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent.core import counters
+from acstor_agent.core import gossip
 from acstor_agent.core import peer_health
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
 from acstor_common import errors
-from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import ring
@@ -24,8 +25,7 @@ DEMAND, BULK = peer_wire.Klass.DEMAND, peer_wire.Klass.BULK
 
 def want(chunk_no):
     data = BYTES[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
-    segment_no = chunk_no * CHUNK // geometry.SEGMENT_BYTES
-    return fetcher.Want(IMAGE, segment_no, chunk_no * CHUNK, CHUNK, ids.cid_of(data))
+    return fetcher.Want(IMAGE, chunk_no * CHUNK, CHUNK, ids.cid_of(data))
 
 
 class MemorySource(base.Source):
@@ -57,7 +57,8 @@ class Cloud:
 
     def __init__(self, folder, nursery, names):
         self.source = MemorySource()
-        self.dead, self.lying, self.asked = set(), set(), []
+        self.dead, self.lying, self.frozen, self.asked, self.told = set(), set(), set(), [], []
+        self.busy, self.peers = {}, {}
         self.ring = ring.Ring(
             1, tuple(ring.RingHost(n, f"10.0.0.{i}:7201", 100) for i, n in enumerate(names, 1))
         )
@@ -68,28 +69,39 @@ class Cloud:
 
     def _host(self, name, nursery):
         async def ask(question, wanted):
-            host, _, klass, may_read_source, _ = question
-            self.asked.append((name, host, klass, may_read_source))
+            self.asked.append((name, question.host, question.klass, question.may_read_source))
             await trio.sleep(0.005)
-            if host in self.dead:
-                raise errors.SourceUnreachable(str(wanted), host, "refused")
-            data = await self.hosts[host].serve(wanted, may_read_source)
-            return bytes(len(data)) if host in self.lying else data
+            if question.host in self.dead:
+                raise errors.SourceUnreachable(str(wanted), question.host, "refused")
+            if question.host in self.frozen:
+                await trio.sleep(60)
+            if question.may_refer and question.host in self.busy:
+                return peer_wire.Refer(1, self.busy[question.host])
+            data = await self.hosts[question.host].serve(wanted, question.may_read_source)
+            return bytes(len(data)) if question.host in self.lying else data
 
+        self.peers[name] = exchange.Exchange(
+            ids.HostId(name),
+            current_ring=lambda: self.ring,
+            ask_peer=ask,
+            tell=lambda host, address, prefixes: self.told.append((name, host, prefixes)),
+            health=peer_health.PeerHealth(random.Random(1)),
+            topology=gossip.Topology.RING,
+            clock=trio.current_time,
+        )
         return fetcher.Fetcher(
             ids.HostId(name),
             nursery,
             cache=self.caches[name],
             source=verify.VerifySource(self.source),
-            ring=lambda: self.ring,
-            ask_peer=ask,
-            health=peer_health.PeerHealth(random.Random(1)),
+            current_ring=lambda: self.ring,
+            peers=self.peers[name],
             background_limit=4,
             clock=trio.current_time,
         )
 
     def home(self, wanted):
-        return self.ring.home(IMAGE, wanted.segment_no)
+        return self.ring.owners_of(wanted.cid, 1)[0]
 
 
 @pytest.fixture
@@ -156,8 +168,8 @@ async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
     name = others(cloud, want(0))[0]
     fetched = await cloud.hosts[name].fetch(want(0), DEMAND, 10)
     assert fetched.data == BYTES[:CHUNK]
-    assert cloud.hosts[name].counters.invalid_chunks == 1
-    assert set(cloud.hosts[name].quarantined()) == {home}
+    assert cloud.peers[name].invalid_chunks == 1
+    assert set(cloud.peers[name].quarantined()) == {home}
     cloud.asked.clear()
     await cloud.hosts[name].fetch(want(1), DEMAND, 10)
     assert home not in {asked for _, asked, _, _ in cloud.asked}
@@ -165,7 +177,7 @@ async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
 
 async def test_while_the_source_is_down_peers_that_hold_the_chunk_give_it(cloud, autojump_clock):
     wanted = want(0)
-    owners = cloud.ring.owners(IMAGE, 0)
+    owners = cloud.ring.owners_of(wanted.cid, 4)
     holder, asker = cloud.hosts[owners[2]], cloud.hosts[owners[0]]
     await holder.fetch(wanted, DEMAND, 10)
     cloud.caches[owners[0]].drop(wanted.cid)
@@ -230,8 +242,8 @@ async def test_peer_that_may_not_read_the_source_hears_that_the_chunk_is_missing
 async def test_two_homes_that_disagree_do_not_wait_for_each_other(cloud, autojump_clock):
     """Each believes that the other one is the home, as while a new ring is on its way."""
     one, two = cloud.hosts["h1"], cloud.hosts["h2"]
-    one._ring = lambda: ring.Ring(2, (ring.RingHost("h2", "10.0.0.2:7201", 1),))
-    two._ring = lambda: ring.Ring(3, (ring.RingHost("h1", "10.0.0.1:7201", 1),))
+    one._current_ring = lambda: ring.Ring(2, (ring.RingHost("h2", "10.0.0.2:7201", 1),))
+    two._current_ring = lambda: ring.Ring(3, (ring.RingHost("h1", "10.0.0.1:7201", 1),))
     with trio.fail_after(2):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.fetch, want(0), DEMAND, 10)
@@ -260,3 +272,111 @@ async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, au
     assert 1 < most <= 4
     assert {klass for asker, _, klass, _ in cloud.asked if asker == name} == {BULK}
     assert await host.fetch_ahead(want(0)) is None
+
+
+# Racing
+
+
+@pytest.mark.expect_log("is left alone")
+async def test_frozen_home_is_raced_and_left_alone(cloud, autojump_clock, nursery):
+    home = cloud.home(want(0))
+    name = others(cloud, want(0))[0]
+    host = cloud.hosts[name]
+    nursery.start_soon(host.race)
+    for _ in range(50):
+        host.hedge.answered(0.02)
+    cloud.frozen.add(home)
+    began = trio.current_time()
+    for chunk_no in range(40):
+        await host.fetch(want(chunk_no), DEMAND, 10)
+    assert trio.current_time() - began < 5
+    assert 1 <= host.hedge.races <= 4
+
+
+async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock, nursery):
+    host = cloud.hosts[others(cloud, want(0))[0]]
+    nursery.start_soon(host.race)
+    for _ in range(50):
+        host.hedge.answered(0.001)
+    cloud.source.delay_s = 0.4
+    for chunk_no in range(40):
+        await host.fetch(want(chunk_no), DEMAND, 10)
+    assert host.hedge.races <= 16 + 0.02 * 90
+    assert host.in_flight == 0
+
+
+# Referrals
+
+
+async def test_requester_follows_a_referral_and_then_asks_plainly(cloud, autojump_clock):
+    wanted = want(0)
+    home = cloud.home(wanted)
+    holder, asker, third = others(cloud, wanted)
+    await cloud.hosts[holder].fetch(wanted, DEMAND, 10)
+    cloud.busy[home] = (ids.HostId(holder),)
+    fetched = await cloud.hosts[asker].fetch(wanted, DEMAND, 10)
+    assert (bytes(fetched.data), fetched.origin) == (BYTES[:CHUNK], counters.Origin.PEER)
+    cloud.caches[holder].drop(wanted.cid)
+    fetched = await cloud.hosts[third].fetch(wanted, DEMAND, 10)
+    assert (bytes(fetched.data), fetched.origin) == (BYTES[:CHUNK], counters.Origin.HOME)
+    assert cloud.source.reads == [0]
+
+
+async def test_host_that_will_have_the_chunk_keeps_the_question(cloud, autojump_clock):
+    wanted = want(0)
+    cloud.source.delay_s = 0.5
+    first = cloud.hosts[others(cloud, wanted)[0]]
+    got = []
+
+    async def ask_early():
+        await trio.sleep(0.1)
+        got.append(bytes(await first.serve(wanted, may_read_source=False)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(first.fetch, wanted, DEMAND, 10)
+        nursery.start_soon(ask_early)
+    assert got == [BYTES[:CHUNK]]
+
+
+# Advertisements
+
+
+async def test_chunk_that_came_is_advertised_to_the_neighbours_on_the_ring(
+    cloud, autojump_clock, nursery
+):
+    for peers in cloud.peers.values():
+        nursery.start_soon(peers.run)
+    await trio.sleep(0.1)
+    name = others(cloud, want(0))[0]
+    await cloud.hosts[name].fetch(want(0), DEMAND, 10)
+    await trio.sleep(0.1)
+    ring_order = sorted(cloud.hosts)
+    at = ring_order.index(name)
+    around = {ring_order[at - 1], ring_order[(at + 1) % 4]}
+    told = {host for teller, host, prefixes in cloud.told if teller == name}
+    assert told == around - {cloud.home(want(0))}
+    assert {p for _, _, prefixes in cloud.told for p in prefixes} == {gossip.prefix_of(want(0).cid)}
+
+
+async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
+    wanted = want(0)
+    holder, asker, _ = others(cloud, wanted)
+    await cloud.hosts[holder].fetch(wanted, DEMAND, 10)
+    cloud.peers[asker].heard(ids.HostId(holder), [gossip.prefix_of(wanted.cid)])
+    cloud.asked.clear()
+    fetched = await cloud.hosts[asker].fetch(wanted, DEMAND, 10)
+    assert fetched.origin is counters.Origin.PEER
+    assert [(who, whom) for who, whom, _, _ in cloud.asked] == [(asker, holder)]
+
+
+async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump_clock):
+    wanted = want(0)
+    holder, asker, _ = others(cloud, wanted)
+    cloud.peers[asker].heard(ids.HostId(holder), [gossip.prefix_of(wanted.cid)])
+    fetched = await cloud.hosts[asker].fetch(wanted, DEMAND, 10)
+    assert fetched.origin is counters.Origin.HOME
+    assert cloud.peers[asker].holders(wanted.cid) == []
+
+
+async def test_stranger_is_not_listened_to(cloud):
+    assert cloud.peers["h1"].heard(ids.HostId("h99"), [1, 2, 3]) == []

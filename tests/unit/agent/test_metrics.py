@@ -25,7 +25,7 @@ async def picture_of(host):
     image = host.mirrors.get_nowait(one_host.IMAGE)
     return {
         "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0)},
-        "exchange": status.of_exchange(host.chunks),
+        "exchange": status.of_exchange(host.chunks, host.peers),
         "cache": status.of_cache(host.cache),
         "ring": {"epoch": 7, "hosts": 3},
     }
@@ -71,6 +71,8 @@ def test_agent_without_images_has_metrics_too():
             "served_chunks",
             "invalid_chunks",
             "fallbacks",
+            "races",
+            "referrals_followed",
         ],
         0,
     ) | {"quarantined": {}}

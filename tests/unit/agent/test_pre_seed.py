@@ -18,7 +18,7 @@ async def host(tmp_path):
         yield made
 
 
-async def seed(host, report=None, is_home=lambda segment_no: False, first_segment=0):
+async def seed(host, report=None, is_home=lambda cid: False, first_chunk=0):
     async def ignore(done_bytes, total_bytes):
         pass
 
@@ -27,7 +27,7 @@ async def seed(host, report=None, is_home=lambda segment_no: False, first_segmen
         host.chunks,
         report or ignore,
         is_home=is_home,
-        first_segment=first_segment,
+        first_chunk=first_chunk,
     )
 
 
@@ -42,12 +42,17 @@ async def test_everything_comes_and_comes_once(host):
     assert len(host.source.reads) == before
 
 
-async def test_own_segments_come_first_and_the_others_in_turn(host):
-    await host.mirrors.attach(one_host.IMAGE)
+async def test_own_chunks_come_first_and_the_others_in_turn(host):
+    image = await host.mirrors.attach(one_host.IMAGE)
+    host.chunks._background.total_tokens = 1
+    host.chunks.background_limit = 1
     before = len(host.source.reads)
-    await seed(host, is_home=lambda segment_no: segment_no == 2, first_segment=5)
-    segments = [offset >> 20 for offset, _ in host.source.reads[before:]]
-    assert list(dict.fromkeys(segments)) == [2, 1, 3, 0]
+    first_half = {image.map.cid(n) for n in range(len(image.map) // 2, len(image.map))}
+    await seed(host, is_home=lambda cid: cid in first_half, first_chunk=5)
+    offsets = [offset for offset, _ in host.source.reads[before:]]
+    home, others = offsets[: len(first_half) - 1], offsets[len(first_half) :]
+    assert min(home) >= len(DATA) // 2 - CHUNK
+    assert others[0] < others[-1] or others[0] >= 5 * CHUNK
 
 
 async def test_no_more_than_the_limit_is_in_flight(host):

@@ -67,6 +67,7 @@ def test_work_is_shared_evenly_whoever_comes_first():
 
 def test_memory_is_bounded(monkeypatch):
     monkeypatch.setattr(referral, "CHUNKS", 10)
+    monkeypatch.setattr(referral, "HOLDERS", 20)
     referrals = referral.Referrals()
     for number in range(50):
         tree_of(referrals, cid(number), [f"h{n}" for n in range(100)])

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This host among its peers: asks them, judges them, and tells them what it has.
+
+One peer is asked at a time here; its answer is checked against the CID before
+it goes anywhere, how it behaved is remembered, and a referral is followed.
+What neighbours advertise tells whom to ask first; what comes to this host is
+advertised to them.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.core import gossip
+from acstor_agent.core import peer_health
+from acstor_agent.sources import verify
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+
+LOG = logging.getLogger(__name__)
+
+Bytes = bytes | bytearray | memoryview
+
+
+class Want(NamedTuple):
+    """One chunk that is to be had: by place (to find it) and by content (to check it)."""
+
+    image_id: ids.ImageId
+    offset: int
+    length: int
+    cid: ids.Cid
+
+    def __str__(self) -> str:
+        return f"chunk {self.cid.hex()[:12]} (image {self.image_id}, byte {self.offset})"
+
+
+class Ask(NamedTuple):
+    """A question to one peer.
+
+    :param address: where the agent of ``host`` listens
+    :param may_read_source: the host may read the chunk through
+    :param may_refer: it may name others to ask instead
+    """
+
+    host: ids.HostId
+    address: str
+    klass: peer_wire.Klass
+    may_read_source: bool
+    may_refer: bool
+
+
+AskPeer = Callable[[Ask, Want], Awaitable[Bytes | peer_wire.Refer]]
+"""Asks one peer for one chunk."""
+Tell = Callable[[ids.HostId, str, Sequence[int]], None]
+"""Advertises chunks, by their prefixes, to a host at an address; never waits, never fails."""
+PEER_ERRORS = (errors.ChunkUnavailable, errors.RemoteProtocolError)
+"""What asking a peer may end with: ask somebody else."""
+
+
+class Exchange:
+    """Questions to peers, and news for them.
+
+    :param current_ring: returns the v-node table in force
+    :param topology: whom to tell what is here; None turns advertisements off
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        *,
+        current_ring: Callable[[], ring.Ring],
+        ask_peer: AskPeer,
+        tell: Tell,
+        health: peer_health.PeerHealth,
+        topology: gossip.Topology | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.invalid_chunks = 0
+        self.referrals = 0
+        self._here = here
+        self._current_ring = current_ring
+        self._ask_peer = ask_peer
+        self._tell = tell
+        self._health = health
+        self._topology = topology
+        self._clock = clock
+        self._gossip = gossip.Gossip()
+        self._known_ring: ring.Ring | None = None
+        self._has_news = trio.Event()
+
+    # Asking
+
+    async def ask(
+        self, host: ids.HostId, want: Want, klass: peer_wire.Klass, may_read_source: bool
+    ) -> tuple[Bytes, ids.HostId]:
+        """Return a checked chunk from ``host``, or from one that it refers to, and who gave it.
+
+        :raises errors.ChunkUnavailable: none of them gives it
+        :raises errors.RemoteProtocolError: ``host`` broke the protocol
+        """
+        answer = await self._ask_one(host, want, klass, may_read_source, True)
+        if not isinstance(answer, peer_wire.Refer):
+            return answer, host
+        self.referrals += 1
+        for other in answer.hosts:
+            if other != self._here and self.is_usable(other):
+                try:
+                    return await self._ask_plainly(other, want, klass, False), other
+                except PEER_ERRORS as e:
+                    LOG.debug("%s", e)
+        return await self._ask_plainly(host, want, klass, may_read_source), host
+
+    async def _ask_plainly(
+        self, host: ids.HostId, want: Want, klass: peer_wire.Klass, may_read_source: bool
+    ) -> Bytes:
+        answer = await self._ask_one(host, want, klass, may_read_source, False)
+        if isinstance(answer, peer_wire.Refer):
+            raise errors.LocalProtocolError("a referral that nobody allowed")
+        return answer
+
+    async def _ask_one(
+        self,
+        host: ids.HostId,
+        want: Want,
+        klass: peer_wire.Klass,
+        may_read_source: bool,
+        may_refer: bool,
+    ) -> Bytes | peer_wire.Refer:
+        """Ask one peer, check its answer, and remember how it behaved."""
+        ask = Ask(host, self._address_of(host, want), klass, may_read_source, may_refer)
+        prefix = gossip.prefix_of(want.cid)
+        self._gossip.asked(host)
+        try:
+            answer = await self._ask_peer(ask, want)
+            if not isinstance(answer, peer_wire.Refer):
+                verify.check_chunk(answer, want.cid, str(want), host)
+        except (errors.ChunkInvalid, errors.RemoteProtocolError) as e:
+            self.invalid_chunks += 1
+            self._gossip.denied(host, prefix, self._clock())
+            self.failed(host, peer_health.FailureKind.LYING, e)
+            raise
+        except errors.SourceUnreachable as e:
+            self.failed(host, peer_health.FailureKind.UNREACHABLE, e)
+            raise
+        except errors.ChunkMissing:  # an honest no
+            self._gossip.denied(host, prefix, self._clock())
+            self._health.succeeded(host, self._clock())
+            raise
+        finally:
+            self._gossip.answered(host)
+        self._health.succeeded(host, self._clock())
+        return answer
+
+    def _address_of(self, host: ids.HostId, want: Want) -> str:
+        try:
+            return self._current_ring().address_of(host)
+        except KeyError:
+            raise errors.ChunkMissing(str(want), host, "it is not on the ring any more") from None
+
+    # Judging
+
+    def is_usable(self, host: ids.HostId) -> bool:
+        """Say whether ``host`` is worth asking now: on the ring and not in quarantine."""
+        return host in self._current_ring() and self._health.is_usable(host, self._clock())
+
+    def failed(
+        self, host: ids.HostId, kind: peer_health.FailureKind, error: errors.AcstorError
+    ) -> None:
+        """Note that ``host`` failed; say so in the log when it is left alone from now on."""
+        was_quarantined = host in self.quarantined()
+        self._health.failed(host, self._clock(), kind)
+        if not was_quarantined and host in self.quarantined():
+            self._gossip.lost(host)
+            LOG.warning("%s is left alone for %.1f s: %s", host, self.quarantined()[host], error)
+
+    def quarantined(self) -> dict[ids.HostId, float]:
+        """Return the hosts that are left alone now, and for how many seconds more.
+
+        May be called from any thread.
+        """
+        return self._health.quarantined(self._clock())
+
+    # Advertisements
+
+    def holders(self, cid: ids.Cid) -> list[ids.HostId]:
+        """Return the usable hosts that advertised a chunk, fewest pending requests first."""
+        hosts = self._gossip.holders(gossip.prefix_of(cid))
+        return [host for host in hosts if host != self._here and self.is_usable(host)]
+
+    def heard(self, host: ids.HostId, prefixes: Sequence[int]) -> list[gossip.Prefix]:
+        """Note what ``host`` advertises; return what of it is listened to."""
+        if self._topology is None or host not in self._current_ring():
+            return []
+        known = [gossip.Prefix(prefix) for prefix in prefixes]
+        return self._gossip.advertised(host, known, self._clock())
+
+    def known(self) -> list[gossip.Prefix]:
+        """Return everything that neighbours have advertised, for an image attached later."""
+        return self._gossip.known()
+
+    def have(self, cid: ids.Cid, giver: ids.HostId | None) -> None:
+        """Tell the neighbours of a chunk that has come here.
+
+        :param giver: the host that gave it; None for the source
+        """
+        if self._topology is not None:
+            self._gossip.have(gossip.prefix_of(cid), self._clock(), giver)
+            self._has_news.set()
+
+    async def run(self) -> None:
+        """Send advertisements when they are due, for ever."""
+        while True:
+            self._follow_ring()
+            now = self._clock()
+            for host, prefixes in self._gossip.take_batches(now):
+                if self.is_usable(host):
+                    self._tell(host, self._current_ring().address_of(host), prefixes)
+            due = self._gossip.next_timeout()
+            if due is None:
+                self._has_news = trio.Event()
+                await self._has_news.wait()
+            else:
+                await trio.sleep(max(0.0, due - now))
+
+    def _follow_ring(self) -> None:
+        """Choose the neighbours anew when the ring has changed."""
+        table = self._current_ring()
+        if table is self._known_ring or self._topology is None:
+            return
+        self._known_ring = table
+        hosts = [ids.HostId(host.host) for host in table.hosts]
+        self._gossip.set_neighbours(
+            gossip.neighbours(hosts, self._here, self._topology), self._clock()
+        )
