@@ -17,6 +17,7 @@ import re
 from collections.abc import Generator
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -26,6 +27,13 @@ MARKERS = {
     "allow_log": "allow_log(regex): a warning or error that the test may log",
 }
 HAS_PASSED = pytest.StashKey[bool]()
+
+# How fast inputs come says more about the machine than about the code: the first run in a fresh
+# checkout builds tables of Unicode, and others may use the processors too.
+hypothesis.settings.register_profile(
+    "acstor", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("acstor")
 
 
 def pytest_configure(config: pytest.Config) -> None:
