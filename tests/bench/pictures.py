@@ -17,6 +17,7 @@ from acstor_common import geometry
 from tests.bench import collective
 
 ORIGIN_COLOURS = {"source": "tab:red", "home": "tab:orange", "peer": "tab:green"}
+LOG_FROM_RATIO = 5
 Outcomes = Mapping[str, Mapping[str, Any]]
 
 
@@ -39,6 +40,11 @@ def compare(
             label=f"target {completion_target:g}",
         )
     left.set(title="Completion / limit (lower is better)")
+    left.margins(y=0.15)
+    heights = [found[name]["completion"] for name in names]
+    if max(heights) > LOG_FROM_RATIO * min(heights):
+        left.set(yscale="log", ylim=(0.5, None))
+        left.yaxis.set_major_formatter("{x:g}")
     left.legend()
     throughput(middle, names, [found[name] for name in names])
     transfers(right, names, [found[name] for name in names])
