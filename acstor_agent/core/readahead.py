@@ -2,8 +2,10 @@
 """Who reads in order, and how far ahead of them to fetch.
 
 A reader that goes on where it stopped is sequential: its window doubles with
-each read up to the limit.  Anyone else gets nothing, so random readers cost no
-byte.  Many guests read one image, so several readers are told apart by where
+each read.  Anyone else gets nothing, so random readers cost no byte.  What a
+reader leaves unread when it stops is its window, so beyond FREE_WINDOW_BYTES a
+window may be a WORTH-th of what was read in order, up to the limit: then it is
+at most 1.6 % of that.  Many guests read one image, so several readers are told apart by where
 each one stopped; the one that has been silent for the longest is forgotten.
 """
 
@@ -11,12 +13,16 @@ import collections
 import dataclasses
 
 FIRST_WINDOW_BYTES = 256 * 1024
+FREE_WINDOW_BYTES = 512 * 1024
+"""Enough for a link of 100 Mbit/s and 40 ms, or of 10 Gbit/s and 0.4 ms."""
+WORTH = 64
 READERS = 32
 """Readers of one image that are told apart at a time."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Reader:
+    began: int
     window_bytes: int
     fetched_to: int
 
@@ -49,10 +55,11 @@ class ReadAhead:
         stop = offset + length
         reader = self._readers.pop(offset, None)
         if reader is None:
-            self._remember(stop, _Reader(0, stop))
+            self._remember(stop, _Reader(offset, 0, stop))
             return (0, 0)
         doubled = max(FIRST_WINDOW_BYTES, reader.window_bytes * 2)
-        reader.window_bytes = min(self._limit_bytes, doubled)
+        worth = max(FREE_WINDOW_BYTES, (stop - reader.began) // WORTH)
+        reader.window_bytes = min(self._limit_bytes, doubled, worth)
         start = max(reader.fetched_to, stop)
         reader.fetched_to = max(start, stop + reader.window_bytes)
         self._remember(stop, reader)

@@ -19,12 +19,27 @@ def test_sequential_reader_has_everything_fetched_ahead_exactly_once():
         assert start == stop
 
 
-def test_window_grows_to_the_limit_and_no_further():
-    ahead = readahead.ReadAhead(2 * MIB)
-    ranges = read_in_order(ahead, 0, 100)
-    reach = [stop - (n + 1) * READ for n, (_, stop) in enumerate(ranges) if stop]
-    assert max(reach) == 2 * MIB
-    assert reach[0] == readahead.FIRST_WINDOW_BYTES
+def reach(ranges):
+    return [stop - (n + 1) * READ for n, (_, stop) in enumerate(ranges) if stop]
+
+
+def test_window_grows_with_what_was_read_and_to_the_limit_at_most():
+    ranges = read_in_order(readahead.ReadAhead(2 * MIB), 0, 3000)
+    assert reach(ranges)[0] == readahead.FIRST_WINDOW_BYTES
+    assert max(reach(ranges)[:200]) == readahead.FREE_WINDOW_BYTES
+    assert max(reach(ranges)) == 2 * MIB
+
+
+def test_limit_below_the_free_window_is_kept():
+    ranges = read_in_order(readahead.ReadAhead(300 * 1024), 0, 50)
+    assert max(reach(ranges)) == 300 * 1024
+
+
+def test_reader_who_stops_leaves_little_unread():
+    for reads in (256, 1000, 5000, 20_000):
+        ranges = read_in_order(readahead.ReadAhead(64 * MIB), 0, reads)
+        unread = reach(ranges)[-1]
+        assert unread <= max(readahead.FREE_WINDOW_BYTES, reads * READ / readahead.WORTH)
 
 
 def test_random_reader_gets_nothing():
