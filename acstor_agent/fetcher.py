@@ -41,7 +41,7 @@ Want = exchange.Want
 RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 2.0
 REFERRED_WAIT_S = 2.0
-RACE_TICK_S = 0.05
+RACE_TICK_S = 0.1
 OWNERS_ASKED = places.ACTING_HOMES + places.LAST_RESORTS + 4
 """Owners that are looked at for one chunk: those asked, and some to spare for hosts out of use."""
 
@@ -288,6 +288,7 @@ class Fetcher:
                 fetched = await self._travel(journey)
                 self._note_loser(slow, self._clock() - asked_s, journey.want)
                 flight.land(fetched)
+                flight.scope.cancel()
         except exchange.PEER_ERRORS as e:
             LOG.debug("%s", e)
         finally:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Flight(Generic[T]):
     """One chunk under way, from the first wish for it until it lands.
 
-    :param nursery: where the work runs
+    ``scope`` is that of the work which brings it.
     """
 
     __slots__ = ("_is_landed", "_result", "scope")
@@ -37,14 +37,13 @@ class Flight(Generic[T]):
         return self._is_landed.is_set()
 
     def land(self, result: T | errors.AcstorError | None) -> None:
-        """End the flight and all work for it; the first result counts.
+        """Give the result to all who wait; the first one counts.
 
         :param result: None when the process is ending: an answer is the next one's business
         """
         if not self.has_landed:
             self._result = result
             self._is_landed.set()
-            self.scope.cancel()
 
     async def wait(self) -> T:
         """Return the result, or raise the error that it is."""

@@ -15,7 +15,7 @@ WINDOW = 200
 SHARE_OF_ANSWERS = 0.95
 TIMES = 3.0
 """How much longer than nearly all answers one may take before it is raced."""
-SHORTEST_S = 0.05
+SHORTEST_S = 0.1
 FIRST_GUESS_S = 0.5
 """The delay while there are fewer than ENOUGH answers to go by."""
 ENOUGH = 20
