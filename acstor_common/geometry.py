@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an image is cut: bytes into chunks, chunks into segments.
+"""How an image is cut into chunks.
 
 An image of ``size_bytes`` has chunks 0 .. chunk_count - 1; the last one may be
-short.  A segment is 1 MiB of consecutive chunks (one chunk, if chunks are
-larger): its chunks share a home on the ring.
+short.
 """
 
 import dataclasses
@@ -15,7 +14,6 @@ MIB = 1024 * KIB
 MIN_CHUNK_BYTES = 16 * KIB
 MAX_CHUNK_BYTES = 4 * MIB
 DEFAULT_CHUNK_BYTES = 64 * KIB
-SEGMENT_BYTES = 1 * MIB
 
 
 def is_chunk_size(size: int) -> bool:
@@ -62,11 +60,6 @@ class Geometry:
         """Number of chunks, the short last one included."""
         return -(-self.size_bytes // self.chunk_bytes)
 
-    @property
-    def chunks_per_segment(self) -> int:
-        """Number of chunks that share a home."""
-        return max(1, SEGMENT_BYTES // self.chunk_bytes)
-
     def chunk_offset(self, chunk_no: int) -> int:
         """Return the chunk's first byte in the image."""
         return chunk_no * self.chunk_bytes
@@ -74,10 +67,6 @@ class Geometry:
     def chunk_length(self, chunk_no: int) -> int:
         """Return the chunk's bytes: chunk_bytes, fewer for the last one."""
         return min(self.chunk_bytes, self.size_bytes - chunk_no * self.chunk_bytes)
-
-    def segment_no(self, chunk_no: int) -> int:
-        """Return the segment that the chunk lies in."""
-        return chunk_no // self.chunks_per_segment
 
     def pieces(self, offset: int, length: int) -> Iterator[Piece]:
         """Cut a byte range into its chunks; what lies past the end of the image is left out."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of things: images, hosts, chunks by place (OID) and by content (CID).
+"""Names of things: images, hosts, and the two names of a content (CID and OID).
 
-An OID says *where* to ask: it may collide and proves nothing.  A CID says
-*what* the bytes are: it crosses tenants, so it is a cryptographic hash.
+A CID says *what* the bytes are: it crosses tenants, so it is a cryptographic
+hash.  An OID, its first 64 bits, says *where* to ask: two contents may share
+one, so it proves nothing.
 """
 
 import re
@@ -10,7 +11,6 @@ import uuid
 from typing import NewType
 
 import blake3
-import xxhash
 
 ImageId = NewType("ImageId", str)
 """A Glance image id: a UUID, lower case, with dashes."""
@@ -22,13 +22,13 @@ Cid = NewType("Cid", bytes)
 """Content id: the 32 bytes of the chunk's BLAKE3-256."""
 
 Oid = NewType("Oid", int)
-"""Object id, 64 bits: the upper 56 place a segment on the ring, the lower 8 name its chunk."""
+"""Object id: the first 64 bits of a CID, its position on the ring.  Locates, never identifies."""
 
 CID_BYTES = 32
+OID_BYTES = 8
 ZERO_CID = Cid(bytes(CID_BYTES))
 """Reserved: a chunk of zeros only, whatever its length.  It is never stored, sent or asked for."""
 
-OID_SUFFIX_BITS = 8
 _HOST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -76,15 +76,10 @@ def cid_of(data: bytes | bytearray | memoryview) -> Cid:
     return Cid(blake3.blake3(data).digest())
 
 
-def segment_position(image_id: ImageId, segment_no: int) -> int:
-    """Return where on the ring (0 to 2**64 - 1) a segment lies: the prefix of its chunks' OIDs."""
-    key = image_id_bytes(image_id) + segment_no.to_bytes(8, "little")
-    position: int = xxhash.xxh3_64_intdigest(key)
-    return position >> OID_SUFFIX_BITS << OID_SUFFIX_BITS
+def oid_of(cid: Cid) -> Oid:
+    """Return the OID of a content.
 
-
-def oid_of(image_id: ImageId, segment_no: int, chunk_in_segment: int) -> Oid:
-    """Return the OID of a chunk (ACStor 2017, 3.4.1: prefix for the host, suffix for the chunk)."""
-    if not 0 <= chunk_in_segment < 1 << OID_SUFFIX_BITS:
-        raise ValueError(f"chunk {chunk_in_segment} does not fit in an OID's suffix")
-    return Oid(segment_position(image_id, segment_no) | chunk_in_segment)
+    >>> oid_of(Cid(bytes([1, 2]) + bytes(30))) == 0x0102_0000_0000_0000
+    True
+    """
+    return Oid(int.from_bytes(cid[:OID_BYTES], "big"))

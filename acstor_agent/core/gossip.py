@@ -30,9 +30,8 @@ from typing import NewType
 from acstor_common import ids
 
 Prefix = NewType("Prefix", int)
-"""The first 8 bytes of a CID, big-endian: what advertisements carry."""
+"""The OID of a content: what advertisements carry."""
 
-PREFIX_BYTES = 8
 BATCH_PREFIXES = 512
 """Prefixes in one advertisement at most, as the peer protocol has it."""
 DENIAL_COST = 16
@@ -113,7 +112,7 @@ def prefix_of(cid: ids.Cid) -> Prefix:
     >>> prefix_of(ids.Cid(bytes([1, 2]) + bytes(30))) == 0x0102000000000000
     True
     """
-    return Prefix(int.from_bytes(cid[:PREFIX_BYTES], "big"))
+    return Prefix(ids.oid_of(cid))
 
 
 class Gossip:

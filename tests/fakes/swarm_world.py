@@ -76,8 +76,7 @@ class World:
             for n, h in enumerate(self.host_ids)
         )
         points = ring.Ring(1, table)
-        cut = geometry.Geometry(chunk_count * CHUNK_BYTES, CHUNK_BYTES)
-        self.homes = [points.home(IMAGE, cut.segment_no(n)) for n in range(chunk_count)]
+        self.homes = [points.owners_of(cid, 1)[0] for cid in self.cids]
         self.source_chunks = 0
         self.sent: collections.Counter[str] = collections.Counter()
         network.attach(SOURCE, self._answer_as_source)

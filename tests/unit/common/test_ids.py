@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+import blake3
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_common import ids
+
+
+def test_cid_is_the_blake3_of_the_bytes():
+    data = b"acstor" * 1000
+    assert ids.cid_of(data) == ids.cid_of(memoryview(data)) == blake3.blake3(data).digest()
+    assert len(ids.cid_of(b"")) == ids.CID_BYTES
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_oid_is_the_first_64_bits_of_the_cid(raw):
+    assert ids.oid_of(ids.Cid(raw)).to_bytes(8, "big") == raw[:8]
+
+
+def test_contents_may_share_an_oid_and_have_their_own_cid():
+    one, other = ids.Cid(bytes(8) + b"1" * 24), ids.Cid(bytes(8) + b"2" * 24)
+    assert ids.oid_of(one) == ids.oid_of(other) and one != other
+
+
+@given(st.uuids())
+def test_image_id_survives_its_16_bytes(uuid):
+    image_id = ids.parse_image_id(str(uuid).upper())
+    assert image_id == str(uuid)
+    assert ids.image_id_from_bytes(ids.image_id_bytes(image_id)) == image_id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "7d2c1f9e5d6b4a5c9c611e1b5b1f0a11",
+        "{7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11}",
+        "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a1g",
+        "7d2c1f9e5d6b-4a5c-9c61-1e1b-5b1f0a11",
+        "../" * 12,
+    ],
+)
+def test_what_is_no_uuid_with_dashes_is_no_image_id(text):
+    with pytest.raises(ValueError, match="not an image id"):
+        ids.parse_image_id(text)
+
+
+@pytest.mark.parametrize("text", ["h1", "compute-3.rack_2.example", "7", "a" * 255])
+def test_host_id_is_taken_as_it_is(text):
+    assert ids.parse_host_id(text) == text
+
+
+@pytest.mark.parametrize("text", ["", ".h1", "-h1", "h 1", "h1\n", "h/1", "hé", "a" * 256])
+def test_host_id_that_no_host_can_have_is_refused(text):
+    with pytest.raises(ValueError, match="not a host id"):
+        ids.parse_host_id(text)
