@@ -60,6 +60,8 @@ AskPeer = Callable[[Ask, Want], Awaitable[Bytes | peer_wire.Refer]]
 """Asks one peer for one chunk."""
 Tell = Callable[[ids.HostId, str, Sequence[int]], None]
 """Advertises chunks, by their prefixes, to a host at an address; never waits, never fails."""
+LOOK_AT_RING_S = 1.0
+"""A host that joins the ring beside this one hears after this time what is here."""
 PEER_ERRORS = (errors.ChunkUnavailable, errors.RemoteProtocolError)
 """What asking a peer may end with: ask somebody else."""
 
@@ -223,11 +225,12 @@ class Exchange:
                 if self.is_usable(host):
                     self._tell(host, self._current_ring().address_of(host), prefixes)
             due = self._gossip.next_timeout()
-            if due is None:
-                self._has_news = trio.Event()
-                await self._has_news.wait()
-            else:
+            if due is not None:
                 await trio.sleep(max(0.0, due - now))
+                continue
+            self._has_news = trio.Event()
+            with trio.move_on_after(LOOK_AT_RING_S):
+                await self._has_news.wait()
 
     def _follow_ring(self) -> None:
         """Choose the neighbours anew when the ring has changed."""

@@ -358,6 +358,22 @@ async def test_chunk_that_came_is_advertised_to_the_neighbours_on_the_ring(
     assert {p for _, _, prefixes in cloud.told for p in prefixes} == {gossip.prefix_of(want(0).cid)}
 
 
+async def test_host_that_joins_the_ring_is_told_what_is_here_already(
+    cloud, autojump_clock, nursery
+):
+    whole = cloud.ring
+    name = others(cloud, want(0))[0]
+    cloud.ring = ring.Ring(0, tuple(host for host in whole.hosts if host.host == name))
+    nursery.start_soon(cloud.peers[name].run)
+    await cloud.hosts[name].fetch(want(0), DEMAND, 10)
+    await trio.sleep(5)
+    assert cloud.told == []
+    cloud.ring = whole
+    await trio.sleep(5)
+    assert {prefixes for _, _, prefixes in cloud.told} == {(gossip.prefix_of(want(0).cid),)}
+    assert len(cloud.told) == 2
+
+
 async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
     wanted = want(0)
     holder, asker, _ = others(cloud, wanted)
