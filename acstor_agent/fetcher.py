@@ -4,8 +4,9 @@
 Two tables keep the promise.  ``_flights`` holds the chunks that this host wants
 for itself: readers of a chunk in flight wait for that flight.  ``_source_reads``
 holds the reads of the source under way, for this host and for peers alike.  A
-peer's request joins only the latter: it never waits for a flight that may wait
-for another peer, so no two hosts can wait for each other.
+peer that takes this host for the home joins only the latter; one that was
+referred to this host waits for a flight, and only for a while: so where rings
+differ no two hosts can wait for each other for long.
 
 Bytes from anywhere are checked against their CID before they are stored,
 answered or passed on; this is the one place where chunks enter a host.
@@ -46,6 +47,10 @@ OWNERS_ASKED = places.ACTING_HOMES + places.LAST_RESORTS + 4
 """Owners that are looked at for one chunk: those asked, and some to spare for hosts out of use."""
 
 
+class _NoHolder(errors.ChunkUnavailable):
+    """None of those who advertised a chunk gave it, and nobody else was to be asked."""
+
+
 class Fetched(NamedTuple):
     """A chunk that has arrived, checked, and where it came from."""
 
@@ -57,8 +62,10 @@ class _Journey:
     """How a chunk under way is being had: the places that are left to ask, and the present one."""
 
     __slots__ = (
+        "asked",
         "asked_s",
         "failures",
+        "holders_only",
         "host",
         "is_raced",
         "klass",
@@ -68,10 +75,18 @@ class _Journey:
         "want",
     )
 
-    def __init__(self, want: Want, klass: peer_wire.Klass, left: list[places.Place]) -> None:
+    def __init__(
+        self,
+        want: Want,
+        klass: peer_wire.Klass,
+        left: list[places.Place],
+        holders_only: bool,
+    ) -> None:
         self.want = want
         self.klass = klass
         self.left = collections.deque(left)
+        self.asked: list[places.Place] = []
+        self.holders_only = holders_only
         self.host: ids.HostId | None = None
         self.asked_s = 0.0
         self.failures: list[errors.AcstorError] = []
@@ -146,23 +161,26 @@ class Fetcher:
                     return await self._fetch_once(want, klass)
                 except errors.ChunkMissing:
                     raise
+                except _NoHolder:  # somebody had begun to fetch it ahead
+                    continue
                 except exchange.PEER_ERRORS as e:
                     why = str(e)
                 await trio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_LONGEST_S)
         raise errors.DeadlineExceeded(str(want), deadline_s, why)
 
-    async def fetch_ahead(self, want: Want) -> Fetched | None:
+    async def fetch_ahead(self, want: Want, holders_only: bool = False) -> Fetched | None:
         """Have a chunk that nobody waits for yet; return None if it was here already.
 
         At most ``background_limit`` of these run at a time, behind what guests wait for.
 
+        :param holders_only: ask only those who advertised it: it is not worth a read of the source
         :raises errors.AcstorError: it could not be had; nobody has tried again
         """
         async with self._background:
             if want.cid in self._cache:
                 return None
-            fetched = await self._fetch_once(want, peer_wire.Klass.BULK)
+            fetched = await self._fetch_once(want, peer_wire.Klass.BULK, holders_only)
             await self._cache.wait_for_room()
             return fetched
 
@@ -192,13 +210,33 @@ class Fetcher:
                 return (await flight.wait()).data
         raise errors.ChunkMissing(str(want), self._here)
 
-    async def _fetch_once(self, want: Want, klass: peer_wire.Klass) -> Fetched:
-        return await self._flights.join(
-            want.cid, lambda flight: self._bring(want, klass, flight)
-        ).wait()
+    async def _fetch_once(
+        self, want: Want, klass: peer_wire.Klass, holders_only: bool = False
+    ) -> Fetched:
+        flight = self._flights.join(
+            want.cid, lambda flight: self._bring(want, klass, flight, holders_only)
+        )
+        journey = self._journeys.get(flight)
+        if journey and klass is peer_wire.Klass.DEMAND and journey.klass is not klass:
+            self._hurry(journey)
+        return await flight.wait()
+
+    def _hurry(self, journey: _Journey) -> None:
+        """Let a guest that waits now have every place asked, and slow ones raced."""
+        journey.klass = peer_wire.Klass.DEMAND
+        if journey.holders_only:
+            journey.holders_only = False
+            asked = {place.host for place in (*journey.left, *journey.asked)}
+            journey.left += [
+                place for place in self._places(journey.want) if place.host not in asked
+            ]
 
     async def _bring(
-        self, want: Want, klass: peer_wire.Klass, flight: flights.Flight[Fetched]
+        self,
+        want: Want,
+        klass: peer_wire.Klass,
+        flight: flights.Flight[Fetched],
+        holders_only: bool,
     ) -> Fetched:
         """Ask one place after the other; raise what tells most when none has it.
 
@@ -208,7 +246,9 @@ class Fetcher:
         data = await self._cache.read_chunk(want.cid)
         if data is not None:  # it came since the caller looked
             return Fetched(data, counters.Origin.CACHE)
-        journey = self._journeys[flight] = _Journey(want, klass, self._places(want))
+        journey = self._journeys[flight] = _Journey(
+            want, klass, self._places(want, holders_only), holders_only
+        )
         try:
             return await self._travel(journey)
         except exchange.PEER_ERRORS:
@@ -219,7 +259,10 @@ class Fetcher:
             del self._journeys[flight]
             journey.rival_scope.cancel()
 
-    def _places(self, want: Want) -> list[places.Place]:
+    def _places(self, want: Want, holders_only: bool = False) -> list[places.Place]:
+        if holders_only:
+            holders = self._peers.holders(want.cid)[: places.HOLDERS]
+            return [places.Place(host, may_read_source=False) for host in holders]
         owners = self._current_ring().owners_of(want.cid, OWNERS_ASKED)
         return places.places(
             owners, self._here, self._peers.is_usable, self._peers.holders(want.cid)
@@ -228,6 +271,7 @@ class Fetcher:
     async def _travel(self, journey: _Journey) -> Fetched:
         while journey.left:
             place = journey.left.popleft()
+            journey.asked.append(place)
             began_s = self._clock()
             journey.host, journey.asked_s = place.host, began_s
             try:
@@ -242,6 +286,8 @@ class Fetcher:
                     fetched.origin, journey.want.length
                 )
                 return fetched
+        if journey.holders_only:
+            raise _NoHolder(str(journey.want), "those who advertised it")
         raise journey.worst()
 
     async def _ask(self, place: places.Place, want: Want, klass: peer_wire.Klass) -> Fetched:
@@ -274,7 +320,8 @@ class Fetcher:
             await trio.sleep(RACE_TICK_S)
             late_s = self._clock() - self.hedge.delay_s
             for flight, journey in list(self._journeys.items()):
-                if journey.asked_s < late_s and not journey.is_raced and journey.left:
+                is_late = journey.asked_s < late_s and not journey.is_raced
+                if is_late and journey.left and journey.klass is peer_wire.Klass.DEMAND:
                     is_hopeless = journey.host in self._peers.quarantined()
                     if is_hopeless or self.hedge.may_race():
                         journey.is_raced = True

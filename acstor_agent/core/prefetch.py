@@ -16,11 +16,13 @@ demand shows that the patterns have converged again; when there are ``limit`` of
 these, the chunks that are LOCAL stop counting.
 
 Trust is an addition: an image whose readers were never right may have ``first``
-chunks unmatched, and each prediction that was right (prefetched and read, or held
-back and fetched on demand) allows ``gain`` more, up to the limit.  So readers who
-diverge from the beginning waste ``first`` chunks instead of ``limit``, and readers
-who agree reach a limit of 256 after 126 chunks.  FIRST and GAIN were chosen by the
-swarm simulation: see doc/source/contributor/gossip.rst.
+chunks unmatched, and each that was prefetched and then read allows ``gain`` more, up
+to the limit.  Chunks that were held back and fetched on demand earn none: one who
+reads at random what a neighbour has read whole meets an advertisement each time, and
+still nothing tells what he will read next.  So readers who diverge from the beginning
+waste ``first`` chunks instead of ``limit``, and readers who agree reach a limit of 256
+after 126 chunks.  FIRST and GAIN were chosen by the swarm simulation: see
+doc/source/contributor/gossip.rst.
 """
 
 import collections
@@ -79,8 +81,7 @@ class Prefetcher:
         """Unmatched chunks that are allowed now; None if there is no bound."""
         if self._limit is None or self._first is None:
             return self._limit
-        right = self._states.matched + self._demanded
-        return min(self._limit, self._first + self._gain * right)
+        return min(self._limit, self._first + self._gain * self._states.matched)
 
     @property
     def at_stake(self) -> int:

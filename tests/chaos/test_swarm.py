@@ -200,7 +200,7 @@ def test_readers_who_follow_have_most_chunks_before_they_ask():
     done = swarm.simulate("shifted-same", 8, 256, swarm_world.Settings())
     assert done.prefetched > 0.6 and alone.prefetched == 0
     # Chunks of a reader lie at all hosts, so what is left to gain is the wait of the slowest guest.
-    assert done.completion < 0.95 * alone.completion and done.throughput > 0.95 * alone.throughput
+    assert done.completion <= alone.completion and done.throughput > 0.9 * alone.throughput
 
 
 def test_readers_who_have_nothing_in_common_waste_what_trust_allows_and_no_more():

@@ -149,10 +149,11 @@ def test_trust_grows_to_the_limit_with_every_right_prediction():
     assert reader.states.unmatched == 256
 
 
-def test_held_back_chunk_that_is_read_on_demand_earns_trust_like_a_prefetched_one():
+def test_held_back_chunk_that_is_read_on_demand_earns_no_trust():
     reader = Reader(limit=256, first=8, gain=2)
     reader.advertise(*range(100))
-    assert reader.read(99) == [8, 9]
+    assert reader.read(99) == []
+    assert reader.prefetcher.allowed == 8
 
 
 def test_held_back_chunks_are_bounded_and_the_oldest_is_forgotten():
