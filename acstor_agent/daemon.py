@@ -19,6 +19,7 @@ from oslo_config import cfg
 
 from acstor_agent import cache_files
 from acstor_agent import control_socket
+from acstor_agent import disks
 from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import fuse
@@ -34,6 +35,7 @@ from acstor_agent import ring_keeper
 from acstor_agent import status
 from acstor_agent import supervisor
 from acstor_agent.core import content_index
+from acstor_agent.core import disk_header
 from acstor_agent.core import gossip
 from acstor_agent.core import peer_health
 from acstor_agent.sources import build
@@ -138,15 +140,19 @@ class Agent:
         maps = state_dir / "maps"
         maps.mkdir(exist_ok=True)
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror)
+        self._disks = disks.Disks(state_dir / "disks", self._images, own.read_deadline_s)
 
     async def start(self, inheritance: supervisor.Inheritance) -> None:
         """Start all parts; guests first, because they may be waiting already."""
         own = self._conf.acstor_agent
-        operations = fuse.MirrorOperations(self._images, self._cache, own.read_deadline_s)
+        operations = fuse.MirrorOperations(
+            self._images, self._disks, self._cache, own.read_deadline_s
+        )
         await self._nursery.start(self._cache.run)
         await self._nursery.start(self._peers.run)
         await fuse_connection.adopt(inheritance.fuse_fd, inheritance.init_request, operations)
         self._nursery.start_soon(functools.partial(pyfuse3.main, max_tasks=MAX_REQUESTS))
+        self._nursery.start_soon(self._disks.run)
         self._nursery.start_soon(self._ring.watch)
         self._nursery.start_soon(self._exchange.run)
         self._nursery.start_soon(self._chunks.race)
@@ -162,6 +168,7 @@ class Agent:
 
     async def stop(self) -> None:
         """Let go of what a nursery does not end by itself, when nobody uses it any more."""
+        await self._disks.sync()
         await trio.to_thread.run_sync(self._stop_metrics)
         await self._source.aclose()
 
@@ -183,6 +190,10 @@ class Agent:
             "mount_point": self._conf.acstor.mount_point,
             "ring": {"epoch": self._ring.ring.epoch, "hosts": len(self._ring.ring.hosts)},
             "images": images,
+            "disks": {
+                disk_id: status.of_disk(self._disks.get_nowait(disk_id))
+                for disk_id in self._disks.all()
+            },
             "read": status.total(image["read"] for image in images.values()),
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
             "exchange": status.of_exchange(self._chunks, self._exchange),
@@ -247,6 +258,10 @@ class Agent:
                 return await self._drop(ids.parse_image_id(image_id))
             case control_wire.PreSeed(image_id):
                 return await self._pre_seed(await self._attach(image_id), report)
+            case control_wire.MakeDisk():
+                return await self._make_disk(request)
+            case control_wire.DropDisk(disk_id):
+                return await self._drop_disk(disk_header.parse_disk_id(disk_id))
             case control_wire.SetRing(table):
                 return {"epoch": self._ring.put(bytes(table)).epoch}
             case control_wire.GetRing():
@@ -260,12 +275,33 @@ class Agent:
         raise errors.DeadlineExceeded(f"the chunk map of image {parsed}", deadline_s)
 
     async def _drop(self, image_id: ids.ImageId) -> dict[str, str]:
-        path = f"{self._conf.acstor.mount_point}/images/{image_id}.raw"
-        pids = await trio.to_thread.run_sync(openers.pids_with_open, path)
-        if pids:
-            raise errors.Unusable(f"image {image_id}", f"is open in processes {pids}")
+        await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
+        if made := await self._disks.of_image(image_id):
+            raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
         self._images.detach(image_id)
         return {"image_id": image_id}
+
+    async def _make_disk(self, request: control_wire.MakeDisk) -> dict[str, Any]:
+        disk_id = disk_header.parse_disk_id(request.disk_id)
+        image = await self._attach(request.image_id)
+        made = await self._disks.make(disk_id, image, request.size_bytes)
+        return {
+            "disk_id": disk_id,
+            "image_id": made.header.image_id,
+            "size_bytes": made.size_bytes,
+            "path": f"{self._conf.acstor.mount_point}/disks/{disk_id}.raw",
+        }
+
+    async def _drop_disk(self, disk_id: disk_header.DiskId) -> dict[str, str]:
+        await self._check_closed(f"disks/{disk_id}.raw", f"disk {disk_id}")
+        await self._disks.drop(disk_id)
+        return {"disk_id": disk_id}
+
+    async def _check_closed(self, name: str, what: str) -> None:
+        path = f"{self._conf.acstor.mount_point}/{name}"
+        pids = await trio.to_thread.run_sync(openers.pids_with_open, path)
+        if pids:
+            raise errors.Unusable(what, f"is open in processes {pids}")
 
     async def _pre_seed(
         self, image: mirror.Mirror, report: control_socket.Report

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mirror as a file system: ``images/<image id>.raw``, read-only.
+"""The mirror as a file system: ``images/<image id>.raw``, read-only; ``disks/<disk id>.raw``.
 
 A guest's disk outlives the process behind it, so nothing here may depend on
-what a former worker knew: inode numbers and file handles are made from image
-ids, and a look-up attaches the image by itself.
+what a former worker knew: inode numbers and file handles are made from ids, a
+look-up attaches the image by itself, and a write may be done twice.
 
 What Nova and libvirt do to a base file is answered as follows: utime is
 accepted and kept (Nova tells in this way that the image is in use), chown and
 chmod are refused with EPERM and resizing or opening for writing with EROFS,
 which libvirt takes for an answer; ENOSYS would make it refuse to start a guest.
+What it does to a disk that a guest writes (chown, chmod, utime) is done and
+kept; only its length stays as it is, which is answered with EPERM.
 """
 
 import errno
@@ -27,9 +29,12 @@ import trio
 import xxhash
 
 from acstor_agent import cache_files
+from acstor_agent import disk
+from acstor_agent import disks
 from acstor_agent import fetcher
 from acstor_agent import mirror
 from acstor_agent import mirrors
+from acstor_agent.core import disk_header
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import ids
@@ -43,7 +48,8 @@ ATTRIBUTES_LAST_S = 10.0
 """How long the kernel may believe sizes and block counts; the latter grow while chunks arrive."""
 
 _IMAGES = pyfuse3.InodeT(2)
-_IMAGES_NAME = b"images"
+_DISKS = pyfuse3.InodeT(3)
+_FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
 _ENDING = base.BlobKind.IMAGE.value
 _STAT_BLOCK_BYTES = 512
 
@@ -51,6 +57,12 @@ _STAT_BLOCK_BYTES = 512
 def inode_of(image_id: ids.ImageId) -> pyfuse3.InodeT:
     """Return the inode number of a mirror: the same for every worker and after every restart."""
     return pyfuse3.InodeT(xxhash.xxh3_64_intdigest(ids.image_id_bytes(image_id)) | 1 << 63)
+
+
+def inode_of_disk(disk_id: disk_header.DiskId) -> pyfuse3.InodeT:
+    """Return the inode number of a disk, never that of a mirror."""
+    number = xxhash.xxh3_64_intdigest(disk_id.encode())
+    return pyfuse3.InodeT((number & (1 << 63) - 1) | 1 << 62)
 
 
 def _answers_errors(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -90,42 +102,50 @@ class MirrorOperations(pyfuse3.Operations):
     def __init__(
         self,
         images: mirrors.Mirrors,
+        writable: disks.Disks,
         cache: cache_files.CacheFiles,
         attach_deadline_s: float,
     ) -> None:
         super().__init__()
         self._images = images
+        self._disks = writable
         self._cache = cache
         self._attach_deadline_s = attach_deadline_s
         self._image_ids: dict[int, ids.ImageId] = {}
+        self._disk_ids: dict[int, disk_header.DiskId] = {}
         self._attached()
+        self._made()
 
     @_answers_errors
     async def lookup(
         self, parent_inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Find a name; an image that is not attached yet is attached now."""
-        if parent_inode == pyfuse3.ROOT_INODE and name == _IMAGES_NAME:
-            return _folder_attributes(_IMAGES)
-        if parent_inode != _IMAGES:
+        if parent_inode == pyfuse3.ROOT_INODE:
+            for inode, folder in _FOLDERS.items():
+                if name == folder:
+                    return _folder_attributes(inode)
+        if parent_inode not in _FOLDERS:
             raise pyfuse3.FUSEError(errno.ENOENT)
-        try:
-            stem, dot, ending = name.decode("ascii").rpartition(".")
-            image_id = ids.parse_image_id(stem)
-        except ValueError:
-            raise pyfuse3.FUSEError(errno.ENOENT) from None
-        if dot + ending != _ENDING or stem != image_id:
+        file_id = _id_in(name)
+        if parent_inode == _IMAGES:
+            await self._attach(file_id)
+            return await self.getattr(inode_of(file_id), ctx)
+        disk_id = disk_header.DiskId(file_id)
+        if not self._disks.exists(disk_id):
             raise pyfuse3.FUSEError(errno.ENOENT)
-        await self._attach(image_id)
-        return await self.getattr(inode_of(image_id), ctx)
+        self._disk_ids[inode_of_disk(disk_id)] = disk_id
+        return await self.getattr(inode_of_disk(disk_id), ctx)
 
     @_answers_errors
     async def getattr(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Return what stat() shows; the blocks are those that are really cached."""
-        if inode in (pyfuse3.ROOT_INODE, _IMAGES):
+        if inode == pyfuse3.ROOT_INODE or inode in _FOLDERS:
             return _folder_attributes(inode)
+        if inode in self._disk_ids:
+            return _disk_attributes(inode, await self._disk(inode))
         found = await self._mirror(inode)
         entry = pyfuse3.EntryAttributes()
         entry.st_ino = inode
@@ -148,7 +168,10 @@ class MirrorOperations(pyfuse3.Operations):
         fh: pyfuse3.FileHandleT | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        """Accept a new time stamp; refuse everything else."""
+        """Accept a new time stamp, and a new owner and mode of a disk; refuse everything else."""
+        if inode in self._disk_ids:
+            _set_disk_attributes(await self._disk(inode), attr, fields)
+            return await self.getattr(inode, ctx)
         if fields.update_size:
             raise pyfuse3.FUSEError(errno.EROFS)
         if fields.update_uid or fields.update_gid or fields.update_mode:
@@ -161,7 +184,16 @@ class MirrorOperations(pyfuse3.Operations):
     async def open(
         self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileInfo:
-        """Open an image for reading; its bytes never change, so the kernel may keep its pages."""
+        """Open a disk, or an image for reading.
+
+        An image's bytes never change, so the kernel may keep its pages; those of a disk go, since
+        a disk that was dropped and made again has the same inode.
+        """
+        if inode in self._disk_ids:
+            if flags & os.O_TRUNC:
+                raise pyfuse3.FUSEError(errno.EPERM)
+            await self._disk(inode)
+            return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=False)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
             raise pyfuse3.FUSEError(errno.EROFS)
         await self._mirror(inode)
@@ -169,24 +201,43 @@ class MirrorOperations(pyfuse3.Operations):
 
     @_answers_errors
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> fetcher.Bytes:
-        """Return bytes of an image; EIO when the deadline has passed."""
+        """Return bytes of an image or a disk; EIO when the deadline has passed."""
         image_id = self._image_ids.get(pyfuse3.InodeT(fh))
         found = self._images.get_nowait(image_id) if image_id else None
-        if found is None:
-            found = await self._mirror(pyfuse3.InodeT(fh))
-        return await found.read(off, size)
+        if found is not None:
+            return await found.read(off, size)
+        if fh in self._disk_ids:
+            return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
+        return await (await self._mirror(pyfuse3.InodeT(fh))).read(off, size)
+
+    @_answers_errors
+    async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
+        """Write to a disk."""
+        return await (await self._disk(pyfuse3.InodeT(fh))).write(off, buf)
+
+    @_answers_errors
+    async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        """Make safe what was written to a disk.
+
+        An image has nothing to make safe, but ENOSYS would end every fsync of every file.
+        """
+        if fh in self._disk_ids:
+            await (await self._disk(pyfuse3.InodeT(fh))).sync()
+
+    async def flush(self, fh: pyfuse3.FileHandleT) -> None:
+        """Accept that a file is closed: what was written outlives us without more ado."""
 
     async def opendir(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileHandleT:
-        """Open one of the two folders."""
+        """Open one of the folders."""
         return pyfuse3.FileHandleT(inode)
 
     @_answers_errors
     async def readdir(
         self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
     ) -> None:
-        """List ``images`` in the root, and the attached images in ``images``."""
+        """List the folders in the root, and what they hold in them."""
         for number, (name, inode) in enumerate(self._entries(fh)[start_id:], start_id + 1):
             try:
                 attributes = await self.getattr(inode, pyfuse3.RequestContext())
@@ -197,7 +248,11 @@ class MirrorOperations(pyfuse3.Operations):
 
     def _entries(self, folder: int) -> Sequence[tuple[bytes, pyfuse3.InodeT]]:
         if folder == pyfuse3.ROOT_INODE:
-            return [(_IMAGES_NAME, _IMAGES)]
+            return [(name, inode) for inode, name in _FOLDERS.items()]
+        if folder == _DISKS:
+            return [
+                (f"{disk_id}{_ENDING}".encode(), inode_of_disk(disk_id)) for disk_id in self._made()
+            ]
         return [
             (f"{image_id}{_ENDING}".encode(), inode_of(image_id)) for image_id in self._attached()
         ]
@@ -207,6 +262,12 @@ class MirrorOperations(pyfuse3.Operations):
         attached = self._images.attached()
         self._image_ids.update((inode_of(image_id), image_id) for image_id in attached)
         return attached
+
+    def _made(self) -> list[disk_header.DiskId]:
+        """Return the disks that there are, and know their inodes from now on."""
+        made = self._disks.all()
+        self._disk_ids.update((inode_of_disk(disk_id), disk_id) for disk_id in made)
+        return made
 
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
@@ -233,6 +294,13 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.ESTALE)
         return self._images.get_nowait(image_id) or await self._attach(image_id)
 
+    async def _disk(self, inode: pyfuse3.InodeT) -> disk.Disk:
+        """Return the disk of an inode, opened now if this worker has not met it yet."""
+        disk_id = self._disk_ids.get(inode)
+        if disk_id is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        return self._disks.get_nowait(disk_id) or await self._disks.open(disk_id)
+
     async def _attach(self, image_id: ids.ImageId) -> mirror.Mirror:
         try:
             with trio.fail_after(self._attach_deadline_s):
@@ -246,6 +314,53 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.ENOENT) from e
         self._image_ids[inode_of(image_id)] = image_id
         return found
+
+
+def _id_in(name: bytes) -> ids.ImageId:
+    """Return the id that a file's name is made of."""
+    try:
+        stem, dot, ending = name.decode("ascii").rpartition(".")
+        found = ids.parse_image_id(stem)
+    except ValueError:
+        raise pyfuse3.FUSEError(errno.ENOENT) from None
+    if dot + ending != _ENDING or stem != found:
+        raise pyfuse3.FUSEError(errno.ENOENT)
+    return found
+
+
+def _disk_attributes(inode: pyfuse3.InodeT, found: disk.Disk) -> pyfuse3.EntryAttributes:
+    """Return the attributes of the file that holds what was written; names are not remembered."""
+    kept = os.fstat(found.fd)
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = inode
+    entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | stat.S_IMODE(kept.st_mode))
+    entry.st_nlink = 1
+    entry.st_uid, entry.st_gid = kept.st_uid, kept.st_gid
+    entry.st_size = found.size_bytes
+    entry.st_blksize = found.header.cut.chunk_bytes
+    entry.st_blocks = kept.st_blocks
+    entry.st_atime_ns, entry.st_mtime_ns = kept.st_atime_ns, kept.st_mtime_ns
+    entry.st_ctime_ns = kept.st_ctime_ns
+    entry.attr_timeout, entry.entry_timeout = ATTRIBUTES_LAST_S, 0
+    return entry
+
+
+def _set_disk_attributes(
+    found: disk.Disk, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields
+) -> None:
+    if fields.update_size and attr.st_size != found.size_bytes:
+        raise pyfuse3.FUSEError(errno.EPERM)
+    if fields.update_uid or fields.update_gid:
+        uid = attr.st_uid if fields.update_uid else -1
+        gid = attr.st_gid if fields.update_gid else -1
+        os.fchown(found.fd, uid, gid)
+    if fields.update_mode:
+        os.fchmod(found.fd, attr.st_mode & 0o777)
+    if fields.update_atime or fields.update_mtime:
+        kept = os.fstat(found.fd)
+        atime_ns = attr.st_atime_ns if fields.update_atime else kept.st_atime_ns
+        mtime_ns = attr.st_mtime_ns if fields.update_mtime else kept.st_mtime_ns
+        os.utime(found.fd, ns=(atime_ns, mtime_ns))
 
 
 def _folder_attributes(inode: pyfuse3.InodeT) -> pyfuse3.EntryAttributes:

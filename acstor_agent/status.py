@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from acstor_agent import cache_files
+from acstor_agent import disk
 from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import mirror
@@ -30,6 +31,19 @@ def of_image(
         "reads_in_flight": read.in_flight,
         "failed_reads": read.failed_reads,
         "latency": of_latency(read.latency),
+    }
+
+
+def of_disk(made: disk.Disk | None) -> dict[str, Any]:
+    """Return what is known of one disk; one that was not used since the start has no numbers."""
+    if made is None:
+        return {"image_id": None, "size_bytes": None, "written_bytes": None, "unsynced_bytes": None}
+    cut = made.header.cut
+    return {
+        "image_id": made.header.image_id,
+        "size_bytes": cut.size_bytes,
+        "written_bytes": min(made.written_chunks * cut.chunk_bytes, cut.size_bytes),
+        "unsynced_bytes": min(made.unsynced_chunks * cut.chunk_bytes, cut.size_bytes),
     }
 
 

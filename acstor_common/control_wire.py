@@ -41,6 +41,23 @@ class PreSeed(Request, frozen=True, tag="pre-seed"):
     image_id: str
 
 
+class MakeDisk(Request, frozen=True, tag="make-disk"):
+    """Make a writable disk that begins as an image, with zeros behind its end.
+
+    :param size_bytes: length of the disk, at least the image's, which it is if not given
+    """
+
+    disk_id: str
+    image_id: str
+    size_bytes: int | None = None
+
+
+class DropDisk(Request, frozen=True, tag="drop-disk"):
+    """Delete a disk that nobody has open, with all that was written to it."""
+
+    disk_id: str
+
+
 class SetRing(Request, frozen=True, tag="set-ring"):
     """Use this v-node table (the ring's JSON format) from now on, if its epoch is higher."""
 
@@ -78,7 +95,7 @@ class Progress(Reply, frozen=True, tag="progress"):
     total_bytes: int
 
 
-AnyRequest = Status | Ensure | Drop | PreSeed | SetRing | GetRing
+AnyRequest = Status | Ensure | Drop | PreSeed | MakeDisk | DropDisk | SetRing | GetRing
 AnyReply = Done | Failed | Progress
 
 _request_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)

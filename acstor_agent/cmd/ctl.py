@@ -14,6 +14,7 @@ import prettytable
 import tqdm
 from oslo_config import cfg
 
+from acstor_agent.core import disk_header
 from acstor_common import conf as common_conf
 from acstor_common import control_wire
 from acstor_common import errors
@@ -61,6 +62,22 @@ def _parser() -> argparse.ArgumentParser:
     ):
         added = command(name, text, lambda o, kind=kind: kind(o.image_id), _fields)
         added.add_argument("image_id", type=ids.parse_image_id)
+    added = command(
+        "make-disk",
+        "make a writable disk that begins as an image",
+        lambda o: control_wire.MakeDisk(o.disk_id, o.image_id, o.size),
+        _fields,
+    )
+    added.add_argument("disk_id", type=disk_header.parse_disk_id)
+    added.add_argument("image_id", type=ids.parse_image_id)
+    added.add_argument("--size", type=int, help="in bytes, at least the image's (the image's)")
+    added = command(
+        "drop-disk",
+        "delete a disk that nobody has open, with all that was written to it",
+        lambda o: control_wire.DropDisk(o.disk_id),
+        _fields,
+    )
+    added.add_argument("disk_id", type=disk_header.parse_disk_id)
     added = command(
         "set-ring",
         "use the v-node table in a file, if its epoch is higher",
@@ -167,11 +184,20 @@ def _status(status: dict[str, Any]) -> str:
         ]
         for image_id, image in status["images"].items()
     ]
+    made = [
+        [
+            disk_id,
+            made["image_id"] or "-",
+            *(_mib(made[name]) for name in ("size_bytes", "written_bytes", "unsynced_bytes")),
+        ]
+        for disk_id, made in status["disks"].items()
+    ]
     return "\n".join(
         [
             _fields(about),
             _table(["Origin", "Guests read, MiB", "Moved to this host, MiB"], origins),
             _table(["Image", "MiB", "Cached", "Read", "In flight", "p99 ms", "Failed"], images),
+            _table(["Disk", "Image", "MiB", "Written", "Unsynced"], made),
         ]
     )
 

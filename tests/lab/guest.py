@@ -95,7 +95,7 @@ class Milestones:
 class Guest:
     """Context manager: QEMU runs on ``disk`` until the block ends.
 
-    :param disk: a qcow2 file, usually from :func:`make_overlay`
+    :param disk: a qcow2 file, usually from :func:`make_overlay`, or one of another ``disk_format``
     :param cache: QEMU's cache mode of the disk; Nova takes "none" where the file system
         can O_DIRECT, else "writeback"
     :param aio: "threads", "native" (needs cache "none") or "io_uring"
@@ -108,9 +108,11 @@ class Guest:
         cache: str = "none",
         aio: str = "threads",
         memory_mib: int = MEMORY_MIB,
+        disk_format: str = "qcow2",
     ) -> None:
         self.host, self.disk = host, disk
         self.milestones = Milestones()
+        self._format = disk_format
         self._options = (cache, aio, memory_mib)
         self._folder = disk.with_suffix(".guest")
         self._started_s = 0.0
@@ -119,7 +121,7 @@ class Guest:
 
     def _argv(self) -> list[str]:
         cache, aio, memory_mib = self._options
-        drive = f"file={self.disk},if=none,id=disk,format=qcow2,cache={cache},aio={aio}"
+        drive = f"file={self.disk},if=none,id=disk,format={self._format},cache={cache},aio={aio}"
         accel = accelerator()
         serial = f"socket,id=console,path=console.sock,server=on,wait=off,logfile={self._log}"
         return [

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a disk's state file: what the disk is, and one mark for each chunk.
+
+The byte-level description is doc/source/format/disk.rst.  Bytes in, bytes
+out: nothing here opens a file.  The rule: a chunk counts as written only where
+its mark says so; a file that cannot be right is refused, never repaired.
+"""
+
+import dataclasses
+import struct
+import uuid
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import NewType
+
+import blake3
+
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+
+DiskId = NewType("DiskId", str)
+"""A disk's id: a UUID, lower case, with dashes."""
+
+MAGIC = b"\x89acdsk\r\n"
+VERSION = 1
+MAX_CHUNKS = 1 << 27
+"""8 TiB of 64 KiB chunks: two bytes of memory a chunk are taken while a disk is in use."""
+
+AT_BOOT_ID = 512
+BOOT_ID_BYTES = 16
+AT_MARKS = 4096
+
+UNWRITTEN, UNSYNCED, WRITTEN = 0, 1, 2
+"""Marks: the image's; written since the boot that the file names; written, and safe on disk."""
+
+_FIELDS = struct.Struct("<8sHHIQQ16s16s")
+_DIGEST_BYTES = 32
+HEADER_BYTES = _FIELDS.size + _DIGEST_BYTES
+
+
+def parse_disk_id(text: str) -> DiskId:
+    """Return ``text`` as a disk id.
+
+    :raises ValueError: it is not a UUID in its usual form with dashes
+    """
+    try:
+        return DiskId(ids.parse_image_id(text))
+    except ValueError:
+        raise ValueError(f"not a disk id (a UUID is expected): {text[:64]!r}") from None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DiskHeader:
+    """What a disk is; it never changes.
+
+    :param cut: the disk's own size and chunks
+    :param image_bytes: length of the image that it began as; zeros follow
+    """
+
+    disk_id: DiskId
+    image_id: ids.ImageId
+    cut: geometry.Geometry
+    image_bytes: int
+
+    def __post_init__(self) -> None:
+        """Refuse a disk that cannot be."""
+        if not 0 <= self.image_bytes <= self.cut.size_bytes:
+            raise ValueError(
+                f"a disk of {self.cut.size_bytes} bytes cannot hold an image of {self.image_bytes}"
+            )
+        if self.cut.chunk_count > MAX_CHUNKS:
+            raise ValueError(
+                f"a disk of {self.cut.size_bytes} bytes is too large: "
+                f"{MAX_CHUNKS} chunks of {self.cut.chunk_bytes} bytes are the limit"
+            )
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the state file."""
+        return AT_MARKS + self.cut.chunk_count
+
+
+def pack(header: DiskHeader, boot_id: bytes) -> bytes:
+    """Return the beginning of a new state file, up to its marks."""
+    fields = _FIELDS.pack(
+        MAGIC,
+        VERSION,
+        0,
+        header.cut.chunk_bytes,
+        header.cut.size_bytes,
+        header.image_bytes,
+        uuid.UUID(header.disk_id).bytes,
+        ids.image_id_bytes(header.image_id),
+    )
+    start = (fields + blake3.blake3(fields).digest()).ljust(AT_BOOT_ID, b"\0")
+    return (start + boot_id).ljust(AT_MARKS, b"\0")
+
+
+def unpack(raw: bytes, what: str) -> tuple[DiskHeader, bytes]:
+    """Return the header and the boot id that the beginning of the file ``what`` holds.
+
+    :raises errors.FormatError: this is not the beginning of a disk's state file
+    """
+    if len(raw) < AT_MARKS:
+        raise errors.FormatError(what, len(raw), "the file ends inside its header")
+    fields = raw[: _FIELDS.size]
+    magic, version, _, chunk_bytes, size_bytes, image_bytes, disk, image = _FIELDS.unpack(fields)
+    if magic != MAGIC:
+        raise errors.FormatError(what, 0, "this is not the state of a disk")
+    if version != VERSION:
+        raise errors.FormatError(what, 8, f"version {version} is unknown, {VERSION} expected")
+    if blake3.blake3(fields).digest() != raw[_FIELDS.size : HEADER_BYTES]:
+        raise errors.FormatError(what, _FIELDS.size, "the header does not match its checksum")
+    try:
+        header = DiskHeader(
+            DiskId(str(uuid.UUID(bytes=disk))),
+            ids.image_id_from_bytes(image),
+            geometry.Geometry(size_bytes, chunk_bytes),
+            image_bytes,
+        )
+    except ValueError as e:
+        raise errors.FormatError(what, 12, str(e)) from e
+    return header, raw[AT_BOOT_ID : AT_BOOT_ID + BOOT_ID_BYTES]
+
+
+def check_marks(marks: bytes, header: DiskHeader, what: str) -> None:
+    """Make sure that there is a mark for every chunk, and no other byte.
+
+    :raises errors.FormatError: a mark is missing or means nothing
+    """
+    if len(marks) != header.cut.chunk_count:
+        raise errors.FormatError(
+            what,
+            AT_MARKS + min(len(marks), header.cut.chunk_count),
+            f"{len(marks)} marks for {header.cut.chunk_count} chunks",
+        )
+    known = bytes((UNWRITTEN, UNSYNCED, WRITTEN))
+    if odd := marks.translate(None, known):
+        at = AT_MARKS + marks.index(odd[0])
+        raise errors.FormatError(what, at, f"a mark of {odd[0]} means nothing")
+
+
+def marked(marks: bytes, mark: int) -> Iterator[int]:
+    """Yield the chunks that have ``mark``, in order.
+
+    >>> list(marked(bytes([1, 0, 2, 1]), UNSYNCED))
+    [0, 3]
+    """
+    at = marks.find(mark)
+    while at >= 0:
+        yield at
+        at = marks.find(mark, at + 1)
+
+
+def runs(chunk_nos: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield (first, count) for each run of consecutive chunks.
+
+    >>> list(runs([7, 1, 2, 3]))
+    [(1, 3), (7, 1)]
+    """
+    first = count = 0
+    for chunk_no in sorted(chunk_nos):
+        if count and chunk_no == first + count:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = chunk_no, 1
+    if count:
+        yield first, count

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real guest whose only disk is a writable one of the agent.  Needs the lab's image."""
+
+import os
+import pathlib
+import shutil
+import uuid
+
+import pytest
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_glance import prehash
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import guest
+from tests.lab import guest_image
+from tests.lab import local
+from tests.lab import runs
+
+
+def finished_image() -> guest_image.GuestImage | None:
+    """Return the guest image if this machine has one already."""
+    try:
+        recipe, _mirror = guest_image.this_system()
+    except errors.Unusable:
+        return None
+    folder = runs.CACHE_FOLDER / recipe.key
+    return guest_image.GuestImage(folder) if folder.is_dir() else None
+
+
+IMAGE = finished_image()
+LIFE_S = 280.0
+pytestmark = [
+    hosts.needs_fuse,
+    hosts.needs_take_over,
+    pytest.mark.skipif(
+        shutil.which("qemu-system-x86_64") is None, reason="qemu-system-x86 is not installed"
+    ),
+    pytest.mark.skipif(
+        IMAGE is None, reason="no guest image; python -m tests.lab.guest_image builds it"
+    ),
+]
+
+
+@pytest.fixture
+def guest_image_id(images: local.ImageFolder) -> ids.ImageId:
+    """Put a copy of the lab's image into the source."""
+    assert IMAGE is not None
+    image_id = ids.parse_image_id(str(uuid.uuid4()))
+    runs.tool(["cp", "--sparse=always", IMAGE.raw, images.path(image_id)])
+    prehash.prehash(IMAGE.raw, images.map_path(image_id), image_id)
+    return image_id
+
+
+def test_guest_boots_from_a_disk_writes_and_keeps_it_when_the_worker_is_killed(
+    tmp_path: pathlib.Path, images: local.ImageFolder, guest_image_id: ids.ImageId
+) -> None:
+    with hosts.running(tmp_path / "h1", images, life_s=LIFE_S) as agent:
+        disk_id = str(uuid.uuid4())
+        made = agents.request(
+            agent.control_socket, "make-disk", disk_id=disk_id, image_id=guest_image_id
+        )
+        shortcut = tmp_path / "guest.raw"  # the guest's files go beside its disk
+        shortcut.symlink_to(made["path"])
+        with guest.Guest(agent.host, shortcut, disk_format="raw") as booted:
+            assert booted.wait_booted(LIFE_S).login_s is not None
+            text = "seq 100000 | md5sum"
+            first = booted.shell(f"seq 100000 > /root/note; sync; {text}")
+            killed = agent.worker_pid()
+            hosts.kill(killed)
+            hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "the next worker")
+            again = booted.shell(
+                "dd if=/dev/urandom of=/root/more bs=64k count=100 2>/dev/null; sync;"
+                " echo 3 > /proc/sys/vm/drop_caches; md5sum < /root/note"
+            )
+            assert again.splitlines()[-1] == first.strip()  # the kernel may have said something
+            booted.check_progress()
+            with pytest.raises(errors.Unusable, match="is open in processes"):
+                agents.request(agent.control_socket, "drop-disk", disk_id=disk_id)
+        agent.wait_ready()
+        assert agent.status()["disks"][disk_id]["written_bytes"] > 100 * 64 * 1024
+        assert os.path.getsize(made["path"]) == images.path(guest_image_id).stat().st_size
