@@ -14,11 +14,13 @@ No network emulator (netem, ns-3, Mininet) is used: three commands of iproute2
 are all that is needed, and they are on every host.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from typing import Any
 from typing import Self
@@ -36,6 +38,7 @@ BURST_BYTES = 128 * 1024
 """A whole GSO packet (64 KiB and its headers) must pass at once; twice that keeps the bucket
 from running dry when a wake-up on a busy machine comes late."""
 QUEUE_MS = 100
+ENTER_DEADLINE_S = 10.0
 TOOLS = ("ip", "tc", "nsenter")
 
 
@@ -77,9 +80,26 @@ class Host:
     def popen(self, argv: Sequence[str | pathlib.Path], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on this host; its pid is the command's own.
 
-        It is the leader of a session, so Ctrl-C on the terminal does not reach it.
+        It is the leader of a session, so Ctrl-C on the terminal does not reach it.  It is inside
+        the namespace when this returns (or has ended), so that the end of the run finds it.
+
+        :raises errors.Unusable: it did not enter the namespace
         """
-        return subprocess.Popen(self._inside(argv), start_new_session=True, **options)
+        process = subprocess.Popen(self._inside(argv), start_new_session=True, **options)
+        end = time.monotonic() + ENTER_DEADLINE_S
+        while self.namespace and not self._has_inside(process.pid) and process.poll() is None:
+            if time.monotonic() > end:
+                process.kill()
+                process.wait()
+                raise errors.Unusable(self.name, f"pid {process.pid} does not enter {self.namespace}")
+            time.sleep(0.001)
+        return process
+
+    def _has_inside(self, pid: int) -> bool:
+        with contextlib.suppress(OSError):  # it has just ended
+            own = (runs.NETNS_FOLDER / self.namespace).stat().st_ino
+            return os.stat(f"/proc/{pid}/ns/net").st_ino == own
+        return False
 
 
 class Network:
