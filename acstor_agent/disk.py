@@ -220,6 +220,7 @@ class Disk:
         self._unsynced = set(files.unsynced)
         self._locks: dict[int, trio.Lock] = {}
         self._syncing = trio.Lock()
+        self._sync_failure: OSError | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -342,15 +343,22 @@ class Disk:
     async def sync(self) -> None:
         """Make safe on the host's disk every write that was answered.
 
+        Once this has failed it fails for good: the kernel tells of bytes that it could not write
+        one time only, and nobody knows afterwards which they were.
+
         :raises OSError: the host's disk cannot
         """
         async with self._syncing:
+            if self._sync_failure is not None:
+                raise OSError(*self._sync_failure.args)
             unsynced, self._unsynced = self._unsynced, set()
             try:
                 runs = list(disk_header.runs(unsynced))
                 await trio.to_thread.run_sync(self._files.sync, runs)
-            except BaseException:
+            except OSError as e:
                 self._unsynced |= unsynced
+                self._sync_failure = e
+                LOG.error("disk %s: syncs fail from now on: %s", self.header.disk_id, e)
                 raise
 
     async def aclose(self) -> None:

@@ -6,6 +6,7 @@ knows its disks without asking anybody.  Opening one does not need its image:
 what was written can be read while no source answers.
 """
 
+import contextlib
 import logging
 import pathlib
 import uuid
@@ -148,10 +149,8 @@ class Disks:
         """Make safe what was written to any disk."""
         for opened in list(self._disks.values()):
             if opened.unsynced_chunks:
-                try:
+                with contextlib.suppress(OSError):  # it was logged; who asks for a sync is told
                     await opened.sync()
-                except OSError as e:
-                    LOG.warning("disk %s: cannot sync: %s", opened.header.disk_id, e.strerror)
 
     async def _attach(self, header: disk_header.DiskHeader) -> mirror.Mirror:
         found = self._images.get_nowait(header.image_id)

@@ -220,7 +220,8 @@ async def test_sync_marks_chunks_only_after_their_bytes_are_safe(made, monkeypat
     assert done == [("fdatasync", data), ("pwritev", state), ("fdatasync", state)]
 
 
-async def test_sync_that_fails_is_told_and_forgets_nothing(made, monkeypatch):
+@pytest.mark.expect_log(r"syncs fail from now on: \[Errno 5\] the disk is gone")
+async def test_sync_that_fails_is_told_to_every_later_one(host, made, tmp_path, monkeypatch):
     await made.write(0, b"x" * CHUNK)
 
     def fail(fd):
@@ -230,9 +231,46 @@ async def test_sync_that_fails_is_told_and_forgets_nothing(made, monkeypatch):
         faults.setattr(os, "fdatasync", fail)
         with pytest.raises(OSError, match="the disk is gone"):
             await made.sync()
-    assert made.unsynced_chunks == 1
-    await made.sync()
-    assert made.unsynced_chunks == 0
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        await made.sync()
+    assert (caught.value.errno, made.unsynced_chunks) == (errno.EIO, 1)
+    again = await all_disks(host, tmp_path).open(DISK)
+    await again.sync()
+    assert again.unsynced_chunks == 0
+
+
+@pytest.mark.allow_log(r"syncs fail from now on: .* ended")
+@pytest.mark.parametrize("nth", range(1, 6))
+async def test_worker_that_ends_between_two_steps_leaves_old_or_new_bytes(
+    host, made, tmp_path, monkeypatch, nth
+):
+    await made.write(5 * CHUNK + 3, b"before")
+    old = bytes(await content(made))
+    new = old[: CHUNK + 5] + b"n" * 2 * CHUNK + old[3 * CHUNK + 5 :]
+    calls = [0]
+
+    def ends(name):
+        real = getattr(os, name)
+
+        def call(fd, *args):
+            if fd in (made.fd, made._files._state_fd):
+                calls[0] += 1
+                if calls[0] >= nth:
+                    raise OSError(errno.EIO, "ended")
+            return real(fd, *args)
+
+        return call
+
+    with monkeypatch.context() as faults:
+        for name in ("pwritev", "fdatasync"):
+            faults.setattr(os, name, ends(name))
+        with pytest.raises(OSError, match="ended"):
+            await made.write(CHUNK + 5, b"n" * 2 * CHUNK)
+            await made.sync()
+    again = await all_disks(host, tmp_path).open(DISK)
+    assert await content(again) == (old if nth <= 2 else new)
+    await again.write(CHUNK + 5, b"n" * 2 * CHUNK)  # as the kernel has it done again
+    assert await content(again) == new
 
 
 async def test_full_disk_is_told_and_the_chunk_stays_as_it_was(made, monkeypatch):
