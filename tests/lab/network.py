@@ -91,7 +91,7 @@ class Host:
             if time.monotonic() > end:
                 process.kill()
                 process.wait()
-                raise errors.Unusable(self.name, f"pid {process.pid} does not enter {self.namespace}")
+                raise errors.Unusable(" ".join(map(str, argv)), f"it does not enter {self.name}")
             time.sleep(0.001)
         return process
 
