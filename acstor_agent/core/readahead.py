@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who reads in order, and how far ahead of them to fetch.
 
-A reader that goes on where it stopped is sequential: its window doubles with
-each read.  Anyone else gets nothing, so random readers cost no byte.  What a
+A reader that goes on where it stopped, twice in a row, is sequential: from then
+on its window doubles with each read.  Anyone else gets nothing, so random readers
+cost no byte, not even where two of their reads touch by chance.  What a
 reader leaves unread when it stops is its window, so beyond FREE_WINDOW_BYTES a
 window may be a WORTH-th of what was read in order, up to the limit: then it is
 at most 1.6 % of that.  Many guests read one image, so several readers are told apart by where
@@ -12,6 +13,8 @@ each one stopped; the one that has been silent for the longest is forgotten.
 import collections
 import dataclasses
 
+SEQUENTIAL_READS = 3
+"""Reads in a row that make a reader sequential."""
 FIRST_WINDOW_BYTES = 256 * 1024
 FREE_WINDOW_BYTES = 512 * 1024
 """Enough for a link of 100 Mbit/s and 40 ms, or of 10 Gbit/s and 0.4 ms."""
@@ -25,6 +28,7 @@ class _Reader:
     began: int
     window_bytes: int
     fetched_to: int
+    reads: int = 1
 
 
 class ReadAhead:
@@ -36,9 +40,11 @@ class ReadAhead:
     >>> ahead.read(0, 131072)
     (0, 0)
     >>> ahead.read(131072, 131072)
-    (262144, 524288)
+    (0, 0)
     >>> ahead.read(262144, 131072)
-    (524288, 917504)
+    (393216, 655360)
+    >>> ahead.read(393216, 131072)
+    (655360, 1048576)
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -56,6 +62,10 @@ class ReadAhead:
         reader = self._readers.pop(offset, None)
         if reader is None:
             self._remember(stop, _Reader(offset, 0, stop))
+            return (0, 0)
+        reader.reads += 1
+        if reader.reads < SEQUENTIAL_READS:
+            self._remember(stop, reader)
             return (0, 0)
         doubled = max(FIRST_WINDOW_BYTES, reader.window_bytes * 2)
         worth = max(FREE_WINDOW_BYTES, (stop - reader.began) // WORTH)

@@ -115,7 +115,7 @@ async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):
     for chunk_no in range(20):
         assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]
         await trio.sleep(1)
-    assert image.counters.read.as_dict()["source"]["requests"] <= 2
+    assert image.counters.read.as_dict()["source"]["requests"] <= readahead.SEQUENTIAL_READS
     assert sorted(set(host.source.reads)) == sorted(host.source.reads)
 
 
