@@ -5,6 +5,7 @@ import pytest
 import trio
 import trio.testing
 
+from acstor_agent.core import readahead
 from acstor_common import errors
 from acstor_common import geometry
 from tests.fakes import one_host
