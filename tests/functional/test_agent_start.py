@@ -194,7 +194,7 @@ def test_agent_tells_its_service_manager_when_it_serves(tmp_path, images):
         with subprocess.Popen(argv, env=environment, stderr=subprocess.DEVNULL) as agent:
             try:
                 assert told.recv(100) == b"READY=1"
-                assert os.listdir(tmp_path / "h1" / "mirror") == ["images"]
+                assert sorted(os.listdir(tmp_path / "h1" / "mirror")) == ["disks", "images"]
             finally:
                 agent.terminate()
                 began = time.monotonic()
