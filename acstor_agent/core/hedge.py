@@ -21,6 +21,8 @@ FIRST_GUESS_S = 0.5
 ENOUGH = 20
 BUDGET_SHARE = 0.02
 """Races a fetch: at most 2 % of all fetches are made twice."""
+BUDGET_FIRST = 4.0
+"""Races at the start, when little is known; two put a frozen peer in quarantine."""
 BUDGET_MOST = 16.0
 
 
@@ -37,7 +39,7 @@ class Hedge:
     def __init__(self) -> None:
         self._latest_s: collections.deque[float] = collections.deque()
         self._sorted_s: list[float] = []
-        self._budget = BUDGET_MOST
+        self._budget = BUDGET_FIRST
         self.races = 0
 
     @property
