@@ -25,7 +25,7 @@ MIB = geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(20 * MIB + 4096, zero_share=0.1)
 SIZE = 24 * MIB
-KILLS = 5
+KILLS = 4
 
 
 @pytest.fixture
@@ -83,9 +83,10 @@ def test_agent_killed_as_a_whole_loses_no_write_that_was_answered(tmp_path, imag
             with disk_writers.Writer(path, plain, seed) as writer:
                 time.sleep(0.7)
                 hosts.kill_agent(agent)
+                writer.wait_failed()
                 tally = writer.stop()
             assert tally.wrong == [] and tally.writes > 10
-            assert tally.error, "the agent was killed, and nobody saw it"
+            assert tally.error
             agent.stop()
             agent.start()
             agent.wait_ready()

@@ -119,6 +119,10 @@ class Writer:
         self._process.kill()
         self._process.communicate()
 
+    def wait_failed(self) -> None:
+        """Wait until the disk has failed under the writer."""
+        self._process.wait(END_S)
+
     def stop(self) -> Tally:
         """End the writer and return what it met; one that hangs is an error."""
         try:
