@@ -101,6 +101,17 @@ OPTS = [
         "before a guest has read them; when their number is reached no more are fetched until "
         "guests read some. 0 fetches nothing ahead, -1 sets no bound.",
     ),
+    cfg.BoolOpt(
+        "race_slow_answers",
+        default=True,
+        help="Ask the next place as well when an answer takes several times what answers usually "
+        "take; at most 2 % of all fetches are made twice by this.",
+    ),
+    cfg.BoolOpt(
+        "follow_referrals",
+        default=True,
+        help="Let a host that has much to send name others that have the chunk, and ask them.",
+    ),
     cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",

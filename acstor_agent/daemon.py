@@ -155,7 +155,8 @@ class Agent:
         self._nursery.start_soon(self._disks.run)
         self._nursery.start_soon(self._ring.watch)
         self._nursery.start_soon(self._exchange.run)
-        self._nursery.start_soon(self._chunks.race)
+        if own.race_slow_answers:
+            self._nursery.start_soon(self._chunks.race)
         listeners = await _listen(own.peer_listen)
         await self._nursery.start(self._peers.serve_forever, listeners)
         control = control_socket.bind(
@@ -233,7 +234,7 @@ class Agent:
             cid=want.cid,
             may_read_source=ask.may_read_source,
             timeout_s=self._conf.acstor_agent.read_deadline_s * SHARE_OF_DEADLINE,
-            may_refer=ask.may_refer,
+            may_refer=ask.may_refer and self._conf.acstor_agent.follow_referrals,
         )
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
