@@ -240,10 +240,12 @@ class CacheFiles:
     def store(
         self,
         cid: ids.Cid,
-        data: bytes,
+        data: cache_slot.Data,
         keep_class: public_cache.KeepClass = public_cache.KeepClass.BORROWED,
     ) -> bool:
         """Take in a chunk whose ``data`` were verified; if it is here, only raise its class.
+
+        Nobody may change ``data`` from now on.
 
         :return: False if it was not stored, because it is all zeros or nothing can make room;
             that is no error
@@ -260,7 +262,7 @@ class CacheFiles:
         except errors.CacheFull:
             self._refused += 1
             return False
-        slot.data = bytes(data)
+        slot.data = data
         slot.is_verified = True
         self._pending_bytes += slot.length
         self._actions += actions

@@ -106,6 +106,9 @@ class Agent:
         self._nursery = nursery
         self._started_s = time.time()
         self._host = _host_id(own.host)
+        # Options that every chunk needs; to look one up costs as much as to hash some KiB.
+        self._peer_patience_s = own.read_deadline_s * SHARE_OF_DEADLINE
+        self._follow_referrals = own.follow_referrals
         self._cache = cache
         state_dir = pathlib.Path(own.state_dir)
         ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
@@ -233,8 +236,8 @@ class Agent:
             length=want.length,
             cid=want.cid,
             may_read_source=ask.may_read_source,
-            timeout_s=self._conf.acstor_agent.read_deadline_s * SHARE_OF_DEADLINE,
-            may_refer=ask.may_refer and self._conf.acstor_agent.follow_referrals,
+            timeout_s=self._peer_patience_s,
+            may_refer=ask.may_refer and self._follow_referrals,
         )
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:

@@ -42,7 +42,7 @@ class WriteJob(NamedTuple):
     """
 
     slot: cache_slot.Slot
-    data: bytes | None
+    data: cache_slot.Data | None
     keep_class: public_cache.KeepClass
     is_gone: bool
 
@@ -58,7 +58,7 @@ class ReadPart(NamedTuple):
     """Bytes ``start`` to ``stop`` of a chunk; ``data`` if they are in memory still."""
 
     slot: cache_slot.Slot
-    data: bytes | None
+    data: cache_slot.Data | None
     start: int
     stop: int
 

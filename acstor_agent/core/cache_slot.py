@@ -23,6 +23,9 @@ class KeepClass(enum.IntEnum):
 
 CLASSES = tuple(KeepClass)
 
+Data = bytes | bytearray | memoryview
+"""A chunk's bytes in memory; nobody changes them."""
+
 
 class Slab:
     """One slab file: slots of one size."""
@@ -98,7 +101,7 @@ class Slot:
         self.slot_no = slot_no
         self.order = slab.group.orders[keep_class]
         self.offset = slab.data_offset + slot_no * slab.layout.slot_bytes
-        self.data: bytes | None = None
+        self.data: Data | None = None
         self.is_verified = False  # the bytes in the file were seen to match the CID
         self.is_gone = False
         self.is_parked = False

@@ -9,17 +9,21 @@ from acstor_common import errors
 from acstor_common import ids
 
 
-def check_chunk(data: bytes | memoryview, cid: ids.Cid, what: str, where: str) -> None:
+def check_chunk(
+    data: bytes | bytearray | memoryview, cid: ids.Cid, what: object, where: object
+) -> None:
     """Refuse bytes that are not the chunk they should be.
 
-    :param what: the chunk in words, for the error
-    :param where: the place that gave the bytes, for the error
+    :param what: the chunk; its words are made only for the error
+    :param where: the place that gave the bytes, likewise
     :raises errors.ChunkInvalid: ``data`` does not hash to ``cid``
     """
     actual = ids.cid_of(data)
     if actual != cid:
         raise errors.ChunkInvalid(
-            what, where, f"the CID is {actual.hex()} instead of {cid.hex()} ({len(data)} bytes)"
+            str(what),
+            str(where),
+            f"the CID is {actual.hex()} instead of {cid.hex()} ({len(data)} bytes)",
         )
 
 
