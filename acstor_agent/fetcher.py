@@ -250,7 +250,11 @@ class Fetcher:
             want, klass, self._places(want, holders_only), holders_only
         )
         try:
-            return await self._travel(journey)
+            if klass is peer_wire.Klass.BULK:  # raced only if somebody joins: a scope costs 5 us
+                return await self._travel(journey)
+            with flight.scope:
+                return await self._travel(journey)
+            return await flight.wait()  # a rival has won
         except exchange.PEER_ERRORS:
             if journey.is_raced:
                 await journey.rival_ended.wait()  # where it wins, this is cancelled

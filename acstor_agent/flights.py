@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Flight(Generic[T]):
     """One chunk under way, from the first wish for it until it lands.
 
-    ``scope`` is that of the work which brings it.
+    ``scope`` is for work that is to end when something else has brought it.
     """
 
     __slots__ = ("_is_landed", "_result", "scope")
@@ -85,8 +85,7 @@ class Flights(Generic[T]):
     ) -> None:
         result: T | errors.AcstorError | None = None
         try:
-            with flight.scope:
-                result = await work(flight)
+            result = await work(flight)
         except errors.AcstorError as e:
             result = e
         finally:

@@ -34,6 +34,11 @@ case $part in
     all) paths=("${UNIT[@]}" "${FUNCTIONAL[@]}") ;;
     lint) exit "$status" ;;
 esac
+case $part in
+    functional | all)
+        python -m tests.lab.guest_image || say "no guest image: what boots a guest is skipped"
+        ;;
+esac
 python -m pytest "${paths[@]}" "$@" || status=$?
 [[ $status -eq 0 ]] || say "FAILED"
 exit "$status"

@@ -68,8 +68,9 @@ class Uplink:
     async def send(self, connection: base.Connection, message: peer_wire.Message) -> None:
         """Send in this turn, as far as the receiver takes it in good time."""
         connection.post(message)
-        with trio.move_on_after(PATIENCE_S):
-            await connection.drained()
+        if connection.outbox_bytes:
+            with trio.move_on_after(PATIENCE_S):
+                await connection.drained()
 
     @property
     def _queue_length(self) -> int:
