@@ -161,8 +161,6 @@ class Fetcher:
                     return await self._fetch_once(want, klass)
                 except errors.ChunkMissing:
                     raise
-                except _NoHolder:  # somebody had begun to fetch it ahead
-                    continue
                 except exchange.PEER_ERRORS as e:
                     why = str(e)
                 await trio.sleep(delay_s)
@@ -213,13 +211,19 @@ class Fetcher:
     async def _fetch_once(
         self, want: Want, klass: peer_wire.Klass, holders_only: bool = False
     ) -> Fetched:
-        flight = self._flights.join(
-            want.cid, lambda flight: self._bring(want, klass, flight, holders_only)
-        )
-        journey = self._journeys.get(flight)
-        if journey and klass is peer_wire.Klass.DEMAND and journey.klass is not klass:
-            self._hurry(journey)
-        return await flight.wait()
+        while True:
+            flight = self._flights.join(
+                want.cid, lambda flight: self._bring(want, klass, flight, holders_only)
+            )
+            journey = self._journeys.get(flight)
+            if journey and klass is peer_wire.Klass.DEMAND and journey.klass is not klass:
+                self._hurry(journey)
+            try:
+                return await flight.wait()
+            except _NoHolder:
+                if holders_only:
+                    raise
+                # The flight that was joined asked too few; the next one asks everybody.
 
     def _hurry(self, journey: _Journey) -> None:
         """Let a guest that waits now have every place asked, and slow ones raced."""
@@ -257,7 +261,9 @@ class Fetcher:
             return await flight.wait()  # a rival has won
         except exchange.PEER_ERRORS:
             if journey.is_raced:
-                await journey.rival_ended.wait()  # where it wins, this is cancelled
+                await journey.rival_ended.wait()
+            if flight.has_landed:
+                return await flight.wait()
             raise
         finally:
             del self._journeys[flight]

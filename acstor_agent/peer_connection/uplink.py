@@ -42,7 +42,6 @@ class Uplink:
             klass: collections.deque() for klass in peer_wire.Klass
         }
         self._referrals = referral.Referrals()
-        self.referred = 0
 
     def refer(self, get: peer_wire.Get, host: ids.HostId) -> tuple[ids.HostId, ...]:
         """Return whom ``host`` should ask instead of waiting for its turn here; empty if nobody."""
@@ -50,9 +49,7 @@ class Uplink:
         is_reachable = self._is_reachable(host)
         if get.may_refer and is_reachable and self._queue_length >= BUSY_QUEUE:
             hosts = self._referrals.refer(get.cid, host)
-        if hosts:
-            self.referred += 1
-        elif is_reachable:
+        if not hosts and is_reachable:
             self._referrals.served(get.cid, host)
         return hosts
 

@@ -385,6 +385,30 @@ async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
     assert [(who, whom) for who, whom, _, _ in cloud.asked] == [(asker, holder)]
 
 
+async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(cloud, autojump_clock):
+    wanted = want(0)
+    liar, asker, _ = others(cloud, wanted)
+    host = cloud.hosts[asker]
+    cloud.peers[asker].heard(ids.HostId(liar), [gossip.prefix_of(wanted.cid)])
+    failed, got = [], []
+
+    async def prefetch():
+        try:
+            await host.fetch_ahead(wanted, holders_only=True)
+        except errors.ChunkUnavailable as e:
+            failed.append(e)
+
+    async def pre_seed():
+        await trio.sleep(0.001)
+        got.append(await host.fetch_ahead(wanted))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefetch)
+        nursery.start_soon(pre_seed)
+    assert len(failed) == 1
+    assert [bytes(fetched.data) for fetched in got] == [BYTES[:CHUNK]]
+
+
 async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump_clock):
     wanted = want(0)
     holder, asker, _ = others(cloud, wanted)
