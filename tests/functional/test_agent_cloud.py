@@ -80,13 +80,12 @@ def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, nam
 
     with http_server.serve(files) as server:
         server.always = witness
-        options = hosts.http_options(server.url, 5)
-        with hosts.cloud(tmp_path, images, names, peer_timeout_s=5, **options) as cloud:
+        options = hosts.http_options(server.url, 5) | {"peer_timeout_s": 5}
+        # A race on a slow machine may read a chunk twice; it has tests and a budget of its own.
+        with hosts.cloud(tmp_path, images, names, race_slow_answers=False, **options) as cloud:
             assert read_everywhere(cloud, image_id) == [DATA] * len(names)
             statuses = cloud.statuses()
-    races = sum(s["exchange"]["races"] for s in statuses.values())  # on a machine that is slow now
-    read_bytes = sum(stop - start for start, stop in asked)
-    assert len(DATA) <= read_bytes <= len(DATA) + races * CHUNK
+    assert sum(stop - start for start, stop in asked) == len(DATA)
     for status in statuses.values():
         assert status["exchange"]["fallbacks"] == 0
         assert status["fetched"]["home"]["bytes"] > 0
