@@ -39,6 +39,15 @@ case $part in
         python -m tests.lab.guest_image || say "no guest image: what boots a guest is skipped"
         ;;
 esac
-python -m pytest "${paths[@]}" "$@" || status=$?
+tests=0
+python -m pytest "${paths[@]}" "$@" || tests=$?
+if [[ $tests -eq 1 ]]; then
+    # Real services and guests on two busy processors: one may miss a deadline. Both runs are shown.
+    say "what failed runs once more, by itself; what fails again has failed"
+    tests=0
+    python -m pytest "${paths[@]}" --last-failed --last-failed-no-failures none || tests=$?
+    [[ $tests -ne 0 ]] || say "FLAKY: what failed at first passed by itself; mend what is above"
+fi
+[[ $tests -eq 0 ]] || status=$tests
 [[ $status -eq 0 ]] || say "FAILED"
 exit "$status"
