@@ -32,7 +32,7 @@ TRAILER_BYTES = _DIGEST_BYTES
 
 # Where the header's fields begin, for messages.
 _AT_VERSION, _AT_ALGORITHM, _AT_CHUNK_BYTES, AT_SIZE_BYTES = 8, 10, 12, 16
-_AT_CHUNK_COUNT, _AT_IMAGE_ID, _AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48, 128
+_AT_CHUNK_COUNT, _AT_IMAGE_ID, AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48, 128
 
 _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
 
@@ -84,7 +84,7 @@ def header_bytes(
 
     :raises ValueError: ``os_hash`` does not fit into a header
     """
-    why = _fault_of_os_hash(os_hash)
+    why = fault_of_os_hash(os_hash)
     if why:
         raise ValueError(why)
     fields = _HEADER.pack(
@@ -245,14 +245,14 @@ def _parse_os_hash(header: _Header, what: str) -> OsHash:
         )
     algo = header.os_hash_algo.rstrip(b"\0").decode("ascii", "replace")
     os_hash = OsHash(algo, header.os_hash_value[:length])
-    why = _fault_of_os_hash(os_hash)
+    why = fault_of_os_hash(os_hash)
     if why:
-        raise errors.ChunkMapFormatError(what, _AT_OS_HASH_ALGO, why)
+        raise errors.ChunkMapFormatError(what, AT_OS_HASH_ALGO, why)
     return os_hash
 
 
-def _fault_of_os_hash(os_hash: OsHash) -> str:
-    """Say why ``os_hash`` cannot stand in a header; empty if it can."""
+def fault_of_os_hash(os_hash: OsHash) -> str:
+    """Say why ``os_hash`` cannot stand in the header of a map; empty if it can."""
     algo, value = os_hash
     if not _OS_HASH_ALGO.fullmatch(algo):
         return f"not the name of a hash algorithm: {algo!r}"

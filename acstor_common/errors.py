@@ -34,6 +34,20 @@ class CacheFormatError(FormatError):
     """A slab file of the public cache is damaged or of an unknown version."""
 
 
+class ForeignArtefact(AcstorError):
+    """An image points to an artefact that is not its own: nothing of it may be used.
+
+    :param kind: what the artefact should be (``chunk_map``, ``boot_image``)
+    """
+
+    def __init__(self, image_id: str, kind: str, artefact_id: str, why: str) -> None:
+        super().__init__(image_id, kind, artefact_id, why)
+        self.image_id, self.kind, self.artefact_id, self.why = image_id, kind, artefact_id, why
+
+    def __str__(self) -> str:
+        return f"image {self.image_id}: {self.kind} {self.artefact_id} is ignored: {self.why}"
+
+
 class ChunkUnavailable(AcstorError):
     """This place cannot give the bytes: ask the next one.
 

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Artefacts: what acstor makes of an image and keeps in Glance, and how it is found again.
+
+An artefact (a chunk map, a boot image) is an image of Glance itself: hidden,
+private, owned by the project of acstor's service user.  The image that it is of
+points to it with one property.  The one rule: a pointer proves nothing, for a
+tenant may write one and Nova copies properties onto snapshots; the artefact must
+be owned by the service project and name the very image, by id and by Glance's
+hash of its bytes (:func:`why_foreign`).
+
+The names here are stored in clouds: they are never changed and never used again
+for something else.
+"""
+
+import enum
+from typing import Any
+
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+
+PREFIX = "acstor_"
+"""What every property of acstor begins with; Glance's property protections name it."""
+
+
+class Kind(enum.StrEnum):
+    """What an artefact is; the value stands in its property ``acstor_kind``."""
+
+    CHUNK_MAP = "chunk_map"
+    BOOT_IMAGE = "boot_image"
+
+    @property
+    def pointer(self) -> str:
+        """The property of the image that holds the artefact's id."""
+        return PREFIX + self.value
+
+
+class State(enum.StrEnum):
+    """How far the preparation of an image is; the value of its property ``acstor_state``."""
+
+    HASHED = "hashed"  # the import plugin has the chunk map and will publish it
+    READY = "ready"  # the chunk map is published
+    REFUSED = "refused"  # it cannot be served; acstor_message says why
+    FAILED = "failed"  # acstor_message says why, acstor_retry when it is tried again
+
+
+# Properties of images, beside the pointers.
+STATE = "acstor_state"
+MESSAGE = "acstor_message"
+RETRY = "acstor_retry"  # attempts so far, and when the next one may begin
+STATE_OF = "acstor_state_of"  # id of the image that the three above are about
+
+IMAGE_PROPERTIES = (*(kind.pointer for kind in Kind), STATE, MESSAGE, RETRY, STATE_OF)
+"""Every property that acstor sets on images of tenants."""
+
+# Properties of artefacts.
+KIND = "acstor_kind"
+OF_IMAGE = "acstor_image_id"
+OS_HASH_ALGO = "acstor_os_hash_algo"
+OS_HASH_VALUE = "acstor_os_hash_value"
+FORMAT = "acstor_format"  # version of the artefact's own format
+REVISION = "acstor_revision"  # grows when a better one takes its place
+
+ARTEFACT_PROPERTIES = (KIND, OF_IMAGE, OS_HASH_ALGO, OS_HASH_VALUE, FORMAT, REVISION)
+"""Every property that acstor sets on its artefacts."""
+
+MESSAGE_CHARACTERS = 255
+"""Nova keeps no more of a property."""
+
+
+def pointer_of(image: image_record.Record, kind: Kind) -> ids.ImageId | None:
+    """Return the id of the image's artefact; None if there is none or it is no id."""
+    try:
+        return ids.parse_image_id(image_record.text_of(image, kind.pointer))
+    except ValueError:
+        return None
+
+
+def state_of(image: image_record.Record) -> State | None:
+    """Return how far the image's preparation is; None if nothing says so about this very image."""
+    if image_record.text_of(image, STATE_OF) != image_record.text_of(image, "id"):
+        return None  # copied from the image that this one is a snapshot of
+    try:
+        return State(image_record.text_of(image, STATE))
+    except ValueError:
+        return None
+
+
+def state_properties(
+    image_id: ids.ImageId, state: State, message: str = "", retry: str = ""
+) -> dict[str, str]:
+    """Return the properties that say how far the preparation is; an empty one is to be removed."""
+    return {
+        STATE: state.value,
+        MESSAGE: message[:MESSAGE_CHARACTERS],
+        RETRY: retry,
+        STATE_OF: image_id,
+    }
+
+
+def is_artefact(record: image_record.Record, project_id: str) -> bool:
+    """Say whether ``record`` is an artefact and no tenant's image that looks like one."""
+    return KIND in record and bool(project_id) and record.get("owner") == project_id
+
+
+def kind_of(artefact: image_record.Record) -> Kind | None:
+    """Return what the artefact is; None if this version does not know it."""
+    try:
+        return Kind(image_record.text_of(artefact, KIND))
+    except ValueError:
+        return None
+
+
+def revision_of(artefact: image_record.Record) -> int:
+    """Return the artefact's revision; 0 if it is no number."""
+    text = image_record.text_of(artefact, REVISION)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
+
+
+def new_artefact(
+    image: image_record.Record,
+    kind: Kind,
+    project_id: str,
+    format_version: int,
+    revision: int = 1,
+) -> dict[str, Any]:
+    """Return the record with which an artefact of ``image`` is made in Glance.
+
+    :raises ValueError: the image has no hash yet, so nothing can be bound to it
+    """
+    os_hash = image_record.os_hash_of(image)
+    if os_hash == chunk_map.UNKNOWN_OS_HASH:
+        raise ValueError(f"image {image_record.text_of(image, 'id')} has no hash in Glance")
+    image_id = image_record.image_id_of(image)
+    return {
+        "name": f"acstor {kind.value} of {image_id}",
+        "owner": project_id,
+        "visibility": "private",
+        "os_hidden": True,
+        "disk_format": image_record.SERVED_DISK_FORMAT,
+        "container_format": image_record.SERVED_CONTAINER_FORMAT,
+        KIND: kind.value,
+        OF_IMAGE: image_id,
+        OS_HASH_ALGO: os_hash.algo,
+        OS_HASH_VALUE: os_hash.value.hex(),
+        FORMAT: str(format_version),
+        REVISION: str(revision),
+    }
+
+
+def check_belongs(
+    image: image_record.Record,
+    artefact: image_record.Record,
+    kind: Kind,
+    project_id: str,
+    format_version: int,
+) -> None:
+    """Raise unless ``artefact`` is what it should be; see :func:`why_foreign`.
+
+    :raises errors.ForeignArtefact: it is not
+    """
+    why = why_foreign(image, artefact, kind, project_id, format_version)
+    if why:
+        raise errors.ForeignArtefact(
+            image_record.text_of(image, "id"), kind.value, image_record.text_of(artefact, "id"), why
+        )
+
+
+def why_foreign(
+    image: image_record.Record,
+    artefact: image_record.Record,
+    kind: Kind,
+    project_id: str,
+    format_version: int,
+) -> str:
+    """Say why ``artefact`` must not be used as the ``kind`` of ``image``; empty if it may be.
+
+    Its own bytes prove nothing either before they are checked: this is about the records only.
+
+    :param project_id: the service project; only its users can make an image that it owns
+    :param format_version: the only version of the format that the caller can read
+    """
+    if not is_artefact(artefact, project_id):
+        return "acstor's service project did not make it"
+    found = image_record.text_of(artefact, KIND)
+    if found != kind.value:
+        return f"it is a {found or 'thing without a kind'}, not a {kind.value}"
+    of_image = image_record.text_of(artefact, OF_IMAGE)
+    if of_image != image_record.text_of(image, "id"):
+        return f"it is of image {of_image or 'unknown'}"
+    if _bound_hash(artefact) != image_record.os_hash_of(image) or not _bound_hash(artefact).algo:
+        return "it is of other bytes: Glance's hash of the image is not the one it was made for"
+    return _why_unreadable(artefact, format_version)
+
+
+def _why_unreadable(artefact: image_record.Record, format_version: int) -> str:
+    found = image_record.text_of(artefact, FORMAT)
+    if found != str(format_version):
+        return f"format version {found or 'unknown'} is not known (only {format_version} is)"
+    status = image_record.text_of(artefact, "status")
+    if status != image_record.ACTIVE:
+        return f"its status is {status or 'unknown'}, not active"
+    return ""
+
+
+def _bound_hash(artefact: image_record.Record) -> chunk_map.OsHash:
+    return image_record.parse_os_hash(
+        image_record.text_of(artefact, OS_HASH_ALGO), image_record.text_of(artefact, OS_HASH_VALUE)
+    )
+
+
+def parse_chunk_map(image: image_record.Record, buffer: chunk_map.Buffer) -> chunk_map.ChunkMap:
+    """Check that ``buffer`` is the chunk map of ``image``, down to its hash, and return it.
+
+    :raises errors.ChunkMapFormatError: it is damaged or the map of another image
+    """
+    image_id = image_record.image_id_of(image)
+    found = chunk_map.ChunkMap.parse(
+        buffer,
+        f"chunk map of image {image_id}",
+        expected_image_id=image_id,
+        expected_size_bytes=image_record.size_bytes_of(image),
+    )
+    if chunk_map.OsHash(found.os_hash_algo, found.os_hash_value) != image_record.os_hash_of(image):
+        raise errors.ChunkMapFormatError(
+            f"chunk map of image {image_id}", chunk_map.AT_OS_HASH_ALGO, "made for other bytes"
+        )
+    return found

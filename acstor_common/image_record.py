@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Glance says of an image, and whether acstor can serve it.
+
+A record is an image as Glance's API v2 gives it: a mapping with the base
+properties (``id``, ``status``, ``disk_format``...) and the additional ones side by
+side.  The one rule: nothing in a record is believed to have the right type, for
+additional properties are text that a tenant wrote.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from acstor_common import chunk_map
+from acstor_common import ids
+
+Record = Mapping[str, Any]
+"""An image as Glance's API v2 gives it."""
+
+ACTIVE = "active"
+SERVED_DISK_FORMAT = "raw"
+SERVED_CONTAINER_FORMAT = "bare"
+
+_HEX = re.compile(r"(?:[0-9a-f]{2})+")
+
+
+def image_id_of(record: Record) -> ids.ImageId:
+    """Return the image's id.
+
+    :raises ValueError: the record has none
+    """
+    return ids.parse_image_id(text_of(record, "id"))
+
+
+def text_of(record: Record, name: str) -> str:
+    """Return a property as text; empty if it is missing or something else."""
+    value = record.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def size_bytes_of(record: Record) -> int:
+    """Return how many bytes Glance stores for the image; 0 if it does not know."""
+    size = record.get("size")
+    return size if isinstance(size, int) and size > 0 else 0
+
+
+def os_hash_of(record: Record) -> chunk_map.OsHash:
+    """Return Glance's hash of the image's bytes; UNKNOWN_OS_HASH if it has none yet."""
+    return parse_os_hash(text_of(record, "os_hash_algo"), text_of(record, "os_hash_value"))
+
+
+def parse_os_hash(algo: str, digits: str) -> chunk_map.OsHash:
+    """Return a hash from its two properties; UNKNOWN_OS_HASH if they are not one.
+
+    >>> parse_os_hash("sha256", "00ff")
+    OsHash(algo='sha256', value=b'\\x00\\xff')
+    """
+    if not _HEX.fullmatch(digits) or chunk_map.fault_of_os_hash(
+        found := chunk_map.OsHash(algo, bytes.fromhex(digits))
+    ):
+        return chunk_map.UNKNOWN_OS_HASH
+    return found
+
+
+def why_not_served(record: Record) -> str:
+    """Say why acstor leaves an image to Nova's own download, and what to do; empty if it does not.
+
+    >>> why_not_served({"status": "queued"})
+    'its status is queued, not active'
+    """
+    status = text_of(record, "status")
+    if status != ACTIVE:
+        return f"its status is {status or 'unknown'}, not active"
+    return why_format_not_served(record) or _why_nothing_to_bind(record)
+
+
+def why_format_not_served(record: Record) -> str:
+    """Say why an image of these formats is not served, whatever its bytes; empty if it is."""
+    container, disk = text_of(record, "container_format"), text_of(record, "disk_format")
+    if disk != SERVED_DISK_FORMAT:
+        return (
+            f"its disk format is {disk or 'unknown'}, and only raw images are served: upload it as "
+            "raw, or let Glance convert imports (plugin image_conversion, output_format = raw)"
+        )
+    if container != SERVED_CONTAINER_FORMAT:
+        return (
+            f"its container format is {container or 'unknown'}, and only images in no container "
+            "(bare) are served: upload the disk itself"
+        )
+    return ""
+
+
+def _why_nothing_to_bind(record: Record) -> str:
+    if not size_bytes_of(record):
+        return "it is empty"
+    if os_hash_of(record) == chunk_map.UNKNOWN_OS_HASH:
+        return (
+            "Glance has no hash of it (os_hash_value), so nothing can be bound to its bytes: "
+            "upload it, or let Glance hash new locations (do_secure_hash)"
+        )
+    return ""

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records of images as Glance's API v2 gives them."""
+
+import hashlib
+from typing import Any
+
+from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import image_record
+
+IMAGE_ID = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+ARTEFACT_ID = "2b1d7c7e-9d0c-4f5e-8a56-0f4f1f5b7d22"
+SERVICE_PROJECT = "5e5b1c3d2f4e4d6f8a9b0c1d2e3f4a5b"
+TENANT = "aa5b1c3d2f4e4d6f8a9b0c1d2e3f4a5b"
+BYTES = b"what the image holds" * 1000
+
+
+def image(**changed: Any) -> dict[str, Any]:
+    """Return the record of a raw image that acstor can serve."""
+    return {
+        "id": IMAGE_ID,
+        "name": "debian",
+        "status": "active",
+        "disk_format": "raw",
+        "container_format": "bare",
+        "visibility": "private",
+        "os_hidden": False,
+        "owner": TENANT,
+        "size": len(BYTES),
+        "os_hash_algo": "sha512",
+        "os_hash_value": hashlib.sha512(BYTES).hexdigest(),
+        **changed,
+    }
+
+
+def artefact(
+    of: image_record.Record, kind: artefacts.Kind = artefacts.Kind.CHUNK_MAP, **changed: Any
+) -> dict[str, Any]:
+    """Return the record of the artefact that ``of`` would point to."""
+    made = artefacts.new_artefact(of, kind, SERVICE_PROJECT, chunk_map.VERSION)
+    return {"id": ARTEFACT_ID, "status": "active", "size": 4711, **made, **changed}

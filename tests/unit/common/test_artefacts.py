@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Only what the service project made for these very bytes counts, whatever a pointer says."""
+
+import pytest
+
+from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import image_record
+from tests.fakes import glance_records as records
+
+OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
+CHUNK_MAP = artefacts.Kind.CHUNK_MAP
+
+
+def why(image: dict, artefact: dict, kind: artefacts.Kind = CHUNK_MAP, version: int = 1) -> str:
+    return artefacts.why_foreign(image, artefact, kind, records.SERVICE_PROJECT, version)
+
+
+def test_artefact_made_for_an_image_belongs_to_it() -> None:
+    image = records.image()
+    assert why(image, records.artefact(image)) == ""
+    boot = records.artefact(image, artefacts.Kind.BOOT_IMAGE)
+    assert why(image, boot, artefacts.Kind.BOOT_IMAGE) == ""
+
+
+def test_artefact_is_hidden_private_and_of_the_service_project() -> None:
+    made = artefacts.new_artefact(records.image(), CHUNK_MAP, records.SERVICE_PROJECT, 1)
+    assert (made["os_hidden"], made["visibility"]) == (True, "private")
+    assert made["owner"] == records.SERVICE_PROJECT
+    assert (made["disk_format"], made["container_format"]) == ("raw", "bare")
+    names = {name for name in made if name.startswith(artefacts.PREFIX)}
+    assert names == set(artefacts.ARTEFACT_PROPERTIES)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"owner": records.TENANT}, "did not make it"),
+        ({"owner": None}, "did not make it"),
+        ({"acstor_kind": "boot_image"}, "it is a boot_image, not a chunk_map"),
+        ({"acstor_image_id": OTHER_ID}, f"it is of image {OTHER_ID}"),
+        ({"acstor_os_hash_value": "00" * 64}, "of other bytes"),
+        ({"acstor_os_hash_algo": "sha256"}, "of other bytes"),
+        ({"acstor_os_hash_value": "no digits"}, "of other bytes"),
+        ({"acstor_format": "2"}, "format version 2 is not known"),
+        ({"acstor_format": None}, "format version unknown is not known"),
+        ({"status": "queued"}, "its status is queued"),
+    ],
+)
+def test_artefact_that_was_altered_is_foreign(changed: dict, said: str) -> None:
+    image = records.image()
+    assert said in why(image, records.artefact(image, **changed))
+
+
+def test_thing_without_a_kind_is_no_artefact() -> None:
+    image = records.image()
+    plain = {k: v for k, v in records.artefact(image).items() if k != "acstor_kind"}
+    assert "did not make it" in why(image, plain)
+
+
+def test_pointer_copied_onto_a_snapshot_has_no_effect() -> None:
+    image = records.image()
+    snapshot = records.image(id=OTHER_ID, acstor_chunk_map=records.ARTEFACT_ID)
+    assert artefacts.pointer_of(snapshot, CHUNK_MAP) == records.ARTEFACT_ID
+    assert why(snapshot, records.artefact(image)) == f"it is of image {records.IMAGE_ID}"
+
+
+def test_artefact_forged_by_a_tenant_has_no_effect() -> None:
+    image = records.image()
+    forged = records.artefact(image, owner=records.TENANT)
+    with pytest.raises(errors.ForeignArtefact, match="is ignored: acstor's service project did"):
+        artefacts.check_belongs(image, forged, CHUNK_MAP, records.SERVICE_PROJECT, 1)
+    artefacts.check_belongs(image, records.artefact(image), CHUNK_MAP, records.SERVICE_PROJECT, 1)
+
+
+def test_nobodys_project_owns_no_artefacts() -> None:
+    artefact = records.artefact(records.image(), owner="")
+    assert not artefacts.is_artefact(artefact, "")
+
+
+def test_image_without_a_hash_has_no_artefacts() -> None:
+    image = records.image(os_hash_algo=None, os_hash_value=None)
+    with pytest.raises(ValueError, match="no hash in Glance"):
+        artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, 1)
+    bound_to_nothing = {
+        **records.artefact(records.image()),
+        artefacts.OS_HASH_ALGO: "",
+        artefacts.OS_HASH_VALUE: "",
+    }
+    assert "of other bytes" in why(image, bound_to_nothing)
+
+
+@pytest.mark.parametrize("text", ["", "no id", None, 7, "../../etc/passwd"])
+def test_pointer_that_is_no_id_is_no_pointer(text: object) -> None:
+    assert artefacts.pointer_of(records.image(acstor_chunk_map=text), CHUNK_MAP) is None
+
+
+def test_state_copied_onto_a_snapshot_is_not_the_snapshots() -> None:
+    image_id = ids.parse_image_id(records.IMAGE_ID)
+    set_on_image = artefacts.state_properties(image_id, artefacts.State.REFUSED, "because " * 99)
+    assert len(set_on_image[artefacts.MESSAGE]) == artefacts.MESSAGE_CHARACTERS
+    assert artefacts.state_of(records.image(**set_on_image)) is artefacts.State.REFUSED
+    assert artefacts.state_of(records.image(id=OTHER_ID, **set_on_image)) is None
+    assert artefacts.state_of(records.image(acstor_state_of=image_id, acstor_state="?")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "revision"),
+    [("1", 1), ("12", 12), ("-1", 0), ("", 0), ("x", 0), ("9" * 30, 0), ("\u0663", 0)],
+)
+def test_revision_is_a_number_or_nothing(text: str, revision: int) -> None:
+    assert artefacts.revision_of({"acstor_revision": text}) == revision
+
+
+def test_kind_of_a_later_version_is_not_known() -> None:
+    assert artefacts.kind_of({"acstor_kind": "chunk_map"}) is CHUNK_MAP
+    assert artefacts.kind_of({"acstor_kind": "dream"}) is None
+
+
+def map_of(image: dict, chunk_bytes: int = 65536) -> bytes:
+    cut = geometry.Geometry(len(records.BYTES), chunk_bytes)
+    builder = chunk_map.MapBuilder(
+        image_record.image_id_of(image), cut, image_record.os_hash_of(image)
+    )
+    cids = builder.feed(ids.cid_of(records.BYTES))
+    return builder.header + cids + builder.trailer()
+
+
+def test_chunk_map_is_bound_to_the_images_hash_inside_too() -> None:
+    image = records.image()
+    assert len(artefacts.parse_chunk_map(image, map_of(image))) == 1
+    rehashed = records.image(os_hash_value="00" * 64)
+    with pytest.raises(errors.ChunkMapFormatError, match="made for other bytes"):
+        artefacts.parse_chunk_map(rehashed, map_of(image))
+    with pytest.raises(errors.ChunkMapFormatError, match=f"not of {OTHER_ID}"):
+        artefacts.parse_chunk_map(records.image(id=OTHER_ID), map_of(image))
