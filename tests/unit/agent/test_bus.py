@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's bus on kombu's broker in memory; a real broker is in tests/functional."""
+
+import contextlib
+import pathlib
+import queue
+import threading
+from collections.abc import Iterator
+
+import oslo_messaging
+import pytest
+from oslo_config import cfg
+
+from acstor_agent import bus
+from acstor_common import errors
+
+WAIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def own_global_conf() -> Iterator[None]:
+    yield
+    cfg.CONF.reset()
+
+
+def configure(folder: pathlib.Path, url: str) -> list[str]:
+    path = folder / "agent.conf"
+    path.write_text(f"[DEFAULT]\n{url}\n")
+    return [str(path)]
+
+
+@pytest.fixture
+def link(tmp_path: pathlib.Path) -> Iterator[bus.Bus]:
+    made = bus.open_bus("h1", configure(tmp_path, "transport_url = kombu+memory:////"))
+    assert made is not None
+    yield made
+    made.stop()
+
+
+class Gate:
+    """Stands where the broker is: refuses, holds messages back, or lets them pass."""
+
+    def __init__(self, link: bus.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed: queue.Queue[str] = queue.Queue()
+        self.tried: queue.Queue[str] = queue.Queue()
+        self.is_open = threading.Event()
+        self.refuses = False
+        monkeypatch.setattr(link, "_send", self.send)
+
+    def send(self, message: bus._Message) -> None:
+        self.tried.put(message.method)
+        self.is_open.wait(WAIT_S)
+        if self.refuses:
+            raise oslo_messaging.MessageDeliveryFailure("no broker")
+        self.passed.put(message.method)
+
+
+def test_no_broker_is_used_when_none_is_named(tmp_path):
+    assert bus.open_bus("h1", configure(tmp_path, "")) is None
+
+
+def test_unknown_kind_of_broker_is_refused(tmp_path):
+    with pytest.raises(errors.Unusable, match="transport_url"):
+        bus.open_bus("h1", configure(tmp_path, "transport_url = pigeon://loft/"))
+
+
+def cast_until(heard: queue.Queue[object], link: bus.Bus, payload: object, **how: bool) -> None:
+    """Cast again and again, for who is not there yet hears nothing."""
+    for _ in range(int(WAIT_S / 0.1)):
+        link.cast("towers", "lit", {"fires": payload}, **how)
+        with contextlib.suppress(queue.Empty):
+            while heard.get(timeout=0.1) != {"fires": payload}:
+                pass
+            return
+    pytest.fail(f"nobody heard {payload}")
+
+
+def test_a_listener_hears_what_is_cast_to_all_and_to_its_topic(link):
+    heard: queue.Queue[object] = queue.Queue()
+    link.listen("towers", {"lit": heard.put})
+    cast_until(heard, link, 1)
+    cast_until(heard, link, 2, is_fanout=True)
+    assert link.sent >= 2
+
+
+@pytest.mark.expect_log("message lit is of no use: no fire")
+def test_a_message_that_cannot_be_used_is_logged_and_the_next_one_is_heard(link):
+    heard: queue.Queue[object] = queue.Queue()
+
+    def callback(payload: dict[str, object]) -> None:
+        heard.put(payload)
+        if payload["fires"] == 0:
+            raise ValueError("no fire")
+
+    link.listen("towers", {"lit": callback})
+    cast_until(heard, link, 0)
+    cast_until(heard, link, 1)
+
+
+def test_a_full_queue_drops_the_oldest(link, monkeypatch):
+    gate = Gate(link, monkeypatch)
+    link.cast("towers", "first", {})
+    assert gate.tried.get(timeout=WAIT_S) == "first"  # it is with the broker now
+    for number in range(bus.QUEUE_LIMIT + 3):
+        link.cast("towers", f"m{number}", {})
+    assert link.dropped == 3
+    gate.is_open.set()
+    passed = [gate.passed.get(timeout=WAIT_S) for _ in range(bus.QUEUE_LIMIT + 1)]
+    assert passed == ["first", *(f"m{number}" for number in range(3, bus.QUEUE_LIMIT + 3))]
+
+
+@pytest.mark.expect_log("the message bus is out of reach: no broker")
+def test_a_message_that_could_not_be_sent_is_sent_when_the_broker_is_back(link, monkeypatch):
+    monkeypatch.setattr(bus, "AGAIN_AFTER_S", 0.01)
+    gate = Gate(link, monkeypatch)
+    gate.refuses = True
+    gate.is_open.set()
+    link.cast("towers", "lit", {})
+    for _ in range(3):
+        assert gate.tried.get(timeout=WAIT_S) == "lit"
+    gate.refuses = False
+    assert gate.passed.get(timeout=WAIT_S) == "lit"
+    assert link.dropped == 0

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_common import decision_api
+from acstor_common import errors
+
+PLAIN = {
+    "host": "h1",
+    "address": "10.0.0.1:7201",
+    "session": 7,
+    "started_s": 1000.0,
+    "number": 1,
+    "sent_s": 1005.0,
+    "interval_s": 5.0,
+    "link_bytes_s": 125_000_000,
+    "total": {"received": 10, "sent": 20},
+}
+
+
+def test_a_sample_comes_out_as_it_went_in():
+    sample = decision_api.decode(
+        PLAIN | {"sketch": [1, 2**63 - 1], "peers": {"h2": {"received": 3, "sent": 4}}},
+        decision_api.Sample,
+    )
+    carried = json.loads(json.dumps(decision_api.encode(sample)))
+    assert decision_api.decode(carried, decision_api.Sample) == sample
+    assert sample.peers["h2"] == decision_api.Traffic(3, 4)
+
+
+def test_fields_of_a_later_version_are_overlooked():
+    sample = decision_api.decode(PLAIN | {"mood": "good"}, decision_api.Sample)
+    assert sample.host == "h1"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": ""},
+        {"host": "no/slash"},
+        {"host": 5},
+        {"address": "compute1:7201"},
+        {"session": -1},
+        {"number": 0},
+        {"number": True},
+        {"interval_s": 0},
+        {"interval_s": float("nan")},
+        {"interval_s": 1e9},
+        {"sent_s": float("nan")},
+        {"session": 2**63},
+        {"link_bytes_s": 0},
+        {"total": {"received": -1}},
+        {"total": {"received": 2**63}},
+        {"total": None},
+        {"sketch": [0] * 257},
+        {"sketch": [-1]},
+        {"peers": {"no/slash": {}}},
+    ],
+    ids=lambda wrong: re.sub(r"\W+", "-", str(wrong))[:40],
+)
+def test_a_sample_that_makes_no_sense_is_refused_and_names_its_sender(wrong):
+    with pytest.raises(errors.RemoteProtocolError) as caught:
+        decision_api.decode(PLAIN | wrong, decision_api.Sample)
+    named = (PLAIN | wrong)["host"]
+    assert caught.value.peer == (named if isinstance(named, str) else "a sender without a name")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON | st.dictionaries(st.sampled_from(sorted(PLAIN)), JSON))
+def test_whatever_comes_is_a_sample_or_is_refused(payload):
+    try:
+        sample = decision_api.decode(payload, decision_api.Sample)
+    except errors.RemoteProtocolError as e:
+        assert str(e)
+    else:
+        assert sample.number >= 1
