@@ -13,6 +13,11 @@ contents is its share of the v-nodes within what hashing gives: of 16 hosts with
 refers those who ask to others; so a host that leaves moves what it owned, and
 nothing else.
 
+A table may have locations and a threshold.  Then each host asks the first owner
+that is nearer to it than the threshold (Zhang et al. 2017, Algorithm 1), so every
+group of near hosts has a home of its own for each content; :meth:`Ring.group_of`
+is the ring of one group.
+
 The file format is described byte by byte in doc/source/format/ring.rst.
 """
 
@@ -29,8 +34,12 @@ import xxhash
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import location
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+PLAIN_VERSION = 1
+"""The version of a table without locations and thresholds: older agents read it."""
+MAX_THRESHOLD = location.MAX_LEVELS + 1
 MAX_HOSTS = 16384
 MAX_VNODES = 10_000
 MAX_POINTS = 1 << 20
@@ -43,11 +52,13 @@ class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     :param address: where its agent listens, ``ip:port`` or ``[ipv6]:port``
     :param vnodes: its number of points on the ring, which is its weight
+    :param location: where it stands, ``site/pod/rack``; empty if that is not known
     """
 
     host: str
     address: str
     vnodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_VNODES)]
+    location: str = ""
 
 
 class _Versioned(msgspec.Struct):
@@ -56,10 +67,34 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-class _RingFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+_Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Threshold = Annotated[int, msgspec.Meta(ge=1, le=MAX_THRESHOLD)] | None
+
+
+class _PlainHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A host in version 1."""
+
+    host: str
+    address: str
+    vnodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_VNODES)]
+
+
+class _PlainFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Version 1."""
+
     version: int
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    epoch: _Epoch
+    hosts: Annotated[tuple[_PlainHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
+
+
+class _RingFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Version 2."""
+
+    version: int
+    epoch: _Epoch
     hosts: Annotated[tuple[RingHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
+    threshold: _Threshold = None
+    outer_threshold: _Threshold = None
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -89,12 +124,28 @@ class Ring:
 
     :param epoch: number of the table; a higher one replaces a lower one
     :param hosts: in any order
-    :raises ValueError: two hosts have one id or one address, or something of them is out of range
+    :param threshold: hosts nearer than this to each other have homes of their own; None: all
+        hosts have the same
+    :param outer_threshold: such a home asks the home among the hosts nearer than this before it
+        reads the source; None: it asks nobody
+    :raises ValueError: two hosts have one id or one address, something of them is out of range, or
+        their locations do not go together
     """
 
-    def __init__(self, epoch: int, hosts: tuple[RingHost, ...]) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        hosts: tuple[RingHost, ...],
+        threshold: int | None = None,
+        outer_threshold: int | None = None,
+    ) -> None:
         _check(hosts)
+        _check_thresholds(threshold, outer_threshold)
         self.epoch = epoch
+        self.threshold = threshold
+        self.outer_threshold = outer_threshold
+        self._levels = {ids.HostId(host.host): location.parse(host.location) for host in hosts}
+        self._groups: dict[location.Levels, Ring] = {}
         self.hosts = tuple(sorted(hosts, key=lambda host: host.host))
         self._ids = tuple(ids.HostId(host.host) for host in self.hosts)
         self._addresses = {ids.HostId(host.host): host.address for host in self.hosts}
@@ -116,6 +167,34 @@ class Ring:
         """
         return self._addresses[host]
 
+    def locations(self) -> dict[ids.HostId, str]:
+        """Return where each host stands."""
+        return {ids.HostId(host.host): host.location for host in self.hosts}
+
+    def group_of(self, host: ids.HostId) -> "Ring":
+        """Return the ring of the hosts that are nearer to ``host`` than the threshold, itself too.
+
+        It is this ring if there is no threshold, or if ``host`` is not on it.
+        """
+        return self._nearer_than(self.threshold, host)
+
+    def outer_group_of(self, host: ids.HostId) -> "Ring | None":
+        """Return the ring that a home of ``host``'s group asks before it reads the source."""
+        if self.threshold is None or self.outer_threshold is None:
+            return None
+        return self._nearer_than(self.outer_threshold, host)
+
+    def _nearer_than(self, threshold: int | None, host: ids.HostId) -> "Ring":
+        if threshold is None or host not in self:
+            return self
+        place = location.ancestor(self._levels[host], threshold)
+        if place not in self._groups:
+            depth = len(place)
+            near = [h for h in self.hosts if self._levels[ids.HostId(h.host)][:depth] == place]
+            is_all = len(near) == len(self.hosts)
+            self._groups[place] = self if is_all else Ring(self.epoch, tuple(near))
+        return self._groups[place]
+
     def owners_of(self, cid: ids.Cid, limit: int | None = None) -> tuple[ids.HostId, ...]:
         """Return the home of a content, then every other host in the order to ask them.
 
@@ -124,9 +203,13 @@ class Ring:
 
         :param limit: how many hosts are wanted at most; without it, all of them
         """
+        return self.owners_at(ids.oid_of(cid), limit)
+
+    def owners_at(self, oid: ids.Oid, limit: int | None = None) -> tuple[ids.HostId, ...]:
+        """Return the owners of a position on the ring; see :meth:`owners_of`."""
         wanted = len(self.hosts) if limit is None else min(limit, len(self.hosts))
         found: dict[ids.HostId, None] = {}
-        for number in self._walk(ids.oid_of(cid)):
+        for number in self._walk(oid):
             if len(found) >= wanted:
                 break
             found.setdefault(self._ids[number])
@@ -148,12 +231,25 @@ def _check(hosts: tuple[RingHost, ...]) -> None:
             if thing in seen:
                 raise ValueError(f"{thing!r} is there twice")
             seen.add(thing)
+        if len(location.parse(host.location)) != len(location.parse(hosts[0].location)):
+            raise ValueError(
+                f"{host.host}: location {host.location!r} has more or fewer levels than "
+                f"{hosts[0].location!r} of {hosts[0].host}"
+            )
         if not 1 <= host.vnodes <= MAX_VNODES:
             raise ValueError(f"{host.host}: {host.vnodes} v-nodes, 1 to {MAX_VNODES} are allowed")
     if len(hosts) > MAX_HOSTS:
         raise ValueError(f"{len(hosts)} hosts, at most {MAX_HOSTS} are allowed")
     if (points := sum(host.vnodes for host in hosts)) > MAX_POINTS:
         raise ValueError(f"{points} v-nodes in all, at most {MAX_POINTS} are allowed")
+
+
+def _check_thresholds(threshold: int | None, outer_threshold: int | None) -> None:
+    for number in (threshold, outer_threshold):
+        if number is not None and not 1 <= number <= MAX_THRESHOLD:
+            raise ValueError(f"threshold {number}, 1 to {MAX_THRESHOLD} are allowed")
+    if outer_threshold is not None and (threshold is None or outer_threshold <= threshold):
+        raise ValueError(f"outer_threshold {outer_threshold} is not above threshold {threshold}")
 
 
 def decode(data: bytes, what: str) -> Ring:
@@ -169,15 +265,30 @@ def decode(data: bytes, what: str) -> Ring:
         )
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
+        if version == PLAIN_VERSION:
+            plain = msgspec.json.decode(data, type=_PlainFile)
+            hosts = tuple(RingHost(h.host, h.address, h.vnodes) for h in plain.hosts)
+            return Ring(plain.epoch, hosts)
         if version != FORMAT_VERSION:
-            raise ValueError(f"version {version} is unknown, {FORMAT_VERSION} is expected")
+            raise ValueError(
+                f"version {version} is unknown, {PLAIN_VERSION} or {FORMAT_VERSION} is expected"
+            )
         table = msgspec.json.decode(data, type=_RingFile)
-        return Ring(table.epoch, table.hosts)
+        return Ring(table.epoch, table.hosts, table.threshold, table.outer_threshold)
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
         place = re.search(r"\(byte (\d+)\)", str(error))
         raise errors.RingFormatError(what, int(place[1]) if place else 0, str(error)) from error
 
 
 def encode(ring: Ring) -> bytes:
-    """Return ``ring`` as a v-node table in JSON, hosts sorted by id."""
-    return msgspec.json.encode(_RingFile(FORMAT_VERSION, ring.epoch, ring.hosts))
+    """Return ``ring`` as a v-node table in JSON, hosts sorted by id.
+
+    A table without locations and thresholds has version 1, which every agent reads.
+    """
+    is_plain = ring.threshold is None and not any(host.location for host in ring.hosts)
+    if is_plain:
+        plain = tuple(_PlainHost(h.host, h.address, h.vnodes) for h in ring.hosts)
+        return msgspec.json.encode(_PlainFile(PLAIN_VERSION, ring.epoch, plain))
+    return msgspec.json.encode(
+        _RingFile(FORMAT_VERSION, ring.epoch, ring.hosts, ring.threshold, ring.outer_threshold)
+    )

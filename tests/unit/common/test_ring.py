@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import location
 from acstor_common import ring
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "ring-v1.json"
+DATA = pathlib.Path(__file__).parents[2] / "data"
 CIDS = [ids.cid_of(b"chunk %d" % n) for n in range(16_384)]
 
 
@@ -40,11 +41,22 @@ def table(**changes) -> bytes:
 
 
 def test_golden_table_gives_the_owners_that_are_committed():
-    golden = json.loads(GOLDEN.read_bytes())
+    golden = json.loads((DATA / "ring-v1.json").read_bytes())
     of = ring.decode(json.dumps(golden["table"]).encode(), "golden")
     for case in golden["owners"]:
         cid = ids.Cid(bytes.fromhex(case["cid"]))
         assert list(of.owners_of(cid)) == case["owners"], case["cid"]
+
+
+def test_golden_table_with_locations_gives_the_homes_that_are_committed():
+    golden = json.loads((DATA / "ring-v2.json").read_bytes())
+    of = ring.decode(json.dumps(golden["table"]).encode(), "golden")
+    assert json.loads(ring.encode(of)) == golden["table"]
+    for case in golden["homes"]:
+        cid = ids.Cid(bytes.fromhex(case["cid"]))
+        near, outer = of.group_of(case["src"]), of.outer_group_of(case["src"])
+        assert list(near.owners_of(cid)) == case["near"]
+        assert outer.owners_of(cid, 1)[0] == case["outer_home"]
 
 
 def test_order_of_hosts_in_the_table_does_not_matter():
@@ -143,8 +155,104 @@ def test_encoded_ring_decodes_to_the_same_table():
     assert (again.epoch, again.hosts) == (of.epoch, of.hosts)
 
 
+# Locations
+
+
+PLACES = ["s1/p1/r1", "s1/p1/r2", "s1/p2/r1", "s2/p1/r1"]
+
+
+def located(threshold: int | None = None, outer: int | None = None, count: int = 12) -> ring.Ring:
+    placed = (
+        ring.RingHost(f"h{i}", f"10.0.0.{i}:7201", 50, PLACES[i % len(PLACES)])
+        for i in range(count)
+    )
+    return ring.Ring(1, tuple(placed), threshold, outer)
+
+
+def algorithm_1(of: ring.Ring, cid: ids.Cid, src: str, threshold: int) -> str:
+    """Zhang et al. 2017, Algorithm 1, lines 7 to 14, word by word."""
+    where = {host: location.parse(text) for host, text in of.locations().items()}
+    node_list = of
+    while True:
+        dest = node_list.owners_of(cid, 1)[0]
+        if location.distance(where[src], where[dest]) < threshold:
+            return dest
+        node_list = without(node_list, dest)
+
+
+@pytest.mark.parametrize("threshold", range(1, 6))
+def test_home_of_a_group_is_what_algorithm_1_finds(threshold):
+    of = located(threshold)
+    for cid in CIDS[:60]:
+        for src in ("h0", "h3", "h6"):
+            home = of.group_of(src).owners_of(cid, 1)[0]
+            assert home == algorithm_1(of, cid, src, threshold)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "near"),
+    [
+        (1, {"h0", "h4", "h8"}),
+        (2, {"h0", "h4", "h8", "h1", "h5", "h9"}),
+        (3, {f"h{n}" for n in range(12) if n % 4 != 3}),
+        (4, {f"h{n}" for n in range(12)}),
+        (None, {f"h{n}" for n in range(12)}),
+    ],
+)
+def test_group_is_those_who_are_nearer_than_the_threshold(threshold, near):
+    of = located(threshold)
+    assert {host.host for host in of.group_of("h0").hosts} == near
+    for member in near:  # all of a group see the same group, so they find the same homes
+        assert of.group_of(member) is of.group_of("h0")
+
+
+def test_host_that_is_not_on_the_ring_is_near_everybody():
+    of = located(1)
+    assert of.group_of("stranger") is of
+
+
+def test_outer_group_is_asked_only_where_there_is_one():
+    assert located().outer_group_of("h0") is None
+    assert located(1).outer_group_of("h0") is None
+    outer = located(1, 3).outer_group_of("h0")
+    assert outer is not None and len(outer.hosts) == 9
+
+
+def test_hosts_without_locations_are_all_in_one_place():
+    of = ring.Ring(1, make_ring(10, 10, 10).hosts, 1, 2)
+    assert of.group_of("h1") is of and of.outer_group_of("h1") is of
+
+
+@pytest.mark.parametrize(("threshold", "outer"), [(None, None), (2, None), (1, 4)])
+def test_located_ring_decodes_to_the_same_table(threshold, outer):
+    of = located(threshold, outer)
+    again = ring.decode(ring.encode(of), "again")
+    assert (again.hosts, again.threshold, again.outer_threshold) == (of.hosts, threshold, outer)
+
+
+def test_table_that_needs_no_version_2_is_written_in_version_1():
+    assert json.loads(ring.encode(make_ring(1)))["version"] == 1
+    assert json.loads(ring.encode(located()))["version"] == 2
+
+
+def test_small_group_of_10_000_hosts_is_found_at_once():
+    placed = tuple(
+        ring.RingHost(f"h{i}", f"10.0.{i >> 8}.{i & 255}:7201", 20, f"pod{i // 40}")
+        for i in range(10_000)
+    )
+    of = ring.Ring(1, placed, 1)
+    began = time.process_time()
+    owners = [of.group_of("h7").owners_of(cid, 4) for cid in CIDS]
+    assert time.process_time() - began < 2.0
+    assert {host for hosts in owners for host in hosts} <= {f"h{i}" for i in range(40)}
+
+
 TWINS = [{"host": "a", "address": "1.1.1.1:1", "vnodes": 1}] * 2
 SAME_ADDRESS = [{"host": name, "address": "1.1.1.1:1", "vnodes": 1} for name in "ab"]
+UNEVEN = [
+    {"host": "a", "address": "1.1.1.1:1", "vnodes": 1, "location": "x/y"},
+    {"host": "b", "address": "1.1.1.2:1", "vnodes": 1, "location": "x"},
+]
 CROWD = [
     {"host": f"h{i}", "address": f"1.1.{i >> 8}.{i & 255}:1", "vnodes": 10_000} for i in range(105)
 ]
@@ -159,7 +267,20 @@ CROWD = [
         (b"[" * 100_000, ""),
         (b" " * (ring.MAX_FILE_BYTES + 1), "longer"),
         (b"[]", "Expected `object`"),
-        (table(version=2), "version 2"),
+        (table(version=3), "version 3"),
+        (table(threshold=1), "threshold"),
+        (table(host={"location": "a"}), "location"),
+        (table(version=2, threshold=0), "threshold"),
+        (table(version=2, threshold=ring.MAX_THRESHOLD + 1), "threshold"),
+        (table(version=2, threshold=1.5), "threshold"),
+        (table(version=2, threshold=2, outer_threshold=2), "outer_threshold 2 is not above"),
+        (table(version=2, outer_threshold=2), "outer_threshold 2 is not above"),
+        (table(version=2, host={"location": "a//b"}), "'a//b'"),
+        (table(version=2, host={"location": "/a"}), "not a location"),
+        (table(version=2, host={"location": "a b"}), "not a location"),
+        (table(version=2, host={"location": "a" * 256}), "not a location"),
+        (table(version=2, host={"location": "/".join("abcdefghi")}), "not a location"),
+        (table(version=2, hosts=UNEVEN), "b: location 'x' has more or fewer levels than 'x/y' of"),
         (table(version="1"), "version"),
         (table(epoch=-1), "epoch"),
         (table(epoch=1.5), "epoch"),
