@@ -36,7 +36,8 @@ from acstor_agent import status
 from acstor_agent import supervisor
 from acstor_agent.core import content_index
 from acstor_agent.core import disk_header
-from acstor_agent.core import gossip
+from acstor_agent.core import homes
+from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
 from acstor_agent.sources import build
 from acstor_common import chunk_map
@@ -119,7 +120,7 @@ class Agent:
             heard=self._heard,
             tls=_peer_tls(own),
             ring_epoch=lambda: self._ring.ring.epoch,
-            is_reachable=lambda host: host in self._ring.ring,
+            is_reachable=lambda host: host in self._ring.ring.group_of(self._host),
             limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
         )
         self._exchange = exchange.Exchange(
@@ -315,7 +316,7 @@ class Agent:
             image,
             self._chunks,
             report,
-            is_home=lambda cid: table.owners_of(cid, 1) == (self._host,),
+            is_home=lambda cid: homes.home(table, self._host, ids.oid_of(cid)) == self._host,
             first_chunk=xxhash.xxh3_64_intdigest(self._host.encode()),
         )
 
@@ -327,8 +328,8 @@ def _host_id(text: str) -> ids.HostId:
         raise errors.Unusable("[acstor_agent] host", str(e)) from e
 
 
-def _topology(name: str) -> gossip.Topology | None:
-    return None if name == "none" else gossip.Topology(name)
+def _topology(name: str) -> neighbours.Topology | None:
+    return None if name == "none" else neighbours.Topology(name)
 
 
 def _unmatched_limit(chunks: int) -> int | None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import trio
 
 from acstor_agent.core import gossip
+from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
 from acstor_agent.sources import verify
 from acstor_common import errors
@@ -81,7 +82,7 @@ class Exchange:
         ask_peer: AskPeer,
         tell: Tell,
         health: peer_health.PeerHealth,
-        topology: gossip.Topology | None,
+        topology: neighbours.Topology | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.invalid_chunks = 0
@@ -198,7 +199,7 @@ class Exchange:
 
     def heard(self, host: ids.HostId, prefixes: Sequence[int]) -> list[gossip.Prefix]:
         """Note what ``host`` advertises; return what of it is listened to."""
-        if self._topology is None or host not in self._current_ring():
+        if self._topology is None or host not in self._current_ring().group_of(self._here):
             return []
         known = [gossip.Prefix(prefix) for prefix in prefixes]
         return self._gossip.advertised(host, known, self._clock())
@@ -233,12 +234,12 @@ class Exchange:
                 await self._has_news.wait()
 
     def _follow_ring(self) -> None:
-        """Choose the neighbours anew when the ring has changed."""
+        """Choose the neighbours anew, among near hosts, when the ring has changed."""
         table = self._current_ring()
         if table is self._known_ring or self._topology is None:
             return
         self._known_ring = table
-        hosts = [ids.HostId(host.host) for host in table.hosts]
-        self._gossip.set_neighbours(
-            gossip.neighbours(hosts, self._here, self._topology), self._clock()
-        )
+        near = table.group_of(self._here)
+        hosts = [ids.HostId(host.host) for host in near.hosts]
+        told = neighbours.neighbours(hosts, self._here, self._topology, locations=near.locations())
+        self._gossip.set_neighbours(told, self._clock())

@@ -25,6 +25,7 @@ from acstor_agent import exchange
 from acstor_agent import flights
 from acstor_agent.core import counters
 from acstor_agent.core import hedge
+from acstor_agent.core import homes
 from acstor_agent.core import peer_health
 from acstor_agent.core import places
 from acstor_agent.core import public_cache
@@ -273,7 +274,8 @@ class Fetcher:
         if holders_only:
             holders = self._peers.holders(want.cid)[: places.HOLDERS]
             return [places.Place(host, may_read_source=False) for host in holders]
-        owners = self._current_ring().owners_of(want.cid, OWNERS_ASKED)
+        oid = ids.oid_of(want.cid)
+        owners = homes.owners(self._current_ring(), self._here, oid, OWNERS_ASKED)
         return places.places(
             owners, self._here, self._peers.is_usable, self._peers.holders(want.cid)
         )
@@ -302,7 +304,8 @@ class Fetcher:
 
     async def _ask(self, place: places.Place, want: Want, klass: peer_wire.Klass) -> Fetched:
         if place.host is None:
-            is_home = self._current_ring().owners_of(want.cid, 1) == (self._here,)
+            home = homes.home(self._current_ring(), self._here, ids.oid_of(want.cid))
+            is_home = home == self._here
             keep = public_cache.KeepClass.HOME if is_home else public_cache.KeepClass.BORROWED
             return Fetched(await self._read_source(want, keep), counters.Origin.SOURCE)
         data, giver = await self._peers.ask(place.host, want, klass, place.may_read_source)

@@ -23,7 +23,6 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Iterable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NewType
 
@@ -36,7 +35,6 @@ BATCH_PREFIXES = 512
 """Prefixes in one advertisement at most, as the peer protocol has it."""
 DENIAL_COST = 16
 """Prefixes that a peer's allowance loses when it denies what it advertised."""
-NEAREST_COUNT = 4
 
 
 class Urgency(enum.IntEnum):
@@ -45,14 +43,6 @@ class Urgency(enum.IntEnum):
     DEMAND = 0  # a guest waits
     ADVERTISEMENT = 1
     PREFETCH = 2  # nobody waits yet
-
-
-class Topology(enum.Enum):
-    """Whom a host tells what it has."""
-
-    RING = "ring"  # the hosts before and after it in the order of the ring (both papers)
-    NEAREST = "nearest"  # those whose location has most in common with its own
-    FULL = "full"  # everybody: for small clouds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -127,7 +117,7 @@ class Gossip:
     >>> gossip.take_batches(now=0.02)
     [('h3', (7,))]
 
-    :param neighbours: hosts to tell; see :func:`neighbours`
+    :param neighbours: hosts to tell; see neighbours.py
     """
 
     def __init__(self, neighbours: Iterable[ids.HostId] = (), limits: Limits | None = None) -> None:
@@ -321,56 +311,3 @@ class Gossip:
         if len(self._allowances) > self._limits.peers:
             self.lost(self._allowances.popitem(last=False)[0])
         return allowance
-
-
-def neighbours(
-    hosts: Sequence[ids.HostId],
-    here: ids.HostId,
-    topology: Topology,
-    *,
-    locations: Mapping[ids.HostId, str] | None = None,
-    count: int = NEAREST_COUNT,
-) -> tuple[ids.HostId, ...]:
-    """Return whom ``here`` tells what it has; nobody if it is not among ``hosts``.
-
-    >>> neighbours(["h1", "h2", "h3", "h4"], "h1", Topology.RING)
-    ('h2', 'h4')
-    >>> places = {"h1": "a/1/h1", "h2": "b/1/h2", "h3": "a/1/h3", "h4": "a/2/h4"}
-    >>> neighbours(list(places), "h1", Topology.NEAREST, locations=places, count=2)
-    ('h3', 'h4')
-
-    :param hosts: all hosts, in the order of the ring
-    :param locations: ``site/rack/host`` of each host, for NEAREST; who has none is near nobody
-    :param count: how many, for NEAREST; those equally near follow in the order of the ring
-    """
-    if here not in hosts:
-        return ()
-    at = hosts.index(here)
-    followers = [*hosts[at + 1 :], *hosts[:at]]
-    if topology is Topology.FULL:
-        return tuple(followers)
-    if topology is Topology.RING:
-        return tuple(dict.fromkeys([*followers[:1], *followers[-1:]]))
-    where = locations or {}
-    ours = where.get(here, "").split("/")
-    # Alternately from both sides, so that equally near ones are the closest on the ring.
-    around = _alternate(followers)
-    around.sort(key=lambda host: -_common_parts(ours, where.get(host, "").split("/")))
-    return tuple(around[:count])
-
-
-def _alternate(followers: Sequence[ids.HostId]) -> list[ids.HostId]:
-    """Return the next host on the ring, the previous, the one after next, and so on."""
-    half = (len(followers) + 1) // 2
-    order = [host for pair in zip(followers[:half], followers[::-1], strict=False) for host in pair]
-    return list(dict.fromkeys(order))
-
-
-def _common_parts(ours: Sequence[str], theirs: Sequence[str]) -> int:
-    """Count the parts that two locations have in common from the left; an empty one has none."""
-    count = 0
-    for our_part, their_part in zip(ours, theirs, strict=False):
-        if not our_part or our_part != their_part:
-            break
-        count += 1
-    return count

@@ -11,6 +11,7 @@ import pytest
 
 from acstor_agent.core import chunk_state
 from acstor_agent.core import gossip
+from acstor_agent.core import neighbours
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.chaos import swarm
@@ -41,7 +42,7 @@ class Watch:
             case peer_wire.Chunk(_, data):
                 assert data in self.world.contents, "what a guest wrote has left its host"
             case peer_wire.Advertise(prefixes):
-                assert to in gossip.neighbours(
+                assert to in neighbours.neighbours(
                     self.world.host_ids, host.host_id, self.world.settings.topology
                 )
                 assert 1 <= len(set(prefixes)) == len(prefixes) <= gossip.BATCH_PREFIXES
@@ -96,7 +97,7 @@ def assert_all_answered_once(world: swarm_world.World) -> None:
         assert not host.flights
 
 
-@pytest.mark.parametrize("topology", gossip.Topology)
+@pytest.mark.parametrize("topology", neighbours.Topology)
 @pytest.mark.parametrize("seed", range(3))
 def test_sixteen_hosts_read_and_write_right_bytes_whatever_is_lost_late_or_doubled(seed, topology):
     settings = swarm_world.Settings(timeout_s=0.1, limit=64, topology=topology)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from acstor_agent.core import chunk_state
 from acstor_agent.core import gossip
+from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
 from acstor_agent.core import prefetch
 from acstor_common import ids
@@ -55,8 +56,8 @@ class Host:
         self.prefetcher = prefetch.Prefetcher(
             self.states, world.settings.limit, world.settings.first, world.settings.gain
         )
-        neighbours = gossip.neighbours(world.host_ids, host_id, world.settings.topology)
-        self.gossip = gossip.Gossip(neighbours)
+        told = neighbours.neighbours(world.host_ids, host_id, world.settings.topology)
+        self.gossip = gossip.Gossip(told)
         self.health = peer_health.PeerHealth(random.Random(host_id))
         self.bytes: dict[int, bytes] = {}  # the mirror: of the image, or written
         self.relayed: dict[int, bytes] = {}  # read through for others, as their home

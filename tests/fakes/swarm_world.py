@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from acstor_agent.core import content_index
 from acstor_agent.core import gossip
+from acstor_agent.core import neighbours
 from acstor_agent.core import prefetch
 from acstor_common import geometry
 from acstor_common import ids
@@ -46,7 +47,7 @@ class Settings:
     limit: int | None = prefetch.LIMIT
     first: int | None = prefetch.FIRST
     gain: int = prefetch.GAIN
-    topology: gossip.Topology = gossip.Topology.RING
+    topology: neighbours.Topology = neighbours.Topology.RING
     timeout_s: float = 1e6  # nothing is lost on slow links, it only waits
     window: int = 8  # reads of a guest (and its read-ahead) under way at a time
     think_s: float = 0.0005  # a guest's time between two reads

@@ -9,6 +9,7 @@ from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent.core import counters
 from acstor_agent.core import gossip
+from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
@@ -86,7 +87,7 @@ class Cloud:
             ask_peer=ask,
             tell=lambda host, address, prefixes: self.told.append((name, host, prefixes)),
             health=peer_health.PeerHealth(random.Random(1)),
-            topology=gossip.Topology.RING,
+            topology=neighbours.Topology.RING,
             clock=trio.current_time,
         )
         return fetcher.Fetcher(

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from acstor_agent.core import homes
+from acstor_common import ids
+from acstor_common import ring
+
+OIDS = [ids.oid_of(ids.cid_of(b"%d" % n)) for n in range(400)]
+PODS = {"h1": "s/p1", "h2": "s/p1", "h3": "s/p2", "h4": "s/p2"}
+
+
+def table(
+    epoch: int = 1,
+    pods: dict[str, str] = PODS,
+    vnodes: dict[str, int] | None = None,
+    threshold: int | None = None,
+    outer: int | None = None,
+) -> ring.Ring:
+    weights = vnodes or {}
+    hosts = tuple(
+        ring.RingHost(host, f"10.0.0.{host[1:]}:7201", weights.get(host, 50), place)
+        for host, place in pods.items()
+    )
+    return ring.Ring(epoch, hosts, threshold, outer)
+
+
+def test_near_owners_come_first_and_far_ones_are_the_last_resort():
+    of = table(threshold=1)
+    for oid in OIDS:
+        assert set(homes.owners(of, "h1", oid, 8)[:2]) == {"h1", "h2"}
+        assert set(homes.owners(of, "h3", oid, 8)[:2]) == {"h3", "h4"}
+        assert sorted(homes.owners(of, "h1", oid, 8)) == sorted(PODS)
+        assert homes.home(of, "h1", oid) == homes.owners(of, "h2", oid, 1)[0]
+
+
+def test_empty_table_has_no_home_and_no_upstream():
+    assert homes.home(ring.Ring(0, ()), "h1", OIDS[0]) is None
+    assert homes.upstreams(ring.Ring(0, ()), table(), "h1", OIDS[0]) == []
+    assert homes.owners(ring.Ring(0, ()), "h1", OIDS[0], 4) == ()
+
+
+def test_without_a_former_table_and_an_outer_group_a_home_asks_nobody():
+    for of in (table(), table(threshold=1)):
+        assert all(homes.upstreams(of, None, host, oid) == [] for host in PODS for oid in OIDS)
+
+
+def test_home_of_a_pod_asks_the_clouds_home_unless_it_is_that():
+    of = table(threshold=1, outer=2)
+    asked = 0
+    for oid in OIDS:
+        cloud_home = of.owners_at(oid, 1)[0]
+        for host in ("h1", "h3"):
+            home = homes.home(of, host, oid)
+            expected = [] if home == cloud_home else [homes.Upstream(cloud_home, True)]
+            assert homes.upstreams(of, None, home, oid) == expected
+            asked += len(expected)
+    assert asked == len(OIDS)  # of two pods one has the cloud's home
+
+
+def test_new_home_asks_the_former_one_and_the_former_one_the_new_one():
+    before, after = table(1), table(2, vnodes={"h1": 200})
+    moved = [oid for oid in OIDS if homes.home(before, "h1", oid) != homes.home(after, "h1", oid)]
+    assert moved
+    for oid in OIDS:
+        old, new = homes.home(before, "h1", oid), homes.home(after, "h1", oid)
+        if oid in moved:
+            assert homes.upstreams(after, before, new, oid) == [homes.Upstream(old, False)]
+            assert homes.upstreams(after, before, old, oid) == [homes.Upstream(new, True)]
+        for bystander in {*PODS} - {old, new}:
+            assert homes.upstreams(after, before, bystander, oid) == []
+
+
+def test_nobody_is_asked_for_what_he_is_asking_for():
+    before, after = table(1), table(2, vnodes={"h1": 200})
+    oid = next(o for o in OIDS if homes.home(before, "h1", o) != homes.home(after, "h1", o))
+    old, new = homes.home(before, "h1", oid), homes.home(after, "h1", oid)
+    assert homes.upstreams(after, before, new, oid, requester=old) == []
+
+
+def test_former_home_that_left_the_ring_is_asked():
+    before = table(1)
+    after = table(2, {host: place for host, place in PODS.items() if host != "h4"})
+    oid = next(o for o in OIDS if homes.home(before, "h1", o) == "h4")
+    new = homes.home(after, "h1", oid)
+    assert homes.upstreams(after, before, new, oid) == [homes.Upstream("h4", False)]
+
+
+def test_former_home_is_not_asked_where_the_new_table_puts_it_too_far():
+    before, after = table(1), table(2, threshold=1)
+    for oid in OIDS:
+        for host in ("h1", "h3"):
+            new = homes.home(after, host, oid)
+            upstreams = homes.upstreams(after, before, new, oid)
+            assert all(up.host in after.group_of(new) for up in upstreams)
+
+
+@pytest.mark.parametrize("threshold", [None, 1])
+def test_same_table_twice_asks_nobody(threshold):
+    of = table(threshold=threshold)
+    assert all(homes.upstreams(of, of, host, oid) == [] for host in PODS for oid in OIDS)
