@@ -30,6 +30,10 @@ class ChunkMapFormatError(FormatError):
     """Not a chunk map, or a damaged one, or the map of another image."""
 
 
+class BootImageFormatError(FormatError):
+    """Not a boot image, or a damaged one, or that of another image: it is ignored, boots go on."""
+
+
 class CacheFormatError(FormatError):
     """A slab file of the public cache is damaged or of an unknown version."""
 

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nothing of a boot image is used that does not prove itself."""
+
+import dataclasses
+import hashlib
+import pathlib
+import random
+import struct
+
+import blake3
+import hypothesis
+import pytest
+import zstandard
+from hypothesis import strategies
+
+from acstor_common import boot_image
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+
+IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+OTHER_ID = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
+GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "boot_image-v1.acboot"
+CHUNK = 16 * geometry.KIB
+CUT = geometry.Geometry(size_bytes=6 * CHUNK + 100, chunk_bytes=CHUNK)
+OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(b"image").digest())
+OF = boot_image.Binding(IMAGE_ID, CUT, OS_HASH)
+AT_TRACE = boot_image.HEADER_BYTES
+
+
+def text(chunk_no: int, length: int = CHUNK) -> bytes:
+    return (b"chunk %d of an image\n" % chunk_no * CHUNK)[:length]
+
+
+CHUNKS = {
+    0: text(0),
+    1: random.Random(1).randbytes(CHUNK),
+    2: bytes(CHUNK),
+    3: random.Random(2).randbytes(CHUNK),
+    4: text(0),
+    5: text(5),
+    6: text(6, 100),
+}
+
+
+def build(
+    trace: tuple[int, ...] = (5, 0, 1, 3, 6), of: boot_image.Binding = OF, frame_chunks: int = 2
+) -> bytes:
+    writer = boot_image.Writer(of, revision=7, frame_bytes=frame_chunks * of.cut.chunk_bytes)
+    for chunk_no in trace:
+        writer.add(chunk_no, CHUNKS[chunk_no])
+    return b"".join(writer.parts())
+
+
+def forge(raw: bytes, at: int, fmt: str, *values: object) -> bytes:
+    """Write a field and make both checksums right again, as an attacker would."""
+    forged = bytearray(raw)
+    head_bytes = boot_image.parse_header(raw, "good").head_bytes
+    struct.pack_into("<" + fmt, forged, at, *values)
+    forged[160:192] = blake3.blake3(forged[:160]).digest()
+    forged[head_bytes - 32 : head_bytes] = blake3.blake3(forged[: head_bytes - 32]).digest()
+    return bytes(forged)
+
+
+def refusal(raw: bytes) -> errors.BootImageFormatError:
+    with pytest.raises(errors.BootImageFormatError) as caught:
+        boot_image.check([raw], "it")
+    assert caught.value.what == "it"
+    return caught.value
+
+
+def unpacked(raw: bytes) -> list[tuple[int, bytes]]:
+    head = boot_image.parse_head(raw, "it")
+    found = []
+    for frame in head.frames:
+        stored = raw[frame.offset : frame.offset + frame.stored_bytes]
+        cut = head.header.binding.cut
+        found += [(n, bytes(data)) for n, data in boot_image.unpack_frame(cut, frame, stored, "it")]
+    return found
+
+
+def test_boot_image_gives_back_the_chunks_in_the_order_of_first_touch() -> None:
+    raw = build()
+    head = boot_image.check([raw[:100], raw[100:]], "it")
+    assert head.header == boot_image.Header(OF, revision=7, chunk_count=5, frame_chunks=2)
+    assert list(head.trace) == [5, 0, 1, 3, 6]
+    assert head.size_bytes == len(raw)
+    assert head.raw_bytes == 4 * CHUNK + 100
+    assert unpacked(raw) == [(n, CHUNKS[n]) for n in (5, 0, 1, 3, 6)]
+
+
+def test_frames_are_read_one_by_one_in_any_order() -> None:
+    raw = build()
+    head = boot_image.parse_head(raw[: boot_image.parse_header(raw, "it").head_bytes], "it")
+    last = head.frames[-1]
+    stored = raw[last.offset : last.offset + last.stored_bytes]
+    assert [n for n, _ in boot_image.unpack_frame(CUT, last, stored, "it")] == [6]
+
+
+def test_zero_chunks_and_contents_that_came_before_cost_nothing() -> None:
+    assert build((2, 0, 2, 4, 0)) == build((0,))
+
+
+def test_bytes_that_do_not_compress_are_stored_as_they_are() -> None:
+    frame = boot_image.parse_head(build((1, 3)), "it").frames[0]
+    assert frame.stored_bytes == frame.raw_bytes == 2 * CHUNK
+
+
+def test_empty_boot_image_is_legal() -> None:
+    head = boot_image.check([build(())], "it")
+    assert (list(head.trace), head.frames, head.size_bytes) == ([], (), 192 + 32)
+
+
+def test_golden_file_of_version_1_is_read_as_it_was_written() -> None:
+    raw = GOLDEN.read_bytes()
+    head = boot_image.check([raw], "golden")
+    assert head.header == boot_image.Header(OF, revision=7, chunk_count=4, frame_chunks=2)
+    assert unpacked(raw) == [(n, CHUNKS[n]) for n in (5, 0, 1, 3)]
+    first, second = head.frames
+    assert first.stored_bytes < first.raw_bytes and second.stored_bytes == second.raw_bytes
+
+
+def test_any_flipped_byte_is_noticed() -> None:
+    raw = build((5, 0, 6))
+    for at in range(len(raw)):
+        refusal(raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :])
+
+
+def test_every_truncation_is_noticed() -> None:
+    raw = build((5, 0, 6))
+    for length in range(len(raw)):
+        assert refusal(raw[:length]).offset <= length
+
+
+def test_too_long_boot_image_is_refused() -> None:
+    raw = build()
+    assert f"{len(raw)} bytes are expected" in str(refusal(raw + b"\0"))
+
+
+@hypothesis.given(strategies.binary(max_size=400))
+def test_rubbish_is_not_a_boot_image(rubbish: bytes) -> None:
+    refusal(rubbish)
+    refusal(boot_image.MAGIC + rubbish)
+
+
+@hypothesis.given(
+    at=strategies.integers(0, 400), replaced=strategies.binary(min_size=1, max_size=12)
+)
+def test_forged_head_is_refused_or_describes_these_very_bytes(at: int, replaced: bytes) -> None:
+    """Whatever passes with right checksums has bounds that hold."""
+    raw = build()
+    head_bytes = boot_image.parse_header(raw, "it").head_bytes
+    forged = forge(raw, min(at, head_bytes - 32 - len(replaced)), f"{len(replaced)}s", replaced)
+    try:
+        head = boot_image.parse_head(forged, "it")
+    except errors.BootImageFormatError:
+        return
+    assert len(list(head.trace)) == head.header.chunk_count <= head.header.binding.cut.chunk_count
+    assert all(0 < frame.stored_bytes <= frame.raw_bytes <= 4 << 20 for frame in head.frames)
+
+
+@hypothesis.given(
+    chunk_nos=strategies.lists(strategies.integers(0, 40), max_size=30),
+    frame_chunks=strategies.integers(1, 9),
+    size_bytes=strategies.integers(40 * CHUNK + 1, 41 * CHUNK),
+)
+def test_every_boot_image_survives_the_round_trip(
+    chunk_nos: list[int], frame_chunks: int, size_bytes: int
+) -> None:
+    cut = geometry.Geometry(size_bytes, CHUNK)
+    writer = boot_image.Writer(boot_image.Binding(IMAGE_ID, cut), 1, frame_chunks * CHUNK)
+    for chunk_no in chunk_nos:
+        data = (b"%d," % chunk_no * CHUNK)[: cut.chunk_length(chunk_no)]
+        writer.add(chunk_no, data)
+    raw = b"".join(writer.parts())
+    head = boot_image.check([raw], "it")
+    assert list(head.trace) == list(dict.fromkeys(chunk_nos))
+    assert all(data.startswith(b"%d," % n) for n, data in unpacked(raw) if len(data) > 3)
+
+
+@pytest.mark.parametrize(
+    ("at", "fmt", "value", "offset", "why"),
+    [
+        (8, "H", 2, 8, "format version 2 is not known"),
+        (10, "H", 2, 10, "compression 2 is not known"),
+        (12, "I", 65537, 12, "chunks of 65537 bytes are not allowed"),
+        (24, "I", 8, 24, "8 chunks are too many"),
+        (24, "I", 2**32 - 1, 24, "4294967295 chunks are too many"),
+        (28, "H", 0, 28, "0 chunks a frame are not allowed"),
+        (28, "H", 257, 28, "257 chunks a frame are not allowed"),
+        (48, "16s", b"sha512\xff", 48, "not the name of a hash algorithm"),
+        (128, "H", 65, 48, "an image hash of 65 bytes is too long"),
+        (128, "H", 0, 48, "needs both an algorithm and a value"),
+        (AT_TRACE, "I", 7, AT_TRACE, "the image has no chunk 7"),
+        (AT_TRACE, "I", 0, AT_TRACE, "a chunk is in the boot trace twice"),
+        (AT_TRACE + 20, "I", 0, AT_TRACE + 20, "cannot be stored in 0"),
+        (AT_TRACE + 20, "I", 2 * CHUNK + 1, AT_TRACE + 20, "cannot be stored in 32769"),
+    ],
+)
+def test_forged_field_is_named(
+    at: int, fmt: str, value: int | bytes, offset: int, why: str
+) -> None:
+    fault = refusal(forge(build(), at, fmt, value))
+    assert why in fault.why
+    assert fault.offset == offset
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (OF._replace(image_id=OTHER_ID), f"of image {IMAGE_ID}, not of {OTHER_ID}"),
+        (OF._replace(cut=dataclasses.replace(CUT, size_bytes=100)), "of an image cut like"),
+        (OF._replace(os_hash=chunk_map.OsHash("sha512", b"x")), "made for other bytes"),
+    ],
+)
+def test_boot_image_of_another_image_is_refused(other: boot_image.Binding, why: str) -> None:
+    header = boot_image.parse_header(build(), "it")
+    boot_image.check_binding(header, OF, "it")
+    boot_image.check_binding(header, OF._replace(os_hash=chunk_map.UNKNOWN_OS_HASH), "it")
+    with pytest.raises(errors.BootImageFormatError, match=why):
+        boot_image.check_binding(header, other, "it")
+
+
+def frame_of(stored: bytes, raw_bytes: int) -> boot_image.Frame:
+    return boot_image.Frame(0, (0,), 300, len(stored), raw_bytes, ids.cid_of(stored))
+
+
+@pytest.mark.parametrize(
+    ("stored", "why"),
+    [
+        (zstandard.compress(bytes(1 << 30)), "has another length inside"),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(bytes(CHUNK)), "length"),
+        (zstandard.compress(bytes(CHUNK)) + b"more", "frame 0: "),
+        (zstandard.compress(text(0))[:-3], "frame 0: "),
+        (b"not compressed at all", "frame 0: "),
+    ],
+)
+def test_frame_that_does_not_decompress_to_its_chunks_is_refused(stored: bytes, why: str) -> None:
+    with pytest.raises(errors.BootImageFormatError, match=why):
+        boot_image.unpack_frame(CUT, frame_of(stored, CHUNK), stored, "it")
+
+
+@pytest.mark.parametrize(
+    ("chunk_no", "length"), [(-1, CHUNK), (7, CHUNK), (0, CHUNK - 1), (6, CHUNK)]
+)
+def test_chunk_that_is_not_of_the_image_is_not_written(chunk_no: int, length: int) -> None:
+    with pytest.raises(ValueError, match="is not of this image"):
+        boot_image.Writer(OF, 1).add(chunk_no, b"x" * length)
