@@ -48,9 +48,23 @@ install_packages() {
     forbid_services
     logged apt.log "$remedy" "${apt[@]}" update
     logged apt.log "$remedy" "${apt[@]}" install --no-install-recommends "${missing[@]}"
-    if [[ " ${missing[*]} " == *" nginx-light "* ]] && command -v systemctl >/dev/null; then
-        systemctl disable nginx >>"$LOGS/apt.log" 2>&1 || true # the lab starts its own
-    fi
+    keep_services_off "${missing[@]}"
+}
+
+# keep_services_off PACKAGE...: the lab starts its own, so those just installed do not start at boot.
+keep_services_off() {
+    command -v systemctl >/dev/null || return 0
+    local package unit
+    for package; do
+        case $package in
+            nginx-light) unit=nginx.service ;;
+            rabbitmq-server) unit=rabbitmq-server.service ;;
+            openssh-server) unit=ssh.service ;;
+            libvirt-daemon-system) unit=libvirtd.service ;;
+            *) continue ;;
+        esac
+        systemctl disable "$unit" >>"$LOGS/apt.log" 2>&1 || true
+    done
 }
 
 require_python() {

@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agents for functional tests: each test has its own, and its own images."""
+"""What functional tests are given: agents of their own, and the services of one OpenStack for all.
+
+The rule: a service of OpenStack is started by the first test that asks for it and then shared, so
+a test makes its own images and servers, takes them away, and leaves each service running; one that
+a test has killed is started again for the next test.
+"""
 
 import contextlib
+import os
 import pathlib
+import shutil
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +19,11 @@ import pytest
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import runs
+from tests.lab.openstack import cloud
+from tests.lab.openstack import installed
+from tests.lab.openstack import mariadb as mariadb_lab
+from tests.lab.openstack import rabbitmq as rabbitmq_lab
 
 
 @pytest.fixture
@@ -31,3 +43,44 @@ def start(
             return stack.enter_context(agent)
 
         yield begin
+
+
+@pytest.fixture(scope="session")
+def openstack_lab() -> Iterator[cloud.Cloud]:
+    """The one OpenStack of this test run; nothing of it runs before a test asks for it."""
+    if os.geteuid():
+        pytest.skip("needs root")
+    with runs.Run() as run:
+        lab = cloud.Cloud(run.folder / "openstack")
+        try:
+            yield lab
+        finally:
+            lab.stop()
+
+
+@pytest.fixture
+def rabbitmq(openstack_lab: cloud.Cloud) -> rabbitmq_lab.RabbitMQ:
+    """A broker; nothing else of OpenStack is needed for it."""
+    if shutil.which("rabbitmq-server", path="/usr/sbin") is None:
+        pytest.skip("RabbitMQ is not installed: run tools/install.sh")
+    openstack_lab.rabbitmq.start()
+    openstack_lab.rabbitmq.wait_ready()
+    return openstack_lab.rabbitmq
+
+
+@pytest.fixture
+def mariadb(openstack_lab: cloud.Cloud) -> mariadb_lab.MariaDB:
+    """A database server; nothing else of OpenStack is needed for it."""
+    if shutil.which("mariadbd", path="/usr/sbin") is None:
+        pytest.skip("MariaDB is not installed: run tools/install.sh")
+    openstack_lab.start_database()
+    return openstack_lab.mariadb
+
+
+@pytest.fixture
+def keystone_glance(openstack_lab: cloud.Cloud) -> cloud.Cloud:
+    """Keystone and Glance, with the broker and the database that they need."""
+    if not installed.is_ready():
+        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    openstack_lab.start_image_services()
+    return openstack_lab

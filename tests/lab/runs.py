@@ -30,18 +30,20 @@ CACHE_FOLDER = (CHECKOUT / ".cache" / "lab").resolve()
 RUNS_FOLDER = CACHE_FOLDER / "runs"
 NETNS_FOLDER = pathlib.Path("/run/netns")
 KILL_DEADLINE_S = 10.0
+RECORD_SUFFIX = ".process"
 
 _TAG = re.compile(r"(?P<pid>[0-9]+)t(?P<start>[0-9]+)n[0-9]+")
 _run_numbers = itertools.count(1)
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when process ``pid`` started, in clock ticks since boot; None if there is none."""
+    """Return when process ``pid`` started, in clock ticks since boot; None if it has ended."""
     try:
         stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])  # a zombie only waits to be noticed
 
 
 def new_tag() -> str:
@@ -53,6 +55,50 @@ def is_orphan(tag: str) -> bool:
     """Say whether ``tag`` is one of the lab's tags and its owner is dead."""
     match = _TAG.fullmatch(tag)
     return match is not None and start_ticks(int(match["pid"])) != int(match["start"])
+
+
+def record(pid: int, path: pathlib.Path) -> None:
+    """Write down at ``path`` that ``pid``, the first of its session, belongs to that folder."""
+    path.write_text(f"{pid} {start_ticks(pid)}")
+
+
+def _recorded(path: pathlib.Path) -> tuple[int, int] | None:
+    """Return pid and start of what is recorded at ``path``, after letting go of a dead child."""
+    try:
+        pid, start = map(int, path.read_text().split())
+    except (OSError, ValueError):
+        return None  # nothing was recorded, or a kill cut the recording short
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return pid, start
+
+
+def recorded_pid(path: pathlib.Path) -> int | None:
+    """Return the process that is recorded at ``path``; None if it has ended."""
+    found = _recorded(path)
+    return found[0] if found and start_ticks(found[0]) == found[1] else None
+
+
+def _session_of(recorded: tuple[int, int] | None) -> list[int]:
+    """Return the living processes of a recorded session, whose first one may be dead."""
+    if recorded is None or start_ticks(recorded[0]) not in (recorded[1], None):
+        return []
+    pids = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has just ended
+            stat = pathlib.Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            if int(stat[3]) == recorded[0] and stat[0] != "Z":
+                pids.append(int(entry))
+    return pids
+
+
+def kill_recorded(path: pathlib.Path, deadline_s: float = KILL_DEADLINE_S) -> None:
+    """Kill the process that is recorded at ``path`` and all of its session; forget the record.
+
+    :raises errors.Unusable: some of them do not die
+    """
+    _kill_until_gone(lambda: _session_of(_recorded(path)), deadline_s)
+    path.unlink(missing_ok=True)
 
 
 def tool(argv: Sequence[str | pathlib.Path], stdin: str | None = None) -> str:
@@ -106,8 +152,12 @@ def kill_all(names: Sequence[str], deadline_s: float = KILL_DEADLINE_S) -> None:
 
     :raises errors.Unusable: some of them do not die
     """
+    _kill_until_gone(lambda: processes_inside(names), deadline_s)
+
+
+def _kill_until_gone(find: Callable[[], list[int]], deadline_s: float) -> None:
     end = time.monotonic() + deadline_s
-    while pids := processes_inside(names):
+    while pids := find():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -121,6 +171,8 @@ def erase(tag: str) -> None:
     folder = RUNS_FOLDER / tag
     names = namespaces(tag)
     kill_all(names)
+    for record_path in folder.rglob(f"*{RECORD_SUFFIX}"):
+        kill_recorded(record_path)
     for point in mounts_beneath(folder):
         tool(["umount", "--lazy", point])
     for name in names:

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command behind ``tools/openstack-lab.sh``: a cloud that stays up until it is told to stop."""
+
+import argparse
+import pathlib
+import shutil
+import sys
+
+from acstor_common import errors
+from tests.lab import runs
+from tests.lab.openstack import accounts
+from tests.lab.openstack import api
+from tests.lab.openstack import cloud
+from tests.lab.openstack import installed
+from tests.lab.openstack import prepared
+
+DEFAULT_FOLDER = runs.CHECKOUT / ".openstack-lab"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tools/openstack-lab.sh", description="An OpenStack on this machine, for tests."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, words in {
+        "install": "install the released services and prepare their databases",
+        "up": "start the services and wait until they are ready",
+        "status": "show which services run, and where",
+        "down": "stop the services; their data stays for the next up",
+    }.items():
+        command = commands.add_parser(name, help=words)
+        command.add_argument(
+            "--state",
+            type=pathlib.Path,
+            default=DEFAULT_FOLDER,
+            help="folder that holds everything of this cloud (default: %(default)s)",
+        )
+    commands.choices["down"].add_argument(
+        "--wipe", action="store_true", help="remove the state folder afterwards"
+    )
+    return parser.parse_args()
+
+
+def _show(lab: cloud.Cloud) -> None:
+    for service in lab.services():
+        port = getattr(service, "port", "-")
+        print(f"{service.name:<16} {service.pid or 'stopped':<9} {port!s:<6} {service.log_path}")
+
+
+def _up(lab: cloud.Cloud) -> None:
+    installed.install()
+    lab.start_image_services()
+    _show(lab)
+    user = accounts.USERS["admin"]
+    print(
+        f"\nexport OS_AUTH_URL={lab.keystone.auth_url} OS_USERNAME=admin OS_PASSWORD={api.PASSWORD}"
+        f" OS_PROJECT_NAME={user.project} OS_USER_DOMAIN_ID=default OS_PROJECT_DOMAIN_ID=default"
+        f" OS_IDENTITY_API_VERSION=3 OS_REGION_NAME={api.REGION}"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    lab = cloud.Cloud(arguments.state.resolve())
+    match arguments.command:
+        case "install":
+            installed.install()
+            prepared.ensure()
+        case "up":
+            _up(lab)
+        case "status":
+            _show(lab)
+        case "down":
+            lab.stop()
+            if arguments.wipe:
+                shutil.rmtree(lab.folder, ignore_errors=True)
+
+
+try:
+    _run(_arguments())
+except errors.Unusable as failure:
+    sys.exit(f"acstor: error: {failure}")

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may sign in at the lab's Keystone, and which services its catalog names.
+
+The rule: everybody has the same password (:data:`api.PASSWORD`), and nothing else is secret here.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import openstack.connection
+from keystoneauth1 import loading
+from keystoneauth1 import session as keystone_session
+
+from tests.lab.openstack import api
+from tests.lab.openstack import mariadb
+
+DOMAIN = "default"
+SERVICES = {"image": "glance", "placement": "placement", "compute": "nova", "network": "neutron"}
+
+
+@dataclasses.dataclass(frozen=True)
+class User:
+    """A user and what they may do in their project."""
+
+    project: str
+    roles: tuple[str, ...]
+
+
+USERS: Mapping[str, User] = {
+    "admin": User("admin", ("admin",)),
+    "glance": User("service", ("admin", "service")),
+    "nova": User("service", ("admin", "service")),
+    "placement": User("service", ("admin", "service")),
+    "acstor": User("service", ("admin", "service")),  # of agents and acstor's own services
+    "tenant": User("tenant", ("member",)),
+    "stranger": User("stranger", ("member",)),  # a tenant of another project
+}
+
+
+def session(auth_url: str, user: str, project: str | None = None) -> keystone_session.Session:
+    """Return a session of one of :data:`USERS`."""
+    options = api.credentials(auth_url, user, project or USERS[user].project)
+    loader = loading.get_plugin_loader(options.pop("auth_type"))
+    return keystone_session.Session(loader.load_from_options(**options))
+
+
+def connect(
+    auth_url: str, user: str = "admin", project: str | None = None
+) -> openstack.connection.Connection:
+    """Return a connection of the SDK for one of :data:`USERS`."""
+    return openstack.connection.Connection(
+        session=session(auth_url, user, project), region_name=api.REGION
+    )
+
+
+def register(auth_url: str) -> None:
+    """Make the users, their projects and the catalog in a Keystone that knows only its admin."""
+    identity = connect(auth_url).identity
+    for name, user in USERS.items():
+        if name == "admin":
+            continue
+        project = identity.find_project(user.project) or identity.create_project(
+            name=user.project, domain_id=DOMAIN
+        )
+        account = identity.create_user(
+            name=name, password=api.PASSWORD, domain_id=DOMAIN, default_project_id=project.id
+        )
+        for role_name in user.roles:
+            role = identity.find_role(role_name, ignore_missing=False)
+            identity.assign_project_role_to_user(project, account, role)
+    for kind, name in SERVICES.items():
+        service = identity.create_service(name=name, type=kind)
+        for interface in ("public", "internal", "admin"):
+            identity.create_endpoint(
+                service_id=service.id,
+                interface=interface,
+                url=f"http://not-running.invalid/{name}",
+                region_id=api.REGION,
+            )
+
+
+def announce(database: mariadb.MariaDB, urls: Mapping[str, str]) -> None:
+    """Put the addresses of this cloud's services (type to URL) into Keystone's catalog."""
+    database.execute(
+        *(
+            "UPDATE endpoint, service SET endpoint.url = "
+            f"'{url}' WHERE endpoint.service_id = service.id AND service.type = '{kind}'"
+            for kind, url in urls.items()
+        ),
+        database="keystone",
+    )

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of the lab's OpenStack: started, waited for, ended by its id, its log kept.
+
+The rule: who starts a process writes down its id and start time beneath the state folder at once,
+so that any later command, or the next run after a killed one, ends exactly what this one started.
+"""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from acstor_common import errors
+from tests.lab import runs
+from tests.lab.openstack import installed
+
+LOOPBACK = "127.0.0.1"
+READY_DEADLINE_S = 120.0
+STOP_DEADLINE_S = 30.0
+_PORTS = range(20_000, 32_000)  # none of those that the kernel gives to outgoing connections
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nobody uses and no connection is given by chance."""
+    for port in random.sample(_PORTS, 200):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+    raise errors.Unusable(LOOPBACK, f"no free port in {_PORTS}")
+
+
+def port_of(folder: pathlib.Path, name: str) -> int:
+    """Return the port of ``name`` in this state folder: chosen once, then always the same."""
+    record = folder / "run" / f"{name}.port"
+    if not record.exists():
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(str(free_port()))
+    return int(record.read_text())
+
+
+def is_listening(port: int, address: str = LOOPBACK) -> bool:
+    """Say whether somebody accepts connections there."""
+    with contextlib.suppress(OSError), socket.create_connection((address, port), 5.0):
+        return True
+    return False
+
+
+class Daemon:
+    """One process that runs until it is stopped.
+
+    A subclass says what to run (:meth:`argv`), in which environment, and when it is ready.
+
+    :param folder: the state folder that all daemons of one cloud share
+    """
+
+    stop_signal = signal.SIGTERM
+
+    def __init__(self, name: str, folder: pathlib.Path) -> None:
+        self.name, self.folder = name, folder
+        self.log_path = folder / "log" / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None  # only keeps it from the collector
+        self._record = folder / "run" / f"{name}{runs.RECORD_SUFFIX}"
+
+    def argv(self) -> Sequence[str | pathlib.Path]:
+        """Return the command to run."""
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        """Return what is added to the few variables that every daemon gets."""
+        return {}
+
+    def is_ready(self) -> bool:
+        """Say whether the running process does its work."""
+        return True
+
+    def configure(self) -> None:
+        """Write what the process reads when it starts."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process' id, whoever started it; None if it is not running."""
+        return runs.recorded_pid(self._record)
+
+    def log(self) -> str:
+        """Return what it has written so far."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def start(self) -> None:
+        """Start it, if it is not running; does not wait until it is ready."""
+        if self.pid is not None:
+            return
+        for path in (self.log_path, self._record):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self.configure()
+        with self.log_path.open("ab") as out:
+            self._process = subprocess.Popen(
+                self.argv(),
+                cwd=self.log_path.parent,  # where dumps of crashes go
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        runs.record(self._process.pid, self._record)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "HOME": str(self.folder),
+            "LANG": "C.UTF-8",
+            "PATH": f"{installed.BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": str(runs.CHECKOUT),
+            **self.environment(),
+        }
+
+    def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> None:
+        """Wait until it does its work.
+
+        :raises errors.Unusable: it ended or took too long; shows the end of its log
+        """
+        runs.wait_for(self._is_alive_and_ready, deadline_s, self.name, self.log)
+
+    def _is_alive_and_ready(self) -> bool:
+        if self.pid is None:
+            raise errors.Unusable(self.name, f"it has ended: {self.log()[-2000:]}")
+        return self.is_ready()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and all that it started."""
+        if (pid := self.pid) is not None:
+            os.killpg(pid, number)
+
+    def request_stop(self) -> None:
+        """Ask it to end, without waiting."""
+        if (pid := self.pid) is not None:
+            os.kill(pid, self.stop_signal)
+
+    def stop(self, deadline_s: float = STOP_DEADLINE_S) -> None:
+        """End it and what it started: in good order, by force after ``deadline_s``."""
+        self.request_stop()
+        end = time.monotonic() + deadline_s
+        while self.pid is not None and time.monotonic() < end:
+            time.sleep(0.02)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and what it started at once, without warning."""
+        runs.kill_recorded(self._record)
+
+    def restart(self) -> None:
+        """Stop it, read its configuration again, and wait until it is ready."""
+        self.stop()
+        self.start()
+        self.wait_ready()

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The virtualenv of the OpenStack services, ``.venv-openstack``: made here, and looked at by tests.
+
+The rule: it has exactly the versions of ``requirements.txt``, and this checkout's acstor editable,
+so that the services load the plug-ins that are being worked on.
+"""
+
+import fcntl
+import hashlib
+import pathlib
+import subprocess
+import sys
+
+from acstor_common import errors
+from tests.lab import runs
+
+VENV = runs.CHECKOUT / ".venv-openstack"
+BIN = VENV / "bin"
+REQUIREMENTS = pathlib.Path(__file__).with_name("requirements.txt")
+EXTRAS = "glance,nova"
+REMEDY = "run tools/openstack-lab.sh install"
+_RELEASES = VENV / ".releases-installed"
+_CHECKOUT = VENV / ".checkout-installed"
+_LOG = runs.CHECKOUT / ".cache" / "logs" / "openstack-pip.log"
+_SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+def key() -> str:
+    """Return what stands for this list of versions in names of files."""
+    return hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
+
+
+def _checkout_key() -> str:
+    files = [runs.CHECKOUT / name for name in ("pyproject.toml", "setup.cfg")]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def _has(stamp: pathlib.Path, value: str) -> bool:
+    return stamp.is_file() and stamp.read_text() == value
+
+
+def is_ready() -> bool:
+    """Say whether the virtualenv has the wanted versions."""
+    return _has(_RELEASES, key())
+
+
+def _run(*argv: str | pathlib.Path) -> None:
+    _LOG.parent.mkdir(parents=True, exist_ok=True)
+    with _LOG.open("ab") as log:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+    if done.returncode:
+        end = _LOG.read_text(errors="replace")[-2000:]
+        raise errors.Unusable(" ".join(map(str, argv)), f"exit {done.returncode}: {end}")
+
+
+def _pip(*arguments: str | pathlib.Path) -> None:
+    _run(BIN / "python", "-m", "pip", "--disable-pip-version-check", "install", *arguments)
+
+
+def _install_releases() -> None:
+    print(f"acstor: installing the OpenStack services in {VENV}", file=sys.stderr)
+    _run(_SYSTEM_PYTHON, "-m", "venv", "--clear", VENV)
+    _pip("--no-deps", "--requirement", REQUIREMENTS)
+    _RELEASES.write_text(key())
+
+
+def _install_checkout() -> None:
+    _pip("--editable", f"{runs.CHECKOUT}[{EXTRAS}]", "--constraint", REQUIREMENTS)
+    _CHECKOUT.write_text(_checkout_key())
+
+
+def install() -> None:
+    """Make the virtualenv, or bring it up to date; looks only when nothing has changed.
+
+    :raises errors.Unusable: a package cannot be installed; says what pip wrote
+    """
+    with REQUIREMENTS.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_ready():
+            _install_releases()
+        if not _has(_CHECKOUT, _checkout_key()):
+            _install_checkout()

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Usage: tools/openstack-lab.sh install|up|down|status [--help]
+#
+# A real OpenStack of released packages on this machine's loopback, as plain processes.
+set -euo pipefail
+# shellcheck source=tools/lib.sh
+source "$(dirname "$0")/lib.sh"
+cd "$ROOT"
+
+require_root "the OpenStack lab"
+bash tools/install.sh
+exec "$VENV/bin/python" -m tests.lab.openstack "$@"
