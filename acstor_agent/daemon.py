@@ -36,6 +36,7 @@ from acstor_agent import status
 from acstor_agent import supervisor
 from acstor_agent.core import content_index
 from acstor_agent.core import disk_header
+from acstor_agent.core import errand
 from acstor_agent.core import homes
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
@@ -231,7 +232,7 @@ class Agent:
         return await self._peers.fetch(
             ask.host,
             ask.address,
-            ask.klass,
+            ask.errand.klass,
             image_id=want.image_id,
             offset=want.offset,
             length=want.length,
@@ -239,6 +240,7 @@ class Agent:
             may_read_source=ask.may_read_source,
             timeout_s=self._peer_patience_s,
             may_refer=ask.may_refer and self._follow_referrals,
+            is_soon=ask.errand is errand.Errand.READ_AHEAD,
         )
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
