@@ -30,15 +30,17 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
-import xxhash
 
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import location
+from acstor_common import vnode
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+LOCATED_VERSION = 2
+"""The version of a table in which every host has the v-nodes that were made for it."""
 PLAIN_VERSION = 1
-"""The version of a table without locations and thresholds: older agents read it."""
+"""The version of such a table without locations and thresholds: the oldest agents read it."""
 MAX_THRESHOLD = location.MAX_LEVELS + 1
 MAX_HOSTS = 16384
 MAX_VNODES = 10_000
@@ -53,12 +55,33 @@ class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param address: where its agent listens, ``ip:port`` or ``[ipv6]:port``
     :param vnodes: its number of points on the ring, which is its weight
     :param location: where it stands, ``site/pod/rack``; empty if that is not known
+    :param names: its v-nodes, packed (:mod:`acstor_common.vnode`); None: the first ones that were
+        made for it
     """
 
     host: str
     address: str
-    vnodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_VNODES)]
+    vnodes: int
     location: str = ""
+    names: dict[str, str] | None = None
+
+    def owned(self) -> Iterator[vnode.VNode]:
+        """Yield its v-nodes.
+
+        :raises ValueError: ``names`` is no set of v-nodes
+        """
+        if self.names is not None:
+            return vnode.unpack(self.names)
+        return iter(vnode.first(ids.HostId(self.host), self.vnodes))
+
+
+def named_host(
+    host: ids.HostId, address: str, names: frozenset[vnode.VNode], place: str = ""
+) -> RingHost:
+    """Return a host that owns these v-nodes, in the oldest form that can say so."""
+    is_plain = names == vnode.first(host, len(names)) and names
+    packed = None if is_plain else vnode.pack(names)
+    return RingHost(host, address, len(names), place, packed)
 
 
 class _Versioned(msgspec.Struct):
@@ -79,6 +102,24 @@ class _PlainHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vnodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_VNODES)]
 
 
+class _LocatedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A host in version 2."""
+
+    host: str
+    address: str
+    vnodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_VNODES)]
+    location: str = ""
+
+
+class _NamedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A host in version 3."""
+
+    host: str
+    address: str
+    vnodes: Annotated[dict[str, str], msgspec.Meta(max_length=MAX_VNODES)]
+    location: str = ""
+
+
 class _PlainFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Version 1."""
 
@@ -87,12 +128,22 @@ class _PlainFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hosts: Annotated[tuple[_PlainHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
 
 
-class _RingFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _LocatedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Version 2."""
 
     version: int
     epoch: _Epoch
-    hosts: Annotated[tuple[RingHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
+    hosts: Annotated[tuple[_LocatedHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
+    threshold: _Threshold = None
+    outer_threshold: _Threshold = None
+
+
+class _NamedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Version 3."""
+
+    version: int
+    epoch: _Epoch
+    hosts: Annotated[tuple[_NamedHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
     threshold: _Threshold = None
     outer_threshold: _Threshold = None
 
@@ -150,10 +201,11 @@ class Ring:
         self._ids = tuple(ids.HostId(host.host) for host in self.hosts)
         self._addresses = {ids.HostId(host.host): host.address for host in self.hosts}
         points = sorted(
-            (xxhash.xxh3_64_intdigest(f"{host.host}#{k}".encode()), number)
+            (vnode.point_of(name), number)
             for number, host in enumerate(self.hosts)
-            for k in range(host.vnodes)
+            for name in host.owned()
         )
+        self._homes = sum(host.vnodes > 0 for host in self.hosts)
         self._points = array.array("Q", [point for point, _ in points])
         self._owner_of_point = array.array("H", [number for _, number in points])
 
@@ -196,7 +248,7 @@ class Ring:
         return self._groups[place]
 
     def owners_of(self, cid: ids.Cid, limit: int | None = None) -> tuple[ids.HostId, ...]:
-        """Return the home of a content, then every other host in the order to ask them.
+        """Return the home of a content, then every other host with v-nodes, in the order to ask.
 
         They follow in the order of their next points round the ring from the content's OID, so the
         load of a dead home is spread over many hosts.  Empty if the ring is.
@@ -207,7 +259,7 @@ class Ring:
 
     def owners_at(self, oid: ids.Oid, limit: int | None = None) -> tuple[ids.HostId, ...]:
         """Return the owners of a position on the ring; see :meth:`owners_of`."""
-        wanted = len(self.hosts) if limit is None else min(limit, len(self.hosts))
+        wanted = self._homes if limit is None else min(limit, self._homes)
         found: dict[ids.HostId, None] = {}
         for number in self._walk(oid):
             if len(found) >= wanted:
@@ -236,12 +288,28 @@ def _check(hosts: tuple[RingHost, ...]) -> None:
                 f"{host.host}: location {host.location!r} has more or fewer levels than "
                 f"{hosts[0].location!r} of {hosts[0].host}"
             )
-        if not 1 <= host.vnodes <= MAX_VNODES:
-            raise ValueError(f"{host.host}: {host.vnodes} v-nodes, 1 to {MAX_VNODES} are allowed")
+        _check_vnodes(host)
     if len(hosts) > MAX_HOSTS:
         raise ValueError(f"{len(hosts)} hosts, at most {MAX_HOSTS} are allowed")
     if (points := sum(host.vnodes for host in hosts)) > MAX_POINTS:
         raise ValueError(f"{points} v-nodes in all, at most {MAX_POINTS} are allowed")
+    if any(host.names is not None for host in hosts):
+        _check_owners(hosts)
+
+
+def _check_vnodes(host: RingHost) -> None:
+    least = 1 if host.names is None else 0
+    if not least <= host.vnodes <= MAX_VNODES:
+        raise ValueError(f"{host.host}: {host.vnodes} v-nodes, {least} to {MAX_VNODES} are allowed")
+
+
+def _check_owners(hosts: tuple[RingHost, ...]) -> None:
+    owners: dict[vnode.VNode, str] = {}
+    for host in hosts:
+        for name in host.owned():
+            other = owners.setdefault(name, host.host)
+            if other != host.host:
+                raise ValueError(f"v-node {name} is there twice: at {other} and at {host.host}")
 
 
 def _check_thresholds(threshold: int | None, outer_threshold: int | None) -> None:
@@ -264,31 +332,53 @@ def decode(data: bytes, what: str) -> Ring:
             what, MAX_FILE_BYTES, f"longer than {MAX_FILE_BYTES} bytes, no v-node table is"
         )
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
-        if version == PLAIN_VERSION:
-            plain = msgspec.json.decode(data, type=_PlainFile)
-            hosts = tuple(RingHost(h.host, h.address, h.vnodes) for h in plain.hosts)
-            return Ring(plain.epoch, hosts)
-        if version != FORMAT_VERSION:
-            raise ValueError(
-                f"version {version} is unknown, {PLAIN_VERSION} or {FORMAT_VERSION} is expected"
-            )
-        table = msgspec.json.decode(data, type=_RingFile)
-        return Ring(table.epoch, table.hosts, table.threshold, table.outer_threshold)
+        return _decode(data)
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
         place = re.search(r"\(byte (\d+)\)", str(error))
         raise errors.RingFormatError(what, int(place[1]) if place else 0, str(error)) from error
 
 
+def _decode(data: bytes) -> Ring:
+    version = msgspec.json.decode(data, type=_Versioned).version
+    if version == PLAIN_VERSION:
+        plain = msgspec.json.decode(data, type=_PlainFile)
+        return Ring(plain.epoch, tuple(RingHost(h.host, h.address, h.vnodes) for h in plain.hosts))
+    hosts: Iterator[RingHost]
+    table: _LocatedFile | _NamedFile
+    if version == LOCATED_VERSION:
+        table = msgspec.json.decode(data, type=_LocatedFile)
+        hosts = (RingHost(h.host, h.address, h.vnodes, h.location) for h in table.hosts)
+    elif version == FORMAT_VERSION:
+        table = msgspec.json.decode(data, type=_NamedFile)
+        hosts = (RingHost(h.host, h.address, _count(h), h.location, h.vnodes) for h in table.hosts)
+    else:
+        raise ValueError(
+            f"version {version} is unknown, {PLAIN_VERSION} to {FORMAT_VERSION} are expected"
+        )
+    return Ring(table.epoch, tuple(hosts), table.threshold, table.outer_threshold)
+
+
+def _count(host: _NamedHost) -> int:
+    """Return how many v-nodes a host has; one beyond the bound, if there are more."""
+    return sum(1 for _ in itertools.islice(vnode.unpack(host.vnodes), MAX_VNODES + 1))
+
+
 def encode(ring: Ring) -> bytes:
     """Return ``ring`` as a v-node table in JSON, hosts sorted by id.
 
-    A table without locations and thresholds has version 1, which every agent reads.
+    It has the lowest version that can say it, so that older agents read it too.
     """
-    is_plain = ring.threshold is None and not any(host.location for host in ring.hosts)
-    if is_plain:
+    if any(host.names is not None for host in ring.hosts):
+        named = tuple(
+            _NamedHost(h.host, h.address, vnode.pack(h.owned()), h.location) for h in ring.hosts
+        )
+        return msgspec.json.encode(
+            _NamedFile(FORMAT_VERSION, ring.epoch, named, ring.threshold, ring.outer_threshold)
+        )
+    if ring.threshold is None and not any(host.location for host in ring.hosts):
         plain = tuple(_PlainHost(h.host, h.address, h.vnodes) for h in ring.hosts)
         return msgspec.json.encode(_PlainFile(PLAIN_VERSION, ring.epoch, plain))
+    located = tuple(_LocatedHost(h.host, h.address, h.vnodes, h.location) for h in ring.hosts)
     return msgspec.json.encode(
-        _RingFile(FORMAT_VERSION, ring.epoch, ring.hosts, ring.threshold, ring.outer_threshold)
+        _LocatedFile(LOCATED_VERSION, ring.epoch, located, ring.threshold, ring.outer_threshold)
     )

@@ -12,6 +12,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import location
 from acstor_common import ring
+from acstor_common import vnode
 
 DATA = pathlib.Path(__file__).parents[2] / "data"
 CIDS = [ids.cid_of(b"chunk %d" % n) for n in range(16_384)]
@@ -40,8 +41,17 @@ def table(**changes) -> bytes:
     return json.dumps(fields | changes).encode()
 
 
-def test_golden_table_gives_the_owners_that_are_committed():
-    golden = json.loads((DATA / "ring-v1.json").read_bytes())
+def named(*owned) -> bytes:
+    hosts = [
+        {"host": f"h{i}", "address": f"10.0.0.{i}:7201", "vnodes": names}
+        for i, names in enumerate(owned, 1)
+    ]
+    return table(version=3, hosts=hosts)
+
+
+@pytest.mark.parametrize("name", ["ring-v1.json", "ring-v3.json"])
+def test_golden_table_gives_the_owners_that_are_committed(name):
+    golden = json.loads((DATA / name).read_bytes())
     of = ring.decode(json.dumps(golden["table"]).encode(), "golden")
     for case in golden["owners"]:
         cid = ids.Cid(bytes.fromhex(case["cid"]))
@@ -267,7 +277,18 @@ CROWD = [
         (b"[" * 100_000, ""),
         (b" " * (ring.MAX_FILE_BYTES + 1), "longer"),
         (b"[]", "Expected `object`"),
-        (table(version=3), "version 3"),
+        (table(version=4), "version 4"),
+        (table(version=3), "Expected `object`"),
+        (named({"h1": "0-99"}, {"h1": "7"}), "h1#7 is there twice: at h1 and at h2"),
+        (named({"h1": "1-0"}), "ascending"),
+        (named({"h1": "3,2"}), "ascending"),
+        (named({"h1": "0-1048576"}), "ascending"),
+        (named({"h1": "0-"}), "'0-'"),
+        (named({"h1": ""}), "''"),
+        (named({"h1": 5}), "vnodes"),
+        (named({"no/slash": "0"}), "no/slash"),
+        (named({"h1": "0-10000"}), "10001 v-nodes, 0 to 10000"),
+        (named({"h1": "0-1048575"}), "10001 v-nodes, 0 to 10000"),
         (table(threshold=1), "threshold"),
         (table(host={"location": "a"}), "location"),
         (table(version=2, threshold=0), "threshold"),
@@ -305,3 +326,47 @@ def test_bad_table_is_refused_with_its_name_and_what_is_wrong(data, named):
     with pytest.raises(errors.RingFormatError) as caught:
         ring.decode(data, "/etc/acstor/ring.json")
     assert "/etc/acstor/ring.json" in str(caught.value) and named in str(caught.value)
+
+
+def test_a_v_node_that_is_handed_over_moves_its_contents_and_no_others():
+    before = make_ring(100, 100, 100)
+    moved = vnode.VNode(ids.HostId("h0"), 7)
+    own = {host.host: set(host.owned()) for host in before.hosts}
+    own["h0"].remove(moved)
+    own["h1"].add(moved)
+    after = ring.Ring(
+        2,
+        tuple(
+            ring.named_host(ids.HostId(h.host), h.address, frozenset(own[h.host]))
+            for h in before.hosts
+        ),
+    )
+    points = sorted(vnode.point_of(name) for host in before.hosts for name in host.owned())
+    arc = points[points.index(vnode.point_of(moved)) - 1], vnode.point_of(moved)
+    changes = 0
+    for cid, (old, new) in zip(CIDS, zip(homes(before), homes(after), strict=True), strict=True):
+        is_inside = arc[0] < ids.oid_of(cid) <= arc[1]
+        assert (old, new) == (("h0", "h1") if is_inside else (old, old))
+        changes += is_inside
+    assert changes
+
+
+def test_a_host_without_v_nodes_is_on_the_ring_and_home_of_nothing():
+    of = ring.decode(named({"h1": "0-9"}, {}), "table")
+    assert "h2" in of and of.address_of(ids.HostId("h2")) == "10.0.0.2:7201"
+    assert {of.owners_of(cid) for cid in CIDS[:200]} == {("h1",)}
+    assert ring.decode(named({}), "table").owners_of(CIDS[0]) == ()
+
+
+def test_a_table_is_written_in_the_lowest_version_that_can_say_it():
+    own = vnode.first(ids.HostId("h1"), 100)
+    for names, place, version in (
+        (own, "", 1),
+        (own, "pod1", 2),
+        (own - vnode.first(ids.HostId("h1"), 1), "", 3),
+        (frozenset(), "", 3),
+    ):
+        host = ring.named_host(ids.HostId("h1"), "10.0.0.1:7201", names, place)
+        written = ring.encode(ring.Ring(5, (host,)))
+        assert json.loads(written)["version"] == version
+        assert frozenset(ring.decode(written, "table").hosts[0].owned()) == names
