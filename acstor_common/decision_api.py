@@ -20,6 +20,7 @@ import msgspec
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import location
 from acstor_common import ring
 
 EXCHANGE = "acstor"
@@ -90,6 +91,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
         ring.parse_address(self.address)
+        location.parse(self.location)
         for peer in self.peers:
             ids.parse_host_id(peer)
 

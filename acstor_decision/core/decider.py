@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the v-node table has to change, and into what.
+
+The one rule: a table changes only if hosts came, went, moved or were drained, if
+some host was overloaded for several collections in a row, or if the threshold
+changed; and then only the v-nodes that must move do.  The same table twice is no
+decision.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Collection
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from acstor_common import ids
+from acstor_common import location
+from acstor_common import sketch
+from acstor_common import vnode
+from acstor_decision.core import handover
+from acstor_decision.core import members
+from acstor_decision.core import weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What the rules are measured with.
+
+    :param vnodes_per_host: of a host that joins
+    :param weight_limit: v-nodes of one host at most, in multiples of ``vnodes_per_host``
+    :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal
+    :param least_moved: share of all v-nodes that traffic must move, else it moves none
+    :param may_remap: False: traffic moves nothing
+    """
+
+    vnodes_per_host: int = 100
+    weight_limit: float = 10.0
+    traffic_floor: float = 0.1
+    least_moved: float = 0.05
+    may_remap: bool = True
+
+
+class Place(NamedTuple):
+    """One host of a table."""
+
+    address: str
+    location: str
+    names: handover.Names
+
+
+class Table(NamedTuple):
+    """All hosts of a table, and how near a home has to be (None: it does not matter)."""
+
+    places: Mapping[ids.HostId, Place]
+    threshold: int | None = None
+
+    def owners(self) -> handover.Owners:
+        """Return the v-nodes of every host."""
+        return {host: place.names for host, place in self.places.items()}
+
+
+class Reason(enum.Enum):
+    """Why a table replaced another; the values are names in the history."""
+
+    MEMBERS = "members"  # hosts came, went, moved, or were drained or enabled
+    OVERLOAD = "overload"  # a host was overloaded for several collections in a row
+    THRESHOLD = "threshold"  # switches got busy, or calm
+
+
+class Decision(NamedTuple):
+    """A new table.
+
+    :param moved: v-nodes that have another owner, are gone or are new
+    :param overloaded: the hosts that made it necessary, if it was traffic
+    """
+
+    table: Table
+    reason: Reason
+    moved: int
+    overloaded: tuple[ids.HostId, ...] = ()
+
+
+class Decider:
+    """The table in force, and what follows from the members.
+
+    :param table: the last one that was published
+    """
+
+    def __init__(self, policy: Policy, known: members.Members, table: Table) -> None:
+        self.policy = policy
+        self.table = table
+        self._members = known
+        self._threshold = table.threshold
+        self._threshold_seen = 0
+
+    def observe(self, threshold: int | None) -> None:
+        """Note, once in a collection, which threshold the loads of the switches ask for."""
+        is_same = threshold == self._threshold
+        self._threshold_seen = self._threshold_seen + 1 if is_same else 1
+        self._threshold = threshold
+
+    def decide(self, now_s: float, drained: Collection[str] = ()) -> Decision | None:
+        """Return the table that should be in force, unless it is the one that is.
+
+        :param drained: hosts that must not be home of anything
+        """
+        living = self._members.living(now_s)
+        if not living:
+            return None
+        wanted = self._steady(living, drained)
+        overloaded = tuple(self._members.overloaded(now_s)) if self.policy.may_remap else ()
+        if overloaded:
+            remapped = self._decision(self._by_traffic(wanted), Reason.OVERLOAD, overloaded)
+            if remapped.moved > self.policy.least_moved * sum(wanted.values()):
+                return remapped
+        steady = self._decision(wanted, Reason.MEMBERS)
+        if steady.table == self.table:
+            return None
+        if steady.table.places == self.table.places:
+            return steady._replace(reason=Reason.THRESHOLD)
+        return steady
+
+    def adopt(self, decision: Decision) -> None:
+        """Go on from a table that has been published."""
+        self.table = decision.table
+        if decision.reason is Reason.OVERLOAD:
+            self._members.forget_overloads()
+
+    def replace(self, table: Table) -> None:
+        """Go on from a table that somebody else has published."""
+        if table != self.table:
+            self.table = table
+            self._members.forget_overloads()
+
+    def _steady(self, living: Collection[ids.HostId], drained: Collection[str]) -> weights.Counts:
+        """Return the counts that change nothing but what members make necessary."""
+        base = min(self.policy.vnodes_per_host, vnode.MAX_NUMBER // len(living))
+        owned = {host: len(place.names) for host, place in self.table.places.items()}
+        return {host: 0 if host in drained else owned.get(host) or base for host in living}
+
+    def _by_traffic(self, steady: weights.Counts) -> weights.Counts:
+        """Return Equation 1's counts of the hosts that may be homes; the others stay without."""
+        homes = [host for host, count in steady.items() if count]
+        fastest = max((self._members[host].last.link_bytes_s for host in homes), default=1)
+        traffic = {host: self._traffic(host, fastest) for host in homes}
+        most = int(self.policy.weight_limit * self.policy.vnodes_per_host)
+        return steady | weights.counts(traffic, sum(steady.values()), most)
+
+    def _traffic(self, host: ids.HostId, fastest_bytes_s: int) -> float:
+        """Return a host's traffic for Equation 1; a link half as fast is busy twice as much."""
+        member = self._members[host]
+        share = max(self.policy.traffic_floor, member.traffic_share())
+        return share * fastest_bytes_s / member.last.link_bytes_s
+
+    def _decision(
+        self, wanted: weights.Counts, reason: Reason, overloaded: tuple[ids.HostId, ...] = ()
+    ) -> Decision:
+        old = self.table.owners()
+        owners = handover.hand_over(old, wanted, self._similarity)
+        has_levels = len({self._depth(host) for host in owners}) == 1
+        places = {
+            host: Place(
+                self._members[host].last.address,
+                self._members[host].last.location if has_levels else "",
+                names,
+            )
+            for host, names in owners.items()
+        }
+        threshold = self._steady_threshold() if has_levels else None
+        moved = handover.moved_between(old, owners)
+        return Decision(Table(places, threshold), reason, moved, overloaded)
+
+    def _depth(self, host: ids.HostId) -> int:
+        return len(location.parse(self._members[host].last.location))
+
+    def _steady_threshold(self) -> int | None:
+        needed = self._members.limits.overload_collections
+        return self._threshold if self._threshold_seen >= needed else self.table.threshold
+
+    def _similarity(self, one: ids.HostId, other: ids.HostId) -> float:
+        return sketch.similarity(self._members[one].last.sketch, self._members[other].last.sketch)

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who lives, and how busy everybody is: what samples say, once they have been looked at.
+
+The one rule: a sample that is refused changes nothing but a counter.  A host is a
+member from its second good sample in a row on, until it has been silent for a
+while.  If most members fall silent at once then the bus has failed, not they: all
+of them stay.
+"""
+
+import collections
+import dataclasses
+import enum
+import fnmatch
+from collections.abc import Sequence
+
+from acstor_common import decision_api
+from acstor_common import ids
+
+CLOCK_SLACK_S = 30.0
+"""How far the clocks of two hosts may differ."""
+SAMPLES_TO_JOIN = 2
+
+
+class Refusal(enum.Enum):
+    """Why a sample is not used; the values are names in logs and metrics."""
+
+    STRANGER = "stranger"  # no host of this name may join
+    FUTURE = "future"  # it was sent, or its agent started, after now
+    LATE = "late"  # it says what was, not what is
+    DOUBLED = "doubled"  # it was here already
+    OUT_OF_ORDER = "out_of_order"  # a later one was here already
+    OLD_SESSION = "old_session"  # of an agent that another one of this name has replaced
+    TAKEN_ADDRESS = "taken_address"  # another member lives there
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the rules are measured with.
+
+    :param collection_s: time between two samples of a host
+    :param dead_after: collections without a sample after which a host is gone
+    :param overload_share: of its link's rate either way, above which a host is overloaded
+    :param overload_collections: overloaded collections in a row after which v-nodes move
+    :param allowed: patterns of the host ids that may join
+    """
+
+    collection_s: float = 5.0
+    dead_after: int = 6
+    overload_share: float = 0.8
+    overload_collections: int = 2
+    allowed: Sequence[str] = ("*",)
+
+
+class Member:
+    """One host, as its samples show it."""
+
+    def __init__(self, sample: decision_api.Sample, heard_s: float) -> None:
+        self.last = sample
+        self.heard_s = heard_s
+        self.samples = 0
+        self.overloaded_in_a_row = 0
+        self.recent: collections.deque[decision_api.Sample] = collections.deque()
+
+    def traffic_share(self) -> float:
+        """Return the traffic without chunks, in plus out, as a share of the link's rate.
+
+        It is the mean of the collections that an overload takes; 2 is the most that a link carries.
+        """
+        shares = [own_share(sample) for sample in self.recent]
+        return sum(shares) / len(shares) if shares else 0.0
+
+
+def own_share(sample: decision_api.Sample) -> float:
+    """Return what a host sent and received that were no chunks, as a share of its link's rate."""
+    possible = sample.link_bytes_s * sample.interval_s
+    received = max(0, sample.total.received - sample.chunks.received)
+    sent = max(0, sample.total.sent - sample.chunks.sent)
+    return min(1.0, received / possible) + min(1.0, sent / possible)
+
+
+def busiest_share(sample: decision_api.Sample) -> float:
+    """Return what a host carried in its busier direction, as a share of its link's rate."""
+    most = max(sample.total.received, sample.total.sent)
+    return most / (sample.link_bytes_s * sample.interval_s)
+
+
+class Members:
+    """All hosts that were heard of."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.refused = dict.fromkeys(Refusal, 0)
+        self._members: dict[ids.HostId, Member] = {}
+        self._by_address: dict[str, ids.HostId] = {}
+
+    def __getitem__(self, host: ids.HostId) -> Member:
+        return self._members[host]
+
+    def __contains__(self, host: ids.HostId) -> bool:
+        return host in self._members
+
+    def hosts(self) -> list[ids.HostId]:
+        """Return all hosts that are known, living or not, sorted."""
+        return sorted(self._members)
+
+    def expect(self, host: ids.HostId, address: str, place: str, now_s: float) -> None:
+        """Take a host for living that is on the ring already, as if it had been heard now."""
+        unknown = decision_api.Sample(
+            host=host,
+            address=address,
+            location=place,
+            session=0,
+            started_s=0,
+            number=1,
+            sent_s=0,
+            interval_s=self.limits.collection_s,
+            link_bytes_s=1,
+            total=decision_api.Traffic(),
+        )
+        if host not in self._members:
+            self._members[host] = Member(unknown, now_s)
+            self._members[host].samples = SAMPLES_TO_JOIN
+            self._by_address[address] = host
+
+    def hear(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
+        """Take a sample; return why it is refused, if it is.
+
+        :param now_s: of a clock that never goes back
+        :param wall_s: of the clock that samples are stamped with
+        """
+        refusal = self._refusal(sample, now_s, wall_s)
+        if refusal is not None:
+            self.refused[refusal] += 1
+            return refusal
+        host = ids.HostId(sample.host)
+        if host not in self._members or self._is_silent(host, now_s):
+            self._members[host] = Member(sample, now_s)
+        self._by_address[sample.address] = host
+        self._count(self._members[host], sample)
+        self._members[host].heard_s = now_s
+        return None
+
+    def living(self, now_s: float) -> list[ids.HostId]:
+        """Return the hosts that the ring should have, sorted."""
+        settled = [h for h, member in self._members.items() if member.samples >= SAMPLES_TO_JOIN]
+        silent = [host for host in settled if self._is_silent(host, now_s)]
+        if 2 * len(silent) > len(settled):
+            return sorted(settled)
+        return sorted(set(settled).difference(silent))
+
+    def overloaded(self, now_s: float) -> list[ids.HostId]:
+        """Return the living hosts that have been overloaded for long enough, sorted."""
+        needed = self.limits.overload_collections
+        return [
+            host for host in self.living(now_s) if self._members[host].overloaded_in_a_row >= needed
+        ]
+
+    def forget_overloads(self) -> None:
+        """Count overloads from 0 again: what was seen has been answered."""
+        for member in self._members.values():
+            member.overloaded_in_a_row = 0
+
+    def forget_dead(self, now_s: float) -> None:
+        """Forget hosts that are gone, so that strangers' names do not pile up."""
+        living = set(self.living(now_s))
+        dead = [h for h in self._members if h not in living and self._is_silent(h, now_s)]
+        for host in dead:
+            del self._members[host]
+        self._by_address = {a: h for a, h in self._by_address.items() if h in self._members}
+
+    def _is_silent(self, host: ids.HostId, now_s: float) -> bool:
+        longest_s = self.limits.dead_after * self.limits.collection_s
+        return now_s - self._members[host].heard_s > longest_s
+
+    def _count(self, member: Member, sample: decision_api.Sample) -> None:
+        """Note a good sample; one that does not follow the last one begins a row anew."""
+        last = member.last
+        follows = sample.session == last.session and sample.number == last.number + 1
+        is_overloaded = busiest_share(sample) > self.limits.overload_share
+        if not follows:
+            member.overloaded_in_a_row = 0
+            member.recent.clear()
+        member.overloaded_in_a_row = member.overloaded_in_a_row + 1 if is_overloaded else 0
+        member.samples += 1
+        member.recent.append(sample)
+        while len(member.recent) > self.limits.overload_collections:
+            member.recent.popleft()
+        member.last = sample
+
+    def _refusal(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
+        longest_s = self.limits.dead_after * self.limits.collection_s + CLOCK_SLACK_S
+        if not any(fnmatch.fnmatchcase(sample.host, name) for name in self.limits.allowed):
+            return Refusal.STRANGER
+        if max(sample.sent_s, sample.started_s) > wall_s + CLOCK_SLACK_S:
+            return Refusal.FUTURE
+        if sample.sent_s < wall_s - longest_s:
+            return Refusal.LATE
+        other = self._by_address.get(sample.address, ids.HostId(sample.host))
+        if other != sample.host and other in self._members and not self._is_silent(other, now_s):
+            return Refusal.TAKEN_ADDRESS
+        return self._misordered(sample, now_s)
+
+    def _misordered(self, sample: decision_api.Sample, now_s: float) -> Refusal | None:
+        host = ids.HostId(sample.host)
+        if host not in self._members or self._is_silent(host, now_s):
+            return None
+        last = self._members[host].last
+        if sample.session != last.session:
+            return None if sample.started_s > last.started_s else Refusal.OLD_SESSION
+        if sample.number == last.number:
+            return Refusal.DOUBLED
+        return Refusal.OUT_OF_ORDER if sample.number < last.number else None

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is between the decider's table and the ring that agents use: an epoch."""
+
+from acstor_common import ids
+from acstor_common import ring
+from acstor_decision.core import decider
+
+
+def to_ring(table: decider.Table, epoch: int) -> ring.Ring:
+    """Return a table as the ring of that epoch.
+
+    :raises ValueError: it breaks a bound of the ring
+    """
+    hosts = tuple(
+        ring.named_host(host, place.address, place.names, place.location)
+        for host, place in table.places.items()
+    )
+    return ring.Ring(epoch, hosts, table.threshold)
+
+
+def from_ring(published: ring.Ring) -> decider.Table:
+    """Return a ring as the decider's table."""
+    places = {
+        ids.HostId(host.host): decider.Place(host.address, host.location, frozenset(host.owned()))
+        for host in published.hosts
+    }
+    return decider.Table(places, published.threshold)

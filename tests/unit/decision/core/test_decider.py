@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from acstor_common import decision_api
+from acstor_common import ids
+from acstor_common import ring
+from acstor_common import vnode
+from acstor_decision.core import decider
+from acstor_decision.core import handover
+from acstor_decision.core import members
+from acstor_decision.core import table
+
+LINK_BYTES_S = 1000
+COLLECTION_S = 5.0
+EMPTY = decider.Table({})
+H1, H2, H3 = (ids.HostId(f"h{n}") for n in (1, 2, 3))
+Reason = decider.Reason
+
+
+class Cloud:
+    """A decider whose every decision is published; time passes by collections."""
+
+    def __init__(self, hosts: int, **policy: Any) -> None:
+        self.members = members.Members(members.Limits(collection_s=COLLECTION_S, dead_after=3))
+        self.decider = decider.Decider(decider.Policy(**policy), self.members, EMPTY)
+        self.hosts = [f"h{n}" for n in range(1, hosts + 1)]
+        self.sketches: dict[str, tuple[int, ...]] = {}
+        self.places: dict[str, str] = {}
+        self.round = 0
+        self.collect({}, times=2)
+
+    def collect(
+        self, shares: dict[str, float], *, times: int = 1, drained: Collection[str] = ()
+    ) -> list[decider.Decision]:
+        """Let every host send a sample; ``shares`` are of links, sent."""
+        made = []
+        for _ in range(times):
+            self.round += 1
+            for host in self.hosts:
+                self.hear(host, shares.get(host, 0.0))
+            decision = self.decider.decide(self.round * COLLECTION_S, drained)
+            if decision is not None:
+                self.decider.adopt(decision)
+                made.append(decision)
+        return made
+
+    def hear(self, host: str, share: float) -> None:
+        sample = decision_api.Sample(
+            host=host,
+            address=f"10.0.{int(host[1:]) >> 8}.{int(host[1:]) & 255}:7201",
+            location=self.places.get(host, ""),
+            session=1,
+            started_s=0,
+            number=self.round,
+            sent_s=self.round * COLLECTION_S,
+            interval_s=COLLECTION_S,
+            link_bytes_s=LINK_BYTES_S,
+            total=decision_api.Traffic(0, int(share * LINK_BYTES_S * COLLECTION_S)),
+            sketch=self.sketches.get(host, ()),
+        )
+        now_s = self.round * COLLECTION_S
+        assert self.members.hear(sample, now_s, now_s) is None
+
+    def counts(self) -> dict[str, int]:
+        return {host: len(place.names) for host, place in self.decider.table.places.items()}
+
+
+def test_hosts_that_come_get_even_shares_of_their_own_v_nodes():
+    cloud = Cloud(3)
+    assert cloud.decider.table.owners() == {h: vnode.first(h, 100) for h in (H1, H2, H3)}
+    assert cloud.collect({}, times=5) == []
+
+
+def test_a_burst_of_one_collection_moves_nothing():
+    cloud = Cloud(4)
+    for _ in range(5):
+        assert cloud.collect({"h1": 1.0}) == []
+        assert cloud.collect({}) == []
+        assert cloud.collect({"h1": 1.0, "h2": 0.9}) == []
+        assert cloud.collect({"h3": 1.0}) == []
+
+
+def test_uneven_traffic_without_overload_moves_nothing():
+    cloud = Cloud(4)
+    assert cloud.collect({"h1": 0.79, "h2": 0.3}, times=6) == []
+
+
+def test_two_overloaded_collections_move_v_nodes_away_and_then_no_more():
+    cloud = Cloud(4)
+    [decision] = cloud.collect({"h1": 1.0}, times=2)
+    assert (decision.reason, decision.overloaded) == (Reason.OVERLOAD, (H1,))
+    counts = cloud.counts()
+    assert counts == {"h1": 13, "h2": 129, "h3": 129, "h4": 129}
+    assert decision.moved == 87
+    assert cloud.collect({"h1": 1.0}, times=6) == []
+    assert cloud.counts() == counts
+
+
+def test_v_nodes_go_to_the_host_that_has_most_of_the_same_chunks():
+    cloud = Cloud(3)
+    cloud.sketches = {"h1": (1, 2, 3, 4), "h2": (5, 6, 7, 8), "h3": (1, 2, 3, 9)}
+    cloud.collect({"h1": 1.0, "h2": 0.2}, times=2)
+    taken = {host: {n for n in place.names if n.made_for == H1} for host, place in places(cloud)}
+    wanted = cloud.counts()["h3"] - 100
+    assert len(taken[H3]) == min(wanted, 100 - cloud.counts()["h1"])
+    assert len(taken[H3]) > len(taken[H2])
+
+
+def places(cloud: Cloud) -> Any:
+    return cloud.decider.table.places.items()
+
+
+def test_all_hosts_overloaded_alike_moves_nothing():
+    cloud = Cloud(5)
+    assert cloud.collect(dict.fromkeys(cloud.hosts, 1.0), times=4) == []
+
+
+def test_a_lone_host_keeps_everything():
+    cloud = Cloud(1)
+    assert cloud.collect({"h1": 1.0}, times=4) == []
+    assert cloud.counts() == {"h1": 100}
+
+
+def test_a_change_too_small_to_matter_moves_nothing():
+    cloud = Cloud(4, least_moved=0.05)
+    assert cloud.collect({"h1": 0.9, "h2": 0.9, "h3": 0.88, "h4": 0.92}, times=4) == []
+
+
+def test_traffic_moves_nothing_when_that_is_switched_off():
+    cloud = Cloud(4, may_remap=False)
+    assert cloud.collect({"h1": 1.0}, times=4) == []
+
+
+def test_a_table_that_could_not_be_published_is_decided_again():
+    cloud = Cloud(4)
+    cloud.collect({"h1": 1.0})
+    cloud.round += 1
+    for host in cloud.hosts:
+        cloud.hear(host, 1.0 if host == "h1" else 0.0)
+    now_s = cloud.round * COLLECTION_S
+    assert cloud.decider.decide(now_s) == cloud.decider.decide(now_s) is not None
+
+
+def test_a_drained_host_stays_reachable_and_is_home_of_nothing_until_it_is_enabled():
+    cloud = Cloud(3)
+    before = cloud.decider.table
+    [decision] = cloud.collect({}, drained={"h2"})
+    assert (decision.reason, decision.moved) == (Reason.MEMBERS, 100)
+    assert cloud.counts() == {"h1": 100, "h2": 0, "h3": 100}
+    assert cloud.collect({"h1": 1.0}, times=2, drained={"h2"})[0].reason is Reason.OVERLOAD
+    assert cloud.counts()["h2"] == 0
+    assert cloud.collect({}, times=3, drained={"h2"}) == []
+    assert len(cloud.collect({})) == 1
+    assert cloud.counts()["h2"] == 100
+    assert before.places[H2].address == cloud.decider.table.places[H2].address
+
+
+def test_a_cloud_that_is_drained_as_a_whole_has_no_homes():
+    cloud = Cloud(2)
+    cloud.collect({}, drained={"h1", "h2"})
+    assert cloud.counts() == {"h1": 0, "h2": 0}
+    assert cloud.collect({"h1": 1.0}, times=3, drained={"h1", "h2"}) == []
+
+
+def test_a_host_that_goes_and_comes_back_moves_its_own_v_nodes_only():
+    cloud = Cloud(3)
+    before = cloud.decider.table
+    cloud.hosts.remove("h3")
+    [gone] = cloud.collect({}, times=5)
+    assert gone.moved == 100
+    assert gone.table.owners() == {h: vnode.first(h, 100) for h in (H1, H2)}
+    cloud.hosts.append("h3")
+    [back] = cloud.collect({}, times=5)
+    assert back.moved == 100
+    assert cloud.decider.table == before
+
+
+def test_a_flapping_host_is_let_in_once_it_stays():
+    cloud = Cloud(3)
+    cloud.hosts.remove("h3")
+    cloud.collect({}, times=5)
+    for _ in range(3):  # one sample, then silence
+        cloud.hosts.append("h3")
+        assert cloud.collect({}) == []
+        cloud.hosts.remove("h3")
+        assert cloud.collect({}, times=5) == []
+
+
+def test_a_threshold_counts_when_it_was_asked_for_twice():
+    cloud = Cloud(3)
+    cloud.decider.observe(1)
+    assert cloud.collect({}) == []
+    cloud.decider.observe(1)
+    [decision] = cloud.collect({})
+    assert (decision.reason, decision.moved) == (Reason.THRESHOLD, 0)
+    assert decision.table.threshold == 1
+    cloud.decider.observe(None)
+    assert cloud.collect({}) == []
+    cloud.decider.observe(None)
+    assert cloud.collect({})[0].table.threshold is None
+
+
+def test_locations_are_used_once_all_hosts_have_as_many_levels():
+    cloud = Cloud(3)
+    cloud.places = {"h1": "pod1/rack1"}
+    assert cloud.collect({}) == []
+    cloud.places = {"h1": "pod1/rack1", "h2": "pod1/rack2", "h3": "pod2/rack1"}
+    [decision] = cloud.collect({})
+    assert decision.moved == 0
+    assert decision.table.places[H3].location == "pod2/rack1"
+
+
+def test_a_table_that_somebody_else_published_is_gone_on_from():
+    cloud = Cloud(3)
+    cloud.collect({"h1": 1.0})
+    other = decider.Table(
+        {h: p._replace(names=vnode.first(h, 50)) for h, p in cloud.decider.table.places.items()}
+    )
+    cloud.decider.replace(other)
+    assert cloud.collect({"h1": 1.0}) == [], "its overload was answered by the other one's table"
+    assert cloud.counts() == {"h1": 50, "h2": 50, "h3": 50}
+
+
+SHARES = st.dictionaries(
+    st.sampled_from([f"h{n}" for n in range(1, 7)]),
+    st.sampled_from([0.0, 0.3, 0.7, 0.9, 1.0, 40.0]),
+)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 6), st.lists(st.tuples(SHARES, st.sets(st.sampled_from(["h1", "h2"])))))
+def test_whatever_the_traffic_tables_are_whole_and_change_only_for_a_reason(hosts, rounds):
+    cloud = Cloud(hosts)
+    for shares, drained in rounds:
+        old = cloud.decider.table
+        made = cloud.collect(shares, drained=drained)
+        new = cloud.decider.table
+        assert bool(made) == (new != old)
+        if made:
+            assert made[0].moved == handover.moved_between(old.owners(), new.owners())
+        for host, count in cloud.counts().items():
+            assert (count == 0) == (host in drained)
+        as_ring = table.to_ring(new, 5)
+        assert table.from_ring(ring.decode(ring.encode(as_ring), "table")) == new
+
+
+@pytest.mark.parametrize("hosts", [400])
+def test_a_large_cloud_is_decided_about_and_fits_a_table(hosts):
+    cloud = Cloud(hosts)
+    [decision] = cloud.collect(dict.fromkeys(cloud.hosts[::3], 0.95), times=2)
+    assert decision.reason is Reason.OVERLOAD
+    encoded = ring.encode(table.to_ring(decision.table, 2))
+    assert len(encoded) < ring.MAX_FILE_BYTES

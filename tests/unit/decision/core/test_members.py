@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_common import decision_api
+from acstor_common import ids
+from acstor_decision.core import members
+
+R = members.Refusal
+WALL_S = 1_000_000.0
+LINK_BYTES_S = 1000
+COLLECTION_S = 5.0
+H1, H2, H3 = (ids.HostId(f"h{n}") for n in (1, 2, 3))
+
+
+def sample(host: str = "h1", number: int = 1, **fields: Any) -> decision_api.Sample:
+    own = {
+        "host": host,
+        "address": f"10.0.0.{host[1:]}:7201",
+        "session": 7,
+        "started_s": WALL_S - 100,
+        "number": number,
+        "sent_s": WALL_S + number * COLLECTION_S,
+        "interval_s": COLLECTION_S,
+        "link_bytes_s": LINK_BYTES_S,
+        "total": decision_api.Traffic(0, 0),
+    }
+    return decision_api.Sample(**own | fields)
+
+
+def busy(share: float, own: float = 0.0) -> dict[str, decision_api.Traffic]:
+    whole = LINK_BYTES_S * COLLECTION_S
+    return {
+        "total": decision_api.Traffic(0, int(share * whole)),
+        "chunks": decision_api.Traffic(0, int(own * whole)),
+    }
+
+
+class Cloud:
+    """Members that hear hosts; time passes by collections."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.members = members.Members(members.Limits(collection_s=COLLECTION_S, **limits))
+        self.round = 0
+
+    @property
+    def now_s(self) -> float:
+        return self.round * COLLECTION_S
+
+    def hear(self, made: decision_api.Sample) -> members.Refusal | None:
+        return self.members.hear(made, self.now_s, WALL_S + self.now_s)
+
+    def collect(self, *hosts: str, times: int = 1, **fields: Any) -> None:
+        for _ in range(times):
+            self.round += 1
+            for host in hosts:
+                assert self.hear(sample(host, self.round, **fields)) is None
+
+    def living(self) -> list[ids.HostId]:
+        return self.members.living(self.now_s)
+
+    def overloaded(self) -> list[ids.HostId]:
+        return self.members.overloaded(self.now_s)
+
+
+def test_a_host_joins_with_its_second_sample_and_goes_when_it_is_silent():
+    cloud = Cloud(dead_after=3)
+    cloud.collect("h1", "h2", "h3")
+    assert cloud.living() == []
+    cloud.collect("h1", "h2", "h3")
+    assert cloud.living() == [H1, H2, H3]
+    cloud.collect("h1", "h2", times=3)
+    assert cloud.living() == [H1, H2, H3]
+    cloud.collect("h1", "h2")
+    assert cloud.living() == [H1, H2]
+    cloud.members.forget_dead(cloud.now_s)
+    assert H3 not in cloud.members
+    cloud.collect("h1", "h2", "h3")
+    assert cloud.living() == [H1, H2]
+    cloud.collect("h1", "h2", "h3")
+    assert cloud.living() == [H1, H2, H3]
+
+
+def test_when_most_fall_silent_at_once_all_stay():
+    cloud = Cloud(dead_after=2)
+    cloud.collect("h1", "h2", "h3", times=2)
+    cloud.collect("h1", times=9)
+    assert cloud.living() == [H1, H2, H3]
+    cloud.round += 100
+    assert cloud.living() == [H1, H2, H3]
+
+
+@pytest.mark.parametrize(
+    ("fields", "refusal"),
+    [
+        ({"number": 2}, R.DOUBLED),
+        ({"number": 1}, R.OUT_OF_ORDER),
+        ({"number": 3, "sent_s": WALL_S + 1000}, R.FUTURE),
+        ({"number": 3, "sent_s": WALL_S - 1000}, R.LATE),
+        ({"session": 8, "started_s": WALL_S - 200}, R.OLD_SESSION),
+        ({"session": 8}, R.OLD_SESSION),
+        ({"session": 8, "started_s": WALL_S + 1000}, R.FUTURE),
+        ({"number": 3, "address": "10.0.0.2:7201"}, R.TAKEN_ADDRESS),
+        ({"host": "stranger"}, R.STRANGER),
+    ],
+)
+def test_a_sample_that_cannot_be_right_is_refused_counted_and_changes_nothing(fields, refusal):
+    cloud = Cloud(allowed=("h*",))
+    cloud.collect("h1", "h2", times=2)
+    before = vars(cloud.members[H1]).copy()
+    assert cloud.hear(sample(**{"number": 2, "address": "10.0.0.1:7201"} | fields)) is refusal
+    assert cloud.members.refused[refusal] == 1
+    assert vars(cloud.members[H1]) == before
+    assert cloud.members.hosts() == [H1, H2]
+
+
+def test_an_agent_that_restarted_is_heard_at_once():
+    cloud = Cloud()
+    cloud.collect("h1", times=5)
+    assert cloud.hear(sample(session=8, started_s=WALL_S + 1, sent_s=cloud.now_s + WALL_S)) is None
+    assert cloud.living() == [H1]
+    assert cloud.hear(sample(number=6, sent_s=cloud.now_s + WALL_S)) is R.OLD_SESSION
+
+
+def test_an_agent_whose_clock_went_back_is_heard_when_the_old_one_is_silent():
+    cloud = Cloud(dead_after=2)
+    cloud.collect("h1", times=2)
+    cloud.round += 3
+    assert cloud.hear(sample(session=8, started_s=5.0, sent_s=cloud.now_s + WALL_S)) is None
+
+
+def test_an_address_is_free_again_when_its_host_is_gone():
+    cloud = Cloud(dead_after=2)
+    cloud.collect("h1", "h2", "h3", times=2)
+    cloud.collect("h1", "h2", times=3)
+    moved = sample("h2", cloud.round + 1, address="10.0.0.3:7201", sent_s=cloud.now_s + WALL_S)
+    assert cloud.hear(moved) is None
+
+
+def test_a_host_is_overloaded_after_two_collections_in_a_row():
+    cloud = Cloud()
+    cloud.collect("h1", times=2)
+    cloud.collect("h1", **busy(0.9))
+    assert cloud.overloaded() == []
+    cloud.collect("h1", **busy(0.5))
+    cloud.collect("h1", **busy(0.9))
+    assert cloud.overloaded() == []
+    cloud.collect("h1", **busy(0.9))
+    assert cloud.overloaded() == [H1]
+    cloud.members.forget_overloads()
+    assert cloud.overloaded() == []
+
+
+def test_collections_with_one_missing_between_are_not_in_a_row():
+    cloud = Cloud()
+    cloud.collect("h1", times=2)
+    cloud.collect("h1", **busy(0.9))
+    cloud.round += 1
+    cloud.collect("h1", **busy(0.9))
+    assert cloud.overloaded() == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.8, 0.801, 5.0, 1e6])
+def test_over_four_fifths_of_the_link_one_way_is_overload(share):
+    cloud = Cloud()
+    cloud.collect("h1", times=3, **busy(share))
+    assert (cloud.overloaded() == [H1]) == (share > 0.8)
+    assert cloud.members[H1].traffic_share() == min(share, 1.0)
+
+
+def test_chunks_are_no_traffic_but_load():
+    cloud = Cloud()
+    cloud.collect("h1", times=3, **busy(0.9, 0.7))
+    assert cloud.overloaded() == [H1]
+    assert round(cloud.members[H1].traffic_share(), 6) == 0.2
+    cloud.collect("h1", times=2, **busy(0.1, 0.7))  # headers counted apart: more than there was
+    assert cloud.members[H1].traffic_share() == 0
+
+
+def test_who_is_on_the_ring_already_lives_until_silent():
+    cloud = Cloud(dead_after=2)
+    for host in ("h1", "h2", "h3"):
+        cloud.members.expect(ids.HostId(host), f"10.0.0.{host[1:]}:7201", "", cloud.now_s)
+    assert cloud.living() == [H1, H2, H3]
+    cloud.collect("h1", "h2", times=3)
+    assert cloud.living() == [H1, H2]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["h1", "h2"]),
+            st.integers(1, 6),
+            st.integers(1, 3),
+            st.floats(0, 2 * WALL_S),
+            st.sampled_from([0.0, 0.9, 7.0]),
+        )
+    )
+)
+def test_whatever_comes_the_number_of_a_session_only_grows(drawn):
+    cloud = Cloud()
+    for host, number, session, sent_s, share in drawn:
+        cloud.round += 1
+        fields = {"session": session, "started_s": 10.0 * session, "sent_s": sent_s}
+        before = cloud.members[host].last if host in cloud.members else None
+        refusal = cloud.hear(sample(host, number, **fields, **busy(share)))
+        after = cloud.members[host].last if host in cloud.members else None
+        if refusal is not None:
+            assert after is before
+        elif before is not None and before.session == after.session:
+            longest_s = 6 * COLLECTION_S
+            assert after.number > before.number or cloud.now_s > longest_s
