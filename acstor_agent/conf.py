@@ -79,7 +79,7 @@ OPTS = [
         "fetch_limit",
         default=64,
         min=1,
-        help="Chunks that are being fetched in the background (read-ahead, pre-seed) at a time.",
+        help="Chunks that are being read ahead at a time, and as many that are being pre-seeded.",
     ),
     cfg.StrOpt(
         "advertise_to",

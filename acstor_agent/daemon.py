@@ -36,6 +36,7 @@ from acstor_agent import status
 from acstor_agent import supervisor
 from acstor_agent.core import content_index
 from acstor_agent.core import disk_header
+from acstor_agent.core import errand
 from acstor_agent.core import homes
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
@@ -106,6 +107,7 @@ class Agent:
         self._conf = conf
         self._nursery = nursery
         self._started_s = time.time()
+        self._nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
         self._host = _host_id(own.host)
         # Options that every chunk needs; to look one up costs as much as to hash some KiB.
         self._peer_patience_s = own.read_deadline_s * SHARE_OF_DEADLINE
@@ -203,6 +205,7 @@ class Agent:
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
             "exchange": status.of_exchange(self._chunks, self._exchange),
             "cache": status.of_cache(self._cache),
+            "nova": {"fallbacks": dict(self._nova_fallbacks)},
         }
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
@@ -231,7 +234,7 @@ class Agent:
         return await self._peers.fetch(
             ask.host,
             ask.address,
-            ask.klass,
+            ask.errand.klass,
             image_id=want.image_id,
             offset=want.offset,
             length=want.length,
@@ -239,6 +242,7 @@ class Agent:
             may_read_source=ask.may_read_source,
             timeout_s=self._peer_patience_s,
             may_refer=ask.may_refer and self._follow_referrals,
+            is_soon=ask.errand is errand.Errand.READ_AHEAD,
         )
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
@@ -267,6 +271,9 @@ class Agent:
                 return await self._make_disk(request)
             case control_wire.DropDisk(disk_id):
                 return await self._drop_disk(disk_header.parse_disk_id(disk_id))
+            case control_wire.CountFallback(reason, times):
+                self._nova_fallbacks[reason.value] += times
+                return None
             case control_wire.SetRing(table):
                 return {"epoch": self._ring.put(bytes(table)).epoch}
             case control_wire.GetRing():

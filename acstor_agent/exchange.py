@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import trio
 
+from acstor_agent.core import errand as errand_
 from acstor_agent.core import gossip
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
@@ -52,7 +53,7 @@ class Ask(NamedTuple):
 
     host: ids.HostId
     address: str
-    klass: peer_wire.Klass
+    errand: errand_.Errand
     may_read_source: bool
     may_refer: bool
 
@@ -101,29 +102,29 @@ class Exchange:
     # Asking
 
     async def ask(
-        self, host: ids.HostId, want: Want, klass: peer_wire.Klass, may_read_source: bool
+        self, host: ids.HostId, want: Want, errand: errand_.Errand, may_read_source: bool
     ) -> tuple[Bytes, ids.HostId]:
         """Return a checked chunk from ``host``, or from one that it refers to, and who gave it.
 
         :raises errors.ChunkUnavailable: none of them gives it
         :raises errors.RemoteProtocolError: ``host`` broke the protocol
         """
-        answer = await self._ask_one(host, want, klass, may_read_source, True)
+        answer = await self._ask_one(host, want, errand, may_read_source, True)
         if not isinstance(answer, peer_wire.Refer):
             return answer, host
         self.referrals += 1
         for other in answer.hosts:
             if other != self._here and self.is_usable(other):
                 try:
-                    return await self._ask_plainly(other, want, klass, False), other
+                    return await self._ask_plainly(other, want, errand, False), other
                 except PEER_ERRORS as e:
                     LOG.debug("%s", e)
-        return await self._ask_plainly(host, want, klass, may_read_source), host
+        return await self._ask_plainly(host, want, errand, may_read_source), host
 
     async def _ask_plainly(
-        self, host: ids.HostId, want: Want, klass: peer_wire.Klass, may_read_source: bool
+        self, host: ids.HostId, want: Want, errand: errand_.Errand, may_read_source: bool
     ) -> Bytes:
-        answer = await self._ask_one(host, want, klass, may_read_source, False)
+        answer = await self._ask_one(host, want, errand, may_read_source, False)
         if isinstance(answer, peer_wire.Refer):
             raise errors.LocalProtocolError("a referral that nobody allowed")
         return answer
@@ -132,12 +133,12 @@ class Exchange:
         self,
         host: ids.HostId,
         want: Want,
-        klass: peer_wire.Klass,
+        errand: errand_.Errand,
         may_read_source: bool,
         may_refer: bool,
     ) -> Bytes | peer_wire.Refer:
         """Ask one peer, check its answer, and remember how it behaved."""
-        ask = Ask(host, self._address_of(host, want), klass, may_read_source, may_refer)
+        ask = Ask(host, self._address_of(host, want), errand, may_read_source, may_refer)
         prefix = gossip.prefix_of(want.cid)
         self._gossip.asked(host)
         try:
@@ -196,6 +197,10 @@ class Exchange:
         """Return the usable hosts that advertised a chunk, fewest pending requests first."""
         hosts = self._gossip.holders(gossip.prefix_of(cid))
         return [host for host in hosts if host != self._here and self.is_usable(host)]
+
+    def is_busier(self, host: ids.HostId, other: ids.HostId) -> bool:
+        """Say whether more requests of this host are pending at ``host`` than at ``other``."""
+        return self._gossip.pending(host) > self._gossip.pending(other)
 
     def heard(self, host: ids.HostId, prefixes: Sequence[int]) -> list[gossip.Prefix]:
         """Note what ``host`` advertises; return what of it is listened to."""

@@ -24,6 +24,7 @@ from acstor_agent import cache_files
 from acstor_agent import exchange
 from acstor_agent import flights
 from acstor_agent.core import counters
+from acstor_agent.core import errand as errand_
 from acstor_agent.core import hedge
 from acstor_agent.core import homes
 from acstor_agent.core import peer_health
@@ -32,18 +33,21 @@ from acstor_agent.core import public_cache
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import peer_wire
 from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
 Bytes = exchange.Bytes
 Want = exchange.Want
+Errand = errand_.Errand
 
 RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 2.0
 REFERRED_WAIT_S = 2.0
 RACE_TICK_S = 0.1
+ADVERTISED_AT_A_TIME = 4
+"""Prefetches of what neighbours advertised: enough to fill a link, few enough that what is asked
+last is not asked of hosts that were free a moment ago."""
 OWNERS_ASKED = places.ACTING_HOMES + places.LAST_RESORTS + 4
 """Owners that are looked at for one chunk: those asked, and some to spare for hosts out of use."""
 
@@ -65,29 +69,21 @@ class _Journey:
     __slots__ = (
         "asked",
         "asked_s",
+        "errand",
         "failures",
-        "holders_only",
         "host",
         "is_raced",
-        "klass",
         "left",
         "rival_ended",
         "rival_scope",
         "want",
     )
 
-    def __init__(
-        self,
-        want: Want,
-        klass: peer_wire.Klass,
-        left: list[places.Place],
-        holders_only: bool,
-    ) -> None:
+    def __init__(self, want: Want, errand: Errand, left: list[places.Place]) -> None:
         self.want = want
-        self.klass = klass
+        self.errand = errand
         self.left = collections.deque(left)
         self.asked: list[places.Place] = []
-        self.holders_only = holders_only
         self.host: ids.HostId | None = None
         self.asked_s = 0.0
         self.failures: list[errors.AcstorError] = []
@@ -107,7 +103,7 @@ class Fetcher:
     :param here: id of this host
     :param nursery: where fetches run, so that they outlive the readers who asked
     :param current_ring: returns the v-node table in force
-    :param background_limit: chunks that are fetched ahead at a time
+    :param background_limit: chunks that are fetched ahead at a time, for each errand
     """
 
     def __init__(
@@ -132,7 +128,11 @@ class Fetcher:
         self._current_ring = current_ring
         self._peers = peers
         self._clock = clock
-        self._background = trio.CapacityLimiter(background_limit)
+        self._limiters = {
+            Errand.READ_AHEAD: trio.CapacityLimiter(background_limit),
+            Errand.PRE_SEED: trio.CapacityLimiter(background_limit),
+            Errand.ADVERTISED: trio.CapacityLimiter(min(background_limit, ADVERTISED_AT_A_TIME)),
+        }
         self._flights: flights.Flights[Fetched] = flights.Flights(nursery)
         self._journeys: dict[flights.Flight[Fetched], _Journey] = {}
         self._source_reads: flights.Flights[Bytes] = flights.Flights(nursery)
@@ -146,7 +146,7 @@ class Fetcher:
         """Chunks that are on their way to this host."""
         return len(self._flights)
 
-    async def fetch(self, want: Want, klass: peer_wire.Klass, deadline_s: float) -> Fetched:
+    async def fetch(self, want: Want, deadline_s: float) -> Fetched:
         """Return a chunk that a guest waits for, from whoever gives it first.
 
         Passing faults are waited out until the deadline.
@@ -159,7 +159,7 @@ class Fetcher:
         with trio.move_on_after(deadline_s):
             while True:
                 try:
-                    return await self._fetch_once(want, klass)
+                    return await self._fetch_once(want, Errand.GUEST_WAITS)
                 except errors.ChunkMissing:
                     raise
                 except exchange.PEER_ERRORS as e:
@@ -168,18 +168,18 @@ class Fetcher:
                 delay_s = min(2 * delay_s, RETRY_LONGEST_S)
         raise errors.DeadlineExceeded(str(want), deadline_s, why)
 
-    async def fetch_ahead(self, want: Want, holders_only: bool = False) -> Fetched | None:
+    async def fetch_ahead(self, want: Want, errand: Errand) -> Fetched | None:
         """Have a chunk that nobody waits for yet; return None if it was here already.
 
-        At most ``background_limit`` of these run at a time, behind what guests wait for.
+        At most ``background_limit`` of these run at a time, ADVERTISED_AT_A_TIME of those that were
+        merely advertised; read-ahead waits for none of the others.
 
-        :param holders_only: ask only those who advertised it: it is not worth a read of the source
         :raises errors.AcstorError: it could not be had; nobody has tried again
         """
-        async with self._background:
+        async with self._limiters[errand]:
             if want.cid in self._cache:
                 return None
-            fetched = await self._fetch_once(want, peer_wire.Klass.BULK, holders_only)
+            fetched = await self._fetch_once(want, errand)
             await self._cache.wait_for_room()
             return fetched
 
@@ -209,39 +209,34 @@ class Fetcher:
                 return (await flight.wait()).data
         raise errors.ChunkMissing(str(want), self._here)
 
-    async def _fetch_once(
-        self, want: Want, klass: peer_wire.Klass, holders_only: bool = False
-    ) -> Fetched:
+    async def _fetch_once(self, want: Want, errand: Errand) -> Fetched:
         while True:
-            flight = self._flights.join(
-                want.cid, lambda flight: self._bring(want, klass, flight, holders_only)
-            )
+            flight = self._flights.join(want.cid, lambda flight: self._bring(want, errand, flight))
             journey = self._journeys.get(flight)
-            if journey and klass is peer_wire.Klass.DEMAND and journey.klass is not klass:
-                self._hurry(journey)
+            if journey and errand < journey.errand:
+                self._hurry(journey, errand)
             try:
                 return await flight.wait()
             except _NoHolder:
-                if holders_only:
+                if errand.asks_holders_only:
                     raise
                 # The flight that was joined asked too few; the next one asks everybody.
 
-    def _hurry(self, journey: _Journey) -> None:
-        """Let a guest that waits now have every place asked, and slow ones raced."""
-        journey.klass = peer_wire.Klass.DEMAND
-        if journey.holders_only:
-            journey.holders_only = False
+    def _hurry(self, journey: _Journey, errand: Errand) -> None:
+        """Go on with a journey for a more urgent reason."""
+        asked_too_few = journey.errand.asks_holders_only
+        journey.errand = errand
+        if asked_too_few:
             asked = {place.host for place in (*journey.left, *journey.asked)}
             journey.left += [
-                place for place in self._places(journey.want) if place.host not in asked
+                place for place in self._places(journey.want, errand) if place.host not in asked
             ]
 
     async def _bring(
         self,
         want: Want,
-        klass: peer_wire.Klass,
+        errand: Errand,
         flight: flights.Flight[Fetched],
-        holders_only: bool,
     ) -> Fetched:
         """Ask one place after the other; raise what tells most when none has it.
 
@@ -251,11 +246,9 @@ class Fetcher:
         data = await self._cache.read_chunk(want.cid)
         if data is not None:  # it came since the caller looked
             return Fetched(data, counters.Origin.CACHE)
-        journey = self._journeys[flight] = _Journey(
-            want, klass, self._places(want, holders_only), holders_only
-        )
+        journey = self._journeys[flight] = _Journey(want, errand, self._places(want, errand))
         try:
-            if klass is peer_wire.Klass.BULK:  # raced only if somebody joins: a scope costs 5 us
+            if errand is not Errand.GUEST_WAITS:  # raced only if a guest joins: a scope costs 5 us
                 return await self._travel(journey)
             with flight.scope:
                 return await self._travel(journey)
@@ -270,15 +263,16 @@ class Fetcher:
             del self._journeys[flight]
             journey.rival_scope.cancel()
 
-    def _places(self, want: Want, holders_only: bool = False) -> list[places.Place]:
-        if holders_only:
+    def _places(self, want: Want, errand: Errand) -> list[places.Place]:
+        if errand.asks_holders_only:
             holders = self._peers.holders(want.cid)[: places.HOLDERS]
             return [places.Place(host, may_read_source=False) for host in holders]
         oid = ids.oid_of(want.cid)
         owners = homes.owners(self._current_ring(), self._here, oid, OWNERS_ASKED)
-        return places.places(
-            owners, self._here, self._peers.is_usable, self._peers.holders(want.cid)
-        )
+        holders = self._peers.holders(want.cid)
+        if owners and owners[0] != self._here:
+            holders = [h for h in holders if not self._peers.is_busier(h, owners[0])]
+        return places.places(owners, self._here, self._peers.is_usable, holders)
 
     async def _travel(self, journey: _Journey) -> Fetched:
         while journey.left:
@@ -287,7 +281,7 @@ class Fetcher:
             began_s = self._clock()
             journey.host, journey.asked_s = place.host, began_s
             try:
-                fetched = await self._ask(place, journey.want, journey.klass)
+                fetched = await self._ask(place, journey.want, journey.errand)
             except exchange.PEER_ERRORS as e:
                 LOG.debug("%s", e)
                 journey.failures.append(e)
@@ -298,17 +292,17 @@ class Fetcher:
                     fetched.origin, journey.want.length
                 )
                 return fetched
-        if journey.holders_only:
+        if journey.errand.asks_holders_only:
             raise _NoHolder(str(journey.want), "those who advertised it")
         raise journey.worst()
 
-    async def _ask(self, place: places.Place, want: Want, klass: peer_wire.Klass) -> Fetched:
+    async def _ask(self, place: places.Place, want: Want, errand: Errand) -> Fetched:
         if place.host is None:
             home = homes.home(self._current_ring(), self._here, ids.oid_of(want.cid))
             is_home = home == self._here
             keep = public_cache.KeepClass.HOME if is_home else public_cache.KeepClass.BORROWED
             return Fetched(await self._read_source(want, keep), counters.Origin.SOURCE)
-        data, giver = await self._peers.ask(place.host, want, klass, place.may_read_source)
+        data, giver = await self._peers.ask(place.host, want, errand, place.may_read_source)
         self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED)
         self._peers.have(want.cid, giver)
         is_from_home = place.may_read_source and giver == place.host
@@ -334,7 +328,7 @@ class Fetcher:
             late_s = self._clock() - self.hedge.delay_s
             for flight, journey in list(self._journeys.items()):
                 is_late = journey.asked_s < late_s and not journey.is_raced
-                if is_late and journey.left and journey.klass is peer_wire.Klass.DEMAND:
+                if is_late and journey.left and journey.errand is Errand.GUEST_WAITS:
                     is_hopeless = journey.host in self._peers.quarantined()
                     if is_hopeless or self.hedge.may_race():
                         journey.is_raced = True

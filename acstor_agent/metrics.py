@@ -36,6 +36,14 @@ class Collector(registry.Collector):
         yield from _of_images(status["images"])
         yield from _of_exchange(status["exchange"])
         yield from _of_cache(status["cache"])
+        fallbacks = core.CounterMetricFamily(
+            "acstor_nova_fallbacks",
+            "Disks that Nova made without acstor, by the reason",
+            labels=["reason"],
+        )
+        for reason, times in status["nova"]["fallbacks"].items():
+            fallbacks.add_metric([reason], times)
+        yield fallbacks
         yield core.GaugeMetricFamily(
             "acstor_ring_epoch", "Epoch of the v-node table in force", status["ring"]["epoch"]
         )

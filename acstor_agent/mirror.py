@@ -23,7 +23,6 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
-from acstor_common import peer_wire
 
 LOG = logging.getLogger(__name__)
 
@@ -92,10 +91,10 @@ class Mirror:
         """
         began_s = time.perf_counter()
         length = max(0, min(length, self.size_bytes - offset, MAX_READ_BYTES))
+        self._read_ahead(offset, length)  # before the wait: the window is on its way meanwhile
         data: fetcher.Bytes | None = self._read_nowait(offset, length)
         if data is None:
             data = await self._read(offset, length)
-        self._read_ahead(offset, length)
         self.prefetch.read(offset, length)
         self.counters.latency.add(time.perf_counter() - began_s)
         return data
@@ -159,7 +158,7 @@ class Mirror:
         elif step.piece is not None:
             want = self.want(step.piece.chunk_no)
             self.prefetch.waited_for(step.piece.chunk_no)
-            fetched = await self._chunks.fetch(want, peer_wire.Klass.DEMAND, self._deadline_s)
+            fetched = await self._chunks.fetch(want, self._deadline_s)
             view[:] = memoryview(fetched.data)[step.piece.start : step.piece.stop]
             origin = fetched.origin
         self.counters.read.add(origin, len(view))
@@ -173,6 +172,6 @@ class Mirror:
 
     async def _fetch_ahead(self, want: fetcher.Want) -> None:
         try:
-            await self._chunks.fetch_ahead(want)
+            await self._chunks.fetch_ahead(want, fetcher.Errand.READ_AHEAD)
         except errors.AcstorError as e:  # whoever needs the chunk will ask again and be told
             LOG.debug("read-ahead: %s", e)

@@ -87,6 +87,7 @@ class Link:
         self._sock = sock
         self._low_water_bytes = 1
         self._calls = 0
+        self._is_writable: trio.Event | None = None  # while somebody waits for that
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages, at least one; None when the other side has closed.
@@ -136,9 +137,24 @@ class Link:
     async def send_some(self, buffers: list[peer_wire.Buffer]) -> int:
         """Send at least one byte, waiting for room if need be; return the number of bytes."""
         while True:
-            await trio.lowlevel.wait_writable(self._sock)
+            await self.writable()
             if count := self.send_nowait(buffers):
                 return count
+
+    async def writable(self) -> None:
+        """Return when the kernel keeps less than half of NOT_SENT_BYTES unsent.
+
+        Several tasks may wait; when one of them is cancelled the others may return too early.
+        """
+        if self._is_writable is not None:
+            await self._is_writable.wait()
+            return
+        is_writable = self._is_writable = trio.Event()
+        try:
+            await trio.lowlevel.wait_writable(self._sock)
+        finally:
+            is_writable.set()
+            self._is_writable = None
 
     def close(self) -> None:
         """Close the connection at once."""

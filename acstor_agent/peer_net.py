@@ -142,6 +142,7 @@ class PeerNet:
         may_read_source: bool,
         timeout_s: float,
         may_refer: bool = False,
+        is_soon: bool = False,
     ) -> peer_wire.Buffer | peer_wire.Refer:
         """Return ``length`` bytes of an image from ``host``; they are not checked against ``cid``.
 
@@ -149,6 +150,7 @@ class PeerNet:
         :param may_read_source: the host may read through, from its source, what it has not got
         :param timeout_s: for everything, connecting included
         :param may_refer: the host may name others to ask instead, in a Refer
+        :param is_soon: a guest is about to want them: they go before other answers in bulk
         :raises errors.ChunkMissing: the host says that it cannot give them
         :raises errors.SourceUnreachable: no connection, connection lost, no answer in time, or the
             host says that it cannot give them now
@@ -156,7 +158,7 @@ class PeerNet:
         """
         timeout_ms = max(1, int(timeout_s * 1000))
         get = peer_wire.Get(
-            0, image_id, offset, length, cid, may_read_source, timeout_ms, may_refer
+            0, image_id, offset, length, cid, may_read_source, timeout_ms, may_refer, is_soon
         )
         with trio.move_on_after(timeout_s):
             line = self._line(host, address, klass)

@@ -56,7 +56,7 @@ async def pre_seed(
     async def take(chunk_no: int, done: trio.Semaphore) -> None:
         want = image.want(chunk_no)
         try:
-            if want.cid != ids.ZERO_CID and await chunks.fetch_ahead(want):
+            if want.cid != ids.ZERO_CID and await chunks.fetch_ahead(want, fetcher.Errand.PRE_SEED):
                 came["fetched_bytes"] += want.length
         except errors.AcstorError as e:
             failures.append(e)

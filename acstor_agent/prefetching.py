@@ -99,7 +99,7 @@ class Prefetching:
     async def _fetch(self, chunk_no: int) -> None:
         event = _E.PREFETCH_FAILED
         try:
-            await self._chunks.fetch_ahead(want_of(self._map, chunk_no), holders_only=True)
+            await self._chunks.fetch_ahead(want_of(self._map, chunk_no), fetcher.Errand.ADVERTISED)
             event = _E.PREFETCH_ARRIVED
         except errors.AcstorError as e:  # a guest that needs it will ask again and be told
             LOG.debug("prefetch: %s", e)

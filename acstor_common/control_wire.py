@@ -6,6 +6,8 @@ The tags (``op`` and ``reply``) are strings that others depend on: they are
 never changed and never used for something else.
 """
 
+import enum
+from typing import Annotated
 from typing import Any
 
 import msgspec
@@ -13,6 +15,22 @@ import msgspec
 from acstor_common import errors
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
+
+
+class Fallback(enum.StrEnum):
+    """Why Nova did for a disk what it does without acstor."""
+
+    AGENT_UNREACHABLE = "agent-unreachable"
+    AGENT_REFUSED = "agent-refused"
+    NOT_MAPPED = "not-mapped"
+    NOT_RAW = "not-raw"
+    NOT_ACTIVE = "not-active"
+    ENCRYPTED = "encrypted"
+    SIGNED = "signed"
+    SIZE_DIFFERS = "size-differs"
+    OTHER_NAME = "other-name"
+    MIRROR_UNREADABLE = "mirror-unreadable"
+    MIRROR_LOST = "mirror-lost"
 
 
 class Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, frozen=True):
@@ -58,6 +76,16 @@ class DropDisk(Request, frozen=True, tag="drop-disk"):
     disk_id: str
 
 
+class CountFallback(Request, frozen=True, tag="count-fallback"):
+    """Count that Nova fell back to what it does without acstor.
+
+    :param times: how often since it was last told
+    """
+
+    reason: Fallback
+    times: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
 class SetRing(Request, frozen=True, tag="set-ring"):
     """Use this v-node table (the ring's JSON format) from now on, if its epoch is higher."""
 
@@ -95,7 +123,9 @@ class Progress(Reply, frozen=True, tag="progress"):
     total_bytes: int
 
 
-AnyRequest = Status | Ensure | Drop | PreSeed | MakeDisk | DropDisk | SetRing | GetRing
+AnyRequest = (
+    Status | Ensure | Drop | PreSeed | MakeDisk | DropDisk | CountFallback | SetRing | GetRing
+)
 AnyReply = Done | Failed | Progress
 
 _request_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)

@@ -168,3 +168,31 @@ class AgentUnreachable(AcstorError):
 
     def __str__(self) -> str:
         return f"no answer from the agent at {self.socket_path}: {self.why}"
+
+
+class AgentRefused(AcstorError):
+    """The agent of this host answered that it cannot do what it was asked.
+
+    :param kind: name of the class of its reason, in this module where it is one of ours
+    """
+
+    def __init__(self, kind: str, why: str) -> None:
+        super().__init__(kind, why)
+        self.kind, self.why = kind, why
+
+    def __str__(self) -> str:
+        return f"the agent refused: {self.why}"
+
+
+class UnsupportedNova(AcstorError):
+    """This Nova is not one that acstor was checked against; Nova goes on without acstor.
+
+    :param version: as Nova's package says it
+    """
+
+    def __init__(self, version: str, why: str) -> None:
+        super().__init__(version, why)
+        self.version, self.why = version, why
+
+    def __str__(self) -> str:
+        return f"Nova {self.version}: {self.why}"

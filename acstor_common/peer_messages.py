@@ -16,8 +16,9 @@ from typing import NamedTuple
 from acstor_common import geometry
 from acstor_common import ids
 
-MINOR_VERSION = 1
-"""1 added Advertise, Refer and the flag ``may_refer`` of Get; a peer of 0 must get none of them."""
+MINOR_VERSION = 2
+"""1 added Advertise, Refer and the flag ``may_refer`` of Get; 2 its flag ``is_soon``.  A peer gets
+nothing that its minor version does not have."""
 
 MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
 MAX_TEXT_BYTES = 200
@@ -60,6 +61,7 @@ class Get(NamedTuple):
     :param may_read_source: the receiver may read through, from its source, what it has not got
     :param timeout_ms: how long the sender waits for the answer
     :param may_refer: the receiver may answer with a Refer instead
+    :param is_soon: a guest of the sender is about to want it; only where none waits yet
     """
 
     request_id: int
@@ -70,6 +72,7 @@ class Get(NamedTuple):
     may_read_source: bool
     timeout_ms: int
     may_refer: bool = False
+    is_soon: bool = False
 
 
 class Chunk(NamedTuple):
@@ -150,6 +153,8 @@ _TOKEN = struct.Struct(">Q")
 _MAX_HOST_BYTES = 255
 _MAY_READ_SOURCE = 1
 _MAY_REFER = 2
+_IS_SOON = 4
+_KNOWN_FLAGS = _MAY_READ_SOURCE | _MAY_REFER | _IS_SOON
 
 
 def _require(is_right: bool, why: str) -> None:
@@ -165,6 +170,7 @@ def _encode_hello(hello: Hello) -> bytes:
 def _encode_get(get: Get) -> bytes:
     _check_get(get)
     flags = _MAY_READ_SOURCE * get.may_read_source | _MAY_REFER * get.may_refer
+    flags |= _IS_SOON * get.is_soon
     image = ids.image_id_bytes(get.image_id)
     return _GET.pack(get.request_id, image, get.offset, get.length, get.timeout_ms, flags, get.cid)
 
@@ -216,7 +222,7 @@ def _decode_hello(body: bytes) -> Hello:
 
 def _decode_get(body: bytes) -> Get:
     request_id, image, offset, length, timeout_ms, flags, cid = _GET.unpack(body)
-    _require(flags <= _MAY_READ_SOURCE | _MAY_REFER, f"unknown flags {flags:#04x} in a Get")
+    _require(flags <= _KNOWN_FLAGS, f"unknown flags {flags:#04x} in a Get")
     get = Get(
         request_id,
         ids.image_id_from_bytes(image),
@@ -226,6 +232,7 @@ def _decode_get(body: bytes) -> Get:
         may_read_source=bool(flags & _MAY_READ_SOURCE),
         timeout_ms=timeout_ms,
         may_refer=bool(flags & _MAY_REFER),
+        is_soon=bool(flags & _IS_SOON),
     )
     _check_get(get)
     return get

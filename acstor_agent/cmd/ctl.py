@@ -167,6 +167,10 @@ def _status(status: dict[str, Any]) -> str:
             f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["quarantined"].items()
         )
         or "none",
+        "Nova without acstor": ", ".join(
+            f"{reason} {times}" for reason, times in status["nova"]["fallbacks"].items() if times
+        )
+        or "never",
     }
     origins = [
         [origin, _mib(status["read"][origin]["bytes"]), _mib(status["fetched"][origin]["bytes"])]

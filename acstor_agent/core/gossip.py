@@ -41,8 +41,9 @@ class Urgency(enum.IntEnum):
     """Order in which messages leave a host, questions and answers alike: the lowest first."""
 
     DEMAND = 0  # a guest waits
-    ADVERTISEMENT = 1
-    PREFETCH = 2  # nobody waits yet
+    READ_AHEAD = 1  # a guest is about to read it
+    ADVERTISEMENT = 2
+    PREFETCH = 3  # nobody waits yet
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Limits:
     holders: int = 4
     queue_prefixes: int = 4096
     told_prefixes: int = 65_536
-    delay_s: float = 0.02
+    delay_s: float = 0.1
     prefixes_per_s: float = 20_000.0
     burst_prefixes: float = 20_000.0
     peers: int = 4096
@@ -114,7 +115,7 @@ class Gossip:
     >>> gossip.holders(Prefix(7))
     ['h2']
     >>> gossip.have(Prefix(7), now=0.0)
-    >>> gossip.take_batches(now=0.02)
+    >>> gossip.take_batches(now=0.1)
     [('h3', (7,))]
 
     :param neighbours: hosts to tell; see neighbours.py
@@ -179,6 +180,10 @@ class Gossip:
         For an image that is attached after its neighbours began to read it.
         """
         return list(self._table)
+
+    def pending(self, host: ids.HostId) -> int:
+        """Return how many requests of ours ``host`` has not answered yet."""
+        return self._pending[host]
 
     def asked(self, host: ids.HostId) -> None:
         """Note that a request went to ``host``."""

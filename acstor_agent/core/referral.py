@@ -15,6 +15,7 @@ import collections
 import dataclasses
 import heapq
 
+from acstor_agent.core import gossip
 from acstor_common import ids
 
 FAN_OUT = 2
@@ -25,8 +26,6 @@ HOLDERS = 1024
 simulation 1,000 hosts that read at once need 2.4 times as long when it is 64."""
 RECENT = 512
 """Referrals that make up a host's present load."""
-CLEARLY_FEWER = 4
-"""Referrals that loads must differ by to matter more than the depth of the tree."""
 CHOICE = 2
 """Hosts that a requester is told, in case that the first one is gone."""
 
@@ -35,6 +34,7 @@ CHOICE = 2
 class _Holder:
     host: ids.HostId
     depth: int
+    urgency: gossip.Urgency
     below: int = 0
 
 
@@ -56,34 +56,52 @@ class Referrals:
         self._load: collections.Counter[ids.HostId] = collections.Counter()
         self._recent: collections.deque[ids.HostId] = collections.deque()
 
-    def served(self, cid: ids.Cid, host: ids.HostId, depth: int = 0) -> None:
-        """Note that ``host`` is given the chunk, by this host or at some depth below it."""
+    def served(
+        self,
+        cid: ids.Cid,
+        host: ids.HostId,
+        depth: int = 0,
+        urgency: gossip.Urgency = gossip.Urgency.DEMAND,
+    ) -> None:
+        """Note that ``host`` is given the chunk, by this host or at some depth below it.
+
+        :param urgency: of its request: it gets the chunk no sooner than that lets it
+        """
         holders = self._holders.setdefault(cid, [])
         self._holders.move_to_end(cid)
         if len(self._holders) > CHUNKS:
             self._holders.popitem(last=False)
         if len(holders) < HOLDERS and all(holder.host != host for holder in holders):
-            holders.append(_Holder(host, depth))
+            holders.append(_Holder(host, depth, urgency))
 
-    def refer(self, cid: ids.Cid, host: ids.HostId) -> tuple[ids.HostId, ...]:
+    def refer(
+        self,
+        cid: ids.Cid,
+        host: ids.HostId,
+        urgency: gossip.Urgency = gossip.Urgency.DEMAND,
+    ) -> tuple[ids.HostId, ...]:
         """Return whom ``host`` should ask instead, the best first; empty if nobody came before it.
 
-        Hosts with room below them go first; of these those that were sent clearly fewer lately, so
-        that hosts which always come early do not give for all; of these the nearest to the root.
+        Hosts with room below them go first; of these those that were sent few lately, so that hosts
+        which always come early do not give for all, and that are near to the root.
+        Nobody is sent to a host that asked with less urgency, and may have to wait for long.
         A host that comes again for a chunk is sent to nobody: it was let down.
         """
         holders = self._holders.get(cid, [])
-        if not holders or any(holder.host == host for holder in holders):
+        if any(holder.host == host for holder in holders):
             return ()
-        ranked = heapq.nsmallest(CHOICE, holders, key=self._rank)
+        able = [holder for holder in holders if holder.urgency <= urgency]
+        if not able:
+            return ()
+        ranked = heapq.nsmallest(CHOICE, able, key=self._rank)
         ranked[0].below += 1
         self._charge(ranked[0].host)
-        self.served(cid, host, ranked[0].depth + 1)
+        self.served(cid, host, ranked[0].depth + 1, urgency)
         return tuple(holder.host for holder in ranked)
 
     def _rank(self, holder: _Holder) -> tuple[bool, int, int]:
-        is_full = holder.below >= self._fan_out
-        return is_full, self._load[holder.host] // CLEARLY_FEWER, holder.depth
+        load = self._load[holder.host]
+        return holder.below >= self._fan_out, load + holder.depth, holder.depth
 
     def _charge(self, host: ids.HostId) -> None:
         self._load[host] += 1

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import trio
 
 from acstor_agent import peer_link
+from acstor_agent.core import gossip
 from acstor_agent.peer_connection import base
 from acstor_agent.peer_connection import uplink as uplink_
 from acstor_common import errors
@@ -117,13 +118,19 @@ class Answering(base.Connection):
         self, get: peer_wire.Get, scope: trio.CancelScope, chunk: peer_wire.Chunk
     ) -> None:
         """Send a chunk when it is its turn, or name hosts that can give it sooner."""
-        if hosts := self._uplink.refer(get, self._host):
+        urgency = self._urgency(get)
+        if hosts := self._uplink.refer(get, self._host, urgency):
             if self._take(get, scope):
                 self.post(peer_wire.Refer(get.request_id, hosts))
             return
-        async with self._uplink.turn(self.klass):
+        async with self._uplink.turn(urgency):
             if self._take(get, scope):
                 await self._uplink.send(self, chunk)
+
+    def _urgency(self, get: peer_wire.Get) -> gossip.Urgency:
+        if self.klass is peer_wire.Klass.DEMAND:
+            return gossip.Urgency.DEMAND
+        return gossip.Urgency.READ_AHEAD if get.is_soon else gossip.Urgency.PREFETCH
 
     def _take(self, get: peer_wire.Get, scope: trio.CancelScope) -> bool:
         """Say whether somebody still waits for the answer; he gets it now."""

@@ -27,7 +27,7 @@ class Asking(base.Connection):
         gate: base.DemandGate,
     ) -> None:
         super().__init__(link, receiver, peer, klass, gate)
-        self.minor_version = 0  # of the other side; from 1 on it knows Advertise and Refer
+        self.minor_version = 0  # of the other side; it gets only what that has
         self._last_id = 0
         self._waiting: dict[int, _Waiter] = {}
 
@@ -60,8 +60,11 @@ class Asking(base.Connection):
         if not self._waiting:
             self.last_progress = trio.current_time()  # from now on silence counts
         request_id = self._new_id()
-        may_refer = get.may_refer and self.minor_version >= 1
-        get = get._replace(request_id=request_id, may_refer=may_refer)
+        get = get._replace(
+            request_id=request_id,
+            may_refer=get.may_refer and self.minor_version >= 1,
+            is_soon=get.is_soon and self.minor_version >= 2,
+        )
         waiter = self._waiting[request_id] = _Waiter(get)
         try:
             self.post(get)

@@ -11,6 +11,7 @@ connections of the same process go first, but never wait long for them.
 
 import abc
 import collections
+import contextlib
 import dataclasses
 import logging
 import math
@@ -237,6 +238,12 @@ class Connection(abc.ABC):
         """Return when the socket has taken all that was posted, or the connection is closed."""
         while self._outbox and not self.is_closed:
             await self._has_sent.wait()
+
+    async def sent(self) -> None:
+        """Return when the kernel has sent nearly all that it took, or the connection is closed."""
+        if not self.is_closed:
+            with contextlib.suppress(*peer_link.LINK_ERRORS):
+                await self._link.writable()
 
     async def _wait_for_room(self) -> None:
         while self._is_full:

@@ -198,6 +198,9 @@ class Host:
     def _next_place(self, flight: Flight) -> ids.HostId | None:
         holders = self.gossip.holders(self.world.prefixes[flight.chunk_no])
         home = self.world.homes[flight.chunk_no]
+        if flight.is_demand and home is not None:
+            pending = self.gossip.pending
+            holders = [host for host in holders if pending(host) <= pending(home)]
         places = [*holders, *flight.referrals]
         if flight.is_demand and home is not None:
             places.append(home)

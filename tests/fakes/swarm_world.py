@@ -51,7 +51,7 @@ class Settings:
     timeout_s: float = 1e6  # nothing is lost on slow links, it only waits
     window: int = 8  # reads of a guest (and its read-ahead) under way at a time
     think_s: float = 0.0005  # a guest's time between two reads
-    prefetches: int = 8  # prefetches under way at a time
+    prefetches: int = 4  # prefetches under way at a time
     children: int | None = None  # a home answers so many itself and refers the rest; None: all
 
 

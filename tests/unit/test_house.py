@@ -20,6 +20,7 @@ from packaging import requirements
 from packaging import utils
 
 from acstor_agent import conf as agent_conf
+from acstor_nova import conf as nova_conf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -48,6 +49,10 @@ def entry_points() -> dict[str, str]:
 
 def agent_options() -> list[tuple[str, cfg.Opt]]:
     return [(group.name, opt) for group, opts in agent_conf.list_opts() for opt in opts]
+
+
+def nova_options() -> list[tuple[str, cfg.Opt]]:
+    return [(group.name, opt) for group, opts in nova_conf.list_opts() for opt in opts]
 
 
 def test_every_script_and_module_begins_with_its_licence() -> None:
@@ -108,7 +113,8 @@ def test_entry_point_can_be_loaded(name: str) -> None:
 
 
 def test_every_option_says_what_it_decides() -> None:
-    silent = [f"{group}.{opt.name}" for group, opt in agent_options() if len(opt.help or "") < 20]
+    every = [*agent_options(), *nova_options()]
+    silent = [f"{group}.{opt.name}" for group, opt in every if len(opt.help or "") < 20]
     assert not silent
 
 

@@ -27,6 +27,7 @@ async def picture_of(host):
         "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0)},
         "exchange": status.of_exchange(host.chunks, host.peers),
         "cache": status.of_cache(host.cache),
+        "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
     }
 
@@ -44,6 +45,8 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
     assert {name for name in picture["cache"] if f"acstor_cache_{name}" not in families} == unshown
     assert families["acstor_ring_epoch"].samples[0].value == 7
     assert families["acstor_source_bytes"].samples[0].value == 3 * CHUNK
+    sample = families["acstor_nova_fallbacks"].samples[0]
+    assert (sample.labels, sample.value) == ({"reason": "not-raw"}, 3)
 
 
 async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
@@ -62,7 +65,7 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
 
 
 def test_agent_without_images_has_metrics_too():
-    picture = {"images": {}, "ring": {"epoch": 0, "hosts": 0}}
+    picture = {"images": {}, "ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
     picture["exchange"] = dict.fromkeys(
         [
             "chunks_in_flight",

@@ -120,6 +120,18 @@ async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):
     assert sorted(set(host.source.reads)) == sorted(host.source.reads)
 
 
+async def test_window_ahead_is_asked_for_before_the_reader_has_to_wait(host, autojump_clock):
+    host.read_ahead_limit_bytes = 8 * CHUNK
+    image = await host.mirrors.attach(one_host.IMAGE)
+    for chunk_no in range(readahead.SEQUENTIAL_READS - 1):
+        await image.read(chunk_no * CHUNK, CHUNK)
+    before = len(host.source.reads)
+    host.source._delay, host.source._delay_s = range(10_000), 1e6  # nothing comes any more
+    with trio.move_on_after(1):
+        await image.read((readahead.SEQUENTIAL_READS - 1) * CHUNK, CHUNK)
+    assert len(host.source.reads[before:]) > 1
+
+
 async def test_failed_read_ahead_is_nobodys_error(host, autojump_clock):
     host.read_ahead_limit_bytes = 8 * CHUNK
     image = await host.mirrors.attach(one_host.IMAGE)

@@ -2,6 +2,7 @@
 import pytest
 import trio
 
+from acstor_agent import fetcher
 from acstor_agent import pre_seed
 from acstor_common import errors
 from tests.fakes import one_host
@@ -44,7 +45,7 @@ async def test_everything_comes_and_comes_once(host):
 
 async def test_own_chunks_come_first_and_the_others_in_turn(host):
     image = await host.mirrors.attach(one_host.IMAGE)
-    host.chunks._background.total_tokens = 1
+    host.chunks._limiters[fetcher.Errand.PRE_SEED].total_tokens = 1
     host.chunks.background_limit = 1
     before = len(host.source.reads)
     first_half = {image.map.cid(n) for n in range(len(image.map) // 2, len(image.map))}

@@ -15,6 +15,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         control_wire.Drop(IMAGE),
         control_wire.PreSeed(IMAGE),
         control_wire.GetRing(),
+        control_wire.CountFallback(control_wire.Fallback.NOT_RAW, 2),
     ],
 )
 def test_request_comes_back_as_it_was(request_):
@@ -38,6 +39,8 @@ def test_ring_is_carried_as_it_is():
         b'{"op":"ensure"}',
         b'{"op":"ensure","image_id":7}',
         b'{"op":"status","more":1}',
+        b'{"op":"count-fallback","reason":"the weather"}',
+        b'{"op":"count-fallback","reason":"not-raw","times":0}',
         b"[" * 100_000,
         b"\xff\xfe",
     ],

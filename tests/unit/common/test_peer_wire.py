@@ -15,6 +15,7 @@ IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CID = ids.Cid(bytes(range(32)))
 OLD_HELLO = peer_wire.Hello(ids.HostId("host-1.example"), peer_wire.Klass.DEMAND, 7, 0)
 HELLO = OLD_HELLO._replace(klass=peer_wire.Klass.BULK, minor_version=1)
+SOON_HELLO = HELLO._replace(minor_version=2)
 GET = peer_wire.Get(0x01020304, IMAGE, 1 << 40, 65536, CID, True, 5000)
 CHUNK = peer_wire.Chunk(0x01020304, b"chunk bytes")
 REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY, "zu viel: grüß später")
@@ -27,6 +28,7 @@ SAID = {
     ("peer-wire-v1", "server"): [OLD_HELLO, CHUNK, REFUSE, PING(5), PONG(6)],
     ("peer-wire-v1-minor1", "client"): [HELLO, REFERRED_GET, ADVERTISE],
     ("peer-wire-v1-minor1", "server"): [HELLO, REFER],
+    ("peer-wire-v1-minor2", "client"): [SOON_HELLO, GET._replace(is_soon=True, may_refer=True)],
 }
 ACCEPTED = {"client": peer_wire.FROM_CLIENT, "server": peer_wire.FROM_SERVER}
 BOTH = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
@@ -46,6 +48,7 @@ later_messages = st.one_of(
         st.binary(min_size=32, max_size=32).filter(any),
         st.booleans(),
         st.integers(1, 2**32 - 1),
+        st.booleans(),
         st.booleans(),
     ),
     st.builds(peer_wire.Chunk, u32, st.binary(min_size=1, max_size=9000)),
@@ -233,7 +236,7 @@ def bad_get(**changes) -> bytes:
         {"length": 4 * 2**20 + 1},
         {"offset": 2**63 - 1},
         {"timeout": 0},
-        {"flags": 4},
+        {"flags": 8},
         {"cid": bytes(32)},
     ],
 )

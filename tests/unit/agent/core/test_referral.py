@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acstor_agent.core import gossip
 from acstor_agent.core import referral
 from acstor_common import ids
 
@@ -85,3 +86,12 @@ def test_present_load_forgets_what_was_long_ago(seed):
     for number in range(referral.RECENT, 3 * referral.RECENT):
         tree_of(referrals, cid(number), rng.sample(["a", "b", "c", "d"], 4), direct=1)
     assert referrals._load["old"] == 0
+
+
+def test_nobody_is_sent_to_a_host_that_may_have_to_wait_longer():
+    referrals = referral.Referrals()
+    referrals.served(cid(1), "prefetches", urgency=gossip.Urgency.PREFETCH)
+    assert referrals.refer(cid(1), "reads", gossip.Urgency.READ_AHEAD) == ()
+    referrals.served(cid(1), "reads", urgency=gossip.Urgency.READ_AHEAD)
+    assert referrals.refer(cid(1), "waits", gossip.Urgency.DEMAND) == ()
+    assert referrals.refer(cid(1), "reads too", gossip.Urgency.READ_AHEAD) == ("reads",)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a chunk is fetched: that decides who is asked, on which connection, and who goes first."""
+
+import enum
+
+from acstor_common import peer_wire
+
+
+class Errand(enum.IntEnum):
+    """The reasons, most urgent first.
+
+    >>> Errand.GUEST_WAITS < Errand.READ_AHEAD
+    True
+    """
+
+    GUEST_WAITS = 0
+    READ_AHEAD = 1  # a sequential reader is about to want it
+    PRE_SEED = 2  # an operator wants it here; no guest does yet
+    ADVERTISED = 3  # a neighbour has it, so guests here may want it
+
+    @property
+    def klass(self) -> peer_wire.Klass:
+        """The class of the connection on which peers are asked."""
+        return peer_wire.Klass.DEMAND if self is Errand.GUEST_WAITS else peer_wire.Klass.BULK
+
+    @property
+    def asks_holders_only(self) -> bool:
+        """Only those who advertised it are asked: it is not worth a read of the source."""
+        return self is Errand.ADVERTISED

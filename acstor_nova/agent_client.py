@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the agent of this host, one connection a request, never longer than a deadline.
+
+It blocks and knows only the standard library's sockets, so that it works in
+nova-compute whether that uses threads or eventlet.  Nothing is kept between
+two requests: an agent that was restarted is a new one to the next request.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from acstor_common import control_wire
+from acstor_common import errors
+
+READ_BYTES = 64 * 1024
+
+
+class AgentClient:
+    """One host's agent.
+
+    :param socket_path: its control socket
+    :param timeout_s: how long a request may take that has no deadline of its own
+    """
+
+    def __init__(self, socket_path: str, timeout_s: float) -> None:
+        self._socket_path = socket_path
+        self._timeout_s = timeout_s
+
+    def ensure(self, image_id: str) -> int:
+        """Have an image attached; return its size in bytes.
+
+        :raises errors.AgentRefused: the agent cannot attach it
+        :raises errors.AgentUnreachable: it does not answer in time
+        """
+        size_bytes: int = self._ask(control_wire.Ensure(image_id))["size_bytes"]
+        return size_bytes
+
+    def pre_seed(self, image_id: str, timeout_s: float) -> None:
+        """Have all of an image brought to this host.
+
+        :raises errors.AgentRefused: some of it could not be had
+        :raises errors.AgentUnreachable: it is not done in time
+        """
+        self._ask(control_wire.PreSeed(image_id), timeout_s)
+
+    def count_fallback(self, reason: control_wire.Fallback, times: int) -> None:
+        """Have fallbacks counted where an operator looks.
+
+        :raises errors.AgentRefused: it is an agent that does not know how
+        :raises errors.AgentUnreachable: it does not answer in time
+        """
+        self._ask(control_wire.CountFallback(reason, times))
+
+    def status(self) -> dict[str, Any]:
+        """Return what the agent says of itself.
+
+        :raises errors.AgentUnreachable: it does not answer in time
+        """
+        result: dict[str, Any] = self._ask(control_wire.Status())
+        return result
+
+    def _ask(self, request: control_wire.Request, timeout_s: float | None = None) -> Any:
+        for reply in self._replies(request, timeout_s or self._timeout_s):
+            match reply:
+                case control_wire.Failed(kind, error):
+                    raise errors.AgentRefused(kind, error)
+                case control_wire.Done(result):
+                    return result
+        raise errors.AgentUnreachable(self._socket_path, "it went away before it had answered")
+
+    def _replies(
+        self, request: control_wire.Request, timeout_s: float
+    ) -> Iterator[control_wire.AnyReply]:
+        ends_s = time.monotonic() + timeout_s
+        try:
+            with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as agent:
+                agent.settimeout(timeout_s)
+                agent.connect(self._socket_path)
+                agent.sendall(control_wire.encode(request))
+                for line in _lines(agent, ends_s):
+                    yield control_wire.decode_reply(line)
+        except TimeoutError as e:
+            why = f"no answer within {timeout_s:g} s"
+            raise errors.AgentUnreachable(self._socket_path, why) from e
+        except (OSError, errors.RemoteProtocolError) as e:
+            raise errors.AgentUnreachable(self._socket_path, str(e)) from e
+
+
+def _lines(agent: socket.socket, ends_s: float) -> Iterator[bytes]:
+    """Cut what comes until ``ends_s`` (monotonic clock) into lines.
+
+    :raises errors.RemoteProtocolError: a line is too long
+    """
+    buffer = b""
+    while True:
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        agent.settimeout(left_s)
+        received = agent.recv(READ_BYTES)
+        if not received:
+            return
+        *lines, buffer = (buffer + received).split(b"\n")
+        yield from lines
+        if len(buffer) > control_wire.MAX_LINE_BYTES:
+            why = f"a line of over {control_wire.MAX_LINE_BYTES} bytes"
+            raise errors.RemoteProtocolError("acstor-agent", why)

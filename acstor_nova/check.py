@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at a compute host and says what keeps Nova from using acstor there, or may do so.
+
+Each check looks at one thing and never fails itself.  The rule: nothing is
+changed, and nothing is read through the mirror that is not there already.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import importlib.metadata
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_nova import agent_client
+from acstor_nova import conf as nova_conf
+from acstor_nova import mirror_link
+from acstor_nova import register
+
+FS_TYPE = "fuse.acstor"
+RESEND_KERNEL = (6, 9)
+AA_HELPER = "etc/apparmor.d/usr.lib.libvirt.virt-aa-helper"
+AA_LOCAL = "etc/apparmor.d/local/usr.lib.libvirt.virt-aa-helper"
+_NOVA_OPTS = [
+    cfg.StrOpt("state_path", default="/var/lib/nova"),
+    cfg.StrOpt("instances_path", default="$state_path/instances"),
+]
+
+
+class Level(enum.StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What one look at one thing gave.
+
+    :param remedy: what the operator can do
+    """
+
+    what: str
+    level: Level
+    detail: str
+    remedy: str = ""
+
+
+def load_conf(config_files: list[str]) -> cfg.ConfigOpts:
+    """Return Nova's configuration, of which only what concerns us is known.
+
+    :param config_files: empty for those that nova-compute reads
+    :raises cfg.Error: a file cannot be read, or a value makes no sense
+    """
+    conf = cfg.ConfigOpts()
+    nova_conf.register_opts(conf)
+    conf.register_opts(_NOVA_OPTS)
+    conf.register_opt(cfg.StrOpt("images_type", default="default"), group="libvirt")
+    conf.register_opt(cfg.StrOpt("subdirectory_name", default="_base"), group="image_cache")
+    args = [f"--config-file={name}" for name in config_files]
+    conf(args, project="nova", prog="nova-compute")
+    with contextlib.suppress(cfg.DuplicateOptError):  # oslo.config's own, where it is of use
+        conf.register_opt(cfg.StrOpt("driver"), group=register.NAME)
+    return conf
+
+
+def check(conf: cfg.ConfigOpts, root: pathlib.Path = pathlib.Path("/")) -> list[Finding]:
+    """Return what was found, good and bad.
+
+    :param root: where the host's own files are (/proc, /sys, /etc)
+    """
+    return [
+        *_configuration(conf),
+        _nova(),
+        *_agent(conf),
+        _mount(conf, root),
+        *_image_cache(conf),
+        _kernel(root),
+        _apparmor(conf, root),
+        _selinux(root),
+    ]
+
+
+def _configuration(conf: cfg.ConfigOpts) -> Iterator[Finding]:
+    for what, found, right in (
+        ("[DEFAULT] config_source", conf.config_source or [], register.NAME),
+        ("[acstor] driver", [conf.acstor.driver], register.NAME),
+        ("[libvirt] images_type", [conf.libvirt.images_type], register.NAME),
+    ):
+        if right in found:
+            yield Finding(what, Level.OK, right)
+        else:
+            shown = ", ".join(map(str, found)) or "not set"
+            yield Finding(what, Level.ERROR, f"it is {shown}", f"Set it to {right} in nova.conf.")
+
+
+def _nova() -> Finding:
+    try:
+        version = register.nova_version()
+        register.check_seams(version, [seam.module for seam in register.SEAMS[max(register.SEAMS)]])
+    except importlib.metadata.PackageNotFoundError:
+        remedy = "Install acstor[nova] where Nova is installed, and run this command there."
+        return Finding("nova", Level.ERROR, "Nova is not installed in this environment", remedy)
+    except errors.UnsupportedNova as e:
+        remedy = "Nova works as with images_type = qcow2. Install an acstor that knows this Nova."
+        return Finding("nova", Level.ERROR, str(e), remedy)
+    return Finding("nova", Level.OK, version)
+
+
+def _agent(conf: cfg.ConfigOpts) -> Iterator[Finding]:
+    own = conf.acstor
+    try:
+        status = agent_client.AgentClient(own.control_socket, own.agent_timeout_s).status()
+    except (errors.AgentUnreachable, errors.AgentRefused) as e:
+        remedy = "Is acstor-agent running, and may this user (Nova's) use its socket?"
+        yield Finding("agent", Level.ERROR, str(e), remedy)
+        return
+    yield Finding("agent", Level.OK, f"{own.control_socket}, worker {status['worker_pid']}")
+    if status["mount_point"] != own.mount_point:
+        detail = f"the agent mounts {status['mount_point']}, nova.conf says {own.mount_point}"
+        yield Finding("mount_point", Level.ERROR, detail, "Set [acstor] mount_point alike.")
+    yield _fallbacks(status)
+
+
+def _fallbacks(status: dict[str, Any]) -> Finding:
+    counted = status.get("nova", {}).get("fallbacks", {})
+    seen = ", ".join(f"{reason} {times}" for reason, times in counted.items() if times)
+    if seen:
+        remedy = "The warnings in nova-compute's log say which images, and why."
+        return Finding("fallbacks", Level.WARNING, f"Nova did without acstor: {seen}", remedy)
+    return Finding("fallbacks", Level.OK, "none since the agent's start")
+
+
+def _mount(conf: cfg.ConfigOpts, root: pathlib.Path) -> Finding:
+    point = conf.acstor.mount_point
+    remedy = "Start acstor-agent; if it runs, look at its log."
+    mounts = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
+    types = {line.split(" ")[4]: line.partition(" - ")[2].split(" ")[0] for line in mounts}
+    if types.get(os.path.realpath(point)) != FS_TYPE:
+        return Finding("mirror", Level.ERROR, f"nothing of acstor is mounted on {point}", remedy)
+    try:
+        os.statvfs(point)
+    except OSError as e:
+        return Finding("mirror", Level.ERROR, f"{point}: {e.strerror}", remedy)
+    return Finding("mirror", Level.OK, point)
+
+
+def _image_cache(conf: cfg.ConfigOpts) -> Iterator[Finding]:
+    folder = pathlib.Path(conf.instances_path, conf.image_cache.subdirectory_name)
+    links = 0
+    try:
+        for path in sorted(folder.iterdir()) if folder.exists() else []:
+            image_id = mirror_link.image_of(str(path))
+            links += image_id is not None
+            if image_id is not None and not path.exists():
+                detail = f"{path} leads to {os.readlink(path)}, which is not there"
+                remedy = (
+                    "It is mended when an instance of the image starts; if Glance has the image no "
+                    "more and no instance uses it, delete the link."
+                )
+                yield Finding("image cache", Level.WARNING, detail, remedy)
+    except OSError as e:
+        remedy = "Run this command as a user who may read it."
+        yield Finding("image cache", Level.ERROR, f"{folder}: {e.strerror}", remedy)
+        return
+    yield Finding("image cache", Level.OK, f"{folder}: {links} links to mirrors")
+
+
+def _kernel(root: pathlib.Path) -> Finding:
+    release = (root / "proc/sys/kernel/osrelease").read_text().strip()
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    if numbers < RESEND_KERNEL:
+        detail = f"Linux {release}: guests that read while a worker of the agent dies get errors"
+        return Finding("kernel", Level.WARNING, detail, "Use Linux 6.9 or newer.")
+    return Finding("kernel", Level.OK, release)
+
+
+def _apparmor(conf: cfg.ConfigOpts, root: pathlib.Path) -> Finding:
+    enabled = root / "sys/module/apparmor/parameters/enabled"
+    if not enabled.exists() or enabled.read_text().strip() != "Y":
+        return Finding("apparmor", Level.OK, "is not in force")
+    rules = "".join(
+        path.read_text() for path in (root / AA_HELPER, root / AA_LOCAL) if path.exists()
+    )
+    if not rules or "/**.raw" in rules or conf.acstor.mount_point in rules:
+        return Finding("apparmor", Level.OK, "lets libvirt read mirrors")
+    detail = f"virt-aa-helper may not read {conf.acstor.mount_point}, so no guest will start"
+    return Finding("apparmor", Level.ERROR, detail, f"Put acstor's rules into /{AA_LOCAL}.")
+
+
+def _selinux(root: pathlib.Path) -> Finding:
+    enforce = root / "sys/fs/selinux/enforce"
+    if not enforce.exists() or enforce.read_text().strip() != "1":
+        return Finding("selinux", Level.OK, "is not in force")
+    switch = root / "sys/fs/selinux/booleans/virt_use_fusefs"
+    if switch.exists() and switch.read_text().startswith("1"):
+        return Finding("selinux", Level.OK, "virt_use_fusefs is on")
+    detail = "virt_use_fusefs is off, so no guest may read a mirror"
+    return Finding("selinux", Level.ERROR, detail, "Run: setsebool -P virt_use_fusefs on")

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts how often Nova did without acstor, and why.
+
+The agent shows the numbers in its status and metrics.  The agent being away is
+the most frequent reason, so what it could not be told is kept for the next
+time.  The rule: counting never fails and never adds more than one request.
+"""
+
+import collections
+import logging
+import threading
+
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_nova import agent_client
+
+LOG = logging.getLogger(__name__)
+
+
+class Fallbacks:
+    """The counters of one nova-compute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total: collections.Counter[control_wire.Fallback] = collections.Counter()
+        self._untold: collections.Counter[control_wire.Fallback] = collections.Counter()
+
+    def count(self, reason: control_wire.Fallback, image_id: str, why: str) -> None:
+        """Count a fallback and warn of it."""
+        with self._lock:
+            self._total[reason] += 1
+            self._untold[reason] += 1
+            times = self._total[reason]
+        LOG.warning(
+            "image %s is not taken through acstor but as Nova does by itself: %s [%s, %d since "
+            "the start]",
+            image_id,
+            why,
+            reason.value,
+            times,
+        )
+
+    def tell(self, agent: agent_client.AgentClient) -> None:
+        """Tell the agent what it does not know yet; what it cannot be told stays."""
+        with self._lock:
+            untold, self._untold = self._untold, collections.Counter()
+        for reason in list(untold):
+            try:
+                agent.count_fallback(reason, untold[reason])
+            except (errors.AgentRefused, errors.AgentUnreachable) as e:
+                LOG.info("fallbacks are not counted by the agent yet: %s", e)
+                break
+            del untold[reason]
+        with self._lock:
+            self._untold += untold
+
+    @property
+    def total(self) -> dict[control_wire.Fallback, int]:
+        """How often since the start, by the reason."""
+        with self._lock:
+            return dict(self._total)

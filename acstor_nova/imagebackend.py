@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nova's image backend ``acstor``: a qcow2 disk whose base is a mirror, not a download.
+
+Everything but the origin of the base file is Nova's own qcow2 backend, and a
+disk that was made here is one that it can go on with.  The rule: whatever is
+wrong with acstor, the image or the agent, Nova then does what it does by
+itself, and says so; only what Nova itself would refuse is refused.
+
+Nothing of Nova is imported here.  What is needed comes as :class:`Seams`, and
+:mod:`acstor_nova.register` puts :class:`MirrorBase` in front of Nova's class.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oslo_config import cfg
+
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_nova import agent_client
+from acstor_nova import fallbacks
+from acstor_nova import mirror_link
+
+LOG = logging.getLogger(__name__)
+
+ASK_AGAIN_S = 0.5
+ROOT_DISKS = frozenset({"disk", "disk.rescue"})
+_MISSING = "ChunkMissing"
+_REASONS = control_wire.Fallback
+
+
+@dataclasses.dataclass(frozen=True)
+class Seams:
+    """What is used of Nova.
+
+    :param base_name: name of an image's file in Nova's image cache
+    :param get_image: what Glance says of an image; None if it has no such image any more, or
+        does not answer
+    :param inspect: raises Nova's own error if the file is not what Glance says of the image
+    :param cannot_start: makes Nova's error for an instance whose disk cannot be used
+    """
+
+    conf: cfg.ConfigOpts
+    base_name: Callable[[str], str]
+    get_image: Callable[[Any, str], dict[str, Any] | None]
+    inspect: Callable[[dict[str, Any], str, str], None]
+    cannot_start: Callable[[str], Exception]
+
+
+class NotEligibleError(Exception):
+    """This image must be taken as Nova does by itself."""
+
+    def __init__(self, reason: control_wire.Fallback, why: str) -> None:
+        super().__init__(reason, why)
+        self.reason, self.why = reason, why
+
+
+class Host:
+    """What this nova-compute knows of acstor on its host."""
+
+    def __init__(self, seams: Seams) -> None:
+        self.seams = seams
+        self.fallbacks = fallbacks.Fallbacks()
+
+    @property
+    def agent(self) -> agent_client.AgentClient:
+        """The agent; asking it may fail."""
+        own = self.seams.conf.acstor
+        return agent_client.AgentClient(own.control_socket, own.agent_timeout_s)
+
+    def mirror_path(self, image_id: str) -> str:
+        """Return where the agent shows an image."""
+        return mirror_link.mirror_path(self.seams.conf.acstor.mount_point, image_id)
+
+    def base_path(self, image_id: str) -> str:
+        """Return an image's place in Nova's image cache."""
+        conf = self.seams.conf
+        folder = os.path.join(conf.instances_path, conf.image_cache.subdirectory_name)
+        return os.path.join(folder, self.seams.base_name(image_id))
+
+    def fall_back(self, image_id: str, reason: control_wire.Fallback, why: str) -> None:
+        """Say and count that an image is taken as Nova does by itself."""
+        self.fallbacks.count(reason, image_id, why)
+        self.fallbacks.tell(self.agent)
+
+    def link(self, context: Any, image_id: str, link: str, trusted_certs: Any = None) -> None:
+        """Put an image's mirror where Nova looks for the image.
+
+        :raises NotEligibleError: it has to be downloaded
+        """
+        if self.seams.base_name(image_id) != os.path.basename(link):
+            raise NotEligibleError(_REASONS.OTHER_NAME, f"Nova asks for it as {link}")
+        if trusted_certs or self.seams.conf.glance.verify_glance_signatures:
+            raise NotEligibleError(_REASONS.SIGNED, "its signature is to be verified")
+        size_bytes = self._ensure(image_id)
+        image = self.seams.get_image(context, image_id)
+        if image is None:
+            LOG.info("image %s: Glance says nothing of it; the agent has its map", image_id)
+            image = {"disk_format": "raw", "status": "active", "size": size_bytes}
+        _check_eligible(image, size_bytes)
+        path = self.mirror_path(image_id)
+        try:
+            mirror_link.read_head(path)
+        except OSError as e:
+            raise NotEligibleError(_REASONS.MIRROR_UNREADABLE, str(e)) from e
+        self.seams.inspect(image, image_id, path)
+        mirror_link.make(path, link)
+        self.fallbacks.tell(self.agent)
+        LOG.info("image %s: %s leads to the mirror %s", image_id, link, path)
+
+    def _ensure(self, image_id: str) -> int:
+        try:
+            return self.agent.ensure(image_id)
+        except errors.AgentUnreachable as e:
+            raise NotEligibleError(_REASONS.AGENT_UNREACHABLE, str(e)) from e
+        except errors.AgentRefused as e:
+            missing = e.kind == _MISSING
+            reason = _REASONS.NOT_MAPPED if missing else _REASONS.AGENT_REFUSED
+            raise NotEligibleError(reason, e.why) from e
+
+    def wait_for(self, image_id: str) -> None:
+        """Wait until an image's mirror can be read.
+
+        :raises errors.AcstorError: it cannot within the time that the operator allows
+        """
+        ends_s = time.monotonic() + self.seams.conf.acstor.agent_wait_s
+        while True:
+            try:
+                self.agent.ensure(image_id)
+                os.stat(self.mirror_path(image_id))
+            except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
+                if time.monotonic() > ends_s:
+                    raise errors.Unusable(
+                        f"the mirror of image {image_id}", str(e), "Is acstor-agent running?"
+                    ) from e
+                LOG.info("waiting for the mirror of image %s: %s", image_id, e)
+            else:
+                return
+            time.sleep(ASK_AGAIN_S)
+
+
+def _check_eligible(image: dict[str, Any], size_bytes: int) -> None:
+    """Check what Glance says of an image.
+
+    :raises NotEligibleError: it cannot be shown as a mirror
+    """
+    properties = {**image, **image.get("properties", {})}
+    if image["status"] != "active":
+        raise NotEligibleError(_REASONS.NOT_ACTIVE, f"its status is {image['status']}")
+    if image["disk_format"] != "raw":
+        raise NotEligibleError(_REASONS.NOT_RAW, f"its format is {image['disk_format']}")
+    if any(name.startswith("os_encrypt") and properties[name] for name in properties):
+        raise NotEligibleError(_REASONS.ENCRYPTED, "it is encrypted")
+    if image["size"] != size_bytes:
+        why = f"Glance has {image['size']} bytes, the agent's map is of {size_bytes}"
+        raise NotEligibleError(_REASONS.SIZE_DIFFERS, why)
+
+
+class MirrorBase:
+    """Stands before Nova's Qcow2 class; :attr:`host` is set by the registration."""
+
+    host: Host
+    path: str
+
+    def __init__(self, instance: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(instance, *args, **kwargs)
+        self._image_ref = getattr(instance, "image_ref", None)
+
+    def cache(
+        self,
+        fetch_func: Callable[..., None],
+        filename: str,
+        size: int | None = None,
+        safe: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Make the disk, on the image's mirror where that can be.
+
+        What Nova makes by itself (ephemeral and swap disks, copies from another host) has no
+        image id and is made as ever.
+        """
+
+        def make(fetch: Callable[..., None]) -> None:
+            super(MirrorBase, self).cache(fetch, filename, size, safe, *args, **kwargs)
+
+        image_id = kwargs.get("image_id")
+        if image_id is None:
+            return make(fetch_func)
+        try:
+            make(functools.partial(self._fetch, fetch_func))
+        except Exception as e:
+            base = self.host.base_path(image_id)
+            if mirror_link.image_of(base) is None or _can_read(base):
+                raise
+            self.host.fall_back(image_id, _REASONS.MIRROR_LOST, f"its mirror was lost: {e}")
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(base)
+            make(fetch_func)
+
+    def _fetch(self, download: Callable[..., None], target: str, **kwargs: Any) -> None:
+        """Do what Nova calls to download an image to ``target``."""
+        image_id = kwargs["image_id"]
+        try:
+            self.host.link(kwargs["context"], image_id, target, kwargs.get("trusted_certs"))
+        except NotEligibleError as e:
+            self.host.fall_back(image_id, e.reason, e.why)
+            download(target=target, **kwargs)
+
+    def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
+        """Return libvirt's view of the disk; waits for the mirror under it, if there is one.
+
+        Every start of an instance passes here, also those in which Nova has nobody's token and
+        touches no image: after a reboot of the host.
+        """
+        info = super().libvirt_info(*args, **kwargs)
+        image_id = self._image_beneath()
+        if image_id is not None:
+            try:
+                self.host.wait_for(image_id)
+            except errors.AcstorError as e:
+                raise self.host.seams.cannot_start(str(e)) from e
+            self._choose_cachemode(info)
+        return info
+
+    def _image_beneath(self) -> str | None:
+        """Return the image whose mirror this disk lies on; a link that is gone is made again."""
+        base = None
+        if os.path.basename(self.path) in ROOT_DISKS:
+            base = mirror_link.backing_file(self.path)
+        if base is None:
+            return None
+        image_id = mirror_link.image_of(base)
+        if image_id is None and not os.path.lexists(base) and self._image_ref:
+            if base != self.host.base_path(self._image_ref):
+                return None
+            image_id = self._image_ref
+        if image_id is not None and not os.path.exists(base):
+            LOG.info("%s is not there; it is made again", base)
+            mirror_link.make(self.host.mirror_path(image_id), base)
+        return image_id
+
+    def _choose_cachemode(self, info: Any) -> None:
+        conf = self.host.seams.conf
+        by_hand = any(mode.startswith("file=") for mode in conf.libvirt.disk_cachemodes)
+        if not by_hand and conf.acstor.disk_cachemode != "nova":
+            info.driver_cache = conf.acstor.disk_cachemode
+
+
+def _can_read(path: str) -> bool:
+    try:
+        mirror_link.read_head(path)
+    except OSError:
+        return False
+    return True
+
+
+def precache(host: Host, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:
+    """Do what Nova is asked when an image is to be cached; return whether it was new here.
+
+    :param stock: what Nova does by itself
+    :raises errors.AcstorError: not all of the image could be brought here
+    """
+    base = host.base_path(image_id)
+    is_new = not os.path.exists(base)
+    if not is_new and mirror_link.image_of(base) is None:
+        return stock(context, image_id)
+    try:
+        os.makedirs(os.path.dirname(base), exist_ok=True)
+        host.link(context, image_id, base)
+    except NotEligibleError as e:
+        host.fall_back(image_id, e.reason, e.why)
+        return stock(context, image_id)
+    if host.seams.conf.acstor.precache == "full":
+        host.agent.pre_seed(image_id, host.seams.conf.acstor.precache_timeout_s)
+    return is_new

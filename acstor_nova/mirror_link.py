@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The link in Nova's image cache that stands for a downloaded image, and what it leads to.
+
+``<instances>/_base/<sha1 of the image id>`` -> ``<mount point>/images/<image id>.raw``.
+Nova, qemu-img and libvirt follow it as if the image had been downloaded.  The
+rule: a link is put in place at once; nobody ever sees half of one.
+"""
+
+import os
+import pathlib
+import struct
+import tempfile
+
+from acstor_common import ids
+
+HEAD_BYTES = 256 * 1024
+"""What Nova's format inspection reads of an image."""
+
+_QCOW2_HEADER = struct.Struct(">4sIQI")  # magic, version, where the backing file's name is, length
+_QCOW2_MAGIC = b"QFI\xfb"
+_MAX_NAME_BYTES = 1023
+
+
+def mirror_path(mount_point: str, image_id: str) -> str:
+    """Return where the agent shows an image."""
+    return os.path.join(mount_point, "images", f"{image_id}.raw")
+
+
+def make(path: str, link: str) -> None:
+    """Make ``link`` lead to ``path``, whatever was there before.
+
+    :raises OSError: the folder cannot be written
+    """
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(link), prefix=".acstor-") as folder:
+        new = os.path.join(folder, "link")
+        os.symlink(path, new)
+        os.replace(new, link)
+
+
+def image_of(link: str) -> ids.ImageId | None:
+    """Return the image that a link leads to, None if it is no link to a mirror."""
+    try:
+        target = pathlib.PurePath(os.readlink(link))
+        if target.suffix == ".raw" and target.parent.name == "images":
+            return ids.parse_image_id(target.stem)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def read_head(path: str) -> None:
+    """Read what Nova will look at first.
+
+    :raises OSError: it cannot be read, or there is nothing
+    """
+    with open(path, "rb", buffering=0) as image:
+        done = 0
+        while done < HEAD_BYTES and (part := image.read(HEAD_BYTES - done)):
+            done += len(part)
+    if not done:
+        raise OSError(f"{path} is empty")
+
+
+def backing_file(disk: str) -> str | None:
+    """Return the path of what a qcow2 lies on, None if it lies on nothing or is no qcow2."""
+    try:
+        with open(disk, "rb") as file:
+            magic, _version, at, length = _QCOW2_HEADER.unpack(file.read(_QCOW2_HEADER.size))
+            if magic != _QCOW2_MAGIC or not at or length > _MAX_NAME_BYTES:
+                return None
+            file.seek(at)
+            return os.fsdecode(file.read(length))
+    except (OSError, struct.error):
+        return None

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes Nova know ``[libvirt] images_type = acstor``; all that is known of Nova's inside is here.
+
+nova.conf names a configuration source, and oslo.config loads :class:`Driver`
+for it before any option is read.  It adds the value to the option's choices and
+waits for Nova to import the modules of its libvirt driver, to add the backend.
+
+The rule: Nova must start.  A Nova that is not in :data:`SEAMS`, or that is not
+what the table says of it, is refused with an error in the log, and ``acstor``
+then means ``qcow2``.  So nothing but the standard library and oslo.config is
+imported until Nova needs it: this is also loaded by processes of Nova that have
+no use for it, one of them with root's rights.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from collections.abc import Sequence
+from importlib import abc
+from importlib import machinery
+from types import ModuleType
+from typing import Any
+
+from oslo_config import cfg
+from oslo_config import sources
+
+LOG = logging.getLogger(__name__)
+
+NAME = "acstor"
+STOCK = "qcow2"
+IMAGEBACKEND = "nova.virt.libvirt.imagebackend"
+DRIVER = "nova.virt.libvirt.driver"
+_MARK = "_acstor_registered"
+
+
+@dataclasses.dataclass(frozen=True)
+class Seam:
+    """A name in Nova that is relied on, and its parameters (None: it is no function)."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...] | None = None
+
+
+_CACHE = ("self", "fetch_func", "filename", "size", "safe", "args", "kwargs")
+_LIBVIRT_INFO = ("self", "cache_mode", "extra_specs", "boot_order", "disk_unit")
+_QCOW2 = ("self", "instance", "disk_name", "path", "disk_info_mapping")
+_ALL_SEAMS = (
+    Seam(IMAGEBACKEND, "CONF"),
+    Seam(IMAGEBACKEND, "Backend.__init__", ("self", "use_cow")),
+    Seam(IMAGEBACKEND, "Qcow2.__init__", _QCOW2),
+    Seam(IMAGEBACKEND, "Image.cache", _CACHE),
+    Seam(IMAGEBACKEND, "Image.libvirt_info", _LIBVIRT_INFO),
+    Seam("nova.virt.images", "IMAGE_API"),
+    Seam("nova.virt.images", "do_image_deep_inspection", ("img", "image_href", "path")),
+    Seam("nova.exception", "GlanceConnectionFailed"),
+    Seam("nova.exception", "ImageNotFound"),
+    Seam("nova.exception", "InternalError"),
+    Seam(DRIVER, "LibvirtDriver.cache_image", ("self", "context", "image_id")),
+    Seam("nova.virt.libvirt.imagecache", "get_cache_fname", ("image_id",)),
+)
+SEAMS = dict.fromkeys(range(31, 35), _ALL_SEAMS)
+"""By Nova's major version: 31 is 2025.1, 34 is 2026.2."""
+
+
+class Driver(sources.ConfigurationSourceDriver):
+    """What ``[DEFAULT] config_source = acstor`` and ``[acstor] driver = acstor`` load."""
+
+    def list_options_for_discovery(self) -> list[cfg.Opt]:
+        """Return no options: this source has none."""
+        return []
+
+    def open_source_from_opt_group(self, conf: cfg.ConfigOpts, group_name: str) -> "NoValues":
+        """Register acstor with the Nova of this process, if there is one."""
+        if "nova.conf" in sys.modules and "libvirt" in conf:
+            _widen_choices()
+            _when_imported(IMAGEBACKEND, _register_backend)
+            _when_imported(DRIVER, _register_precache)
+        return NoValues()
+
+
+class NoValues(sources.ConfigurationSource):
+    """A source that knows no option."""
+
+    def get(self, group_name: str, option_name: str, opt: cfg.Opt) -> tuple[Any, None]:
+        """Return that the option is not set here."""
+        return sources._NoValue, None
+
+
+def nova_version() -> str:
+    """Return the version of the Nova that is installed."""
+    return importlib.metadata.version("nova")
+
+
+def check_seams(version: str, modules: Sequence[str]) -> None:
+    """Check that this Nova is what is known of its version.
+
+    :param modules: those whose seams are looked at
+    :raises errors.UnsupportedNova: the version is not known, or a seam is not as it was
+    """
+    from acstor_common import errors
+
+    known = SEAMS.get(int(version.partition(".")[0]))
+    if known is None:
+        wanted = f"{min(SEAMS)} to {max(SEAMS)}"
+        raise errors.UnsupportedNova(version, f"acstor was checked against versions {wanted} only")
+    for seam in known:
+        if seam.module in modules and (wrong := _what_is_wrong(seam)):
+            raise errors.UnsupportedNova(version, f"{seam.module}.{seam.name} {wrong}")
+
+
+def _what_is_wrong(seam: Seam) -> str:
+    try:
+        found = functools.reduce(
+            getattr, seam.name.split("."), importlib.import_module(seam.module)
+        )
+    except (ImportError, AttributeError):
+        return "is not there"
+    if seam.parameters is not None:
+        parameters = tuple(inspect.signature(found).parameters)
+        if parameters != seam.parameters:
+            return f"takes {parameters}, not {seam.parameters}"
+    return ""
+
+
+def _widen_choices() -> None:
+    """Make the value legal, before anything reads the option."""
+    options = importlib.import_module("nova.conf.libvirt").libvirt_imagebackend_opts
+    option = next(option for option in options if option.dest == "images_type")
+    option.type.choices.setdefault(NAME, "qcow2 disks on the mirrors of acstor-agent")
+
+
+def _when_imported(name: str, register: Callable[[ModuleType], None]) -> None:
+    """Have ``register`` called with a module of Nova, now or as soon as Nova imports it."""
+    module = sys.modules.get(name)
+    if module is not None:
+        register(module)
+    elif not any(isinstance(one, Finder) and one.name == name for one in sys.meta_path):
+        sys.meta_path.insert(0, Finder(name, register))
+
+
+class Finder(abc.MetaPathFinder):
+    """Finds one module where the others find it, and has something done when it has run."""
+
+    def __init__(self, name: str, register: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self._register = register
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> machinery.ModuleSpec | None:
+        """Return what another finder finds, with a loader that calls us."""
+        if fullname != self.name:
+            return None
+        others = [one for one in sys.meta_path if one is not self]
+        found = (one.find_spec(fullname, path, target) for one in others)
+        spec = next((one for one in found if one is not None), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                self._register(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _register_backend(module: ModuleType) -> None:
+    """Put the backend into the table that Nova makes of its backends."""
+    if getattr(module.Backend, _MARK, False):
+        return
+    make_table = module.Backend.__init__
+
+    @functools.wraps(make_table)
+    def with_acstor(self: Any, *args: Any, **kwargs: Any) -> None:
+        make_table(self, *args, **kwargs)
+        chosen = _backend(module)
+        self.BACKEND[NAME] = chosen
+        if module.CONF.libvirt.images_type == NAME:
+            self.BACKEND[STOCK] = chosen  # Nova looks up disks that there are by their format
+
+    module.Backend.__init__ = with_acstor
+    setattr(module.Backend, _MARK, True)
+
+
+def _backend(module: ModuleType) -> type:
+    """Return the class of the backend, Nova's own if this Nova is not supported."""
+    try:
+        modules = [IMAGEBACKEND, "nova.virt.images", "nova.exception"]
+        check_seams(nova_version(), modules)
+        return _make_backend(module)
+    except Exception as e:
+        LOG.error("acstor is not used; Nova works as with images_type = %s: %s", STOCK, e)
+        stock: type = module.Qcow2
+        return stock
+
+
+@functools.cache
+def _make_backend(module: ModuleType) -> type:
+    from acstor_nova import conf as nova_conf
+    from acstor_nova import imagebackend
+
+    nova_conf.register_opts(module.CONF)
+    host = imagebackend.Host(_seams(module))
+    LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
+    return type(
+        "Acstor", (imagebackend.MirrorBase, module.Qcow2), {"host": host, "__module__": __name__}
+    )
+
+
+def _seams(module: ModuleType) -> Any:
+    from acstor_nova import imagebackend
+
+    images = importlib.import_module("nova.virt.images")
+    exception = importlib.import_module("nova.exception")
+
+    def get_image(context: Any, image_id: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = images.IMAGE_API.get(context, image_id)
+        except exception.ImageNotFound:
+            return None
+        except exception.GlanceConnectionFailed as e:
+            LOG.warning("image %s: %s", image_id, e)
+            return None
+        return found
+
+    def check(image: dict[str, Any], image_id: str, path: str) -> None:
+        if not module.CONF.workarounds.disable_deep_image_inspection:
+            images.do_image_deep_inspection(image, image_id, path)
+
+    return imagebackend.Seams(
+        conf=module.CONF,
+        base_name=base_name,
+        get_image=get_image,
+        inspect=check,
+        cannot_start=exception.InternalError,
+    )
+
+
+def base_name(image_id: str) -> str:
+    """Return the name that Nova's image cache has for an image."""
+    return hashlib.sha1(image_id.encode(), usedforsecurity=False).hexdigest()
+
+
+def _register_precache(module: ModuleType) -> None:
+    """Have Nova's requests to cache an image brought before the backend."""
+    if getattr(module.LibvirtDriver, _MARK, False):
+        return
+    stock = module.LibvirtDriver.cache_image
+
+    @functools.wraps(stock)
+    def cache_image(self: Any, context: Any, image_id: str) -> bool:
+        backend = self.image_backend.backend()
+        if not hasattr(backend, "host"):
+            return bool(stock(self, context, image_id))
+        return _precache(backend.host, functools.partial(stock, self), context, image_id)
+
+    try:
+        check_seams(nova_version(), [DRIVER, "nova.virt.libvirt.imagecache"])
+        cached = importlib.import_module("nova.virt.libvirt.imagecache").get_cache_fname("image")
+        if cached != base_name("image"):
+            raise ValueError(f"Nova's image cache names its files otherwise: {cached}")
+    except Exception as e:
+        LOG.error("images are not cached through acstor on request: %s", e)
+        return
+    module.LibvirtDriver.cache_image = cache_image
+    setattr(module.LibvirtDriver, _MARK, True)
+
+
+def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:
+    from acstor_nova import imagebackend
+
+    return imagebackend.precache(host, stock, context, image_id)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent's control socket in a thread, that answers each kind of request as it is told."""
+
+import contextlib
+import pathlib
+import socket
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+
+from acstor_common import control_wire
+
+Answer = Callable[[control_wire.AnyRequest], bytes]
+
+
+class ScriptedAgent:
+    """What was asked, and what is answered.
+
+    :param answers: by kind of request: the bytes that the client gets
+    """
+
+    hangs_up = False
+
+    def __init__(self, path: pathlib.Path, answers: dict[type, Answer]) -> None:
+        self.asked: list[control_wire.AnyRequest] = []
+        self.answers = answers
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with client, client.makefile("rb") as lines:
+                line = lines.readline()
+                if not line:
+                    continue
+                request = control_wire.decode_request(line)
+                self.asked.append(request)
+                with contextlib.suppress(OSError):
+                    client.sendall(self.answers[type(request)](request))
+                    if not self.hangs_up:
+                        lines.read()  # until the client goes
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+
+def done(result: object = None) -> Answer:
+    """Answer that it is done."""
+    return lambda request: control_wire.encode(control_wire.Done(result))
+
+
+def failed(kind: str, error: str) -> Answer:
+    """Answer that it cannot be done."""
+    return lambda request: control_wire.encode(control_wire.Failed(kind, error))
+
+
+@contextlib.contextmanager
+def running(path: pathlib.Path, answers: dict[type, Answer]) -> Iterator[ScriptedAgent]:
+    """Run one for the length of a block."""
+    agent = ScriptedAgent(path, answers)
+    try:
+        yield agent
+    finally:
+        agent.close()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocking client: answers, refusals, and agents that are away, silent, endless or mad."""
+
+import pytest
+
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_nova import agent_client
+from tests.fakes import scripted_agent
+
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+SOON_S = 0.2
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "control.sock"
+
+
+@pytest.fixture
+def client(path):
+    return agent_client.AgentClient(str(path), 30.0)
+
+
+def test_answers_are_returned(path, client):
+    answers = {
+        control_wire.Ensure: scripted_agent.done({"image_id": IMAGE, "size_bytes": 7}),
+        control_wire.Status: scripted_agent.done({"host": "h1"}),
+        control_wire.CountFallback: scripted_agent.done(),
+    }
+    with scripted_agent.running(path, answers) as agent:
+        assert client.ensure(IMAGE) == 7
+        assert client.status() == {"host": "h1"}
+        client.count_fallback(control_wire.Fallback.NOT_RAW, 3)
+    assert agent.asked == [
+        control_wire.Ensure(IMAGE),
+        control_wire.Status(),
+        control_wire.CountFallback(control_wire.Fallback.NOT_RAW, 3),
+    ]
+
+
+def test_progress_is_waited_out(path, client):
+    told = control_wire.encode(control_wire.Progress(1, 2)) * 3
+    answers = {control_wire.PreSeed: lambda r: told + scripted_agent.done({})(r)}
+    with scripted_agent.running(path, answers):
+        client.pre_seed(IMAGE, 30.0)
+
+
+def test_refusal_has_its_kind(path, client):
+    answers = {control_wire.Ensure: scripted_agent.failed("ChunkMissing", "no map")}
+    with (
+        scripted_agent.running(path, answers),
+        pytest.raises(errors.AgentRefused, match="no map") as e,
+    ):
+        client.ensure(IMAGE)
+    assert e.value.kind == "ChunkMissing"
+
+
+def test_agent_that_is_away_is_named(path, client):
+    with pytest.raises(errors.AgentUnreachable, match=str(path)):
+        client.status()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (b"", "within 0.2 s"),
+        (control_wire.encode(control_wire.Progress(1, 2)), "within 0.2 s"),
+        (b"hello\n", "broke the protocol"),
+        (b"x" * (control_wire.MAX_LINE_BYTES + 70_000), "a line of over"),
+    ],
+)
+def test_agent_that_does_not_answer_is_given_up(path, said, why):
+    quick = agent_client.AgentClient(str(path), 30.0 if len(said) > 100 else SOON_S)
+    with (
+        scripted_agent.running(path, {control_wire.Status: lambda request: said}),
+        pytest.raises(errors.AgentUnreachable, match=why),
+    ):
+        quick.status()
+
+
+def test_agent_that_goes_away_is_noticed(path, client, monkeypatch):
+    monkeypatch.setattr(scripted_agent.ScriptedAgent, "hangs_up", True)
+    with (
+        scripted_agent.running(path, {control_wire.Status: lambda request: b""}),
+        pytest.raises(errors.AgentUnreachable, match="before it had answered"),
+    ):
+        client.status()

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend in front of a class that keeps the contract of Nova's; the real one is functional.
+
+Here: what is linked, what falls back and why, what starts wait for.
+"""
+
+import hashlib
+import os
+import pathlib
+import subprocess
+import types
+
+import pytest
+from oslo_config import cfg
+
+from acstor_common import control_wire
+from acstor_nova import conf as nova_conf
+from acstor_nova import imagebackend
+from tests.fakes import scripted_agent
+
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+SIZE = 1 << 20
+DOWNLOADED = b"downloaded"
+R = control_wire.Fallback
+
+
+class CannotStartError(Exception):
+    pass
+
+
+class Stock:
+    """Nova's Qcow2 class, as far as it is called."""
+
+    fails = 0
+
+    def __init__(self, instance=None, disk_name=None, path=None, disk_info_mapping=None):
+        self.path = path
+
+    def cache(self, fetch_func, filename, size=None, safe=False, *args, **kwargs):
+        base = pathlib.Path(self.path).parents[1] / "_base" / filename
+        base.parent.mkdir(exist_ok=True)
+        if not base.exists():
+            fetch_func(target=str(base), *args, **kwargs)  # noqa: B026
+        if type(self).fails:
+            type(self).fails -= 1
+            raise RuntimeError("qemu-img failed")
+        pathlib.Path(self.path).parent.mkdir(exist_ok=True)
+        command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, self.path]
+        subprocess.run(command, check=True)
+
+    def libvirt_info(self, cache_mode):
+        return types.SimpleNamespace(driver_cache=cache_mode)
+
+
+def base_name(image_id):
+    return hashlib.sha1(image_id.encode()).hexdigest()
+
+
+class Nova:
+    """A host with Nova, an agent and a mirror."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.image = {"disk_format": "raw", "status": "active", "size": SIZE, "properties": {}}
+        self.inspected = []
+        self.conf = cfg.ConfigOpts()
+        nova_conf.register_opts(self.conf)
+        self.conf.register_opts([cfg.StrOpt("instances_path", default=str(folder))])
+        for group, opt in (
+            ("image_cache", cfg.StrOpt("subdirectory_name", default="_base")),
+            ("glance", cfg.BoolOpt("verify_glance_signatures", default=False)),
+            ("libvirt", cfg.ListOpt("disk_cachemodes", default=[])),
+        ):
+            self.conf.register_opt(opt, group=group)
+        self.conf([], default_config_files=[], default_config_dirs=[])
+        self.socket = folder / "control.sock"
+        for name, value in (("control_socket", self.socket), ("mount_point", folder / "mirror")):
+            self.conf.set_override(name, str(value), group="acstor")
+        self.conf.set_override("agent_timeout_s", 20.0, group="acstor")
+        self.conf.set_override("agent_wait_s", 0.0, group="acstor")
+        self.mirror = folder / "mirror/images" / f"{IMAGE}.raw"
+        self.mirror.parent.mkdir(parents=True)
+        self.mirror.write_bytes(bytes(SIZE))
+        self.base = folder / "_base" / base_name(IMAGE)
+        seams = imagebackend.Seams(
+            conf=self.conf,
+            base_name=base_name,
+            get_image=lambda context, image_id: self.image,
+            inspect=lambda image, image_id, path: self.inspected.append(path),
+            cannot_start=CannotStartError,
+        )
+        self.host = imagebackend.Host(seams)
+        self.stock = type("Stock", (Stock,), {})
+        self.backend = type("Acstor", (imagebackend.MirrorBase, self.stock), {"host": self.host})
+        self.answers = {
+            control_wire.Ensure: scripted_agent.done({"image_id": IMAGE, "size_bytes": SIZE}),
+            control_wire.PreSeed: scripted_agent.done({}),
+            control_wire.CountFallback: scripted_agent.done(),
+        }
+
+    def disk(self, name="disk"):
+        instance = types.SimpleNamespace(image_ref=IMAGE)
+        return self.backend(instance, name, str(self.folder / "instance" / name))
+
+    def spawn(self, filename=None, **kwargs):
+        made = self.disk()
+        options = {"context": None, "image_id": IMAGE, "trusted_certs": None, **kwargs}
+        made.cache(fetch_func=download, filename=filename or base_name(IMAGE), **options)
+        return made
+
+
+def download(target, **kwargs):
+    path = pathlib.Path(target)
+    path.unlink(missing_ok=True)  # Nova renames a new file onto it
+    path.write_bytes(DOWNLOADED)
+
+
+@pytest.fixture
+def nova(tmp_path):
+    return Nova(tmp_path)
+
+
+@pytest.fixture
+def agent(nova):
+    with scripted_agent.running(nova.socket, nova.answers) as running:
+        yield running
+
+
+def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
+    made = nova.spawn()
+    assert os.readlink(nova.base) == str(nova.mirror)
+    assert nova.inspected == [str(nova.mirror)]
+    assert agent.asked == [control_wire.Ensure(IMAGE)]
+    assert made.libvirt_info("none").driver_cache == "writeback"
+    assert not nova.host.fallbacks.total
+
+
+def test_disks_without_an_image_are_made_as_ever(nova):
+    made = nova.disk("disk.swap")
+    made.cache(fetch_func=download, filename="swap_64", size=1, safe=True)
+    assert (nova.folder / "_base/swap_64").read_bytes() == DOWNLOADED
+    assert made.libvirt_info("none").driver_cache == "none"
+
+
+NOT_RAW = {"disk_format": "qcow2"}
+ENCRYPTED = {"properties": {"os_encrypt_format": "luks"}}
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (NOT_RAW, R.NOT_RAW),
+        ({"status": "deactivated"}, R.NOT_ACTIVE),
+        (ENCRYPTED, R.ENCRYPTED),
+        ({"size": SIZE + 1}, R.SIZE_DIFFERS),
+    ],
+)
+@pytest.mark.expect_log("is not taken through acstor but as Nova does by itself")
+def test_image_that_is_not_eligible_is_downloaded(nova, agent, image, reason):
+    nova.image |= image
+    made = nova.spawn()
+    assert nova.base.read_bytes() == DOWNLOADED
+    assert nova.host.fallbacks.total == {reason: 1}
+    assert agent.asked[-1] == control_wire.CountFallback(reason, 1)
+    assert made.libvirt_info("none").driver_cache == "none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "reason"),
+    [
+        ({}, {"trusted_certs": ["a certificate"]}, R.SIGNED),
+        ({"verify_glance_signatures": True}, {}, R.SIGNED),
+        ({}, {"filename": "another-name"}, R.OTHER_NAME),
+    ],
+)
+@pytest.mark.expect_log("is not taken through acstor but as Nova does by itself")
+def test_request_that_is_not_eligible_is_downloaded(nova, agent, changes, options, reason):
+    for name, value in changes.items():
+        nova.conf.set_override(name, value, group="glance")
+    nova.spawn(**options)
+    assert nova.host.fallbacks.total == {reason: 1}
+    assert control_wire.Ensure(IMAGE) not in agent.asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("ChunkMissing", R.NOT_MAPPED), ("SourceUnreachable", R.AGENT_REFUSED)],
+)
+@pytest.mark.expect_log("no such thing")
+def test_image_that_the_agent_refuses_is_downloaded(nova, agent, kind, reason):
+    agent.answers[control_wire.Ensure] = scripted_agent.failed(kind, "no such thing")
+    nova.spawn()
+    assert nova.base.read_bytes() == DOWNLOADED
+    assert nova.host.fallbacks.total == {reason: 1}
+
+
+@pytest.mark.expect_log(r"\[agent-unreachable, 1 since the start\]")
+@pytest.mark.expect_log(r"\[agent-unreachable, 2 since the start\]")
+def test_without_an_agent_images_are_downloaded_and_the_count_is_told_later(nova):
+    for _ in range(2):
+        nova.spawn()
+        assert nova.base.read_bytes() == DOWNLOADED
+        nova.base.unlink()
+    with scripted_agent.running(nova.socket, nova.answers) as agent:
+        nova.spawn()
+    assert agent.asked[-1] == control_wire.CountFallback(R.AGENT_UNREACHABLE, 2)
+    assert os.readlink(nova.base) == str(nova.mirror)
+
+
+@pytest.mark.expect_log("mirror-unreadable")
+def test_mirror_that_cannot_be_read_is_not_linked(nova, agent):
+    nova.mirror.unlink()
+    nova.spawn()
+    assert nova.base.read_bytes() == DOWNLOADED
+
+
+def test_nova_s_own_refusal_is_passed_on(nova, agent):
+    def refuse(image, image_id, path):
+        raise CannotStartError("not what it says")
+
+    nova.host.seams = imagebackend.dataclasses.replace(nova.host.seams, inspect=refuse)
+    with pytest.raises(CannotStartError):
+        nova.spawn()
+    assert not os.path.lexists(nova.base)
+
+
+def test_image_that_glance_forgot_is_served_while_the_agent_knows_it(nova, agent):
+    nova.image = None
+    nova.spawn()
+    assert os.readlink(nova.base) == str(nova.mirror)
+
+
+@pytest.mark.expect_log("mirror-lost")
+def test_mirror_that_is_lost_while_the_disk_is_made_is_downloaded(nova, agent):
+    nova.stock.fails = 1
+    nova.host.seams = imagebackend.dataclasses.replace(
+        nova.host.seams, inspect=lambda *_: nova.mirror.unlink()
+    )
+    nova.spawn()
+    assert nova.base.read_bytes() == DOWNLOADED
+
+
+def test_failure_that_is_not_the_mirror_s_is_passed_on(nova, agent):
+    nova.stock.fails = 1
+    with pytest.raises(RuntimeError, match="qemu-img failed"):
+        nova.spawn()
+    assert os.readlink(nova.base) == str(nova.mirror)
+
+
+def test_dangling_link_is_mended_by_a_spawn(nova, agent):
+    nova.base.parent.mkdir()
+    nova.base.symlink_to(f"/former/mount/images/{IMAGE}.raw")
+    nova.spawn()
+    assert os.readlink(nova.base) == str(nova.mirror)
+
+
+@pytest.mark.parametrize("left", ["nothing", "dangling"])
+def test_start_mends_the_link_that_somebody_removed(nova, agent, left):
+    made = nova.spawn()
+    nova.base.unlink()
+    if left == "dangling":
+        nova.base.symlink_to(f"/former/mount/images/{IMAGE}.raw")
+    assert made.libvirt_info("none").driver_cache == "writeback"
+    assert os.readlink(nova.base) == str(nova.mirror)
+
+
+def test_start_waits_for_the_agent_and_then_fails(nova):
+    with scripted_agent.running(nova.socket, nova.answers):
+        made = nova.spawn()
+    nova.socket.unlink()
+    with pytest.raises(CannotStartError, match=r"no answer from the agent.*acstor-agent running"):
+        made.libvirt_info("none")
+
+
+def test_start_goes_on_when_the_agent_comes(nova, monkeypatch):
+    with scripted_agent.running(nova.socket, nova.answers):
+        made = nova.spawn()
+    nova.socket.unlink()
+    nova.conf.set_override("agent_wait_s", 60.0, group="acstor")
+    later = []
+    start = lambda _: later.append(scripted_agent.ScriptedAgent(nova.socket, nova.answers))  # noqa: E731
+    monkeypatch.setattr(imagebackend.time, "sleep", start)
+    made.libvirt_info("none")
+    later[0].close()
+    assert len(later) == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "by_nova", "mode"),
+    [("none", [], "none"), ("nova", [], "given"), ("writeback", ["file=directsync"], "given")],
+)
+def test_cachemode_is_the_operator_s(nova, agent, own, by_nova, mode):
+    nova.conf.set_override("disk_cachemode", own, group="acstor")
+    nova.conf.set_override("disk_cachemodes", by_nova, group="libvirt")
+    assert nova.spawn().libvirt_info("given").driver_cache == mode
+
+
+@pytest.mark.parametrize(("how", "asked"), [("full", control_wire.PreSeed), ("attach", None)])
+def test_request_to_cache_an_image_links_and_pre_seeds(nova, agent, how, asked):
+    nova.conf.set_override("precache", how, group="acstor")
+    for is_new in (True, False):
+        assert imagebackend.precache(nova.host, pytest.fail, None, IMAGE) is is_new
+    assert os.readlink(nova.base) == str(nova.mirror)
+    assert (asked in map(type, agent.asked)) is (asked is not None)
+
+
+@pytest.mark.expect_log("not-raw")
+def test_request_to_cache_what_is_not_eligible_is_nova_s(nova, agent):
+    nova.image |= NOT_RAW
+    assert imagebackend.precache(nova.host, lambda context, image_id: True, None, IMAGE)
+    nova.base.write_bytes(DOWNLOADED)
+    assert not imagebackend.precache(nova.host, lambda context, image_id: False, None, IMAGE)
