@@ -16,15 +16,16 @@ from typing import NamedTuple
 from acstor_common import geometry
 from acstor_common import ids
 
-MINOR_VERSION = 2
-"""1 added Advertise, Refer and the flag ``may_refer`` of Get; 2 its flag ``is_soon``.  A peer gets
-nothing that its minor version does not have."""
+MINOR_VERSION = 3
+"""1 added Advertise, Refer and the flag ``may_refer`` of Get; 2 its flag ``is_soon``; 3 Gone, LetGo
+and its flag ``is_relayed``.  A peer gets nothing that its minor version does not have."""
 
 MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
 MAX_TEXT_BYTES = 200
 MAX_OFFSET = (1 << 63) - 1
 MAX_PREFIXES = 512
 MAX_REFERRALS = 4
+MAX_CIDS = 128
 
 Buffer = bytes | bytearray | memoryview
 
@@ -62,6 +63,8 @@ class Get(NamedTuple):
     :param timeout_ms: how long the sender waits for the answer
     :param may_refer: the receiver may answer with a Refer instead
     :param is_soon: a guest of the sender is about to want it; only where none waits yet
+    :param is_relayed: a home asks for others: the receiver asks nobody but the source for it, and
+        waits for nothing that it asks others for itself
     """
 
     request_id: int
@@ -73,6 +76,7 @@ class Get(NamedTuple):
     timeout_ms: int
     may_refer: bool = False
     is_soon: bool = False
+    is_relayed: bool = False
 
 
 class Chunk(NamedTuple):
@@ -127,7 +131,29 @@ class Refer(NamedTuple):
     hosts: tuple[ids.HostId, ...]
 
 
-Message = Hello | Get | Chunk | Refuse | Cancel | Ping | Pong | Advertise | Refer
+class Gone(NamedTuple):
+    """Tells a neighbour of chunks that the sender has not got any more.
+
+    :param prefixes: as in Advertise
+    """
+
+    prefixes: tuple[int, ...]
+
+
+class LetGo(NamedTuple):
+    """A home tells a holder of chunks that many others hold: let these make room first.
+
+    :param cids: 1 to 128 of them
+    """
+
+    cids: tuple[ids.Cid, ...]
+
+
+Message = Hello | Get | Chunk | Refuse | Cancel | Ping | Pong | Advertise | Refer | Gone | LetGo
+News = Advertise | Gone | LetGo
+"""What is told to a peer without being asked for, on BULK connections only; it has no answer."""
+NEWS_SINCE: dict[type[News], int] = {Advertise: 1, Gone: 3, LetGo: 3}
+"""The minor version that a peer must have to be told."""
 
 
 class Type(enum.IntEnum):
@@ -142,6 +168,8 @@ class Type(enum.IntEnum):
     PONG = 7
     ADVERTISE = 8
     REFER = 9
+    GONE = 10
+    LET_GO = 11
 
 
 _HELLO = struct.Struct(">HBQ")  # minor version, klass, ring epoch; then the host id
@@ -154,7 +182,8 @@ _MAX_HOST_BYTES = 255
 _MAY_READ_SOURCE = 1
 _MAY_REFER = 2
 _IS_SOON = 4
-_KNOWN_FLAGS = _MAY_READ_SOURCE | _MAY_REFER | _IS_SOON
+_IS_RELAYED = 8
+_KNOWN_FLAGS = _MAY_READ_SOURCE | _MAY_REFER | _IS_SOON | _IS_RELAYED
 
 
 def _require(is_right: bool, why: str) -> None:
@@ -170,7 +199,7 @@ def _encode_hello(hello: Hello) -> bytes:
 def _encode_get(get: Get) -> bytes:
     _check_get(get)
     flags = _MAY_READ_SOURCE * get.may_read_source | _MAY_REFER * get.may_refer
-    flags |= _IS_SOON * get.is_soon
+    flags |= _IS_SOON * get.is_soon | _IS_RELAYED * get.is_relayed
     image = ids.image_id_bytes(get.image_id)
     return _GET.pack(get.request_id, image, get.offset, get.length, get.timeout_ms, flags, get.cid)
 
@@ -179,9 +208,14 @@ def _encode_refuse(refuse: Refuse) -> bytes:
     return _REFUSE.pack(refuse.request_id, refuse.code) + _encode_text(refuse.text)
 
 
-def _encode_advertise(advertise: Advertise) -> bytes:
-    _check_prefixes(advertise.prefixes)
-    return struct.pack(f">{len(advertise.prefixes)}Q", *advertise.prefixes)
+def _encode_prefixes(news: Advertise | Gone) -> bytes:
+    _check_prefixes(news.prefixes)
+    return struct.pack(f">{len(news.prefixes)}Q", *news.prefixes)
+
+
+def _encode_let_go(let_go: LetGo) -> bytes:
+    _check_cids(let_go.cids)
+    return b"".join(let_go.cids)
 
 
 def _encode_refer(refer: Refer) -> bytes:
@@ -205,8 +239,14 @@ def _check_get(get: Get) -> None:
 
 
 def _check_prefixes(prefixes: tuple[int, ...]) -> None:
-    _require(1 <= len(prefixes) <= MAX_PREFIXES, f"{len(prefixes)} prefixes in an Advertise")
-    _require(0 not in prefixes, "the zero chunk in an Advertise")
+    _require(1 <= len(prefixes) <= MAX_PREFIXES, f"{len(prefixes)} prefixes")
+    _require(0 not in prefixes, "the zero chunk among prefixes")
+
+
+def _check_cids(cids: tuple[ids.Cid, ...]) -> None:
+    _require(1 <= len(cids) <= MAX_CIDS, f"{len(cids)} CIDs in a LetGo")
+    _require(all(len(cid) == ids.CID_BYTES for cid in cids), "a CID of another length in a LetGo")
+    _require(ids.ZERO_CID not in cids, "the zero chunk in a LetGo")
 
 
 def _check_hosts(hosts: tuple[ids.HostId, ...]) -> None:
@@ -233,6 +273,7 @@ def _decode_get(body: bytes) -> Get:
         timeout_ms=timeout_ms,
         may_refer=bool(flags & _MAY_REFER),
         is_soon=bool(flags & _IS_SOON),
+        is_relayed=bool(flags & _IS_RELAYED),
     )
     _check_get(get)
     return get
@@ -245,11 +286,19 @@ def _decode_refuse(body: bytes) -> Refuse:
     return Refuse(request_id, RefuseCode(code), text)
 
 
-def _decode_advertise(body: bytes) -> Advertise:
+def _decode_prefixes(body: bytes) -> tuple[int, ...]:
     _require(len(body) % 8 == 0, f"{len(body)} bytes of prefixes")
     prefixes = struct.unpack(f">{len(body) // 8}Q", body)
     _check_prefixes(prefixes)
-    return Advertise(prefixes)
+    return prefixes
+
+
+def _decode_let_go(body: bytes) -> LetGo:
+    _require(len(body) % ids.CID_BYTES == 0, f"{len(body)} bytes of CIDs in a LetGo")
+    starts = range(0, len(body), ids.CID_BYTES)
+    cids = tuple(ids.Cid(body[start : start + ids.CID_BYTES]) for start in starts)
+    _check_cids(cids)
+    return LetGo(cids)
 
 
 def _decode_refer(body: bytes) -> Refer:
@@ -307,6 +356,22 @@ KINDS: dict[type[Message], Kind] = {
         lambda pong: _TOKEN.pack(pong.token),
         lambda body: Pong(*_TOKEN.unpack(body)),
     ),
-    Advertise: Kind(Type.ADVERTISE, 8, 8 * MAX_PREFIXES, _encode_advertise, _decode_advertise),
+    Advertise: Kind(
+        Type.ADVERTISE,
+        8,
+        8 * MAX_PREFIXES,
+        _encode_prefixes,
+        lambda body: Advertise(_decode_prefixes(body)),
+    ),
     Refer: Kind(Type.REFER, _REFER.size + 2, _MAX_REFER_BYTES, _encode_refer, _decode_refer),
+    Gone: Kind(
+        Type.GONE,
+        8,
+        8 * MAX_PREFIXES,
+        _encode_prefixes,
+        lambda body: Gone(_decode_prefixes(body)),
+    ),
+    LetGo: Kind(
+        Type.LET_GO, ids.CID_BYTES, ids.CID_BYTES * MAX_CIDS, _encode_let_go, _decode_let_go
+    ),
 }

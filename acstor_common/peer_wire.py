@@ -41,10 +41,15 @@ Ping = peer_messages.Ping
 Pong = peer_messages.Pong
 Advertise = peer_messages.Advertise
 Refer = peer_messages.Refer
+Gone = peer_messages.Gone
+LetGo = peer_messages.LetGo
+News = peer_messages.News
+NEWS_SINCE = peer_messages.NEWS_SINCE
 Type = peer_messages.Type
 
-FROM_CLIENT = frozenset({Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG, Type.ADVERTISE})
-"""What the side that opened the connection may send; Advertise on BULK only."""
+NEWS = frozenset({Type.ADVERTISE, Type.GONE, Type.LET_GO})
+FROM_CLIENT = NEWS | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
+"""What the side that opened the connection may send; news on BULK only."""
 FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PONG, Type.REFER})
 """What the side that accepted the connection may send."""
 
@@ -240,8 +245,8 @@ class Receiver:
             raise self._error(f"{type_.name} comes from the wrong side")
         if (type_ == Type.HELLO) == self._is_greeted:
             raise self._error("Hello twice" if self._is_greeted else f"{type_.name} before Hello")
-        if type_ == Type.ADVERTISE and self._klass is not Klass.BULK:
-            raise self._error("an advertisement on a connection where guests wait")
+        if type_ in NEWS and self._klass is not Klass.BULK:
+            raise self._error(f"{type_.name} on a connection where guests wait")
 
     def _error(self, why: str) -> errors.RemoteProtocolError:
         return errors.RemoteProtocolError(self.peer, why)

@@ -15,6 +15,10 @@ IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 STREAMS = 300
 
 
+def prefixes(rng: random.Random) -> tuple[int, ...]:
+    return tuple(rng.randrange(1, 2**64) for _ in range(rng.randrange(1, 512)))
+
+
 def valid_stream(rng: random.Random) -> bytearray:
     messages: list[peer_wire.Message] = [HELLO]
     for request_id in range(rng.randrange(1, 12)):
@@ -27,6 +31,10 @@ def valid_stream(rng: random.Random) -> bytearray:
                     peer_wire.Refuse(request_id, peer_wire.RefuseCode.MISSING, "not here"),
                     peer_wire.Cancel(request_id),
                     peer_wire.Ping(request_id),
+                    peer_wire.Advertise(prefixes(rng)),
+                    peer_wire.Gone(prefixes(rng)),
+                    peer_wire.LetGo((cid, ids.Cid(rng.randbytes(32)))),
+                    peer_wire.Refer(request_id, (ids.HostId("h1"), ids.HostId("h2"))),
                 ]
             )
         )

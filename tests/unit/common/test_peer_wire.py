@@ -22,6 +22,10 @@ REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY, "zu viel: grüß später
 REFERRED_GET = GET._replace(may_refer=True, may_read_source=False)
 ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
 REFER = peer_wire.Refer(0x01020304, (ids.HostId("host-7.example"), ids.HostId("h2")))
+NEW_HELLO = HELLO._replace(minor_version=3)
+RELAYED_GET = GET._replace(is_relayed=True)
+GONE = peer_wire.Gone((1, 2**64 - 1))
+LET_GO = peer_wire.LetGo((CID, ids.Cid(bytes([255]) * 32)))
 PING, PONG = peer_wire.Ping, peer_wire.Pong
 SAID = {
     ("peer-wire-v1", "client"): [OLD_HELLO, GET, peer_wire.Cancel(3), PING(1 << 63), PONG(0)],
@@ -29,6 +33,7 @@ SAID = {
     ("peer-wire-v1-minor1", "client"): [HELLO, REFERRED_GET, ADVERTISE],
     ("peer-wire-v1-minor1", "server"): [HELLO, REFER],
     ("peer-wire-v1-minor2", "client"): [SOON_HELLO, GET._replace(is_soon=True, may_refer=True)],
+    ("peer-wire-v1-minor3", "client"): [NEW_HELLO, RELAYED_GET, GONE, LET_GO],
 }
 ACCEPTED = {"client": peer_wire.FROM_CLIENT, "server": peer_wire.FROM_SERVER}
 BOTH = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
@@ -36,6 +41,7 @@ BOTH = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 prefixes = st.integers(1, 2**64 - 1)
+cids = st.binary(min_size=32, max_size=32).filter(any)
 hosts = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", fullmatch=True)
 texts = st.text(st.characters(blacklist_categories=("C", "Z")), max_size=50)
 later_messages = st.one_of(
@@ -45,7 +51,7 @@ later_messages = st.one_of(
         st.uuids().map(str),
         st.integers(0, 2**62),
         st.integers(1, peer_wire.MAX_DATA_BYTES),
-        st.binary(min_size=32, max_size=32).filter(any),
+        cids,
         st.booleans(),
         st.integers(1, 2**32 - 1),
         st.booleans(),
@@ -57,6 +63,8 @@ later_messages = st.one_of(
     st.builds(peer_wire.Ping, u64),
     st.builds(peer_wire.Pong, u64),
     st.builds(peer_wire.Advertise, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
+    st.builds(peer_wire.Gone, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
+    st.builds(peer_wire.LetGo, st.lists(cids, min_size=1, max_size=128).map(tuple)),
     st.builds(
         peer_wire.Refer,
         u32,
@@ -196,6 +204,17 @@ BAD_STREAMS = {
     "Advertise of the zero chunk": stream(HELLO) + frame(8, bytes([1] * 8) + bytes(8)),
     "Advertise where guests wait": stream(OLD_HELLO, ADVERTISE),
     "Advertise before Hello": stream(ADVERTISE),
+    "Gone with nothing": stream(HELLO) + frame(10, b""),
+    "Gone with half a prefix": stream(HELLO) + frame(10, bytes([1] * 12)),
+    "Gone with 513 prefixes": stream(HELLO) + frame(10, bytes([1]) * 513 * 8),
+    "Gone with the zero chunk": stream(HELLO) + frame(10, bytes(8)),
+    "Gone where guests wait": stream(OLD_HELLO, GONE),
+    "LetGo of nothing": stream(HELLO) + frame(11, b""),
+    "LetGo of half a CID": stream(HELLO) + frame(11, bytes([1] * 48)),
+    "LetGo of 129 CIDs": stream(HELLO) + frame(11, bytes([1]) * 129 * 32),
+    "LetGo of the zero chunk": stream(HELLO) + frame(11, bytes([1] * 32) + bytes(32)),
+    "LetGo where guests wait": stream(OLD_HELLO, LET_GO),
+    "LetGo before Hello": stream(LET_GO),
     "Refer to nobody": stream(HELLO) + frame(9, bytes(4) + b"\0\0\0"),
     "Refer to a host without a name": stream(HELLO) + frame(9, bytes(4) + b"\2\1h\0"),
     "Refer to a host twice": stream(HELLO) + frame(9, bytes(4) + b"\2\1h\1h"),
@@ -236,7 +255,7 @@ def bad_get(**changes) -> bytes:
         {"length": 4 * 2**20 + 1},
         {"offset": 2**63 - 1},
         {"timeout": 0},
-        {"flags": 8},
+        {"flags": 16},
         {"cid": bytes(32)},
     ],
 )
@@ -279,6 +298,12 @@ def test_message_from_the_wrong_side_is_refused(accepts, message):
         peer_wire.Advertise((0,)),
         peer_wire.Advertise((2**64,)),
         peer_wire.Advertise(tuple(range(1, 514))),
+        peer_wire.Gone(()),
+        peer_wire.Gone((0,)),
+        peer_wire.LetGo(()),
+        peer_wire.LetGo((ids.ZERO_CID,)),
+        peer_wire.LetGo((ids.Cid(b"short"),)),
+        peer_wire.LetGo((CID,) * 129),
         peer_wire.Refer(1, ()),
         peer_wire.Refer(1, ("a", "a")),
         peer_wire.Refer(1, tuple("abcde")),
