@@ -112,6 +112,13 @@ OPTS = [
         default=True,
         help="Let a host that has much to send name others that have the chunk, and ask them.",
     ),
+    cfg.BoolOpt(
+        "content_exchange",
+        default=True,
+        help="Exchange by content: what images have in common, at whatever offset, has one home "
+        "and goes from any image to any other. If off, a chunk is an offset of an image, and "
+        "hosts exchange inside one image only. It must be the same on all hosts.",
+    ),
     cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",
@@ -135,6 +142,13 @@ OPTS = [
         "ring_file",
         help="JSON file with the v-node table. It is read again when it changes. Without one (and "
         "without a table from the control socket) this host works alone, from its sources.",
+    ),
+    cfg.FloatOpt(
+        "former_ring_s",
+        default=3600.0,
+        min=0.0,
+        help="How long after a new v-node table the new home of a chunk asks its former home "
+        "before it reads the source. 0 never asks. A newer table ends it, too.",
     ),
     cfg.StrOpt(
         "metrics_listen",

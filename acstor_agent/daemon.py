@@ -8,7 +8,6 @@ import pathlib
 import random
 import signal
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -37,7 +36,7 @@ from acstor_agent import supervisor
 from acstor_agent.core import content_index
 from acstor_agent.core import disk_header
 from acstor_agent.core import errand
-from acstor_agent.core import homes
+from acstor_agent.core import identity
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
 from acstor_agent.sources import build
@@ -115,7 +114,8 @@ class Agent:
         self._cache = cache
         state_dir = pathlib.Path(own.state_dir)
         ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
-        self._ring = ring_keeper.RingKeeper(state_dir / "ring.json", ring_file)
+        self._ring = ring_keeper.RingKeeper(state_dir / "ring.json", ring_file, own.former_ring_s)
+        self._named = identity.ByContent() if own.content_exchange else identity.ByPlace()
         self._peers = peer_net.PeerNet(
             self._host,
             serve=self._serve_peer,
@@ -128,6 +128,8 @@ class Agent:
         self._exchange = exchange.Exchange(
             self._host,
             current_ring=self._ring.current,
+            former_ring=self._ring.former,
+            named=self._named,
             ask_peer=self._ask_peer,
             tell=self._peers.tell,
             health=peer_health.PeerHealth(random.Random()),
@@ -140,6 +142,7 @@ class Agent:
             cache=cache,
             source=self._source,
             current_ring=self._ring.current,
+            former_ring=self._ring.former,
             peers=self._exchange,
             background_limit=own.fetch_limit,
         )
@@ -210,8 +213,8 @@ class Agent:
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         own = self._conf.acstor_agent
-        cids = map(image_map.cid, range(len(image_map)))
-        index = await trio.to_thread.run_sync(content_index.ContentIndex, cids)
+        keys = self._named.keys(image_map)
+        index = await trio.to_thread.run_sync(content_index.ContentIndex, keys)
         ahead = prefetching.Prefetching(
             image_map, index, self._chunks, self._nursery, _unmatched_limit(own.unmatched_limit)
         )
@@ -243,16 +246,18 @@ class Agent:
             timeout_s=self._peer_patience_s,
             may_refer=ask.may_refer and self._follow_referrals,
             is_soon=ask.errand is errand.Errand.READ_AHEAD,
+            is_relayed=ask.is_relayed,
         )
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
         want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
-        return await self._chunks.serve(want, get.may_read_source)
+        return await self._chunks.serve(want, get.may_read_source, get.is_relayed, host)
 
-    def _heard(self, host: ids.HostId, prefixes: Sequence[int]) -> None:
-        listened_to = self._exchange.heard(host, prefixes)
-        for image in self._images.open():
-            image.prefetch.advertised(listened_to)
+    def _heard(self, host: ids.HostId, news: peer_wire.News) -> None:
+        if isinstance(news, peer_wire.Advertise):
+            listened_to = self._exchange.heard(host, news.prefixes)
+            for image in self._images.open():
+                image.prefetch.advertised(listened_to)
 
     # Control requests
 
@@ -318,12 +323,11 @@ class Agent:
     async def _pre_seed(
         self, image: mirror.Mirror, report: control_socket.Report
     ) -> dict[str, int]:
-        table = self._ring.ring
         return await pre_seed.pre_seed(
             image,
             self._chunks,
             report,
-            is_home=lambda cid: homes.home(table, self._host, ids.oid_of(cid)) == self._host,
+            is_home=self._chunks.is_home_of,
             first_chunk=xxhash.xxh3_64_intdigest(self._host.encode()),
         )
 

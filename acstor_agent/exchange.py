@@ -18,6 +18,7 @@ import trio
 
 from acstor_agent.core import errand as errand_
 from acstor_agent.core import gossip
+from acstor_agent.core import identity
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
 from acstor_agent.sources import verify
@@ -49,6 +50,7 @@ class Ask(NamedTuple):
     :param address: where the agent of ``host`` listens
     :param may_read_source: the host may read the chunk through
     :param may_refer: it may name others to ask instead
+    :param is_relayed: this host asks as a home, for others
     """
 
     host: ids.HostId
@@ -56,12 +58,13 @@ class Ask(NamedTuple):
     errand: errand_.Errand
     may_read_source: bool
     may_refer: bool
+    is_relayed: bool = False
 
 
 AskPeer = Callable[[Ask, Want], Awaitable[Bytes | peer_wire.Refer]]
 """Asks one peer for one chunk."""
-Tell = Callable[[ids.HostId, str, Sequence[int]], None]
-"""Advertises chunks, by their prefixes, to a host at an address; never waits, never fails."""
+Tell = Callable[[ids.HostId, str, peer_wire.News], None]
+"""Tells a host at an address something; never waits, never fails."""
 LOOK_AT_RING_S = 1.0
 """A host that joins the ring beside this one hears after this time what is here."""
 PEER_ERRORS = (errors.ChunkUnavailable, errors.RemoteProtocolError)
@@ -72,6 +75,8 @@ class Exchange:
     """Questions to peers, and news for them.
 
     :param current_ring: returns the v-node table in force
+    :param former_ring: returns the one before it, while its homes are worth asking
+    :param named: what hosts mean by the same chunk
     :param topology: whom to tell what is here; None turns advertisements off
     """
 
@@ -84,12 +89,16 @@ class Exchange:
         tell: Tell,
         health: peer_health.PeerHealth,
         topology: neighbours.Topology | None,
+        former_ring: Callable[[], ring.Ring | None] = lambda: None,
+        named: identity.Identity | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.invalid_chunks = 0
         self.referrals = 0
         self._here = here
         self._current_ring = current_ring
+        self._former_ring = former_ring
+        self._named = named or identity.ByContent()
         self._ask_peer = ask_peer
         self._tell = tell
         self._health = health
@@ -97,6 +106,7 @@ class Exchange:
         self._clock = clock
         self._gossip = gossip.Gossip()
         self._known_ring: ring.Ring | None = None
+        self._given_up: set[ids.HostId] = set()
         self._has_news = trio.Event()
 
     # Asking
@@ -121,10 +131,31 @@ class Exchange:
                     LOG.debug("%s", e)
         return await self._ask_plainly(host, want, errand, may_read_source), host
 
-    async def _ask_plainly(
+    async def ask_upstream(
         self, host: ids.HostId, want: Want, errand: errand_.Errand, may_read_source: bool
     ) -> Bytes:
-        answer = await self._ask_one(host, want, errand, may_read_source, False)
+        """Return a checked chunk from another home, which asks nobody for it.
+
+        A host that has left the ring is asked until it fails once.
+
+        :raises errors.ChunkUnavailable: it does not give it
+        :raises errors.RemoteProtocolError: it broke the protocol
+        """
+        try:
+            return await self._ask_plainly(host, want, errand, may_read_source, is_relayed=True)
+        except (errors.SourceUnreachable, errors.RemoteProtocolError):
+            self._given_up.add(host)
+            raise
+
+    async def _ask_plainly(
+        self,
+        host: ids.HostId,
+        want: Want,
+        errand: errand_.Errand,
+        may_read_source: bool,
+        is_relayed: bool = False,
+    ) -> Bytes:
+        answer = await self._ask_one(host, want, errand, may_read_source, False, is_relayed)
         if isinstance(answer, peer_wire.Refer):
             raise errors.LocalProtocolError("a referral that nobody allowed")
         return answer
@@ -136,10 +167,12 @@ class Exchange:
         errand: errand_.Errand,
         may_read_source: bool,
         may_refer: bool,
+        is_relayed: bool = False,
     ) -> Bytes | peer_wire.Refer:
         """Ask one peer, check its answer, and remember how it behaved."""
-        ask = Ask(host, self._address_of(host, want), errand, may_read_source, may_refer)
-        prefix = gossip.prefix_of(want.cid)
+        address = self._address_of(host, want)
+        ask = Ask(host, address, errand, may_read_source, may_refer, is_relayed)
+        prefix = gossip.Prefix(self.oid(want))
         self._gossip.asked(host)
         try:
             answer = await self._ask_peer(ask, want)
@@ -163,16 +196,35 @@ class Exchange:
         return answer
 
     def _address_of(self, host: ids.HostId, want: Want) -> str:
-        try:
-            return self._current_ring().address_of(host)
-        except KeyError:
-            raise errors.ChunkMissing(str(want), host, "it is not on the ring any more") from None
+        table = self._table_with(host)
+        if table is None:
+            raise errors.ChunkMissing(str(want), host, "it is not on the ring any more")
+        return table.address_of(host)
+
+    def _table_with(self, host: ids.HostId) -> ring.Ring | None:
+        """Return the table that a host is on: the one in force, or the one before it."""
+        if host in (table := self._current_ring()):
+            return table
+        former = self._former_ring()
+        is_known = former is not None and host in former and host not in self._given_up
+        return former if is_known else None
+
+    # Names
+
+    def oid(self, want: Want) -> ids.Oid:
+        """Return the name of a chunk among hosts."""
+        return self._named.oid(want.image_id, want.offset, want.cid)
+
+    def may_give(self, want: Want) -> bool:
+        """Say whether a chunk, if it is in the cache, may be given to a peer that wants it."""
+        return self._named.may_give(want.cid, self.oid(want))
 
     # Judging
 
     def is_usable(self, host: ids.HostId) -> bool:
         """Say whether ``host`` is worth asking now: on the ring and not in quarantine."""
-        return host in self._current_ring() and self._health.is_usable(host, self._clock())
+        is_known = self._table_with(host) is not None
+        return is_known and self._health.is_usable(host, self._clock())
 
     def failed(
         self, host: ids.HostId, kind: peer_health.FailureKind, error: errors.AcstorError
@@ -193,9 +245,9 @@ class Exchange:
 
     # Advertisements
 
-    def holders(self, cid: ids.Cid) -> list[ids.HostId]:
+    def holders(self, want: Want) -> list[ids.HostId]:
         """Return the usable hosts that advertised a chunk, fewest pending requests first."""
-        hosts = self._gossip.holders(gossip.prefix_of(cid))
+        hosts = self._gossip.holders(gossip.Prefix(self.oid(want)))
         return [host for host in hosts if host != self._here and self.is_usable(host)]
 
     def is_busier(self, host: ids.HostId, other: ids.HostId) -> bool:
@@ -213,13 +265,15 @@ class Exchange:
         """Return everything that neighbours have advertised, for an image attached later."""
         return self._gossip.known()
 
-    def have(self, cid: ids.Cid, giver: ids.HostId | None) -> None:
+    def have(self, want: Want, giver: ids.HostId | None) -> None:
         """Tell the neighbours of a chunk that has come here.
 
         :param giver: the host that gave it; None for the source
         """
+        oid = self.oid(want)
+        self._named.note(want.cid, oid)
         if self._topology is not None:
-            self._gossip.have(gossip.prefix_of(cid), self._clock(), giver)
+            self._gossip.have(gossip.Prefix(oid), self._clock(), giver)
             self._has_news.set()
 
     async def run(self) -> None:
@@ -228,8 +282,7 @@ class Exchange:
             self._follow_ring()
             now = self._clock()
             for host, prefixes in self._gossip.take_batches(now):
-                if self.is_usable(host):
-                    self._tell(host, self._current_ring().address_of(host), prefixes)
+                self._tell_now(host, peer_wire.Advertise(prefixes))
             due = self._gossip.next_timeout()
             if due is not None:
                 await trio.sleep(max(0.0, due - now))
@@ -238,12 +291,17 @@ class Exchange:
             with trio.move_on_after(LOOK_AT_RING_S):
                 await self._has_news.wait()
 
+    def _tell_now(self, host: ids.HostId, news: peer_wire.News) -> None:
+        if host in (table := self._current_ring()) and self.is_usable(host):
+            self._tell(host, table.address_of(host), news)
+
     def _follow_ring(self) -> None:
         """Choose the neighbours anew, among near hosts, when the ring has changed."""
         table = self._current_ring()
         if table is self._known_ring or self._topology is None:
             return
         self._known_ring = table
+        self._given_up.clear()
         near = table.group_of(self._here)
         hosts = [ids.HostId(host.host) for host in near.hosts]
         told = neighbours.neighbours(hosts, self._here, self._topology, locations=near.locations())

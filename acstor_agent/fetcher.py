@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gets chunks that are not here, each one once, whoever asks and however often.
 
-Two tables keep the promise.  ``_flights`` holds the chunks that this host wants
-for itself: readers of a chunk in flight wait for that flight.  ``_source_reads``
-holds the reads of the source under way, for this host and for peers alike.  A
-peer that takes this host for the home joins only the latter; one that was
-referred to this host waits for a flight, and only for a while: so where rings
-differ no two hosts can wait for each other for long.
+``_flights`` holds the chunks that this host wants for itself: readers of a chunk
+in flight wait for that flight.  What is read through, for this host and for peers
+alike, is the business of ``home``.  A peer that takes this host for the home joins
+only that; one that was referred to this host waits for a flight, and only for a
+while: so where rings differ no two hosts can wait for each other for long.
 
 Bytes from anywhere are checked against their CID before they are stored,
 answered or passed on; this is the one place where chunks enter a host.
@@ -23,6 +22,7 @@ import trio
 from acstor_agent import cache_files
 from acstor_agent import exchange
 from acstor_agent import flights
+from acstor_agent import home
 from acstor_agent.core import counters
 from acstor_agent.core import errand as errand_
 from acstor_agent.core import hedge
@@ -103,6 +103,7 @@ class Fetcher:
     :param here: id of this host
     :param nursery: where fetches run, so that they outlive the readers who asked
     :param current_ring: returns the v-node table in force
+    :param former_ring: returns the one before it, while its homes are worth asking
     :param background_limit: chunks that are fetched ahead at a time, for each errand
     """
 
@@ -114,6 +115,7 @@ class Fetcher:
         cache: cache_files.CacheFiles,
         source: base.Source,
         current_ring: Callable[[], ring.Ring],
+        former_ring: Callable[[], ring.Ring | None] = lambda: None,
         peers: exchange.Exchange,
         background_limit: int,
         clock: Callable[[], float] = time.monotonic,
@@ -124,7 +126,6 @@ class Fetcher:
         self._here = here
         self._nursery = nursery
         self._cache = cache
-        self._source = source
         self._current_ring = current_ring
         self._peers = peers
         self._clock = clock
@@ -135,11 +136,24 @@ class Fetcher:
         }
         self._flights: flights.Flights[Fetched] = flights.Flights(nursery)
         self._journeys: dict[flights.Flight[Fetched], _Journey] = {}
-        self._source_reads: flights.Flights[Bytes] = flights.Flights(nursery)
+        self._home = home.Home(
+            here,
+            nursery,
+            cache=cache,
+            source=source,
+            peers=peers,
+            current_ring=current_ring,
+            former_ring=former_ring,
+            counted=self.counters,
+        )
 
     def has(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is here already."""
         return cid in self._cache
+
+    def is_home_of(self, want: Want) -> bool:
+        """Say whether this host is the home of a chunk, as it sees the ring."""
+        return self._home.is_home_of(want)
 
     @property
     def in_flight(self) -> int:
@@ -183,29 +197,53 @@ class Fetcher:
             await self._cache.wait_for_room()
             return fetched
 
-    async def serve(self, want: Want, may_read_source: bool) -> Bytes:
+    async def serve(
+        self,
+        want: Want,
+        may_read_source: bool,
+        is_relayed: bool = False,
+        requester: ids.HostId | None = None,
+    ) -> Bytes:
         """Return a chunk to a peer that asks for it.
 
         :param may_read_source: this host is the chunk's home for the peer, and reads it through
+        :param is_relayed: the peer asks as a home: nobody else is asked or waited for
         :raises errors.ChunkUnavailable: it is not here, and may not or cannot be read
         """
-        data: Bytes | None = await self._cache.read_chunk(want.cid)
-        if data is None and may_read_source:
-            data = await self._read_source(want, public_cache.KeepClass.HOME)
-        elif data is None:
-            data = await self._flight_of(want)
+        data: Bytes | None = None
+        if self._peers.may_give(want):
+            data = await self._cache.read_chunk(want.cid)
+        if data is None:
+            data = await self._get_for(want, may_read_source, is_relayed, requester)
         self.counters.served_chunks += 1
         self.counters.served_bytes += len(data)
         return data
 
-    async def _flight_of(self, want: Want) -> Bytes:
+    async def _get_for(
+        self,
+        want: Want,
+        may_read_source: bool,
+        is_relayed: bool,
+        requester: ids.HostId | None,
+    ) -> Bytes:
+        """Get what is not here for a peer; nothing is awaited before it is in a table."""
+        keep = public_cache.KeepClass.HOME
+        if may_read_source and not is_relayed:
+            return (await self._home.read(want, Errand.GUEST_WAITS, keep, requester)).data
+        if may_read_source:
+            return await self._home.read_source(want, keep)
+        return await self._flight_of(want, is_relayed)
+
+    async def _flight_of(self, want: Want, is_relayed: bool) -> Bytes:
         """Wait for a chunk that is on its way here, for a peer that was referred to this host.
 
         Not for long: where rings differ, that peer may be the one that this host waits for.
         """
-        flight = self._flights.get(want.cid)
-        if flight is not None:
-            with trio.move_on_after(REFERRED_WAIT_S):
+        with trio.move_on_after(REFERRED_WAIT_S):
+            if (reading := self._home.reading(want)) is not None:
+                return await reading.wait()
+            flight = self._flights.get(want.cid)
+            if flight is not None and not is_relayed:
                 return (await flight.wait()).data
         raise errors.ChunkMissing(str(want), self._here)
 
@@ -241,7 +279,7 @@ class Fetcher:
         """Ask one place after the other; raise what tells most when none has it.
 
         Where this host is the home nothing is awaited between the look in the cache and the entry
-        in ``_source_reads``, so a peer's request cannot make the source be read twice.
+        of ``home``, so a peer's request cannot make the source be read twice.
         """
         data = await self._cache.read_chunk(want.cid)
         if data is not None:  # it came since the caller looked
@@ -265,11 +303,11 @@ class Fetcher:
 
     def _places(self, want: Want, errand: Errand) -> list[places.Place]:
         if errand.asks_holders_only:
-            holders = self._peers.holders(want.cid)[: places.HOLDERS]
+            holders = self._peers.holders(want)[: places.HOLDERS]
             return [places.Place(host, may_read_source=False) for host in holders]
-        oid = ids.oid_of(want.cid)
+        oid = self._peers.oid(want)
         owners = homes.owners(self._current_ring(), self._here, oid, OWNERS_ASKED)
-        holders = self._peers.holders(want.cid)
+        holders = self._peers.holders(want)
         if owners and owners[0] != self._here:
             holders = [h for h in holders if not self._peers.is_busier(h, owners[0])]
         return places.places(owners, self._here, self._peers.is_usable, holders)
@@ -298,26 +336,14 @@ class Fetcher:
 
     async def _ask(self, place: places.Place, want: Want, errand: Errand) -> Fetched:
         if place.host is None:
-            home = homes.home(self._current_ring(), self._here, ids.oid_of(want.cid))
-            is_home = home == self._here
+            is_home = self._home.is_home_of(want)
             keep = public_cache.KeepClass.HOME if is_home else public_cache.KeepClass.BORROWED
-            return Fetched(await self._read_source(want, keep), counters.Origin.SOURCE)
+            return Fetched(*await self._home.read(want, errand, keep))
         data, giver = await self._peers.ask(place.host, want, errand, place.may_read_source)
         self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED)
-        self._peers.have(want.cid, giver)
+        self._peers.have(want, giver)
         is_from_home = place.may_read_source and giver == place.host
         return Fetched(data, counters.Origin.HOME if is_from_home else counters.Origin.PEER)
-
-    async def _read_source(self, want: Want, keep: public_cache.KeepClass) -> Bytes:
-        async def read(flight: flights.Flight[Bytes]) -> Bytes:
-            blob = base.Blob(want.image_id, base.BlobKind.IMAGE)
-            data = await self._source.read(blob, want.offset, want.length, want.cid)
-            self.counters.source_bytes += len(data)
-            self._cache.store(want.cid, data, keep)
-            self._peers.have(want.cid, None)
-            return data
-
-        return await self._source_reads.join(want.cid, read).wait()
 
     # Racing
 

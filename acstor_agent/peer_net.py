@@ -32,7 +32,7 @@ from acstor_common import ring
 LOG = logging.getLogger(__name__)
 
 EARLY_MESSAGES = 16
-"""Advertisements that wait for a connection; more are not sent."""
+"""News that wait for a connection; more are not sent."""
 
 Limits = base.Limits
 PeerTls = peer_link.PeerTls
@@ -50,7 +50,7 @@ class _Line:
         self.scope = trio.CancelScope()
         self.is_decided = trio.Event()  # there is a connection or a failure
         self.connection: asking.Asking | None = None
-        self.early: list[peer_wire.Advertise] = []  # to be sent when there is a connection
+        self.early: list[peer_wire.News] = []  # to be sent when there is a connection
         self.failure: errors.AcstorError | None = None
 
 
@@ -60,7 +60,7 @@ class PeerNet:
     :param host_id: this host
     :param serve: gives the bytes that a peer asks for; it may raise errors.ChunkUnavailable's
         family, which becomes a refusal
-    :param heard: is told what a peer advertises
+    :param heard: is told what a peer tells without being asked
     :param tls: certificates, or None for clear text
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
     :param is_reachable: whether a host can be asked by others; if so they may be referred to it
@@ -72,7 +72,7 @@ class PeerNet:
         host_id: ids.HostId,
         *,
         serve: Serve,
-        heard: Heard = lambda host, prefixes: None,
+        heard: Heard = lambda host, news: None,
         tls: PeerTls | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
         is_reachable: Callable[[ids.HostId], bool] = lambda host: False,
@@ -143,6 +143,7 @@ class PeerNet:
         timeout_s: float,
         may_refer: bool = False,
         is_soon: bool = False,
+        is_relayed: bool = False,
     ) -> peer_wire.Buffer | peer_wire.Refer:
         """Return ``length`` bytes of an image from ``host``; they are not checked against ``cid``.
 
@@ -151,6 +152,7 @@ class PeerNet:
         :param timeout_s: for everything, connecting included
         :param may_refer: the host may name others to ask instead, in a Refer
         :param is_soon: a guest is about to want them: they go before other answers in bulk
+        :param is_relayed: this host asks as a home, for others
         :raises errors.ChunkMissing: the host says that it cannot give them
         :raises errors.SourceUnreachable: no connection, connection lost, no answer in time, or the
             host says that it cannot give them now
@@ -158,7 +160,16 @@ class PeerNet:
         """
         timeout_ms = max(1, int(timeout_s * 1000))
         get = peer_wire.Get(
-            0, image_id, offset, length, cid, may_read_source, timeout_ms, may_refer, is_soon
+            0,
+            image_id,
+            offset,
+            length,
+            cid,
+            may_read_source,
+            timeout_ms,
+            may_refer=may_refer,
+            is_soon=is_soon,
+            is_relayed=is_relayed,
         )
         with trio.move_on_after(timeout_s):
             line = self._line(host, address, klass)
@@ -173,21 +184,17 @@ class PeerNet:
             f"no answer within {timeout_s:g} s",
         )
 
-    def tell(self, host: ids.HostId, address: str, prefixes: Sequence[int]) -> None:
-        """Advertise chunks to ``host``; where that cannot be done at once nothing is lost by it.
-
-        :param prefixes: the first 8 bytes of their CIDs, 1 to 512
-        """
+    def tell(self, host: ids.HostId, address: str, news: peer_wire.News) -> None:
+        """Tell ``host`` something; where that cannot be done at once nothing is lost by it."""
         try:
             line = self._line(host, address, peer_wire.Klass.BULK)
         except errors.ChunkUnavailable as e:
             LOG.debug("not told: %s", e)
             return
-        message = peer_wire.Advertise(tuple(prefixes))
         if line.connection:
-            line.connection.tell(message)
+            line.connection.tell(news)
         elif len(line.early) < EARLY_MESSAGES:
-            line.early.append(message)
+            line.early.append(news)
 
     def _failure_of(self, line: _Line, get: peer_wire.Get) -> errors.AcstorError:
         if isinstance(line.failure, errors.RemoteProtocolError):

@@ -40,13 +40,13 @@ async def pre_seed(
     chunks: fetcher.Fetcher,
     report: Callable[[int, int], Awaitable[None]],
     *,
-    is_home: Callable[[ids.Cid], bool],
+    is_home: Callable[[fetcher.Want], bool],
     first_chunk: int,
 ) -> dict[str, int]:
     """Fetch what is not here of an image; return what it came to in bytes.
 
     :param report: is told the bytes done and the bytes in all, twice a second
-    :param is_home: whether this host is the home of a content
+    :param is_home: whether this host is the home of a chunk
     :raises errors.AcstorError: some chunk could not be had; what came is kept
     """
     cut = image.map.geometry
@@ -75,7 +75,7 @@ async def pre_seed(
         reporting.start_soon(tell)
         async with trio.open_nursery() as nursery:
             for chunk_no in chunks_in_order(
-                cut.chunk_count, lambda n: is_home(image.map.cid(n)), first_chunk
+                cut.chunk_count, lambda n: is_home(image.want(n)), first_chunk
             ):
                 await room.acquire()
                 nursery.start_soon(take, chunk_no, room)

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The v-node table in force: the newest that came, from a file or from the control socket.
 
-An older table never replaces a newer one.  What came over the control socket is
+An older table never replaces a newer one.  The table that was replaced is
+remembered for a while, because its homes hold what the new ones have not got yet;
+the one before that is forgotten.  What came over the control socket is
 kept in the state folder, so a worker that restarts goes on with the last table.
 """
 
 import logging
 import os
 import pathlib
+import time
+from collections.abc import Callable
 
 import trio
 
@@ -26,10 +30,21 @@ class RingKeeper:
 
     :param kept: where a table from the control socket is kept
     :param file: the operator's file, looked at every second; None if there is none
+    :param former_s: how long the table that was replaced is remembered
     """
 
-    def __init__(self, kept: pathlib.Path, file: pathlib.Path | None) -> None:
+    def __init__(
+        self,
+        kept: pathlib.Path,
+        file: pathlib.Path | None,
+        former_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.ring = ring.Ring(0, ())
+        self._former: ring.Ring | None = None
+        self._former_until = 0.0
+        self._former_s = former_s
+        self._clock = clock
         self._kept = kept
         self._file = file
         self._stamp: _Stamp | None = None
@@ -40,6 +55,12 @@ class RingKeeper:
     def current(self) -> ring.Ring:
         """Return the ring in force."""
         return self.ring
+
+    def former(self) -> ring.Ring | None:
+        """Return the table before the one in force, if that was replaced not long ago."""
+        if self._former is not None and self._clock() >= self._former_until:
+            self._former = None
+        return self._former
 
     def put(self, data: bytes) -> ring.Ring:
         """Take a table that was sent, and keep it.
@@ -98,4 +119,6 @@ class RingKeeper:
 
     def _use(self, new: ring.Ring) -> None:
         LOG.info("ring epoch %d with %d hosts is in force", new.epoch, len(new.hosts))
+        self._former = self.ring if self.ring.hosts and self._former_s else None
+        self._former_until = self._clock() + self._former_s
         self.ring = new

@@ -70,6 +70,7 @@ def of_exchange(chunks: fetcher.Fetcher, peers: exchange.Exchange) -> dict[str, 
     return {
         "chunks_in_flight": chunks.in_flight,
         "source_bytes": counted.source_bytes,
+        "relayed_bytes": counted.relayed_bytes,
         "served_bytes": counted.served_bytes,
         "served_chunks": counted.served_chunks,
         "invalid_chunks": peers.invalid_chunks,

@@ -120,12 +120,13 @@ class ExchangeCounters:
     """What is counted where chunks enter and leave the host.
 
     ``fetched`` is by image; ``source_bytes`` are those that this host read from the source, for
-    itself and for peers.
+    itself and for peers; ``relayed_bytes`` those that it took from another home instead.
     """
 
     __slots__ = (
         "fallbacks",
         "fetched",
+        "relayed_bytes",
         "served_bytes",
         "served_chunks",
         "source_bytes",
@@ -136,4 +137,5 @@ class ExchangeCounters:
         self.served_chunks = 0
         self.served_bytes = 0
         self.source_bytes = 0
+        self.relayed_bytes = 0
         self.fallbacks = 0

@@ -21,8 +21,8 @@ from acstor_common import peer_wire
 
 LOG = logging.getLogger(__name__)
 
-Heard = Callable[[ids.HostId, tuple[int, ...]], None]
-"""Takes note of what a peer advertises; it decides for itself what to listen to."""
+Heard = Callable[[ids.HostId, peer_wire.News], None]
+"""Takes note of what a peer tells; it decides for itself what to listen to."""
 Serve = Callable[[ids.HostId, peer_wire.Get], Awaitable[peer_wire.Buffer]]
 """Gives the bytes that a peer asks for, or raises one of errors.ChunkUnavailable's family."""
 
@@ -94,8 +94,8 @@ class Answering(base.Connection):
             case peer_wire.Cancel(request_id):
                 if scope_of_it := self._answering.pop(request_id, None):
                     scope_of_it.cancel()
-            case peer_wire.Advertise(prefixes):
-                self._heard(self._host, prefixes)
+            case peer_wire.Advertise() | peer_wire.Gone() | peer_wire.LetGo():
+                self._heard(self._host, message)
             case peer_wire.Ping(token):
                 self.post(peer_wire.Pong(token))
 

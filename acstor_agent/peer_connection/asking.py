@@ -64,6 +64,7 @@ class Asking(base.Connection):
             request_id=request_id,
             may_refer=get.may_refer and self.minor_version >= 1,
             is_soon=get.is_soon and self.minor_version >= 2,
+            is_relayed=get.is_relayed and self.minor_version >= 3,
         )
         waiter = self._waiting[request_id] = _Waiter(get)
         try:
@@ -78,9 +79,9 @@ class Asking(base.Connection):
             raise self._lost(get)
         return waiter.answer.data if isinstance(waiter.answer, peer_wire.Chunk) else waiter.answer
 
-    def tell(self, news: peer_wire.Advertise) -> None:
-        """Advertise chunks, if the other side knows what that is."""
-        if self.minor_version >= 1:
+    def tell(self, news: peer_wire.News) -> None:
+        """Tell the other side something, if it knows what that is."""
+        if self.minor_version >= peer_wire.NEWS_SINCE[type(news)]:
             self.post(news)
 
     def _new_id(self) -> int:

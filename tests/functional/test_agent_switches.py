@@ -17,6 +17,8 @@ SWITCHES = {
     "read_ahead_limit_bytes": 0,
     "follow_referrals": False,
     "race_slow_answers": False,
+    "content_exchange": False,
+    "former_ring_s": 0,
 }
 
 

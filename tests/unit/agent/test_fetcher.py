@@ -9,6 +9,7 @@ from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent.core import counters
 from acstor_agent.core import gossip
+from acstor_agent.core import identity
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
 from acstor_agent.sources import base
@@ -56,10 +57,12 @@ class MemorySource(base.Source):
 class Cloud:
     """Fetchers of several hosts, joined by calls instead of a network."""
 
-    def __init__(self, folder, nursery, names):
+    def __init__(self, folder, nursery, names, identity_of_chunks=identity.ByContent):
+        self.names = identity_of_chunks
         self.source = MemorySource()
         self.dead, self.lying, self.frozen, self.asked, self.told = set(), set(), set(), [], []
         self.busy, self.peers = {}, {}
+        self.former, self.relayed = None, 0
         self.ring = ring.Ring(
             1, tuple(ring.RingHost(n, f"10.0.0.{i}:7201", 100) for i, n in enumerate(names, 1))
         )
@@ -78,14 +81,19 @@ class Cloud:
                 await trio.sleep(60)
             if question.may_refer and question.host in self.busy:
                 return peer_wire.Refer(1, self.busy[question.host])
-            data = await self.hosts[question.host].serve(wanted, question.may_read_source)
+            self.relayed += question.is_relayed
+            data = await self.hosts[question.host].serve(
+                wanted, question.may_read_source, question.is_relayed, name
+            )
             return bytes(len(data)) if question.host in self.lying else data
 
         self.peers[name] = exchange.Exchange(
             ids.HostId(name),
             current_ring=lambda: self.ring,
             ask_peer=ask,
-            tell=lambda host, address, prefixes: self.told.append((name, host, prefixes)),
+            tell=lambda host, address, news: self.told.append((name, host, news.prefixes)),
+            former_ring=lambda: self.former,
+            named=self.names(),
             health=peer_health.PeerHealth(random.Random(1)),
             topology=neighbours.Topology.RING,
             clock=trio.current_time,
@@ -96,6 +104,7 @@ class Cloud:
             cache=self.caches[name],
             source=verify.VerifySource(self.source),
             current_ring=lambda: self.ring,
+            former_ring=lambda: self.former,
             peers=self.peers[name],
             background_limit=4,
             clock=trio.current_time,
@@ -443,8 +452,133 @@ async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump
     cloud.peers[asker].heard(ids.HostId(holder), [gossip.prefix_of(wanted.cid)])
     fetched = await cloud.hosts[asker].fetch(wanted, 10)
     assert fetched.origin is counters.Origin.HOME
-    assert cloud.peers[asker].holders(wanted.cid) == []
+    assert cloud.peers[asker].holders(wanted) == []
 
 
 async def test_stranger_is_not_listened_to(cloud):
     assert cloud.peers["h1"].heard(ids.HostId("h99"), [1, 2, 3]) == []
+
+
+# Several tables, several groups
+
+
+def placed(cloud, epoch, threshold=None, outer_threshold=None, vnodes=None):
+    """Return the cloud's table with h1 and h2 in one pod, h3 and h4 in another."""
+    weights = vnodes or {}
+    hosts = tuple(
+        ring.RingHost(h.host, h.address, weights.get(h.host, 100), "p1" if h.host < "h3" else "p2")
+        for h in cloud.ring.hosts
+    )
+    return ring.Ring(epoch, hosts, threshold, outer_threshold)
+
+
+async def read_everywhere(cloud, chunk_nos, names=("h1", "h2", "h3", "h4")):
+    for chunk_no in chunk_nos:
+        for name in names:
+            assert (await cloud.hosts[name].fetch(want(chunk_no), 20)).data
+
+
+async def test_each_pod_reads_a_chunk_from_the_source_once(cloud, autojump_clock):
+    cloud.ring = placed(cloud, 2, threshold=1)
+    async with trio.open_nursery() as nursery:
+        for name in cloud.hosts:
+            nursery.start_soon(read_everywhere, cloud, range(8), (name,))
+    assert sorted(cloud.source.reads) == sorted(2 * [n * CHUNK for n in range(8)])
+    pod_of = {h.host: h.location for h in cloud.ring.hosts}
+    assert all(pod_of[asker] == pod_of[host] for asker, host, *_ in cloud.asked)
+
+
+async def test_with_an_outer_group_the_cloud_reads_once_and_each_pod_copies_once(
+    cloud, autojump_clock
+):
+    cloud.ring = placed(cloud, 2, threshold=1, outer_threshold=2)
+    async with trio.open_nursery() as nursery:
+        for name in cloud.hosts:
+            nursery.start_soon(read_everywhere, cloud, range(8), (name,))
+    assert sorted(cloud.source.reads) == [n * CHUNK for n in range(8)]
+    pod_of = {h.host: h.location for h in cloud.ring.hosts}
+    between = [1 for asker, host, *_ in cloud.asked if pod_of[asker] != pod_of[host]]
+    assert len(between) == cloud.relayed == 8
+    assert sum(host.counters.relayed_bytes for host in cloud.hosts.values()) == 8 * CHUNK
+
+
+async def test_while_the_source_is_down_far_hosts_give_what_they_hold(cloud, autojump_clock):
+    cloud.ring = placed(cloud, 2, threshold=1)
+    await read_everywhere(cloud, [0], ("h1", "h2"))
+    cloud.source.failure = errors.SourceUnreachable("a chunk", "memory", "down")
+    assert (await cloud.hosts["h3"].fetch(want(0), 20)).origin is counters.Origin.PEER
+
+
+async def test_new_homes_take_chunks_from_the_former_ones(cloud, autojump_clock):
+    before = cloud.ring
+    await read_everywhere(cloud, range(40), ("h2",))
+    cloud.former, cloud.ring = before, placed(cloud, 2, vnodes={"h1": 400})
+    moved = [n for n in range(40) if homes(cloud.ring, n) != homes(before, n) == "h3"]
+    assert moved
+    await read_everywhere(cloud, moved, ("h4",))
+    assert len(cloud.source.reads) == 40
+    assert cloud.relayed == len(moved)
+
+
+def homes(table, chunk_no):
+    return table.owners_of(want(chunk_no).cid, 1)[0]
+
+
+async def test_hosts_with_the_old_and_the_new_table_make_the_source_be_read_once(
+    cloud, autojump_clock
+):
+    """h2 has not got the new table yet: it asks the former home at the same moment."""
+    before, after = cloud.ring, placed(cloud, 2, vnodes={"h1": 400})
+    moved = [n for n in range(40) if homes(after, n) == "h1" and homes(before, n) in ("h3", "h4")]
+    cloud.former, cloud.ring = before, after
+    cloud.hosts["h2"]._current_ring = lambda: before
+    cloud.peers["h2"]._current_ring = lambda: before
+    async with trio.open_nursery() as nursery:
+        for name in ("h2", "h3", "h4"):
+            nursery.start_soon(read_everywhere, cloud, moved, (name,))
+    assert sorted(cloud.source.reads) == [n * CHUNK for n in moved]
+
+
+async def test_former_home_that_left_is_asked_until_it_fails_once(cloud, autojump_clock):
+    before = cloud.ring
+    of_h4 = [n for n in range(40) if homes(before, n) == "h4"]
+    await read_everywhere(cloud, of_h4, ("h4",))
+    cloud.former = before
+    cloud.ring = ring.Ring(2, tuple(host for host in before.hosts if host.host != "h4"))
+    first, *others = of_h4
+    cloud.asked.clear()
+    await read_everywhere(cloud, [first], ("h1",))
+    assert len(cloud.source.reads) == len(of_h4)
+    cloud.dead.add("h4")
+    await read_everywhere(cloud, others, ("h1", "h2", "h3"))
+    asked = [host for _, host, *_ in cloud.asked]
+    assert 2 <= asked.count("h4") <= 4  # each of the three may learn it for itself
+    assert cloud.hosts["h1"].counters.source_bytes > 0
+
+
+async def test_another_image_with_the_same_content_is_a_hit_at_the_new_home(cloud, autojump_clock):
+    before = cloud.ring
+    await read_everywhere(cloud, range(40), ("h2",))
+    cloud.former, cloud.ring = before, placed(cloud, 2, vnodes={"h1": 400})
+    other = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+    for chunk_no in range(40):
+        elsewhere = want(chunk_no)._replace(image_id=other, offset=(40 - chunk_no) * CHUNK)
+        assert (await cloud.hosts["h4"].fetch(elsewhere, 20)).data
+    assert len(cloud.source.reads) == 40
+
+
+async def test_exchange_by_place_shares_nothing_between_images(tmp_path, nursery, autojump_clock):
+    for name in ("h1", "h2", "h3"):
+        (tmp_path / name).mkdir()
+    made = Cloud(tmp_path, nursery, ("h1", "h2", "h3"), identity.ByPlace)
+    other = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+    for chunk_no in range(10):
+        for name in ("h1", "h2"):
+            await made.hosts[name].fetch(want(chunk_no), 20)
+    assert len(made.source.reads) == 10
+    new_to_h3 = [n for n in range(10) if want(n).cid not in made.caches["h3"]]
+    for chunk_no in range(10):
+        await made.hosts["h3"].fetch(want(chunk_no)._replace(image_id=other), 20)
+    assert made.source.reads[10:] == [n * CHUNK for n in new_to_h3] != []
+    for cache in made.caches.values():
+        await cache.aclose()

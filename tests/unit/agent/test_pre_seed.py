@@ -19,7 +19,7 @@ async def host(tmp_path):
         yield made
 
 
-async def seed(host, report=None, is_home=lambda cid: False, first_chunk=0):
+async def seed(host, report=None, is_home=lambda want: False, first_chunk=0):
     async def ignore(done_bytes, total_bytes):
         pass
 
@@ -49,7 +49,7 @@ async def test_own_chunks_come_first_and_the_others_in_turn(host):
     host.chunks.background_limit = 1
     before = len(host.source.reads)
     first_half = {image.map.cid(n) for n in range(len(image.map) // 2, len(image.map))}
-    await seed(host, is_home=lambda cid: cid in first_half, first_chunk=5)
+    await seed(host, is_home=lambda want: want.cid in first_half, first_chunk=5)
     offsets = [offset for offset, _ in host.source.reads[before:]]
     home, others = offsets[: len(first_half) - 1], offsets[len(first_half) :]
     assert min(home) >= len(DATA) // 2 - CHUNK

@@ -126,3 +126,33 @@ async def test_change_without_a_higher_epoch_is_not_taken_and_said(
     await trio.sleep(1.1)
     assert keeper.current().hosts[0].host == "h1"
     nursery.cancel_scope.cancel()
+
+
+def test_table_that_was_replaced_is_remembered_for_a_while(tmp_path):
+    now = [100.0]
+    keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 60.0, lambda: now[0])
+    keeper.put(table(1, "h1"))
+    assert keeper.former() is None  # there was none before
+    keeper.put(table(2, "h2"))
+    assert keeper.former().epoch == 1
+    keeper.put(table(3, "h3"))
+    assert keeper.former().epoch == 2  # one former table, the last
+    now[0] += 59.9
+    assert keeper.former().epoch == 2
+    now[0] += 0.1
+    assert keeper.former() is None
+
+
+def test_table_that_was_refused_makes_no_former_one(tmp_path):
+    keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 60.0)
+    keeper.put(table(2, "h2"))
+    with pytest.raises(ValueError, match="not higher"):
+        keeper.put(table(1, "h1"))
+    assert keeper.former() is None
+
+
+def test_former_table_can_be_turned_off(tmp_path):
+    keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 0.0)
+    keeper.put(table(1, "h1"))
+    keeper.put(table(2, "h2"))
+    assert keeper.former() is None

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from acstor_agent.core import content_index
+from acstor_agent.core import identity
+from acstor_common import chunk_map
+from acstor_common import ids
+from tests.fakes import one_host
+
+OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a99")
+CID, NEXT = ids.cid_of(b"one"), ids.cid_of(b"two")
+
+
+@pytest.fixture
+def by_place():
+    return identity.ByPlace()
+
+
+def test_by_content_place_does_not_matter_and_by_place_content_does_not(by_place):
+    content = identity.ByContent()
+    assert content.oid(OTHER, 0, CID) == content.oid(one_host.IMAGE, 65536, CID) == ids.oid_of(CID)
+    assert by_place.oid(OTHER, 0, CID) == by_place.oid(OTHER, 0, NEXT)
+    names = {by_place.oid(image, at, CID) for image in (OTHER, one_host.IMAGE) for at in (0, 65536)}
+    assert len(names) == 4 and 0 not in names
+
+
+def test_by_content_everything_in_the_cache_may_be_given():
+    content = identity.ByContent()
+    content.note(CID, ids.Oid(1))
+    assert content.may_give(CID, ids.Oid(2))
+    assert content.gone(CID) == (ids.oid_of(CID),)
+
+
+def test_by_place_a_chunk_may_be_given_under_the_names_that_it_came_under(by_place):
+    for name in (1, 2, 2):
+        by_place.note(CID, ids.Oid(name))
+    assert by_place.may_give(CID, ids.Oid(1)) and by_place.may_give(CID, ids.Oid(2))
+    assert not by_place.may_give(CID, ids.Oid(3)) and not by_place.may_give(NEXT, ids.Oid(1))
+    assert by_place.gone(CID) == (1, 2) and by_place.gone(CID) == ()
+    assert not by_place.may_give(CID, ids.Oid(1))
+
+
+@pytest.mark.parametrize(("named", "parent"), [(identity.ByContent(), 0), (identity.ByPlace(), 2)])
+def test_chunks_of_an_image_are_found_by_their_names(named, parent):
+    """Chunks 0 and 2 have the same content, chunk 1 is zeros."""
+    data = b"x" * one_host.CHUNK + bytes(one_host.CHUNK) + b"x" * one_host.CHUNK
+    image_map = chunk_map.ChunkMap.parse(one_host.map_of(data), "a map")
+    index = content_index.ContentIndex(named.keys(image_map))
+    assert index.parent(2) == parent
+    oid = named.oid(image_map.image_id, 2 * one_host.CHUNK, image_map.cid(2))
+    assert index.find(oid) == parent
+    assert index.find(0) is None
