@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``cfq``: Linux 2.6's completely fair queuing (cfq-iosched), from which Ling 2015 starts.
+
+Streams take turns; each has the disk for a slice of time, in which its requests
+are served in ascending order.  When a stream has nothing pending before its
+slice is over the disk waits up to IDLE_S for it, IDLE_SEEKY_S if its requests
+lie far apart, and not at all if it usually thinks for longer.
+
+Simplified: all requests are synchronous and of one priority, no merging, no
+cooperating queues, and a deadline that has passed is looked at once a slice.
+"""
+
+import collections
+import itertools
+from collections.abc import Iterator
+
+from acstor_agent.core.disk_scheduling import anticipatory
+from acstor_agent.core.disk_scheduling import policy
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disk_scheduling import request_queue
+from acstor_agent.core.disk_scheduling import running_mean
+
+READ_EXPIRE_S = 0.125
+WRITE_EXPIRE_S = 0.25
+SLICE_S = 0.1
+IDLE_S = 0.008
+IDLE_SEEKY_S = 0.002
+SEEKY_BYTES = 8192 * 512
+BACK_LIMIT_BYTES = 16 << 20
+MEMORY = 8
+
+
+def expire_s(request: requests.Request) -> float:
+    """Return how long after its arrival a request is overdue."""
+    return WRITE_EXPIRE_S if request.is_write else READ_EXPIRE_S
+
+
+class _Turn:
+    """One stream's queue and habits."""
+
+    def __init__(self) -> None:
+        self.queue = request_queue.RequestQueue()
+        self.think_s = running_mean.RunningMean(MEMORY)
+        self.distance = running_mean.RunningMean(MEMORY)
+        self.last_stop: int | None = None
+        self.done_s: float | None = None
+
+    def arrived(self, request: requests.Request, now_s: float) -> None:
+        if self.done_s is not None and not self.queue:
+            self.think_s.add(now_s - self.done_s)
+        if self.last_stop is not None:
+            self.distance.add(abs(request.offset - self.last_stop))
+        self.last_stop = request.stop
+        self.queue.add(request, now_s + expire_s(request))
+
+    @property
+    def idle_s(self) -> float:
+        """How long to wait for the stream."""
+        if self.think_s.value > IDLE_S:
+            return 0.0
+        return IDLE_SEEKY_S if self.distance.value > SEEKY_BYTES else IDLE_S
+
+
+class Cfq(policy.Policy):
+    """Round robin over streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns: dict[requests.Stream, _Turn] = {}
+        self._round: collections.OrderedDict[requests.Stream, None] = collections.OrderedDict()
+        self._current: requests.Stream | None = None
+        self._slice_ends_s = 0.0
+        self._idle_until_s: float | None = None
+        self._has_idled = False
+        self._checks_deadline = False
+        self._head = 0
+
+    def add(self, request: requests.Request, now_s: float) -> None:
+        """Take in a request; a stream that had none goes to the end of the round."""
+        stream = request.stream
+        self._turns.setdefault(stream, _Turn()).arrived(request, now_s)
+        if stream != self._current:
+            self._round.setdefault(stream)
+
+    def remove(self, request: requests.Request) -> None:
+        """Give up a request that waits."""
+        queue = self._turns[request.stream].queue
+        queue.remove(request)
+        if not queue:
+            self._round.pop(request.stream, None)
+
+    def __iter__(self) -> Iterator[requests.Request]:
+        """Iterate stream by stream."""
+        return itertools.chain.from_iterable(turn.queue for turn in self._turns.values())
+
+    def completed(self, request: requests.Request, now_s: float) -> None:
+        """Begin to wait if the stream has nothing more."""
+        turn = self._turns.get(request.stream)
+        if turn is None:
+            return
+        turn.done_s = now_s
+        if request.stream == self._current and not turn.queue and turn.idle_s:
+            self._idle_until_s = min(now_s + turn.idle_s, self._slice_ends_s)
+
+    def next_timeout(self) -> float | None:
+        """Return when the present stream will not be waited for any more."""
+        return self._idle_until_s
+
+    def pick(self, now_s: float) -> requests.Request | None:
+        """Go on with the slice, wait, or begin another slice."""
+        if self._current is not None and now_s < self._slice_ends_s:
+            queue = self._turns[self._current].queue
+            if queue:
+                return self._serve(queue, now_s)
+            if self._idle_until_s is not None and now_s < self._idle_until_s:
+                self._has_idled |= bool(self._round)
+                return None
+        return self._next_stream(now_s)
+
+    def _serve(self, queue: request_queue.RequestQueue, now_s: float) -> requests.Request | None:
+        self._end_wait(policy.WaitEnd.MET)
+        overdue = queue.overdue(now_s) if self._checks_deadline else None
+        self._checks_deadline = False
+        way = anticipatory.next_one_way(queue, self._head, BACK_LIMIT_BYTES)
+        found = overdue or way
+        if found is not None:
+            queue.remove(found)
+            self._head = found.stop
+        return found
+
+    def _end_wait(self, end: policy.WaitEnd) -> None:
+        if self._has_idled and self._current is not None:
+            self._ended_waits.append((self._current, end))
+        self._has_idled = False
+        self._idle_until_s = None
+
+    def _next_stream(self, now_s: float) -> requests.Request | None:
+        self._end_wait(policy.WaitEnd.EXPIRED)
+        last = self._current
+        if last is not None and self._turns[last].queue:
+            self._round[last] = None
+        if not self._round:
+            self._current = None
+            self._forget_silent()
+            return None
+        self._current, _ = self._round.popitem(last=False)
+        self._slice_ends_s = now_s + SLICE_S
+        self._checks_deadline = True
+        return self._serve(self._turns[self._current].queue, now_s)
+
+    def _forget_silent(self) -> None:
+        """Forget streams when there are many; there is nothing pending now."""
+        if len(self._turns) > 256:
+            self._turns.clear()

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``deadline``: Linux' deadline elevator, by its documentation (block/deadline-iosched).
+
+Reads and writes are served in batches, each in ascending order of places;
+a batch begins with the oldest request if its deadline has passed.  Reads go
+before writes, which are passed over ``WRITES_STARVED`` times at most.
+
+Simplified: neighbouring requests are not merged, and the disk has one at a time.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+from acstor_agent.core.disk_scheduling import policy
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disk_scheduling import request_queue
+
+READ_EXPIRE_S = 0.5
+WRITE_EXPIRE_S = 5.0
+BATCH = 16
+WRITES_STARVED = 2
+
+
+class Deadline(policy.Policy):
+    """One queue for reads and one for writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._queues = {False: request_queue.RequestQueue(), True: request_queue.RequestQueue()}
+        self._is_write = False
+        self._head = 0
+        self._left = 0
+        self._starved = 0
+
+    def add(self, request: requests.Request, now_s: float) -> None:
+        """Take in a request."""
+        expire_s = WRITE_EXPIRE_S if request.is_write else READ_EXPIRE_S
+        self._queues[request.is_write].add(request, now_s + expire_s)
+
+    def remove(self, request: requests.Request) -> None:
+        """Give up a request that waits."""
+        self._queues[request.is_write].remove(request)
+
+    def __iter__(self) -> Iterator[requests.Request]:
+        """Iterate over reads, then writes."""
+        return itertools.chain(*self._queues.values())
+
+    def pick(self, now_s: float) -> requests.Request | None:
+        """Go on with the batch, or begin another."""
+        found = self._queues[self._is_write].at_or_after(self._head) if self._left else None
+        if found is None:
+            found = self._begin_batch(now_s)
+        if found is not None:
+            self._left -= 1
+            self._head = found.stop
+            self._queues[found.is_write].remove(found)
+        return found
+
+    def _begin_batch(self, now_s: float) -> requests.Request | None:
+        reads, writes = self._queues[False], self._queues[True]
+        if not reads and not writes:
+            return None
+        is_write = not reads or (bool(writes) and self._starved >= WRITES_STARVED)
+        self._starved = 0 if is_write else self._starved + bool(writes)
+        has_turned = is_write != self._is_write
+        self._is_write, self._left = is_write, BATCH
+        queue = self._queues[is_write]
+        ahead = None if has_turned else queue.at_or_after(self._head)
+        return queue.overdue(now_s) or ahead or queue.oldest()

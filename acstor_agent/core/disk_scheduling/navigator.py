@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vNavigator: where a guest's next requests will be, and how soon (Ling 2015, section 3).
+
+The disk is cut into zones.  A request adds 1 to its zone's density, and every
+prediction window divides all densities by the decay (equations 1 to 3).  Zones
+that reach the mean of all densities of 1 or more (equation 4) are where requests
+are to be expected, each with its next neighbour if that one is below the mean
+(equation 5); the mean time between a zone's requests says how soon (6, 7).
+
+Every request costs the same work, however many zones there are: the sum of the
+densities of 1 or more decays as a whole, and a zone leaves it in the window for
+which that was foreseen when it was last touched.  At most ``zone_limit`` zones
+are remembered; the one that was not touched for the longest is forgotten.
+
+An interval counts only where the zone was awaited: from its last answer to the
+next request, and only if nothing of it was pending in between.  That is what the
+one who waits after an answer wants to know.  Equation 7 takes all intervals from
+request to request: requests that come together make the mean too short to wait
+for, and each time that others were served instead makes it longer, until the zone
+is not waited for at all.
+
+A request counts when it is answered.  Counted when it arrives, as in the paper, its
+weight has decayed by the time that it waited in the queue: where random requests
+keep a sequential reader's waiting, its zones look no denser than theirs, and it is
+never waited for.
+
+Windows are windows of time for which the guest was *served*, as the paper has
+it: while others are, nothing decays.  The caller passes such a clock.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+SECTOR_BYTES = 512
+ZONE_BYTES = 2000 * SECTOR_BYTES
+DECAY = 2.0
+WINDOW_S = 0.020
+ZONE_LIMIT = 1024
+_NEVER = -1
+
+
+class Unit(NamedTuple):
+    """A sub-region unit: one zone or two, and how soon their next request will come."""
+
+    start: int
+    stop: int
+    interval_s: float
+
+    def holds(self, offset: int) -> bool:
+        """Say whether a place is within it."""
+        return self.start <= offset < self.stop
+
+
+@dataclasses.dataclass(slots=True)
+class _Zone:
+    density: float  # as of ``window``
+    window: int
+    leaves: int  # the first window in which the density is below 1
+    last_s: float
+    interval_s: float = math.inf
+    intervals: int = 0
+
+    def add_interval(self, seconds: float) -> None:
+        """Equation 7."""
+        total_s = self.interval_s * self.intervals if self.intervals else 0.0
+        self.intervals += 1
+        self.interval_s = (total_s + seconds) / self.intervals
+
+
+class Navigator:
+    """The prediction for one stream.
+
+    :param zone_bytes: B of the paper
+    :param decay: lambda of the paper, above 1
+    :param window_s: length of a prediction window
+
+    >>> navigator = Navigator()
+    >>> for number in range(30):
+    ...     navigator.arrived(number * 45056, number * 0.001)
+    ...     navigator.answered(number * 45056, number * 0.001)
+    >>> navigator.unit_at(20 * 45056) is not None
+    True
+    >>> navigator.unit_at(10**9) is None
+    True
+    """
+
+    def __init__(
+        self,
+        zone_bytes: int = ZONE_BYTES,
+        decay: float = DECAY,
+        window_s: float = WINDOW_S,
+        zone_limit: int = ZONE_LIMIT,
+    ) -> None:
+        self.zone_bytes = zone_bytes
+        self._decay = decay
+        self._window_s = window_s
+        self._zone_limit = zone_limit
+        self._zones: collections.OrderedDict[int, _Zone] = collections.OrderedDict()
+        self._leaving: dict[int, set[int]] = {}  # window: zones that leave the sum in it
+        self._now_s = 0.0
+        self._window = 0
+        self._sum = 0.0  # of the densities of 1 or more, as of ``_window``
+        self._count = 0
+
+    def arrived(self, offset: int, now_s: float, was_awaited: bool = True) -> None:
+        """Take note of a request; a time before the last one counts as the last one.
+
+        :param was_awaited: nothing else of its zone is pending
+        """
+        self.advance(now_s)
+        zone = self._zones.get(offset // self.zone_bytes)
+        if zone is not None and was_awaited:
+            zone.add_interval(self._now_s - zone.last_s)
+
+    def answered(self, offset: int, now_s: float) -> None:
+        """Take note of an answer: it makes its zone denser."""
+        self.advance(now_s)
+        number = offset // self.zone_bytes
+        zone = self._zones.pop(number, None)
+        if zone is None:
+            zone = _Zone(0.0, self._window, _NEVER, self._now_s)
+        self._zones[number] = zone
+        self._leave(number, zone)
+        zone.last_s = self._now_s
+        zone.density = self._density(zone) + 1.0
+        zone.window = self._window
+        self._join(number, zone)
+        if len(self._zones) > self._zone_limit:
+            self._leave(*self._zones.popitem(last=False))
+
+    def advance(self, now_s: float) -> None:
+        """Let time pass."""
+        self._now_s = max(self._now_s, now_s)
+        window = int(self._now_s / self._window_s)
+        if self._leaving and window > max(self._leaving):
+            self._forget_sum()
+        while self._window < window and self._count:
+            self._window += 1
+            self._sum /= self._decay
+            for number in self._leaving.pop(self._window, ()):
+                zone = self._zones[number]
+                self._sum -= self._density(zone)
+                self._count -= 1
+                zone.leaves = _NEVER
+        self._window = window
+        if not self._count:
+            self._sum = 0.0
+
+    def _forget_sum(self) -> None:
+        for numbers in self._leaving.values():
+            for number in numbers:
+                self._zones[number].leaves = _NEVER
+        self._leaving.clear()
+        self._sum, self._count = 0.0, 0
+
+    def _density(self, zone: _Zone) -> float:
+        return zone.density * self._decay ** min(0, zone.window - self._window)
+
+    def _leave(self, number: int, zone: _Zone) -> None:
+        if zone.leaves == _NEVER:
+            return
+        numbers = self._leaving[zone.leaves]
+        numbers.discard(number)
+        if not numbers:
+            del self._leaving[zone.leaves]
+        self._sum -= self._density(zone)
+        self._count -= 1
+        zone.leaves = _NEVER
+
+    def _join(self, number: int, zone: _Zone) -> None:
+        zone.leaves = self._window + 1 + int(math.log(zone.density) / math.log(self._decay))
+        self._leaving.setdefault(zone.leaves, set()).add(number)
+        self._sum += zone.density
+        self._count += 1
+
+    @property
+    def threshold(self) -> float:
+        """The mean of the densities of 1 or more (equation 4); infinite if there is none."""
+        return self._sum / self._count if self._count else math.inf
+
+    def density(self, offset: int) -> float:
+        """Return the present density of the zone around ``offset``."""
+        zone = self._zones.get(offset // self.zone_bytes)
+        return self._density(zone) if zone else 0.0
+
+    def _is_dense(self, number: int) -> bool:
+        zone = self._zones.get(number)
+        # A sum that was added up in another order may differ in its last digits.
+        return zone is not None and self._density(zone) >= self.threshold * (1 - 1e-9)
+
+    def unit_at(self, offset: int) -> Unit | None:
+        """Return the unit that holds ``offset``, None if none does."""
+        number = offset // self.zone_bytes
+        for dense in (number, number - 1):
+            if self._is_dense(dense):
+                return self._unit_of(dense)
+        return None
+
+    def _unit_of(self, dense: int) -> Unit:
+        zones = 1 if self._is_dense(dense + 1) else 2
+        start = dense * self.zone_bytes
+        return Unit(start, start + zones * self.zone_bytes, self._zones[dense].interval_s)
+
+    def units(self) -> Iterator[Unit]:
+        """Yield all units, in the order in which their zones were last touched."""
+        for number, zone in self._zones.items():
+            if zone.leaves != _NEVER and self._is_dense(number):
+                yield self._unit_of(number)
+
+    def __len__(self) -> int:
+        """Count the zones that are remembered."""
+        return len(self._zones)

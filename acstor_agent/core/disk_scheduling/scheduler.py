@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk scheduler: checks requests, lets a policy choose, and counts.
+
+The rule guarded here: every request that was taken in is given out exactly once,
+or given up exactly once, whichever policy is in force and however often it is
+changed.  The disk has one request at a time.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Mapping
+
+from acstor_agent.core import counters
+from acstor_agent.core.disk_scheduling import anticipatory
+from acstor_agent.core.disk_scheduling import cfq
+from acstor_agent.core.disk_scheduling import deadline
+from acstor_agent.core.disk_scheduling import policy as policies
+from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.core.disk_scheduling import request as requests
+
+POLICIES: Mapping[str, Callable[[], policies.Policy]] = {
+    "none": policies.Fifo,
+    "deadline": deadline.Deadline,
+    "anticipatory": anticipatory.Anticipatory,
+    "cfq": cfq.Cfq,
+    "pregather": pregather.Pregather,
+}
+NEAR_BYTES = 24_000_000 * 512
+"""Seeks within the size of a guest's disk: the classes of Ling 2015, table 4."""
+STREAM_LIMIT = 256
+OTHERS = requests.Stream(requests.Klass.BACKGROUND, "others")
+"""Stands for streams beyond the limit in what is counted."""
+
+
+class BadRequest(ValueError):
+    """A request that no disk can serve."""
+
+
+@dataclasses.dataclass(slots=True)
+class StreamCount:
+    """What is counted of one stream."""
+
+    requests: int = 0
+    bytes: int = 0
+    slices: int = 0
+    latency: counters.Latency = dataclasses.field(default_factory=counters.Latency)
+    waits: dict[str, int] = dataclasses.field(
+        default_factory=lambda: {end.value: 0 for end in policies.WaitEnd}
+    )
+
+
+class Account:
+    """What is counted of all streams together, whichever policy served them."""
+
+    def __init__(self) -> None:
+        self.seeks = {"zero": 0, "near": 0, "far": 0}
+        self.streams: collections.OrderedDict[requests.Stream, StreamCount] = (
+            collections.OrderedDict()
+        )
+        self._head: int | None = None
+        self._last: requests.Stream | None = None
+
+    def of(self, stream: requests.Stream) -> StreamCount:
+        """Return a stream's count; it is added to OTHERS' when there are too many."""
+        found = self.streams.get(stream)
+        if found is None and len(self.streams) >= STREAM_LIMIT:
+            stream = OTHERS
+            found = self.streams.get(stream)
+        if found is None:
+            found = self.streams[stream] = StreamCount()
+        return found
+
+    def dispatched(self, request: requests.Request) -> None:
+        """Count a seek, and a slice where the stream changes."""
+        if self._head is not None:
+            distance = abs(request.offset - self._head)
+            name = "far" if distance > NEAR_BYTES else "near" if distance else "zero"
+            self.seeks[name] += 1
+        self._head = request.stop
+        if request.stream != self._last:
+            self.of(request.stream).slices += 1
+            self._last = request.stream
+
+    def completed(self, request: requests.Request, now_s: float) -> None:
+        """Count a request that was served."""
+        count = self.of(request.stream)
+        count.requests += 1
+        count.bytes += request.length
+        count.latency.add(now_s - request.arrived_s)
+
+    def waited(self, policy: policies.Policy) -> None:
+        """Count the waits that have ended."""
+        for stream, end in policy.take_waits():
+            self.of(stream).waits[end.value] += 1
+
+    @property
+    def waits(self) -> dict[str, int]:
+        """How many waits came to which end, for all streams together."""
+        return {
+            end.value: sum(count.waits[end.value] for count in self.streams.values())
+            for end in policies.WaitEnd
+        }
+
+
+class Scheduler:
+    """Requests in, requests out, one at a time.
+
+    :param size_bytes: length of the address space
+
+    >>> scheduler = Scheduler(policies.Fifo(), size_bytes=100)
+    >>> stream = requests.Stream(requests.Klass.GUEST, "a")
+    >>> scheduler.submit(requests.Request(stream, 0, 10), now_s=1.0)
+    >>> scheduler.pick(now_s=1.0).length
+    10
+    """
+
+    def __init__(self, policy: policies.Policy, size_bytes: int) -> None:
+        self.account = Account()
+        self._policy = policy
+        self._size_bytes = size_bytes
+        self._now_s = 0.0
+        self._waiting: dict[requests.Stream, dict[requests.Request, None]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Count the requests that wait."""
+        return self._count
+
+    def _at(self, now_s: float) -> float:
+        """Return the time, which never goes backwards."""
+        self._now_s = max(self._now_s, now_s)
+        return self._now_s
+
+    def submit(self, request: requests.Request, now_s: float) -> None:
+        """Take in a request.
+
+        :raises BadRequest: it is empty, or not within the disk
+        """
+        if request.length <= 0 or request.offset < 0 or request.stop > self._size_bytes:
+            raise BadRequest(
+                f"bytes {request.offset} to {request.stop} of {self._size_bytes}: there is nothing"
+            )
+        request.arrived_s = self._at(now_s)
+        self._waiting.setdefault(request.stream, {})[request] = None
+        self._count += 1
+        self._policy.add(request, request.arrived_s)
+
+    def _forget(self, request: requests.Request) -> None:
+        mine = self._waiting[request.stream]
+        del mine[request]
+        if not mine:
+            del self._waiting[request.stream]
+        self._count -= 1
+
+    def give_up(self, request: requests.Request) -> bool:
+        """Take back a request; False if it is being served, or was."""
+        if request not in self._waiting.get(request.stream, ()):
+            return False
+        self._policy.remove(request)
+        self._forget(request)
+        return True
+
+    def drop_stream(self, stream: requests.Stream) -> list[requests.Request]:
+        """Take back all requests of a stream that has vanished, and return them."""
+        gone = list(self._waiting.get(stream, ()))
+        for request in gone:
+            self.give_up(request)
+        return gone
+
+    def pick(self, now_s: float) -> requests.Request | None:
+        """Take out the request to serve now; None to keep the disk idle.
+
+        Ask again at :meth:`next_timeout`, and after every other call.
+        """
+        found = self._policy.pick(self._at(now_s))
+        self.account.waited(self._policy)
+        if found is not None:
+            self._forget(found)
+            self.account.dispatched(found)
+        return found
+
+    def next_timeout(self) -> float | None:
+        """Return when to ask again if nothing else happens before; None if it is no use."""
+        return self._policy.next_timeout() if self._count else None
+
+    def completed(self, request: requests.Request, now_s: float) -> None:
+        """Take note that a request was served, or failed."""
+        self.account.completed(request, self._at(now_s))
+        self._policy.completed(request, self._now_s)
+
+    def change_policy(self, policy: policies.Policy) -> None:
+        """Let another policy choose from now on, also among what waits already."""
+        waiting = list(self._policy)
+        self._policy = policy
+        for request in waiting:
+            policy.add(request, self._now_s)
+
+    def slice_s(self, stream: requests.Stream) -> float | None:
+        """Return the length of a stream's last time slice, None if the policy has none."""
+        return self._policy.slice_s(stream)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Pregather knows of one stream: its prediction, its locality, its slice (Ling 2015, 4.2).
+
+Two indicators say how local a stream is.  The regional one is the mean distance
+of its requests over the size of its region; the sub-regional one is the share of
+its requests that begin where its last one ended.
+
+The mean interval (AvgT of the paper) counts from an answer to the next request,
+where nothing was pending in between: for how long the guest itself lets the disk
+wait.  From request to request it would grow with the time for which others have
+the disk; a sequential guest would then look too slow to be waited for, lose the
+disk after each answer, and look slower still.
+"""
+
+from acstor_agent.core.disk_scheduling import cfq
+from acstor_agent.core.disk_scheduling import navigator
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disk_scheduling import request_queue
+from acstor_agent.core.disk_scheduling import running_mean
+
+MEMORY = 512
+"""Requests over which intervals, distances and the indicators are averaged."""
+CLEAR_SHARE = 0.55
+"""From this share of seeks at zero on a stream has clear sub-regional locality."""
+GAIN = 10
+"""How much of a slice each 100 % above CLEAR_SHARE are worth (equation 8)."""
+
+
+class StreamHabit:
+    """One stream.
+
+    :param predicts: its vNavigator, whose clock runs while the stream is served
+    """
+
+    def __init__(self, stream: requests.Stream, predicts: navigator.Navigator) -> None:
+        self.stream = stream
+        self.queue = request_queue.RequestQueue()
+        self.navigator = predicts
+        self.interval_s = running_mean.RunningMean(MEMORY)
+        self.distance = running_mean.RunningMean(MEMORY)
+        self.at_zero = running_mean.RunningMean(MEMORY)
+        self.slice_s: float | None = None
+        self.served_s = 0.0  # before the present slice
+        self.in_service: requests.Request | None = None
+        self._answered_s: float | None = None
+        self._arrived_stop: int | None = None
+        self._dispatched_stop: int | None = None
+        self._was_idle = False
+        self._next_detour_s = 0.0
+
+    def arrived(self, request: requests.Request, now_s: float, served_s: float) -> None:
+        """Learn from a request.
+
+        :param served_s: for how long the stream has had the disk until now
+        """
+        if self._answered_s is not None and not self.queue and self.in_service is None:
+            self.interval_s.add(now_s - self._answered_s)
+        if self._arrived_stop is not None:
+            self.distance.add(abs(request.offset - self._arrived_stop))
+        self._arrived_stop = request.stop
+        self.navigator.arrived(request.offset, served_s, self._awaits(request.offset))
+
+    def _awaits(self, offset: int) -> bool:
+        """Say whether nothing of this place's zone is pending."""
+        zone = offset // self.navigator.zone_bytes
+        waiting = self.queue.at_or_after(zone * self.navigator.zone_bytes)
+        return not any(
+            other is not None and other.offset // self.navigator.zone_bytes == zone
+            for other in (waiting, self.in_service)
+        )
+
+    def completed(self, request: requests.Request, now_s: float, served_s: float) -> None:
+        """Take note of an answer."""
+        self._answered_s = now_s
+        self.in_service = None
+        self.navigator.answered(request.offset, served_s)
+
+    def overdue(self, served_s: float) -> requests.Request | None:
+        """Return a request that has to go first now: one in cfq.READ_EXPIRE_S at most."""
+        return self.queue.overdue(served_s) if served_s >= self._next_detour_s else None
+
+    def dispatched(self, request: requests.Request, served_s: float) -> None:
+        """Take out a request, and take note of where the head goes for this stream."""
+        if request is self.overdue(served_s):
+            self._next_detour_s = served_s + cfq.READ_EXPIRE_S
+        self.queue.remove(request)
+        if self._dispatched_stop is not None:
+            self.at_zero.add(request.offset == self._dispatched_stop)
+        self._dispatched_stop = request.stop
+        self.in_service = request
+
+    def begin_slice(self, first_s: float, region_bytes: int) -> float:
+        """Return the length of the slice that begins now (equation 8).
+
+        It is halved if the last one was not used up.
+        """
+        if self.distance.value > region_bytes:
+            length_s = first_s / 2
+        else:
+            length_s = first_s * max(1.0, (self.at_zero.value - CLEAR_SHARE) * GAIN)
+        self.slice_s = length_s / 2 if self._was_idle else length_s
+        return self.slice_s
+
+    def end_slice(self, served_s: float, is_idle: bool) -> None:
+        """Take note that the stream has lost the disk.
+
+        :param is_idle: it had nothing pending before its slice was over
+        """
+        self.served_s += served_s
+        self._was_idle = is_idle

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vNavigator: densities, units, intervals; the work per request does not grow."""
+
+import math
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from acstor_agent.core.disk_scheduling import navigator
+
+ZONE = navigator.ZONE_BYTES
+WINDOW = navigator.WINDOW_S
+TOUCHES = st.lists(st.tuples(st.integers(0, 40), st.floats(0, 0.1)), max_size=80)
+
+
+def touched(*zones: int, at_s: float = 0.0) -> navigator.Navigator:
+    found = navigator.Navigator()
+    for zone in zones:
+        found.answered(zone * ZONE, at_s)
+    return found
+
+
+def test_density_halves_with_each_window() -> None:
+    found = touched(5, 5, 5, 5)
+    for windows in range(4):
+        found.advance((windows + 0.5) * WINDOW)
+        assert found.density(5 * ZONE) == pytest.approx(4 / 2**windows)
+
+
+def test_threshold_is_the_mean_of_densities_of_one_or_more() -> None:
+    found = touched(1, 1, 1, 2)
+    assert found.threshold == pytest.approx(2.0)
+    found.advance(1.5 * WINDOW)  # zone 2 has fallen below 1
+    assert found.threshold == pytest.approx(1.5)
+    found.advance(100 * WINDOW)
+    assert math.isinf(found.threshold)
+
+
+def test_dense_zone_brings_its_next_neighbour_unless_that_is_dense_itself() -> None:
+    found = touched(1, 1, 1, 1, 9)
+    unit = found.unit_at(ZONE)
+    assert unit is not None
+    assert (unit.start, unit.stop) == (ZONE, 3 * ZONE)
+    assert found.unit_at(2 * ZONE + 5) == unit
+    assert found.unit_at(3 * ZONE) is None
+    both = touched(1, 1, 2, 2)
+    unit = both.unit_at(ZONE)
+    assert unit is not None
+    assert unit.stop == 2 * ZONE
+
+
+def test_zone_that_only_a_journal_touches_is_no_unit() -> None:
+    found = touched(3, 3, 3, 3, 3, 700)
+    assert found.unit_at(700 * ZONE) is None
+
+
+def test_interval_is_the_mean_time_from_answer_to_request() -> None:
+    found = navigator.Navigator()
+    for number, pause_s in enumerate((0.001, 0.003)):
+        at_s = number * 0.01
+        found.answered(0, at_s)
+        found.arrived(0, at_s + pause_s)
+        found.arrived(0, at_s + 0.009, was_awaited=False)  # one more of the same batch
+    unit = found.unit_at(0)
+    assert unit is not None
+    assert unit.interval_s == pytest.approx(0.002)
+
+
+def test_zone_without_an_interval_predicts_none() -> None:
+    unit = touched(0).unit_at(0)
+    assert unit is not None
+    assert math.isinf(unit.interval_s)
+
+
+def test_time_that_goes_backwards_stands_still() -> None:
+    found = touched(1, at_s=1.0)
+    found.answered(ZONE, 0.2)
+    assert found.density(ZONE) == pytest.approx(2.0)
+
+
+def test_memory_is_bounded_and_the_oldest_zone_is_forgotten() -> None:
+    found = navigator.Navigator(zone_limit=10)
+    for zone in range(1000):
+        found.answered(zone * ZONE, zone * 0.001)
+    assert len(found) == 10
+    assert found.density(0) == 0
+    assert found.density(999 * ZONE) == 1
+
+
+@hypothesis.given(TOUCHES)
+def test_sum_over_zones_is_what_equation_4_says(touches: list[tuple[int, float]]) -> None:
+    found = navigator.Navigator()
+    history: list[tuple[int, int]] = []
+    now_s = 0.0
+    for zone, pause_s in touches:
+        now_s += pause_s
+        found.answered(zone * ZONE, now_s)
+        history.append((zone, int(now_s / WINDOW)))
+    window = int(now_s / WINDOW)
+    densities = {
+        zone: sum(2.0 ** -(window - when) for z, when in history if z == zone)
+        for zone, _ in history
+    }
+    dense = [density for density in densities.values() if density >= 1]
+    expected = sum(dense) / len(dense) if dense else math.inf
+    assert found.threshold == pytest.approx(expected)
+    for zone, density in densities.items():
+        assert found.density(zone * ZONE) == pytest.approx(density)
+
+
+@hypothesis.given(TOUCHES)
+def test_units_are_one_zone_or_two_and_hold_their_dense_zone(
+    touches: list[tuple[int, float]],
+) -> None:
+    found = navigator.Navigator()
+    now_s = 0.0
+    for zone, pause_s in touches:
+        now_s += pause_s
+        found.answered(zone * ZONE, now_s)
+    for unit in found.units():
+        assert unit.stop - unit.start in (ZONE, 2 * ZONE)
+        assert found.density(unit.start) >= found.threshold * (1 - 1e-6)
+        assert found.unit_at(unit.start) == unit
+
+
+@hypothesis.given(st.floats(0, 1), st.floats(0, 1))
+def test_density_only_decays_without_requests(first_s: float, second_s: float) -> None:
+    found = touched(1, 1, 1)
+    found.advance(first_s)
+    before = found.density(ZONE)
+    found.advance(first_s + second_s)
+    assert found.density(ZONE) <= before

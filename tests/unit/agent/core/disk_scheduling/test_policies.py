@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every policy must hold, and what each one is for."""
+
+import itertools
+import random
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from acstor_agent.core.disk_scheduling import cfq
+from acstor_agent.core.disk_scheduling import policy as policies
+from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disk_scheduling import scheduler
+
+SIZE = 10**12
+GB = 10**9
+Make = Callable[[], policies.Policy]
+every_policy = pytest.mark.parametrize("make", scheduler.POLICIES.values(), ids=scheduler.POLICIES)
+
+
+def stream(name: str, klass: requests.Klass = requests.Klass.GUEST) -> requests.Stream:
+    return requests.Stream(klass, name)
+
+
+def read(name: str, offset: int, length: int = 4096) -> requests.Request:
+    return requests.Request(stream(name), offset, length)
+
+
+class Disk:
+    """Serves what it is given, each request in 2 ms, and lets time pass while it may not."""
+
+    def __init__(self, policy: policies.Policy) -> None:
+        self.scheduler = scheduler.Scheduler(policy, SIZE)
+        self.now_s = 0.0
+        self.served: list[requests.Request] = []
+
+    def submit(self, *items: requests.Request) -> None:
+        for item in items:
+            self.scheduler.submit(item, self.now_s)
+
+    def serve_one(self) -> requests.Request | None:
+        """Serve the next request, after a wait if need be; None if none is pending."""
+        for _ in range(1000):
+            found = self.scheduler.pick(self.now_s)
+            if found is not None:
+                self.now_s += 0.002
+                self.scheduler.completed(found, self.now_s)
+                self.served.append(found)
+                return found
+            wakes_s = self.scheduler.next_timeout()
+            if wakes_s is None:
+                assert not len(self.scheduler)
+                return None
+            assert wakes_s >= self.now_s
+            self.now_s = max(self.now_s + 1e-6, wakes_s)
+        raise AssertionError("the policy keeps the disk idle for ever")
+
+    def drain(self) -> None:
+        while self.serve_one() is not None:
+            pass
+
+
+@every_policy
+@hypothesis.given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.integers(0, 1000),
+            st.booleans(),
+            st.sampled_from(list(requests.Klass)),
+            st.sampled_from(["serve", "give up", "nothing", "wait"]),
+        ),
+        max_size=60,
+    )
+)
+def test_every_request_is_served_or_given_up_exactly_once(
+    make: Make, steps: list[tuple[str, int, bool, requests.Klass, str]]
+) -> None:
+    disk = Disk(make())
+    sent: list[requests.Request] = []
+    given_up: list[requests.Request] = []
+    for name, place, is_write, klass, action in steps:
+        sent.append(requests.Request(stream(name, klass), place * 1_000_000, 4096, is_write))
+        disk.submit(sent[-1])
+        if action == "serve":
+            disk.serve_one()
+        elif action == "wait":
+            disk.now_s += 0.3
+        elif action == "give up" and disk.scheduler.give_up(sent[place % len(sent)]):
+            given_up.append(sent[place % len(sent)])
+    disk.drain()
+    assert sorted(map(id, disk.served + given_up)) == sorted(map(id, sent))
+    assert not len(disk.scheduler)
+
+
+@every_policy
+def test_nobody_starves_behind_a_reader_that_never_stops(make: Make) -> None:
+    disk = Disk(make())
+    victim = read("victim", 900 * GB)
+    disk.submit(*(read("greedy", number * 4096) for number in range(8)), victim)
+    for number in itertools.count(8):
+        disk.serve_one()
+        if victim in disk.served:
+            break
+        disk.submit(read("greedy", number * 4096))
+        assert disk.now_s < 2.0
+
+
+@every_policy
+def test_nobody_starves_within_a_stream(make: Make) -> None:
+    disk = Disk(make())
+    victim = read("guest", 5 * GB)
+    disk.submit(*(read("guest", 9 * GB + number * 4096) for number in range(8)), victim)
+    for number in itertools.count(8):
+        disk.serve_one()
+        if victim in disk.served:
+            break
+        disk.submit(read("guest", 9 * GB + number * 4096))
+        assert disk.now_s < 2.0
+
+
+@every_policy
+def test_policy_that_is_changed_under_load_loses_nothing(make: Make) -> None:
+    for other in scheduler.POLICIES.values():
+        disk = Disk(make())
+        rng = random.Random(1)
+        sent = [read(rng.choice("abc"), rng.randrange(SIZE - 4096)) for _ in range(50)]
+        disk.submit(*sent)
+        for _ in range(10):
+            disk.serve_one()
+        under_way = disk.scheduler.pick(disk.now_s)
+        disk.scheduler.change_policy(other())
+        if under_way is not None:
+            disk.scheduler.completed(under_way, disk.now_s)
+            disk.served.append(under_way)
+        disk.drain()
+        assert sorted(map(id, disk.served)) == sorted(map(id, sent))
+
+
+@every_policy
+def test_thousands_of_streams_are_all_served(make: Make) -> None:
+    disk = Disk(make())
+    for number in range(3000):
+        disk.submit(read(f"guest {number}", number * 1_000_000))
+    disk.drain()
+    assert len(disk.served) == 3000
+    assert len(disk.scheduler.account.streams) <= scheduler.STREAM_LIMIT + 1
+
+
+@every_policy
+def test_time_that_goes_backwards_does_no_harm(make: Make) -> None:
+    disk = Disk(make())
+    disk.now_s = 100.0
+    disk.submit(read("a", 0))
+    disk.now_s = 1.0
+    disk.submit(read("b", GB))
+    assert disk.scheduler.pick(0.5) is not None
+    disk.now_s = 101.0
+    disk.drain()
+    assert not len(disk.scheduler)
+
+
+@every_policy
+def test_overlapping_requests_are_served_each(make: Make) -> None:
+    disk = Disk(make())
+    disk.submit(read("a", 0, 8192), read("b", 4096, 8192), read("a", 0, 8192))
+    disk.drain()
+    assert len(disk.served) == 3
+
+
+@every_policy
+def test_vanished_stream_leaves_the_others(make: Make) -> None:
+    disk = Disk(make())
+    disk.submit(*(read(name, number * GB) for name in "ab" for number in range(5)))
+    disk.serve_one()
+    gone = disk.scheduler.drop_stream(stream("a"))
+    disk.drain()
+    assert {request.stream for request in gone} == {stream("a")}
+    assert len(gone) + len(disk.served) == 10
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, -1), (-1, 10), (SIZE - 5, 10)])
+def test_request_that_no_disk_can_serve_is_refused(offset: int, length: int) -> None:
+    found = scheduler.Scheduler(policies.Fifo(), SIZE)
+    with pytest.raises(scheduler.BadRequest):
+        found.submit(read("a", offset, length), 0.0)
+    assert not len(found)
+
+
+def test_background_waits_for_guests_but_not_past_its_deadline() -> None:
+    disk = Disk(pregather.Pregather())
+    behind = requests.Request(stream("hydration", requests.Klass.BACKGROUND), 10**6, 4096)
+    disk.submit(behind, read("guest", 500 * GB))
+    assert disk.serve_one() is not behind
+    for number in range(1, 1000):
+        disk.submit(read(f"guest {number % 3}", 500 * GB + number * 4096))
+        disk.serve_one()
+        if behind in disk.served:
+            break
+    assert cfq.READ_EXPIRE_S < disk.now_s < 2.0
+
+
+def test_seeks_waits_and_latency_are_counted_by_stream() -> None:
+    disk = Disk(policies.Fifo())
+    disk.submit(read("a", 0), read("a", 4096), read("b", 100 * GB), read("a", 100 * GB + GB))
+    disk.drain()
+    account = disk.scheduler.account
+    assert account.seeks == {"zero": 1, "near": 1, "far": 1}
+    mine = account.streams[stream("a")]
+    assert (mine.requests, mine.bytes, mine.slices) == (3, 3 * 4096, 2)
+    assert mine.latency.longest_s == pytest.approx(0.008)

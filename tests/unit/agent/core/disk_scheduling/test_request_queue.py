@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two orders of a queue always hold the same requests."""
+
+import hypothesis
+from hypothesis import strategies as st
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disk_scheduling import request_queue
+
+STREAM = requests.Stream(requests.Klass.GUEST, "a")
+
+
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(0, 30), st.floats(0, 10), st.booleans()), max_size=60),
+    st.integers(0, 30),
+)
+def test_queue_finds_what_a_search_through_all_finds(
+    steps: list[tuple[int, float, bool]], head: int
+) -> None:
+    queue = request_queue.RequestQueue()
+    inside: dict[requests.Request, float] = {}
+    for offset, deadline_s, removes in steps:
+        request = requests.Request(STREAM, offset, 1)
+        queue.add(request, deadline_s)
+        inside[request] = deadline_s
+        if removes:
+            gone = min(inside, key=lambda r: (r.offset - head) ** 2)
+            queue.remove(gone)
+            del inside[gone]
+    assert list(queue) == list(inside)
+    places = sorted(request.offset for request in inside)
+    assert sorted(r.offset for r in queue.outward(head)) == places
+    distances = [abs(r.offset - head) for r in queue.outward(head)]
+    assert distances == sorted(distances)
+    upward = [r.offset for r in queue.upward(head)]
+    assert upward == [p for p in places if p >= head] + [p for p in places if p < head]
+    oldest = queue.oldest()
+    assert (oldest is None) == (not inside)
+    if oldest is not None:
+        assert inside[oldest] == min(inside.values())
+        assert queue.overdue(inside[oldest]) is not None
+        assert queue.overdue(inside[oldest] - 0.001) is None

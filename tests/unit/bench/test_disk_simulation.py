@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk model, and what the policies do with the paper's guests, small."""
+
+import functools
+import random
+
+import pytest
+
+from acstor_agent.core.disk_scheduling import scheduler
+from tests.bench import disk_simulation as simulation
+from tests.bench import disk_workloads as workloads
+from tests.fakes import rotating_disk
+
+SMALL = 32 * workloads.MIB
+
+
+@functools.cache
+def four_guests(policy: str) -> simulation.Simulation:
+    guests = workloads.four_guests(SMALL)
+    return simulation.Simulation(guests, scheduler.POLICIES[policy]()).run()
+
+
+@functools.cache
+def reader_beside_random_ones(policy: str) -> simulation.Simulation:
+    guests = workloads.mixed_guest("SRRR", 2 * SMALL)
+    return simulation.Simulation(guests, scheduler.POLICIES[policy]()).run()
+
+
+def test_random_reads_of_the_model_take_what_the_data_sheet_says() -> None:
+    disk, rng = rotating_disk.RotatingDisk(), random.Random(1)
+    now_s = 0.0
+    for _ in range(5000):
+        now_s += disk.serve_s(rng.randrange(disk.cost.size_bytes - 4096), 4096, now_s)
+    assert now_s / 5000 == pytest.approx(0.0085 + 60 / 7200 / 2, rel=0.03)
+
+
+def test_model_reads_in_order_at_the_rate_of_its_outer_edge() -> None:
+    disk = rotating_disk.RotatingDisk()
+    took_s = sum(disk.serve_s(number * 2**20, 2**20, 0.0) for number in range(100))
+    assert 100 * 2**20 / took_s == pytest.approx(125e6, rel=0.03)
+
+
+def test_run_is_the_same_when_it_is_repeated() -> None:
+    again = simulation.Simulation(
+        workloads.four_guests(SMALL), scheduler.POLICIES["pregather"]()
+    ).run()
+    assert again.now_s == four_guests("pregather").now_s
+    assert again.distances == four_guests("pregather").distances
+
+
+def test_all_policies_get_the_same_bytes() -> None:
+    def asked(policy: str) -> list[tuple[str, int]]:
+        run = four_guests(policy)
+        return [
+            (guest.name, sum(a.bytes for a in guest.applications if not a.is_background))
+            for guest in run.guests
+        ]
+
+    assert len({tuple(asked(policy)) for policy in scheduler.POLICIES}) == 1
+
+
+def test_pregather_keeps_more_seeks_at_zero_and_ends_first() -> None:
+    def at_zero(policy: str) -> float:
+        distances = four_guests(policy).distances
+        return distances.count(0) / len(distances)
+
+    others = [name for name in scheduler.POLICIES if name != "pregather"]
+    assert at_zero("pregather") > max(map(at_zero, others))
+    ends = {name: four_guests(name).now_s for name in scheduler.POLICIES}
+    assert min(ends, key=lambda name: ends[name]) == "pregather"
+
+
+def test_pregather_waits_for_the_sequential_one_of_several_readers() -> None:
+    waits = reader_beside_random_ones("pregather").scheduler.account.waits
+    assert waits["met"] > 100
+    assert waits["met"] > 9 * waits["expired"]
+
+
+@pytest.mark.parametrize("policy", ["none", "deadline", "anticipatory", "cfq"])
+def test_the_others_take_a_guest_for_one_reader_and_do_not_wait(policy: str) -> None:
+    waits = reader_beside_random_ones(policy).scheduler.account.waits
+    assert waits["met"] <= 3
