@@ -69,6 +69,28 @@ OPTS = [
         "error policy can pause the guest.",
     ),
     cfg.IntOpt(
+        "boot_memory_limit_bytes",
+        default=512 * geometry.MIB,
+        min=0,
+        help="Memory that boot images may take while guests boot, all together; one takes some "
+        "tens of MiB and serves all guests of its image. One that does not fit is not used. 0 "
+        "turns boot images off.",
+    ),
+    cfg.FloatOpt(
+        "boot_memory_idle_s",
+        default=60.0,
+        min=1.0,
+        help="A boot image that no guest has read for this long is dropped from memory: the boot "
+        "is over.",
+    ),
+    cfg.FloatOpt(
+        "boot_memory_longest_s",
+        default=600.0,
+        min=1.0,
+        help="A boot image is dropped from memory this long after the last guest began to use its "
+        "image, even if it is still read.",
+    ),
+    cfg.IntOpt(
         "read_ahead_limit_bytes",
         default=8 * geometry.MIB,
         min=0,

@@ -16,6 +16,7 @@ import trio
 import xxhash
 from oslo_config import cfg
 
+from acstor_agent import booting
 from acstor_agent import cache_files
 from acstor_agent import control_socket
 from acstor_agent import disks
@@ -33,6 +34,7 @@ from acstor_agent import prefetching
 from acstor_agent import ring_keeper
 from acstor_agent import status
 from acstor_agent import supervisor
+from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
 from acstor_agent.core import disk_header
 from acstor_agent.core import errand
@@ -146,8 +148,20 @@ class Agent:
             peers=self._exchange,
             background_limit=own.fetch_limit,
         )
-        maps = state_dir / "maps"
+        maps, heads = state_dir / "maps", state_dir / "boot"
         maps.mkdir(exist_ok=True)
+        heads.mkdir(exist_ok=True)
+        self._boots = booting.Host(
+            heads,
+            source=self._source,
+            chunks=self._chunks,
+            cache=cache,
+            nursery=nursery,
+            memory=boot_memory.BootMemory(
+                own.boot_memory_limit_bytes, own.boot_memory_idle_s, own.boot_memory_longest_s
+            ),
+            frame_patience_s=self._peer_patience_s,
+        )
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror)
         self._disks = disks.Disks(state_dir / "disks", self._images, own.read_deadline_s)
 
@@ -161,6 +175,7 @@ class Agent:
         await self._nursery.start(self._peers.run)
         await fuse_connection.adopt(inheritance.fuse_fd, inheritance.init_request, operations)
         self._nursery.start_soon(functools.partial(pyfuse3.main, max_tasks=MAX_REQUESTS))
+        self._nursery.start_soon(self._boots.run)
         self._nursery.start_soon(self._disks.run)
         self._nursery.start_soon(self._ring.watch)
         self._nursery.start_soon(self._exchange.run)
@@ -207,6 +222,7 @@ class Agent:
             "read": status.total(image["read"] for image in images.values()),
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
             "exchange": status.of_exchange(self._chunks, self._exchange),
+            "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
             "nova": {"fallbacks": dict(self._nova_fallbacks)},
         }
@@ -215,8 +231,10 @@ class Agent:
         own = self._conf.acstor_agent
         keys = self._named.keys(image_map)
         index = await trio.to_thread.run_sync(content_index.ContentIndex, keys)
+        boots = self._boots.booting(image_map)
+        limit = _unmatched_limit(own.unmatched_limit)
         ahead = prefetching.Prefetching(
-            image_map, index, self._chunks, self._nursery, _unmatched_limit(own.unmatched_limit)
+            image_map, index, self._chunks, self._nursery, limit, boots.covers
         )
         ahead.advertised(self._exchange.known())
         return mirror.Mirror(
@@ -227,6 +245,7 @@ class Agent:
             deadline_s=own.read_deadline_s,
             read_ahead_limit_bytes=own.read_ahead_limit_bytes,
             prefetch=ahead,
+            boots=boots,
         )
 
     # Peers
@@ -267,6 +286,7 @@ class Agent:
                 return await trio.to_thread.run_sync(self.picture)
             case control_wire.Ensure(image_id):
                 found = await self._attach(image_id)
+                found.boots.begin()
                 return {"image_id": found.map.image_id, "size_bytes": found.size_bytes}
             case control_wire.Drop(image_id):
                 return await self._drop(ids.parse_image_id(image_id))
@@ -296,6 +316,7 @@ class Agent:
         if made := await self._disks.of_image(image_id):
             raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
         self._images.detach(image_id)
+        self._boots.forget(image_id)
         return {"image_id": image_id}
 
     async def _make_disk(self, request: control_wire.MakeDisk) -> dict[str, Any]:

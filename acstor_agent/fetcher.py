@@ -173,7 +173,7 @@ class Fetcher:
         with trio.move_on_after(deadline_s):
             while True:
                 try:
-                    return await self._fetch_once(want, Errand.GUEST_WAITS)
+                    return await self.fetch_once(want, Errand.GUEST_WAITS)
                 except errors.ChunkMissing:
                     raise
                 except exchange.PEER_ERRORS as e:
@@ -193,7 +193,7 @@ class Fetcher:
         async with self._limiters[errand]:
             if want.cid in self._cache:
                 return None
-            fetched = await self._fetch_once(want, errand)
+            fetched = await self.fetch_once(want, errand)
             await self._cache.wait_for_room()
             return fetched
 
@@ -247,7 +247,11 @@ class Fetcher:
                 return (await flight.wait()).data
         raise errors.ChunkMissing(str(want), self._here)
 
-    async def _fetch_once(self, want: Want, errand: Errand) -> Fetched:
+    async def fetch_once(self, want: Want, errand: Errand) -> Fetched:
+        """Return a chunk from whoever gives it first, asking every place once.
+
+        :raises errors.AcstorError: nobody gave it
+        """
         while True:
             flight = self._flights.join(want.cid, lambda flight: self._bring(want, errand, flight))
             journey = self._journeys.get(flight)

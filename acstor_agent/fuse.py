@@ -196,7 +196,7 @@ class MirrorOperations(pyfuse3.Operations):
             return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=False)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
             raise pyfuse3.FUSEError(errno.EROFS)
-        await self._mirror(inode)
+        (await self._mirror(inode)).boots.begin()
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=True)
 
     @_answers_errors
@@ -208,7 +208,9 @@ class MirrorOperations(pyfuse3.Operations):
             return await found.read(off, size)
         if fh in self._disk_ids:
             return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
-        return await (await self._mirror(pyfuse3.InodeT(fh))).read(off, size)
+        met = await self._mirror(pyfuse3.InodeT(fh))
+        met.boots.begin()  # a former worker may have ended while a guest booted
+        return await met.read(off, size)
 
     @_answers_errors
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:

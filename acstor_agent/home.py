@@ -139,8 +139,8 @@ class Home:
         """
 
         async def read(_: flights.Flight[exchange.Bytes]) -> exchange.Bytes:
-            blob = base.Blob(want.image_id, base.BlobKind.IMAGE)
-            data = await self._source.read(blob, want.offset, want.length, want.cid)
+            blob, offset = base.blob_at(want.image_id, want.offset)
+            data = await self._source.read(blob, offset, want.length, want.cid)
             self._counted.source_bytes += len(data)
             self._take_in(want, data, keep, None)
             return data

@@ -35,6 +35,7 @@ class Collector(registry.Collector):
         status = self._picture()
         yield from _of_images(status["images"])
         yield from _of_exchange(status["exchange"])
+        yield from _of_boots(status["boot"])
         yield from _of_cache(status["cache"])
         fallbacks = core.CounterMetricFamily(
             "acstor_nova_fallbacks",
@@ -121,6 +122,22 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("referrals_followed", "Times that a busy peer named others to ask instead"),
     ):
         yield core.CounterMetricFamily(f"acstor_{name}", text, exchange[name])
+
+
+def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:
+    for name, text in (
+        ("memory_bytes", "Bytes of memory that boot images take"),
+        ("limit_bytes", "Upper bound of the memory that boot images take"),
+    ):
+        yield core.GaugeMetricFamily(f"acstor_boot_{name}", text, boots[name])
+    for name, text in (
+        ("loaded", "Boot images that came into memory as a whole"),
+        ("dropped", "Boot images dropped from memory after boots"),
+        ("ignored", "Boot images that were damaged or of other bytes"),
+        ("refused", "Boot images for which there was no room in memory"),
+        ("failed", "Boot images that could not be had"),
+    ):
+        yield core.CounterMetricFamily(f"acstor_boot_images_{name}", text, boots[name])
 
 
 def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:

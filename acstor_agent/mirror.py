@@ -12,6 +12,7 @@ import time
 
 import trio
 
+from acstor_agent import booting
 from acstor_agent import cache_files
 from acstor_agent import fetcher
 from acstor_agent import prefetching
@@ -32,6 +33,7 @@ MAX_READ_BYTES = 1 * geometry.MIB
 _ZEROS = bytes(MAX_READ_BYTES)
 _LOCAL_ORIGIN = {
     read_plan.StepKind.ZERO: counters.Origin.ZERO,
+    read_plan.StepKind.MEMORY: counters.Origin.BOOT,
     read_plan.StepKind.CACHE: counters.Origin.CACHE,
 }
 _Step = read_plan.Step[cache_slot.Slot]
@@ -45,6 +47,7 @@ class Mirror:
     :param deadline_s: how long a read may wait for one chunk
     :param read_ahead_limit_bytes: how far ahead of a sequential reader to fetch
     :param prefetch: fetches what neighbours advertise
+    :param boots: has the boot image in memory while guests boot
     """
 
     def __init__(
@@ -57,10 +60,13 @@ class Mirror:
         deadline_s: float,
         read_ahead_limit_bytes: int,
         prefetch: prefetching.Prefetching,
+        boots: booting.Booting,
     ) -> None:
         self.map = image_map
         self.prefetch = prefetch
+        self.boots = boots
         self.counters = counters.ReadCounters()
+        boots.watch(self.counters.read)
         self._cache = cache
         self._chunks = chunks
         self._nursery = nursery
@@ -101,15 +107,17 @@ class Mirror:
 
     def _plan(self, offset: int, length: int) -> list[_Step]:
         pieces = self.map.geometry.pieces(offset, length)
-        return read_plan.plan(pieces, self.map.cid, self._cache.lookup)
+        return read_plan.plan(pieces, self.map.cid, self._cache.lookup, self.boots.in_memory)
 
     def _read_nowait(self, offset: int, length: int) -> memoryview | None:
         """Answer from zeros and cached chunks without waiting; None if that cannot be done."""
         view = self._scratch[:length]
         steps = self._plan(offset, length)
-        for kind, start, stop, parts, _ in steps:
+        for kind, start, stop, parts, _, data in steps:
             if kind is read_plan.StepKind.ZERO:
                 view[start:stop] = _ZEROS[: stop - start]
+            elif data is not None:
+                view[start:stop] = data
             elif parts is None or not self._cache.read_nowait(parts, view[start:stop]):
                 return None
         for step in steps:
@@ -150,15 +158,20 @@ class Mirror:
         self, offset: int, step: _Step, view: memoryview, failures: list[errors.AcstorError]
     ) -> None:
         origin = counters.Origin.ZERO
-        if step.parts is not None:
+        if step.data is not None:
+            view[:] = step.data
+            origin = counters.Origin.BOOT
+        elif step.parts is not None:
             origin = counters.Origin.CACHE
             if await self._cache.read(step.parts, view):  # some slots proved bad: now they are gone
                 await self._fill(offset + step.start, view, failures)
                 return
         elif step.piece is not None:
             want = self.want(step.piece.chunk_no)
-            self.prefetch.waited_for(step.piece.chunk_no)
-            fetched = await self._chunks.fetch(want, self._deadline_s)
+            fetched = await self.boots.bring(want.cid)
+            if fetched is None:
+                self.prefetch.waited_for(step.piece.chunk_no)
+                fetched = await self._chunks.fetch(want, self._deadline_s)
             view[:] = memoryview(fetched.data)[step.piece.start : step.piece.stop]
             origin = fetched.origin
         self.counters.read.add(origin, len(view))
@@ -167,7 +180,8 @@ class Mirror:
         start, stop = self._ahead.read(offset, length)
         for piece in self.map.geometry.pieces(start, stop - start):
             want = self.want(piece.chunk_no)
-            if want.cid != ids.ZERO_CID and want.cid not in self._cache:
+            is_coming = want.cid in self._cache or self.boots.covers(want.cid)
+            if want.cid != ids.ZERO_CID and not is_coming:
                 self._nursery.start_soon(self._fetch_ahead, want)
 
     async def _fetch_ahead(self, want: fetcher.Want) -> None:

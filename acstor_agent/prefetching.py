@@ -7,6 +7,7 @@ parents: the first chunk of the image with a content stands for all of them.
 """
 
 import logging
+from collections.abc import Callable
 from collections.abc import Iterable
 
 import trio
@@ -18,6 +19,7 @@ from acstor_agent.core import gossip
 from acstor_agent.core import prefetch
 from acstor_common import chunk_map
 from acstor_common import errors
+from acstor_common import ids
 
 LOG = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ def want_of(image_map: chunk_map.ChunkMap, chunk_no: int) -> fetcher.Want:
 class Prefetching:
     """The prefetch of one image.
 
+    :param is_covered: says whether a chunk comes by another way, with the boot image
     :param limit: chunks prefetched and not read that are allowed; 0 turns it off, None sets no
         bound
     """
@@ -52,6 +55,7 @@ class Prefetching:
         chunks: fetcher.Fetcher,
         nursery: trio.Nursery,
         limit: int | None,
+        is_covered: Callable[[ids.Cid], bool],
     ) -> None:
         self.states = chunk_state.ChunkStates(len(image_map))
         self.prefetcher = prefetch.Prefetcher(self.states, limit)
@@ -60,6 +64,7 @@ class Prefetching:
         self._index = index
         self._chunks = chunks
         self._nursery = nursery
+        self._is_covered = is_covered
 
     def advertised(self, prefixes: Iterable[gossip.Prefix]) -> None:
         """Note what neighbours have; fetch what is of use here."""
@@ -67,9 +72,12 @@ class Prefetching:
             return
         for prefix in prefixes:
             chunk_no = self._index.find(prefix)
-            if chunk_no is not None and not self._chunks.has(self._map.cid(chunk_no)):
+            if chunk_no is not None and not self._is_here(self._map.cid(chunk_no)):
                 self.prefetcher.advertised(chunk_no)
         self._fetch_some()
+
+    def _is_here(self, cid: ids.Cid) -> bool:
+        return self._chunks.has(cid) or self._is_covered(cid)
 
     def waited_for(self, chunk_no: int) -> None:
         """Note that a guest has to wait for a chunk."""

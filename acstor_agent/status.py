@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from acstor_agent import booting
 from acstor_agent import cache_files
 from acstor_agent import disk
 from acstor_agent import exchange
@@ -31,6 +32,32 @@ def of_image(
         "reads_in_flight": read.in_flight,
         "failed_reads": read.failed_reads,
         "latency": of_latency(read.latency),
+        "boot_image": of_boot_image(image.boots) if image else None,
+    }
+
+
+def of_boot_image(boots: booting.Booting) -> dict[str, Any]:
+    """Return what has become of an image's boot image since the start."""
+    head = boots.head
+    return {
+        "state": boots.state.value,
+        "revision": head.header.revision if head else None,
+        "chunks": head.header.chunk_count if head else None,
+        "chunks_in_memory": len(boots.in_memory),
+    }
+
+
+def of_boots(host: booting.Host) -> dict[str, Any]:
+    """Return the boot images of this host in numbers."""
+    counted = host.counters
+    return {
+        "memory_bytes": host.memory.used_bytes,
+        "limit_bytes": host.memory.limit_bytes,
+        "loaded": counted.loaded,
+        "dropped": counted.dropped,
+        "ignored": counted.ignored,
+        "refused": counted.refused,
+        "failed": counted.failed,
     }
 
 

@@ -38,6 +38,7 @@ class Origin(enum.Enum):
     """Where the bytes of a read came from."""
 
     ZERO = "zero"  # the chunk map says that they are zeros
+    BOOT = "boot"  # the boot image, in memory while guests boot
     CACHE = "cache"  # the public cache of this host
     PEER = "peer"  # a host that held the chunk
     HOME = "home"  # the chunk's home, which reads it through once for everybody

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every source is: random-access reads of blobs, nothing more.
 
-A blob is either an image's bytes or its chunk map.  A driver reaches one kind
+A blob is an image's bytes, its chunk map or its boot image.  A driver reaches one kind
 of place and is made from its options; a wrapper (coalesce, retry, verify,
 failover) is a source around another one, so they stack.  A source never gives
 fewer or other bytes than it was asked for: it gives all of them or raises.
@@ -24,6 +24,11 @@ class BlobKind(enum.Enum):
 
     IMAGE = ".raw"
     CHUNK_MAP = ".acmap"
+    BOOT_IMAGE = ".acboot"
+
+
+AT_BOOT_IMAGE = 1 << 62
+"""Where hosts that talk of an image place its boot image: no image is that long."""
 
 
 class Blob(NamedTuple):
@@ -45,6 +50,18 @@ class Blob(NamedTuple):
         '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw bytes 65536-69631'
         """
         return f"{self.name} bytes {offset}-{offset + length - 1}"
+
+
+def blob_at(image_id: ids.ImageId, offset: int) -> tuple[Blob, int]:
+    """Return the blob, and the offset in it, that hosts mean by an offset of an image.
+
+    >>> image_id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> blob_at(image_id, AT_BOOT_IMAGE + 5)[0].name, blob_at(image_id, AT_BOOT_IMAGE + 5)[1]
+    ('7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.acboot', 5)
+    """
+    if offset >= AT_BOOT_IMAGE:
+        return Blob(image_id, BlobKind.BOOT_IMAGE), offset - AT_BOOT_IMAGE
+    return Blob(image_id, BlobKind.IMAGE), offset
 
 
 def check_range(blob: Blob, offset: int, length: int) -> None:

@@ -5,19 +5,23 @@ import contextlib
 import pathlib
 import random
 from collections.abc import AsyncIterator
+from collections.abc import Iterable
 
 import trio
 
+from acstor_agent import booting
 from acstor_agent import cache_files
 from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import mirror
 from acstor_agent import mirrors
 from acstor_agent import prefetching
+from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
 from acstor_agent.core import peer_health
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
+from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
@@ -28,6 +32,7 @@ CHUNK = 16 * geometry.KIB
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 DEADLINE_S = 5.0
+BOOT_LIMIT_BYTES, BOOT_IDLE_S, BOOT_LONGEST_S = geometry.MIB, 60.0, 600.0
 
 
 def image_bytes(length: int, seed: int = 1) -> bytes:
@@ -45,6 +50,19 @@ def map_of(data: bytes, image_id: ids.ImageId = IMAGE, chunk_bytes: int = CHUNK)
         chunk = data[start : start + cut.chunk_length(chunk_no)]
         raw += builder.feed(ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID)
     return raw + builder.trailer()
+
+
+def boot_image_of(
+    data: bytes, trace: Iterable[int], image_id: ids.ImageId = IMAGE, revision: int = 1
+) -> bytes:
+    """Return the boot image of an image, two chunks a frame."""
+    cut = geometry.Geometry(len(data), CHUNK)
+    of = boot_image.Binding(image_id, cut)
+    writer = boot_image.Writer(of, revision, frame_bytes=2 * CHUNK)
+    for chunk_no in trace:
+        start = cut.chunk_offset(chunk_no)
+        writer.add(chunk_no, data[start : start + cut.chunk_length(chunk_no)])
+    return b"".join(writer.parts())
 
 
 class OneHost:
@@ -77,6 +95,18 @@ class OneHost:
             background_limit=4,
         )
         self.read_ahead_limit_bytes = 0
+        self.now_s = 0.0
+        self.memory = boot_memory.BootMemory(BOOT_LIMIT_BYTES, BOOT_IDLE_S, BOOT_LONGEST_S)
+        self.boots = booting.Host(
+            self.maps,
+            source=self.source,
+            chunks=self.chunks,
+            cache=self.cache,
+            nursery=nursery,
+            memory=self.memory,
+            frame_patience_s=DEADLINE_S,
+            clock=lambda: self.now_s,
+        )
         self.mirrors = mirrors.Mirrors(self.maps, self.source, self._mirror)
         self._nursery = nursery
 
@@ -84,6 +114,7 @@ class OneHost:
         raise AssertionError("there are no peers")
 
     async def _mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
+        boots = self.boots.booting(image_map)
         index = content_index.ContentIndex(map(image_map.cid, range(len(image_map))))
         return mirror.Mirror(
             image_map,
@@ -92,13 +123,24 @@ class OneHost:
             nursery=self._nursery,
             deadline_s=DEADLINE_S,
             read_ahead_limit_bytes=self.read_ahead_limit_bytes,
-            prefetch=prefetching.Prefetching(image_map, index, self.chunks, self._nursery, 256),
+            prefetch=prefetching.Prefetching(
+                image_map, index, self.chunks, self._nursery, 256, boots.covers
+            ),
+            boots=boots,
         )
 
     def add(self, data: bytes, image_id: ids.ImageId = IMAGE) -> None:
         """Put an image and its map into the source."""
         self.blobs[base.Blob(image_id, base.BlobKind.IMAGE)] = data
         self.blobs[base.Blob(image_id, base.BlobKind.CHUNK_MAP)] = map_of(data, image_id)
+
+    def add_boot_image(
+        self, data: bytes, trace: Iterable[int], image_id: ids.ImageId = IMAGE, revision: int = 1
+    ) -> bytes:
+        """Put the boot image of an image into the source; return it."""
+        raw = boot_image_of(data, trace, image_id, revision)
+        self.blobs[base.Blob(image_id, base.BlobKind.BOOT_IMAGE)] = raw
+        return raw
 
 
 @contextlib.asynccontextmanager

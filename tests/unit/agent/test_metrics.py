@@ -26,6 +26,7 @@ async def picture_of(host):
     return {
         "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0)},
         "exchange": status.of_exchange(host.chunks, host.peers),
+        "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
@@ -43,6 +44,9 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
         assert f"acstor_{shown}" in families
     unshown = {"slabs", "chunks_by_class", "bytes_by_class"}
     assert {name for name in picture["cache"] if f"acstor_cache_{name}" not in families} == unshown
+    for name in picture["boot"]:
+        shown = name if name.endswith("_bytes") else f"images_{name}"
+        assert f"acstor_boot_{shown}" in families
     assert families["acstor_ring_epoch"].samples[0].value == 7
     assert families["acstor_source_bytes"].samples[0].value == 3 * CHUNK
     sample = families["acstor_nova_fallbacks"].samples[0]
@@ -82,6 +86,8 @@ def test_agent_without_images_has_metrics_too():
     ) | {"quarantined": {}}
     names = "stored_bytes disk_bytes limit_bytes pending_bytes chunks"
     names += " evictions healed refused write_errors"
+    counted = "memory_bytes limit_bytes loaded dropped ignored refused failed"
+    picture["boot"] = dict.fromkeys(counted.split(), 0)
     picture["cache"] = dict.fromkeys(names.split(), 0)
     assert exposed(picture)["acstor_cache_chunks"].samples[0].value == 0
 

@@ -37,6 +37,7 @@ async def test_image_in_numbers(host):
     assert shown["cached_bytes"] == 2 * CHUNK
     assert {origin: counts["bytes"] for origin, counts in shown["read"].items()} == {
         "zero": 2 * CHUNK,
+        "boot": 0,
         "cache": CHUNK,
         "peer": 0,
         "home": 0,

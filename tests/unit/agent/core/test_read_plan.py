@@ -20,14 +20,26 @@ def cid_of(kinds, chunk_no):
     )
 
 
+def content(chunk_no):
+    return bytes([chunk_no + 1]) * CUT.chunk_length(chunk_no)
+
+
 def plan(kinds, offset, length):
     cached = {
         cid_of(kinds, n): f"slot {n}"
         for n, kind in enumerate(kinds)
         if kind is read_plan.StepKind.CACHE
     }
+    in_memory = {
+        cid_of(kinds, n): memoryview(content(n))
+        for n, kind in enumerate(kinds)
+        if kind is read_plan.StepKind.MEMORY
+    }
     return read_plan.plan(
-        CUT.pieces(offset, length), lambda n: cid_of(kinds, n), lambda cid: cached.get(cid)
+        CUT.pieces(offset, length),
+        lambda n: cid_of(kinds, n),
+        lambda cid: cached.get(cid),
+        in_memory,
     )
 
 
