@@ -6,10 +6,13 @@ import pathlib
 import random
 import socket
 import uuid
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+from acstor_common import boot_image
+from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_glance import prehash
@@ -45,9 +48,29 @@ class ImageFolder:
         prehash.prehash(self.path(chosen), self.map_path(chosen), chosen, chunk_bytes=chunk_bytes)
         return chosen
 
+    def add_boot_image(
+        self, image_id: ids.ImageId, trace: Iterable[int], revision: int = 1
+    ) -> boot_image.Head:
+        """Write the boot image of an image that was added; return its head."""
+        data = self.path(image_id).read_bytes()
+        of_image = chunk_map.ChunkMap.parse(self.map_path(image_id).read_bytes(), str(image_id))
+        cut = of_image.geometry
+        os_hash = chunk_map.OsHash(of_image.os_hash_algo, of_image.os_hash_value)
+        writer = boot_image.Writer(boot_image.Binding(image_id, cut, os_hash), revision)
+        for chunk_no in trace:
+            start = cut.chunk_offset(chunk_no)
+            writer.add(chunk_no, data[start : start + cut.chunk_length(chunk_no)])
+        raw = b"".join(writer.parts())
+        self.boot_image_path(image_id).write_bytes(raw)
+        return boot_image.parse_head(raw, "the boot image that was just written")
+
     def path(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return where an image's bytes lie."""
         return self.folder / f"{image_id}.raw"
+
+    def boot_image_path(self, image_id: ids.ImageId) -> pathlib.Path:
+        """Return where an image's boot image lies."""
+        return self.folder / f"{image_id}.acboot"
 
     def map_path(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return where an image's chunk map lies."""

@@ -43,7 +43,7 @@ async def loaded(host):
 
 async def until(condition):
     with trio.fail_after(30):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  (several things change it)
             await trio.sleep(0.001)
 
 

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boot images in a real agent: where reads come from, and that they are right whatever happens."""
+
+import os
+import pathlib
+import random
+import threading
+
+import pytest
+
+from acstor_common import geometry
+from acstor_common import ids
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+CHUNKS = 200
+DATA = local.random_bytes(CHUNKS * CHUNK + 777, seed=3, zero_share=0.2)
+TRACE = random.Random(1).sample(range(CHUNKS), 80)
+
+
+@pytest.fixture
+def image_id(images: local.ImageFolder) -> ids.ImageId:
+    return images.add(DATA)
+
+
+def boot(agent: agents.Agent, image_id: ids.ImageId) -> bytes:
+    """Read the chunks of the boot trace as a guest does: in order, past the page cache."""
+    with open(agent.image_path(image_id), "rb", buffering=0, opener=directly) as file:
+        return b"".join(os.pread(file.fileno(), CHUNK, chunk_no * CHUNK) for chunk_no in TRACE)
+
+
+def directly(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_DIRECT)
+
+
+WANTED = b"".join(DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK] for chunk_no in TRACE)
+
+
+def state(agent: agents.Agent, image_id: ids.ImageId) -> str | None:
+    shown = agent.status()["images"].get(image_id, {}).get("boot_image")
+    return shown["state"] if shown else None
+
+
+def wait_state(agent: agents.Agent, image_id: ids.ImageId, wanted: str) -> None:
+    hosts.wait_until(lambda: state(agent, image_id) == wanted, f"a boot image that is {wanted}")
+
+
+def test_boot_is_served_from_memory_and_memory_is_given_back(images, image_id, start):
+    head = images.add_boot_image(image_id, TRACE)
+    agent = start(boot_memory_idle_s=1)
+    agents.request(agent.control_socket, "ensure", image_id=image_id)
+    wait_state(agent, image_id, "ready")
+    assert agent.status()["boot"]["memory_bytes"] == head.raw_bytes
+    images.path(image_id).unlink()  # nothing of what is read now may come from the source
+    assert boot(agent, image_id) == WANTED
+    status = agent.status()
+    assert status["read"]["boot"]["bytes"] == head.raw_bytes
+    assert status["read"]["zero"]["bytes"] == len(WANTED) - head.raw_bytes
+    assert status["fetched"]["source"]["bytes"] == head.size_bytes - head.header.head_bytes
+    wait_state(agent, image_id, "dropped")
+    assert agent.status()["boot"]["memory_bytes"] == 0
+    images.boot_image_path(image_id).unlink()
+    assert boot(agent, image_id) == WANTED  # out of this host's own cache
+
+
+def test_guest_that_opens_at_once_reads_each_byte_over_the_network_once(images, image_id, start):
+    head = images.add_boot_image(image_id, TRACE)
+    agent = start()
+    assert boot(agent, image_id) == WANTED
+    wait_state(agent, image_id, "ready")
+    fetched = agent.status()["fetched"]["source"]["bytes"]
+    assert fetched == head.size_bytes - head.header.head_bytes
+
+
+@hosts.needs_take_over
+def test_worker_that_is_killed_during_the_boot_costs_no_byte(images, image_id, start):
+    images.add_boot_image(image_id, TRACE)
+    agent = start()
+    seen = []
+    booting = threading.Thread(target=lambda: seen.extend(boot(agent, image_id) for _ in range(40)))
+    booting.start()
+    for _ in range(2):
+        hosts.wait_until(lambda: state(agent, image_id) == "ready", "the boot image")
+        killed = agent.worker_pid()
+        hosts.kill(killed)
+        hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "the next worker")  # noqa: B023
+    booting.join(60)
+    assert seen == [WANTED] * 40
+    assert boot(agent, image_id) == WANTED
+    wait_state(agent, image_id, "ready")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[:300],
+        lambda raw: raw[:-1],
+        lambda raw: raw[:5000] + b"\xff" * 5000 + raw[10000:],
+        lambda raw: b"#!/bin/sh\n" * 100,
+    ],
+    ids=["short", "cut", "flipped", "foreign"],
+)
+def test_damaged_boot_image_costs_no_byte(images, image_id, start, damage):
+    images.add_boot_image(image_id, TRACE)
+    path: pathlib.Path = images.boot_image_path(image_id)
+    path.write_bytes(damage(path.read_bytes()))
+    agent = start()
+    assert boot(agent, image_id) == WANTED
+    assert agent.image_path(image_id).read_bytes() == DATA
+    hosts.wait_until(
+        lambda: state(agent, image_id) in ("ignored", "failed", "none"), "the boot image's refusal"
+    )
+
+
+def test_hosts_that_boot_together_read_the_boot_image_from_the_source_once(
+    tmp_path, images, image_id
+):
+    head = images.add_boot_image(image_id, TRACE)
+    frames_bytes = head.size_bytes - head.header.head_bytes
+    with hosts.cloud(tmp_path, images, ("h1", "h2", "h3")) as cloud:
+        read = []
+        threads = [
+            threading.Thread(target=lambda agent=agent: read.append(boot(agent, image_id)))
+            for agent in cloud.agents.values()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert read == [WANTED] * 3
+        for agent in cloud.agents.values():
+            wait_state(agent, image_id, "ready")
+        statuses = cloud.statuses().values()
+    assert sum(status["exchange"]["source_bytes"] for status in statuses) == frames_bytes
