@@ -41,6 +41,15 @@ def tracked_files() -> list[pathlib.Path]:
     return [ROOT / name for name in names if name and (ROOT / name).is_file()]
 
 
+def test_nothing_is_tracked_that_is_ignored():
+    """A link to a cache, once in the tree, takes the place of every checkout's own cache."""
+    argv = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    listing = subprocess.run(argv, cwd=ROOT, capture_output=True, check=False)
+    if listing.returncode:
+        pytest.skip("this is no git checkout")
+    assert listing.stdout.decode().split() == []
+
+
 def entry_points() -> dict[str, str]:
     groups = {"console_scripts": PYPROJECT["project"]["scripts"]}
     groups |= PYPROJECT["project"]["entry-points"]
