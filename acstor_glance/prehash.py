@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import io
 import os
 import pathlib
 import stat
@@ -31,24 +30,20 @@ from collections.abc import Iterator
 from concurrent import futures
 from typing import IO
 
-from oslo_utils.imageutils import format_inspector
-
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import whole_file
+from acstor_glance import chunk_hashing
 from acstor_glance import progress_log
+from acstor_glance import raw_format
 
 RECORD_BYTES = 32 * geometry.MIB
 """Bytes of the image that one thread hashes at a time, and that one entry of the log stands for."""
 
 READ_BYTES = 512 * geometry.KIB
 MAX_DEFAULT_WORKERS = 8
-
-RAW_FORMATS = frozenset({"raw", "gpt", "iso"})
-"""What oslo.utils may call an image that a guest can read as it is."""
-
-INSPECTED_BYTES = 1 * geometry.MIB
 
 Progress = Callable[[int], None]
 
@@ -97,7 +92,7 @@ def prehash(
     with _opened(image) as source:
         cut = geometry.Geometry(source.size_bytes, chunk_bytes)
         source.check_raw()
-        source.check_apart_from(path, _log_path(path), _new_path(path))
+        source.check_apart_from(path, _log_path(path))
         with _open_log(_log_path(path), source, cut) as log:
             resumed_chunks = log.chunk_count
             try:
@@ -172,15 +167,11 @@ class _Image:
 
     def check_raw(self) -> None:
         """Raise if the image is qcow2 or another format that a guest cannot read as it is."""
-        head = bytearray(min(INSPECTED_BYTES, self.size_bytes))
+        head = bytearray(min(raw_format.INSPECTED_BYTES, self.size_bytes))
         self.read_into(memoryview(head), 0)
-        foreign = _formats_of(bytes(head)) - RAW_FORMATS
-        if foreign:
-            raise errors.Unusable(
-                self.name,
-                f"its format is {' or '.join(sorted(foreign))}, but images are served raw",
-                "Convert it first (qemu-img convert -O raw)",
-            )
+        why = raw_format.why_not_raw(bytes(head))
+        if why:
+            raise errors.Unusable(self.name, why, "Convert it first (qemu-img convert -O raw)")
 
     def check_apart_from(self, *paths: pathlib.Path) -> None:
         """Raise if writing to one of ``paths`` would destroy the image."""
@@ -198,15 +189,6 @@ class _Image:
         return _Changed(
             self.name, "changed while it was read", "Run again when nobody writes to it"
         )
-
-
-def _formats_of(head: bytes) -> set[str]:
-    """Return what an image that begins with ``head`` may be, in the words of Glance."""
-    inspector = format_inspector.InspectWrapper(io.BytesIO(head))
-    while inspector.formats is None and inspector.read(64 * geometry.KIB):
-        pass
-    inspector.close()
-    return {str(found) for found in inspector.formats or ()}
 
 
 def _hash_rest(
@@ -254,21 +236,8 @@ def _hash_record(source: _Image, chunk_bytes: int, start: int, stop: int) -> byt
             cids += bytes(-(-length // chunk_bytes) * ids.CID_BYTES)  # ZERO_CIDs for a hole
         else:
             source.read_into(window[:length], offset)
-            _hash_window(buffer, length, chunk_bytes, cids)
+            chunk_hashing.append_cids(buffer, length, chunk_bytes, cids)
     return bytes(cids)
-
-
-def _hash_window(buffer: bytearray, length: int, chunk_bytes: int, cids: bytearray) -> None:
-    """Append the CIDs of the chunks in the first ``length`` bytes of ``buffer``."""
-    zeros = bytes(chunk_bytes)
-    window = memoryview(buffer)
-    for start in range(0, length, chunk_bytes):
-        stop = min(start + chunk_bytes, length)
-        # startswith is a memcmp in place; comparing memoryviews is twenty times slower.
-        if buffer.startswith(zeros[: stop - start], start):
-            cids += ids.ZERO_CID
-        else:
-            cids += ids.cid_of(window[start:stop])
 
 
 def _complete(os_hash: chunk_map.OsHash, source: _Image, progress: Progress) -> chunk_map.OsHash:
@@ -291,34 +260,19 @@ def _write_map(
     path: pathlib.Path, builder: chunk_map.MapBuilder, log: progress_log.ProgressLog
 ) -> int:
     """Make the map from the finished records, in one step for whoever looks; return its zeros."""
-    new_path = _new_path(path)
     zero_chunks = 0
-    with _named(path), _removed_on_failure(new_path):
-        with open(new_path, "wb") as file:
-            file.write(builder.header)
-            for cids in log.records():
-                zero_chunks += _count_zeros(cids)
-                file.write(builder.feed(cids))
-            file.write(builder.trailer())
-            file.flush()
-            os.fsync(file.fileno())
-        new_path.replace(path)
-        _sync_folder(path.parent)
+    with _named(path), whole_file.written(path) as file:
+        file.write(builder.header)
+        for cids in log.records():
+            zero_chunks += _count_zeros(cids)
+            file.write(builder.feed(cids))
+        file.write(builder.trailer())
     return zero_chunks
 
 
 def _count_zeros(cids: bytes) -> int:
     starts = range(0, len(cids), ids.CID_BYTES)
     return sum(cids.startswith(ids.ZERO_CID, start) for start in starts)
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    """Make a rename in ``folder`` outlive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -348,10 +302,6 @@ def _log_path(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(path.name + ".part")
 
 
-def _new_path(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(path.name + ".new")
-
-
 @contextlib.contextmanager
 def _named(path: str | os.PathLike[str]) -> Iterator[None]:
     """Make an error of the family from an error of the system about ``path``."""
@@ -359,12 +309,3 @@ def _named(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as exc:
         raise errors.Unusable(os.fspath(path), exc.strerror or str(exc)) from exc
-
-
-@contextlib.contextmanager
-def _removed_on_failure(path: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise

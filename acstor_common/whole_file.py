@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that is written whole: it has its name only when all of it is on disk.
+
+The one rule: whoever looks under the name finds the old file or the new one, also
+after a kill or a power failure.  What a kill leaves behind begins with
+:data:`INCOMING` and may be deleted by whoever owns the folder.
+"""
+
+import contextlib
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import IO
+
+INCOMING = ".incoming-"
+"""What a file is called before it is whole."""
+
+
+@contextlib.contextmanager
+def written(path: pathlib.Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Yield a new file that takes the name ``path`` if the block succeeds, and goes if it fails.
+
+    :raises OSError: it cannot be made, written or renamed
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=INCOMING, delete=False) as file:
+        try:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Make names that were given or taken in ``folder`` outlive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: pathlib.Path) -> None:
+    """Delete what killed processes left in ``folder``; nobody may be writing there."""
+    for left in folder.glob(f"{INCOMING}*"):
+        left.unlink(missing_ok=True)
