@@ -93,10 +93,15 @@ def state_properties(
     """Return the properties that say how far the preparation is; an empty one is to be removed."""
     return {
         STATE: state.value,
-        MESSAGE: message[:MESSAGE_CHARACTERS],
+        MESSAGE: fitting(message),
         RETRY: retry,
         STATE_OF: image_id,
     }
+
+
+def fitting(message: str) -> str:
+    """Return a message as it fits into a property, in one line."""
+    return " ".join(message.split())[:MESSAGE_CHARACTERS]
 
 
 def is_artefact(record: image_record.Record, project_id: str) -> bool:

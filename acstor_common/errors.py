@@ -159,6 +159,10 @@ class Unusable(AcstorError):
         return f"{self.what}: {self.why}" + (f". {self.remedy}" if self.remedy else "")
 
 
+class NotRaw(Unusable):
+    """The bytes are of another format, whatever the image's record says: it is never served."""
+
+
 class AgentUnreachable(AcstorError):
     """The agent of this host does not answer on its control socket."""
 
@@ -196,3 +200,29 @@ class UnsupportedNova(AcstorError):
 
     def __str__(self) -> str:
         return f"Nova {self.version}: {self.why}"
+
+
+class ImageServiceError(AcstorError):
+    """Glance or Keystone did not do what was asked; the subclass says whether to ask again.
+
+    :param what: what was asked for, in words
+    """
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why)
+        self.what, self.why = what, why
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+class ImageServiceUnreachable(ImageServiceError):
+    """No answer, or a fault that passes: ask again later."""
+
+
+class ImageServiceRefused(ImageServiceError):
+    """A clear no: wrong credentials, no right, or a request that makes no sense to it."""
+
+
+class ImageGone(ImageServiceError):
+    """There is no such image, or none that the service user may see."""

@@ -171,7 +171,7 @@ class _Image:
         self.read_into(memoryview(head), 0)
         why = raw_format.why_not_raw(bytes(head))
         if why:
-            raise errors.Unusable(self.name, why, "Convert it first (qemu-img convert -O raw)")
+            raise errors.NotRaw(self.name, why, "Convert it first (qemu-img convert -O raw)")
 
     def check_apart_from(self, *paths: pathlib.Path) -> None:
         """Raise if writing to one of ``paths`` would destroy the image."""

@@ -15,6 +15,7 @@ openstackdocs_auto_version = False
 version = release = ""
 config_generator_config_file = [
     ("../../etc/acstor/config-generator/acstor-agent.conf", "_static/acstor-agent"),
+    ("../../etc/acstor/config-generator/acstor-glance.conf", "_static/acstor-glance"),
 ]
 sample_config_basename = "acstor"
 exclude_patterns: list[str] = []

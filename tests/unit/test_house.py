@@ -38,7 +38,7 @@ def tracked_files() -> list[pathlib.Path]:
     if listing.returncode:
         pytest.skip("this is no git checkout")
     names = listing.stdout.decode().split("\0")
-    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
+    return [ROOT / name for name in names if name and os.path.lexists(ROOT / name)]
 
 
 def test_nothing_is_tracked_that_is_ignored():
@@ -69,6 +69,11 @@ def test_every_script_and_module_begins_with_its_licence() -> None:
     assert len(sources) > 20
     bare = [path for path in sources if SPDX not in path.read_text().splitlines()[:2]]
     assert not bare
+
+
+def test_no_tracked_link_leads_out_of_the_tree() -> None:
+    links = [path for path in tracked_files() if path.is_symlink()]
+    assert [link for link in links if not link.resolve().is_relative_to(ROOT)] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims: of all plugins and listeners one works on an image at a time.
+
+The one rule: a claim saves work and guards nothing.  Who gets one reads the image
+again before he begins; and two who work on one image all the same (a coordination
+service that is away, listeners without a common one) leave one artefact in force.
+"""
+
+import contextlib
+import logging
+import pathlib
+import threading
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+
+from tooz import coordination
+
+from acstor_common import errors
+from acstor_common import ids
+
+LOG = logging.getLogger(__name__)
+
+
+class Claims:
+    """This process's way to claim images, over any driver of tooz.
+
+    Each thread that claims has a coordinator of its own at a time: not every driver can be
+    shared.
+
+    :param url: of the coordination service; without one, files below ``state_dir``
+    """
+
+    def __init__(self, url: str | None, state_dir: pathlib.Path) -> None:
+        self._url = url or f"file://{state_dir / 'claims'}"
+        self._mine: set[ids.ImageId] = set()
+        self._guard = threading.Lock()
+
+    @contextlib.contextmanager
+    def held(self, image_id: ids.ImageId) -> Iterator[bool]:
+        """Yield whether the image is ours now; if so it stays ours until the block ends.
+
+        :raises errors.ImageServiceUnreachable: the coordination service does not answer
+        """
+        with self._guard:
+            is_free = image_id not in self._mine
+            self._mine.add(image_id)
+        if not is_free:
+            yield False
+            return
+        try:
+            with self._locked(image_id) as is_ours:
+                yield is_ours
+        finally:
+            with self._guard:
+                self._mine.discard(image_id)
+
+    @contextlib.contextmanager
+    def _locked(self, image_id: ids.ImageId) -> Iterator[bool]:
+        with _translated(self._url):
+            coordinator = coordination.get_coordinator(self._url, uuid.uuid4().bytes)
+            coordinator.start(start_heart=True)
+        try:
+            lock = coordinator.get_lock(f"acstor-image-{image_id}".encode())
+            with _translated(self._url):
+                is_ours = bool(lock.acquire(blocking=False))
+            try:
+                yield is_ours
+            finally:
+                if is_ours:
+                    _quietly(lock.release)
+        finally:
+            _quietly(coordinator.stop)
+
+
+def _quietly(end: Callable[[], object]) -> None:
+    """Give up a claim or a connection; if that fails it ends by itself."""
+    try:
+        end()
+    except Exception as exc:  # as below
+        LOG.info("a claim ends by itself only: %s", exc)
+
+
+@contextlib.contextmanager
+def _translated(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as exc:  # drivers of tooz let errors of their own libraries through
+        where = url.partition("://")[0]  # the rest may hold a password
+        why = str(exc) or type(exc).__name__
+        raise errors.ImageServiceUnreachable(f"claiming an image ({where})", why) from exc

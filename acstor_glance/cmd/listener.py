@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-glance-listener``: prepares images that Glance tells of, or that it finds.
+
+It uses the process's global configuration object, because oslo.messaging does.
+"""
+
+import signal
+import sys
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log
+
+from acstor_common import errors
+from acstor_common import ring
+from acstor_glance import conf as glance_conf
+from acstor_glance import counters as glance_counters
+from acstor_glance import images as glance_images
+from acstor_glance import listener as glance_listener
+from acstor_glance import preparer as glance_preparer
+from acstor_glance import reconciler as glance_reconciler
+
+PROG = "acstor-glance-listener"
+
+
+def load_conf(args: list[str], conf: cfg.ConfigOpts, prog: str = PROG) -> None:
+    """Read the files that the command line ``args`` names into ``conf``.
+
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    """
+    log.register_options(conf)
+    glance_conf.register_opts(conf)
+    conf(args, project="acstor", prog=prog)
+    for option in glance_conf.OPTS:
+        _ = conf.acstor_glance[option.dest]  # values are looked at when they are asked for
+    glance_conf.check(conf)
+    log.setup(conf, "acstor")
+
+
+def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counters.Counters]:
+    """Put the service together.
+
+    :raises errors.Unusable: some option makes no sense
+    """
+    counters = glance_counters.Counters()
+    images = glance_images.connect(conf)
+    preparer = glance_preparer.Preparer(images, conf, counters)
+    reconciler = glance_reconciler.Reconciler(images, conf)
+    return glance_listener.Listener(conf, preparer, reconciler, counters), counters
+
+
+def main() -> int:
+    """Run the listener until SIGTERM or SIGINT; return an exit status."""
+    try:
+        load_conf(sys.argv[1:], cfg.CONF)
+        listener, counters = build(cfg.CONF)
+        return run(listener, counters, cfg.CONF.acstor_glance.metrics_listen)
+    except (errors.AcstorError, cfg.Error) as exc:
+        print(f"{PROG}: {exc}", file=sys.stderr)
+        return 1
+
+
+def run(
+    listener: glance_listener.Listener, counters: glance_counters.Counters, metrics_listen: str
+) -> int:
+    """Serve until a signal comes."""
+
+    def stop(_number: int, _frame: Any) -> None:
+        listener.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    stop_metrics = None
+    if metrics_listen:
+        try:
+            stop_metrics = counters.serve(*ring.parse_address(metrics_listen))
+        except ValueError as exc:
+            raise errors.Unusable("metrics_listen", str(exc)) from exc
+    listener.run()
+    if stop_metrics is not None:
+        stop_metrics()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-glance-manage``: prepare images by hand, look at artefacts, remove them.
+
+Results go to standard output (``--json``: one object a line), everything else to
+standard error.  Exit status: 0 all well, 1 it could not be done, 2 wrong usage,
+3 some image is faulty or could not be prepared, 130 stopped by Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import tqdm
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_glance import conf as glance_conf
+from acstor_glance import images as glance_images
+from acstor_glance import preparer as glance_preparer
+from acstor_glance import reconciler as glance_reconciler
+from acstor_glance import verifier
+
+PROG = "acstor-glance-manage"
+EXIT_FAILED, EXIT_FAULTY, EXIT_STOPPED = 1, 3, 130
+CONF_FILE = "/etc/acstor/acstor-glance.conf"
+
+BAD_OUTCOMES = frozenset({glance_preparer.Outcome.FAILED, glance_preparer.Outcome.GONE})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = make_parser().parse_args(argv)
+    level = logging.INFO if options.verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
+    try:
+        tool = Tool(load_conf(options.config_file), options)
+        return int(options.run(tool))
+    except (errors.AcstorError, cfg.Error) as exc:
+        print(f"{PROG}: {exc}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print(f"{PROG}: stopped; what was done stays", file=sys.stderr)
+        return EXIT_STOPPED
+
+
+def load_conf(path: str) -> cfg.ConfigOpts:
+    """Return the configuration in the file ``path``.
+
+    :raises cfg.Error: it is not there, or some option's value makes no sense
+    :raises errors.Unusable: an option makes no sense
+    """
+    conf = cfg.ConfigOpts()
+    glance_conf.register_opts(conf)
+    conf([], project="acstor", prog=PROG, default_config_files=[path], default_config_dirs=[])
+    glance_conf.check(conf)
+    return conf
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog=PROG, description="Prepare Glance's images for acstor, and look after what was made."
+    )
+    parser.add_argument(
+        "--config-file", metavar="FILE", default=CONF_FILE, help=f"default: {CONF_FILE}"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument("--verbose", action="store_true", help="say what is being done")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    prepare = commands.add_parser("prepare", help="make the chunk maps of images now")
+    prepare.add_argument("--force", action="store_true", help="also if there is one already")
+    reconcile = commands.add_parser(
+        "reconcile", help="find and prepare every image that needs it; delete orphans"
+    )
+    listing = commands.add_parser("list", help="show images, their states and artefacts")
+    verify = commands.add_parser("verify", help="check artefacts, down to their bytes")
+    verify.add_argument("--bytes", action="store_true", help="read the images too, and compare")
+    verify.add_argument("--repair", action="store_true", help="make anew what is faulty")
+    purge = commands.add_parser("purge", help="remove artefacts and properties from Glance")
+    purge.add_argument("--yes", action="store_true", help="do it, do not only say what it is")
+    for command, run in (
+        (prepare, Tool.prepare),
+        (reconcile, Tool.reconcile),
+        (listing, Tool.show),
+        (verify, Tool.verify),
+        (purge, Tool.purge),
+    ):
+        command.set_defaults(run=run)
+        if command is not reconcile:
+            command.add_argument(
+                "images", metavar="IMAGE", nargs="*", type=_image_id, help="default: all images"
+            )
+    return parser
+
+
+class Tool:
+    """The commands; each returns an exit status."""
+
+    def __init__(self, conf: cfg.ConfigOpts, options: argparse.Namespace) -> None:
+        self._conf, self._options = conf, options
+        self._images = glance_images.connect(conf)
+
+    def prepare(self) -> int:
+        """Make chunk maps of the named images, or of all that need one."""
+        named = [image["id"] for image in self._chosen()]
+        return self._prepare(named, is_forced=self._options.force)
+
+    def reconcile(self) -> int:
+        """Do what the listener does from time to time."""
+        findings = glance_reconciler.Reconciler(self._images, self._conf).run()
+        for artefact_id in findings.deleted:
+            self._say({"artefact": artefact_id, "outcome": "deleted"})
+        return self._prepare(findings.todo)
+
+    def show(self) -> int:
+        """Show every image of the selection, and where its artefacts are."""
+        for image in self._chosen():
+            state = artefacts.state_of(image)
+            self._say(
+                {
+                    "image": image["id"],
+                    "name": image_record.text_of(image, "name"),
+                    "state": state.value if state else "none",
+                    **{k.value: artefacts.pointer_of(image, k) for k in artefacts.Kind},
+                    "message": image_record.text_of(image, artefacts.MESSAGE) if state else "",
+                }
+            )
+        return 0
+
+    def verify(self) -> int:
+        """Check the artefacts of the selection; with --repair make the faulty ones anew."""
+        faulty = []
+        for image in self._chosen():
+            with self._bar(image) as progress:
+                verdict = verifier.verify(
+                    self._images, image, is_thorough=self._options.bytes, progress=progress
+                )
+            self._say({"image": verdict.image_id, "state": verdict.state, "fault": verdict.fault})
+            if verdict.fault:
+                faulty.append(verdict.image_id)
+        if faulty and self._options.repair:
+            return self._prepare(faulty, is_forced=True)
+        return EXIT_FAULTY if faulty else 0
+
+    def purge(self) -> int:
+        """Delete artefacts, then acstor's properties, of the selection."""
+        named = set(self._options.images)
+        for artefact in list(self._images.every_artefact()):
+            if not named or artefact.get(artefacts.OF_IMAGE) in named:
+                self._purge({"artefact": artefact["id"]}, self._images.delete, artefact["id"])
+        names = dict.fromkeys(artefacts.IMAGE_PROPERTIES, "")
+        for image in self._chosen():
+            if names.keys() & image.keys():
+                self._purge({"image": image["id"]}, self._images.set_properties, image["id"], names)
+        if not self._options.yes:
+            print(f"{PROG}: nothing was removed: add --yes to do it", file=sys.stderr)
+        return 0
+
+    def _purge(self, what: dict[str, Any], remove: Callable[..., None], *arguments: Any) -> None:
+        if self._options.yes:
+            remove(*arguments)
+        self._say({**what, "outcome": "removed" if self._options.yes else "would be removed"})
+
+    def _prepare(self, image_ids: Sequence[str], *, is_forced: bool = False) -> int:
+        preparer = glance_preparer.Preparer(self._images, self._conf)
+        outcomes = set()
+        for image_id in image_ids:
+            with self._bar(self._images.read_or_none(image_id) or {"id": image_id}) as progress:
+                outcome = preparer.handle(
+                    ids.parse_image_id(image_id), is_forced=is_forced, progress=progress
+                )
+            self._say({"image": image_id, "outcome": outcome.value})
+            outcomes.add(outcome)
+        return EXIT_FAULTY if outcomes & BAD_OUTCOMES else 0
+
+    def _chosen(self) -> Iterator[image_record.Record]:
+        """Yield the images that the command line names, or all but the artefacts."""
+        if getattr(self._options, "images", None):
+            yield from map(self._images.read, self._options.images)
+            return
+        project_id = self._images.project_id
+        for image in self._images.every():
+            if not artefacts.is_artefact(image, project_id):
+                yield image
+
+    @contextlib.contextmanager
+    def _bar(self, image: image_record.Record) -> Iterator[Callable[[int], None]]:
+        show = sys.stderr.isatty() and not self._options.quiet
+        with tqdm.tqdm(
+            desc=image["id"],
+            total=image_record.size_bytes_of(image) or None,
+            unit="B",
+            unit_scale=True,
+            disable=not show,
+            leave=False,
+        ) as bar:
+            yield lambda done_bytes: bar.update(done_bytes - bar.n) and None
+
+    def _say(self, facts: dict[str, Any]) -> None:
+        if self._options.json:
+            print(json.dumps(facts), flush=True)
+        else:
+            print(
+                "  ".join(f"{name} {value}" for name, value in facts.items() if value), flush=True
+            )
+
+
+def _image_id(text: str) -> ids.ImageId:
+    try:
+        return ids.parse_image_id(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+
+
+if __name__ == "__main__":
+    sys.exit(main())

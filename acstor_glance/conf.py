@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of what runs beside Glance: import plugin, listener and commands.
+
+All three read one group, so the plugin's part of ``glance-api.conf`` is the
+listener's file.
+"""
+
+import pathlib
+
+from keystoneauth1 import loading
+from oslo_config import cfg
+from oslo_config import types
+
+from acstor_common import errors
+from acstor_common import geometry
+
+GROUP = cfg.OptGroup("acstor_glance", title="What prepares the images of Glance")
+
+OPTS = [
+    cfg.StrOpt(
+        "state_dir",
+        default="/var/lib/acstor-glance",
+        help="Folder for chunk maps that wait for their image to become active, and for claims. "
+        "Give the listener the user and the folder of the Glance service of its host: then it "
+        "finishes what a Glance process that was stopped has begun.",
+    ),
+    cfg.Opt(
+        "chunk_size_bytes",
+        type=types.Integer(min=geometry.MIN_CHUNK_BYTES, max=geometry.MAX_CHUNK_BYTES),
+        default=geometry.DEFAULT_CHUNK_BYTES,
+        help="Chunk size of images that are prepared from now on; a power of two. Images share "
+        "content only with images of the same chunk size.",
+    ),
+    cfg.IntOpt(
+        "hash_threads",
+        default=2,
+        min=1,
+        max=64,
+        help="Threads that hash one image's file at a time.",
+    ),
+    cfg.IntOpt(
+        "workers",
+        default=1,
+        min=1,
+        max=64,
+        help="Images that one listener prepares at a time.",
+    ),
+    cfg.ListOpt(
+        "file_store_dirs",
+        default=[],
+        help="Folders of Glance's file stores that this host can read. An image whose location is "
+        "a file in one of them is read there, holes are skipped and a stopped run goes on where "
+        "it was; others are read through Glance's API.",
+    ),
+    cfg.IntOpt(
+        "publish_deadline_s",
+        default=3600,
+        min=0,
+        max=86400,
+        help="How long the import plugin waits in the background for its image to become active, "
+        "to publish the chunk map; then it leaves the image to the listener. 0 leaves every image "
+        "to the listener.",
+    ),
+    cfg.IntOpt(
+        "reconcile_interval_s",
+        default=300,
+        min=1,
+        max=86400,
+        help="How often the listener goes through all images for those that no message told it "
+        "of, and through all artefacts for those that nobody needs any more.",
+    ),
+    cfg.IntOpt(
+        "retry_first_s",
+        default=60,
+        min=1,
+        max=86400,
+        help="How long an image that could not be prepared is left alone after the first attempt; "
+        "each further attempt doubles it.",
+    ),
+    cfg.IntOpt(
+        "retry_last_s",
+        default=86400,
+        min=1,
+        max=30 * 86400,
+        help="Longest time between two attempts to prepare an image.",
+    ),
+    cfg.IntOpt(
+        "orphan_grace_s",
+        default=3600,
+        min=1,
+        max=30 * 86400,
+        help="Age at which an artefact that its image does not point to is deleted. It must be "
+        "longer than the upload of an artefact takes.",
+    ),
+    cfg.StrOpt(
+        "coordination_url",
+        help="Where listeners claim images, as a URL of tooz (etcd3+http://..., redis://...). "
+        "Without one, a folder below state_dir, which is right for listeners of one host. "
+        "Listeners on several hosts need a service that all of them reach; without one an image "
+        "may be prepared twice, which wastes work and harms nothing.",
+    ),
+    cfg.ListOpt(
+        "notification_topics",
+        default=["notifications"],
+        help="Topics of Glance's notifications: [oslo_messaging_notifications] topics there.",
+    ),
+    cfg.StrOpt(
+        "notification_exchange",
+        default="glance",
+        help="Exchange of Glance's notifications: [DEFAULT] control_exchange there.",
+    ),
+    cfg.StrOpt(
+        "notification_pool",
+        default="acstor",
+        help="Name of the listeners' own queue, so that other consumers of the same topics get "
+        "every message too. All listeners of a cloud share one name.",
+    ),
+    cfg.StrOpt(
+        "metrics_listen",
+        default="127.0.0.1:9465",
+        help="Address and port of the listener's Prometheus endpoint; empty turns it off.",
+    ),
+]
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the options, and those of the service user, with ``conf``."""
+    conf.register_group(GROUP)
+    conf.register_opts(OPTS, group=GROUP)
+    loading.register_auth_conf_options(conf, GROUP.name)
+    loading.register_session_conf_options(conf, GROUP.name)
+    loading.register_adapter_conf_options(conf, GROUP.name, include_deprecated=False)
+
+
+def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
+    """Return all options for the sample generator."""
+    return [
+        (
+            GROUP,
+            [
+                *OPTS,
+                *loading.get_auth_common_conf_options(),
+                *loading.get_auth_plugin_conf_options("v3password"),
+                *loading.get_session_conf_options(),
+                *loading.get_adapter_conf_options(include_deprecated=False),
+            ],
+        )
+    ]
+
+
+def state_dir(conf: cfg.ConfigOpts) -> pathlib.Path:
+    """Return the folder of what must survive a restart."""
+    return pathlib.Path(conf.acstor_glance.state_dir)
+
+
+def check(conf: cfg.ConfigOpts) -> None:
+    """Check what one option's type cannot.
+
+    :raises errors.Unusable: some value makes no sense
+    """
+    own = conf.acstor_glance
+    if not geometry.is_chunk_size(own.chunk_size_bytes):
+        raise errors.Unusable(
+            "[acstor_glance] chunk_size_bytes",
+            f"{own.chunk_size_bytes} is no power of two from {geometry.MIN_CHUNK_BYTES} to "
+            f"{geometry.MAX_CHUNK_BYTES}",
+        )
+    if own.retry_last_s < own.retry_first_s:
+        raise errors.Unusable(
+            "[acstor_glance] retry_last_s", f"is less than retry_first_s ({own.retry_first_s})"
+        )

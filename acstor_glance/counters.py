@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a listener counts, as Prometheus shows it.
+
+The names are those of ``doc/source/admin/glance.rst`` and never change.
+"""
+
+from collections.abc import Callable
+
+import prometheus_client
+
+from acstor_common import errors
+
+
+class Counters:
+    """One process's counts, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        self.messages = self._counter(
+            "acstor_glance_messages", "Notifications of Glance, by event type", ["event"]
+        )
+        self.images = self._counter(
+            "acstor_glance_images", "Images that were looked at, by what came of it", ["outcome"]
+        )
+        self.hashed_bytes = self._counter(
+            "acstor_glance_hashed_bytes", "Bytes of images that were hashed or skipped as holes"
+        )
+        self.deleted_artefacts = self._counter(
+            "acstor_glance_deleted_artefacts", "Artefacts deleted because nobody needs them"
+        )
+        self.reconciles = self._counter(
+            "acstor_glance_reconciles", "Passes over all images, by how they ended", ["end"]
+        )
+        self.reconciled_at = self._gauge(
+            "acstor_glance_last_reconcile_timestamp_seconds", "When the last whole pass ended"
+        )
+        self.waiting = self._gauge("acstor_glance_waiting_images", "Images that wait for a worker")
+        self.working = self._gauge("acstor_glance_working_images", "Images that are prepared now")
+
+    def serve(self, host: str, port: int) -> Callable[[], None]:
+        """Start the Prometheus endpoint in a thread; return what stops it.
+
+        :raises errors.Unusable: the address cannot be used
+        """
+        prometheus_client.ProcessCollector(registry=self.registry)
+        try:
+            server, thread = prometheus_client.start_http_server(port, host, registry=self.registry)
+        except OSError as exc:
+            raise errors.Unusable("metrics_listen", f"{host}:{port}: {exc}") from exc
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return stop
+
+    def _counter(
+        self, name: str, text: str, labels: tuple[str, ...] | list[str] = ()
+    ) -> prometheus_client.Counter:
+        return prometheus_client.Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> prometheus_client.Gauge:
+        return prometheus_client.Gauge(name, text, registry=self.registry)

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place of this room that talks to Glance, as acstor's service user.
+
+The one rule: nothing of keystoneauth or glanceclient leaves this file; their
+errors become those of the family (:func:`translated`), and images are plain
+records (:mod:`acstor_common.image_record`).
+
+Calls block and may come from several threads.
+"""
+
+import contextlib
+import http
+import json
+import logging
+from collections.abc import Iterator
+from typing import IO
+from typing import Any
+
+import glanceclient
+import requests
+from glanceclient import exc as glance_errors
+from keystoneauth1 import exceptions as keystone_errors
+from keystoneauth1 import loading
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_glance import conf as glance_conf
+
+LOG = logging.getLogger(__name__)
+
+PAGE_IMAGES = 100
+PIECE_BYTES = 1 << 20
+TIMEOUT_S = 60
+_PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
+_PASSING = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
+
+FORMAT_VERSIONS = {artefacts.Kind.CHUNK_MAP: chunk_map.VERSION}
+"""Version of each kind's format that is written and read; who adds a kind adds it here."""
+
+
+def connect(conf: cfg.ConfigOpts) -> "Images":
+    """Return the images of the Glance that ``conf`` names; nothing is asked of it yet.
+
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+    group = glance_conf.GROUP.name
+    try:
+        auth = loading.load_auth_from_conf_options(conf, group)
+        session = loading.load_session_from_conf_options(conf, group, auth=auth)
+    except (keystone_errors.ClientException, cfg.Error) as exc:
+        raise errors.Unusable(
+            f"[{group}]", str(exc), "See auth_type and the options after"
+        ) from exc
+    if auth is None:
+        raise errors.Unusable(
+            f"[{group}] auth_type", "is not set", "Name the service user that reads the images"
+        )
+    session.timeout = session.timeout or TIMEOUT_S
+    own = conf.acstor_glance
+    client = glanceclient.Client(
+        "2",
+        session=session,
+        region_name=own.region_name,
+        interface=(own.valid_interfaces or ["public"])[0],
+        endpoint_override=own.endpoint_override,
+    )
+    return Images(client, session.get_project_id)
+
+
+class Images:
+    """Glance's images, and the artefacts among them.
+
+    :param client: a glanceclient of API v2 with a keystoneauth session
+    :param find_project_id: returns the id of the project of the service user
+    """
+
+    def __init__(self, client: Any, find_project_id: Any) -> None:
+        self._client, self._find_project_id = client, find_project_id
+
+    @property
+    def project_id(self) -> str:
+        """The project that owns artefacts.
+
+        :raises errors.ImageServiceError: Keystone does not say; so each of the methods
+        """
+        with translated("the service user's project"):
+            project_id = self._find_project_id()
+        if not project_id:
+            raise errors.ImageServiceRefused(
+                "the service user's project", "its token is for no project: set project_name"
+            )
+        return str(project_id)
+
+    def read(self, image_id: str) -> image_record.Record:
+        """Return an image.
+
+        :raises errors.ImageGone: there is none
+        """
+        with translated(f"image {image_id}"):
+            return dict(self._client.images.get(image_id))
+
+    def read_or_none(self, image_id: str) -> image_record.Record | None:
+        """Return an image; None if there is none."""
+        try:
+            return self.read(image_id)
+        except errors.ImageGone:
+            return None
+
+    def every(self, **filters: Any) -> Iterator[image_record.Record]:
+        """Yield all images, those of other projects and the hidden ones too."""
+        for hidden in ("false", "true"):
+            query = {"os_hidden": hidden, **filters}
+            with translated("list of images"):
+                for image in self._client.images.list(page_size=PAGE_IMAGES, filters=query):
+                    yield dict(image)
+
+    def every_artefact(self, of_image: str | None = None) -> Iterator[image_record.Record]:
+        """Yield all artefacts, or those of one image."""
+        project_id = self.project_id
+        filters = {"owner": project_id}
+        if of_image:
+            filters[artefacts.OF_IMAGE] = of_image
+        for record in self.every(**filters):
+            if artefacts.is_artefact(record, project_id):
+                yield record
+
+    def artefact_of(
+        self, image: image_record.Record, kind: artefacts.Kind
+    ) -> image_record.Record | None:
+        """Return the artefact that ``image`` points to, if it belongs to it; else None."""
+        pointer = artefacts.pointer_of(image, kind)
+        found = self.read_or_none(pointer) if pointer else None
+        if found is None:
+            return None
+        why = artefacts.why_foreign(image, found, kind, self.project_id, FORMAT_VERSIONS[kind])
+        if why:
+            LOG.info("%s", errors.ForeignArtefact(image["id"], kind.value, found["id"], why))
+            return None
+        return found
+
+    def file_path(self, image_id: str) -> str:
+        """Return the path of the image's bytes in a file store; empty if they are elsewhere."""
+        with translated(f"locations of image {image_id}"):
+            try:
+                _response, found = self._client.http_client.get(f"/v2/images/{image_id}/locations")
+            except (glance_errors.HTTPForbidden, glance_errors.HTTPNotFound):
+                return ""  # an older Glance, or a user who may not see them
+        urls = [str(location.get("url", "")) for location in found or ()]
+        return next((url.removeprefix("file://") for url in urls if url.startswith("file://")), "")
+
+    @contextlib.contextmanager
+    def opened(self, image_id: str) -> Iterator[Iterator[bytes]]:
+        """Yield the image's bytes, in order, in pieces of any length.
+
+        The connection is closed with the block, whatever was read.
+        """
+        what = f"bytes of image {image_id}"
+        with translated(what):
+            # glanceclient's images.data hides the response, which could not be closed early then.
+            response, _body = self._client.http_client.get(f"/v2/images/{image_id}/file")
+        with contextlib.closing(response):
+            yield _pieces(response, what)
+
+    def publish(
+        self,
+        kind: artefacts.Kind,
+        image: image_record.Record,
+        file: IO[bytes],
+        revision: int = 1,
+    ) -> ids.ImageId:
+        """Store ``file`` as the artefact of ``image``, point to it, delete the ones before it.
+
+        A kill at any moment leaves the old artefact in force or the new one; what is left over
+        is an orphan that a reconcile deletes.
+
+        :raises ValueError: the image has no hash yet
+        :raises errors.ImageGone: the image was deleted meanwhile
+        """
+        made = artefacts.new_artefact(image, kind, self.project_id, FORMAT_VERSIONS[kind], revision)
+        artefact_id = self._create(made)
+        try:
+            with translated(f"upload of {made['name']}"):
+                self._client.images.upload(artefact_id, file)
+            self.set_properties(image["id"], {kind.pointer: artefact_id})
+        except errors.AcstorError:
+            self._delete_quietly(artefact_id)
+            raise
+        for old in list(self.every_artefact(image["id"])):
+            if old["id"] != artefact_id and artefacts.kind_of(old) is kind:
+                self.delete(old["id"])
+        return artefact_id
+
+    def set_properties(self, image_id: str, properties: dict[str, str]) -> None:
+        """Set properties of an image as it is now; an empty one is removed."""
+        now = self.read(image_id)
+        changes = [
+            {"op": "add", "path": f"/{name}", "value": value}
+            for name, value in properties.items()
+            if value and now.get(name) != value
+        ]
+        changes += [
+            {"op": "remove", "path": f"/{name}"}
+            for name, value in properties.items()
+            if not value and name in now
+        ]
+        if changes:
+            with translated(f"properties of image {image_id}"):
+                self._client.http_client.patch(
+                    f"/v2/images/{image_id}", headers=_PATCH, data=json.dumps(changes)
+                )
+
+    def delete(self, image_id: str) -> None:
+        """Delete an artefact; one that is gone already is no error."""
+        try:
+            with translated(f"image {image_id}"):
+                self._client.images.delete(image_id)
+        except errors.ImageGone:
+            LOG.debug("image %s is gone already", image_id)
+
+    def _create(self, record: dict[str, Any]) -> ids.ImageId:
+        with translated(f"making {record['name']}"):
+            _response, made = self._client.http_client.post("/v2/images", data=record)
+        return ids.parse_image_id(made["id"])
+
+    def _delete_quietly(self, artefact_id: str) -> None:
+        """Delete what could not be finished; what stays is an orphan for a reconcile."""
+        try:
+            self.delete(artefact_id)
+        except errors.ImageServiceError as exc:
+            LOG.info("left for the next reconcile: %s", exc)
+
+
+def _pieces(response: requests.Response, what: str) -> Iterator[bytes]:
+    with translated(what):
+        yield from response.iter_content(PIECE_BYTES)
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Make errors of the family from those of keystoneauth, glanceclient and requests."""
+    try:
+        yield
+    except (glance_errors.HTTPNotFound, keystone_errors.NotFound) as exc:
+        raise errors.ImageGone(what, "there is none, or the service user may not see it") from exc
+    except (
+        glance_errors.CommunicationError,
+        glance_errors.InvalidEndpoint,
+        keystone_errors.ConnectionError,
+        keystone_errors.CatalogException,
+        keystone_errors.DiscoveryFailure,
+        requests.exceptions.RequestException,
+    ) as exc:
+        raise errors.ImageServiceUnreachable(what, _words(exc)) from exc
+    except glance_errors.HTTPException as exc:
+        raise _of_status(what, exc.code, exc) from exc
+    except keystone_errors.HttpError as exc:
+        raise _of_status(what, exc.http_status, exc) from exc
+    except (keystone_errors.ClientException, glance_errors.ClientException) as exc:
+        raise errors.ImageServiceRefused(what, _words(exc)) from exc
+
+
+def _of_status(what: str, status: object, exc: Exception) -> errors.ImageServiceError:
+    if status in _PASSING:
+        return errors.ImageServiceUnreachable(what, _words(exc))
+    why = _words(exc)
+    if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
+        why += "; the service user needs a role that Glance takes for an administrator's"
+    return errors.ImageServiceRefused(what, why)
+
+
+def _words(exc: Exception) -> str:
+    """Return the first line of what an error says; glanceclient quotes whole HTML pages."""
+    text = str(exc).strip().splitlines()
+    return text[0][:300] if text else type(exc).__name__

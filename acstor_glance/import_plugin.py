@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor_prehash``: a plugin of Glance's image import that makes the chunk map on the way.
+
+It runs in Glance's own process, after the bytes are staged and before they go to a
+store.  The one rule: it never raises, for an image whose import plugin failed stays
+in ``importing`` for ever; whatever goes wrong is logged, and the listener does the
+work later.
+
+An import waits while the staged file is read once, and for nothing else.  Glance
+knows the image's hash only when the import has ended, so the map waits in the spool
+and a thread publishes it then.
+"""
+
+import logging
+import pathlib
+import threading
+import time
+from typing import Any
+
+from oslo_config import cfg
+from taskflow import task
+from taskflow.patterns import linear_flow
+
+from acstor_common import artefacts
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_glance import conf as glance_conf
+from acstor_glance import images as glance_images
+from acstor_glance import prehash
+from acstor_glance import preparer as glance_preparer
+from acstor_glance import spool as glance_spool
+
+LOG = logging.getLogger(__name__)
+
+NAME = "acstor_prehash"
+LOOK_EVERY_S = 1.0
+LOOK_AT_MOST_EVERY_S = 30.0
+
+
+def get_flow(**context: Any) -> linear_flow.Flow:
+    """Return the flow that Glance puts into each import."""
+    task_id, task_type = context.get("task_id"), context.get("task_type")
+    return linear_flow.Flow(task_type).add(
+        HashStaged(
+            f"{task_type}-{NAME}-{task_id}",
+            ids.parse_image_id(str(context["image_id"])),
+            context.get("action_wrapper"),
+            cfg.CONF,
+        )
+    )
+
+
+class HashStaged(task.Task):
+    """Makes the chunk map of the staged file."""
+
+    def __init__(
+        self, name: str, image_id: ids.ImageId, wrapper: Any, conf: cfg.ConfigOpts
+    ) -> None:
+        super().__init__(name=name)
+        self._image_id, self._wrapper, self._conf = image_id, wrapper, conf
+
+    def execute(self, file_path: str, **_others: Any) -> None:
+        """Do it; whatever happens, the import goes on."""
+        try:
+            self._execute(pathlib.Path(file_path.removeprefix("file://")))
+        except Exception:  # Glance's import must not end here, whatever the bug
+            LOG.exception("image %s: left to the listener", self._image_id)
+
+    def revert(self, **_others: Any) -> None:
+        """Forget the map: the import failed, and the next one may bring other bytes."""
+        try:
+            glance_conf.register_opts(self._conf)
+            glance_spool.Spool(glance_conf.state_dir(self._conf)).remove(self._image_id)
+        except Exception:
+            LOG.exception("image %s: its waiting chunk map stays", self._image_id)
+
+    def _execute(self, staged: pathlib.Path) -> None:
+        glance_conf.register_opts(self._conf)
+        own = self._conf.acstor_glance
+        spool = glance_spool.Spool(glance_conf.state_dir(self._conf))
+        spool.remove(self._image_id)
+        with self._wrapper as action:
+            why = image_record.why_format_not_served(
+                {
+                    "disk_format": action.image_disk_format,
+                    "container_format": action.image_container_format,
+                }
+            )
+        state, message = self._hash(staged, spool) if not why else (artefacts.State.REFUSED, why)
+        with self._wrapper as action:
+            said = artefacts.state_properties(self._image_id, state, message)
+            action.set_image_extra_properties({name: said[name] for name in said if said[name]})
+        if state is artefacts.State.HASHED and own.publish_deadline_s:
+            Publishing(self._image_id, self._conf).start()
+
+    def _hash(self, staged: pathlib.Path, spool: glance_spool.Spool) -> tuple[artefacts.State, str]:
+        """Make the map in the spool; return what is to be said on the image."""
+        own = self._conf.acstor_glance
+        try:
+            summary = prehash.prehash(
+                staged,
+                spool.path(self._image_id),
+                self._image_id,
+                chunk_bytes=own.chunk_size_bytes,
+                workers=own.hash_threads,
+            )
+        except errors.NotRaw as exc:
+            return artefacts.State.REFUSED, f"{exc.why}. {exc.remedy}"
+        except errors.AcstorError as exc:
+            LOG.warning("image %s: left to the listener: %s", self._image_id, exc)
+            spool.remove(self._image_id)
+            return artefacts.State.FAILED, str(exc)
+        LOG.info("image %s: %d chunks hashed in %.1f s",
+                 self._image_id, summary.chunks, summary.seconds_s)  # fmt: skip
+        return artefacts.State.HASHED, ""
+
+
+class Publishing(threading.Thread):
+    """Waits for an image to become active and publishes its waiting map.
+
+    The image is claimed meanwhile, so that no listener reads it all once more.
+    """
+
+    def __init__(self, image_id: ids.ImageId, conf: cfg.ConfigOpts) -> None:
+        super().__init__(name=f"acstor-publish-{image_id}", daemon=True)
+        self._image_id, self._conf = image_id, conf
+
+    def run(self) -> None:
+        """Do it, or leave the image to the listener."""
+        try:
+            images = glance_images.connect(self._conf)
+            preparer = glance_preparer.Preparer(images, self._conf)
+            with preparer.claims.held(self._image_id) as is_ours:
+                if is_ours and self._is_active_in_time(images):
+                    preparer.handle_claimed(self._image_id)
+        except errors.AcstorError as exc:
+            LOG.warning("image %s: left to the listener: %s", self._image_id, exc)
+        except Exception:
+            LOG.exception("image %s: left to the listener", self._image_id)
+
+    def _is_active_in_time(self, images: glance_images.Images) -> bool:
+        """Wait for the import to end; say whether the image is active then."""
+        deadline_s = time.monotonic() + self._conf.acstor_glance.publish_deadline_s
+        wait_s = LOOK_EVERY_S
+        while time.monotonic() < deadline_s:
+            image = images.read_or_none(self._image_id)
+            if image is None:
+                return False
+            if image_record.text_of(image, "status") == image_record.ACTIVE:
+                return True
+            time.sleep(wait_s)
+            wait_s = min(1.5 * wait_s, LOOK_AT_MOST_EVERY_S)
+        LOG.info("image %s: is not active yet; left to the listener", self._image_id)
+        return False

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The listener service: messages and reconciles fill a queue, workers empty it.
+
+The one rule: nothing that fails ends the service.  The broker may be away
+(reconciles go on), Glance may be away (everything is looked at again soon), and a
+worker's surprise is logged with its image.
+
+Nothing that matters is kept here: a listener that is killed loses its place in the
+queue, and the next one's first reconcile finds every image that still needs work.
+"""
+
+import logging
+import threading
+import time
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_glance import counters as glance_counters
+from acstor_glance import notifications
+from acstor_glance import preparer as glance_preparer
+from acstor_glance import reconciler as glance_reconciler
+from acstor_glance import work_queue
+
+LOG = logging.getLogger(__name__)
+
+SOON_S = 10.0
+"""How long after a failure of Glance everything is looked at again."""
+
+SPOOL_AGE_S = 2 * 86400.0
+STOP_S = 10.0
+
+
+class Listener:
+    """The service; :meth:`run` returns after :meth:`stop`."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        preparer: glance_preparer.Preparer,
+        reconciler: glance_reconciler.Reconciler,
+        counters: glance_counters.Counters,
+    ) -> None:
+        self._conf, self._counters = conf.acstor_glance, counters
+        self._preparer, self._reconciler = preparer, reconciler
+        self._queue = work_queue.WorkQueue()
+        self._listening = notifications.Listening(conf, self._seen)
+        self._stopping, self._is_due = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        """Serve until :meth:`stop` is called."""
+        self._listening.start()
+        workers = [
+            threading.Thread(target=self._work, name=f"acstor-worker-{number}", daemon=True)
+            for number in range(self._conf.workers)
+        ]
+        for worker in workers:
+            worker.start()
+        while not self._stopping.is_set():
+            wait_s = self._conf.reconcile_interval_s if self._reconcile() else SOON_S
+            self._wait(wait_s)
+        self._listening.stop()
+        self._queue.close()
+        for worker in workers:  # who is in the middle of an image is left behind: claims end too
+            worker.join(STOP_S / len(workers))
+
+    def stop(self) -> None:
+        """Let :meth:`run` end; may be called from a signal handler."""
+        self._stopping.set()
+        self._is_due.set()
+
+    def _seen(self, event_type: str, image_id: ids.ImageId) -> None:
+        self._counters.messages.labels(event_type).inc()
+        self._put(image_id)
+
+    def _put(self, image_id: ids.ImageId) -> None:
+        self._queue.put(image_id)
+        self._show_queue()
+
+    def _wait(self, wait_s: float) -> None:
+        """Wait for the next reconcile: its time, or soon after a worker met a Glance away."""
+        if self._is_due.wait(wait_s) and not self._stopping.is_set():
+            self._is_due.clear()
+            self._stopping.wait(SOON_S)
+
+    def _reconcile(self) -> bool:
+        """Look for what no message told; say whether that worked."""
+        try:
+            findings = self._reconciler.run()
+            self._preparer.spool.remove_older(SPOOL_AGE_S)
+        except errors.AcstorError as exc:
+            LOG.warning("reconcile: %s", exc)
+            self._counters.reconciles.labels("failed").inc()
+            return False
+        except Exception:
+            LOG.exception("reconcile: unexpected")
+            self._counters.reconciles.labels("failed").inc()
+            return False
+        for image_id in findings.todo:
+            self._put(image_id)
+        self._counters.deleted_artefacts.inc(len(findings.deleted))
+        self._counters.reconciles.labels("whole").inc()
+        self._counters.reconciled_at.set(time.time())
+        return True
+
+    def _work(self) -> None:
+        """Prepare one image after the other."""
+        while (image_id := self._queue.take()) is not None:
+            self._show_queue()
+            try:
+                outcome = self._preparer.handle(image_id)
+                LOG.debug("image %s: %s", image_id, outcome)
+            except errors.AcstorError as exc:
+                LOG.warning("image %s: %s; looked at again soon", image_id, exc)
+                self._is_due.set()
+            except Exception:
+                LOG.exception("image %s: unexpected; looked at again soon", image_id)
+                self._is_due.set()
+            finally:
+                self._queue.done(image_id)
+                self._show_queue()
+
+    def _show_queue(self) -> None:
+        waiting, working = self._queue.sizes()
+        self._counters.waiting.set(waiting)
+        self._counters.working.set(working)

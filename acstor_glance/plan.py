@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an image needs next, from its record alone: no I/O, no clock.
+
+The one rule: a plan is idempotent.  Applied again to what it led to, it asks for
+nothing, so messages may come twice, late or in any order, and reconciles at any
+time.
+"""
+
+import dataclasses
+import datetime
+import enum
+from collections.abc import Mapping
+
+from acstor_common import artefacts
+from acstor_common import image_record
+
+NEVER = "never"
+
+
+class Step(enum.Enum):
+    """What is to be done with an image."""
+
+    NOTHING = enum.auto()
+    PREPARE = enum.auto()  # make the chunk map, publish it, then what comes after it
+    REFUSE = enum.auto()  # say why it is not served
+    WAIT = enum.auto()  # an attempt failed, and the next one is not due yet
+
+
+@dataclasses.dataclass(frozen=True)
+class Retry:
+    """How often an image's preparation failed, and when it may begin again.
+
+    :param at: None: never, for its bytes do not change
+    """
+
+    attempts: int
+    at: datetime.datetime | None
+
+    def __str__(self) -> str:
+        when = self.at.isoformat(timespec="seconds") if self.at else NEVER
+        return f"{self.attempts} {when}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Retry | None":
+        """Return what a property says; None if it is no such thing."""
+        attempts, _, when = text.partition(" ")
+        if not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 6):
+            return None
+        try:
+            at = None if when == NEVER else datetime.datetime.fromisoformat(when)
+        except ValueError:
+            return None
+        if at is not None and at.tzinfo is None:
+            return None
+        return cls(int(attempts), at)
+
+    @classmethod
+    def after(
+        cls, before: "Retry | None", now: datetime.datetime, first_s: int, last_s: int
+    ) -> "Retry":
+        """Return what to write down after one more failure: each doubles the time."""
+        attempts = (before.attempts if before else 0) + 1
+        wait_s = min(first_s * 2 ** min(attempts - 1, 30), last_s)
+        return cls(attempts, now + datetime.timedelta(seconds=wait_s))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to do with an image, and why."""
+
+    step: Step
+    why: str = ""
+
+
+def plan_image(
+    image: image_record.Record,
+    found: Mapping[str, image_record.Record],
+    project_id: str,
+    format_version: int,
+    now: datetime.datetime,
+) -> Plan:
+    """Say what ``image`` needs.
+
+    :param found: artefacts by their ids; at least the ones that the image points to
+    :param format_version: of the chunk map
+    """
+    if artefacts.is_artefact(image, project_id):
+        return Plan(Step.NOTHING, "it is an artefact itself")
+    if image_record.text_of(image, "status") != image_record.ACTIVE:
+        return Plan(Step.NOTHING, image_record.why_not_served(image))
+    why_not = image_record.why_not_served(image)
+    if why_not:
+        return Plan(Step.NOTHING if _is_refused(image, why_not) else Step.REFUSE, why_not)
+    why_foreign = _why_no_chunk_map(image, found, project_id, format_version)
+    if not why_foreign and artefacts.state_of(image) is artefacts.State.READY:
+        return Plan(Step.NOTHING)
+    return _plan_attempt(image, why_foreign, now)
+
+
+def _is_refused(image: image_record.Record, why: str) -> bool:
+    """Say whether the image says so already, and points to nothing."""
+    return (
+        artefacts.state_of(image) is artefacts.State.REFUSED
+        and image_record.text_of(image, artefacts.MESSAGE) == artefacts.fitting(why)
+        and not any(kind.pointer in image for kind in artefacts.Kind)
+    )
+
+
+def retry_of(image: image_record.Record) -> Retry | None:
+    """Return what is written down about failed attempts for this very image."""
+    if artefacts.state_of(image) not in (artefacts.State.FAILED, artefacts.State.REFUSED):
+        return None
+    return Retry.parse(image_record.text_of(image, artefacts.RETRY))
+
+
+def _plan_attempt(image: image_record.Record, why: str, now: datetime.datetime) -> Plan:
+    retry = retry_of(image)
+    if retry is None or (retry.at is not None and retry.at <= now):
+        return Plan(Step.PREPARE, why)
+    return Plan(Step.WAIT, image_record.text_of(image, artefacts.MESSAGE))
+
+
+def _why_no_chunk_map(
+    image: image_record.Record,
+    found: Mapping[str, image_record.Record],
+    project_id: str,
+    format_version: int,
+) -> str:
+    kind = artefacts.Kind.CHUNK_MAP
+    pointer = artefacts.pointer_of(image, kind)
+    if pointer is None:
+        return "it has no chunk map"
+    if pointer not in found:
+        return f"its chunk map {pointer} does not exist"
+    return artefacts.why_foreign(image, found[pointer], kind, project_id, format_version)
+
+
+def why_orphan(
+    artefact: image_record.Record,
+    images: Mapping[str, image_record.Record],
+    now: datetime.datetime,
+    grace_s: float,
+) -> str:
+    """Say why an artefact is of no use to anybody; empty if it is, or may become so.
+
+    :param images: all images that there are, by their ids; read after the artefact was
+    """
+    of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
+    image = images.get(of_image)
+    if _age_s(artefact, now) < grace_s and image is not None:
+        return ""  # it may be on its way: it is uploaded before its image points to it
+    if image is None:
+        return f"image {of_image or 'unknown'} does not exist"
+    kind = artefacts.kind_of(artefact)
+    if kind is None:
+        return ""  # of a later version, which cleans up after itself
+    if artefacts.pointer_of(image, kind) != artefact["id"]:
+        return f"image {of_image} does not point to it"
+    return ""
+
+
+def _age_s(record: image_record.Record, now: datetime.datetime) -> float:
+    """Return how old an image is; 0 if it does not say."""
+    try:
+        made = datetime.datetime.fromisoformat(image_record.text_of(record, "created_at"))
+    except ValueError:
+        return 0.0
+    made = made if made.tzinfo else made.replace(tzinfo=datetime.UTC)
+    return (now - made).total_seconds()

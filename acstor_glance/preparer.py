@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does with one image what its plan says: hash, publish, refuse, write down a failure.
+
+The one rule: whatever happens to an image is written on the image, so that every
+listener knows and an operator can read it; only when Glance itself is away does
+nothing change.
+"""
+
+import datetime
+import enum
+import logging
+import pathlib
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import IO
+
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_glance import claims as glance_claims
+from acstor_glance import conf as glance_conf
+from acstor_glance import counters as glance_counters
+from acstor_glance import images as glance_images
+from acstor_glance import mapped_file
+from acstor_glance import plan
+from acstor_glance import prehash
+from acstor_glance import spool as glance_spool
+from acstor_glance import stream_prehash
+
+LOG = logging.getLogger(__name__)
+
+CHUNK_MAP = artefacts.Kind.CHUNK_MAP
+
+NextStep = Callable[[image_record.Record], None]
+"""What is done with an image that has its chunk map, such as building its boot image.
+
+It gets the image's record as it is then, runs while the image is claimed, and is called again at
+the next occasion if it raises one of the family's errors.
+"""
+
+Progress = Callable[[int], None]
+
+
+class Outcome(enum.StrEnum):
+    """What came of looking at an image; a label of a metric."""
+
+    NOTHING = "nothing"
+    PREPARED = "prepared"
+    REFUSED = "refused"
+    FAILED = "failed"
+    WAITING = "waiting"
+    CLAIMED = "claimed"  # another process works on it
+    GONE = "gone"
+
+
+class Preparer:
+    """Prepares images, one at a time in each thread that calls it.
+
+    :param after_chunk_map: done in this order with each image whose chunk map is published
+    """
+
+    def __init__(
+        self,
+        images: glance_images.Images,
+        conf: cfg.ConfigOpts,
+        counters: glance_counters.Counters | None = None,
+        after_chunk_map: Sequence[NextStep] = (),
+    ) -> None:
+        self._images, self._conf = images, conf.acstor_glance
+        self._counters = counters or glance_counters.Counters()
+        self._after_chunk_map = tuple(after_chunk_map)
+        state_dir = glance_conf.state_dir(conf)
+        self.spool = glance_spool.Spool(state_dir)
+        self.claims = glance_claims.Claims(self._conf.coordination_url, state_dir)
+
+    def handle(
+        self, image_id: ids.ImageId, *, is_forced: bool = False, progress: Progress | None = None
+    ) -> Outcome:
+        """Do what the image needs now, unless somebody else is at it.
+
+        :param is_forced: make a new chunk map even if there is one or a failed attempt
+        :param progress: told how many bytes of the image are done
+        :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
+        """
+        with self.claims.held(image_id) as is_ours:
+            if is_ours:
+                return self.handle_claimed(image_id, is_forced=is_forced, progress=progress)
+        return self._counted(Outcome.CLAIMED)
+
+    def handle_claimed(
+        self, image_id: ids.ImageId, *, is_forced: bool = False, progress: Progress | None = None
+    ) -> Outcome:
+        """Do what the image needs now; the caller has claimed it.
+
+        :raises errors.ImageServiceUnreachable: Glance is away
+        """
+        image = self._images.read_or_none(image_id)
+        if image is None:
+            return self._counted(self._clean_up(image_id))
+        todo = self._plan(image)
+        if todo.step is plan.Step.REFUSE:
+            outcome = self._refuse(image, todo.why)
+        elif todo.step is plan.Step.PREPARE or (is_forced and _can_be_forced(image)):
+            outcome = self._attempt(image, is_forced, progress or _no_progress)
+        else:
+            is_waiting = todo.step is plan.Step.WAIT
+            outcome = Outcome.WAITING if is_waiting else Outcome.NOTHING
+        return self._counted(outcome)
+
+    def _counted(self, outcome: Outcome) -> Outcome:
+        self._counters.images.labels(outcome.value).inc()
+        return outcome
+
+    def _plan(self, image: image_record.Record) -> plan.Plan:
+        pointer = artefacts.pointer_of(image, CHUNK_MAP)
+        found = self._images.read_or_none(pointer) if pointer else None
+        return plan.plan_image(
+            image,
+            {found["id"]: found} if found else {},
+            self._images.project_id,
+            glance_images.FORMAT_VERSIONS[CHUNK_MAP],
+            _now(),
+        )
+
+    def _attempt(self, image: image_record.Record, is_forced: bool, progress: Progress) -> Outcome:
+        """Prepare the image, and write down what came of it."""
+        image_id = image_record.image_id_of(image)
+        try:
+            self._prepare(image, is_forced, progress)
+        except errors.NotRaw as exc:
+            return self._refuse(image, f"{exc.why}. {exc.remedy}", str(plan.Retry(1, None)))
+        except (errors.ImageServiceError, errors.Unusable, errors.FormatError) as exc:
+            now = self._images.read_or_none(image_id)
+            if now is None:
+                return self._clean_up(image_id)
+            if isinstance(exc, errors.ImageServiceUnreachable) and _is_away(exc):
+                raise
+            return self._fail(now, str(exc))
+        return Outcome.PREPARED
+
+    def _prepare(self, image: image_record.Record, is_forced: bool, progress: Progress) -> None:
+        """See to it that the image has its chunk map, and do what comes after it."""
+        image_id = image_record.image_id_of(image)
+        LOG.info("image %s: preparing (%d bytes)", image_id, image_record.size_bytes_of(image))
+        started = _now()
+        if is_forced or self._images.artefact_of(image, CHUNK_MAP) is None:
+            self._make_chunk_map(image, is_forced, progress)
+        image = self._images.read(image_id)
+        for step in self._after_chunk_map:
+            step(image)
+        foreign = {
+            kind.pointer: ""
+            for kind in artefacts.Kind
+            if kind in glance_images.FORMAT_VERSIONS
+            and kind.pointer in image
+            and self._images.artefact_of(image, kind) is None
+        }
+        ready = artefacts.state_properties(image_id, artefacts.State.READY)
+        self._images.set_properties(image_id, {**foreign, **ready})
+        self.spool.remove(image_id)
+        seconds = (_now() - started).total_seconds()
+        LOG.info("image %s: prepared in %.1f s", image_id, seconds)
+
+    def _make_chunk_map(
+        self, image: image_record.Record, is_forced: bool, progress: Progress
+    ) -> None:
+        """Publish the image's chunk map: the import plugin's, or one made from its bytes."""
+        counted = self._counting(image, progress)
+        with self.spool.bound(image) as waiting:
+            if waiting is not None and not is_forced:
+                self._images.publish(CHUNK_MAP, image, waiting)
+                return
+        path = self._local_path(image)
+        if path is not None:
+            self._hash_file(image, path, counted)
+            return
+        with self.spool.scratch() as file, self._images.opened(image["id"]) as pieces:
+            stream_prehash.write_map(image, pieces, self._conf.chunk_size_bytes, file, counted)
+            self._publish(image, file)
+
+    def _hash_file(
+        self, image: image_record.Record, path: pathlib.Path, progress: Progress
+    ) -> None:
+        image_id = image_record.image_id_of(image)
+        map_path = self.spool.work_path(image_id)
+        prehash.prehash(
+            path,
+            map_path,
+            image_id,
+            chunk_bytes=self._conf.chunk_size_bytes,
+            os_hash=image_record.os_hash_of(image),
+            workers=self._conf.hash_threads,
+            progress=progress,
+        )
+        with map_path.open("rb") as file:
+            self._publish(image, file)
+
+    def _publish(self, image: image_record.Record, file: IO[bytes]) -> None:
+        """Publish a map after a last look at it: it is of this image, of all of it."""
+        with mapped_file.mapped(file) as view:
+            artefacts.parse_chunk_map(image, view)
+        file.seek(0)
+        self._images.publish(CHUNK_MAP, image, file)
+
+    def _local_path(self, image: image_record.Record) -> pathlib.Path | None:
+        """Return the file of the image if this host may read it, and it is as Glance says."""
+        if not self._conf.file_store_dirs:
+            return None
+        text = self._images.file_path(image["id"])
+        path = pathlib.Path(text).resolve() if text else None
+        folders = [pathlib.Path(folder).resolve() for folder in self._conf.file_store_dirs]
+        if path is None or not any(path.is_relative_to(folder) for folder in folders):
+            return None
+        is_whole = path.is_file() and path.stat().st_size == image_record.size_bytes_of(image)
+        return path if is_whole else None
+
+    def _counting(self, image: image_record.Record, progress: Progress) -> Progress:
+        """Return what counts bytes, logs every tenth of them and passes them on."""
+        size_bytes = max(1, image_record.size_bytes_of(image))
+        seen_bytes = 0
+
+        def count(done_bytes: int) -> None:
+            nonlocal seen_bytes
+            self._counters.hashed_bytes.inc(max(0, done_bytes - seen_bytes))
+            tenths = done_bytes * 10 // size_bytes
+            if tenths != seen_bytes * 10 // size_bytes:
+                LOG.info("image %s: %d %% hashed", image["id"], 10 * tenths)
+            seen_bytes = done_bytes
+            progress(done_bytes)
+
+        return count
+
+    def _refuse(self, image: image_record.Record, why: str, retry: str = "") -> Outcome:
+        """Say on the image why it is not served; it points to nothing from now on."""
+        image_id = image_record.image_id_of(image)
+        LOG.info("image %s is not served: %s", image_id, why)
+        pointers = {kind.pointer: "" for kind in artefacts.Kind}
+        said = artefacts.state_properties(image_id, artefacts.State.REFUSED, why, retry)
+        self._images.set_properties(image_id, {**pointers, **said})
+        self.spool.remove(image_id)
+        return Outcome.REFUSED
+
+    def _fail(self, image: image_record.Record, why: str) -> Outcome:
+        """Say on the image why it could not be prepared, and when that is tried again."""
+        retry = plan.Retry.after(
+            plan.retry_of(image), _now(), self._conf.retry_first_s, self._conf.retry_last_s
+        )
+        LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
+                    image["id"], retry, why)  # fmt: skip
+        image_id = image_record.image_id_of(image)
+        said = artefacts.state_properties(image_id, artefacts.State.FAILED, why, str(retry))
+        self._images.set_properties(image_id, said)
+        return Outcome.FAILED
+
+    def _clean_up(self, image_id: ids.ImageId) -> Outcome:
+        """Delete what was made of an image that does not exist any more."""
+        for artefact in list(self._images.every_artefact(image_id)):
+            LOG.info("artefact %s: deleted with its image %s", artefact["id"], image_id)
+            self._images.delete(artefact["id"])
+            self._counters.deleted_artefacts.inc()
+        self.spool.remove(image_id)
+        return Outcome.GONE
+
+
+def _can_be_forced(image: image_record.Record) -> bool:
+    """Say whether an image that needs nothing may be prepared again all the same."""
+    return not image_record.why_not_served(image) and artefacts.KIND not in image
+
+
+def _is_away(exc: errors.ImageServiceUnreachable) -> bool:
+    """Say whether it is Glance that failed, and not just this image in it."""
+    return not exc.what.startswith("bytes of image")
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _no_progress(done_bytes: int) -> None:
+    """Take no notice of the progress."""

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over all images and all artefacts, for what no message told.
+
+The one rule: a pass only finds; images are prepared by whoever takes them from
+the list it returns, and an artefact is deleted only after one more look at the
+image that it names.
+"""
+
+import dataclasses
+import datetime
+import logging
+
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_glance import images as glance_images
+from acstor_glance import plan
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Findings:
+    """What a pass found and did."""
+
+    images: int = 0
+    artefacts: int = 0
+    todo: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    waiting: int = 0
+    deleted: list[str] = dataclasses.field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.images} images, {len(self.todo)} to do, {self.waiting} wait for their next "
+            f"attempt; {self.artefacts} artefacts, {len(self.deleted)} deleted"
+        )
+
+
+class Reconciler:
+    """Compares what there is with what there should be."""
+
+    def __init__(self, images: glance_images.Images, conf: cfg.ConfigOpts) -> None:
+        self._images, self._conf = images, conf.acstor_glance
+
+    def run(self) -> Findings:
+        """Go through everything once; delete artefacts that nobody needs.
+
+        :raises errors.ImageServiceError: Glance is away or refuses
+        """
+        now = datetime.datetime.now(datetime.UTC)
+        # Artefacts first: an image that appears in between then looks as if it had none, which
+        # costs a look, not an artefact.
+        found = {record["id"]: record for record in self._images.every_artefact()}
+        images = {record["id"]: record for record in self._images.every()}
+        findings = Findings(images=len(images) - len(found.keys() & images.keys()))
+        findings.artefacts = len(found)
+        for image in images.values():
+            self._look_at(image, found, now, findings)
+        for artefact in found.values():
+            self._delete_orphan(artefact, images, now, findings)
+        LOG.info("reconcile: %s", findings)
+        return findings
+
+    def _look_at(
+        self,
+        image: image_record.Record,
+        found: dict[str, image_record.Record],
+        now: datetime.datetime,
+        findings: Findings,
+    ) -> None:
+        version = glance_images.FORMAT_VERSIONS[artefacts.Kind.CHUNK_MAP]
+        todo = plan.plan_image(image, found, self._images.project_id, version, now)
+        if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
+            findings.todo.append(image_record.image_id_of(image))
+        elif todo.step is plan.Step.WAIT:
+            findings.waiting += 1
+
+    def _delete_orphan(
+        self,
+        artefact: image_record.Record,
+        images: dict[str, image_record.Record],
+        now: datetime.datetime,
+        findings: Findings,
+    ) -> None:
+        grace_s = self._conf.orphan_grace_s
+        if not plan.why_orphan(artefact, images, now, grace_s):
+            return
+        of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
+        latest = self._images.read_or_none(of_image) if of_image else None
+        why = plan.why_orphan(artefact, {of_image: latest} if latest else {}, now, grace_s)
+        if why:
+            LOG.info("artefact %s: deleted, because %s", artefact["id"], why)
+            self._images.delete(artefact["id"])
+            findings.deleted.append(artefact["id"])

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks whether what Glance has of an image's artefacts is whole and its own.
+
+The one rule: it reads and changes nothing.
+"""
+
+import dataclasses
+import hashlib
+import tempfile
+from typing import IO
+
+from acstor_common import artefacts
+from acstor_common import errors
+from acstor_common import image_record
+from acstor_glance import images as glance_images
+from acstor_glance import mapped_file
+from acstor_glance import preparer as glance_preparer
+from acstor_glance import stream_prehash
+
+CHUNK_MAP = artefacts.Kind.CHUNK_MAP
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What was found about one image.
+
+    :param fault: empty if its artefacts are whole, or if it rightly has none
+    """
+
+    image_id: str
+    state: str
+    fault: str
+
+
+def verify(
+    images: glance_images.Images,
+    image: image_record.Record,
+    *,
+    is_thorough: bool = False,
+    progress: glance_preparer.Progress = lambda done_bytes: None,
+) -> Verdict:
+    """Check the artefacts of one image.
+
+    :param is_thorough: read the image as well and compare every CID
+    :raises errors.ImageServiceUnreachable: Glance is away
+    """
+    state = artefacts.state_of(image)
+    why_not = image_record.why_not_served(image)
+    fault = "" if why_not else _fault(images, image, is_thorough, progress)
+    if why_not and any(kind.pointer in image for kind in artefacts.Kind):
+        fault = f"it points to artefacts, but {why_not}"
+    refused = state is artefacts.State.REFUSED and CHUNK_MAP.pointer not in image
+    return Verdict(image["id"], state.value if state else "none", "" if refused else fault)
+
+
+def _fault(
+    images: glance_images.Images,
+    image: image_record.Record,
+    is_thorough: bool,
+    progress: glance_preparer.Progress,
+) -> str:
+    try:
+        for kind in artefacts.Kind:
+            if kind in glance_images.FORMAT_VERSIONS:
+                _check_pointer(images, image, kind)
+        with tempfile.TemporaryFile() as stored:
+            _fetch(images, image[CHUNK_MAP.pointer], stored)
+            with mapped_file.mapped(stored) as view:
+                chunk_bytes = artefacts.parse_chunk_map(image, view).geometry.chunk_bytes
+            if is_thorough:
+                _compare(images, image, chunk_bytes, stored, progress)
+    except (errors.AcstorError, ValueError) as exc:
+        if isinstance(exc, errors.ImageServiceUnreachable):
+            raise
+        return str(exc)
+    return ""
+
+
+def _check_pointer(
+    images: glance_images.Images, image: image_record.Record, kind: artefacts.Kind
+) -> None:
+    """Raise if the image has a pointer that leads nowhere good, or lacks its chunk map's."""
+    pointer = artefacts.pointer_of(image, kind)
+    if pointer is None:
+        if kind is CHUNK_MAP or kind.pointer in image:
+            raise errors.Unusable(f"{kind.pointer}", "no artefact is named there")
+        return
+    version = glance_images.FORMAT_VERSIONS[kind]
+    artefacts.check_belongs(image, images.read(pointer), kind, images.project_id, version)
+
+
+def _fetch(images: glance_images.Images, artefact_id: str, file: IO[bytes]) -> None:
+    with images.opened(artefact_id) as pieces:
+        for piece in pieces:
+            file.write(piece)
+
+
+def _compare(
+    images: glance_images.Images,
+    image: image_record.Record,
+    chunk_bytes: int,
+    stored: IO[bytes],
+    progress: glance_preparer.Progress,
+) -> None:
+    """Hash the image once more and raise if that gives another map."""
+    with tempfile.TemporaryFile() as fresh, images.opened(image["id"]) as pieces:
+        stream_prehash.write_map(image, pieces, chunk_bytes, fresh, progress)
+        for file in (fresh, stored):
+            file.seek(0)
+        digests = {hashlib.file_digest(file, "sha256").digest() for file in (fresh, stored)}
+        if len(digests) != 1:
+            raise errors.Unusable(
+                f"chunk map of image {image['id']}", "is not the one that its bytes give"
+            )

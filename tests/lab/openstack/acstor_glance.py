@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor's own services beside the lab's Glance: the listener, and the plugin's options.
+
+The rule: every listener of a cloud has the same options but for its ports, as in a real one.
+"""
+
+import pathlib
+import sys
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from tests.lab.openstack import api
+from tests.lab.openstack import cloud
+from tests.lab.openstack import daemon
+from tests.lab.openstack import ini
+
+RECONCILE_S = 3600  # so that only messages count, unless a test wants otherwise
+
+
+def options(lab: cloud.Cloud, state_dir: pathlib.Path, **changed: object) -> dict[str, object]:
+    """Return the group ``[acstor_glance]`` for a process beside the lab's Glance."""
+    return {
+        **api.credentials(lab.keystone.auth_url, "acstor"),
+        "region_name": api.REGION,
+        "state_dir": state_dir,
+        "metrics_listen": "",
+        **changed,
+    }
+
+
+def plugin_sections(lab: cloud.Cloud, state_dir: pathlib.Path, **changed: object) -> ini.Sections:
+    """Return what Glance's own configuration needs for the import plugin."""
+    return {
+        "image_import_opts": {"image_import_plugins": "[acstor_prehash]"},
+        "acstor_glance": options(lab, state_dir, **changed),
+    }
+
+
+class Listener(daemon.Daemon):
+    """``acstor-glance-listener`` as a process of its own."""
+
+    def __init__(
+        self, name: str, lab: cloud.Cloud, folder: pathlib.Path, **changed: object
+    ) -> None:
+        super().__init__(name, folder)
+        self.port = daemon.port_of(folder, name)
+        self.conf_file = folder / f"{name}.conf"
+        defaults = {
+            "reconcile_interval_s": RECONCILE_S,
+            "metrics_listen": f"{daemon.LOOPBACK}:{self.port}",
+        }
+        self._sections: ini.Sections = {
+            "DEFAULT": {"transport_url": lab.rabbitmq.url, "debug": False},
+            "acstor_glance": options(lab, folder / "state", **{**defaults, **changed}),
+        }
+
+    def configure(self) -> None:
+        """Write its configuration."""
+        ini.write(self.conf_file, self._sections)
+
+    def environment(self) -> Mapping[str, str]:
+        """Return nothing: it reads one file."""
+        return {}
+
+    def argv(self) -> Sequence[str | pathlib.Path]:
+        """Return the command to run."""
+        return [sys.executable, "-m", "acstor_glance.cmd.listener", "--config-file", self.conf_file]
+
+    def is_ready(self) -> bool:
+        """Say whether it listens on the broker."""
+        return "listening for notifications" in self.log()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One at a time works on an image; a claim ends with its holder."""
+
+import multiprocessing
+import pathlib
+from multiprocessing.synchronize import Event
+
+import pytest
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_glance import claims
+
+ONE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+OTHER = ids.parse_image_id("0c9e3f7a-1111-4222-8333-444455556666")
+
+
+def hold(folder: pathlib.Path, has_it: Event) -> None:
+    with claims.Claims(None, folder).held(ONE) as is_ours:
+        if is_ours:
+            has_it.set()
+        multiprocessing.Event().wait()
+
+
+def test_image_is_claimed_once(tmp_path: pathlib.Path) -> None:
+    mine, yours = claims.Claims(None, tmp_path), claims.Claims(None, tmp_path)
+    with mine.held(ONE) as first, mine.held(ONE) as again, yours.held(ONE) as theirs:
+        assert (first, again, theirs) == (True, False, False)
+        with yours.held(OTHER) as other:
+            assert other
+    with yours.held(ONE) as later:
+        assert later
+
+
+def test_claim_ends_when_its_holder_is_killed(tmp_path: pathlib.Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    has_it = context.Event()
+    holder = context.Process(target=hold, args=(tmp_path, has_it))
+    holder.start()
+    try:
+        assert has_it.wait(60)
+        mine = claims.Claims(None, tmp_path)
+        with mine.held(ONE) as is_ours:
+            assert not is_ours
+        holder.kill()
+        holder.join(60)
+        with mine.held(ONE) as is_ours:
+            assert is_ours
+    finally:
+        holder.kill()
+        holder.join()
+
+
+def test_coordination_service_that_is_away_is_said_without_its_password() -> None:
+    url = "etcd3+http://user:secret@127.0.0.1:1/?timeout=1"
+    away = claims.Claims(url, pathlib.Path("/nowhere"))
+    with pytest.raises(errors.ImageServiceUnreachable) as caught, away.held(ONE):
+        pass
+    assert "secret" not in str(caught.value)

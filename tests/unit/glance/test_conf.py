@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options say what they decide, the sample names them all, and nonsense is refused."""
+
+import pathlib
+import re
+
+import pytest
+from oslo_config import cfg
+from oslo_config import generator
+
+from acstor_common import errors
+from acstor_glance import conf as glance_conf
+from acstor_glance import images
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+SAMPLE = ROOT / "etc/acstor/config-generator/acstor-glance.conf"
+
+
+def loaded(tmp_path: pathlib.Path, *lines: str) -> cfg.ConfigOpts:
+    path = tmp_path / "acstor-glance.conf"
+    path.write_text("\n".join(("[acstor_glance]", *lines)))
+    conf = cfg.ConfigOpts()
+    glance_conf.register_opts(conf)
+    conf([], default_config_files=[str(path)], default_config_dirs=[])
+    return conf
+
+
+def test_every_option_says_what_it_decides() -> None:
+    assert [opt.name for opt in glance_conf.OPTS if len(opt.help or "") < 20] == []
+
+
+def test_sample_names_every_option(tmp_path: pathlib.Path) -> None:
+    sample = tmp_path / "sample.conf"
+    generator.main(["--config-file", str(SAMPLE), "--output-file", str(sample)])
+    section = sample.read_text().partition("\n[acstor_glance]\n")[2].partition("\n[")[0]
+    names = [opt.dest for _group, opts in glance_conf.list_opts() for opt in opts]
+    assert {"auth_url", "username", "password", "project_name", "region_name"} <= set(names)
+    missing = [name for name in names if not re.search(rf"^#?{name} =", section, re.MULTILINE)]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("chunk_size_bytes = 65537", "is no power of two"),
+        ("retry_first_s = 600\nretry_last_s = 60", "is less than retry_first_s"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(
+    tmp_path: pathlib.Path, line: str, said: str
+) -> None:
+    with pytest.raises(errors.Unusable, match=said):
+        glance_conf.check(loaded(tmp_path, line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["chunk_size_bytes = 1024", "workers = 0", "hash_threads = 65", "reconcile_interval_s = 0"],
+)
+def test_values_out_of_range_are_refused(tmp_path: pathlib.Path, line: str) -> None:
+    conf = loaded(tmp_path, line)
+    with pytest.raises(cfg.ConfigFileValueError):
+        _ = conf.acstor_glance[line.partition(" ")[0]]
+
+
+def test_service_user_that_is_not_named_is_said(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.Unusable, match="auth_type: is not set"):
+        images.connect(loaded(tmp_path))
+    with pytest.raises(errors.Unusable, match=r"\[acstor_glance\]"):
+        images.connect(loaded(tmp_path, "auth_type = no-such-plugin"))

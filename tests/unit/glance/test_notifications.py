@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A message names images to look at, and whatever else it says is not believed."""
+
+import pytest
+
+from acstor_glance import notifications
+from tests.fakes import glance_records as records
+
+OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
+
+
+def images_of(event: str, payload: object) -> list[str]:
+    return list(notifications.images_of(event, payload))
+
+
+def test_message_names_its_image() -> None:
+    assert images_of("image.activate", {"id": OTHER_ID, "properties": {}}) == [OTHER_ID]
+
+
+def test_deleted_artefact_names_the_image_that_lost_it() -> None:
+    payload = {"id": OTHER_ID, "properties": {"acstor_image_id": records.IMAGE_ID}}
+    assert images_of("image.delete", payload) == [OTHER_ID, records.IMAGE_ID]
+    assert images_of("image.activate", payload) == [OTHER_ID]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [None, "text", [], {}, {"id": 7}, {"id": "../x"}, {"properties": "x"}, {"properties": None}],
+)
+def test_message_that_names_no_image_is_dropped(payload: object) -> None:
+    assert images_of("image.delete", payload) == []
+
+
+def test_endpoint_passes_images_on_and_takes_the_message() -> None:
+    seen: list[tuple[str, str]] = []
+    endpoint = notifications.Endpoint(lambda event, image_id: seen.append((event, image_id)))
+    payload = {"id": OTHER_ID}
+    assert endpoint.info({}, "image.host", "image.update", payload, {}) == "handled"
+    assert seen == [("image.update", OTHER_ID)]
+
+
+@pytest.mark.parametrize(
+    ("event", "is_taken"),
+    [
+        ("image.activate", True),
+        ("image.delete", True),
+        ("image.send", False),
+        ("image.update.x", False),
+    ],
+)
+def test_only_what_changes_images_is_taken(event: str, is_taken: bool) -> None:
+    rule = notifications.Endpoint.filter_rule
+    assert rule.match({}, "image.host", event, {}, {}) is is_taken

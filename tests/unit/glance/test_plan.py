@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an image needs follows from its record, and is nothing once it was done."""
+
+import datetime
+from typing import Any
+
+import pytest
+
+from acstor_common import artefacts
+from acstor_glance import plan
+from tests.fakes import glance_records as records
+
+NOW = datetime.datetime(2026, 11, 20, 12, 0, tzinfo=datetime.UTC)
+OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
+READY = {"acstor_state": "ready", "acstor_state_of": records.IMAGE_ID}
+POINTER = {"acstor_chunk_map": records.ARTEFACT_ID}
+
+
+def step(image: dict[str, Any], *found: dict[str, Any]) -> plan.Step:
+    by_id = {record["id"]: record for record in found}
+    return plan.plan_image(image, by_id, records.SERVICE_PROJECT, 1, NOW).step
+
+
+def failed(retry: str, state: str = "failed") -> dict[str, str]:
+    return {"acstor_state": state, "acstor_state_of": records.IMAGE_ID, "acstor_retry": retry}
+
+
+def test_new_image_is_prepared() -> None:
+    assert step(records.image()) is plan.Step.PREPARE
+
+
+def test_prepared_image_needs_nothing() -> None:
+    image = records.image(**POINTER, **READY)
+    assert step(image, records.artefact(image)) is plan.Step.NOTHING
+
+
+def test_chunk_map_without_the_state_is_finished() -> None:
+    image = records.image(**POINTER)
+    assert step(image, records.artefact(image)) is plan.Step.PREPARE
+
+
+def test_image_that_claims_to_be_ready_is_prepared_all_the_same() -> None:
+    assert step(records.image(**READY)) is plan.Step.PREPARE
+    assert step(records.image(**POINTER, **READY)) is plan.Step.PREPARE
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        {"owner": records.TENANT},
+        {"acstor_image_id": OTHER_ID},
+        {"acstor_os_hash_value": "00" * 64},
+        {"acstor_format": "9"},
+    ],
+)
+def test_image_with_a_foreign_chunk_map_is_prepared(altered: dict[str, str]) -> None:
+    image = records.image(**POINTER, **READY)
+    assert step(image, records.artefact(image, **altered)) is plan.Step.PREPARE
+
+
+@pytest.mark.parametrize("status", ["queued", "saving", "importing", "deactivated", "killed"])
+def test_image_that_is_not_active_is_left_alone(status: str) -> None:
+    assert step(records.image(status=status)) is plan.Step.NOTHING
+
+
+def test_artefact_is_left_alone_and_a_tenants_lookalike_is_not() -> None:
+    artefact = records.artefact(records.image())
+    assert step(artefact) is plan.Step.NOTHING
+    lookalike = records.image(acstor_kind="chunk_map", acstor_image_id=OTHER_ID)
+    assert step(lookalike) is plan.Step.PREPARE
+
+
+def test_image_that_is_not_served_is_refused_once() -> None:
+    image = records.image(disk_format="qcow2")
+    refusal = plan.plan_image(image, {}, records.SERVICE_PROJECT, 1, NOW)
+    assert refusal.step is plan.Step.REFUSE
+    said = artefacts.state_properties(image["id"], artefacts.State.REFUSED, refusal.why)
+    assert step({**image, **said}) is plan.Step.NOTHING
+    assert step({**image, **said, **POINTER}) is plan.Step.REFUSE
+    assert step({**image, **said, "disk_format": "raw"}) is plan.Step.PREPARE
+
+
+@pytest.mark.parametrize(
+    ("retry", "expected"),
+    [
+        ("1 2026-11-20T11:59:59+00:00", plan.Step.PREPARE),
+        ("1 2026-11-20T12:00:01+00:00", plan.Step.WAIT),
+        ("3 never", plan.Step.WAIT),
+        ("", plan.Step.PREPARE),
+        ("1 2026-11-20T12:00:01", plan.Step.PREPARE),
+        ("many never", plan.Step.PREPARE),
+        ("1 tomorrow", plan.Step.PREPARE),
+    ],
+)
+def test_failed_image_waits_for_its_next_attempt(retry: str, expected: plan.Step) -> None:
+    assert step(records.image(**failed(retry))) is expected
+    with_map = records.image(**failed(retry), **POINTER)
+    assert step(with_map, records.artefact(with_map)) is expected
+
+
+def test_image_whose_bytes_were_refused_is_never_read_again() -> None:
+    assert step(records.image(**failed("1 never", "refused"))) is plan.Step.WAIT
+
+
+def test_failure_copied_onto_a_snapshot_does_not_keep_it_waiting() -> None:
+    snapshot = records.image(id=OTHER_ID, **failed("9 never"))
+    assert step(snapshot) is plan.Step.PREPARE
+
+
+def test_each_failure_doubles_the_time_up_to_a_limit() -> None:
+    retry, waits = None, []
+    for _ in range(6):
+        retry = plan.Retry.after(retry, NOW, first_s=60, last_s=600)
+        assert retry.at is not None
+        waits.append((retry.at - NOW).total_seconds())
+        assert plan.Retry.parse(str(retry)) == retry
+    assert waits == [60, 120, 240, 480, 600, 600]
+    assert plan.Retry.after(plan.Retry(99999, None), NOW, 60, 600).attempts == 100000
+
+
+def orphan(artefact: dict[str, Any], *images: dict[str, Any]) -> str:
+    return plan.why_orphan(artefact, {image["id"]: image for image in images}, NOW, 3600)
+
+
+def test_artefact_in_use_is_no_orphan() -> None:
+    image = records.image(**POINTER)
+    assert orphan(records.artefact(image, created_at="2026-01-01T00:00:00Z"), image) == ""
+
+
+def test_artefact_whose_image_is_gone_is_an_orphan_at_once() -> None:
+    artefact = records.artefact(records.image(), created_at="2026-11-20T11:59:59Z")
+    assert orphan(artefact) == f"image {records.IMAGE_ID} does not exist"
+
+
+@pytest.mark.parametrize(
+    ("made", "is_orphan"),
+    [("2026-11-20T11:30:00Z", False), ("2026-11-20T10:59:00Z", True), ("long ago", False)],
+)
+def test_artefact_without_a_pointer_is_given_time(made: str, is_orphan: bool) -> None:
+    image = records.image()
+    assert bool(orphan(records.artefact(image, created_at=made), image)) is is_orphan
+
+
+def test_artefact_of_a_kind_of_tomorrow_is_kept() -> None:
+    image = records.image()
+    later = records.artefact(image, acstor_kind="dream", created_at="2026-01-01T00:00:00Z")
+    assert orphan(later, image) == ""
