@@ -65,6 +65,7 @@ class Reason(enum.Enum):
     MEMBERS = "members"  # hosts came, went, moved, or were drained or enabled
     OVERLOAD = "overload"  # a host was overloaded for several collections in a row
     THRESHOLD = "threshold"  # switches got busy, or calm
+    EPOCH = "epoch"  # agents had a table of a higher epoch than the database
 
 
 class Decision(NamedTuple):

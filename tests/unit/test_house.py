@@ -20,6 +20,7 @@ from packaging import requirements
 from packaging import utils
 
 from acstor_agent import conf as agent_conf
+from acstor_decision import conf as decision_conf
 from acstor_nova import conf as nova_conf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -58,6 +59,10 @@ def entry_points() -> dict[str, str]:
 
 def agent_options() -> list[tuple[str, cfg.Opt]]:
     return [(group.name, opt) for group, opts in agent_conf.list_opts() for opt in opts]
+
+
+def decision_options() -> list[tuple[str, cfg.Opt]]:
+    return [(group.name, opt) for group, opts in decision_conf.list_opts() for opt in opts]
 
 
 def nova_options() -> list[tuple[str, cfg.Opt]]:
@@ -127,7 +132,7 @@ def test_entry_point_can_be_loaded(name: str) -> None:
 
 
 def test_every_option_says_what_it_decides() -> None:
-    every = [*agent_options(), *nova_options()]
+    every = [*agent_options(), *decision_options(), *nova_options()]
     silent = [f"{group}.{opt.name}" for group, opt in every if len(opt.help or "") < 20]
     assert not silent
 
@@ -144,6 +149,17 @@ def test_sample_names_every_option_and_an_agent_can_read_it(tmp_path: pathlib.Pa
     agent_conf.register_opts(conf)
     conf(["--config-file", str(sample)], default_config_files=[], default_config_dirs=[])
     assert conf.acstor_agent.cache_policy == "lru"
+
+
+def test_sample_of_the_decision_service_names_every_option(tmp_path: pathlib.Path) -> None:
+    sample = tmp_path / "sample.conf"
+    source = SAMPLE.with_name("acstor-decision.conf")
+    generator.main(["--config-file", str(source), "--output-file", str(sample)])
+    text = sample.read_text()
+    for group, opt in decision_options():
+        section = text.partition(f"\n[{group}]\n")[2].partition("\n[")[0]
+        assert re.search(rf"^#?{opt.dest} =", section, re.MULTILINE), f"{group}.{opt.dest}"
+    assert "#transport_url = " in text and "\n[database]\n" in text
 
 
 def test_readme_shows_the_read_that_the_documents_show() -> None:

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-decision``: the decision service.
+
+A loop and the threads of oslo.messaging are all that it is, so it needs no launcher
+of oslo.service: nothing is forked, and systemd starts it again.
+"""
+
+import logging
+import signal
+import sys
+import threading
+import time
+
+from oslo_config import cfg
+from oslo_log import log
+
+from acstor_common import errors
+from acstor_decision import conf as decision_conf
+from acstor_decision import leadership
+from acstor_decision import rpc
+from acstor_decision import service
+from acstor_decision.db import database
+from acstor_decision.switch_loads import base
+
+LOG = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 2.0
+
+
+def load_conf(args: list[str], prog: str = "acstor-decision") -> cfg.ConfigOpts:
+    """Read the configuration into the global object (oslo.messaging knows no other); return it.
+
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    """
+    conf = cfg.CONF
+    log.register_options(conf)
+    decision_conf.register_opts(conf)
+    conf(args, project="acstor", prog=prog)
+    for group, options in decision_conf.list_opts():
+        for option in options:
+            _ = conf[group.name][option.dest]  # values are looked at when they are asked for
+    log.setup(conf, "acstor")
+    return conf
+
+
+def main() -> int:
+    """Run the service until SIGTERM or SIGINT; return an exit status."""
+    try:
+        conf = load_conf(sys.argv[1:])
+        return run(conf)
+    except (errors.Unusable, cfg.Error) as e:
+        print(f"acstor-decision: {e}", file=sys.stderr)
+        return 1
+
+
+def run(conf: cfg.ConfigOpts) -> int:
+    """Run the service with ``conf``.
+
+    :raises errors.Unusable: it cannot start with what it was given
+    """
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    own = conf.acstor_decision
+    loads = base.load(own.switch_loads, conf)
+    store = database.Database(conf)
+    if not _wait_for_database(store, stopping):
+        return 0
+    lead = leadership.Leadership(own.coordination_url, own.instance)
+    bus: rpc.Rpc
+    made = service.Service(
+        conf,
+        store,
+        lead,
+        loads,
+        publish=lambda table: bus.publish(table),
+        send_to=lambda host, table: bus.send(host, table),
+    )
+    bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring)
+    bus.start()
+    LOG.info("%s serves", own.instance)
+    try:
+        _rounds(made, own.collection_s, stopping)
+    finally:
+        lead.step_down()
+        bus.stop()
+        store.close()
+    return 0
+
+
+def _wait_for_database(store: database.Database, stopping: threading.Event) -> bool:
+    """Wait until the database answers; say whether it has not been told to stop meanwhile.
+
+    :raises errors.Unusable: its tables are those of another version
+    """
+    was_told = False
+    while not stopping.is_set():
+        try:
+            is_current = store.is_current()
+        except database.DatabaseError as e:
+            if not was_told:
+                LOG.warning("the database does not answer: %s; trying again", e)
+            was_told = True
+            stopping.wait(LOOK_AGAIN_S)
+            continue
+        if not is_current:
+            raise errors.Unusable(
+                "[database] connection",
+                "its tables are not those of this version",
+                "Run acstor-decision-manage db-sync",
+            )
+        return True
+    return False
+
+
+def _rounds(made: service.Service, collection_s: float, stopping: threading.Event) -> None:
+    """Make a round in every collection; one that took too long delays the next, and no more."""
+    due_s = time.monotonic()
+    while not stopping.is_set():
+        made.round()
+        due_s = max(due_s + collection_s, time.monotonic())
+        stopping.wait(due_s - time.monotonic())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place of SQL: what may be asked of the database and noted in it.
+
+Every method is one transaction.  It is tried again when the database chose it as
+the victim of a deadlock (or, with SQLite, when another process kept the file
+locked), so it is whole or it raises.  The one rule: an epoch is given once; who
+comes second with it gets :class:`EpochTaken`.
+"""
+
+import json
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+from typing import TypeVar
+
+import sqlalchemy as sa
+from oslo_config import cfg
+from oslo_db import api
+from oslo_db import exception
+from oslo_db.sqlalchemy import enginefacade
+from sqlalchemy import engine
+from sqlalchemy import orm
+
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_decision.db import migrations
+from acstor_decision.db import models
+
+ENGINE_OPTIONS = (
+    "connection",
+    "slave_connection",
+    "connection_recycle_time",
+    "connection_debug",
+    "connection_trace",
+    "max_overflow",
+    "max_pool_size",
+    "mysql_sql_mode",
+    "pool_timeout",
+    "sqlite_synchronous",
+)
+DatabaseError = exception.DBError
+"""The database is gone, or does not do what it was asked."""
+
+_T = TypeVar("_T")
+
+
+class EpochTaken(errors.AcstorError):
+    """Another instance has published a table of this epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(epoch)
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return f"another instance has published epoch {self.epoch}"
+
+
+class Publication(NamedTuple):
+    """A v-node table in the history; ``table`` is its JSON, None where it was not asked for."""
+
+    epoch: int
+    published_s: float
+    reason: str
+    overloaded: tuple[str, ...]
+    moved: int
+    vnodes: int
+    hosts: int
+    instance: str
+    table: str | None = None
+
+
+def _is_passing(error: Exception) -> bool:
+    """Say whether another one's transaction came between, which then may be seen."""
+    is_locked = "database is locked" in str(error)  # SQLite's word for it
+    return is_locked or isinstance(error, exception.DBDuplicateEntry)
+
+
+_again = api.wrap_db_retry(
+    max_retries=20,
+    retry_interval=0.05,
+    max_retry_interval=0.5,
+    retry_on_deadlock=True,
+    exception_checker=_is_passing,
+    jitter=True,
+)
+
+
+class Database:
+    """Hosts, published tables and traffic.
+
+    :param conf: with the options of oslo.db registered
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._contexts = enginefacade.transaction_context()
+        options = {name: getattr(conf.database, name) for name in ENGINE_OPTIONS}
+        self._contexts.configure(max_retries=0, **options)
+
+    def engine(self) -> engine.Engine:
+        """Return what migrations work on.
+
+        :raises DatabaseError: the database is out of reach
+        """
+        found: engine.Engine = self._contexts.writer.get_engine()
+        return found
+
+    def upgrade(self) -> None:
+        """Bring the database's tables to this version."""
+        migrations.upgrade(self.engine())
+
+    def is_current(self) -> bool:
+        """Say whether the database's tables are those of this version."""
+        return migrations.is_current(self.engine())
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        self._contexts.dispose_pool()
+
+    @_again
+    def _read(self, work: Callable[[orm.Session], _T]) -> _T:
+        with self._contexts.reader.using(_Context()) as session:
+            return work(session)
+
+    @_again
+    def _write(self, work: Callable[[orm.Session], _T]) -> _T:
+        with self._contexts.writer.using(_Context()) as session:
+            return work(session)
+
+    # Rings
+
+    def latest_epoch(self) -> int:
+        """Return the epoch of the last table that was published; 0 if none was."""
+        newest = sa.select(sa.func.max(models.PublishedRing.epoch))
+        return self._read(lambda session: session.execute(newest).scalar()) or 0
+
+    def ring(self, epoch: int) -> Publication | None:
+        """Return the table of an epoch, if it is still kept."""
+        found = self.rings(limit=1, at_most=epoch, with_tables=True)
+        return found[0] if found and found[0].epoch == epoch else None
+
+    def rings(
+        self, limit: int, at_most: int | None = None, with_tables: bool = False
+    ) -> list[Publication]:
+        """Return published tables, the newest first.
+
+        :param at_most: begin with this epoch
+        """
+        row = models.PublishedRing
+        fields = [getattr(row, name) for name in Publication._fields]
+        wanted = sa.select(*(fields if with_tables else fields[:-1])).order_by(row.epoch.desc())
+        if at_most is not None:
+            wanted = wanted.where(row.epoch <= at_most)
+
+        def work(session: orm.Session) -> list[Publication]:
+            return [_publication(*found) for found in session.execute(wanted.limit(limit))]
+
+        return self._read(work)
+
+    def publish(self, new: Publication, kept: int) -> None:
+        """Note a table as published, and forget tables beyond the ``kept`` last ones.
+
+        :raises EpochTaken: another instance was faster
+        """
+        row = models.PublishedRing(**{**new._asdict(), "overloaded": " ".join(new.overloaded)})
+        fields = {column.key: getattr(row, column.key) for column in sa.inspect(row).mapper.attrs}
+
+        def work(session: orm.Session) -> None:
+            newest = session.execute(sa.select(sa.func.max(models.PublishedRing.epoch))).scalar()
+            if new.epoch <= (newest or 0):
+                raise EpochTaken(new.epoch)
+            session.execute(sa.insert(models.PublishedRing).values(**fields))
+            old = sa.select(models.PublishedRing.epoch).order_by(models.PublishedRing.epoch.desc())
+            oldest = session.execute(old.offset(kept - 1).limit(1)).scalar()
+            if oldest is not None:
+                gone = sa.delete(models.PublishedRing).where(models.PublishedRing.epoch < oldest)
+                session.execute(gone)
+
+        self._write(work)
+
+    # Hosts
+
+    def hosts(self) -> list[models.Host]:
+        """Return all hosts that are remembered, sorted by id."""
+        wanted = sa.select(models.Host).order_by(models.Host.host)
+        return self._read(lambda session: list(session.execute(wanted).scalars()))
+
+    def host(self, host: str) -> models.Host | None:
+        """Return one host."""
+        return self._read(lambda session: session.get(models.Host, host))
+
+    def drained(self) -> frozenset[str]:
+        """Return the hosts that must not be home of anything."""
+        wanted = sa.select(models.Host.host).where(models.Host.is_drained.is_(True))
+        return self._read(lambda session: frozenset(session.execute(wanted).scalars()))
+
+    def set_drained(self, host: str, is_drained: bool) -> bool:
+        """Drain a host or enable it again; say whether it is known."""
+        change = sa.update(models.Host).where(models.Host.host == host)
+
+        def work(session: orm.Session) -> bool:
+            if session.get(models.Host, host) is None:
+                return False
+            session.execute(change.values(is_drained=is_drained))
+            return True
+
+        return self._write(work)
+
+    def note_samples(
+        self, samples: Mapping[str, tuple[decision_api.Sample, int]], history_s: float
+    ) -> None:
+        """Note the last sample of each host, and its traffic in the history.
+
+        :param samples: by host, with how many overloaded collections in a row it ended
+        :param history_s: how long traffic is kept; 0: it is not kept at all
+        """
+        rows = [_host_row(*samples[host]) for host in sorted(samples)]
+
+        def work(session: orm.Session) -> None:
+            known = set(session.execute(sa.select(models.Host.host)).scalars())
+            if seen := [row for row in rows if row["host"] in known]:
+                session.execute(sa.update(models.Host), seen)
+            if fresh := [row for row in rows if row["host"] not in known]:
+                first = [
+                    {**row, "first_seen_s": row["seen_s"], "is_drained": False} for row in fresh
+                ]
+                session.execute(sa.insert(models.Host), first)
+            if history_s:
+                _add_traffic(session, [_traffic_row(row) for row in rows])
+
+        if rows:
+            self._write(work)
+
+    def forget_traffic(self, before_s: float) -> None:
+        """Forget the traffic of collections before this time."""
+        old = sa.delete(models.Traffic).where(models.Traffic.collected_s < before_s)
+        self._write(lambda session: session.execute(old))
+
+    def traffic(self, since_s: float, hosts: Sequence[str] = ()) -> list[models.Traffic]:
+        """Return the traffic of all hosts, or of some, in the order of time and host."""
+        row = models.Traffic
+        wanted = sa.select(row).where(row.collected_s >= since_s)
+        if hosts:
+            wanted = wanted.where(row.host.in_(hosts))
+        wanted = wanted.order_by(row.collected_s, row.host)
+        return self._read(lambda session: list(session.execute(wanted).scalars()))
+
+
+@enginefacade.transaction_context_provider
+class _Context:
+    """What a transaction hangs on."""
+
+
+def _publication(*fields: Any) -> Publication:
+    found = Publication(*fields)
+    return found._replace(overloaded=tuple(str(found.overloaded or "").split()))
+
+
+def _host_row(sample: decision_api.Sample, overloaded: int) -> dict[str, Any]:
+    per_s = 1 / sample.interval_s
+    return {
+        "host": sample.host,
+        "address": sample.address,
+        "location": sample.location,
+        "seen_s": sample.sent_s,
+        "ring_epoch": sample.ring_epoch,
+        "link_bytes_s": sample.link_bytes_s,
+        "received_bytes_s": sample.total.received * per_s,
+        "sent_bytes_s": sample.total.sent * per_s,
+        "chunks_received_bytes_s": sample.chunks.received * per_s,
+        "chunks_sent_bytes_s": sample.chunks.sent * per_s,
+        "cache_bytes": sample.cache_bytes,
+        "cache_limit_bytes": sample.cache_limit_bytes,
+        "overloaded_in_a_row": overloaded,
+        "peers": json.dumps(decision_api.encode(sample)["peers"]),
+    }
+
+
+def _add_traffic(session: orm.Session, rows: list[dict[str, Any]]) -> None:
+    """Add what is not there yet: who led before may have noted some of it."""
+    row = models.Traffic
+    oldest_s = min(new["collected_s"] for new in rows)
+    found = session.execute(sa.select(row.host, row.collected_s).where(row.collected_s >= oldest_s))
+    known = {(host, collected_s) for host, collected_s in found}
+    if fresh := [new for new in rows if (new["host"], new["collected_s"]) not in known]:
+        session.execute(sa.insert(row), fresh)
+
+
+def _traffic_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = [column.key for column in models.Traffic.__table__.columns if column.key in row]
+    return {"collected_s": row["seen_s"], **{name: row[name] for name in names}}

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of the database's tables, by alembic."""
+
+import pathlib
+
+from alembic import command
+from alembic import config
+from alembic.runtime import migration
+from alembic.script import ScriptDirectory
+from sqlalchemy import engine
+
+FOLDER = pathlib.Path(__file__).parent
+
+
+def _config(connection: engine.Connection) -> config.Config:
+    made = config.Config()
+    made.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+    made.attributes["connection"] = connection
+    return made
+
+
+def upgrade(used: engine.Engine) -> None:
+    """Bring the database to the newest tables; changes nothing if it has them."""
+    with used.begin() as connection:
+        command.upgrade(_config(connection), "head")
+
+
+def is_current(used: engine.Engine) -> bool:
+    """Say whether the database has the tables that this version wants."""
+    with used.connect() as connection:
+        newest = ScriptDirectory.from_config(_config(connection)).get_current_head()
+        return migration.MigrationContext.configure(connection).get_current_revision() == newest

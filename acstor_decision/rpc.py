@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service's door to the message bus: samples come in, v-node tables go out.
+
+The one rule: a broker that is gone never ends the service.  Samples are handed
+over in threads of oslo.messaging; what is sent waits for the broker a few seconds
+at most, since agents that missed a table show it by their next sample.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import oslo_messaging
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+SEND_RETRIES = 1
+AGAIN_AFTER_S = 1.0
+STOP_WAIT_S = 5.0
+
+Heard = Callable[[decision_api.Sample], None]
+CurrentRing = Callable[[], decision_api.RingTable]
+
+
+class _Endpoint:
+    """What agents and others may call."""
+
+    target = oslo_messaging.Target(version=decision_api.VERSION)
+
+    def __init__(self, heard: Heard, current_ring: CurrentRing, malformed: Callable[[], None]):
+        self._heard = heard
+        self._current_ring = current_ring
+        self._malformed = malformed
+
+    def sample_collected(self, _context: object, payload: object = None) -> None:
+        """Take a host's sample."""
+        try:
+            self._heard(decision_api.decode(payload, decision_api.Sample))
+        except errors.RemoteProtocolError as e:
+            self._malformed()
+            LOG.warning("a sample is refused: %s", e)
+
+    def get_ring(self, _context: object, payload: object = None) -> dict[str, Any]:
+        """Return the v-node table in force."""
+        return decision_api.encode(self._current_ring())
+
+
+class Rpc:
+    """Hears samples and sends tables.
+
+    ``malformed`` counts samples that made no sense.
+
+    :param conf: the global configuration, for oslo.messaging knows no other
+    """
+
+    def __init__(
+        self, conf: cfg.ConfigOpts, instance: str, heard: Heard, current_ring: CurrentRing
+    ) -> None:
+        self.malformed = 0
+        oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
+        try:
+            self._transport = oslo_messaging.get_rpc_transport(conf)
+        except (oslo_messaging.MessagingException, ValueError) as e:
+            raise errors.Unusable("[DEFAULT] transport_url", str(e)) from e
+        self._target = oslo_messaging.Target(topic=decision_api.TOPIC, server=instance)
+        self._endpoint = _Endpoint(heard, current_ring, self._count_malformed)
+        self._server: oslo_messaging.MessageHandlingServer | None = None
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Hear what comes, as soon as the broker is there."""
+        threading.Thread(target=self._serve, name="rpc-listener", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let go of the broker.  Waits a few seconds at most."""
+        self._stopping.set()
+        last = threading.Thread(target=self._close, name="rpc-closer", daemon=True)
+        last.start()
+        last.join(STOP_WAIT_S)
+
+    def publish(self, table: decision_api.RingTable) -> bool:
+        """Send a table to all agents; say whether the broker took it."""
+        return self._send({"fanout": True}, table)
+
+    def send(self, host: str, table: decision_api.RingTable) -> bool:
+        """Send a table to one agent alone; say whether the broker took it."""
+        return self._send({"server": host}, table)
+
+    def _send(self, to: dict[str, Any], table: decision_api.RingTable) -> bool:
+        target = oslo_messaging.Target(
+            topic=decision_api.AGENT_TOPIC, version=decision_api.VERSION, **to
+        )
+        client = oslo_messaging.get_rpc_client(self._transport, target, retry=SEND_RETRIES)
+        try:
+            client.cast({}, decision_api.RING_PUBLISHED, payload=decision_api.encode(table))
+        except (oslo_messaging.MessagingException, OSError) as e:
+            LOG.warning("epoch %d cannot be sent: %s", table.epoch, e)
+            return False
+        return True
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            server = oslo_messaging.get_rpc_server(
+                self._transport, self._target, [self._endpoint], executor="threading"
+            )
+            try:
+                server.start()  # waits for the broker, and looks for it again when it goes
+            except (oslo_messaging.MessagingException, OSError) as e:
+                LOG.warning("the message bus is out of reach: %s; trying again", e)
+                self._stopping.wait(AGAIN_AFTER_S)
+                continue
+            self._server = server
+            return
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+            self._server.wait()
+        self._transport.cleanup()
+
+    def _count_malformed(self) -> None:
+        self.malformed += 1

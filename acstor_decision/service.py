@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service: rounds in which what was heard is decided about, noted and published.
+
+Every instance hears every sample, so whoever comes to lead knows what its
+predecessor knew.  The one rule: a table is noted in the database before anybody
+hears of it, and an epoch never goes back.  Whatever is gone (broker, database,
+lock), the service goes on with the rest and waits; agents keep their last table.
+"""
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import ids
+from acstor_common import ring
+from acstor_decision import conf as decision_conf
+from acstor_decision import leadership
+from acstor_decision.core import decider
+from acstor_decision.core import members
+from acstor_decision.core import table
+from acstor_decision.core import threshold
+from acstor_decision.db import database
+from acstor_decision.switch_loads import base
+
+LOG = logging.getLogger(__name__)
+
+HIGHEST_TRUSTED_EPOCH = 1 << 62
+"""An agent that claims to have a higher one is not believed: it would leave no epochs."""
+WAITING_SAMPLES = 100_000
+
+Publish = Callable[[decision_api.RingTable], bool]
+SendTo = Callable[[str, decision_api.RingTable], bool]
+
+
+class Service:
+    """One instance.
+
+    :param publish: sends a table to all agents
+    :param send_to: sends a table to one agent
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        store: database.Database,
+        lead: leadership.Leadership,
+        loads: base.SwitchLoads,
+        *,
+        publish: Publish,
+        send_to: SendTo,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.own = conf.acstor_decision
+        self.members = members.Members(decision_conf.limits(self.own))
+        self.decider = decider.Decider(
+            decision_conf.policy(self.own), self.members, decider.Table({})
+        )
+        self.current = decision_api.RingTable(0, ring.encode(ring.Ring(0, ())).decode())
+        self.leads = False
+        self._store, self._lead, self._loads = store, lead, loads
+        self._publish, self._send_to = publish, send_to
+        self._clock, self._wall = clock, wall
+        self._inbox: queue.Queue[tuple[float, decision_api.Sample]] = queue.Queue(WAITING_SAMPLES)
+        self._fresh: dict[str, decision_api.Sample] = {}
+        self._published_s = 0.0
+        self._has_database = True
+        self._knows_loads = True
+
+    def hear(self, sample: decision_api.Sample) -> None:
+        """Take a sample for the next round; may be called from any thread, never waits."""
+        try:
+            self._inbox.put_nowait((self._clock(), sample))
+        except queue.Full:
+            LOG.warning("%s: its sample is dropped, %d wait", sample.host, WAITING_SAMPLES)
+
+    def current_ring(self) -> decision_api.RingTable:
+        """Return the table in force; may be called from any thread."""
+        return self.current
+
+    def round(self) -> None:
+        """Look at what was heard, follow the database, and decide if this instance leads."""
+        self._fresh.clear()
+        self._take_samples()
+        try:
+            self._follow()
+            self.leads = self._lead.is_leader()
+            if self.leads:
+                self._lead_round()
+        except database.EpochTaken as e:
+            LOG.warning("%s; stepping down", e)
+            self._lead.step_down()
+        except database.DatabaseError as e:
+            if self._has_database:
+                LOG.warning("the database fails: %s; the last table stays in force", _line(e))
+            self._has_database = False
+            self._lead.step_down()
+        else:
+            if not self._has_database:
+                LOG.info("the database is back")
+            self._has_database = True
+        self.leads = self.leads and self._has_database
+        self.members.forget_dead(self._clock())
+
+    def _take_samples(self) -> None:
+        while True:
+            try:
+                heard_s, sample = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            refusal = self.members.hear(sample, heard_s, self._wall())
+            if refusal is None:
+                self._fresh[sample.host] = sample
+            else:
+                LOG.info("%s: sample %d is refused: %s", sample.host, sample.number, refusal.value)
+
+    def _follow(self) -> None:
+        """Go on from the newest table of the database, whoever published it."""
+        if self._store.latest_epoch() == self.current.epoch:
+            return
+        [newest] = self._store.rings(limit=1, with_tables=True)
+        known = ring.decode((newest.table or "").encode(), f"epoch {newest.epoch} of the database")
+        self.decider.replace(table.from_ring(known))
+        self.current = decision_api.RingTable(newest.epoch, newest.table or "")
+        for host in known.hosts:
+            name = ids.HostId(host.host)
+            self.members.expect(name, host.address, host.location, self._clock())
+
+    def _lead_round(self) -> None:
+        self._note()
+        self.decider.observe(self._threshold())
+        decision = self.decider.decide(self._clock(), self._store.drained())
+        if decision is None and self._highest_epoch() > self.current.epoch:
+            decision = decider.Decision(self.decider.table, decider.Reason.EPOCH, 0)
+        if decision is not None:
+            self._put_in_force(decision)
+        elif self._clock() - self._published_s > self.own.collection_s:
+            self._help_stragglers()
+
+    def _note(self) -> None:
+        """Note what was heard since the last round."""
+        rows = {
+            host: (sample, self.members[ids.HostId(host)].overloaded_in_a_row)
+            for host, sample in self._fresh.items()
+            if ids.HostId(host) in self.members
+        }
+        self._store.note_samples(rows, self.own.traffic_history_s)
+        self._store.forget_traffic(self._wall() - self.own.traffic_history_s)
+
+    def _threshold(self) -> int | None:
+        hosts = {
+            host: base.HostLoad(sample.location, own_bytes_s(sample))
+            for host in self.members.living(self._clock())
+            for sample in [self.members[host].last]
+        }
+        try:
+            wanted = threshold.threshold_for(self._loads.levels(hosts))
+        except base.LoadsUnknown as e:
+            if self._knows_loads:
+                LOG.warning("%s; the threshold stays", e)
+            self._knows_loads = False
+            return self.decider.table.threshold
+        self._knows_loads = True
+        return wanted
+
+    def _highest_epoch(self) -> int:
+        """Return the highest epoch that a living host has, or the database."""
+        living = self.members.living(self._clock())
+        claimed = [self.members[host].last.ring_epoch for host in living]
+        believed = [epoch for epoch in claimed if epoch < HIGHEST_TRUSTED_EPOCH]
+        return max(self.current.epoch, *believed, 0)
+
+    def _put_in_force(self, decision: decider.Decision) -> None:
+        """Note a table in the database, then tell the agents.
+
+        :raises database.EpochTaken: another instance was faster
+        """
+        epoch = self._highest_epoch() + 1
+        text = ring.encode(table.to_ring(decision.table, epoch)).decode()
+        places = decision.table.places.values()
+        new = database.Publication(
+            epoch=epoch,
+            published_s=self._wall(),
+            reason=decision.reason.value,
+            overloaded=decision.overloaded,
+            moved=decision.moved,
+            vnodes=sum(len(place.names) for place in places),
+            hosts=len(places),
+            instance=self.own.instance,
+            table=text,
+        )
+        self._store.publish(new, self.own.ring_history)
+        self.decider.adopt(decision)
+        self.current = decision_api.RingTable(epoch, text)
+        self._published_s = self._clock()
+        LOG.info(
+            "epoch %d (%s): %d of %d v-nodes move, %d hosts",
+            epoch,
+            new.reason,
+            new.moved,
+            new.vnodes,
+            new.hosts,
+        )
+        self._publish(self.current)
+
+    def _help_stragglers(self) -> None:
+        """Send the table to agents whose samples show that they have an older one."""
+        for host, sample in sorted(self._fresh.items()):
+            if sample.ring_epoch < self.current.epoch and not self._send_to(host, self.current):
+                return
+
+
+def own_bytes_s(sample: decision_api.Sample) -> float:
+    """Return what a host sent and received that were no chunks, in bytes a second."""
+    return members.own_share(sample) * sample.link_bytes_s
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error; SQLAlchemy tells the statement in the next ones."""
+    return str(error).partition("\n")[0]

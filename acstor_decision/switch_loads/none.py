@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No switch is ever busy: homes may be anywhere."""
+
+from collections.abc import Mapping
+
+from acstor_common import ids
+from acstor_decision.core import threshold
+from acstor_decision.switch_loads import base
+
+
+class NoLoads(base.SwitchLoads):
+    """Knows of no switches."""
+
+    def levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
+        """Return no levels."""
+        return ()

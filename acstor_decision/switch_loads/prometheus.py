@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads from a Prometheus server that watches the switches (by SNMP or otherwise)."""
+
+import collections
+import json
+import math
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_config import cfg
+
+from acstor_common import ids
+from acstor_decision.core import threshold
+from acstor_decision.switch_loads import base
+
+LONGEST_BYTES = 8 << 20
+MAX_LEVEL = 8
+
+_Key = tuple[int, str]
+
+
+class PrometheusLoads(base.SwitchLoads):
+    """Makes two queries in every collection."""
+
+    @staticmethod
+    def options() -> list[cfg.Opt]:
+        """Return where to ask, and what."""
+        return [
+            cfg.URIOpt(
+                "url",
+                default="http://localhost:9090",
+                schemes=["http", "https"],
+                help="Where the Prometheus server answers (without /api/v1).",
+            ),
+            cfg.StrOpt(
+                "traffic_query",
+                default="sum by (level, switch) (rate(acstor_switch_bytes_total[1m]))",
+                help="PromQL for what each switch carries. Series have the labels switch (its "
+                "name) and level (0 beside the hosts, 1 above, ...).",
+            ),
+            cfg.StrOpt(
+                "capacity_query",
+                default="sum by (level, switch) (acstor_switch_capacity_bytes)",
+                help="PromQL for what each switch can carry, in the same unit, with the same "
+                "labels.",
+            ),
+        ]
+
+    def levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
+        """Return the switches for which Prometheus has both figures.
+
+        :raises base.LoadsUnknown: it does not answer, or not with what was asked for
+        """
+        traffic = self._query(self.own.traffic_query)
+        capacity = self._query(self.own.capacity_query)
+        by_level: collections.defaultdict[int, list[threshold.SwitchLoad]]
+        by_level = collections.defaultdict(list)
+        for level, switch in sorted(traffic.keys() & capacity.keys()):
+            key = (level, switch)
+            by_level[level].append(threshold.SwitchLoad(traffic[key], capacity[key]))
+        return [by_level[level] for level in range(max(by_level, default=-1) + 1)]
+
+    def _query(self, text: str) -> dict[_Key, float]:
+        url = f"{self.own.url.rstrip('/')}/api/v1/query?{urllib.parse.urlencode({'query': text})}"
+        try:
+            with urllib.request.urlopen(url, timeout=base.TIMEOUT_S) as answer:
+                return _series(json.loads(answer.read(LONGEST_BYTES)))
+        except (OSError, urllib.error.URLError, ValueError, LookupError, TypeError) as e:
+            raise base.LoadsUnknown(self.own.url, f"{type(e).__name__}: {e}") from e
+
+
+def _series(answer: Any) -> dict[_Key, float]:
+    """Return the values of an instant vector.
+
+    :raises ValueError: it is none, or a label or value is not what it has to be
+    """
+    if answer["status"] != "success" or answer["data"]["resultType"] != "vector":
+        raise ValueError(f"not an instant vector: {str(answer)[:200]}")
+    found = {}
+    for series in answer["data"]["result"]:
+        level, value = int(series["metric"]["level"]), float(series["value"][1])
+        if not 0 <= level <= MAX_LEVEL or not math.isfinite(value):
+            raise ValueError(f"level {level} with value {value}")
+        found[level, str(series["metric"]["switch"])] = value
+    return found

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of the decision service's database, for every kind of database."""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from alembic import autogenerate
+from alembic.runtime import migration
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_decision import conf as decision_conf
+from acstor_decision.db import database
+from acstor_decision.db import models
+
+
+@contextlib.contextmanager
+def opened(connection: str) -> Iterator[database.Database]:
+    """Return a database with the tables of this version."""
+    conf = cfg.ConfigOpts()
+    decision_conf.register_opts(conf)
+    conf([], project="acstor", default_config_files=[], default_config_dirs=[])
+    conf.set_override("connection", connection, "database")
+    made = database.Database(conf)
+    made.upgrade()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def publication(epoch: int, **fields: Any) -> database.Publication:
+    return database.Publication(
+        **{
+            "epoch": epoch,
+            "published_s": 1000.0 + epoch,
+            "reason": "members",
+            "overloaded": (),
+            "moved": 3,
+            "vnodes": 200,
+            "hosts": 2,
+            "instance": "one",
+            "table": f'{{"epoch": {epoch}}}',
+            **fields,
+        }
+    )
+
+
+def sample(host: str, sent_s: float = 1000.0, **fields: Any) -> decision_api.Sample:
+    return decision_api.Sample(
+        **{
+            "host": host,
+            "address": f"10.0.0.{host[1:]}:7201",
+            "session": 1,
+            "started_s": 1.0,
+            "number": 1,
+            "sent_s": sent_s,
+            "interval_s": 5.0,
+            "link_bytes_s": 1000,
+            "total": decision_api.Traffic(50, 100),
+            "chunks": decision_api.Traffic(5, 10),
+            "peers": {"h9": decision_api.Traffic(1, 2)},
+            **fields,
+        }
+    )
+
+
+class Suite:
+    """Needs a fixture ``store``."""
+
+    def test_migrations_make_what_the_models_say(self, store: database.Database) -> None:
+        store.upgrade()
+        assert store.is_current()
+        with store.engine().connect() as link:
+            context = migration.MigrationContext.configure(link)
+            assert autogenerate.compare_metadata(context, models.BASE.metadata) == []
+
+    def test_a_new_database_has_no_epochs(self, store: database.Database) -> None:
+        assert store.latest_epoch() == 0
+        assert store.rings(limit=5) == [] and store.ring(1) is None
+
+    def test_a_table_comes_out_as_it_went_in(self, store: database.Database) -> None:
+        long = json.dumps({"hosts": "x" * 3_000_000})
+        new = publication(1 << 61, overloaded=("h1", "h2"), table=long)
+        store.publish(new, kept=10)
+        assert store.latest_epoch() == 1 << 61
+        assert store.ring(1 << 61) == new
+        assert store.rings(limit=5) == [new._replace(table=None)]
+
+    def test_epochs_never_go_back(self, store: database.Database) -> None:
+        store.publish(publication(5), kept=10)
+        for epoch in (4, 5):
+            with pytest.raises(database.EpochTaken, match=f"epoch {epoch}"):
+                store.publish(publication(epoch), kept=10)
+        store.publish(publication(6), kept=10)
+        assert [ring.epoch for ring in store.rings(limit=9)] == [6, 5]
+        assert [ring.epoch for ring in store.rings(limit=9, at_most=5)] == [5]
+
+    def test_tables_beyond_those_kept_are_forgotten(self, store: database.Database) -> None:
+        for epoch in range(1, 8):
+            store.publish(publication(epoch), kept=3)
+        assert [ring.epoch for ring in store.rings(limit=9)] == [7, 6, 5]
+        assert store.ring(2) is None
+
+    def test_of_many_with_one_epoch_one_is_first(self, store: database.Database) -> None:
+        ready, outcomes = threading.Barrier(4), []
+
+        def race(name: str) -> None:
+            ready.wait()
+            try:
+                store.publish(publication(1, instance=name), kept=9)
+                outcomes.append(name)
+            except database.EpochTaken:
+                outcomes.append("")
+
+        racers = [threading.Thread(target=race, args=(f"i{n}",)) for n in range(4)]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+        [winner] = [name for name in outcomes if name]
+        assert len(outcomes) == 4 and store.rings(limit=9)[0].instance == winner
+
+    def test_samples_are_noted_and_drains_outlive_them(self, store: database.Database) -> None:
+        assert not store.set_drained("h1", True)
+        store.note_samples({h: (sample(h), 1) for h in ("h2", "h1")}, 60)
+        assert [host.host for host in store.hosts()] == ["h1", "h2"]
+        assert store.set_drained("h1", True) and store.set_drained("h1", True)
+        store.note_samples({"h1": (sample("h1", 1005.0, ring_epoch=7), 2)}, 60)
+        found = store.host("h1")
+        assert found is not None and found.is_drained
+        assert (found.first_seen_s, found.seen_s, found.ring_epoch) == (1000.0, 1005.0, 7)
+        assert (found.sent_bytes_s, found.chunks_received_bytes_s) == (20.0, 1.0)
+        assert found.overloaded_in_a_row == 2
+        assert json.loads(found.peers) == {"h9": {"received": 1, "sent": 2}}
+        assert store.drained() == {"h1"}
+        assert store.set_drained("h1", False)
+        assert store.drained() == frozenset() and store.host("nobody") is None
+
+    def test_traffic_is_kept_for_a_while(self, store: database.Database) -> None:
+        for second in range(10):
+            store.note_samples({h: (sample(h, float(second)), 0) for h in ("h1", "h2")}, 60)
+        store.note_samples({"h1": (sample("h1", 11.0), 0)}, 0)
+        assert len(store.traffic(0)) == 20
+        assert len(store.traffic(5, ["h2"])) == 5
+        store.forget_traffic(8)
+        assert [(row.collected_s, row.host) for row in store.traffic(0)] == [
+            (8.0, "h1"),
+            (8.0, "h2"),
+            (9.0, "h1"),
+            (9.0, "h2"),
+        ]
+
+    def test_what_two_leaders_note_is_there_once(self, store: database.Database) -> None:
+        for epoch in (7, 8):
+            both = {h: (sample(h, 5.0, ring_epoch=epoch), 0) for h in ("h1", "h2")}
+            store.note_samples(both, 60)
+        assert len(store.traffic(0)) == 2
+        assert {host.ring_epoch for host in store.hosts()} == {8}
+
+    def test_writers_at_once_lose_nothing(self, store: database.Database) -> None:
+        """Rows are taken in various orders: what MariaDB answers with deadlocks."""
+        hosts = [f"h{n}" for n in range(1, 13)]
+        store.note_samples({h: (sample(h), 0) for h in hosts}, 0)
+        failures: list[Exception] = []
+
+        def collect() -> None:
+            try:
+                for second in range(15):
+                    store.note_samples({h: (sample(h, 2000.0 + second), 0) for h in hosts}, 0)
+            except Exception as e:
+                failures.append(e)
+
+        def drain(order: list[str]) -> None:
+            try:
+                for host in order:
+                    assert store.set_drained(host, True)
+            except Exception as e:
+                failures.append(e)
+
+        workers = [
+            threading.Thread(target=collect),
+            threading.Thread(target=collect),
+            threading.Thread(target=drain, args=(hosts,)),
+            threading.Thread(target=drain, args=(hosts[::-1],)),
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert failures == []
+        assert store.drained() == set(hosts)
+        assert {host.seen_s for host in store.hosts()} == {2014.0}

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of the service on SQLite; what is sent goes into lists, time passes by collections."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ring
+from acstor_decision import rpc
+from acstor_decision import service
+from acstor_decision.core import threshold
+from acstor_decision.db import database
+from acstor_decision.switch_loads import base
+from acstor_decision.switch_loads import none
+
+WALL_S = 1_000_000.0
+COLLECTION_S = 5.0
+
+
+class Lead:
+    """A lock that the test gives and takes."""
+
+    def __init__(self, leads: bool) -> None:
+        self.leads = leads
+        self.stepped_down = 0
+
+    def is_leader(self) -> bool:
+        return self.leads
+
+    def step_down(self) -> None:
+        self.stepped_down += 1
+
+
+class Loads(none.NoLoads):
+    """Switches as the test says."""
+
+    said: Any = ()
+
+    def levels(self, hosts: Any) -> Any:
+        if isinstance(self.said, Exception):
+            raise self.said
+        return self.said
+
+
+class Instance:
+    """One instance of the service."""
+
+    def __init__(self, conf: cfg.ConfigOpts, store: database.Database, leads: bool = True) -> None:
+        self.lead, self.loads, self.store = Lead(leads), Loads(), store
+        self.published: list[decision_api.RingTable] = []
+        self.sent: list[tuple[str, int]] = []
+        self.now_s = 0.0
+        self.service = service.Service(
+            conf,
+            store,
+            self.lead,
+            self.loads,
+            publish=self.publish,
+            send_to=lambda host, table: bool(self.sent.append((host, table.epoch)) or True),
+            clock=lambda: self.now_s,
+            wall=lambda: WALL_S + self.now_s,
+        )
+
+    def publish(self, table: decision_api.RingTable) -> bool:
+        self.published.append(table)
+        return True
+
+    def epochs(self) -> list[int]:
+        return [table.epoch for table in self.published]
+
+
+def sample(host: str, number: int, share: float, epoch: int) -> decision_api.Sample:
+    return decision_api.Sample(
+        host=host,
+        address=f"10.0.0.{host[1:]}:7201",
+        session=1,
+        started_s=0,
+        number=number,
+        sent_s=WALL_S + number * COLLECTION_S,
+        interval_s=COLLECTION_S,
+        link_bytes_s=1000,
+        ring_epoch=epoch,
+        total=decision_api.Traffic(0, int(share * 1000 * COLLECTION_S)),
+    )
+
+
+class Cloud:
+    """Instances that hear the same hosts."""
+
+    def __init__(self, *instances: Instance) -> None:
+        self.instances = list(instances)
+        self.number = 0
+
+    def collect(self, times: int = 1, busy: str = "", epoch: int | None = None) -> None:
+        """Let three hosts send a sample each; they have the newest table unless said otherwise."""
+        for _ in range(times):
+            self.number += 1
+            for one in self.instances:
+                one.now_s = self.number * COLLECTION_S
+                has = one.service.current.epoch if epoch is None else epoch
+                for host in ("h1", "h2", "h3"):
+                    one.service.hear(sample(host, self.number, float(host == busy), has))
+                one.service.round()
+
+
+@pytest.fixture
+def lone(configure: Callable[..., cfg.ConfigOpts], store: database.Database) -> Instance:
+    return Instance(configure(instance="one"), store)
+
+
+def test_hosts_that_come_are_published_once_and_remembered(lone, store):
+    Cloud(lone).collect(5)
+    assert lone.epochs() == [1]
+    known = ring.decode(lone.published[0].table.encode(), "table")
+    assert [(host.host, host.vnodes) for host in known.hosts] == [(f"h{n}", 100) for n in (1, 2, 3)]
+    [noted] = store.rings(limit=9)
+    assert (noted.epoch, noted.reason, noted.hosts, noted.moved) == (1, "members", 3, 300)
+    assert noted.published_s == WALL_S + 2 * COLLECTION_S
+    assert [host.host for host in store.hosts()] == ["h1", "h2", "h3"]
+    assert len(store.traffic(0)) == 15
+
+
+def test_overload_moves_v_nodes_and_says_who_it_was(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    cloud.collect(2, busy="h2")
+    newest = store.rings(limit=1)[0]
+    assert (newest.epoch, newest.reason, newest.overloaded) == (2, "overload", ("h2",))
+    assert 0 < newest.moved < 100
+
+
+def test_a_drained_host_is_home_of_nothing(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    store.set_drained("h2", True)
+    cloud.collect()
+    table = ring.decode(lone.published[-1].table.encode(), "table")
+    assert [host.vnodes for host in table.hosts] == [100, 0, 100]
+
+
+def test_who_takes_over_goes_on_within_one_round_and_moves_nothing(configure, store):
+    one = Instance(configure(instance="one"), store)
+    two = Instance(configure(instance="two"), store, leads=False)
+    cloud = Cloud(one, two)
+    cloud.collect(3)
+    assert (one.epochs(), two.epochs()) == ([1], [])
+    assert two.service.current == one.service.current
+    cloud.instances.remove(one)
+    two.lead.leads = True
+    cloud.collect(3)
+    assert two.epochs() == []
+    cloud.collect(2, busy="h1")
+    assert two.epochs() == [2]
+
+
+def test_an_overload_that_the_dead_leader_saw_first_counts(configure, store):
+    one = Instance(configure(instance="one"), store)
+    two = Instance(configure(instance="two"), store, leads=False)
+    cloud = Cloud(one, two)
+    cloud.collect(3)
+    cloud.collect(1, busy="h1")
+    cloud.instances.remove(one)
+    two.lead.leads = True
+    cloud.collect(1, busy="h1")
+    assert two.epochs() == [2]
+
+
+def test_a_service_that_starts_anew_keeps_the_table_until_hosts_are_silent(configure, store):
+    Cloud(Instance(configure(instance="one"), store)).collect(2)
+    again = Instance(configure(instance="two", dead_after=2), store)
+    for _ in range(6):  # nobody is heard: then the bus has failed, not they
+        again.now_s += COLLECTION_S
+        again.service.round()
+    assert again.epochs() == [] and again.service.current.epoch == 1
+
+
+@pytest.mark.expect_log("another instance has published epoch 2; stepping down")
+def test_of_two_that_think_they_lead_the_slower_one_steps_down(configure, store, monkeypatch):
+    one = Instance(configure(instance="one"), store)
+    two = Instance(configure(instance="two"), store)
+    cloud = Cloud(one, two)
+    cloud.collect(3)
+    assert (one.epochs(), two.epochs()) == ([1], [])
+    late = database.Publication(2, 0.0, "members", (), 0, 0, 0, "other", "{}")
+    decide = two.service.decider.decide
+    monkeypatch.setattr(
+        two.service.decider, "decide", lambda *a: (store.publish(late, 9), decide(*a))[1]
+    )
+    cloud.instances.remove(one)
+    store.set_drained("h1", True)
+    cloud.collect()
+    assert two.lead.stepped_down == 1 and two.epochs() == []
+
+
+@pytest.mark.expect_log("the database fails: .*the last table stays in force")
+def test_without_its_database_nothing_is_published_and_then_all_goes_on(lone, store, monkeypatch):
+    cloud = Cloud(lone)
+    cloud.collect(3)
+
+    def gone(*_: object) -> int:
+        raise database.DatabaseError(OSError("gone"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "latest_epoch", gone)
+        cloud.collect(4, busy="h1")
+        assert lone.epochs() == [1] and not lone.service.leads
+        assert lone.service.current_ring().epoch == 1
+    cloud.collect(1, busy="h1")
+    assert lone.epochs() == [1, 2]
+
+
+def test_agents_with_an_older_table_get_it_alone_and_not_at_once(lone):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    cloud.collect(epoch=0)
+    assert lone.sent == []
+    cloud.collect(epoch=0)
+    assert lone.sent == [("h1", 1), ("h2", 1), ("h3", 1)]
+    cloud.collect()
+    assert len(lone.sent) == 3
+
+
+def test_agents_with_a_higher_epoch_than_the_database_get_a_higher_one_yet(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2, epoch=41)
+    assert lone.epochs() == [42]
+    cloud.collect(1, epoch=77)
+    assert lone.epochs() == [42, 78]
+    assert store.rings(limit=1)[0].reason == "epoch"
+    cloud.collect(2, epoch=service.HIGHEST_TRUSTED_EPOCH)
+    assert lone.epochs() == [42, 78]
+
+
+@pytest.mark.expect_log("does not say how busy the switches are: gone; the threshold stays")
+def test_the_threshold_follows_the_switches_and_stays_when_they_are_unknown(lone):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    busy = threshold.SwitchLoad(9, 10)
+    lone.loads.said = [[], [busy]]
+    cloud.collect(2)
+    assert json.loads(lone.published[-1].table)["threshold"] == 1
+    lone.loads.said = base.LoadsUnknown("prometheus", "gone")
+    cloud.collect(3)
+    assert lone.epochs() == [1, 2]
+    lone.loads.said = []
+    cloud.collect(2)
+    assert lone.epochs() == [1, 2, 3]
+
+
+@pytest.mark.expect_log("a sample is refused: h1 broke the protocol")
+def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
+    heard: list[decision_api.Sample] = []
+    refused: list[int] = []
+    endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, lambda: refused.append(1))
+    endpoint.sample_collected({}, {"host": "h1"})
+    assert (heard, refused) == ([], [1])
+    endpoint.sample_collected({}, decision_api.encode(sample("h1", 1, 0, 0)))
+    assert [found.host for found in heard] == ["h1"]
+    assert decision_api.decode(endpoint.get_ring({}), decision_api.RingTable).epoch == 0
+
+
+def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(configure):
+    with pytest.raises(errors.Unusable, match=r"'abacus' is not installed.*hosts, none, prom"):
+        base.load("abacus", configure())
