@@ -102,7 +102,7 @@ install_venv() {
     git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 || export PBR_VERSION=${PBR_VERSION:-0.0.1}
     logged pip.log "Is the network up? Behind a mirror or proxy, set PIP_INDEX_URL or HTTPS_PROXY." \
         "$VENV/bin/python" -m pip install --constraint "$ROOT/constraints.txt" \
-        --editable "${ROOT}[agent,decision,glance,nova,osc,test,doc]"
+        --editable "${ROOT}[agent,decision,glance,nova,osc,simulator,test,doc]"
     echo "$key" >"$stamp"
 }
 

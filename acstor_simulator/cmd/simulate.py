@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor-simulate: what a cloud of any size would gain, without the cloud.
+
+Results go to standard output, progress to standard error.  Exit status: 0 done,
+2 wrong usage, 130 stopped by Ctrl-C.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import prettytable
+import tqdm
+
+from acstor_simulator import figures
+from acstor_simulator import run
+from acstor_simulator import topology
+
+MB = 1e6
+EXIT_STOPPED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = make_parser().parse_args(argv)
+    try:
+        options.run(options)
+    except KeyboardInterrupt:
+        print("acstor-simulate: stopped", file=sys.stderr)
+        return EXIT_STOPPED
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="acstor-simulate",
+        description="Boot guests on a simulated cloud under traffic, with and without acstor.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    compare = commands.add_parser("compare", help="one cloud, the policies side by side")
+    _add_cloud(compare)
+    compare.set_defaults(run=_compare)
+    figure = commands.add_parser("figure", help="repeat a figure of the ACStor paper")
+    figure.add_argument("number", type=int, choices=sorted(figures.EXPERIMENTS))
+    figure.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path(), help="folder for picture and JSON"
+    )
+    figure.set_defaults(run=_figure)
+    return parser
+
+
+def _add_cloud(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--pods", type=_count, default=4, help="aggregate switches (default 4)")
+    add("--racks", type=_count, default=8, help="racks of a pod (default 8)")
+    add("--rack-hosts", type=_count, default=8, help="hosts of a rack (default 8)")
+    add("--guests", type=_count, help="guests that boot at once (default: one a host)")
+    add("--images", type=_count, default=5, help="different images (default 5)")
+    add("--chunks", type=_count, default=976, help="chunks of 64 KiB that a boot reads")
+    add(
+        "--mean",
+        type=_amount,
+        default=20.0,
+        metavar="MB/S",
+        help="other traffic of a host, in and out (default 20)",
+    )
+    add("--cv", type=_amount, default=0.8, help="how uneven it is: deviation / mean")
+    add("--partners", type=_count, default=8, help="hosts that each host talks to")
+    add("--reach", type=int, choices=(1, 3, 5), default=5, help="switches to the farthest of them")
+    add("--seed", type=int, default=1)
+    add("--policy", action="append", choices=run.POLICIES, help="may be repeated (default: all)")
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 1000000")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount <= 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1000000")
+    return amount
+
+
+def _scenario(options: argparse.Namespace) -> run.Scenario:
+    shape = topology.Shape(options.pods, options.racks, options.rack_hosts)
+    return run.Scenario(
+        shape,
+        options.guests or shape.hosts,
+        options.images,
+        options.mean * MB,
+        options.cv,
+        options.partners,
+        options.reach,
+        options.chunks,
+        seed=options.seed,
+    )
+
+
+def _compare(options: argparse.Namespace) -> None:
+    scenario = _scenario(options)
+    results: list[dict[str, Any]] = []
+    for policy in options.policy or run.POLICIES:
+        with tqdm.tqdm(total=scenario.guests, desc=policy, unit=" guests", leave=False) as bar:
+            began_s = time.perf_counter()
+            result = run.simulate(scenario, policy, lambda _, bar=bar: bar.update())
+        took_s = time.perf_counter() - began_s
+        results.append(
+            dataclasses.asdict(result) | {"mean_boot_s": result.mean_boot_s, "took_s": took_s}
+        )
+    if options.json:
+        print(json.dumps({"scenario": dataclasses.asdict(scenario), "results": results}, indent=1))
+        return
+    table = prettytable.PrettyTable(
+        [
+            "policy",
+            "mean boot, s",
+            "slowest, s",
+            "not booted",
+            "from storage",
+            "from peers",
+            "remaps",
+        ]
+    )
+    for row in results:
+        slowest = max(row["boot_s"], default=float("nan"))
+        table.add_row(
+            [
+                row["policy"],
+                f"{row['mean_boot_s']:.1f}",
+                f"{slowest:.1f}",
+                row["unbooted"],
+                row["storage_chunks"],
+                row["peer_chunks"],
+                row["remaps"],
+            ]
+        )
+    print(table)
+
+
+def _point(case: figures.Case) -> figures.Point:
+    return figures.Point(case, run.simulate(case.scenario, case.policy))
+
+
+def _figure(options: argparse.Namespace) -> None:
+    cases = figures.EXPERIMENTS[options.number].make_cases()
+    options.output.mkdir(parents=True, exist_ok=True)
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        runs = tqdm.tqdm(pool.map(_point, cases), total=len(cases), unit=" runs")
+        points = list(runs)
+    name = options.output / f"simulated-figure-{options.number}"
+    figures.draw(options.number, points).savefig(name.with_suffix(".png"), dpi=100)
+    name.with_suffix(".json").write_text(
+        json.dumps([figures.record(point) for point in points], indent=1)
+    )
+    print(name.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

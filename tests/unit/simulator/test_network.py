@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import simpy
+
+from acstor_simulator import network
+
+MB = 1_000_000
+CHUNK = 64 * 1024
+
+
+def run(*sendings: tuple[list[network.Link], float]) -> list[float]:
+    """Send one chunk along each way, beginning at its time; return when each was there."""
+    env = simpy.Environment()
+    arrived = [0.0] * len(sendings)
+
+    def one(number: int, way: list[network.Link], begin_s: float) -> network.Waiting:
+        yield env.timeout(begin_s)
+        yield from network.send(env, way, CHUNK, 0.0)
+        arrived[number] = env.now
+
+    for number, (way, begin_s) in enumerate(sendings):
+        env.process(one(number, way, begin_s))
+    env.run()
+    return arrived
+
+
+def test_chunk_takes_its_bytes_over_the_rate_that_others_leave() -> None:
+    link = network.Link("a", 10 * MB, others=6 * MB)
+    assert run(([link], 0.0)) == [pytest.approx(CHUNK / (4 * MB))]
+
+
+def test_traffic_of_others_never_takes_the_whole_link() -> None:
+    link = network.Link("a", 10 * MB, others=50 * MB)
+    assert run(([link], 0.0)) == [pytest.approx(CHUNK / (10 * MB * network.LEFT))]
+
+
+def test_way_is_as_fast_as_its_slowest_link_and_not_the_sum() -> None:
+    way = [network.Link("a", 100 * MB), network.Link("b", 10 * MB), network.Link("c", 100 * MB)]
+    [took] = run((way, 0.0))
+    assert CHUNK / (10 * MB) <= took < 1.05 * CHUNK / (10 * MB)
+
+
+def test_chunks_leave_a_link_one_after_the_other_in_the_order_they_came() -> None:
+    link = network.Link("a", 10 * MB)
+    one_s = CHUNK / (10 * MB)
+    assert run(([link], 0.0), ([link], 0.001), ([link], 0.002)) == [
+        pytest.approx(one_s),
+        pytest.approx(2 * one_s),
+        pytest.approx(3 * one_s),
+    ]
+
+
+def test_link_never_carries_more_than_its_capacity() -> None:
+    link = network.Link("a", 10 * MB)
+    arrived = run(*(([link], 0.0005 * n) for n in range(50)))
+    assert 50 * CHUNK / max(arrived) <= 10 * MB * 1.000001
+    assert link.chunk_bytes == 50 * CHUNK

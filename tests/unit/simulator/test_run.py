@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What S4 found, on clouds small enough for a unit test; the product's cores decide here."""
+
+import dataclasses
+
+import pytest
+
+from acstor_simulator import run
+from acstor_simulator import topology
+from acstor_simulator import traces
+
+SMALL = run.Scenario(topology.Shape(1, 1, 8), guests=24, images=3, chunks=120, mean=0.0, cv=0.0)
+UNEVEN = dataclasses.replace(
+    SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=400
+)
+
+
+def test_same_seed_gives_the_same_run() -> None:
+    assert run.simulate(SMALL, "acstor") == run.simulate(SMALL, "acstor")
+    assert run.simulate(SMALL, "acstor") != run.simulate(
+        dataclasses.replace(SMALL, seed=2), "acstor"
+    )
+
+
+@pytest.mark.parametrize("policy", run.POLICIES)
+def test_every_guest_boots_and_none_faster_than_it_thinks(policy: str) -> None:
+    seen: list[int] = []
+    result = run.simulate(SMALL, policy, seen.append)
+    assert (len(result.boot_s), result.unbooted, seen) == (24, 0, list(range(1, 25)))
+    assert min(result.boot_s) >= traces.THINK_S
+
+
+def test_storage_is_read_once_per_guest_host_or_chunk() -> None:
+    read = {policy: run.simulate(SMALL, policy).storage_chunks for policy in run.POLICIES}
+    different = len(
+        {step.cid for image in range(3) for step in traces.boot_trace(image, 120, 0.3, 1)}
+    )
+    assert read["none"] == 24 * 120
+    assert different < read["local"] <= 8 * different
+    assert read["collaborative"] == read["acstor"] == different
+
+
+def test_traffic_that_overloads_hosts_moves_their_share_and_boots_guests_sooner() -> None:
+    still, moved = (run.simulate(UNEVEN, policy) for policy in ("collaborative", "acstor"))
+    assert still.remaps == 0
+    assert moved.remaps >= 1
+    assert moved.mean_boot_s < still.mean_boot_s
+
+
+def test_even_traffic_moves_nothing() -> None:
+    result = run.simulate(dataclasses.replace(SMALL, mean=40e6), "acstor")
+    assert result.remaps == 0
