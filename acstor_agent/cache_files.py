@@ -17,6 +17,7 @@ import errno
 import gc
 import os
 import pathlib
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 
@@ -278,13 +279,19 @@ class CacheFiles:
             self._mark_dirty(slot)
         return True
 
+    def on_gone(self, tell: Callable[[ids.Cid], None]) -> None:
+        """Have ``tell`` called, from the event loop, with each chunk that leaves the cache."""
+        self._core.gone = tell
+
+    def let_go(self, cid: ids.Cid) -> bool:
+        """Make a borrowed chunk the first to make room; say whether it is one."""
+        return (slot := self._core.peek(cid)) is not None and self._core.let_go(slot)
+
     def drop(self, cid: ids.Cid) -> bool:
         """Take a chunk out of the cache; say whether it was there."""
-        slot = self._core.peek(cid)
-        if slot is None:
-            return False
-        self._drop(slot)
-        return True
+        if (slot := self._core.peek(cid)) is not None:
+            self._drop(slot)
+        return slot is not None
 
     def _drop(self, slot: cache_slot.Slot) -> None:
         self._mark_dirty(slot)  # its record must be cleared before its place is used again

@@ -141,6 +141,14 @@ OPTS = [
         "and goes from any image to any other. If off, a chunk is an offset of an image, and "
         "hosts exchange inside one image only. It must be the same on all hosts.",
     ),
+    cfg.IntOpt(
+        "copies_limit",
+        default=16,
+        min=0,
+        help="When more hosts than this hold a chunk, its home tells the one that asked longest "
+        "ago to let it go first: of borrowed chunks, those that few hosts hold stay longest. 0 "
+        "turns it off.",
+    ),
     cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",

@@ -132,6 +132,7 @@ class Agent:
             current_ring=self._ring.current,
             former_ring=self._ring.former,
             named=self._named,
+            copies_limit=own.copies_limit,
             ask_peer=self._ask_peer,
             tell=self._peers.tell,
             health=peer_health.PeerHealth(random.Random()),
@@ -163,6 +164,7 @@ class Agent:
             frame_patience_s=self._peer_patience_s,
         )
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror)
+        cache.on_gone(self._gone)
         self._disks = disks.Disks(state_dir / "disks", self._images, own.read_deadline_s)
 
     async def start(self, inheritance: supervisor.Inheritance) -> None:
@@ -270,13 +272,27 @@ class Agent:
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
         want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
-        return await self._chunks.serve(want, get.may_read_source, get.is_relayed, host)
+        data = await self._chunks.serve(want, get.may_read_source, get.is_relayed, host)
+        if not get.is_relayed:
+            self._exchange.gave(want, host)
+        return data
 
     def _heard(self, host: ids.HostId, news: peer_wire.News) -> None:
-        if isinstance(news, peer_wire.Advertise):
-            listened_to = self._exchange.heard(host, news.prefixes)
-            for image in self._images.open():
-                image.prefetch.advertised(listened_to)
+        match news:
+            case peer_wire.Advertise(prefixes):
+                listened_to = self._exchange.heard(host, prefixes)
+                for image in self._images.open():
+                    image.prefetch.advertised(listened_to)
+            case peer_wire.Gone(prefixes):
+                self._exchange.heard_gone(host, prefixes)
+            case peer_wire.LetGo(cids):
+                for cid in self._exchange.heard_let_go(host, cids):
+                    self._chunks.counters.let_go += self._cache.let_go(cid)
+
+    def _gone(self, cid: ids.Cid) -> None:
+        names = self._exchange.gone(cid)
+        for image in self._images.open():
+            image.prefetch.gone(names)
 
     # Control requests
 

@@ -16,8 +16,10 @@ from typing import NamedTuple
 
 import trio
 
+from acstor_agent.core import copies
 from acstor_agent.core import errand as errand_
 from acstor_agent.core import gossip
+from acstor_agent.core import homes
 from acstor_agent.core import identity
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
@@ -67,6 +69,8 @@ Tell = Callable[[ids.HostId, str, peer_wire.News], None]
 """Tells a host at an address something; never waits, never fails."""
 LOOK_AT_RING_S = 1.0
 """A host that joins the ring beside this one hears after this time what is here."""
+LET_GO_EVERY_S = 5.0
+"""Hints about copies are told so often: they are in no hurry, and are few messages then."""
 PEER_ERRORS = (errors.ChunkUnavailable, errors.RemoteProtocolError)
 """What asking a peer may end with: ask somebody else."""
 
@@ -77,6 +81,7 @@ class Exchange:
     :param current_ring: returns the v-node table in force
     :param former_ring: returns the one before it, while its homes are worth asking
     :param named: what hosts mean by the same chunk
+    :param copies_limit: holders of a chunk of this home that are left alone; 0: all
     :param topology: whom to tell what is here; None turns advertisements off
     """
 
@@ -91,6 +96,7 @@ class Exchange:
         topology: neighbours.Topology | None,
         former_ring: Callable[[], ring.Ring | None] = lambda: None,
         named: identity.Identity | None = None,
+        copies_limit: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.invalid_chunks = 0
@@ -105,9 +111,16 @@ class Exchange:
         self._topology = topology
         self._clock = clock
         self._gossip = gossip.Gossip()
+        self.copies = copies.Copies(copies_limit)
+        self._let_go_due = 0.0
         self._known_ring: ring.Ring | None = None
         self._given_up: set[ids.HostId] = set()
         self._has_news = trio.Event()
+
+    @property
+    def told(self) -> gossip.Statistics:
+        """What was told and heard, in chunks."""
+        return self._gossip.statistics
 
     # Asking
 
@@ -256,7 +269,7 @@ class Exchange:
 
     def heard(self, host: ids.HostId, prefixes: Sequence[int]) -> list[gossip.Prefix]:
         """Note what ``host`` advertises; return what of it is listened to."""
-        if self._topology is None or host not in self._current_ring().group_of(self._here):
+        if self._topology is None or not self._is_near(host):
             return []
         known = [gossip.Prefix(prefix) for prefix in prefixes]
         return self._gossip.advertised(host, known, self._clock())
@@ -276,13 +289,56 @@ class Exchange:
             self._gossip.have(gossip.Prefix(oid), self._clock(), giver)
             self._has_news.set()
 
+    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+        """Take back what was told of a chunk that has left the cache; return its names."""
+        names = self._named.gone(cid)
+        if self._topology is not None:
+            for oid in names:
+                self._gossip.gone(gossip.Prefix(oid), self._clock())
+            self._has_news.set()
+        return names
+
+    def heard_gone(self, host: ids.HostId, prefixes: Sequence[int]) -> None:
+        """Note that ``host`` has lost chunks."""
+        if self._is_near(host):
+            known = [gossip.Prefix(prefix) for prefix in prefixes]
+            self._gossip.taken_back(host, known, self._clock())
+
+    def _is_near(self, host: ids.HostId) -> bool:
+        return host in self._current_ring().group_of(self._here)
+
+    # Copies
+
+    def is_home(self, host: ids.HostId, oid: ids.Oid) -> bool:
+        """Say whether ``host`` is a chunk's home as this host sees the ring."""
+        return homes.home(self._current_ring(), self._here, oid) == host
+
+    def gave(self, want: Want, host: ids.HostId) -> None:
+        """Note that ``host`` has been given a chunk, or will be; if this is its home, count it."""
+        if self.is_home(self._here, self.oid(want)):
+            self.copies.gave(want.cid, host)
+
+    def heard_let_go(self, host: ids.HostId, cids: Sequence[ids.Cid]) -> list[ids.Cid]:
+        """Return those chunks that ``host`` may ask this one to let go: it is their home."""
+        if not self._is_near(host):
+            return []
+        heard = cids[: self._gossip.listen(host, len(cids), self._clock())]
+        return [
+            cid for cid in heard if any(self.is_home(host, oid) for oid in self._named.names(cid))
+        ]
+
+    # Telling
+
     async def run(self) -> None:
-        """Send advertisements when they are due, for ever."""
+        """Tell others what they are to know when it is due, for ever."""
         while True:
             self._follow_ring()
             now = self._clock()
+            for host, prefixes in self._gossip.take_gone(now):
+                self._tell_now(host, peer_wire.Gone(prefixes))
             for host, prefixes in self._gossip.take_batches(now):
                 self._tell_now(host, peer_wire.Advertise(prefixes))
+            self._tell_copies(now)
             due = self._gossip.next_timeout()
             if due is not None:
                 await trio.sleep(max(0.0, due - now))
@@ -291,6 +347,12 @@ class Exchange:
             with trio.move_on_after(LOOK_AT_RING_S):
                 await self._has_news.wait()
 
+    def _tell_copies(self, now: float) -> None:
+        if now >= self._let_go_due:
+            self._let_go_due = now + LET_GO_EVERY_S
+            for hint in self.copies.take():
+                self._tell_now(hint.host, peer_wire.LetGo(hint.cids))
+
     def _tell_now(self, host: ids.HostId, news: peer_wire.News) -> None:
         if host in (table := self._current_ring()) and self.is_usable(host):
             self._tell(host, table.address_of(host), news)
@@ -298,10 +360,12 @@ class Exchange:
     def _follow_ring(self) -> None:
         """Choose the neighbours anew, among near hosts, when the ring has changed."""
         table = self._current_ring()
-        if table is self._known_ring or self._topology is None:
+        if table is self._known_ring:
             return
         self._known_ring = table
         self._given_up.clear()
+        if self._topology is None:
+            return
         near = table.group_of(self._here)
         hosts = [ids.HostId(host.host) for host in near.hosts]
         told = neighbours.neighbours(hosts, self._here, self._topology, locations=near.locations())

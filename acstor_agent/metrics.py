@@ -120,6 +120,12 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("fallbacks", "Times that a place failed and the next one was asked"),
         ("races", "Times that a place was slow and the next one was asked as well"),
         ("referrals_followed", "Times that a busy peer named others to ask instead"),
+        ("advertised", "Chunks told to neighbours, once for each of them"),
+        ("advertised_ignored", "Chunks that peers told of faster than is listened to"),
+        ("advertised_denied", "Chunks that a peer had told of and had not got"),
+        ("taken_back", "Chunks told to neighbours that were gone later, and told so"),
+        ("copies_told", "Chunks that others were asked to let go first, as their home"),
+        ("copies_let_go", "Chunks that their homes asked this host to let go first"),
     ):
         yield core.CounterMetricFamily(f"acstor_{name}", text, exchange[name])
 

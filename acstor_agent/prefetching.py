@@ -79,6 +79,13 @@ class Prefetching:
     def _is_here(self, cid: ids.Cid) -> bool:
         return self._chunks.has(cid) or self._is_covered(cid)
 
+    def gone(self, names: Iterable[ids.Oid]) -> None:
+        """Note that the cache has let a chunk go."""
+        for oid in names:
+            chunk_no = self._index.find(gossip.Prefix(oid))
+            if chunk_no is not None:
+                self.states.apply(chunk_no, _E.EVICTED)
+
     def waited_for(self, chunk_no: int) -> None:
         """Note that a guest has to wait for a chunk."""
         if self._is_on:

@@ -104,6 +104,12 @@ def of_exchange(chunks: fetcher.Fetcher, peers: exchange.Exchange) -> dict[str, 
         "fallbacks": counted.fallbacks,
         "races": chunks.hedge.races,
         "referrals_followed": peers.referrals,
+        "advertised": peers.told.sent,
+        "advertised_ignored": peers.told.ignored,
+        "advertised_denied": peers.told.denied,
+        "taken_back": peers.told.taken_back,
+        "copies_told": peers.copies.told,
+        "copies_let_go": counted.let_go,
         "quarantined": {host: round(left_s, 1) for host, left_s in peers.quarantined().items()},
     }
 

@@ -131,6 +131,10 @@ class Order(abc.ABC):
         """Take back a slot that was parked."""
 
     @abc.abstractmethod
+    def demote(self, slot: Slot) -> None:
+        """Make a slot that is in the order the first to go, until it is used again."""
+
+    @abc.abstractmethod
     def first(self) -> Slot | None:
         """Return the slot that makes room first."""
 
@@ -155,6 +159,10 @@ class FifoOrder(Order):
     def put_back(self, slot: Slot) -> None:
         """Make ``slot`` the next victim, as it was when it was parked."""
         self._slots[slot] = None
+        self._slots.move_to_end(slot, last=False)
+
+    def demote(self, slot: Slot) -> None:
+        """Make ``slot`` the next victim."""
         self._slots.move_to_end(slot, last=False)
 
     def first(self) -> Slot | None:
@@ -214,6 +222,13 @@ class LfuOrder(Order):
     def put_back(self, slot: Slot) -> None:
         """Take ``slot`` back to its frequency."""
         self._level(slot).put_back(slot)
+
+    def demote(self, slot: Slot) -> None:
+        """Forget how often ``slot`` was used, and make it the next victim."""
+        self._level(slot).remove(slot)
+        slot.frequency = 1
+        self._level(slot).add(slot)
+        self._level(slot).demote(slot)
 
     def first(self) -> Slot | None:
         """Return the least frequently used slot."""

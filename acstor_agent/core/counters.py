@@ -121,12 +121,14 @@ class ExchangeCounters:
     """What is counted where chunks enter and leave the host.
 
     ``fetched`` is by image; ``source_bytes`` are those that this host read from the source, for
-    itself and for peers; ``relayed_bytes`` those that it took from another home instead.
+    itself and for peers; ``relayed_bytes`` those that it took from another home instead; ``let_go``
+    chunks that their homes asked it to let go first.
     """
 
     __slots__ = (
         "fallbacks",
         "fetched",
+        "let_go",
         "relayed_bytes",
         "served_bytes",
         "served_chunks",
@@ -139,4 +141,5 @@ class ExchangeCounters:
         self.served_bytes = 0
         self.source_bytes = 0
         self.relayed_bytes = 0
+        self.let_go = 0
         self.fallbacks = 0

@@ -77,6 +77,7 @@ class Statistics:
     heard: int = 0
     ignored: int = 0  # told faster than is allowed
     sent: int = 0
+    taken_back: int = 0  # of what was sent: gone from here since
     dropped: int = 0  # pushed out of a neighbour's queue
     denied: int = 0
 
@@ -94,7 +95,13 @@ class _Outbox:
 
     def __init__(self) -> None:
         self.prefixes: collections.OrderedDict[Prefix, None] = collections.OrderedDict()
+        self.gone: collections.OrderedDict[Prefix, None] = collections.OrderedDict()
         self.due = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Say that nothing waits."""
+        return not self.prefixes and not self.gone
 
 
 def prefix_of(cid: ids.Cid) -> Prefix:
@@ -145,11 +152,8 @@ class Gossip:
 
     def advertised(self, host: ids.HostId, prefixes: Sequence[Prefix], now: float) -> list[Prefix]:
         """Note what ``host`` says that it has; return what was listened to, in its order."""
-        allowance = self._allowance(host, now)
-        heard = list(prefixes[: max(0, int(allowance.prefixes))])
-        allowance.prefixes -= len(heard)
+        heard = list(prefixes[: self.listen(host, len(prefixes), now)])
         self.statistics.heard += len(heard)
-        self.statistics.ignored += len(prefixes) - len(heard)
         if not heard:
             return heard
         number = self._number(host)
@@ -160,6 +164,14 @@ class Gossip:
                 outbox.prefixes.pop(prefix, None)
         while len(self._table) > self._limits.table_prefixes:
             self._table.popitem(last=False)
+        return heard
+
+    def listen(self, host: ids.HostId, count: int, now: float) -> int:
+        """Return how many of ``count`` things that ``host`` tells are to be listened to."""
+        allowance = self._allowance(host, now)
+        heard = min(count, max(0, int(allowance.prefixes)))
+        allowance.prefixes -= heard
+        self.statistics.ignored += count - heard
         return heard
 
     def holders(self, prefix: Prefix) -> list[ids.HostId]:
@@ -206,6 +218,14 @@ class Gossip:
         allowance.prefixes = max(allowance.prefixes - DENIAL_COST, -self._limits.burst_prefixes)
         self._set_holders(prefix, tuple(n for n in numbers if n != number))
 
+    def taken_back(self, host: ids.HostId, prefixes: Sequence[Prefix], now: float) -> None:
+        """Forget chunks that ``host`` says are gone from it; it costs the same allowance."""
+        number = self._number_of.get(host)
+        for prefix in prefixes[: self.listen(host, len(prefixes), now)]:
+            numbers = self._table.get(prefix, ())
+            if number in numbers:
+                self._set_holders(prefix, tuple(n for n in numbers if n != number))
+
     def lost(self, host: ids.HostId) -> None:
         """Forget what ``host`` has: it is dead, in quarantine or not on the ring any more.
 
@@ -244,41 +264,67 @@ class Gossip:
             if host != from_host and host not in holders:
                 self._post(host, prefix, now)
 
-    def gone(self, prefix: Prefix) -> None:
-        """Take back what was not sent yet of a chunk that is not here any more.
+    def gone(self, prefix: Prefix, now: float) -> None:
+        """Take back what was told of a chunk that is not here any more.
 
-        When it comes back it is advertised again.
+        When it comes back it is advertised again; if nobody has heard that it was gone, not even
+        that is needed.
         """
-        self._told.pop(prefix, None)
+        if prefix not in self._told:
+            return
+        del self._told[prefix]
         for outbox in self._outboxes.values():
-            outbox.prefixes.pop(prefix, None)
+            if prefix in outbox.prefixes:
+                del outbox.prefixes[prefix]
+            else:
+                self._put(outbox, outbox.gone, prefix, now)
 
     def take_batches(self, now: float) -> list[tuple[ids.HostId, tuple[Prefix, ...]]]:
         """Return the advertisements to send now, oldest first, at most 512 prefixes each."""
         batches: list[tuple[ids.HostId, tuple[Prefix, ...]]] = []
         for host, outbox in self._outboxes.items():
-            if not outbox.prefixes or now < outbox.due:
-                continue
-            prefixes = tuple(outbox.prefixes)
-            outbox.prefixes.clear()
-            self.statistics.sent += len(prefixes)
-            for start in range(0, len(prefixes), BATCH_PREFIXES):
-                batches.append((host, prefixes[start : start + BATCH_PREFIXES]))
+            if now >= outbox.due:
+                self.statistics.sent += len(outbox.prefixes)
+                batches.extend((host, batch) for batch in _batches(outbox.prefixes))
+        return batches
+
+    def take_gone(self, now: float) -> list[tuple[ids.HostId, tuple[Prefix, ...]]]:
+        """Return what to take back now, at most 512 prefixes each.
+
+        A prefix waits in one of the two queues at most, so it does not matter which is sent first.
+        """
+        batches: list[tuple[ids.HostId, tuple[Prefix, ...]]] = []
+        for host, outbox in self._outboxes.items():
+            if now >= outbox.due:
+                self.statistics.taken_back += len(outbox.gone)
+                batches.extend((host, batch) for batch in _batches(outbox.gone))
         return batches
 
     def next_timeout(self) -> float | None:
-        """Return when :meth:`take_batches` has something to give; None if nothing waits."""
-        return min((box.due for box in self._outboxes.values() if box.prefixes), default=None)
+        """Return when there is something to send; None if nothing waits."""
+        return min((box.due for box in self._outboxes.values() if not box.is_empty), default=None)
 
     def _post(self, host: ids.HostId, prefix: Prefix, now: float) -> None:
         outbox = self._outboxes[host]
-        if not outbox.prefixes:
+        if prefix in outbox.gone:
+            del outbox.gone[prefix]
+            return  # the neighbour was told before, and has not heard that it was gone
+        self._put(outbox, outbox.prefixes, prefix, now)
+
+    def _put(
+        self,
+        outbox: _Outbox,
+        queue: collections.OrderedDict[Prefix, None],
+        prefix: Prefix,
+        now: float,
+    ) -> None:
+        if outbox.is_empty:
             outbox.due = now + self._limits.delay_s
-        outbox.prefixes[prefix] = None
-        if len(outbox.prefixes) >= BATCH_PREFIXES:
+        queue[prefix] = None
+        if len(queue) >= BATCH_PREFIXES:
             outbox.due = min(outbox.due, now)
-        if len(outbox.prefixes) > self._limits.queue_prefixes:
-            outbox.prefixes.popitem(last=False)
+        if len(queue) > self._limits.queue_prefixes:
+            queue.popitem(last=False)
             self.statistics.dropped += 1
 
     def _add_holder(self, prefix: Prefix, number: int) -> None:
@@ -316,3 +362,11 @@ class Gossip:
         if len(self._allowances) > self._limits.peers:
             self.lost(self._allowances.popitem(last=False)[0])
         return allowance
+
+
+def _batches(queue: collections.OrderedDict[Prefix, None]) -> list[tuple[Prefix, ...]]:
+    """Empty a queue; return what was in it in pieces that fit into a message."""
+    prefixes = tuple(queue)
+    queue.clear()
+    starts = range(0, len(prefixes), BATCH_PREFIXES)
+    return [prefixes[start : start + BATCH_PREFIXES] for start in starts]

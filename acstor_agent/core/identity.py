@@ -36,6 +36,10 @@ class Identity(abc.ABC):
         """Say whether a chunk of the cache may be given to a peer who asks for it by a name."""
 
     @abc.abstractmethod
+    def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+        """Return the names of a chunk of the cache."""
+
+    @abc.abstractmethod
     def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Note that a chunk has left the cache; return the names that it had."""
 
@@ -58,9 +62,13 @@ class ByContent(Identity):
         """Say yes: another OID with the same CID is a hit."""
         return True
 
-    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+    def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Return the one name."""
         return (ids.oid_of(cid),)
+
+    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+        """Return the one name."""
+        return self.names(cid)
 
     def keys(self, image_map: chunk_map.ChunkMap) -> Iterator[ids.Cid]:
         """Yield the CIDs."""
@@ -90,7 +98,11 @@ class ByPlace(Identity):
 
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Say whether it came under this name."""
-        return oid in self._names.get(cid, ())
+        return oid in self.names(cid)
+
+    def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+        """Return the names that it came under."""
+        return self._names.get(cid, ())
 
     def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Forget the names."""

@@ -14,6 +14,7 @@ ever passes the same held slot twice.
 
 import dataclasses
 import operator
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -87,6 +88,8 @@ class PublicCache:
         self.limit_bytes = limit_bytes
         self.disk_bytes = 0
         self.evictions = 0
+        self.gone: Callable[[ids.Cid], None] = lambda cid: None
+        """Is told of each chunk that leaves the cache, for whatever reason."""
         self.class_chunks = [0] * len(cache_slot.CLASSES)
         self.class_bytes = [0] * len(cache_slot.CLASSES)
         self._ceiling_bytes = limit_bytes
@@ -146,6 +149,17 @@ class PublicCache:
         slot.order = slot.slab.group.orders[keep_class]
         slot.is_parked = False
         self._enter_class(slot)
+        return True
+
+    def let_go(self, slot: cache_slot.Slot) -> bool:
+        """Make a borrowed chunk the first to make room until it is used; say whether it is one.
+
+        A chunk that this host keeps for others or for booting stays where it is.
+        """
+        if slot.is_gone or slot.keep_class is not KeepClass.BORROWED:
+            return False
+        if not slot.is_parked:
+            slot.order.demote(slot)
         return True
 
     def hold(self, slot: cache_slot.Slot) -> None:
@@ -276,6 +290,7 @@ class PublicCache:
         slot.slab.slots[slot.slot_no] = None
         slot.is_gone = True
         slot.is_verified = False
+        self.gone(slot.cid)
 
     def _free(self, slot: cache_slot.Slot) -> None:
         slab = slot.slab

@@ -140,7 +140,7 @@ def test_chunks_evicted_at_random_moments_come_again():
             evicted[host.states.state(chunk_no)] += 1
             del host.bytes[chunk_no]
             host.relayed.pop(chunk_no, None)
-            host.gossip.gone(world.prefixes[chunk_no])
+            host.gone(chunk_no)
         host.states.apply(chunk_no, chunk_state.ChunkEvent.EVICTED)
         world.network.call_at(world.network.now + 0.001, evict)
 

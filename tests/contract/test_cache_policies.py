@@ -41,6 +41,23 @@ def test_empty_order_has_no_first(order):
     assert order.first() is None
 
 
+def test_slot_that_is_demoted_is_the_first_until_it_is_used(order):
+    slots = make_slots(9)
+    for slot in slots:
+        order.add(slot)
+    for slot in slots * 2:
+        order.touch(slot)
+    order.demote(slots[5])
+    assert order.first() is slots[5]
+    order.remove(slots[5])
+    order.add(slots[5])
+    given = []
+    while (slot := order.first()) is not None:
+        order.remove(slot)
+        given.append(slot)
+    assert sorted(given, key=id) == sorted(slots, key=id)
+
+
 def test_order_gives_each_slot_exactly_once(order):
     slots = make_slots(20)
     for slot in slots:

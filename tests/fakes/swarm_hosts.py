@@ -158,7 +158,7 @@ class Host:
     def _write(self, chunk_no: int, event: chunk_state.ChunkEvent) -> None:
         self.bytes[chunk_no] = b"written by %s in %d" % (self.host_id.encode(), chunk_no)
         self.states.apply(chunk_no, event)
-        self.gossip.gone(self.world.prefixes[chunk_no])
+        self.gone(chunk_no)
         if flight := self.flights.get(chunk_no):  # those who read get what was written
             self._end_flight(flight)
             for number in flight.waiting:
@@ -296,6 +296,11 @@ class Host:
             self.gossip.have(self.world.prefixes[chunk_no], self.network.now, giver)
             self._plan_flush()
 
+    def gone(self, chunk_no: int) -> None:
+        """Take back what was advertised of a chunk."""
+        self.gossip.gone(self.world.prefixes[chunk_no], self.network.now)
+        self._plan_flush()
+
     def _end_flight(self, flight: Flight) -> None:
         del self.flights[flight.chunk_no]
         if flight.request_id in self.requests:  # an answer may still come: it is late then
@@ -317,6 +322,9 @@ class Host:
                 self._refused(host, request_id)
             case peer_wire.Refer(request_id, hosts):
                 self._referred(host, request_id, hosts)
+            case peer_wire.Gone(prefixes):
+                gone = [gossip.Prefix(prefix) for prefix in prefixes]
+                self.gossip.taken_back(host, gone, self.network.now)
             case peer_wire.Advertise(prefixes):
                 heard = self.gossip.advertised(
                     host, [gossip.Prefix(prefix) for prefix in prefixes], self.network.now
@@ -426,6 +434,8 @@ class Host:
 
     def _flush(self) -> None:
         self._flush_at = None
+        for host, prefixes in self.gossip.take_gone(self.network.now):
+            self.world.send(self.host_id, host, peer_wire.Gone(prefixes), peer_wire.Klass.BULK)
         for host, prefixes in self.gossip.take_batches(self.network.now):
             message = peer_wire.Advertise(prefixes)
             self.world.send(self.host_id, host, message, peer_wire.Klass.BULK)

@@ -107,7 +107,7 @@ class World:
             urgency = gossip.Urgency.DEMAND
         if isinstance(message, peer_wire.Chunk):
             size_bytes += CHUNK_BYTES
-        elif isinstance(message, peer_wire.Advertise):
+        elif isinstance(message, peer_wire.Advertise | peer_wire.Gone):
             size_bytes += 8 * len(message.prefixes)
             urgency = gossip.Urgency.ADVERTISEMENT
         self.sent[type(message).__name__] += 1

@@ -62,7 +62,7 @@ class Cloud:
         self.source = MemorySource()
         self.dead, self.lying, self.frozen, self.asked, self.told = set(), set(), set(), [], []
         self.busy, self.peers = {}, {}
-        self.former, self.relayed = None, 0
+        self.former, self.relayed, self.news = None, 0, []
         self.ring = ring.Ring(
             1, tuple(ring.RingHost(n, f"10.0.0.{i}:7201", 100) for i, n in enumerate(names, 1))
         )
@@ -91,9 +91,10 @@ class Cloud:
             ids.HostId(name),
             current_ring=lambda: self.ring,
             ask_peer=ask,
-            tell=lambda host, address, news: self.told.append((name, host, news.prefixes)),
+            tell=lambda host, address, news: self._told(name, host, news),
             former_ring=lambda: self.former,
             named=self.names(),
+            copies_limit=1,
             health=peer_health.PeerHealth(random.Random(1)),
             topology=neighbours.Topology.RING,
             clock=trio.current_time,
@@ -109,6 +110,12 @@ class Cloud:
             background_limit=4,
             clock=trio.current_time,
         )
+
+    def _told(self, name, host, news):
+        if isinstance(news, peer_wire.Advertise):
+            self.told.append((name, host, news.prefixes))
+        else:
+            self.news.append((name, host, news))
 
     def home(self, wanted):
         return self.ring.owners_of(wanted.cid, 1)[0]
@@ -582,3 +589,57 @@ async def test_exchange_by_place_shares_nothing_between_images(tmp_path, nursery
     assert made.source.reads[10:] == [n * CHUNK for n in new_to_h3] != []
     for cache in made.caches.values():
         await cache.aclose()
+
+
+# What is gone, and copies
+
+
+async def test_neighbours_hear_what_is_gone_and_forget_it(cloud, autojump_clock, nursery):
+    wanted = want(0)
+    asker = cloud.home(wanted)
+    name = next(n for n in cloud.hosts if n != asker)
+    nursery.start_soon(cloud.peers[name].run)
+    await cloud.hosts[name].fetch(wanted, 20)
+    await trio.sleep(2)
+    (told,) = {host for who, host, prefixes in cloud.told if who == name} - {asker} or {asker}
+    cloud.peers[told].heard(name, [gossip.prefix_of(wanted.cid)])
+    assert cloud.peers[told].holders(wanted) == [name]
+    cloud.caches[name].drop(wanted.cid)
+    assert cloud.peers[name].gone(wanted.cid) == (ids.oid_of(wanted.cid),)
+    await trio.sleep(2)
+    gone = peer_wire.Gone((ids.oid_of(wanted.cid),))
+    assert (name, told, gone) in cloud.news
+    cloud.peers[told].heard_gone(name, gone.prefixes)
+    assert cloud.peers[told].holders(wanted) == []
+    nursery.cancel_scope.cancel()
+
+
+async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(
+    cloud, autojump_clock, nursery
+):
+    wanted = want(0)
+    home, *askers = [cloud.home(wanted), *others(cloud, wanted)]
+    nursery.start_soon(cloud.peers[home].run)
+    for asker in askers:
+        cloud.peers[home].gave(wanted, asker)
+        cloud.peers[asker].gave(wanted, home)  # it is not the home: nothing comes of it
+    await trio.sleep(exchange.LET_GO_EVERY_S + 2)
+    assert cloud.news == [(home, asker, peer_wire.LetGo((wanted.cid,))) for asker in askers[:2]]
+    nursery.cancel_scope.cancel()
+
+
+async def test_only_the_home_may_ask_to_let_go(cloud):
+    wanted = want(0)
+    home, first, *_ = [cloud.home(wanted), *others(cloud, wanted)]
+    here = cloud.peers[first]
+    assert here.heard_let_go(home, [wanted.cid]) == [wanted.cid]
+    assert here.heard_let_go("h99", [wanted.cid]) == []
+    for impostor in others(cloud, wanted):
+        assert here.heard_let_go(impostor, [wanted.cid]) == []
+
+
+async def test_flood_of_hints_is_not_listened_to(cloud):
+    wanted = want(0)
+    here = cloud.peers[others(cloud, wanted)[0]]
+    heard = [len(here.heard_let_go(cloud.home(wanted), [wanted.cid] * 128)) for _ in range(1000)]
+    assert sum(heard) < 40_000 and here.told.ignored > 80_000

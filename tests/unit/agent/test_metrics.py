@@ -81,6 +81,12 @@ def test_agent_without_images_has_metrics_too():
             "fallbacks",
             "races",
             "referrals_followed",
+            "advertised",
+            "advertised_ignored",
+            "advertised_denied",
+            "taken_back",
+            "copies_told",
+            "copies_let_go",
         ],
         0,
     ) | {"quarantined": {}}

@@ -146,17 +146,88 @@ def test_nothing_is_told_twice_unless_it_was_gone():
     assert sent(core) == {"h1": [5]}
     core.have(5, 0.0)
     assert sent(core) == {}
-    core.gone(5)
+    core.gone(5, 0.0)
+    assert core.take_gone(1e6) == [("h1", (5,))]
     core.have(5, 0.0)
     assert sent(core) == {"h1": [5]}
+
+
+def test_chunk_that_is_back_before_anybody_heard_that_it_was_gone_is_not_spoken_of():
+    core = gossip.Gossip(["h1"])
+    core.have(5, 0.0)
+    assert sent(core) == {"h1": [5]}
+    core.gone(5, 0.0)
+    core.have(5, 0.0)
+    assert core.next_timeout() is None
+    assert (core.take_gone(1e6), sent(core)) == ([], {})
+
+
+def test_chunks_that_are_gone_share_frames_and_those_never_told_are_not_mentioned():
+    core = gossip.Gossip(["h1", "h2"])
+    for prefix in range(600):
+        core.have(prefix, 0.0)
+    sent(core)
+    for prefix in range(100, 700):
+        core.gone(prefix, 5.0)
+    assert core.next_timeout() == 5.0 + DELAY_S and core.take_gone(5.0) == []
+    told = core.take_gone(5.0 + DELAY_S)
+    assert {host: sum(len(b) for h, b in told if h == host) for host in ("h1", "h2")} == {
+        "h1": 500,
+        "h2": 500,
+    }
+    assert core.statistics.taken_back == 1000
+
+
+def test_host_that_took_a_chunk_back_is_not_asked_for_it_and_costs_nobody_a_denial():
+    core = gossip.Gossip()
+    for host in ("h1", "h2"):
+        core.advertised(host, [5, 6], 0.0)
+    core.taken_back("h1", [5, 7], 0.0)
+    assert core.holders(5) == ["h2"] and core.holders(6) == ["h1", "h2"]
+    core.taken_back("h2", [5], 0.0)
+    assert core.holders(5) == [] and 5 not in core.known()
+    assert core.statistics.denied == 0
+
+
+def test_flood_of_chunks_that_are_gone_is_not_listened_to():
+    limits = gossip.Limits(prefixes_per_s=10.0, burst_prefixes=20.0)
+    core = gossip.Gossip((), limits)
+    core.advertised("h1", list(range(1, 11)), 0.0)
+    core.taken_back("h1", [99] * 10 + list(range(1, 11)), 0.0)
+    assert len(core.known()) == 10
+    assert core.statistics.ignored == 10
+    core.taken_back("h1", list(range(1, 11)), 1.0)
+    assert core.known() == []
+
+
+def test_strangers_cannot_take_back_what_others_told():
+    core = gossip.Gossip()
+    core.advertised("h1", [5], 0.0)
+    core.taken_back("h2", [5], 0.0)
+    assert core.holders(5) == ["h1"]
+
+
+def test_clock_that_jumps_ahead_by_years_or_back_does_no_harm():
+    core = gossip.Gossip(["h1"])
+    for now in (0.0, 1e9, 5.0, -1e9, 2e9):
+        assert core.advertised("h2", [1, 2, 3], now) == [1, 2, 3]
+        core.have(7, now)
+        core.gone(7, now)
+        core.denied("h2", 1, now)
+        core.take_batches(now)
+        core.take_gone(now)
+    assert core.holders(2) == ["h2"]
+    due = core.next_timeout()
+    assert due is None or due <= 2e9 + DELAY_S
 
 
 def test_chunk_that_is_gone_before_it_was_told_is_not_told():
     core = gossip.Gossip(["h1"])
     core.have(5, 0.0)
     core.have(6, 0.0)
-    core.gone(5)
+    core.gone(5, 0.0)
     assert sent(core) == {"h1": [6]}
+    assert core.take_gone(1e6) == []
 
 
 def test_advertisements_share_a_frame_for_a_short_while():
@@ -227,9 +298,20 @@ def test_memory_for_told_chunks_is_bounded():
 steps = st.one_of(
     st.tuples(st.just("told"), st.sampled_from(HOSTS), st.lists(st.integers(0, 20), max_size=9)),
     st.tuples(st.just("have"), st.sampled_from([None, *HOSTS]), st.integers(0, 20)),
-    st.tuples(st.sampled_from(["denied", "asked"]), st.sampled_from(HOSTS), st.integers(0, 20)),
+    st.tuples(
+        st.sampled_from(["denied", "asked", "back", "gone"]),
+        st.sampled_from(HOSTS),
+        st.integers(0, 20),
+    ),
     st.tuples(st.sampled_from(["lost", "send"]), st.sampled_from(HOSTS), st.just(0)),
 )
+
+
+def take_off(core, what, host, prefix, now):
+    if what == "denied":
+        core.denied(host, prefix, now)
+    else:
+        core.taken_back(host, [prefix], now)
 
 
 @given(st.lists(steps, max_size=80))
@@ -242,16 +324,18 @@ def test_whatever_happens_bounds_hold_and_hosts_are_asked_only_for_what_they_tol
             told |= {(host, prefix) for prefix in core.advertised(host, value, now)}
         elif what == "have":
             core.have(value, now, host)
-        elif what == "denied":
-            core.denied(host, value, now)
+        elif what in ("denied", "back"):
+            take_off(core, what, host, value, now)
             told.discard((host, value))
+        elif what == "gone":
+            core.gone(value, now)
         elif what == "asked":
             core.asked(host)
         elif what == "lost":
             core.lost(host)
             told = {(h, prefix) for h, prefix in told if h != host}
         else:
-            for to, prefixes in core.take_batches(now):
+            for to, prefixes in [*core.take_batches(now), *core.take_gone(now)]:
                 assert 1 <= len(prefixes) <= 3 and to in HOSTS[:4]
         assert len(core) <= 7
         for prefix in core.known():

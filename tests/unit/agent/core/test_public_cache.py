@@ -42,6 +42,67 @@ def test_lru_gives_up_what_was_not_used_for_longest():
     assert held(cache) == [cid(1), cid(3), cid(4), cid(5)]
 
 
+@pytest.mark.parametrize("policy", sorted(public_cache.POLICIES))
+def test_borrowed_chunk_that_may_go_goes_first(policy):
+    cache = make(policy)
+    fill(cache, [1, 2, 3, 4])
+    for number in (1, 2, 3, 3, 3, 4):
+        cache.lookup(cid(number))
+    assert cache.let_go(cache.peek(cid(3)))
+    fill(cache, [5])
+    assert held(cache) == [cid(1), cid(2), cid(4), cid(5)]
+
+
+def test_chunk_that_may_go_and_is_used_again_stays():
+    cache = make("lru")
+    fill(cache, [1, 2, 3, 4])
+    assert cache.let_go(cache.peek(cid(3)))
+    cache.lookup(cid(3))
+    fill(cache, [5])
+    assert cid(3) in cache and cid(1) not in cache
+
+
+@pytest.mark.parametrize("keep_class", [KeepClass.HOME, KeepClass.BOOT])
+def test_chunk_that_is_kept_for_others_or_for_booting_is_not_let_go(keep_class):
+    cache = make("lru")
+    fill(cache, [1, 2])
+    fill(cache, [3], keep_class)
+    fill(cache, [4])
+    assert not cache.let_go(cache.peek(cid(3)))
+    fill(cache, [5, 6, 7])
+    assert cid(3) in cache
+
+
+def test_held_chunk_that_may_go_is_not_handed_out():
+    cache = make("lru")
+    fill(cache, [1, 2, 3, 4])
+    slot = cache.peek(cid(4))
+    cache.hold(slot)
+    fill(cache, [5])
+    assert cache.let_go(slot)
+    fill(cache, [6, 7])  # slot 4 is parked when it comes up
+    assert cache.let_go(slot)
+    assert cid(4) in cache
+    cache.release(slot)
+
+
+def test_every_chunk_that_leaves_is_told_of_once():
+    cache, gone = make("lru"), []
+    cache.gone = gone.append
+    fill(cache, [1, 2, 3, 4, 5, 6])
+    assert gone == [cid(1), cid(2)]
+    cache.drop(cache.peek(cid(4)))
+    assert gone == [cid(1), cid(2), cid(4)]
+    assert not cache.let_go(cache_slot_of_gone(cache, 5))
+    assert gone == [cid(1), cid(2), cid(4), cid(5)]
+
+
+def cache_slot_of_gone(cache, number):
+    slot = cache.peek(cid(number))
+    cache.drop(slot)
+    return slot
+
+
 def test_fifo_gives_up_the_oldest_even_if_it_was_used():
     cache = make("fifo")
     fill(cache, [1, 2, 3, 4])
