@@ -94,7 +94,7 @@ def bad_swarm(
 def assert_all_answered_once(world: swarm_world.World) -> None:
     for host in world.hosts.values():
         assert host.answers == [1] * len(host.ops), host.host_id
-        assert not host.flights
+        assert not [flight for flight in host.flights.values() if flight.is_demand]
 
 
 @pytest.mark.parametrize("topology", neighbours.Topology)
@@ -148,6 +148,7 @@ def test_chunks_evicted_at_random_moments_come_again():
     world.run(until_s=300)
     assert_all_answered_once(world)
     assert evicted[S.LOCAL] and evicted[S.READ]
+    assert world.sent["Gone"] > 50
 
 
 def test_same_seed_same_run():
