@@ -217,15 +217,28 @@ class CacheFiles:
                 self._core.release(slot)
         return list(dict.fromkeys(slot.cid for slot in bad))
 
-    async def read_chunk(self, cid: ids.Cid) -> bytes | None:
-        """Return the bytes of a chunk, None if the cache has not got it."""
+    def read_chunk_nowait(self, cid: ids.Cid) -> cache_slot.Data | None:
+        """Return the bytes of a chunk, None if the cache has not got it or that takes waiting.
+
+        They may be those in memory: nobody may change them.
+        """
         slot = self._core.lookup(cid)
-        if slot is None:
+        if slot is None or not slot.is_verified:
             return None
+        if slot.data is not None:
+            return slot.data
         buffer = bytearray(slot.length)
-        parts, view = [(slot, 0, slot.length)], memoryview(buffer)
-        is_filled = self.read_nowait(parts, view) or not await self.read(parts, view)
-        return bytes(buffer) if is_filled else None
+        return buffer if self.read_nowait([(slot, 0, slot.length)], memoryview(buffer)) else None
+
+    async def read_chunk(self, cid: ids.Cid) -> cache_slot.Data | None:
+        """Return the bytes of a chunk, None if the cache has not got it; nobody may change them."""
+        data = self.read_chunk_nowait(cid)
+        slot = self._core.lookup(cid)
+        if data is not None or slot is None:
+            return data
+        buffer = bytearray(slot.length)
+        bad = await self.read([(slot, 0, slot.length)], memoryview(buffer))
+        return None if bad else buffer
 
     def _heal(self, slot: cache_slot.Slot) -> None:
         if slot.is_gone:

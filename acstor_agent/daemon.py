@@ -121,6 +121,7 @@ class Agent:
         self._peers = peer_net.PeerNet(
             self._host,
             serve=self._serve_peer,
+            serve_nowait=self._serve_peer_nowait,
             heard=self._heard,
             tls=_peer_tls(own),
             ring_epoch=lambda: self._ring.ring.epoch,
@@ -276,6 +277,11 @@ class Agent:
         if not get.is_relayed:
             self._exchange.gave(want, host)
         return data
+
+    def _serve_peer_nowait(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes | None:
+        return self._chunks.serve_nowait(
+            exchange.Want(get.image_id, get.offset, get.length, get.cid)
+        )
 
     def _heard(self, host: ids.HostId, news: peer_wire.News) -> None:
         match news:

@@ -215,9 +215,20 @@ class Fetcher:
             data = await self._cache.read_chunk(want.cid)
         if data is None:
             data = await self._get_for(want, may_read_source, is_relayed, requester)
+        self._count_served(data)
+        return data
+
+    def serve_nowait(self, want: Want) -> Bytes | None:
+        """Return a chunk to a peer if it is here, and can be read without waiting."""
+        data = self._cache.read_chunk_nowait(want.cid)
+        if data is None or len(data) != want.length or not self._peers.may_give(want):
+            return None
+        self._count_served(data)
+        return data
+
+    def _count_served(self, data: Bytes) -> None:
         self.counters.served_chunks += 1
         self.counters.served_bytes += len(data)
-        return data
 
     async def _get_for(
         self,

@@ -12,8 +12,10 @@ which is a third of the cost of a chunk.
 
 import contextlib
 import dataclasses
+import fcntl
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +32,7 @@ CALLS_PER_TURN = 16
 BUFFERS_PER_CALL = 64
 NOT_SENT_BYTES = 16 * 1024
 """What the kernel may keep of a connection unsent; the rest stays here, where it can be seen."""
+SIOCOUTQNSD = 0x894B  # linux/sockios.h
 RECORD_BYTES = 16 * geometry.KIB  # of plain text in a TLS record
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
@@ -140,6 +143,11 @@ class Link:
             await self.writable()
             if count := self.send_nowait(buffers):
                 return count
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel has taken and not sent yet."""
+        return int.from_bytes(fcntl.ioctl(self._sock, SIOCOUTQNSD, bytes(4)), sys.byteorder)
 
     async def writable(self) -> None:
         """Return when the kernel keeps less than half of NOT_SENT_BYTES unsent.

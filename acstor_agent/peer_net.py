@@ -37,6 +37,7 @@ EARLY_MESSAGES = 16
 Limits = base.Limits
 PeerTls = peer_link.PeerTls
 Serve = answering.Serve
+ServeNowait = answering.ServeNowait
 Heard = answering.Heard
 
 
@@ -60,6 +61,7 @@ class PeerNet:
     :param host_id: this host
     :param serve: gives the bytes that a peer asks for; it may raise errors.ChunkUnavailable's
         family, which becomes a refusal
+    :param serve_nowait: gives them if that takes no waiting, else None: then ``serve`` is asked
     :param heard: is told what a peer tells without being asked
     :param tls: certificates, or None for clear text
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
@@ -72,6 +74,7 @@ class PeerNet:
         host_id: ids.HostId,
         *,
         serve: Serve,
+        serve_nowait: ServeNowait = lambda host, get: None,
         heard: Heard = lambda host, news: None,
         tls: PeerTls | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
@@ -80,6 +83,7 @@ class PeerNet:
     ) -> None:
         self._host_id = host_id
         self._serve = serve
+        self._serve_nowait = serve_nowait
         self._heard = heard
         self._ring_epoch = ring_epoch
         self._limits = limits or Limits()
@@ -277,6 +281,7 @@ class PeerNet:
                     self._sweep, lambda: list(self._answering), 2 * self._limits.idle_s
                 )
                 nursery.start_soon(self._show_life)
+                nursery.start_soon(self._uplink.run)
                 await trio.serve_listeners(self._accept, list(listeners), task_status=task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
@@ -321,6 +326,7 @@ class PeerNet:
             theirs,
             self._gate,
             self._serve,
+            self._serve_nowait,
             self._heard,
             self._uplink,
             self._limits,

@@ -239,9 +239,15 @@ class Connection(abc.ABC):
         while self._outbox and not self.is_closed:
             await self._has_sent.wait()
 
+    @property
+    def is_sent(self) -> bool:
+        """Say that the kernel has sent all that was posted, or the connection is closed."""
+        return self.is_closed or (not self._outbox and not self._link.unsent_bytes)
+
     async def sent(self) -> None:
-        """Return when the kernel has sent nearly all that it took, or the connection is closed."""
-        if not self.is_closed:
+        """Return when the kernel has sent nearly all that was posted, or the connection is closed."""
+        await self.drained()
+        if not self.is_sent:
             with contextlib.suppress(*peer_link.LINK_ERRORS):
                 await self._link.writable()
 
