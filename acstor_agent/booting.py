@@ -168,6 +168,13 @@ class Booting:
         """Say whether a chunk is in memory or comes with a frame that is being loaded."""
         return cid in self.in_memory or (self.state is State.LOADING and cid in self._frames)
 
+    def may_bring(self, cid: ids.Cid) -> bool:
+        """Say whether :meth:`bring` is worth a call."""
+        if self.state is State.LOADING and not self._is_head_known.is_set():
+            return True
+        frame = self._frames.get(cid)
+        return frame is not None and (self.state is State.LOADING or self._is_local(frame))
+
     async def bring(self, cid: ids.Cid) -> fetcher.Fetched | None:
         """Return a chunk that a guest waits for if the boot image has it; None if it has not."""
         if self.state is State.LOADING and not self._is_head_known.is_set():

@@ -318,9 +318,14 @@ class CacheFiles:
 
     # Writing behind
 
+    @property
+    def has_room(self) -> bool:
+        """Say whether the chunks in memory are below their limit."""
+        return self._pending_bytes < self._pending_limit_bytes
+
     async def wait_for_room(self) -> None:
         """Wait until the chunks in memory are below their limit."""
-        while self._pending_bytes >= self._pending_limit_bytes:
+        while not self.has_room:
             await self._room.wait()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -244,7 +244,6 @@ class Agent:
             image_map,
             cache=self._cache,
             chunks=self._chunks,
-            nursery=self._nursery,
             deadline_s=own.read_deadline_s,
             read_ahead_limit_bytes=own.read_ahead_limit_bytes,
             prefetch=ahead,

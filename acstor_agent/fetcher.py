@@ -11,10 +11,10 @@ Bytes from anywhere are checked against their CID before they are stored,
 answered or passed on; this is the one place where chunks enter a host.
 """
 
-import collections
 import logging
 import time
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import trio
@@ -23,6 +23,7 @@ from acstor_agent import cache_files
 from acstor_agent import exchange
 from acstor_agent import flights
 from acstor_agent import home
+from acstor_agent import journey as journey_
 from acstor_agent.core import counters
 from acstor_agent.core import errand as errand_
 from acstor_agent.core import hedge
@@ -63,40 +64,6 @@ class Fetched(NamedTuple):
     origin: counters.Origin
 
 
-class _Journey:
-    """How a chunk under way is being had: the places that are left to ask, and the present one."""
-
-    __slots__ = (
-        "asked",
-        "asked_s",
-        "errand",
-        "failures",
-        "host",
-        "is_raced",
-        "left",
-        "rival_ended",
-        "rival_scope",
-        "want",
-    )
-
-    def __init__(self, want: Want, errand: Errand, left: list[places.Place]) -> None:
-        self.want = want
-        self.errand = errand
-        self.left = collections.deque(left)
-        self.asked: list[places.Place] = []
-        self.host: ids.HostId | None = None
-        self.asked_s = 0.0
-        self.failures: list[errors.AcstorError] = []
-        self.is_raced = False
-        self.rival_ended = trio.Event()
-        self.rival_scope = trio.CancelScope()
-
-    def worst(self) -> errors.AcstorError:
-        """Return the failure that tells most."""
-        telling = (e for e in self.failures if not isinstance(e, errors.ChunkMissing))
-        return next(telling, self.failures[0])
-
-
 class Fetcher:
     """The way of chunks into this host.
 
@@ -130,12 +97,12 @@ class Fetcher:
         self._peers = peers
         self._clock = clock
         self._limiters = {
-            Errand.READ_AHEAD: trio.CapacityLimiter(background_limit),
             Errand.PRE_SEED: trio.CapacityLimiter(background_limit),
             Errand.ADVERTISED: trio.CapacityLimiter(min(background_limit, ADVERTISED_AT_A_TIME)),
         }
         self._flights: flights.Flights[Fetched] = flights.Flights(nursery)
-        self._journeys: dict[flights.Flight[Fetched], _Journey] = {}
+        self._ahead = flights.Queue(self._begin_ahead, background_limit, lambda: cache.has_room)
+        self._journeys: dict[flights.Flight[Fetched], journey_.Journey] = {}
         self._home = home.Home(
             here,
             nursery,
@@ -160,11 +127,14 @@ class Fetcher:
         """Chunks that are on their way to this host."""
         return len(self._flights)
 
-    async def fetch(self, want: Want, deadline_s: float) -> Fetched:
+    async def fetch(
+        self, want: Want, deadline_s: float, flight: flights.Flight[Fetched] | None = None
+    ) -> Fetched:
         """Return a chunk that a guest waits for, from whoever gives it first.
 
         Passing faults are waited out until the deadline.
 
+        :param flight: what :meth:`begin` returned, if it was called before
         :raises errors.ChunkMissing: every place says that it has not got it
         :raises errors.DeadlineExceeded: nobody gave it in ``deadline_s`` seconds
         """
@@ -173,11 +143,11 @@ class Fetcher:
         with trio.move_on_after(deadline_s):
             while True:
                 try:
-                    return await self.fetch_once(want, Errand.GUEST_WAITS)
+                    return await self.fetch_once(want, Errand.GUEST_WAITS, flight)
                 except errors.ChunkMissing:
                     raise
                 except exchange.PEER_ERRORS as e:
-                    why = str(e)
+                    why, flight = str(e), None
                 await trio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_LONGEST_S)
         raise errors.DeadlineExceeded(str(want), deadline_s, why)
@@ -186,7 +156,7 @@ class Fetcher:
         """Have a chunk that nobody waits for yet; return None if it was here already.
 
         At most ``background_limit`` of these run at a time, ADVERTISED_AT_A_TIME of those that were
-        merely advertised; read-ahead waits for none of the others.
+        merely advertised.
 
         :raises errors.AcstorError: it could not be had; nobody has tried again
         """
@@ -258,24 +228,41 @@ class Fetcher:
                 return (await flight.wait()).data
         raise errors.ChunkMissing(str(want), self._here)
 
-    async def fetch_once(self, want: Want, errand: Errand) -> Fetched:
+    def read_ahead(self, wants: Iterable[Want]) -> None:
+        """Begin to have chunks that a guest is about to want, ``background_limit`` at a time.
+
+        What cannot be had now is tried again when the guest asks for it.
+        """
+        self._ahead.put(wants)
+
+    def _begin_ahead(self, want: Want) -> flights.Flight[Fetched] | None:
+        return None if want.cid in self._cache else self.begin(want, Errand.READ_AHEAD)
+
+    def begin(self, want: Want, errand: Errand) -> flights.Flight[Fetched]:
+        """Have a chunk brought here; join its flight if it is under way."""
+        flight = self._flights.join(want.cid, lambda flight: self._bring(want, errand, flight))
+        journey = self._journeys.get(flight)
+        if journey and errand < journey.errand:
+            self._hurry(journey, errand)
+        return flight
+
+    async def fetch_once(
+        self, want: Want, errand: Errand, flight: flights.Flight[Fetched] | None = None
+    ) -> Fetched:
         """Return a chunk from whoever gives it first, asking every place once.
 
+        :param flight: what :meth:`begin` returned, if it was called before
         :raises errors.AcstorError: nobody gave it
         """
         while True:
-            flight = self._flights.join(want.cid, lambda flight: self._bring(want, errand, flight))
-            journey = self._journeys.get(flight)
-            if journey and errand < journey.errand:
-                self._hurry(journey, errand)
             try:
-                return await flight.wait()
+                return await (flight or self.begin(want, errand)).wait()
             except _NoHolder:
                 if errand.asks_holders_only:
                     raise
-                # The flight that was joined asked too few; the next one asks everybody.
+                flight = None  # it asked too few; the next one asks everybody
 
-    def _hurry(self, journey: _Journey, errand: Errand) -> None:
+    def _hurry(self, journey: journey_.Journey, errand: Errand) -> None:
         """Go on with a journey for a more urgent reason."""
         asked_too_few = journey.errand.asks_holders_only
         journey.errand = errand
@@ -299,7 +286,9 @@ class Fetcher:
         data = await self._cache.read_chunk(want.cid)
         if data is not None:  # it came since the caller looked
             return Fetched(data, counters.Origin.CACHE)
-        journey = self._journeys[flight] = _Journey(want, errand, self._places(want, errand))
+        journey = self._journeys[flight] = journey_.Journey(
+            want, errand, self._places(want, errand)
+        )
         try:
             if errand is not Errand.GUEST_WAITS:  # raced only if a guest joins: a scope costs 5 us
                 return await self._travel(journey)
@@ -307,14 +296,15 @@ class Fetcher:
                 return await self._travel(journey)
             return await flight.wait()  # a rival has won
         except exchange.PEER_ERRORS:
-            if journey.is_raced:
-                await journey.rival_ended.wait()
+            if journey.rival:
+                await journey.rival.ended.wait()
             if flight.has_landed:
                 return await flight.wait()
             raise
         finally:
             del self._journeys[flight]
-            journey.rival_scope.cancel()
+            if journey.rival:
+                journey.rival.scope.cancel()
 
     def _places(self, want: Want, errand: Errand) -> list[places.Place]:
         if errand.asks_holders_only:
@@ -327,12 +317,10 @@ class Fetcher:
             holders = [h for h in holders if not self._peers.is_busier(h, owners[0])]
         return places.places(owners, self._here, self._peers.is_usable, holders)
 
-    async def _travel(self, journey: _Journey) -> Fetched:
+    async def _travel(self, journey: journey_.Journey) -> Fetched:
         while journey.left:
-            place = journey.left.popleft()
-            journey.asked.append(place)
             began_s = self._clock()
-            journey.host, journey.asked_s = place.host, began_s
+            place = journey.next_place(began_s)
             try:
                 fetched = await self._ask(place, journey.want, journey.errand)
             except exchange.PEER_ERRORS as e:
@@ -368,18 +356,20 @@ class Fetcher:
             await trio.sleep(RACE_TICK_S)
             late_s = self._clock() - self.hedge.delay_s
             for flight, journey in list(self._journeys.items()):
-                is_late = journey.asked_s < late_s and not journey.is_raced
+                is_late = journey.asked_s < late_s and not journey.rival
                 if is_late and journey.left and journey.errand is Errand.GUEST_WAITS:
                     is_hopeless = journey.host in self._peers.quarantined()
                     if is_hopeless or self.hedge.may_race():
-                        journey.is_raced = True
-                        self._nursery.start_soon(self._rival, flight, journey)
+                        journey.rival = journey_.Rival()
+                        self._nursery.start_soon(self._run_rival, journey.rival, flight, journey)
 
-    async def _rival(self, flight: flights.Flight[Fetched], journey: _Journey) -> None:
+    async def _run_rival(
+        self, rival: journey_.Rival, flight: flights.Flight[Fetched], journey: journey_.Journey
+    ) -> None:
         """Ask the places that are left; if that is faster, the slow one has failed."""
         slow, asked_s = journey.host, journey.asked_s
         try:
-            with journey.rival_scope:
+            with rival.scope:
                 fetched = await self._travel(journey)
                 self._note_loser(slow, self._clock() - asked_s, journey.want)
                 flight.land(fetched)
@@ -387,7 +377,7 @@ class Fetcher:
         except exchange.PEER_ERRORS as e:
             LOG.debug("%s", e)
         finally:
-            journey.rival_ended.set()
+            rival.ended.set()
 
     def _note_loser(self, host: ids.HostId | None, took_s: float, want: Want) -> None:
         """Hold it against a peer that another place, asked later, was faster."""

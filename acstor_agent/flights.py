@@ -5,8 +5,10 @@ The one rule: for one CID one piece of work runs, whoever asks; it goes on when
 those who wait give up, since what it brings is stored.
 """
 
+import collections
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Generic
 from typing import TypeVar
 
@@ -16,6 +18,10 @@ from acstor_common import errors
 from acstor_common import ids
 
 T = TypeVar("T")
+W = TypeVar("W")
+
+WISHES = 1024
+"""Wishes that wait in a Queue; the oldest is forgotten first."""
 
 
 class Flight(Generic[T]):
@@ -24,12 +30,14 @@ class Flight(Generic[T]):
     ``scope`` is for work that is to end when something else has brought it.
     """
 
-    __slots__ = ("_is_landed", "_result", "scope")
+    __slots__ = ("_is_landed", "_result", "landed", "scope")
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self._is_landed = trio.Event()
         self._result: T | errors.AcstorError | None = None
+        self.landed: list[Callable[[], None]] = []
+        """Is called when it lands; none of it may wait."""
 
     @property
     def has_landed(self) -> bool:
@@ -44,6 +52,8 @@ class Flight(Generic[T]):
         if not self.has_landed:
             self._result = result
             self._is_landed.set()
+            for call in self.landed:
+                call()
 
     async def wait(self) -> T:
         """Return the result, or raise the error that it is."""
@@ -91,3 +101,37 @@ class Flights(Generic[T]):
         finally:
             del self._under_way[cid]
             flight.land(result)
+
+
+class Queue(Generic[W, T]):
+    """Wishes that nobody waits for: so many are under way at a time, without a task for each.
+
+    :param begin: begins to fulfil a wish; None if there is nothing to do
+    :param limit: flights under way at a time
+    :param has_room: whether more may begin now; asked again when a flight lands or a wish comes
+    """
+
+    def __init__(
+        self, begin: Callable[[W], Flight[T] | None], limit: int, has_room: Callable[[], bool]
+    ) -> None:
+        self._begin = begin
+        self._limit = limit
+        self._has_room = has_room
+        self._wishes: collections.deque[W] = collections.deque(maxlen=WISHES)
+        self._under_way = 0
+
+    def put(self, wishes: Iterable[W]) -> None:
+        """Begin these as soon as it may be, in their order."""
+        self._wishes.extend(wishes)
+        self._begin_some()
+
+    def _begin_some(self) -> None:
+        while self._wishes and self._under_way < self._limit and self._has_room():
+            flight = self._begin(self._wishes.popleft())
+            if flight is not None:
+                self._under_way += 1
+                flight.landed.append(self._landed)
+
+    def _landed(self) -> None:
+        self._under_way -= 1
+        self._begin_some()

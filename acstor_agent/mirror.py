@@ -6,15 +6,13 @@ waits for nothing.  Its answer lies in a buffer that the next read uses again:
 it must be handed on before anything is awaited.
 """
 
-import logging
 import mmap
 import time
-
-import trio
 
 from acstor_agent import booting
 from acstor_agent import cache_files
 from acstor_agent import fetcher
+from acstor_agent import flights
 from acstor_agent import prefetching
 from acstor_agent.core import cache_slot
 from acstor_agent.core import counters
@@ -24,8 +22,6 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
-
-LOG = logging.getLogger(__name__)
 
 MAX_READ_BYTES = 1 * geometry.MIB
 """The longest read that the kernel sends."""
@@ -37,13 +33,13 @@ _LOCAL_ORIGIN = {
     read_plan.StepKind.CACHE: counters.Origin.CACHE,
 }
 _Step = read_plan.Step[cache_slot.Slot]
+_Flight = flights.Flight[fetcher.Fetched]
 
 
 class Mirror:
     """A host's view of one image.
 
     :param image_map: the image's chunk map
-    :param nursery: where read-ahead runs
     :param deadline_s: how long a read may wait for one chunk
     :param read_ahead_limit_bytes: how far ahead of a sequential reader to fetch
     :param prefetch: fetches what neighbours advertise
@@ -56,7 +52,6 @@ class Mirror:
         *,
         cache: cache_files.CacheFiles,
         chunks: fetcher.Fetcher,
-        nursery: trio.Nursery,
         deadline_s: float,
         read_ahead_limit_bytes: int,
         prefetch: prefetching.Prefetching,
@@ -69,7 +64,6 @@ class Mirror:
         boots.watch(self.counters.read)
         self._cache = cache
         self._chunks = chunks
-        self._nursery = nursery
         self._deadline_s = deadline_s
         self._ahead = readahead.ReadAhead(read_ahead_limit_bytes)
         self._scratch = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
@@ -127,35 +121,37 @@ class Mirror:
     async def _read(self, offset: int, length: int) -> bytearray:
         """Wait for what is not here; the answer has a buffer of its own."""
         buffer = bytearray(length)
-        failures: list[errors.AcstorError] = []
         self.counters.in_flight += 1
         try:
-            await self._fill(offset, memoryview(buffer), failures)
+            await self._fill(offset, memoryview(buffer))
+        except errors.AcstorError:
+            self.counters.failed_reads += 1
+            raise
         finally:
             self.counters.in_flight -= 1
-        if failures:
-            self.counters.failed_reads += 1
-            raise failures[0]
         return buffer
 
-    async def _fill(
-        self, offset: int, view: memoryview, failures: list[errors.AcstorError]
-    ) -> None:
-        """Fill ``view``, which is zeros, with the range from ``offset``; one failure ends it."""
-        async with trio.open_nursery() as nursery:
+    async def _fill(self, offset: int, view: memoryview) -> None:
+        """Fill ``view``, which is zeros, with the range from ``offset``; one failure ends it.
 
-            async def fill(step: _Step) -> None:
-                try:
-                    await self._fill_step(offset, step, view[step.start : step.stop], failures)
-                except errors.AcstorError as e:
-                    failures.append(e)
-                    nursery.cancel_scope.cancel()
+        All chunks are on their way before the first is waited for.
+        """
+        steps = [(step, self._begin(step)) for step in self._plan(offset, len(view))]
+        for step, flight in steps:
+            await self._fill_step(offset, step, view[step.start : step.stop], flight)
 
-            for step in self._plan(offset, len(view)):
-                nursery.start_soon(fill, step)
+    def _begin(self, step: _Step) -> _Flight | None:
+        """Have a chunk fetched that neither is here nor comes with a boot image."""
+        if step.data is not None or step.parts is not None or step.piece is None:
+            return None
+        want = self.want(step.piece.chunk_no)
+        if self.boots.may_bring(want.cid):
+            return None
+        self.prefetch.waited_for(step.piece.chunk_no)
+        return self._chunks.begin(want, fetcher.Errand.GUEST_WAITS)
 
     async def _fill_step(
-        self, offset: int, step: _Step, view: memoryview, failures: list[errors.AcstorError]
+        self, offset: int, step: _Step, view: memoryview, flight: _Flight | None
     ) -> None:
         origin = counters.Origin.ZERO
         if step.data is not None:
@@ -164,28 +160,26 @@ class Mirror:
         elif step.parts is not None:
             origin = counters.Origin.CACHE
             if await self._cache.read(step.parts, view):  # some slots proved bad: now they are gone
-                await self._fill(offset + step.start, view, failures)
+                await self._fill(offset + step.start, view)
                 return
         elif step.piece is not None:
             want = self.want(step.piece.chunk_no)
-            fetched = await self.boots.bring(want.cid)
+            fetched = None if flight else await self.boots.bring(want.cid)
             if fetched is None:
-                self.prefetch.waited_for(step.piece.chunk_no)
-                fetched = await self._chunks.fetch(want, self._deadline_s)
+                if flight is None:
+                    self.prefetch.waited_for(step.piece.chunk_no)
+                fetched = await self._chunks.fetch(want, self._deadline_s, flight)
             view[:] = memoryview(fetched.data)[step.piece.start : step.piece.stop]
             origin = fetched.origin
         self.counters.read.add(origin, len(view))
 
     def _read_ahead(self, offset: int, length: int) -> None:
         start, stop = self._ahead.read(offset, length)
-        for piece in self.map.geometry.pieces(start, stop - start):
-            want = self.want(piece.chunk_no)
-            is_coming = want.cid in self._cache or self.boots.covers(want.cid)
-            if want.cid != ids.ZERO_CID and not is_coming:
-                self._nursery.start_soon(self._fetch_ahead, want)
-
-    async def _fetch_ahead(self, want: fetcher.Want) -> None:
-        try:
-            await self._chunks.fetch_ahead(want, fetcher.Errand.READ_AHEAD)
-        except errors.AcstorError as e:  # whoever needs the chunk will ask again and be told
-            LOG.debug("read-ahead: %s", e)
+        if start == stop:
+            return
+        wants = (
+            self.want(piece.chunk_no) for piece in self.map.geometry.pieces(start, stop - start)
+        )
+        self._chunks.read_ahead(
+            want for want in wants if want.cid != ids.ZERO_CID and not self.boots.covers(want.cid)
+        )

@@ -245,7 +245,7 @@ class Connection(abc.ABC):
         return self.is_closed or (not self._outbox and not self._link.unsent_bytes)
 
     async def sent(self) -> None:
-        """Return when the kernel has sent nearly all that was posted, or the connection is closed."""
+        """Return when the kernel has sent nearly all of it, or the connection is closed."""
         await self.drained()
         if not self.is_sent:
             with contextlib.suppress(*peer_link.LINK_ERRORS):

@@ -120,7 +120,6 @@ class OneHost:
             image_map,
             cache=self.cache,
             chunks=self.chunks,
-            nursery=self._nursery,
             deadline_s=DEADLINE_S,
             read_ahead_limit_bytes=self.read_ahead_limit_bytes,
             prefetch=prefetching.Prefetching(
