@@ -372,18 +372,10 @@ class Booting:
             frame.cid,
         )
         fetched = await self._host.chunks.fetch_once(want, errand)
-        return await trio.to_thread.run_sync(self._unpack, frame, fetched.data), fetched.origin
-
-    def _unpack(self, frame: boot_image.Frame, stored: fetcher.Bytes) -> dict[ids.Cid, memoryview]:
-        chunks = boot_image.unpack_frame(self._map.geometry, frame, stored, self._what)
-        by_cid = {}
-        for chunk_no, data in chunks:
-            cid = self._map.cid(chunk_no)
-            if ids.cid_of(data) != cid:
-                why = f"chunk {chunk_no} is not what the chunk map says"
-                raise errors.BootImageFormatError(self._what, frame.offset, why)
-            by_cid[cid] = data
-        return by_cid
+        chunks = await trio.to_thread.run_sync(
+            boot_image.unpack_checked, self._map, frame, fetched.data, self._what
+        )
+        return chunks, fetched.origin
 
     def _keep(self, chunks: dict[ids.Cid, memoryview]) -> None:
         """Keep chunks in memory while guests boot; afterwards the cache is their place."""

@@ -362,6 +362,22 @@ def _cut(cut: geometry.Geometry, frame: Frame, raw: memoryview) -> Iterator[tupl
         at += length
 
 
+def unpack_checked(
+    image_map: chunk_map.ChunkMap, frame: Frame, stored: Buffer, what: str
+) -> dict[ids.Cid, memoryview]:
+    """Return the chunks of a frame by CID; each is what the image's chunk map says.
+
+    :raises errors.BootImageFormatError: the bytes are not the frame's, or not the image's
+    """
+    by_cid = {}
+    for chunk_no, data in unpack_frame(image_map.geometry, frame, stored, what):
+        cid = image_map.cid(chunk_no)
+        if ids.cid_of(data) != cid:
+            raise _fault(what, frame.offset, f"chunk {chunk_no} is not what the chunk map says")
+        by_cid[cid] = data
+    return by_cid
+
+
 def check(parts: Iterable[Buffer], what: str) -> Head:
     """Check a whole boot image that comes in pieces of any length; return its head.
 

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boot-image builder: boots an image in a throw-away guest and keeps what it reads.
+
+The image is hostile.  It sees a machine without network, with bounded memory, and
+a disk whose bytes come through :mod:`recording_export`; what it writes goes to a
+temporary file of bounded size.  QEMU itself is held by a seccomp filter, by
+resource limits and, where this process may, by another user and a network of its
+own; it dies with this process.
+
+The one rule: the guest decides nothing but which chunks are in the trace.  Whether
+it hangs, floods its console, ends QEMU or never stops reading, the builder is done
+at its limit, and every chunk is checked against the chunk map before it is kept.
+
+A boot is over when the marker was seen on the console and a little later, or when
+nothing new was read for a while, or at a limit.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import grp
+import json
+import os
+import pathlib
+import pwd
+import re
+import selectors
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+from acstor_common import boot_image
+from acstor_common import boot_trace
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_glance import recording_export
+
+QEMU = "qemu-system-x86_64"
+DEFAULT_MARKER = r"\S login: "
+CONSOLE_TAIL_BYTES = 64 * geometry.KIB
+SECTOR_BYTES = 512
+_LOOK_S = 0.25
+_ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
+_TRANSLATION_CACHE_MIB = 128
+_QEMU_WORDS_BYTES = 2000
+_STOP_S = 10.0
+
+Progress = Callable[[float, int], None]
+"""Is told the seconds since the start and the chunks read so far, several times a second."""
+
+
+class End(enum.Enum):
+    """Why the recording ended."""
+
+    MARKER = "marker"  # the console showed that the boot was over
+    IDLE = "idle"  # nothing new was read for a while
+    TIME = "time"  # the time was up
+    FULL = "full"  # more chunks were read than a boot image may have
+    ENDED = "ended"  # the guest, or QEMU, has ended
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What a guest may use, and when its boot is taken to be over.
+
+    :param longest_s: the whole recording
+    :param idle_s: how long nothing new is read until the boot counts as over
+    :param settle_s: how long to go on after the marker
+    :param memory_bytes: the guest's memory
+    :param written_bytes: how much the guest may write to its disk
+    :param boot_bytes: how much of the image may be read
+    """
+
+    longest_s: float = 300.0
+    idle_s: float = 30.0
+    settle_s: float = 2.0
+    memory_bytes: int = 512 * geometry.MIB
+    written_bytes: int = 1024 * geometry.MIB
+    boot_bytes: int = 1024 * geometry.MIB
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recording:
+    """A boot trace, and how the boot ended."""
+
+    trace: tuple[int, ...]
+    end: End
+    seconds_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Summary:
+    """What was built."""
+
+    path: str
+    end: str
+    chunks: int
+    raw_bytes: int
+    stored_bytes: int
+    image_bytes: int
+    seconds_s: float
+
+
+def accelerator() -> str:
+    """Return "kvm" where the processor virtualizes by itself, else "tcg" (software emulation).
+
+    A ``/dev/kvm`` alone proves nothing: under a paravirtual one stock kernels do not boot.
+    """
+    has_kvm = any(pathlib.Path(f"/sys/module/kvm_{maker}").exists() for maker in ("intel", "amd"))
+    return "kvm" if has_kvm and os.access("/dev/kvm", os.R_OK | os.W_OK) else "tcg"
+
+
+# Building
+
+
+def build(
+    image: pathlib.Path,
+    image_map: chunk_map.ChunkMap,
+    output: pathlib.Path,
+    *,
+    limits: Limits | None = None,
+    marker: str = DEFAULT_MARKER,
+    revision: int = 1,
+    progress: Progress = lambda seconds_s, chunks: None,
+) -> Summary:
+    """Boot a raw image and write its boot image.
+
+    :param image_map: the image's chunk map
+    :param marker: regular expression of what the console shows when the boot is over
+    :raises errors.Unusable: QEMU cannot be run, or the image does not boot
+    :raises errors.ChunkInvalid: the image is not the one that the chunk map is of
+    :raises OSError: the image cannot be read, or the output not written
+    """
+    with image.open("rb") as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes != image_map.geometry.size_bytes:
+            why = f"it has {size_bytes} bytes, its chunk map says {image_map.geometry.size_bytes}"
+            raise errors.Unusable(str(image), why, "Make the chunk map again")
+        recording = record(file.fileno(), image_map.geometry, limits or Limits(), marker, progress)
+        head = write(file.fileno(), image_map, recording.trace, output, revision)
+    if not head.header.chunk_count:
+        output.unlink()
+        raise errors.Unusable(str(image), "nothing of it was read: it does not boot")
+    return Summary(
+        str(output),
+        recording.end.value,
+        head.header.chunk_count,
+        head.raw_bytes,
+        head.size_bytes,
+        size_bytes,
+        round(recording.seconds_s, 3),
+    )
+
+
+def write(
+    image: int,
+    image_map: chunk_map.ChunkMap,
+    trace: tuple[int, ...],
+    output: pathlib.Path,
+    revision: int,
+) -> boot_image.Head:
+    """Write the boot image of a trace; it appears whole or not at all.
+
+    :param image: a file descriptor
+    :raises errors.ChunkInvalid: a chunk is not what the chunk map says
+    """
+    os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
+    of = boot_image.Binding(image_map.image_id, image_map.geometry, os_hash)
+    writer = boot_image.Writer(of, revision)
+    for chunk_no in trace:
+        if not image_map.is_zero(chunk_no):
+            writer.add(chunk_no, _read_chunk(image, image_map, chunk_no))
+    parts = list(writer.parts())
+    with _whole_file(output) as file:
+        for part in parts:
+            os.write(file, part)
+    return boot_image.parse_head(parts[0], str(output))
+
+
+def _read_chunk(image: int, image_map: chunk_map.ChunkMap, chunk_no: int) -> bytes:
+    cut = image_map.geometry
+    data = os.pread(image, cut.chunk_length(chunk_no), cut.chunk_offset(chunk_no))
+    if ids.cid_of(data) != image_map.cid(chunk_no):
+        what = f"chunk {chunk_no} of image {image_map.image_id}"
+        raise errors.ChunkInvalid(what, "the image", "it is not what the chunk map says")
+    return data
+
+
+@contextlib.contextmanager
+def _whole_file(path: pathlib.Path) -> Iterator[int]:
+    """Yield a new file that takes the name ``path`` if the block succeeds, and goes if it fails."""
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        yield fd
+        os.fchmod(fd, 0o644)
+        os.fsync(fd)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    finally:
+        os.close(fd)
+
+
+# Recording
+
+
+def record(
+    image: int, cut: geometry.Geometry, limits: Limits, marker: str, progress: Progress
+) -> Recording:
+    """Boot the image behind a file descriptor and return what it read.
+
+    :raises errors.Unusable: QEMU cannot be run
+    """
+    window = boot_trace.Window(
+        limits.longest_s,
+        limits.idle_s,
+        min(boot_image.MAX_CHUNKS, max(1, limits.boot_bytes // cut.chunk_bytes)),
+    )
+    notes = _Notes(boot_trace.Recorder(cut, window))
+    with tempfile.TemporaryDirectory(prefix="acstor-boot-") as name:
+        folder = pathlib.Path(name)
+        export = folder / "image.sock"
+        size_bytes = -(-cut.size_bytes // SECTOR_BYTES) * SECTOR_BYTES
+        with recording_export.RecordingExport(image, size_bytes, export, notes.read):
+            _make_overlay(folder / "written.qcow2", size_bytes)
+            _give_away(folder)
+            with _guest(folder, limits) as process:
+                began_s = time.monotonic()
+                end = _Watch(process, notes, limits, marker).wait(progress)
+                seconds_s = time.monotonic() - began_s
+                words = _words(folder / "qemu.log")
+    if end is End.ENDED and not notes.trace():
+        raise errors.Unusable(QEMU, f"it ended before the image was read: {words}")
+    return Recording(notes.trace(), end, seconds_s)
+
+
+class _Notes:
+    """A recorder that the export's thread writes to and the builder's reads from."""
+
+    def __init__(self, recorder: boot_trace.Recorder) -> None:
+        self._recorder = recorder
+        self._lock = threading.Lock()
+
+    def read(self, offset: int, length: int) -> None:
+        with self._lock:
+            self._recorder.read(offset, length, time.monotonic())
+
+    def trace(self) -> tuple[int, ...]:
+        with self._lock:
+            return self._recorder.trace
+
+    def state(self) -> tuple[int, bool, bool]:
+        """Return the chunks read so far, whether they are too many, whether the boot is over."""
+        with self._lock:
+            recorder = self._recorder
+            return recorder.chunk_count, recorder.is_full, recorder.is_over(time.monotonic())
+
+
+class _Watch:
+    """Looks at a guest until its boot is over."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], notes: _Notes, limits: Limits, marker: str
+    ) -> None:
+        self._process, self._notes, self._limits = process, notes, limits
+        self._marker = re.compile(marker.encode())
+        self._tail = b""
+        self._console_is_open = True
+        self._marked_s: float | None = None
+
+    def wait(self, progress: Progress) -> End:
+        """Return why the boot is over."""
+        began_s = time.monotonic()
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while True:
+                if self._console_is_open:
+                    if selector.select(_LOOK_S):
+                        self._take_console(selector)
+                else:
+                    time.sleep(_LOOK_S)
+                now_s = time.monotonic()
+                progress(now_s - began_s, self._notes.state()[0])
+                end = self._end(now_s, now_s - began_s)
+                if end is not None:
+                    return end
+
+    def _take_console(self, selector: selectors.BaseSelector) -> None:
+        """Look at what the console shows; only its end is kept, a guest may write for ever."""
+        assert self._process.stdout is not None
+        text = os.read(self._process.stdout.fileno(), CONSOLE_TAIL_BYTES)
+        if not text:
+            self._console_is_open = False
+            selector.unregister(self._process.stdout)
+        self._tail = (self._tail + text)[-CONSOLE_TAIL_BYTES:]
+        if self._marked_s is None and self._marker.search(self._tail):
+            self._marked_s = time.monotonic()
+
+    def _end(self, now_s: float, since_s: float) -> End | None:
+        _, is_full, is_over = self._notes.state()
+        if self._marked_s is not None and now_s - self._marked_s >= self._limits.settle_s:
+            return End.MARKER
+        if is_full:
+            return End.FULL
+        if self._process.poll() is not None:
+            return End.ENDED
+        if since_s >= self._limits.longest_s:
+            return End.TIME
+        return End.IDLE if is_over else None
+
+
+# The guest
+
+
+def _make_overlay(path: pathlib.Path, size_bytes: int) -> None:
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", str(path), str(size_bytes)]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    except FileNotFoundError as e:
+        raise errors.Unusable("qemu-img", "it is not installed", "Install QEMU") from e
+    if done.returncode:
+        raise errors.Unusable("qemu-img", done.stderr.strip())
+
+
+def _give_away(folder: pathlib.Path) -> None:
+    """Let QEMU's user, and nobody else, use the folder."""
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, nobody.pw_uid, nobody.pw_gid)
+
+
+@contextlib.contextmanager
+def _guest(folder: pathlib.Path, limits: Limits) -> Iterator[subprocess.Popen[bytes]]:
+    """Run QEMU; its standard output is the guest's console.
+
+    :raises errors.Unusable: it is not installed
+    """
+    if shutil.which(QEMU) is None:
+        raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
+    with (folder / "qemu.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*_confinement(limits), *_argv(limits)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=folder,
+            env={"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": str(folder)},
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=_STOP_S)
+
+
+def _confinement(limits: Limits) -> list[str]:
+    """Return what QEMU is started by: its limits and, where we may, its user and its network."""
+    bounds = {
+        "cpu": int(limits.longest_s * 4) + 60,  # a processor's second for each of 4 threads
+        "fsize": limits.written_bytes,
+        "as": limits.memory_bytes + _ADDRESS_SPACE_SPARE_BYTES,
+        "nofile": 128,
+        "core": 0,
+    }
+    limited = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
+    if os.geteuid():
+        return ["setpriv", "--pdeathsig", "KILL", "--no-new-privs", *limited]
+    group = "kvm" if accelerator() == "kvm" else grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name
+    user = ["--reuid", "nobody", "--regid", group, "--clear-groups"]
+    free = ["--no-new-privs", "--bounding-set", "-all", "--inh-caps", "-all"]
+    return ["unshare", "--net", "--ipc", "setpriv", *user, *free, "--pdeathsig", "KILL", *limited]
+
+
+def _argv(limits: Limits) -> list[str]:
+    accel = accelerator()
+    export = {"driver": "nbd", "server": {"type": "unix", "path": "image.sock"}, "read-only": True}
+    disk = {
+        "driver": "qcow2",
+        "node-name": "disk",
+        "file": {"driver": "file", "filename": "written.qcow2"},
+        "backing": export,
+    }
+    speed = f"tcg,tb-size={_TRANSLATION_CACHE_MIB}" if accel == "tcg" else "kvm"
+    denied = "obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+    return [
+        *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", "pc", "-accel", speed, "-smp", "1"),
+        *(("-cpu", "host") if accel == "kvm" else ()),
+        *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
+        *("-blockdev", json.dumps(disk)),
+        *("-device", "virtio-blk-pci,drive=disk,rerror=report,werror=report"),
+        *("-serial", "stdio", "-monitor", "none"),
+        *("-sandbox", f"on,{denied}"),
+    ]
+
+
+def _words(log: pathlib.Path) -> str:
+    with log.open("rb") as file:
+        return file.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it said nothing"

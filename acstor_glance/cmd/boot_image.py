@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor-boot-image: build the boot image of an image, show one, verify one.
+
+Results go to standard output, everything else to standard error.  Exit status:
+0 done, 1 it could not be done or is not right, 2 wrong usage, 130 stopped by Ctrl-C.
+"""
+
+import argparse
+import dataclasses
+import json
+import mmap
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import tqdm
+
+from acstor_common import boot_image
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_glance import boot_builder
+
+EXIT_FAILED = 1
+EXIT_STOPPED = 130
+DEFAULTS = boot_builder.Limits()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = make_parser().parse_args(argv)
+    try:
+        print_result(options.run(options), options.json)
+    except (errors.AcstorError, OSError) as exc:
+        print(f"acstor-boot-image: {exc}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("acstor-boot-image: stopped; nothing was written", file=sys.stderr)
+        return EXIT_STOPPED
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="acstor-boot-image",
+        description="Boot images: what guests read of an image while they boot.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_build(commands.add_parser("build", help="boot an image in a throw-away guest"))
+    _add_read(commands.add_parser("show", help="print what a boot image says of itself"), show)
+    verify_parser = commands.add_parser("verify", help="check every byte of a boot image")
+    _add_read(verify_parser, verify)
+    verify_parser.add_argument(
+        "--map",
+        metavar="MAP",
+        type=pathlib.Path,
+        help="the image's chunk map, to check that the chunks are the image's as well",
+    )
+    return parser
+
+
+def _add_read(
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], dict[str, Any]]
+) -> None:
+    parser.add_argument("path", metavar="FILE", type=pathlib.Path, help="a boot image")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(run=run)
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("image", metavar="IMAGE", type=pathlib.Path, help="file of a raw image")
+    parser.add_argument(
+        *("-o", "--output"),
+        metavar="FILE",
+        type=pathlib.Path,
+        help="file to write; by default IMAGE with the ending .acboot",
+    )
+    parser.add_argument(
+        "--map",
+        metavar="MAP",
+        type=pathlib.Path,
+        help="the image's chunk map; by default IMAGE with the ending .acmap",
+    )
+    parser.add_argument(
+        "--marker",
+        metavar="REGEX",
+        type=_regex,
+        default=boot_builder.DEFAULT_MARKER,
+        help="what the serial console shows when the boot is over (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--longest",
+        metavar="SECONDS",
+        type=_seconds,
+        default=DEFAULTS.longest_s,
+        help="stop after this time whatever the guest does (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--idle",
+        metavar="SECONDS",
+        type=_seconds,
+        default=DEFAULTS.idle_s,
+        help="take the boot to be over when nothing new was read for so long (default: "
+        "%(default)g)",
+    )
+    parser.add_argument(
+        "--memory",
+        metavar="MIB",
+        type=_mebibytes,
+        default=DEFAULTS.memory_bytes,
+        help=f"memory of the guest (default: {DEFAULTS.memory_bytes // geometry.MIB})",
+    )
+    parser.add_argument(
+        "--revision",
+        metavar="N",
+        type=_revision,
+        default=1,
+        help="a boot image with a higher one takes the place of one with a lower one (default: 1)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.set_defaults(run=build)
+
+
+def build(options: argparse.Namespace) -> dict[str, Any]:
+    """Build a boot image and show how far it is."""
+    limits = dataclasses.replace(
+        DEFAULTS,
+        longest_s=options.longest,
+        idle_s=options.idle,
+        memory_bytes=options.memory,
+    )
+    image_map = _map_of(options.map or options.image.with_suffix(".acmap"))
+    is_shown = not options.quiet and sys.stderr.isatty()
+    with tqdm.tqdm(
+        desc=options.image.name, total=round(limits.longest_s), unit="s", disable=not is_shown
+    ) as bar:
+
+        def progress(seconds_s: float, chunks: int) -> None:
+            read_mib = chunks * image_map.geometry.chunk_bytes // geometry.MIB
+            bar.set_postfix_str(f"{read_mib} MiB read", refresh=False)
+            bar.update(round(seconds_s) - bar.n)
+
+        summary = boot_builder.build(
+            options.image,
+            image_map,
+            options.output or options.image.with_suffix(".acboot"),
+            limits=limits,
+            marker=options.marker,
+            revision=options.revision,
+            progress=progress,
+        )
+    return dataclasses.asdict(summary)
+
+
+def _map_of(path: pathlib.Path) -> chunk_map.ChunkMap:
+    """Return the chunk map in a file, mapped into memory."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise errors.ChunkMapFormatError(str(path), 0, "is empty")
+        buffer = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    return chunk_map.ChunkMap.parse(buffer, str(path))
+
+
+def show(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the head of a boot image says."""
+    with options.path.open("rb") as file:
+        header = boot_image.parse_header(file.read(boot_image.HEADER_BYTES), str(options.path))
+        file.seek(0)
+        head = boot_image.parse_head(file.read(header.head_bytes), str(options.path))
+    return _facts(head)
+
+
+def verify(options: argparse.Namespace) -> dict[str, Any]:
+    """Check a whole boot image, against the chunk map if there is one."""
+    what = str(options.path)
+    raw = options.path.read_bytes()
+    head = boot_image.check([raw], what)
+    if options.map:
+        check_chunks(raw, head, _map_of(options.map), what)
+    return {**_facts(head), "checked": "chunk map" if options.map else "checksums"}
+
+
+def check_chunks(
+    raw: bytes, head: boot_image.Head, image_map: chunk_map.ChunkMap, what: str
+) -> None:
+    """Compare the chunks of a boot image with the chunk map.
+
+    :raises errors.BootImageFormatError: they are of another image, or of other bytes
+    """
+    os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
+    of = boot_image.Binding(image_map.image_id, image_map.geometry, os_hash)
+    boot_image.check_binding(head.header, of, what)
+    for frame in head.frames:
+        stored = raw[frame.offset : frame.offset + frame.stored_bytes]
+        boot_image.unpack_checked(image_map, frame, stored, what)
+
+
+def _facts(head: boot_image.Head) -> dict[str, Any]:
+    of = head.header.binding
+    return {
+        "image_id": of.image_id,
+        "image_bytes": of.cut.size_bytes,
+        "chunk_bytes": of.cut.chunk_bytes,
+        "os_hash": f"{of.os_hash.algo}:{of.os_hash.value.hex()}" if of.os_hash.algo else None,
+        "revision": head.header.revision,
+        "chunks": head.header.chunk_count,
+        "frames": head.header.frame_count,
+        "raw_bytes": head.raw_bytes,
+        "stored_bytes": head.size_bytes,
+    }
+
+
+def print_result(result: dict[str, Any], as_json: bool) -> None:
+    """Print facts, one a line or as JSON."""
+    if as_json:
+        print(json.dumps(result))
+        return
+    for name, value in result.items():
+        print(f"{name.replace('_', ' '):14} {value if value is not None else 'unknown'}")
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text.encode())
+    except re.error as exc:
+        raise argparse.ArgumentTypeError(f"no regular expression: {exc}") from exc
+    return text
+
+
+def _number(text: str, lowest: int, highest: int) -> int:
+    if not text.isdecimal() or not lowest <= int(text) <= highest:
+        raise argparse.ArgumentTypeError(f"not a number from {lowest} to {highest}: {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    return float(_number(text, 1, 86400))
+
+
+def _mebibytes(text: str) -> int:
+    return _number(text, 16, 1 << 20) * geometry.MIB
+
+
+def _revision(text: str) -> int:
+    return _number(text, 1, boot_image.MAX_REVISION)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block device that notes which parts of it are read: a read-only NBD export on a unix socket.
+
+QEMU reads an image through it while the image boots.  A server of our own, of
+the few requests that QEMU needs, because it is all that sees the reads in order
+and in time without privileges: FUSE would need pyfuse3 and a mount, and QEMU's
+trace events are not in every build of it.
+
+The one rule: QEMU runs a hostile image and may itself be taken over, so whatever
+it sends is checked, and costs at most this connection.  The protocol is that of
+https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Self
+
+from acstor_common import geometry
+
+LOG = logging.getLogger(__name__)
+
+MAX_READ_BYTES = 32 * geometry.MIB
+MAX_OPTION_BYTES = 4096
+_GREETING = struct.Struct(">8s8sH")
+_OPTION = struct.Struct(">8sII")
+_REPLY = struct.Struct(">QIII")
+_REQUEST = struct.Struct(">IHHQQI")
+_SIMPLE_REPLY = struct.Struct(">IIQ")
+
+_FIXED_NEWSTYLE, _NO_ZEROES = 1, 2
+_OPT_EXPORT_NAME, _OPT_ABORT, _OPT_INFO, _OPT_GO = 1, 2, 6, 7
+_REP_MAGIC, _REP_ACK, _REP_INFO, _REP_UNSUPPORTED = 0x3E889045565A9, 1, 3, (1 << 31) + 1
+_EXPORT_FLAGS = 1 | 2  # has flags, read-only
+_REQUEST_MAGIC, _REPLY_MAGIC = 0x25609513, 0x67446698
+_CMD_READ, _CMD_DISC = 0, 2
+_EIO, _EINVAL = 5, 22
+
+Read = Callable[[int, int], None]
+"""Is told the offset and the length of a read, in the server's thread."""
+
+
+class _Broken(Exception):
+    """The other side sent what no client of NBD sends, or hung up."""
+
+
+class RecordingExport:
+    """Context manager: ``image`` can be read at ``path`` by one client, and reads are told.
+
+    :param read: is told each read that was answered
+    """
+
+    def __init__(self, image: int, size_bytes: int, path: pathlib.Path, read: Read) -> None:
+        self._image, self._size_bytes, self._read = image, size_bytes, read
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen(1)
+        self._connection: socket.socket | None = None
+        self._thread = threading.Thread(target=self._serve, name="recording-export", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for used in (self._listener, self._connection):
+            with contextlib.suppress(OSError):
+                if used is not None:
+                    used.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        try:
+            self._connection, _ = self._listener.accept()
+            with self._connection as connection:
+                self._negotiate(connection)
+                while self._answer(connection):
+                    pass
+        except (_Broken, OSError) as e:
+            LOG.debug("export: %s", e)
+
+    # Negotiation
+
+    def _negotiate(self, connection: socket.socket) -> None:
+        connection.sendall(_GREETING.pack(b"NBDMAGIC", b"IHAVEOPT", _FIXED_NEWSTYLE | _NO_ZEROES))
+        _receive(connection, 4)  # the client's flags change nothing that is sent below
+        while True:
+            magic, option, length = _OPTION.unpack(_receive(connection, _OPTION.size))
+            if magic != b"IHAVEOPT" or length > MAX_OPTION_BYTES:
+                raise _Broken(f"no option: {magic!r}, {length} bytes")
+            _receive(connection, length)
+            if option == _OPT_EXPORT_NAME:
+                connection.sendall(struct.pack(">QH", self._size_bytes, _EXPORT_FLAGS))
+                return
+            if option in (_OPT_GO, _OPT_INFO):
+                info = struct.pack(">HQH", 0, self._size_bytes, _EXPORT_FLAGS)
+                self._reply(connection, option, _REP_INFO, info)
+            self._reply(connection, option, _verdict(option))
+            if option == _OPT_GO:
+                return
+            if option == _OPT_ABORT:
+                raise _Broken("the client wants no export")
+
+    @staticmethod
+    def _reply(connection: socket.socket, option: int, kind: int, data: bytes = b"") -> None:
+        connection.sendall(_REPLY.pack(_REP_MAGIC, option, kind, len(data)) + data)
+
+    # Transmission
+
+    def _answer(self, connection: socket.socket) -> bool:
+        """Answer one request; return False when the client says good-bye."""
+        raw = _receive(connection, _REQUEST.size)
+        magic, _flags, command, handle, offset, length = _REQUEST.unpack(raw)
+        if magic != _REQUEST_MAGIC:
+            raise _Broken(f"no request: {magic:#x}")
+        if command == _CMD_DISC:
+            return False
+        if command != _CMD_READ:
+            if length:  # a write: its bytes follow, and may be any number
+                raise _Broken(f"command {command} on a read-only export")
+            self._refuse(connection, handle, _EINVAL)
+        elif not 0 < length <= MAX_READ_BYTES or offset + length > self._size_bytes:
+            self._refuse(connection, handle, _EINVAL)
+        else:
+            self._send(connection, handle, offset, length)
+        return True
+
+    @staticmethod
+    def _refuse(connection: socket.socket, handle: int, error: int) -> None:
+        connection.sendall(_SIMPLE_REPLY.pack(_REPLY_MAGIC, error, handle))
+
+    def _send(self, connection: socket.socket, handle: int, offset: int, length: int) -> None:
+        try:
+            data = os.pread(self._image, length, offset)
+        except OSError as e:
+            LOG.warning("image, byte %d: %s", offset, e)
+            self._refuse(connection, handle, _EIO)
+            return
+        self._read(offset, length)
+        data += bytes(length - len(data))  # it became shorter: the trace is refused later
+        connection.sendall(_SIMPLE_REPLY.pack(_REPLY_MAGIC, 0, handle) + data)
+
+
+def _verdict(option: int) -> int:
+    return _REP_ACK if option in (_OPT_GO, _OPT_INFO, _OPT_ABORT) else _REP_UNSUPPORTED
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    parts: list[bytes] = []
+    while length:
+        part = connection.recv(length)
+        if not part:
+            raise _Broken("the client hung up")
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
