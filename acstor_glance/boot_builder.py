@@ -39,6 +39,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import whole_file
 from acstor_glance import recording_export
 
 QEMU = "qemu-system-x86_64"
@@ -177,9 +178,8 @@ def write(
         if not image_map.is_zero(chunk_no):
             writer.add(chunk_no, _read_chunk(image, image_map, chunk_no))
     parts = list(writer.parts())
-    with _whole_file(output) as file:
-        for part in parts:
-            os.write(file, part)
+    with whole_file.written(output) as file:
+        file.writelines(parts)
     return boot_image.parse_head(parts[0], str(output))
 
 
@@ -190,22 +190,6 @@ def _read_chunk(image: int, image_map: chunk_map.ChunkMap, chunk_no: int) -> byt
         what = f"chunk {chunk_no} of image {image_map.image_id}"
         raise errors.ChunkInvalid(what, "the image", "it is not what the chunk map says")
     return data
-
-
-@contextlib.contextmanager
-def _whole_file(path: pathlib.Path) -> Iterator[int]:
-    """Yield a new file that takes the name ``path`` if the block succeeds, and goes if it fails."""
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        yield fd
-        os.fchmod(fd, 0o644)
-        os.fsync(fd)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    finally:
-        os.close(fd)
 
 
 # Recording

@@ -63,6 +63,11 @@ class RecordingExport:
         self._connection: socket.socket | None = None
         self._thread = threading.Thread(target=self._serve, name="recording-export", daemon=True)
 
+    @property
+    def is_running(self) -> bool:
+        """Say whether the image can still be read through it."""
+        return self._thread.is_alive()
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self

@@ -6,13 +6,14 @@ Results go to standard output, everything else to standard error.  Exit status:
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
-import mmap
 import pathlib
 import re
 import sys
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_glance import boot_builder
+from acstor_glance import mapped_file
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 130
@@ -134,11 +136,12 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
         idle_s=options.idle,
         memory_bytes=options.memory,
     )
-    image_map = _map_of(options.map or options.image.with_suffix(".acmap"))
     is_shown = not options.quiet and sys.stderr.isatty()
-    with tqdm.tqdm(
-        desc=options.image.name, total=round(limits.longest_s), unit="s", disable=not is_shown
-    ) as bar:
+    total_s = round(limits.longest_s)
+    with (
+        _map_of(options.map or options.image.with_suffix(".acmap")) as image_map,
+        tqdm.tqdm(desc=options.image.name, total=total_s, unit="s", disable=not is_shown) as bar,
+    ):
 
         def progress(seconds_s: float, chunks: int) -> None:
             read_mib = chunks * image_map.geometry.chunk_bytes // geometry.MIB
@@ -157,13 +160,10 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
     return dataclasses.asdict(summary)
 
 
-def _map_of(path: pathlib.Path) -> chunk_map.ChunkMap:
-    """Return the chunk map in a file, mapped into memory."""
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            raise errors.ChunkMapFormatError(str(path), 0, "is empty")
-        buffer = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-    return chunk_map.ChunkMap.parse(buffer, str(path))
+@contextlib.contextmanager
+def _map_of(path: pathlib.Path) -> Iterator[chunk_map.ChunkMap]:
+    with path.open("rb") as file, mapped_file.mapped(file) as view:
+        yield chunk_map.ChunkMap.parse(view, str(path))
 
 
 def show(options: argparse.Namespace) -> dict[str, Any]:
@@ -181,7 +181,8 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
     raw = options.path.read_bytes()
     head = boot_image.check([raw], what)
     if options.map:
-        check_chunks(raw, head, _map_of(options.map), what)
+        with _map_of(options.map) as image_map:
+            check_chunks(raw, head, image_map, what)
     return {**_facts(head), "checked": "chunk map" if options.map else "checksums"}
 
 

@@ -10,14 +10,19 @@ import contextlib
 import os
 import pathlib
 import shutil
+import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from acstor_common import errors
+from acstor_common import ids
+from acstor_glance import prehash
 from tests.fakes import hosts
 from tests.lab import agents
+from tests.lab import guest_image
 from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import cloud
@@ -43,6 +48,30 @@ def start(
             return stack.enter_context(agent)
 
         yield begin
+
+
+@pytest.fixture(scope="session")
+def lab_image() -> guest_image.GuestImage:
+    """The guest image of the lab, if this machine has it: tests do not build it."""
+    try:
+        recipe, _mirror = guest_image.this_system()
+    except errors.Unusable as e:
+        pytest.skip(str(e))
+    folder = runs.CACHE_FOLDER / recipe.key
+    if not folder.is_dir():
+        pytest.skip("no guest image; python -m tests.lab.guest_image builds it")
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("qemu-system-x86 is not installed")
+    return guest_image.GuestImage(folder)
+
+
+@pytest.fixture
+def guest_image_id(images: local.ImageFolder, lab_image: guest_image.GuestImage) -> ids.ImageId:
+    """Put a copy of the lab's image into the source."""
+    image_id = ids.parse_image_id(str(uuid.uuid4()))
+    runs.tool(["cp", "--sparse=always", lab_image.raw, images.path(image_id)])
+    prehash.prehash(lab_image.raw, images.map_path(image_id), image_id)
+    return image_id
 
 
 @pytest.fixture(scope="session")

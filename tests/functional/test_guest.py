@@ -12,27 +12,11 @@ from acstor_common import errors
 from tests.lab import guest
 from tests.lab import guest_image
 from tests.lab import network
-from tests.lab import runs
 
-
-def finished_image() -> guest_image.GuestImage | None:
-    """Return the guest image if this machine has one already."""
-    try:
-        recipe, _mirror = guest_image.this_system()
-    except errors.Unusable:
-        return None
-    folder = runs.CACHE_FOLDER / recipe.key
-    return guest_image.GuestImage(folder) if folder.is_dir() else None
-
-
-IMAGE = finished_image()
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can make network namespaces"),
     pytest.mark.skipif(
         shutil.which("qemu-system-x86_64") is None, reason="qemu-system-x86 is not installed"
-    ),
-    pytest.mark.skipif(
-        IMAGE is None, reason="no guest image; python -m tests.lab.guest_image builds it"
     ),
 ]
 
@@ -48,9 +32,10 @@ def overlay(host: network.Host, backing: pathlib.Path) -> pathlib.Path:
     return guest.make_overlay(host.folder / "disk.qcow2", backing, "raw", size)
 
 
-def test_guest_boots_answers_and_reads_its_disk(host: network.Host) -> None:
-    assert IMAGE is not None
-    with guest.Guest(host, overlay(host, IMAGE.raw)) as booted:
+def test_guest_boots_answers_and_reads_its_disk(
+    host: network.Host, lab_image: guest_image.GuestImage
+) -> None:
+    with guest.Guest(host, overlay(host, lab_image.raw)) as booted:
         seen = booted.wait_booted()
         assert seen.first_line_s is not None
         assert seen.login_s is not None

@@ -3,54 +3,22 @@
 
 import os
 import pathlib
-import shutil
 import uuid
 
 import pytest
 
 from acstor_common import errors
 from acstor_common import ids
-from acstor_glance import prehash
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import guest
-from tests.lab import guest_image
 from tests.lab import local
-from tests.lab import runs
 
-
-def finished_image() -> guest_image.GuestImage | None:
-    """Return the guest image if this machine has one already."""
-    try:
-        recipe, _mirror = guest_image.this_system()
-    except errors.Unusable:
-        return None
-    folder = runs.CACHE_FOLDER / recipe.key
-    return guest_image.GuestImage(folder) if folder.is_dir() else None
-
-
-IMAGE = finished_image()
 LIFE_S = 280.0
 pytestmark = [
     hosts.needs_fuse,
     hosts.needs_take_over,
-    pytest.mark.skipif(
-        shutil.which("qemu-system-x86_64") is None, reason="qemu-system-x86 is not installed"
-    ),
-    pytest.mark.skipif(
-        IMAGE is None, reason="no guest image; python -m tests.lab.guest_image builds it"
-    ),
 ]
-
-
-@pytest.fixture
-def guest_image_id(images: local.ImageFolder) -> ids.ImageId:
-    """Put a copy of the lab's image into the source."""
-    assert IMAGE is not None
-    image_id = ids.parse_image_id(str(uuid.uuid4()))
-    runs.tool(["cp", "--sparse=always", IMAGE.raw, images.path(image_id)])
-    prehash.prehash(IMAGE.raw, images.map_path(image_id), image_id)
-    return image_id
 
 
 def test_guest_boots_from_a_disk_writes_and_keeps_it_when_the_worker_is_killed(

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that do one hostile thing: boot sectors in the machine code of a 16-bit PC."""
+
+import struct
+
+SECTOR = 512
+_AT = 0x7C00
+_PACKET_AT = 0x7C80
+_SECTORS_A_TURN = 64
+
+HANG = bytes.fromhex("fa f4 eb fc")  # cli; again: hlt; jmp again
+RESET = bytes.fromhex("b0 fe e6 64 eb fe")  # out 0x64, 0xfe: the keyboard controller's reset
+FLOOD_CONSOLE = bytes.fromhex("ba f8 03 b0 78 ee eb fd")  # again: out 0x3f8, 'x'; jmp again
+
+
+def _forever(command: bytes) -> bytes:
+    """Return code that does a disk operation of 32 KiB again and again, each behind the last."""
+    again = bytes.fromhex("be 80 7c") + command + bytes.fromhex("b2 80 cd 13")
+    again += bytes.fromhex("83 06 88 7c 40 83 16 8a 7c 00")  # the packet's sector number += 64
+    return bytes.fromhex("31 c0 8e d8") + again + b"\xeb" + struct.pack("b", -(len(again) + 2))
+
+
+READ_FOREVER = _forever(bytes.fromhex("b4 42"))
+WRITE_FOREVER = _forever(bytes.fromhex("b8 00 43"))
+_PACKET = struct.pack("<BBHHHQ", 16, 0, _SECTORS_A_TURN, 0, 0x2000, 1)
+
+
+def image(code: bytes, size_bytes: int) -> bytes:
+    """Return an image that runs ``code``; behind its first sector it is not zeros."""
+    sector = code.ljust(_PACKET_AT - _AT, b"\0") + _PACKET
+    filler = b"".join(struct.pack("<I", n) * 128 for n in range(1, size_bytes // SECTOR))
+    return sector.ljust(510, b"\0") + b"\x55\xaa" + filler

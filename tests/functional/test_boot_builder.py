@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The builder on a real QEMU: a real image, and images that attack it."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from acstor_common import boot_image
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_glance import boot_builder
+from acstor_glance import prehash
+from tests.fakes import boot_sectors
+from tests.lab import guest_image
+from tests.lab import local
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("qemu-system-x86_64") is None, reason="qemu-system-x86 is not installed"
+)
+IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+MIB = geometry.MIB
+LIMITS = boot_builder.Limits(longest_s=60.0, idle_s=4.0, memory_bytes=64 * MIB)
+COMMAND = [sys.executable, "-m", "acstor_glance.cmd.boot_image"]
+
+
+def prepared(folder: pathlib.Path, data: bytes) -> tuple[pathlib.Path, chunk_map.ChunkMap]:
+    """Write an image and its chunk map."""
+    image = folder / f"{IMAGE_ID}.raw"
+    image.write_bytes(data)
+    map_path = image.with_suffix(".acmap")
+    prehash.prehash(image, map_path, IMAGE_ID)
+    return image, chunk_map.ChunkMap.parse(map_path.read_bytes(), str(map_path))
+
+
+def build(
+    folder: pathlib.Path, data: bytes, limits: boot_builder.Limits = LIMITS
+) -> tuple[boot_builder.Summary, list[int]]:
+    image, image_map = prepared(folder, data)
+    output = image.with_suffix(".acboot")
+    summary = boot_builder.build(image, image_map, output, limits=limits)
+    head = boot_image.check([output.read_bytes()], str(output))
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        image.with_suffix(ending).name for ending in (".raw", ".acmap", ".acboot")
+    )
+    return summary, list(head.trace)
+
+
+def test_empty_image_is_told_apart_from_one_that_boots(tmp_path):
+    image, image_map = prepared(tmp_path, bytes(4 * MIB))
+    with pytest.raises(errors.Unusable, match="nothing of it was read: it does not boot"):
+        boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        (boot_sectors.HANG, "idle"),
+        (boot_sectors.FLOOD_CONSOLE, "idle"),
+        (boot_sectors.RESET, "ended"),
+    ],
+    ids=["hangs", "floods-the-console", "ends-qemu"],
+)
+def test_image_that_misbehaves_ends_soon(tmp_path, code, end):
+    summary, trace = build(tmp_path, boot_sectors.image(code, 4 * MIB))
+    assert (summary.end, trace[0]) == (end, 0)
+
+
+def test_random_image_gets_what_the_firmware_read(tmp_path):
+    summary, trace = build(tmp_path, local.random_bytes(4 * MIB))
+    assert summary.end == "idle"
+    assert 0 < len(trace) < 4
+
+
+def test_image_that_reads_for_ever_is_stopped_when_it_has_read_too_much(tmp_path):
+    limits = dataclasses.replace(LIMITS, boot_bytes=2 * MIB)
+    data = boot_sectors.image(boot_sectors.READ_FOREVER, 16 * MIB)
+    summary, trace = build(tmp_path, data, limits)
+    assert (summary.end, trace) == ("full", list(range(32)))
+
+
+def test_image_that_writes_for_ever_fills_no_more_than_its_share(tmp_path):
+    limits = dataclasses.replace(LIMITS, written_bytes=2 * MIB, idle_s=8.0)
+    data = boot_sectors.image(boot_sectors.WRITE_FOREVER, 64 * MIB)
+    summary, _ = build(tmp_path, data, limits)
+    assert summary.end in ("ended", "idle")  # killed by its limit, or its writes fail
+
+
+def test_image_that_is_not_the_one_of_its_chunk_map_is_refused(tmp_path):
+    image, image_map = prepared(tmp_path, boot_sectors.image(boot_sectors.HANG, 4 * MIB))
+    data = bytearray(image.read_bytes())
+    data[300] ^= 1
+    image.write_bytes(data)
+    with pytest.raises(errors.ChunkInvalid, match="chunk 0 of image"):
+        boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
+    image.write_bytes(data[:-512])
+    with pytest.raises(errors.Unusable, match="Make the chunk map again"):
+        boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_qemu_is_confined_and_dies_with_the_builder(tmp_path):
+    image, _ = prepared(tmp_path, boot_sectors.image(boot_sectors.FLOOD_CONSOLE, 4 * MIB))
+    argv = [*COMMAND, "build", str(image), "--idle", "60", "--longest", "120", "--memory", "64"]
+    builder = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        qemu = wait_for(lambda: qemu_of(builder.pid))
+        status = pathlib.Path(f"/proc/{qemu}/status").read_text()
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert (fields["Seccomp"], fields["NoNewPrivs"]) == ("2", "1")
+        limits = pathlib.Path(f"/proc/{qemu}/limits").read_text()
+        assert f"Max file size             {boot_builder.Limits().written_bytes}" in limits
+        if os.geteuid() == 0:
+            assert fields["Uid"].split()[0] == "65534"
+            assert int(fields["CapEff"], 16) == 0
+            assert os.readlink(f"/proc/{qemu}/ns/net") != os.readlink("/proc/self/ns/net")
+    finally:
+        builder.kill()
+        builder.wait()
+    wait_for(lambda: not pathlib.Path(f"/proc/{qemu}/exe").exists())
+
+
+def qemu_of(pid: int) -> int | None:
+    """Return the process that a builder has started, once it is QEMU and is confined."""
+    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in children:
+        status = pathlib.Path(f"/proc/{child}/status").read_text()
+        if "Name:\tqemu-system" in status and "Seccomp:\t2" in status:
+            return int(child)
+    return None
+
+
+def wait_for(find, deadline_s: float = 60.0):
+    end_s = time.monotonic() + deadline_s
+    while not (found := find()):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    return found
+
+
+def test_boot_image_of_a_real_image(tmp_path: pathlib.Path, lab_image: guest_image.GuestImage):
+    """Build, show and verify by the command, as an operator does."""
+    map_path, output = tmp_path / "map", tmp_path / "out.acboot"
+    prehash.prehash(lab_image.raw, map_path, IMAGE_ID)
+    argv = ["build", str(lab_image.raw), "--map", str(map_path), "-o", str(output), "--json"]
+    built = json.loads(run(*argv))
+    assert built["end"] == "marker"
+    assert 300 < built["chunks"] < 3000
+    assert built["stored_bytes"] == output.stat().st_size < 0.03 * built["image_bytes"]
+    shown = json.loads(run("show", str(output), "--json"))
+    assert (shown["image_id"], shown["chunks"], shown["revision"]) == (IMAGE_ID, built["chunks"], 1)
+    assert "chunk map" in run("verify", str(output), "--map", str(map_path))
+    output.write_bytes(output.read_bytes()[:-1])
+    assert "bytes are expected" in run("verify", str(output), status=1)
+
+
+def run(*argv: str, status: int = 0) -> str:
+    done = subprocess.run([*COMMAND, *argv], capture_output=True, text=True, timeout=500)
+    assert done.returncode == status, done.stderr
+    return done.stdout or done.stderr

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A boot trace is bounded and without doubles, and a boot has an end, whatever is read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_common import boot_trace
+from acstor_common import geometry
+
+CHUNK = 16 * geometry.KIB
+CUT = geometry.Geometry(20 * CHUNK + 5, CHUNK)
+WINDOW = boot_trace.Window(longest_s=60.0, idle_s=10.0, limit_chunks=5)
+
+
+def test_boot_is_over_when_nothing_new_is_read_although_old_things_are():
+    recorder = boot_trace.Recorder(CUT, WINDOW)
+    assert not recorder.is_over(1000.0)
+    recorder.read(0, 1, 0.0)
+    recorder.read(CHUNK, 1, 5.0)
+    recorder.read(0, 1, 14.0)
+    assert not recorder.is_over(14.9)
+    assert recorder.is_over(15.0)
+
+
+def test_boot_is_over_after_the_longest_time_although_it_goes_on():
+    recorder = boot_trace.Recorder(CUT, WINDOW._replace(idle_s=100.0))
+    recorder.read(0, 1, 0.0)
+    recorder.read(CHUNK, 1, 59.0)
+    assert not recorder.is_over(59.9)
+    assert recorder.is_over(60.0)
+
+
+def test_boot_is_over_when_the_limit_is_reached():
+    recorder = boot_trace.Recorder(CUT, WINDOW)
+    recorder.read(3 * CHUNK, 17 * CHUNK, 0.0)
+    assert recorder.trace == (3, 4, 5, 6, 7)
+    assert recorder.is_full and recorder.is_over(0.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30 * CHUNK), st.integers(0, 5 * CHUNK)), max_size=40),
+    st.integers(1, 30),
+)
+def test_trace_is_always_one(reads, limit_chunks):
+    recorder = boot_trace.Recorder(CUT, WINDOW._replace(limit_chunks=limit_chunks))
+    for offset, length in reads:
+        recorder.read(offset, length, 0.0)
+    assert recorder.chunk_count == len(recorder.trace) <= limit_chunks
+    assert boot_trace.fault_of(recorder.trace, CUT.chunk_count) in ("", "it is empty")
+
+
+@pytest.mark.parametrize(
+    ("trace", "why"),
+    [
+        ([], "it is empty"),
+        ([0, 21], "the image has not"),
+        ([-1], "the image has not"),
+        ([5, 5], "twice"),
+        (list(range(22)), "22 chunks are too many"),
+        ([20, 0], ""),
+    ],
+)
+def test_what_is_no_trace_is_named(trace, why):
+    fault = boot_trace.fault_of(trace, CUT.chunk_count)
+    assert why in fault and bool(fault) == bool(why)
+
+
+TRACES = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True), min_size=1)
+
+
+@given(TRACES)
+def test_union_has_all_and_the_whole_share_has_what_is_common(traces):
+    assert set(boot_trace.merge(traces, 0.0)) == set().union(*traces)
+    assert set(boot_trace.merge(traces, 1.0)) == set(traces[0]).intersection(*traces)
+
+
+@given(TRACES, st.floats(0, 1), st.integers(1, 10))
+def test_merged_trace_is_a_trace_within_its_limit(traces, share, limit_chunks):
+    merged = boot_trace.merge(traces, share, limit_chunks)
+    assert len(merged) <= limit_chunks
+    assert boot_trace.fault_of(merged, 10) in ("", "it is empty")
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, unique=True), st.integers(1, 4))
+def test_boots_that_are_alike_merge_to_themselves(trace, boots):
+    assert boot_trace.merge([trace] * boots, 0.5) == tuple(trace)
+
+
+def test_chunks_of_most_boots_are_kept_when_there_are_too_many():
+    assert boot_trace.merge([[1, 2, 3], [3, 4], [3, 2]], 0.0, limit_chunks=2) == (3, 2)
