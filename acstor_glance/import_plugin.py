@@ -88,11 +88,18 @@ class HashStaged(task.Task):
                 }
             )
         state, message = self._hash(staged, spool) if not why else (artefacts.State.REFUSED, why)
-        with self._wrapper as action:
-            said = artefacts.state_properties(self._image_id, state, message)
-            action.set_image_extra_properties({name: said[name] for name in said if said[name]})
+        self._say(state, message)
         if state is artefacts.State.HASHED and own.publish_deadline_s:
             Publishing(self._image_id, self._conf).start()
+
+    def _say(self, state: artefacts.State, message: str) -> None:
+        """Write on the image what was done; without that the map is as good."""
+        said = artefacts.state_properties(self._image_id, state, message)
+        try:
+            with self._wrapper as action:
+                action.set_image_extra_properties({k: v for k, v in said.items() if v})
+        except Exception as exc:  # a plugin has the rights of the tenant who imports
+            LOG.info("image %s: %s, but nothing says so on it: %s", self._image_id, state, exc)
 
     def _hash(self, staged: pathlib.Path, spool: glance_spool.Spool) -> tuple[artefacts.State, str]:
         """Make the map in the spool; return what is to be said on the image."""

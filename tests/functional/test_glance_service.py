@@ -4,6 +4,7 @@
 Keystone, Glance and RabbitMQ are those of the lab; the listener is a process of its own.
 """
 
+import contextlib
 import json
 import pathlib
 import random
@@ -13,9 +14,11 @@ import urllib.request
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import pytest
+import requests
 
 from acstor_common import artefacts
 from acstor_common import chunk_map
@@ -26,6 +29,7 @@ from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud
 
 DEADLINE_S = 60.0
+PROTECTIONS = runs.CHECKOUT / "etc/glance/property-protections-roles.conf"
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 
 
@@ -35,6 +39,21 @@ def some_bytes(chunks: int = 20, seed: int = 1) -> bytes:
     data = bytearray(dice.randbytes(chunks * CHUNK + 512))
     data[3 * CHUNK : 7 * CHUNK] = bytes(4 * CHUNK)
     return bytes(data)
+
+
+def qcow2(folder: pathlib.Path) -> bytes:
+    """Return the bytes of a real qcow2 image."""
+    path = folder / "image.qcow2"
+    runs.tool(["qemu-img", "create", "-q", "-f", "qcow2", path, "8M"])
+    return path.read_bytes()
+
+
+@contextlib.contextmanager
+def threaded(work: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+    """Do ``work`` beside the block; what is yielded waits for its result."""
+    with futures.ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        yield lambda: done.result(DEADLINE_S)
 
 
 def expected_cids(data: bytes) -> list[ids.Cid]:
@@ -224,3 +243,209 @@ def test_import_publishes_the_chunk_map_without_a_listener(
         glance.wait_state(image_id)
         glance.check_chunk_map(image_id, data)
         assert list((tmp_path / "maps").iterdir()) == []
+
+
+def test_plugin_refuses_what_is_not_raw_and_the_import_goes_on(
+    glance: Images, tmp_path: pathlib.Path
+) -> None:
+    with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path)):
+        image_id = glance.import_staged(qcow2(tmp_path), disk_format="qcow2")
+        record = glance.wait_state(image_id, "refused")
+        assert "its disk format is qcow2" in record["acstor_message"]
+        misnamed_id = glance.import_staged(qcow2(tmp_path))
+        record = glance.wait_state(misnamed_id, "refused")
+        assert "its format is qcow2" in record["acstor_message"]
+    assert glance.artefacts() == []
+
+
+def test_listener_publishes_what_the_plugin_left_under_protected_properties(
+    glance: Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    shared = tmp_path / "state"
+    sections = dict(acstor_glance.plugin_sections(glance.lab, shared, publish_deadline_s=0))
+    sections["DEFAULT"] = {
+        "property_protection_file": PROTECTIONS,
+        "property_protection_rule_format": "roles",
+    }
+    data = some_bytes(seed=3)
+    with glance.lab.glance.changed(sections):
+        image_id = glance.import_staged(data)
+        assert (shared / "maps" / f"{image_id}.acmap").exists()
+        listener = listen()  # its first reconcile finds the image
+        glance.wait_state(image_id)
+        glance.check_chunk_map(image_id, data)
+        assert metric(listener, "acstor_glance_hashed_bytes_total") == 0
+        seen = glance.tenant.get(f"/images/{image_id}").json()
+        assert [name for name in seen if name.startswith(artefacts.PREFIX)] == []
+        with pytest.raises(requests.HTTPError, match="403"):
+            glance.patch(image_id, "tenant", acstor_chunk_map=str(uuid.uuid4()))
+
+
+def test_images_that_are_not_served_say_why(
+    glance: Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    listen()
+    foreign = glance.upload(qcow2(tmp_path), disk_format="qcow2")
+    misnamed = glance.upload(qcow2(tmp_path))
+    assert "image_conversion" in glance.wait_state(foreign, "refused")["acstor_message"]
+    record = glance.wait_state(misnamed, "refused")
+    assert "its format is qcow2" in record["acstor_message"]
+    assert record["acstor_retry"] == "1 never"
+    assert glance.artefacts() == []
+
+
+def test_copied_and_forged_properties_have_no_effect(glance: Images, listen: Listen) -> None:
+    listener = listen()
+    data, other = some_bytes(seed=4), some_bytes(seed=5)
+    image_id = glance.upload(data)
+    copied = {
+        name: value
+        for name, value in glance.wait_state(image_id).items()
+        if name.startswith(artefacts.PREFIX)
+    }
+    artefact = glance.check_chunk_map(image_id, data)
+    snapshot_id = glance.upload(other, **copied)
+    lies = {name: value for name, value in artefact.items() if name.startswith(artefacts.PREFIX)}
+    forged_id = glance.upload(some_bytes(chunks=1), **lies)
+    victim_id = glance.upload(other, acstor_chunk_map=forged_id, acstor_state="ready")
+    for wanted in (snapshot_id, victim_id):
+        glance.wait_state(wanted)
+        glance.check_chunk_map(wanted, other)
+    glance.wait_state(forged_id)  # an image like any other
+    glance.check_chunk_map(image_id, data)
+    manage(listener, "reconcile")
+    assert glance.exists(forged_id)
+    assert {row["fault"] for row in manage(listener, "verify")} == {""}
+
+
+def test_racing_listeners_prepare_each_image_once(glance: Images, listen: Listen) -> None:
+    uploads = {glance.upload(data): data for data in (some_bytes(seed=n) for n in range(10, 16))}
+    # Two pools: each of them hears of every image, and each finds all of them when it starts.
+    both = [listen(f"l{n}", notification_pool=f"race-{uuid.uuid4()}", workers=2) for n in (1, 2)]
+    late = some_bytes(seed=17)
+    uploads[glance.upload(late)] = late
+    for image_id, data in uploads.items():
+        glance.wait_state(image_id)
+        glance.check_chunk_map(image_id, data)
+    name = 'acstor_glance_images_total{outcome="prepared"}'
+    assert sum(metric(listener, name) for listener in both) == len(uploads)
+
+
+def test_image_in_the_file_store_is_read_there(glance: Images, listen: Listen) -> None:
+    listen(file_store_dirs=glance.lab.glance.images)
+    data = some_bytes(seed=20)
+    image_id = glance.upload(data)
+    glance.wait_state(image_id)
+    asked = [
+        line
+        for line in glance.lab.glance.log().splitlines()
+        if f"GET /v2/images/{image_id}/file" in line
+    ]
+    assert asked == []
+    glance.check_chunk_map(image_id, data)
+
+
+def test_listener_outlives_the_broker(glance: Images, listen: Listen) -> None:
+    listener = listen(reconcile_interval_s=3)
+    glance.lab.rabbitmq.stop()
+    data = some_bytes(seed=21)
+    with threaded(lambda: glance.upload(data)) as uploading:  # Glance waits for its broker
+        glance.lab.rabbitmq.start()
+        glance.lab.rabbitmq.wait_ready()
+        image_id = uploading()
+    glance.wait_state(image_id)
+    glance.check_chunk_map(image_id, data)
+
+    def hears_again() -> bool:
+        glance.patch(image_id, touched=str(uuid.uuid4()))
+        return metric(listener, 'acstor_glance_messages_total{event="image.update"}') > 0
+
+    runs.wait_for(hears_again, DEADLINE_S, "messages after the restart", listener.log)
+
+
+def test_work_goes_on_when_glance_or_the_listener_was_killed_in_the_middle(
+    glance: Images, listen: Listen
+) -> None:
+    first = listen("first")
+    data = some_bytes(chunks=1024)
+    image_id = glance.upload(data)
+
+    def is_preparing(count: int) -> bool:
+        return first.log().count(f"image {image_id}: preparing") >= count
+
+    runs.wait_for(lambda: is_preparing(1), DEADLINE_S, "the first attempt", first.log)
+    glance.lab.glance.kill()
+    glance.lab.glance.start()
+    glance.lab.glance.wait_ready()
+    glance.wait_state(image_id)
+    glance.check_chunk_map(image_id, data)
+    nowhere = str(uuid.uuid4())
+    attempts = first.log().count(f"image {image_id}: preparing")
+    glance.patch(image_id, acstor_chunk_map=nowhere)
+    runs.wait_for(lambda: is_preparing(attempts + 1), DEADLINE_S, "another attempt", first.log)
+    first.kill()
+    listen("second")
+    glance.wait(image_id, lambda r: r["acstor_chunk_map"] != nowhere, "another chunk map")
+    glance.wait_state(image_id)
+    glance.check_chunk_map(image_id, data)
+
+
+def test_artefacts_that_were_deleted_or_altered_are_found_and_mended(
+    glance: Images, listen: Listen
+) -> None:
+    listener = listen()
+    data = some_bytes(seed=22)
+    image_id = glance.upload(data)
+    glance.wait_state(image_id)
+    old = glance.check_chunk_map(image_id, data)
+    glance.admin.delete_image(old["id"])
+    glance.wait(image_id, lambda r: r["acstor_chunk_map"] != old["id"], "another chunk map")
+    listener.stop()
+
+    altered = glance.check_chunk_map(image_id, data)
+    glance.patch(altered["id"], acstor_os_hash_value="00" * 64)
+    [row] = manage(listener, "verify", image_id, status=3)
+    assert "it is of other bytes" in row["fault"]
+    manage(listener, "reconcile")
+    damaged = glance.check_chunk_map(image_id, data)
+
+    stored = glance.lab.glance.images / damaged["id"]
+    stored.write_bytes(stored.read_bytes()[:-1] + b"?")
+    [row] = manage(listener, "verify", image_id, status=3)
+    assert "checksum does not match" in row["fault"]
+    manage(listener, "verify", "--repair", image_id)
+    glance.check_chunk_map(image_id, data)
+    assert [row["fault"] for row in manage(listener, "verify", "--bytes", image_id)] == [""]
+
+
+def test_broken_image_is_tried_again_later_and_purge_removes_all(
+    glance: Images, listen: Listen
+) -> None:
+    listener = listen(retry_first_s=3600)
+    broken_id = glance.create().id
+    listener.stop()
+    stored = glance.lab.glance.images / broken_id
+    glance.tenant.put(
+        f"/images/{broken_id}/file",
+        data=some_bytes(),
+        headers={"Content-Type": "application/octet-stream"},
+    ).raise_for_status()
+    stored.write_bytes(bytes(stored.stat().st_size))  # not what Glance has a hash of any more
+    [row] = manage(listener, "prepare", broken_id, status=3)
+    assert row["outcome"] == "failed"
+    record = glance.record(broken_id)
+    assert record["acstor_state"] == "failed"
+    assert "do not have the sha512" in record["acstor_message"]
+    assert record["acstor_retry"].startswith("1 2")
+    assert [row["outcome"] for row in manage(listener, "prepare", broken_id)] == ["waiting"]
+
+    image_id = glance.upload(some_bytes(seed=23))
+    manage(listener, "prepare", image_id)
+    assert glance.artefacts() != []
+    assert {row["outcome"] for row in manage(listener, "purge")} == {"would be removed"}
+    assert glance.artefacts() != []
+    manage(listener, "purge", "--yes")
+    assert glance.artefacts() == []
+    for purged in (broken_id, image_id):
+        record = glance.record(purged)
+        assert [name for name in record if name.startswith(artefacts.PREFIX)] == []

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever happens in the plugin, Glance's import goes on; taskflow itself runs it here."""
+
+import pathlib
+from typing import Any
+
+import pytest
+import taskflow.engines
+from oslo_config import cfg
+from taskflow.patterns import linear_flow
+
+from acstor_common import chunk_map
+from acstor_common import geometry
+from acstor_glance import conf as glance_conf
+from acstor_glance import import_plugin
+from acstor_glance import prehash
+from tests.fakes import glance_records as records
+
+
+class Wrapper:
+    """What Glance gives to plugins, for the image of :mod:`tests.fakes.glance_records`."""
+
+    def __init__(self, **record: Any) -> None:
+        self._record = records.image(status="importing", **record)
+        self.properties: dict[str, str] = {}
+        self.is_broken = False
+
+    def __enter__(self) -> "Wrapper":
+        if self.is_broken:
+            raise RuntimeError("the image was deleted")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+    @property
+    def image_disk_format(self) -> str:
+        return str(self._record["disk_format"])
+
+    @property
+    def image_container_format(self) -> str:
+        return str(self._record["container_format"])
+
+    def set_image_extra_properties(self, properties: dict[str, str]) -> None:
+        if "acstor_state" not in properties:
+            raise RuntimeError("nothing to say")
+        self.properties |= properties
+
+
+@pytest.fixture
+def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigOpts:
+    conf = cfg.ConfigOpts()
+    glance_conf.register_opts(conf)
+    conf([], default_config_files=[], default_config_dirs=[])
+    conf.set_override("state_dir", str(tmp_path / "state"), "acstor_glance")
+    conf.set_override("publish_deadline_s", 0, "acstor_glance")
+    monkeypatch.setattr(import_plugin.cfg, "CONF", conf)
+    return conf
+
+
+@pytest.fixture
+def staged(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "staging" / records.IMAGE_ID
+    path.parent.mkdir()
+    path.write_bytes(records.BYTES)
+    return path
+
+
+def run(wrapper: Wrapper, staged: pathlib.Path) -> None:
+    """Run the plugin's flow as Glance does, with the path that an earlier task provides."""
+    flow = linear_flow.Flow("import").add(
+        import_plugin.get_flow(
+            image_id=records.IMAGE_ID,
+            task_id="task",
+            task_type="api_image_import",
+            action_wrapper=wrapper,
+        )
+    )
+    taskflow.engines.run(flow, store={"file_path": f"file://{staged}"})
+
+
+def waiting_maps(tmp_path: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "state/maps").iterdir())
+
+
+def test_staged_file_is_hashed_and_that_is_said(
+    conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    wrapper = Wrapper()
+    run(wrapper, staged)
+    assert wrapper.properties == {
+        "acstor_state": "hashed",
+        "acstor_state_of": records.IMAGE_ID,
+    }
+    [name] = waiting_maps(tmp_path)
+    found = chunk_map.ChunkMap.parse((tmp_path / "state/maps" / name).read_bytes(), name)
+    assert found.image_id == records.IMAGE_ID
+    assert found.os_hash_algo == ""
+
+
+@pytest.mark.parametrize("disk_format", ["qcow2", "vmdk", "iso", "ami", "vhd"])
+def test_other_formats_are_refused(
+    conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path, disk_format: str
+) -> None:
+    wrapper = Wrapper(disk_format=disk_format)
+    run(wrapper, staged)
+    assert wrapper.properties["acstor_state"] == "refused"
+    assert f"its disk format is {disk_format}" in wrapper.properties["acstor_message"]
+    assert waiting_maps(tmp_path) == []
+
+
+def test_empty_and_sparse_files_are_hashed(
+    conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    for size_bytes in (0, 1 << 40):
+        staged.write_bytes(b"")
+        with staged.open("r+b") as file:
+            file.truncate(size_bytes)
+        conf.set_override("chunk_size_bytes", geometry.MAX_CHUNK_BYTES, "acstor_glance")
+        wrapper = Wrapper()
+        run(wrapper, staged)
+        assert wrapper.properties["acstor_state"] == "hashed"
+        [name] = waiting_maps(tmp_path)
+        found = chunk_map.ChunkMap.parse((tmp_path / "state/maps" / name).read_bytes(), name)
+        assert found.geometry.size_bytes == size_bytes
+
+
+@pytest.mark.expect_log("changed while it was read")
+def test_staged_file_that_changes_is_left_to_the_listener(
+    conf: cfg.ConfigOpts,
+    staged: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed = prehash.chunk_hashing.append_cids
+
+    def changing(*arguments: Any) -> None:
+        hashed(*arguments)
+        with staged.open("ab") as file:
+            file.write(b"more")
+
+    monkeypatch.setattr(prehash.chunk_hashing, "append_cids", changing)
+    wrapper = Wrapper()
+    run(wrapper, staged)
+    assert wrapper.properties["acstor_state"] == "failed"
+    assert waiting_maps(tmp_path) == []
+
+
+@pytest.mark.expect_log("left to the listener")
+def test_staged_file_that_is_gone_does_not_stop_the_import(
+    conf: cfg.ConfigOpts, staged: pathlib.Path
+) -> None:
+    staged.unlink()
+    wrapper = Wrapper()
+    run(wrapper, staged)
+    assert wrapper.properties["acstor_state"] == "failed"
+
+
+@pytest.mark.expect_log("left to the listener")
+def test_state_folder_that_cannot_be_made_does_not_stop_the_import(
+    conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "state").touch()
+    run(Wrapper(), staged)
+
+
+@pytest.mark.expect_log("left to the listener")
+def test_image_that_is_gone_does_not_stop_the_import(
+    conf: cfg.ConfigOpts, staged: pathlib.Path
+) -> None:
+    wrapper = Wrapper()
+    wrapper.is_broken = True
+    run(wrapper, staged)
+
+
+def test_properties_that_the_tenant_may_not_set_do_not_stop_the_hashing(
+    conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    class Protected(Wrapper):
+        def set_image_extra_properties(self, properties: dict[str, str]) -> None:
+            raise PermissionError("Attribute 'acstor_state' is reserved.")
+
+    run(Protected(), staged)
+    assert len(waiting_maps(tmp_path)) == 1
+
+
+def test_import_that_fails_later_leaves_no_map(
+    conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    class Full(import_plugin.task.Task):
+        def execute(self) -> None:
+            raise OSError("no space in the store")
+
+    flow = linear_flow.Flow("import").add(
+        import_plugin.get_flow(
+            image_id=records.IMAGE_ID, task_id="t", task_type="i", action_wrapper=Wrapper()
+        ),
+        Full("store"),
+    )
+    with pytest.raises(OSError, match="no space in the store"):
+        taskflow.engines.run(flow, store={"file_path": str(staged)})
+    assert waiting_maps(tmp_path) == []
