@@ -24,6 +24,7 @@ from keystoneauth1 import loading
 from oslo_config import cfg
 
 from acstor_common import artefacts
+from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
@@ -38,8 +39,11 @@ TIMEOUT_S = 60
 _PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
 _PASSING = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
 
-FORMAT_VERSIONS = {artefacts.Kind.CHUNK_MAP: chunk_map.VERSION}
-"""Version of each kind's format that is written and read; who adds a kind adds it here."""
+FORMAT_VERSIONS = {
+    artefacts.Kind.CHUNK_MAP: chunk_map.VERSION,
+    artefacts.Kind.BOOT_IMAGE: boot_image.VERSION,
+}
+"""Version of each kind's format that is written and read."""
 
 
 def connect(conf: cfg.ConfigOpts) -> "Images":

@@ -76,13 +76,13 @@ def plan_image(
     image: image_record.Record,
     found: Mapping[str, image_record.Record],
     project_id: str,
-    format_version: int,
+    wanted: Mapping[artefacts.Kind, int],
     now: datetime.datetime,
 ) -> Plan:
     """Say what ``image`` needs.
 
     :param found: artefacts by their ids; at least the ones that the image points to
-    :param format_version: of the chunk map
+    :param wanted: kinds of artefacts that each image should have, and their formats' versions
     """
     if artefacts.is_artefact(image, project_id):
         return Plan(Step.NOTHING, "it is an artefact itself")
@@ -91,10 +91,10 @@ def plan_image(
     why_not = image_record.why_not_served(image)
     if why_not:
         return Plan(Step.NOTHING if _is_refused(image, why_not) else Step.REFUSE, why_not)
-    why_foreign = _why_no_chunk_map(image, found, project_id, format_version)
-    if not why_foreign and artefacts.state_of(image) is artefacts.State.READY:
+    why = _why_incomplete(image, found, project_id, wanted)
+    if not why and artefacts.state_of(image) is artefacts.State.READY:
         return Plan(Step.NOTHING)
-    return _plan_attempt(image, why_foreign, now)
+    return _plan_attempt(image, why, now)
 
 
 def _is_refused(image: image_record.Record, why: str) -> bool:
@@ -120,19 +120,22 @@ def _plan_attempt(image: image_record.Record, why: str, now: datetime.datetime) 
     return Plan(Step.WAIT, image_record.text_of(image, artefacts.MESSAGE))
 
 
-def _why_no_chunk_map(
+def _why_incomplete(
     image: image_record.Record,
     found: Mapping[str, image_record.Record],
     project_id: str,
-    format_version: int,
+    wanted: Mapping[artefacts.Kind, int],
 ) -> str:
-    kind = artefacts.Kind.CHUNK_MAP
-    pointer = artefacts.pointer_of(image, kind)
-    if pointer is None:
-        return "it has no chunk map"
-    if pointer not in found:
-        return f"its chunk map {pointer} does not exist"
-    return artefacts.why_foreign(image, found[pointer], kind, project_id, format_version)
+    for kind, version in wanted.items():
+        pointer = artefacts.pointer_of(image, kind)
+        if pointer is None:
+            return f"it has no {kind.value}"
+        if pointer not in found:
+            return f"its {kind.value} {pointer} does not exist"
+        why = artefacts.why_foreign(image, found[pointer], kind, project_id, version)
+        if why:
+            return why
+    return ""
 
 
 def why_orphan(

@@ -6,6 +6,7 @@ listener knows and an operator can read it; only when Glance itself is away does
 nothing change.
 """
 
+import dataclasses
 import datetime
 import enum
 import logging
@@ -34,12 +35,20 @@ LOG = logging.getLogger(__name__)
 
 CHUNK_MAP = artefacts.Kind.CHUNK_MAP
 
-NextStep = Callable[[image_record.Record], None]
-"""What is done with an image that has its chunk map, such as building its boot image.
 
-It gets the image's record as it is then, runs while the image is claimed, and is called again at
-the next occasion if it raises one of the family's errors.
-"""
+@dataclasses.dataclass(frozen=True)
+class NextStep:
+    """What is done with each image that has its chunk map, such as building its boot image.
+
+    :param kind: the artefact that it publishes (:meth:`images.Images.publish`); an image that has
+        one that belongs to it is not given to it again
+    :param run: gets the image's record as it is then, and runs while the image is claimed.  If it
+        raises one of the family's errors the image has failed, and is tried again later
+    """
+
+    kind: artefacts.Kind
+    run: Callable[[image_record.Record], None]
+
 
 Progress = Callable[[int], None]
 
@@ -72,6 +81,8 @@ class Preparer:
         self._images, self._conf = images, conf.acstor_glance
         self._counters = counters or glance_counters.Counters()
         self._after_chunk_map = tuple(after_chunk_map)
+        kinds = [CHUNK_MAP, *(step.kind for step in after_chunk_map)]
+        self.wanted = {kind: glance_images.FORMAT_VERSIONS[kind] for kind in kinds}
         state_dir = glance_conf.state_dir(conf)
         self.spool = glance_spool.Spool(state_dir)
         self.claims = glance_claims.Claims(self._conf.coordination_url, state_dir)
@@ -115,15 +126,10 @@ class Preparer:
         return outcome
 
     def _plan(self, image: image_record.Record) -> plan.Plan:
-        pointer = artefacts.pointer_of(image, CHUNK_MAP)
-        found = self._images.read_or_none(pointer) if pointer else None
-        return plan.plan_image(
-            image,
-            {found["id"]: found} if found else {},
-            self._images.project_id,
-            glance_images.FORMAT_VERSIONS[CHUNK_MAP],
-            _now(),
-        )
+        pointers = [artefacts.pointer_of(image, kind) for kind in self.wanted]
+        found = [self._images.read_or_none(pointer) for pointer in pointers if pointer]
+        by_id = {record["id"]: record for record in found if record}
+        return plan.plan_image(image, by_id, self._images.project_id, self.wanted, _now())
 
     def _attempt(self, image: image_record.Record, is_forced: bool, progress: Progress) -> Outcome:
         """Prepare the image, and write down what came of it."""
@@ -150,13 +156,13 @@ class Preparer:
             self._make_chunk_map(image, is_forced, progress)
         image = self._images.read(image_id)
         for step in self._after_chunk_map:
-            step(image)
+            if self._images.artefact_of(image, step.kind) is None:
+                step.run(image)
+                image = self._images.read(image_id)
         foreign = {
             kind.pointer: ""
             for kind in artefacts.Kind
-            if kind in glance_images.FORMAT_VERSIONS
-            and kind.pointer in image
-            and self._images.artefact_of(image, kind) is None
+            if kind.pointer in image and self._images.artefact_of(image, kind) is None
         }
         ready = artefacts.state_properties(image_id, artefacts.State.READY)
         self._images.set_properties(image_id, {**foreign, **ready})

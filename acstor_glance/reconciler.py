@@ -9,6 +9,7 @@ image that it names.
 import dataclasses
 import datetime
 import logging
+from collections.abc import Mapping
 
 from oslo_config import cfg
 
@@ -39,10 +40,18 @@ class Findings:
 
 
 class Reconciler:
-    """Compares what there is with what there should be."""
+    """Compares what there is with what there should be.
 
-    def __init__(self, images: glance_images.Images, conf: cfg.ConfigOpts) -> None:
-        self._images, self._conf = images, conf.acstor_glance
+    :param wanted: kinds of artefacts that each image should have (:attr:`Preparer.wanted`)
+    """
+
+    def __init__(
+        self,
+        images: glance_images.Images,
+        conf: cfg.ConfigOpts,
+        wanted: Mapping[artefacts.Kind, int],
+    ) -> None:
+        self._images, self._conf, self._wanted = images, conf.acstor_glance, wanted
 
     def run(self) -> Findings:
         """Go through everything once; delete artefacts that nobody needs.
@@ -70,8 +79,7 @@ class Reconciler:
         now: datetime.datetime,
         findings: Findings,
     ) -> None:
-        version = glance_images.FORMAT_VERSIONS[artefacts.Kind.CHUNK_MAP]
-        todo = plan.plan_image(image, found, self._images.project_id, version, now)
+        todo = plan.plan_image(image, found, self._images.project_id, self._wanted, now)
         if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
             findings.todo.append(image_record.image_id_of(image))
         elif todo.step is plan.Step.WAIT:

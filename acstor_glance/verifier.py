@@ -61,8 +61,7 @@ def _fault(
 ) -> str:
     try:
         for kind in artefacts.Kind:
-            if kind in glance_images.FORMAT_VERSIONS:
-                _check_pointer(images, image, kind)
+            _check_pointer(images, image, kind)
         with tempfile.TemporaryFile() as stored:
             _fetch(images, image[CHUNK_MAP.pointer], stored)
             with mapped_file.mapped(stored) as view:

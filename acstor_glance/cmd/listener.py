@@ -45,7 +45,7 @@ def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counte
     counters = glance_counters.Counters()
     images = glance_images.connect(conf)
     preparer = glance_preparer.Preparer(images, conf, counters)
-    reconciler = glance_reconciler.Reconciler(images, conf)
+    reconciler = glance_reconciler.Reconciler(images, conf, preparer.wanted)
     return glance_listener.Listener(conf, preparer, reconciler, counters), counters
 
 

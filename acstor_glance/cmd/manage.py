@@ -8,6 +8,7 @@ standard error.  Exit status: 0 all well, 1 it could not be done, 2 wrong usage,
 
 import argparse
 import contextlib
+import functools
 import json
 import logging
 import sys
@@ -110,6 +111,10 @@ class Tool:
         self._conf, self._options = conf, options
         self._images = glance_images.connect(conf)
 
+    @functools.cached_property
+    def _preparer(self) -> glance_preparer.Preparer:
+        return glance_preparer.Preparer(self._images, self._conf)
+
     def prepare(self) -> int:
         """Make chunk maps of the named images, or of all that need one."""
         named = [image["id"] for image in self._chosen()]
@@ -117,7 +122,8 @@ class Tool:
 
     def reconcile(self) -> int:
         """Do what the listener does from time to time."""
-        findings = glance_reconciler.Reconciler(self._images, self._conf).run()
+        wanted = self._preparer.wanted
+        findings = glance_reconciler.Reconciler(self._images, self._conf, wanted).run()
         for artefact_id in findings.deleted:
             self._say({"artefact": artefact_id, "outcome": "deleted"})
         return self._prepare(findings.todo)
@@ -172,11 +178,10 @@ class Tool:
         self._say({**what, "outcome": "removed" if self._options.yes else "would be removed"})
 
     def _prepare(self, image_ids: Sequence[str], *, is_forced: bool = False) -> int:
-        preparer = glance_preparer.Preparer(self._images, self._conf)
         outcomes = set()
         for image_id in image_ids:
             with self._bar(self._images.read_or_none(image_id) or {"id": image_id}) as progress:
-                outcome = preparer.handle(
+                outcome = self._preparer.handle(
                     ids.parse_image_id(image_id), is_forced=is_forced, progress=progress
                 )
             self._say({"image": image_id, "outcome": outcome.value})

@@ -5,6 +5,7 @@ Keystone, Glance and RabbitMQ are those of the lab; the listener is a process of
 """
 
 import contextlib
+import io
 import json
 import pathlib
 import random
@@ -24,12 +25,17 @@ from acstor_common import artefacts
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import image_record
+from acstor_glance import images as glance_images
+from acstor_glance import preparer
+from acstor_glance.cmd import manage as manage_command
 from tests.lab import runs
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud
 
 DEADLINE_S = 60.0
 PROTECTIONS = runs.CHECKOUT / "etc/glance/property-protections-roles.conf"
+BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 
 
@@ -449,3 +455,35 @@ def test_broken_image_is_tried_again_later_and_purge_removes_all(
     for purged in (broken_id, image_id):
         record = glance.record(purged)
         assert [name for name in record if name.startswith(artefacts.PREFIX)] == []
+
+
+def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
+    glance: Images, listen: Listen
+) -> None:
+    listener = listen()
+    image_id = glance.upload(some_bytes(seed=30))
+    glance.wait_state(image_id)
+    listener.stop()
+    conf = manage_command.load_conf(str(listener.conf_file))
+    images = glance_images.connect(conf)
+    given: list[str] = []
+
+    def build(image: image_record.Record) -> None:
+        given.append(image["id"])
+        file = io.BytesIO(b"a boot image" * len(given))
+        images.publish(BOOT_IMAGE, image, file, revision=len(given))
+
+    step = preparer.NextStep(BOOT_IMAGE, build)
+    preparing = preparer.Preparer(images, conf, after_chunk_map=[step])
+    assert preparing.handle(ids.parse_image_id(image_id)) is preparer.Outcome.PREPARED
+    assert preparing.handle(ids.parse_image_id(image_id)) is preparer.Outcome.NOTHING
+    first = images.artefact_of(images.read(image_id), BOOT_IMAGE)
+    assert first is not None
+    build(images.read(image_id))  # a better one takes its place
+    second = images.artefact_of(images.read(image_id), BOOT_IMAGE)
+    assert second is not None
+    assert (artefacts.revision_of(first), artefacts.revision_of(second)) == (1, 2)
+    assert not glance.exists(first["id"])
+    assert len(glance.artefacts_of(image_id)) == 2
+    with images.opened(second["id"]) as pieces:
+        assert b"".join(pieces) == b"a boot image" * 2

@@ -11,6 +11,7 @@ from acstor_glance import plan
 from tests.fakes import glance_records as records
 
 NOW = datetime.datetime(2026, 11, 20, 12, 0, tzinfo=datetime.UTC)
+WANTED = {artefacts.Kind.CHUNK_MAP: 1}
 OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
 READY = {"acstor_state": "ready", "acstor_state_of": records.IMAGE_ID}
 POINTER = {"acstor_chunk_map": records.ARTEFACT_ID}
@@ -18,7 +19,7 @@ POINTER = {"acstor_chunk_map": records.ARTEFACT_ID}
 
 def step(image: dict[str, Any], *found: dict[str, Any]) -> plan.Step:
     by_id = {record["id"]: record for record in found}
-    return plan.plan_image(image, by_id, records.SERVICE_PROJECT, 1, NOW).step
+    return plan.plan_image(image, by_id, records.SERVICE_PROJECT, WANTED, NOW).step
 
 
 def failed(retry: str, state: str = "failed") -> dict[str, str]:
@@ -37,6 +38,18 @@ def test_prepared_image_needs_nothing() -> None:
 def test_chunk_map_without_the_state_is_finished() -> None:
     image = records.image(**POINTER)
     assert step(image, records.artefact(image)) is plan.Step.PREPARE
+
+
+def test_every_wanted_artefact_must_be_there() -> None:
+    both = {**WANTED, artefacts.Kind.BOOT_IMAGE: 1}
+    image = records.image(**POINTER, **READY)
+    found = {records.ARTEFACT_ID: records.artefact(image)}
+    missing = plan.plan_image(image, found, records.SERVICE_PROJECT, both, NOW)
+    assert missing == plan.Plan(plan.Step.PREPARE, "it has no boot_image")
+    image["acstor_boot_image"] = OTHER_ID
+    found[OTHER_ID] = records.artefact(image, artefacts.Kind.BOOT_IMAGE, id=OTHER_ID)
+    complete = plan.plan_image(image, found, records.SERVICE_PROJECT, both, NOW)
+    assert complete.step is plan.Step.NOTHING
 
 
 def test_image_that_claims_to_be_ready_is_prepared_all_the_same() -> None:
@@ -72,7 +85,7 @@ def test_artefact_is_left_alone_and_a_tenants_lookalike_is_not() -> None:
 
 def test_image_that_is_not_served_is_refused_once() -> None:
     image = records.image(disk_format="qcow2")
-    refusal = plan.plan_image(image, {}, records.SERVICE_PROJECT, 1, NOW)
+    refusal = plan.plan_image(image, {}, records.SERVICE_PROJECT, WANTED, NOW)
     assert refusal.step is plan.Step.REFUSE
     said = artefacts.state_properties(image["id"], artefacts.State.REFUSED, refusal.why)
     assert step({**image, **said}) is plan.Step.NOTHING
