@@ -181,6 +181,38 @@ OPTS = [
         "before it reads the source. 0 never asks. A newer table ends it, too.",
     ),
     cfg.StrOpt(
+        "peer_address",
+        help="Address and port (ip:port) under which other hosts reach this agent, as the decision "
+        "service tells them. Without it peer_listen, which then must name an address.",
+    ),
+    cfg.StrOpt(
+        "location",
+        default="",
+        help="Where this host stands, from the widest place to the narrowest, such as "
+        "pod1/rack3, for the decision service. All hosts need as many levels.",
+    ),
+    cfg.FloatOpt(
+        "collection_s",
+        default=5.0,
+        min=0.1,
+        max=3600.0,
+        help="Time between two samples for the decision service; its option of the same name must "
+        "have this value. Samples are sent where [DEFAULT] transport_url names a message bus.",
+    ),
+    cfg.ListOpt(
+        "traffic_interfaces",
+        default=[],
+        help="Network interfaces whose traffic counts; without any, those of the default routes. "
+        "Of bonds, bridges and VLANs the interfaces below them are counted, each once.",
+    ),
+    cfg.FloatOpt(
+        "link_mbit",
+        default=0.0,
+        min=0.0,
+        help="Rate of these interfaces together, each way, in Mbit/s. 0 takes what they say "
+        "themselves; one that cannot say it counts as 1000.",
+    ),
+    cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9464",
         help="Address and port of the Prometheus endpoint; empty turns it off.",

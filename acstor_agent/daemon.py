@@ -2,6 +2,7 @@
 """Builds the parts of a worker, joins them, and opens the one nursery that they live in."""
 
 import functools
+import ipaddress
 import logging
 import os
 import pathlib
@@ -17,8 +18,10 @@ import xxhash
 from oslo_config import cfg
 
 from acstor_agent import booting
+from acstor_agent import bus
 from acstor_agent import cache_files
 from acstor_agent import control_socket
+from acstor_agent import decision_link
 from acstor_agent import disks
 from acstor_agent import exchange
 from acstor_agent import fetcher
@@ -34,11 +37,14 @@ from acstor_agent import prefetching
 from acstor_agent import ring_keeper
 from acstor_agent import status
 from acstor_agent import supervisor
+from acstor_agent import traffic_meter
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
+from acstor_agent.core import counters
 from acstor_agent.core import disk_header
 from acstor_agent.core import errand
 from acstor_agent.core import identity
+from acstor_agent.core import links
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
 from acstor_agent.sources import build
@@ -167,6 +173,31 @@ class Agent:
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror)
         cache.on_gone(self._gone)
         self._disks = disks.Disks(state_dir / "disks", self._images, own.read_deadline_s)
+        self._bus = bus.open_bus(self._host, conf.config_file or [], conf.config_dir or [])
+        self._decision = self._link_to_decision(self._bus) if self._bus else None
+
+    def _link_to_decision(self, message_bus: bus.Bus) -> decision_link.DecisionLink:
+        own = self._conf.acstor_agent
+        return decision_link.DecisionLink(
+            self._host,
+            _reachable_at(own),
+            own.location,
+            message_bus=message_bus,
+            meter=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit),
+            collection_s=own.collection_s,
+            held=self._held,
+            cids=self._cache.iter_cids,
+            epoch=lambda: self._ring.ring.epoch,
+            put_ring=self._ring.take,
+        )
+
+    def _held(self) -> decision_link.Held:
+        """Return what chunks moved, and what is held, for the decision service."""
+        counted, cache = self._chunks.counters, self._cache.statistics
+        given = (counters.Origin.PEER, counters.Origin.HOME)
+        came = sum(tally.bytes[origin] for tally in counted.fetched.values() for origin in given)
+        chunks = links.Carried(came + counted.source_bytes, counted.served_bytes)
+        return decision_link.Held(chunks, cache.stored_bytes, cache.limit_bytes)
 
     async def start(self, inheritance: supervisor.Inheritance) -> None:
         """Start all parts; guests first, because they may be waiting already."""
@@ -190,6 +221,8 @@ class Agent:
             pathlib.Path(self._conf.acstor.control_socket), own.control_group
         )
         await self._nursery.start(control_socket.serve, control, self._handle)
+        if self._decision is not None:
+            self._nursery.start_soon(self._decision.run)
         self._stop_metrics = (
             metrics.serve(own.metrics_listen, self.picture) if own.metrics_listen else lambda: None
         )
@@ -198,6 +231,8 @@ class Agent:
         """Let go of what a nursery does not end by itself, when nobody uses it any more."""
         await self._disks.sync()
         await trio.to_thread.run_sync(self._stop_metrics)
+        if self._bus is not None:
+            await trio.to_thread.run_sync(self._bus.stop)
         await self._source.aclose()
 
     def picture(self) -> dict[str, Any]:
@@ -255,7 +290,7 @@ class Agent:
     async def _ask_peer(
         self, ask: exchange.Ask, want: exchange.Want
     ) -> exchange.Bytes | peer_wire.Refer:
-        return await self._peers.fetch(
+        answer = await self._peers.fetch(
             ask.host,
             ask.address,
             ask.errand.klass,
@@ -269,18 +304,28 @@ class Agent:
             is_soon=ask.errand is errand.Errand.READ_AHEAD,
             is_relayed=ask.is_relayed,
         )
+        if self._decision is not None and not isinstance(answer, peer_wire.Refer):
+            self._decision.received(ask.host, len(answer))
+        return answer
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
         want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
         data = await self._chunks.serve(want, get.may_read_source, get.is_relayed, host)
         if not get.is_relayed:
             self._exchange.gave(want, host)
+        self._gave(host, data)
         return data
 
     def _serve_peer_nowait(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes | None:
-        return self._chunks.serve_nowait(
-            exchange.Want(get.image_id, get.offset, get.length, get.cid)
-        )
+        want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
+        data = self._chunks.serve_nowait(want)
+        if data is not None:
+            self._gave(host, data)
+        return data
+
+    def _gave(self, host: ids.HostId, data: exchange.Bytes) -> None:
+        if self._decision is not None:
+            self._decision.sent(host, len(data))
 
     def _heard(self, host: ids.HostId, news: peer_wire.News) -> None:
         match news:
@@ -379,6 +424,22 @@ def _host_id(text: str) -> ids.HostId:
         return ids.parse_host_id(text)
     except ValueError as e:
         raise errors.Unusable("[acstor_agent] host", str(e)) from e
+
+
+def _reachable_at(own: cfg.ConfigOpts.GroupAttr) -> str:
+    """Return the address that other hosts are told."""
+    address = own.peer_address or own.peer_listen
+    try:
+        ip, _ = ring.parse_address(address)
+    except ValueError as e:
+        raise errors.Unusable("[acstor_agent] peer_address", str(e)) from e
+    if ipaddress.ip_address(ip).is_unspecified:
+        raise errors.Unusable(
+            "[acstor_agent] peer_address",
+            f"the decision service cannot tell others to ask {address}",
+            "Set it to the address and port under which they reach this host",
+        )
+    return address
 
 
 def _topology(name: str) -> neighbours.Topology | None:

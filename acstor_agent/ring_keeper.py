@@ -69,13 +69,20 @@ class RingKeeper:
         :raises ValueError: its epoch is not higher than that of the one in force
         """
         new = ring.decode(data, "the table that was sent")
+        self.take(new, data)
+        return new
+
+    def take(self, new: ring.Ring, data: bytes) -> None:
+        """Take a table that was decoded elsewhere from ``data``, and keep it.
+
+        :raises ValueError: its epoch is not higher than that of the one in force
+        """
         if new.epoch <= self.ring.epoch:
             raise ValueError(f"epoch {new.epoch} is not higher than {self.ring.epoch}")
         incoming = self._kept.with_suffix(".new")
         incoming.write_bytes(data)
         os.replace(incoming, self._kept)
         self._use(new)
-        return new
 
     async def watch(self) -> None:
         """Follow the operator's file."""

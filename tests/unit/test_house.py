@@ -143,7 +143,7 @@ def test_sample_names_every_option_and_an_agent_can_read_it(tmp_path: pathlib.Pa
     text = sample.read_text()
     for group, opt in agent_options():
         section = text.partition(f"\n[{group}]\n")[2].partition("\n[")[0]
-        assert re.search(rf"^#?{opt.dest} = ", section, re.MULTILINE), f"{group}.{opt.dest}"
+        assert re.search(rf"^#?{opt.dest} =", section, re.MULTILINE), f"{group}.{opt.dest}"
     conf = cfg.ConfigOpts()
     log.register_options(conf)
     agent_conf.register_opts(conf)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the kernel's counters of network interfaces, by netlink.
+
+Everything here blocks for some milliseconds, so it is called in threads.  The one
+rule: a look is one dump of the kernel's table, so all interfaces are of one moment.
+"""
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import pyroute2
+from pyroute2 import netlink
+
+from acstor_agent.core import links
+from acstor_common import errors
+
+MBIT_BYTES = 125_000
+UNKNOWN_MBIT = 1000
+"""What an interface that cannot say its rate is taken to have."""
+
+
+class Look(NamedTuple):
+    """The interfaces that count, at one moment (seconds of the monotonic clock)."""
+
+    at_s: float
+    links: list[links.Link]
+    link_bytes_s: int
+
+
+class TrafficMeter:
+    """Looks at the interfaces that carry the host's traffic.
+
+    :param names: of the interfaces; empty: those of the default routes
+    :param link_mbit: their rate together; 0: what they say themselves
+    """
+
+    def __init__(self, names: Sequence[str], link_mbit: float) -> None:
+        self._names = names
+        self._link_mbit = link_mbit
+
+    def look(self) -> Look:
+        """Return the counters as of now.
+
+        :raises errors.Unusable: no such interface is there, or the kernel refuses
+        """
+        try:
+            with pyroute2.IPRoute() as netlink_socket:
+                every = [_link(message) for message in netlink_socket.get_links()]
+                wanted = self._wanted(every, netlink_socket)
+        except (OSError, netlink.exceptions.NetlinkError) as e:
+            raise errors.Unusable(
+                "network interfaces", f"the kernel does not list them: {e}"
+            ) from e
+        at_s = time.monotonic()
+        counted = links.lowest(every, wanted)
+        if not counted:
+            raise errors.Unusable(
+                "[acstor_agent] traffic_interfaces",
+                f"none of {list(self._names) or 'the default routes'} is there",
+                "Name the interfaces whose traffic counts",
+            )
+        return Look(at_s, counted, int(self._mbit(counted) * MBIT_BYTES))
+
+    def _wanted(self, every: Iterable[links.Link], netlink_socket: Any) -> set[int]:
+        if self._names:
+            return {link.index for link in every if link.name in self._names}
+        routes = netlink_socket.get_default_routes()
+        return {index for route in routes if (index := route.get_attr("RTA_OIF"))}
+
+    def _mbit(self, counted: Iterable[links.Link]) -> float:
+        if self._link_mbit:
+            return self._link_mbit
+        with pyroute2.Ethtool() as ethtool:
+            return sum(_speed_mbit(ethtool, link.name) for link in counted)
+
+
+def _link(message: Any) -> links.Link:
+    info = message.get_attr("IFLA_LINKINFO")
+    stats = message.get_attr("IFLA_STATS64") or {"rx_bytes": 0, "tx_bytes": 0}
+    is_elsewhere = message.get_attr("IFLA_LINK_NETNSID") is not None
+    return links.Link(
+        index=message["index"],
+        name=message.get_attr("IFLA_IFNAME"),
+        kind=(info.get_attr("IFLA_INFO_KIND") if info else "") or "",
+        lower=0 if is_elsewhere else message.get_attr("IFLA_LINK") or 0,
+        master=message.get_attr("IFLA_MASTER") or 0,
+        received=stats["rx_bytes"],
+        sent=stats["tx_bytes"],
+    )
+
+
+def _speed_mbit(ethtool: pyroute2.Ethtool, name: str) -> float:
+    try:
+        speed = ethtool.get_link_mode(name).speed
+    except Exception:  # each kind of driver has its own way of not knowing
+        speed = None
+    return speed if speed and 0 < speed < 1 << 31 else UNKNOWN_MBIT
