@@ -22,9 +22,11 @@ import logging
 import os
 import platform
 import select
+import signal
 import socket
 import stat
 import struct
+from typing import NamedTuple
 
 import pyfuse3
 import trio
@@ -47,9 +49,20 @@ _BACKGROUND = struct.Struct("<HH")  # max_background, congestion_threshold
 _BACKGROUND_OFFSET = _OUT_HEADER.size + 16
 _MS_NOSUID, _MS_NODEV = 2, 4
 _MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
 _RESEND_KERNEL = (6, 9)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Connection(NamedTuple):
+    """A mount, as long as somebody holds its descriptor.
+
+    :param init_request: the FUSE_INIT that the kernel sent when it was mounted
+    """
+
+    fuse_fd: int
+    init_request: bytes
 
 
 def kernel_can_resend() -> bool:
@@ -71,8 +84,8 @@ def mounted_type(mount_point: str) -> str | None:
     return found
 
 
-def mount(mount_point: str) -> tuple[int, bytes]:
-    """Mount on the folder ``mount_point``; return the descriptor and the kernel's FUSE_INIT.
+def mount(mount_point: str) -> Connection:
+    """Mount on the folder ``mount_point``.
 
     :raises errors.Unusable: no /dev/fuse, no such folder, something is mounted there already
     """
@@ -94,7 +107,7 @@ def mount(mount_point: str) -> tuple[int, bytes]:
                 options.encode(),
             )
         )
-        return fuse_fd, _read_init(fuse_fd)
+        return Connection(fuse_fd, _read_init(fuse_fd))
     except OSError as e:
         os.close(fuse_fd)
         raise errors.Unusable(mount_point, f"cannot mount: {os.strerror(e.errno)}") from e
@@ -134,14 +147,34 @@ def _read_init(fuse_fd: int) -> bytes:
     return request
 
 
-def unmount(mount_point: str) -> None:
-    """Take the mount away; one that is in use is detached, and its users see errors from then."""
+def is_connected(fuse_fd: int, mount_point: str) -> bool:
+    """Say whether a descriptor still is the connection of a mount; no question is asked of it."""
+    if mounted_type(mount_point) != FS_TYPE:
+        return False
+    poll = select.poll()
+    poll.register(fuse_fd, select.POLLERR)
+    return not poll.poll(0)
+
+
+def unmount(mount_point: str, even_if_used: bool = True) -> bool:
+    """Take the mount away; return False if it was left because it is in use.
+
+    :param even_if_used: detach one that is in use, whose users see errors from then on
+    """
     if _libc.umount2(os.fsencode(mount_point), 0) == 0:
-        return
+        return True
     if ctypes.get_errno() == errno.EBUSY:
+        if not even_if_used:
+            return False
         LOG.warning("%s: still in use; detaching it, its users will see I/O errors", mount_point)
     if _libc.umount2(os.fsencode(mount_point), _MNT_DETACH) != 0:
         LOG.warning("%s: cannot unmount: %s", mount_point, os.strerror(ctypes.get_errno()))
+    return True
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it is gone."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
 
 
 def _check(result: int) -> None:

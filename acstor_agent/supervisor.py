@@ -6,6 +6,10 @@ The supervisor holds what must outlive a worker: the lock on the folders, the
 forked from it, so a new one needs no time to start and finds all of that in
 place.  It never touches the mount itself: a process that holds the descriptor
 and waits for an answer from it would wait for itself.
+
+Where a service manager keeps descriptors, the connection is left with it as
+well.  Then a supervisor that was killed, or restarted while guests read, takes
+back the connection instead of mounting.
 """
 
 import contextlib
@@ -20,6 +24,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NoReturn
+from typing import Protocol
 
 from acstor_agent import fuse_connection
 from acstor_common import errors
@@ -35,6 +40,34 @@ STEADY_AFTER_S = 1.0
 """A worker that lived this long was not killed by its start: the next one starts at once."""
 EXIT_UNUSABLE = 78
 """What a worker exits with when starting again cannot help (EX_CONFIG of sysexits.h)."""
+
+
+class Store(Protocol):
+    """Who keeps a connection while no supervisor runs."""
+
+    def put(self, connection: fuse_connection.Connection) -> bool:
+        """Keep it; return whether that was done."""
+
+    def take(self) -> fuse_connection.Connection | None:
+        """Return what was kept, None if it is nothing."""
+
+    def forget(self) -> None:
+        """Keep nothing any more."""
+
+
+class NoStore:
+    """Nobody keeps it: the mount ends with its supervisor."""
+
+    def put(self, connection: fuse_connection.Connection) -> bool:
+        """Keep nothing."""
+        return False
+
+    def take(self) -> fuse_connection.Connection | None:
+        """Return nothing."""
+        return None
+
+    def forget(self) -> None:
+        """Have nothing to forget."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +119,7 @@ class Supervisor:
     :param mount_point: folder to mount on
     :param work: what a worker does; it returns when it is told to stop (SIGTERM)
     :param is_ready: called once, when the first worker serves
+    :param store: who keeps the connection while no supervisor runs
     """
 
     def __init__(
@@ -93,8 +127,11 @@ class Supervisor:
         mount_point: pathlib.Path,
         work: Callable[[Inheritance], None],
         is_ready: Callable[[], None],
+        store: Store | None = None,
     ) -> None:
         self._mount_point = mount_point
+        self._store = store or NoStore()
+        self._is_kept = False
         self._work = work
         self._is_ready = is_ready
         self._worker_pid = 0
@@ -107,7 +144,7 @@ class Supervisor:
         :raises errors.Unusable: the mount point cannot be used
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-        fuse_fd, init_request = fuse_connection.mount(str(self._mount_point))
+        connection = self._connect()
         if not fuse_connection.kernel_can_resend():
             LOG.warning(
                 "this kernel is older than 6.9: reads that are under way when a worker dies will "
@@ -116,10 +153,33 @@ class Supervisor:
         for number in STOPS:
             signal.signal(number, self._stop)
         try:
-            return self._keep_worker(fuse_fd, init_request)
+            return self._keep_worker(connection.fuse_fd, connection.init_request)
         finally:
-            fuse_connection.unmount(str(self._mount_point))
-            os.close(fuse_fd)
+            self._disconnect(connection)
+
+    def _connect(self) -> fuse_connection.Connection:
+        """Take back the connection that was kept, if its mount is still there, or mount."""
+        point = str(self._mount_point)
+        connection = self._store.take()
+        if connection and fuse_connection.is_connected(connection.fuse_fd, point):
+            LOG.info("%s: taking back the mount that the service manager kept", point)
+            self._is_kept = True
+            return connection
+        if connection:
+            os.close(connection.fuse_fd)
+            self._store.forget()
+        made = fuse_connection.mount(point)
+        self._is_kept = self._store.put(made)
+        return made
+
+    def _disconnect(self, connection: fuse_connection.Connection) -> None:
+        """Unmount; what guests use stays where a store keeps it, for the supervisor to come."""
+        point = str(self._mount_point)
+        if not fuse_connection.unmount(point, even_if_used=not self._is_kept):
+            LOG.warning("%s: guests use it; leaving it to the service manager", point)
+        else:
+            self._store.forget()
+        os.close(connection.fuse_fd)
 
     def _stop(self, number: int, frame: object) -> None:
         """Pass the word on to the worker; there is one whenever these signals are let in."""
@@ -168,7 +228,12 @@ class Supervisor:
         return status
 
     def _be_worker(self, inheritance: Inheritance) -> NoReturn:
-        """Be a worker in a fork of this process, and leave without its clean-up."""
+        """Be a worker in a fork of this process, and leave without its clean-up.
+
+        A supervisor that comes back must not meet a worker of the one before it.
+        """
+        if self._is_kept:
+            fuse_connection.die_with_parent()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)

@@ -54,6 +54,7 @@ def run(conf: cfg.ConfigOpts) -> int:
             pathlib.Path(conf.acstor.mount_point),
             lambda inheritance: daemon.work(conf, inheritance),
             service_manager.notify_ready,
+            service_manager.DescriptorStore(),
         ).run()
 
 

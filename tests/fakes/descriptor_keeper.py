@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service manager with a descriptor store, as far as an agent meets one (sd_notify(3)).
+
+It really holds the descriptors that it is sent, and starts the agent with them
+as systemd does: from descriptor 3 on, named in the environment.
+"""
+
+import os
+import pathlib
+import select
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Self
+
+FIRST_FD = 3
+MESSAGE_BYTES = 4096
+
+
+class DescriptorKeeper:
+    """Context manager: the socket, and what is kept."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self.kept: dict[str, int] = {}
+        self.told: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self._path))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of everything, as systemd does when a unit has stopped."""
+        for fd in self.kept.values():
+            os.close(fd)
+        self.kept.clear()
+
+    def start(self, argv: Sequence[str | pathlib.Path], log: pathlib.Path) -> subprocess.Popen:
+        """Start an agent, with all that is kept."""
+        names = list(self.kept)
+        # A shell puts the descriptors in their places and says whom they are meant for.
+        moves = " ".join(
+            f"{number}<&{self.kept[name]}" for number, name in enumerate(names, FIRST_FD)
+        )
+        script = f'export LISTEN_PID=$$; exec "$@" {moves}'
+        environment = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(self._path),
+            "LISTEN_FDS": str(len(names)),
+            "LISTEN_FDNAMES": ":".join(names),
+        }
+        with log.open("ab") as out:
+            return subprocess.Popen(
+                ["bash", "-c", script, "bash", *argv],
+                env=environment,
+                pass_fds=list(self.kept.values()),
+                stdout=out,
+                stderr=out,
+            )
+
+    def listen(self, until: str, deadline_s: float) -> None:
+        """Do what is asked for, until a message has ``until`` in it."""
+        ends_s = time.monotonic() + deadline_s
+        while True:
+            readable, _, _ = select.select([self._socket], [], [], ends_s - time.monotonic())
+            if not readable:
+                raise TimeoutError(f"{until} was not told; told was {self.told}")
+            data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 8)
+            text = data.decode()
+            self.told.append(text)
+            self._obey(dict(line.split("=", 1) for line in text.splitlines()), fds)
+            if until in text:
+                return
+
+    def _obey(self, message: dict[str, str], fds: list[int]) -> None:
+        name = message.get("FDNAME", "")
+        if "FDSTOREREMOVE" in message and name in self.kept:
+            os.close(self.kept.pop(name))
+        for fd in fds:
+            if name in self.kept:
+                raise ValueError(f"{name} is kept already")
+            self.kept[name] = fd
