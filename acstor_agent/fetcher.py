@@ -30,6 +30,7 @@ from acstor_agent.core import hedge
 from acstor_agent.core import homes
 from acstor_agent.core import peer_health
 from acstor_agent.core import places
+from acstor_agent.core import preference
 from acstor_agent.core import public_cache
 from acstor_agent.sources import base
 from acstor_common import errors
@@ -89,6 +90,7 @@ class Fetcher:
     ) -> None:
         self.counters = counters.ExchangeCounters()
         self.hedge = hedge.Hedge()
+        self.preference = preference.Preference()
         self.background_limit = background_limit
         self._here = here
         self._nursery = nursery
@@ -315,19 +317,23 @@ class Fetcher:
         holders = self._peers.holders(want)
         if owners and owners[0] != self._here:
             holders = [h for h in holders if not self._peers.is_busier(h, owners[0])]
-        return places.places(owners, self._here, self._peers.is_usable, holders)
+        is_guest_at_peers = errand is Errand.GUEST_WAITS and owners[:1] != (self._here,)
+        is_source_first = is_guest_at_peers and self.preference.decide(self._clock())
+        return places.places(owners, self._here, self._peers.is_usable, holders, is_source_first)
 
     async def _travel(self, journey: journey_.Journey) -> Fetched:
         while journey.left:
-            began_s = self._clock()
+            began_s, errand = self._clock(), journey.errand  # a guest may join meanwhile
             place = journey.next_place(began_s)
             try:
-                fetched = await self._ask(place, journey.want, journey.errand)
+                fetched = await self._ask(place, journey.want, errand)
             except exchange.PEER_ERRORS as e:
                 LOG.debug("%s", e)
                 journey.failures.append(e)
                 self.counters.fallbacks += 1
+                self._note_time(errand, place, self._clock() - began_s)
             else:
+                self._note_time(errand, place, self._clock() - began_s)
                 self.hedge.answered(self._clock() - began_s)
                 self.counters.fetched[journey.want.image_id].add(
                     fetched.origin, journey.want.length
@@ -336,6 +342,13 @@ class Fetcher:
         if journey.errand.asks_holders_only:
             raise _NoHolder(str(journey.want), "those who advertised it")
         raise journey.worst()
+
+    def _note_time(self, errand: Errand, place: places.Place, took_s: float) -> None:
+        """Note what a place took: what nobody waits for is slow on purpose, but at the source."""
+        if place.host is None:
+            self.preference.source_answered(took_s, self._clock())
+        elif errand is Errand.GUEST_WAITS:
+            self.preference.peer_answered(took_s, self._clock())
 
     async def _ask(self, place: places.Place, want: Want, errand: Errand) -> Fetched:
         if place.host is None:

@@ -111,6 +111,11 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
     yield core.GaugeMetricFamily(
         "acstor_quarantined_peers", "Peers that are left alone now", len(exchange["quarantined"])
     )
+    yield core.GaugeMetricFamily(
+        "acstor_is_source_first",
+        "Whether guests ask the source first, because peers are clearly slower",
+        exchange["is_source_first"],
+    )
     for name, text in (
         ("source_bytes", "Bytes that this host read from the source, for itself and for peers"),
         ("relayed_bytes", "Bytes that this host, as a home, took from another home"),
@@ -120,6 +125,7 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("fallbacks", "Times that a place failed and the next one was asked"),
         ("races", "Times that a place was slow and the next one was asked as well"),
         ("referrals_followed", "Times that a busy peer named others to ask instead"),
+        ("source_first", "Times that a guest's read went to the source because peers were slower"),
         ("advertised", "Chunks told to neighbours, once for each of them"),
         ("advertised_ignored", "Chunks that peers told of faster than is listened to"),
         ("advertised_denied", "Chunks that a peer had told of and had not got"),

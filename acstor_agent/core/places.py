@@ -43,6 +43,7 @@ def places(
     here: ids.HostId,
     is_usable: Callable[[ids.HostId], bool],
     holders: Sequence[ids.HostId] = (),
+    is_source_first: bool = False,
 ) -> list[Place]:
     """Return the places to ask, best first; the source is always among them.
 
@@ -50,6 +51,7 @@ def places(
     :param here: the host that asks; where it is the acting home it goes to the source itself
     :param is_usable: whether a host is worth asking now
     :param holders: usable hosts that advertised the chunk, the best first
+    :param is_source_first: peers are clearly slower than the source; they come behind it
 
     >>> places(["h1", "h2", "h3"], "h9", lambda host: host != "h1")
     [Place(host='h2', may_read_source=True), Place(host='h3', may_read_source=True), \
@@ -61,9 +63,11 @@ Place(host=None, may_read_source=True)]
     usable = [host for host in owners if host not in first and (host == here or is_usable(host))]
     acting = list(itertools.takewhile(lambda host: host != here, usable[:ACTING_HOMES]))
     others = [host for host in usable[len(acting) :] if host != here][:LAST_RESORTS]
-    return [
+    peers = [
         *(Place(host, may_read_source=False) for host in first),
         *(Place(host) for host in acting),
-        SOURCE,
+    ]
+    return [
+        *([SOURCE, *peers] if is_source_first else [*peers, SOURCE]),
         *(Place(host, may_read_source=False) for host in others),
     ]

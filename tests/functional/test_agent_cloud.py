@@ -18,6 +18,7 @@ from acstor_common import ring
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.fakes import lying_peer
+from tests.fakes import slow_link
 from tests.lab import agents
 from tests.lab import local
 
@@ -242,6 +243,26 @@ def test_host_that_leaves_the_ring_while_it_is_asked_is_just_not_asked(tmp_path,
             reader.join(15)
             assert got == [chunk(chunk_no)]
             assert agent.status()["worker_pid"] == pid
+
+
+def test_guests_ask_the_source_first_where_peers_are_clearly_slower(tmp_path, images, image_id):
+    with (
+        hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as cloud,
+        slow_link.slow_link(cloud.ports["h1"], delay_s=0.15) as slow_port,
+    ):
+        agent = cloud["h2"]
+        hosts.write_ring(cloud.ring_file, cloud.ports | {"h1": slow_port}, epoch=2)
+        hosts.wait_until(lambda: epoch(cloud, "h2") == 2, "the slow way")
+        path = agent.image_path(image_id)
+        slow, quick = owned_by(cloud, "h1"), owned_by(cloud, "h2")
+        for pair in zip(slow[:8], quick[:8], strict=True):  # now both are known
+            assert [read(path, n) for n in pair] == [chunk(n) for n in pair]
+        assert agent.status()["fetched"]["home"]["requests"] == 8
+        for n in slow[8:24]:
+            assert read(path, n) == chunk(n)
+        exchange = agent.status()["exchange"]
+        assert exchange["is_source_first"] and exchange["source_first"] >= 12
+        assert exchange["source_bytes"] == (8 + exchange["source_first"]) * CHUNK
 
 
 def certificates(folder: pathlib.Path, ca: trustme.CA, name: str) -> dict[str, pathlib.Path]:

@@ -81,6 +81,8 @@ def test_agent_without_images_has_metrics_too():
             "fallbacks",
             "races",
             "referrals_followed",
+            "source_first",
+            "is_source_first",
             "advertised",
             "advertised_ignored",
             "advertised_denied",
