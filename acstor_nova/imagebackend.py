@@ -98,12 +98,16 @@ class Host:
             raise NotEligibleError(_REASONS.OTHER_NAME, f"Nova asks for it as {link}")
         if trusted_certs or self.seams.conf.glance.verify_glance_signatures:
             raise NotEligibleError(_REASONS.SIGNED, "its signature is to be verified")
-        size_bytes = self._ensure(image_id)
         image = self.seams.get_image(context, image_id)
+        if image is not None:
+            _check_eligible(image)
+        size_bytes = self._ensure(image_id)
         if image is None:
             LOG.info("image %s: Glance says nothing of it; the agent has its map", image_id)
-            image = {"disk_format": "raw", "status": "active", "size": size_bytes}
-        _check_eligible(image, size_bytes)
+            image = {"disk_format": "raw", "size": size_bytes}
+        if image["size"] != size_bytes:
+            why = f"Glance has {image['size']} bytes, the agent's map is of {size_bytes}"
+            raise NotEligibleError(_REASONS.SIZE_DIFFERS, why)
         path = self.mirror_path(image_id)
         try:
             mirror_link.read_head(path)
@@ -145,7 +149,7 @@ class Host:
             time.sleep(ASK_AGAIN_S)
 
 
-def _check_eligible(image: dict[str, Any], size_bytes: int) -> None:
+def _check_eligible(image: dict[str, Any]) -> None:
     """Check what Glance says of an image.
 
     :raises NotEligibleError: it cannot be shown as a mirror
@@ -157,9 +161,6 @@ def _check_eligible(image: dict[str, Any], size_bytes: int) -> None:
         raise NotEligibleError(_REASONS.NOT_RAW, f"its format is {image['disk_format']}")
     if any(name.startswith("os_encrypt") and properties[name] for name in properties):
         raise NotEligibleError(_REASONS.ENCRYPTED, "it is encrypted")
-    if image["size"] != size_bytes:
-        why = f"Glance has {image['size']} bytes, the agent's map is of {size_bytes}"
-        raise NotEligibleError(_REASONS.SIZE_DIFFERS, why)
 
 
 class MirrorBase:

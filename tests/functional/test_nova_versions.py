@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every release of Nova that is in the table, as it was published: acstor registers with it.
+
+A release's own wheel is put before everything else, in a process of the
+virtualenv of the OpenStack services; Nova reads its configuration there as
+nova-compute does.  So the seams are looked at where they are, in code that runs.
+"""
+
+import fcntl
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from acstor_nova import register
+from tests.lab import runs
+from tests.lab.openstack import installed
+
+WHEELS = runs.CHECKOUT / ".cache" / "nova-wheels"
+RELEASES = {31: "31.3.1", 32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
+CONF = """
+[DEFAULT]
+config_source = acstor
+[acstor]
+driver = acstor
+[libvirt]
+images_type = acstor
+"""
+PROGRAM = """
+import json, logging, sys
+from nova import config
+from nova.conf import CONF
+config.parse_args(["nova-compute", "--config-file", sys.argv[1]])
+logging.basicConfig(stream=sys.stderr)
+from nova.virt.libvirt import driver, imagebackend
+made = imagebackend.Backend(True)
+classes = {name: [base.__module__ + "." + base.__name__ for base in made.BACKEND[name].__mro__]
+           for name in ("acstor", "qcow2") if name in made.BACKEND}
+print(json.dumps({
+    "from": imagebackend.__file__,
+    "images_type": CONF.libvirt.images_type,
+    "classes": classes,
+    "precache": driver.LibvirtDriver.cache_image.__code__.co_filename,
+}))
+"""
+MIRROR_BASE, STOCK = "acstor_nova.imagebackend.MirrorBase", f"{register.IMAGEBACKEND}.Qcow2"
+
+pytestmark = pytest.mark.skipif(
+    not installed.is_ready(),
+    reason=f"the services of OpenStack are not installed: {installed.REMEDY}",
+)
+
+
+def wheel_of(release: str) -> pathlib.Path:
+    """Return a published wheel, downloaded once."""
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    path = WHEELS / f"nova-{release}-py3-none-any.whl"
+    with (WHEELS / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            # A release may want another Python than this one; its code is what is looked at.
+            wanted = ["--only-binary=:all:", "--python-version", "3.12", f"nova=={release}"]
+            runs.tool([*pip, "--dest", WHEELS, *wanted])
+    return path
+
+
+def unpack(release: str, folder: pathlib.Path) -> pathlib.Path:
+    with zipfile.ZipFile(wheel_of(release)) as wheel:
+        wanted = re.compile(r"nova/(?!tests/|locale/)|nova-[^/]*dist-info/")
+        wheel.extractall(folder, [name for name in wheel.namelist() if wanted.match(name)])
+    return folder
+
+
+def start_nova(nova: pathlib.Path) -> tuple[dict, str]:
+    """Let this Nova read a configuration with acstor; return what came of it, and the log."""
+    conf_file = nova / "nova.conf"
+    conf_file.write_text(CONF)
+    done = subprocess.run(
+        [installed.BIN / "python", "-c", PROGRAM, conf_file],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": f"{nova}:{runs.CHECKOUT}",
+            "OS_NOVA_DISABLE_EVENTLET_PATCHING": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_table_is_the_releases_that_are_tested():
+    assert set(register.SEAMS) == set(RELEASES)
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_release_takes_acstor(tmp_path, version):
+    nova = unpack(RELEASES[version], tmp_path)
+    found, log = start_nova(nova)
+    assert found["from"].startswith(str(nova))
+    assert found["images_type"] == "acstor"
+    for classes in found["classes"].values():
+        assert classes[1:3] == [MIRROR_BASE, STOCK]
+    assert found["precache"] == register.__file__
+    assert "acstor is not used" not in log
+
+
+def refused(found: dict, log: str) -> str:
+    """Return why acstor was refused; Nova must have gone on with its own class."""
+    assert found["images_type"] == "acstor"
+    assert found["classes"]["acstor"][0] == found["classes"]["qcow2"][0] == STOCK
+    return re.search(r"acstor is not used; Nova works as with images_type = qcow2: (.*)", log)[1]
+
+
+def test_unknown_version_is_refused_and_nova_goes_on(tmp_path):
+    nova = unpack(RELEASES[34], tmp_path)
+    metadata = next(nova.glob("nova-*.dist-info")) / "METADATA"
+    text = metadata.read_text()
+    metadata.write_text(re.sub(r"^Version: .*$", "Version: 35.0.0", text, count=1, flags=re.M))
+    assert "Nova 35.0.0: acstor was checked against versions 31 to 34 only" in refused(
+        *start_nova(nova)
+    )
+
+
+@pytest.mark.parametrize(
+    ("seam", "damage", "why"),
+    [
+        ("virt/libvirt/imagebackend.py", "Image.cache = lambda self, fetch: None", "takes"),
+        ("virt/images.py", "del do_image_deep_inspection", "is not there"),
+    ],
+)
+def test_seam_that_changed_is_refused_and_nova_goes_on(tmp_path, seam, damage, why):
+    nova = unpack(RELEASES[34], tmp_path)
+    with (nova / "nova" / seam).open("a") as file:
+        file.write(f"\n{damage}\n")
+    assert why in refused(*start_nova(nova))
+
+
+def test_without_acstor_in_its_configuration_nova_is_untouched(tmp_path, monkeypatch):
+    nova = unpack(RELEASES[34], tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "CONF", "[libvirt]\nimages_type = qcow2\n")
+    found, _ = start_nova(nova)
+    assert list(found["classes"]) == ["qcow2"]
+    assert found["classes"]["qcow2"][0] == STOCK
+    assert found["precache"] != register.__file__
