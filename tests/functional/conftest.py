@@ -113,3 +113,10 @@ def keystone_glance(openstack_lab: cloud.Cloud) -> cloud.Cloud:
         pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
     openstack_lab.start_image_services()
     return openstack_lab
+
+
+@pytest.fixture
+def nova(keystone_glance: cloud.Cloud) -> cloud.Cloud:
+    """All of the OpenStack: Nova with two compute hosts beside Keystone and Glance."""
+    keystone_glance.start_compute_services()
+    return keystone_glance

@@ -115,7 +115,7 @@ class Agent:
 
     def __enter__(self) -> Self:
         """Write the configuration and start the agent; does not wait for it."""
-        self.mount_point.mkdir(parents=True)
+        self.mount_point.mkdir(parents=True, exist_ok=True)
         parser = configparser.ConfigParser(interpolation=None)
         parser.read_dict(self._sections)
         with self.config_file.open("w") as file:
@@ -179,7 +179,7 @@ class Agent:
 
     def is_mounted(self) -> bool:
         """Say whether something is mounted on the agent's mount point."""
-        return str(self.mount_point) in runs.mounts_beneath(self.mount_point)
+        return str(self.mount_point) in self.host.mounts_beneath(self.mount_point)
 
     def status(self) -> dict[str, Any]:
         """Return what the agent says of itself and its counters."""
@@ -208,4 +208,4 @@ class Agent:
             self._process.wait(STOP_DEADLINE_S)
         self._process = None
         if self.is_mounted():
-            runs.tool(["umount", "--lazy", self.mount_point])
+            self.host.run(["umount", "--lazy", self.mount_point])

@@ -95,6 +95,10 @@ class Host:
             time.sleep(0.001)
         return process
 
+    def mounts_beneath(self, folder: pathlib.Path) -> list[str]:
+        """Return the mount points that this host has at or below ``folder``, the deepest first."""
+        return runs.mounts_beneath(folder)
+
     def _has_inside(self, pid: int) -> bool:
         with contextlib.suppress(OSError):  # it has just ended
             own = (runs.NETNS_FOLDER / self.namespace).stat().st_ino

@@ -9,6 +9,7 @@ run can sweep what a killed one left behind, and nothing else.
 """
 
 import contextlib
+import hashlib
 import itertools
 import os
 import pathlib
@@ -79,25 +80,38 @@ def recorded_pid(path: pathlib.Path) -> int | None:
     return found[0] if found and start_ticks(found[0]) == found[1] else None
 
 
-def _session_of(recorded: tuple[int, int] | None) -> list[int]:
-    """Return the living processes of a recorded session, whose first one may be dead."""
-    if recorded is None or start_ticks(recorded[0]) not in (recorded[1], None):
-        return []
+def mark_of(path: pathlib.Path) -> str:
+    """Return the name that the file system at /run has for processes of the record at ``path``.
+
+    Only a recorded process with a mount namespace of its own has such a file system.
+    """
+    return f"acs-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+
+
+def _belonging(path: pathlib.Path) -> list[int]:
+    """Return the living processes of a record: those of its session, and those with its mark.
+
+    The first one of the session may be dead.
+    """
+    recorded, mark = _recorded(path), f" {mark_of(path)} "
+    session = recorded[0] if recorded and start_ticks(recorded[0]) in (recorded[1], None) else -1
     pids = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has just ended
-            stat = pathlib.Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            if int(stat[3]) == recorded[0] and stat[0] != "Z":
+            process = pathlib.Path("/proc", entry)
+            stat = (process / "stat").read_text().rpartition(")")[2].split()
+            is_ours = int(stat[3]) == session or mark in (process / "mountinfo").read_text()
+            if is_ours and stat[0] != "Z":
                 pids.append(int(entry))
     return pids
 
 
 def kill_recorded(path: pathlib.Path, deadline_s: float = KILL_DEADLINE_S) -> None:
-    """Kill the process that is recorded at ``path`` and all of its session; forget the record.
+    """Kill the process that is recorded at ``path`` and all that belong to it; forget the record.
 
     :raises errors.Unusable: some of them do not die
     """
-    _kill_until_gone(lambda: _session_of(_recorded(path)), deadline_s)
+    _kill_until_gone(lambda: _belonging(path), deadline_s)
     path.unlink(missing_ok=True)
 
 
@@ -137,10 +151,10 @@ def processes_inside(names: Sequence[str]) -> list[int]:
     return pids
 
 
-def mounts_beneath(folder: pathlib.Path) -> list[str]:
-    """Return the mount points at or below ``folder``, the deepest first."""
+def mounts_beneath(folder: pathlib.Path, process: str = "self") -> list[str]:
+    """Return the mount points at or below ``folder``, as a process sees them, the deepest first."""
     found = []
-    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in pathlib.Path("/proc", process, "mountinfo").read_text().splitlines():
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])
         if pathlib.PurePath(point).is_relative_to(folder):
             found.append(point)

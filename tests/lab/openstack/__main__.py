@@ -35,6 +35,9 @@ def _arguments() -> argparse.Namespace:
             default=DEFAULT_FOLDER,
             help="folder that holds everything of this cloud (default: %(default)s)",
         )
+    commands.choices["up"].add_argument(
+        "--images-only", action="store_true", help="leave out Nova: only Keystone and Glance"
+    )
     commands.choices["down"].add_argument(
         "--wipe", action="store_true", help="remove the state folder afterwards"
     )
@@ -44,12 +47,15 @@ def _arguments() -> argparse.Namespace:
 def _show(lab: cloud.Cloud) -> None:
     for service in lab.services():
         port = getattr(service, "port", "-")
-        print(f"{service.name:<16} {service.pid or 'stopped':<9} {port!s:<6} {service.log_path}")
+        print(f"{service.name:<22} {service.pid or 'stopped':<9} {port!s:<6} {service.log_path}")
 
 
-def _up(lab: cloud.Cloud) -> None:
+def _up(lab: cloud.Cloud, images_only: bool) -> None:
     installed.install()
-    lab.start_image_services()
+    if images_only:
+        lab.start_image_services()
+    else:
+        lab.start_compute_services()
     _show(lab)
     user = accounts.USERS["admin"]
     print(
@@ -66,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> None:
             installed.install()
             prepared.ensure()
         case "up":
-            _up(lab)
+            _up(lab, arguments.images_only)
         case "status":
             _show(lab)
         case "down":

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """An API service of OpenStack under a WSGI server, and what such services share in configuration.
 
-The rule: a service's own options are written before those that a test adds, so a test may change
-any of them (:meth:`Api.changed`).
+The rule: an API listens on the loopback only, and every service signs in as a user of its own.
 """
 
-import contextlib
 import http.client
 import pathlib
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+from tests.lab.openstack import configured
 from tests.lab.openstack import daemon
-from tests.lab.openstack import ini
 from tests.lab.openstack import installed
 
 PASSWORD = "acstor-lab"
@@ -46,51 +43,21 @@ def token_check(auth_url: str, user: str) -> dict[str, object]:
     }
 
 
-class Api(daemon.Daemon):
-    """One API; its configuration is one file in a folder of its own."""
+class Api(configured.Configured):
+    """One API; a variable of its environment names the folder of its configuration."""
 
     module = ""
-    conf_name = ""
     folder_variable = ""
     more_arguments: Sequence[str] = ()
 
     def __init__(self, name: str, folder: pathlib.Path) -> None:
         super().__init__(name, folder)
         self.port = daemon.port_of(folder, name)
-        self.conf_folder = folder / "etc" / name
-        self._changes: ini.Sections = {}
 
     @property
     def url(self) -> str:
         """Where clients find it."""
         return f"http://{daemon.LOOPBACK}:{self.port}"
-
-    @property
-    def conf_file(self) -> pathlib.Path:
-        """The file that says how it is configured."""
-        return self.conf_folder / self.conf_name
-
-    def sections(self) -> ini.Sections:
-        """Return its configuration without changes."""
-        raise NotImplementedError
-
-    @contextlib.contextmanager
-    def changed(self, changes: ini.Sections) -> Iterator[None]:
-        """Let it run with these options instead of its own, until the block is over.
-
-        :raises errors.Unusable: it does not start with them; shows the end of its log
-        """
-        self._changes = changes
-        try:
-            self.restart()
-            yield
-        finally:
-            self._changes = {}
-            self.restart()
-
-    def configure(self) -> None:
-        """Write its configuration."""
-        ini.write(self.conf_file, self.sections(), self._changes)
 
     def environment(self) -> Mapping[str, str]:
         """Return where its configuration lies."""

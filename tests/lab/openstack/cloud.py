@@ -4,20 +4,32 @@
 The rule: all that it has lies beneath one state folder, so two clouds do not meet.
 """
 
+import datetime
+import functools
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import openstack.connection
 from keystoneauth1 import session
 
+from acstor_common import errors
+from tests.lab import runs
 from tests.lab.openstack import accounts
+from tests.lab.openstack import compute
 from tests.lab.openstack import daemon
 from tests.lab.openstack import glance
 from tests.lab.openstack import installed
 from tests.lab.openstack import keystone
 from tests.lab.openstack import mariadb
+from tests.lab.openstack import neutron
+from tests.lab.openstack import nova
 from tests.lab.openstack import prepared
 from tests.lab.openstack import rabbitmq
+
+HOSTS = ("compute1", "compute2")
+FLAVORS = {"small": 512, "large": 768}  #: name and memory in MiB
+DISK_GB = 2
 
 
 class Cloud:
@@ -29,6 +41,10 @@ class Cloud:
         self.mariadb = mariadb.MariaDB(folder)
         self.keystone = keystone.Keystone(folder, self.mariadb)
         self.glance = glance.Glance(folder, self.mariadb, self.rabbitmq, self.keystone)
+        needs = nova.Needs(self.mariadb, self.rabbitmq, self.keystone, self.glance)
+        self.neutron = neutron.Neutron("neutron", folder)
+        self.nova = nova.Controller(folder, needs)
+        self.computes = [compute.Compute(host, folder, needs) for host in HOSTS]
 
     def start_database(self) -> None:
         """Start MariaDB alone; what is prepared for other services is in it if they are installed.
@@ -47,16 +63,60 @@ class Cloud:
         """
         self.rabbitmq.start()
         self.start_database()
-        accounts.announce(self.mariadb, {"identity": self.keystone.auth_url, **self._catalog()})
+        accounts.announce(self.mariadb, self._catalog())
         start((self.keystone, self.glance))
         wait_ready((self.rabbitmq, self.keystone, self.glance))
 
     def _catalog(self) -> dict[str, str]:
-        return {"image": self.glance.url}
+        return {
+            "identity": self.keystone.auth_url,
+            "image": self.glance.url,
+            "placement": self.nova.placement.url,
+            "compute": f"{self.nova.api.url}/v2.1",
+            "network": self.neutron.url,
+        }
+
+    def start_compute_services(self) -> None:
+        """Start all that servers need, and wait until each compute host may be given one.
+
+        :raises errors.Unusable: a service does not start; shows the end of its log
+        """
+        for host in self.computes:
+            host.machine.boot()
+        self.start_image_services()
+        began = datetime.datetime.now(datetime.UTC)
+        fresh = [host for host in self.computes if host.pid is None]
+        start((self.neutron, *self.nova.services(), *self.computes))
+        wait_ready((self.neutron, *self.nova.services(), *self.computes))
+        nova_client = self.connect().compute
+        for name, megabytes in FLAVORS.items():
+            if not nova_client.find_flavor(name, ignore_missing=True):
+                nova_client.create_flavor(name=name, ram=megabytes, vcpus=1, disk=DISK_GB)
+        for host in fresh:
+            runs.wait_for(
+                functools.partial(self._may_build_on, host, nova_client, began),
+                daemon.READY_DEADLINE_S,
+                host.name,
+                host.log,
+            )
+
+    def _may_build_on(self, host: compute.Compute, client: Any, began: datetime.datetime) -> bool:
+        """Say whether the host reported after ``began``, and the scheduler knows it."""
+        if host.pid is None:
+            raise errors.Unusable(host.name, f"it has ended: {host.log()[-2000:]}")
+        reports = [
+            datetime.datetime.fromisoformat(service.updated_at).replace(tzinfo=datetime.UTC)
+            for service in client.services(binary="nova-compute", host=host.host)
+            if service.updated_at
+        ]
+        known = {hypervisor.name for hypervisor in client.hypervisors()}
+        return any(report > began for report in reports) and host.host in known
 
     def services(self) -> list[daemon.Daemon]:
         """Return all services, those that others need first."""
-        return [self.mariadb, self.rabbitmq, self.keystone, self.glance]
+        machines = [part for host in self.computes for part in host.daemons()]
+        image_services = [self.mariadb, self.rabbitmq, self.keystone, self.glance]
+        return [*image_services, self.neutron, *self.nova.services(), *machines]
 
     def stop(self) -> None:
         """Stop every service that runs."""

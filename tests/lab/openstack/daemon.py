@@ -83,6 +83,11 @@ class Daemon:
         """Write what the process reads when it starts."""
 
     @property
+    def mark(self) -> str:
+        """What a file system is called that only this one and what it started can see."""
+        return runs.mark_of(self._record)
+
+    @property
     def pid(self) -> int | None:
         """The process' id, whoever started it; None if it is not running."""
         return runs.recorded_pid(self._record)

@@ -22,11 +22,12 @@ from tests.lab.openstack import glance
 from tests.lab.openstack import installed
 from tests.lab.openstack import keystone
 from tests.lab.openstack import mariadb
+from tests.lab.openstack import nova
 from tests.lab.openstack import rabbitmq
 
 PARTS = ("mariadb", "keystone")  # folders of a cloud that are kept
-DATABASES = ("keystone", "glance")
-_MAKERS = ("prepared.py", "accounts.py", "keystone.py", "glance.py", "mariadb.py")
+DATABASES = ("keystone", "glance", "placement", "nova_api", "nova_cell0", "nova_cell1")
+_MAKERS = ("prepared.py", "accounts.py", "keystone.py", "glance.py", "mariadb.py", "nova.py")
 _COMMAND_DEADLINE_S = 300.0
 
 
@@ -41,11 +42,21 @@ def _folder() -> pathlib.Path:
 def restore(folder: pathlib.Path) -> None:
     """Give a cloud that has no databases yet the prepared ones.
 
-    :raises errors.Unusable: they were not made yet, and making them failed
+    :raises errors.Unusable: they were not made yet, and making them failed; or the cloud has some
+        that other versions have made
     """
-    missing = [part for part in PARTS if not (folder / part).exists()]
-    for part in missing:
-        subprocess.run(["cp", "-a", "--reflink=auto", ensure() / part, folder / part], check=True)
+    stamp = folder / "prepared-by"
+    if stamp.exists() and stamp.read_text() != _folder().name:
+        raise errors.Unusable(
+            f"{folder}", "its databases are those of other versions: run down --wipe first"
+        )
+    if not stamp.exists():
+        kept = ensure()
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in PARTS:
+            shutil.rmtree(folder / part, ignore_errors=True)  # of a copy that was cut short
+            subprocess.run(["cp", "-a", "--reflink=auto", kept / part, folder / part], check=True)
+        stamp.write_text(_folder().name)
 
 
 def ensure() -> pathlib.Path:
@@ -79,14 +90,17 @@ def _make(folder: pathlib.Path) -> None:
     broker = rabbitmq.RabbitMQ(folder)  # only named in configurations, never started
     identity = keystone.Keystone(folder, database)
     images = glance.Glance(folder, database, broker, identity)
+    needs = nova.Needs(database, broker, identity, images)
+    placement, servers = nova.Placement(folder, needs), nova.NovaApi(folder, needs)
     database.start()
     try:
         database.wait_ready()
         for name in DATABASES:
             database.new_database(name)
-        for service in (identity, images):
+        for service in (identity, images, placement, servers):
             service.configure()
-        _run_side_by_side([identity.commands(), images.commands()], folder)
+        others = [*identity.commands(), *placement.commands(), *images.commands()]
+        _run_side_by_side([servers.commands(), others], folder)
         identity.start()
         identity.wait_ready()
         accounts.register(identity.auth_url)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The smallest network service that Nova is content with, for servers without networks.
+
+The rule: it has no ports and no networks, refuses to make any, and answers every list with an
+empty one.  ``application`` is what the WSGI server loads; :class:`Neutron` runs it.
+"""
+
+import json
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+from tests.lab.openstack import api
+
+_NO_GROUP = {
+    "id": "00000000-0000-0000-0000-000000000001",
+    "name": "default",
+    "description": "",
+    "security_group_rules": [],
+    "tenant_id": "",
+    "project_id": "",
+}
+
+
+class Neutron(api.Api):
+    """The network endpoint of the catalog."""
+
+    module = "tests.lab.openstack.neutron"
+
+    def configure(self) -> None:
+        """Do nothing: there is nothing to configure."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Return nothing, for it reads no configuration."""
+        return {}
+
+
+def _answer(method: str, parts: list[str], host: str) -> tuple[str, dict[str, Any] | None]:
+    if method == "DELETE":
+        return "204 No Content", None
+    if method != "GET" or len(parts) > 2:
+        return "404 Not Found", {"NeutronError": {"type": "NotFound", "message": "", "detail": ""}}
+    if not parts:
+        links = [{"rel": "self", "href": f"http://{host}/v2.0/"}]
+        return "200 OK", {"versions": [{"id": "v2.0", "status": "CURRENT", "links": links}]}
+    if len(parts) == 1:
+        return "200 OK", {"resources": []}
+    kind = parts[1].replace("-", "_")
+    return "200 OK", {kind: [_NO_GROUP] if kind == "security_groups" else []}
+
+
+def application(
+    environ: Mapping[str, str], start_response: Callable[[str, list[tuple[str, str]]], object]
+) -> list[bytes]:
+    """Answer one request."""
+    parts = [part for part in environ["PATH_INFO"].split("/") if part]
+    status, body = _answer(environ["REQUEST_METHOD"], parts, environ["HTTP_HOST"])
+    data = b"" if body is None else json.dumps(body).encode()
+    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data)))]
+    start_response(status, headers)
+    return [data]
