@@ -56,13 +56,25 @@ class Asked:
         return errors.SourceUnreachable(self.what, self.where, why)
 
 
+class Refused(errors.ChunkMissing):
+    """The server's clear no.
+
+    :param status: of its answer
+    """
+
+    def __init__(self, asked: Asked, status: int) -> None:
+        why = _REASONS.get(status, f"the server answered {status}")
+        super().__init__(asked.what, asked.where, why)
+        self.status = status
+
+
 def check_answer(asked: Asked, status: int, headers: Mapping[str, str]) -> int | None:
     """Return the blob's size in bytes, None if the server does not say it.
 
     :raises errors.ChunkUnavailable: the body that follows is not the range that was asked for
     """
     if status != 206:
-        raise _refusal(asked, status)
+        raise refusal(asked, status)
     if headers.get("Content-Encoding", "identity").lower() != "identity":
         coding = headers["Content-Encoding"][:40]
         raise asked.missing(f"the server encodes the blob ({coding!r}) though asked not to")
@@ -103,10 +115,11 @@ def pause_s(headers: Mapping[str, str]) -> float:
         return 0.0
 
 
-def _refusal(asked: Asked, status: int) -> errors.ChunkUnavailable:
+def refusal(asked: Asked, status: int) -> errors.ChunkUnavailable:
+    """Return the error for an answer that is no success."""
     if status in _PASSING:
         return asked.unreachable(f"the server answered {status}")
-    return asked.missing(_REASONS.get(status, f"the server answered {status}"))
+    return Refused(asked, status)
 
 
 def _check_content_range(asked: Asked, text: str) -> int | None:

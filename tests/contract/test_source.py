@@ -15,11 +15,13 @@ from acstor_agent.sources import build
 from acstor_agent.sources import coalesce
 from acstor_agent.sources import failover
 from acstor_agent.sources import file
+from acstor_agent.sources import glance
 from acstor_agent.sources import http
 from acstor_agent.sources import retry
 from acstor_agent.sources import verify
 from acstor_common import errors
 from acstor_common import ids
+from tests.fakes import fake_glance
 from tests.fakes import http_server
 
 IMAGE = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
@@ -42,6 +44,13 @@ def over_http(folder, nursery):
         yield http.HttpSource(server.url)
 
 
+@contextlib.contextmanager
+def over_glance(folder, nursery):
+    with http_server.serve({}) as server:
+        fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
+        yield glance.GlanceSource(fake_glance.session(server.url))
+
+
 def over_files(wrap: Callable[[base.Source, trio.Nursery], base.Source]) -> Make:
     @contextlib.contextmanager
     def make(folder, nursery):
@@ -58,6 +67,7 @@ def failed_over(source, nursery):
 SOURCES: dict[str, Make] = {
     "file": over_files(lambda source, nursery: source),
     "http": over_http,
+    "glance": over_glance,
     "coalesce": over_files(coalesce.CoalesceSource),
     "coalesce, one place": over_files(lambda s, n: coalesce.CoalesceSource(s, n, in_flight=1)),
     "retry": over_files(lambda source, nursery: retry.RetrySource(source, random.Random(3))),

@@ -139,7 +139,9 @@ def answer(
 
 def fine(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
     """Answer as RFC 9110 says."""
-    if asked.start >= len(asked.body):
+    if "range" not in asked.headers:
+        answer(handler, 200, asked.body)
+    elif asked.start >= len(asked.body):
         answer(handler, 416, b"", {"Content-Range": f"bytes */{len(asked.body)}"})
     else:
         answer(handler, 206, asked.part, {"Content-Range": asked.content_range})

@@ -21,6 +21,7 @@ import trio
 from acstor_agent.sources import base
 from acstor_agent.sources import build
 from acstor_agent.sources import http
+from acstor_agent.sources import http_link
 from acstor_common import errors
 from acstor_common import ids
 
@@ -130,7 +131,7 @@ async def test_one_connection_serves_reads_that_follow_each_other(nginx):
 
 
 async def test_several_requests_are_in_flight_and_no_more_than_allowed(nginx):
-    source = http.HttpSource(nginx.url + "slow/", connections=4)
+    source = http.HttpSource(nginx.url + "slow/", http_link.Limits(connections=4))
     async with trio.open_nursery() as nursery:
         for number in range(8):
             nursery.start_soon(source.read, BLOB, number * 65_536, 65_536)
@@ -143,7 +144,7 @@ async def test_several_requests_are_in_flight_and_no_more_than_allowed(nginx):
 
 
 async def test_cancelled_reads_leave_the_connections_usable(nginx):
-    source = http.HttpSource(nginx.url + "slow/", connections=2)
+    source = http.HttpSource(nginx.url + "slow/", http_link.Limits(connections=2))
     for number in range(10):
         with trio.move_on_after(0.005 * number):
             await source.read(BLOB, 0, 1_000_000)
@@ -187,7 +188,7 @@ async def test_server_that_dies_and_comes_back_is_unreachable_meanwhile(nginx):
 
 
 async def test_neighbours_cost_few_requests_and_no_byte_twice(nginx, nursery):
-    driver = http.HttpSource(nginx.url, connections=2)
+    driver = http.HttpSource(nginx.url, http_link.Limits(connections=2))
     source = build.wrapped(driver, nursery, random.Random(1))
     chunks = [DATA[at : at + 65_536] for at in range(0, 32 * 65_536, 65_536)]
 

@@ -10,6 +10,7 @@ import trustme
 
 from acstor_agent.sources import base
 from acstor_agent.sources import http
+from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
 from acstor_common import errors
 from acstor_common import ids
@@ -27,7 +28,7 @@ def server():
 
 @pytest.fixture
 async def source(server):
-    source = http.HttpSource(server.url, timeout_s=0.5)
+    source = http.HttpSource(server.url, http_link.Limits(timeout_s=0.5))
     yield source
     await source.aclose()
 
@@ -46,7 +47,7 @@ async def test_connection_is_used_again(source, server):
 
 
 async def test_connections_are_bounded(server):
-    source = http.HttpSource(server.url, connections=3)
+    source = http.HttpSource(server.url, http_link.Limits(connections=3))
     server.behaviours = [http_server.slow(0.02)] * 12
     async with trio.open_nursery() as nursery:
         for number in range(12):
@@ -196,7 +197,9 @@ async def test_server_of_another_authority_is_unreachable(server, tmp_path):
     with http_server.serve({BLOB.name: DATA}, context) as tls_server:
         for authority, is_trusted in ((ours, False), (theirs, True)):
             authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-            source = http.HttpSource(tls_server.url, ca_file=str(tmp_path / "ca.pem"))
+            source = http.HttpSource(
+                tls_server.url, http_link.Limits(ca_file=str(tmp_path / "ca.pem"))
+            )
             if is_trusted:
                 assert await source.read(BLOB, 5, 5) == DATA[5:10]
             else:
@@ -211,4 +214,4 @@ def test_ca_file_that_cannot_be_read_is_named(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(errors.Unusable, match=r"\[source_http\] ca_file: .*ca\.pem"):
-        http.HttpSource("https://h/", ca_file=str(path))
+        http.HttpSource("https://h/", http_link.Limits(ca_file=str(path)))

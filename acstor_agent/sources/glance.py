@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads images, and what acstor made of them, from Glance by range requests as a service user.
+
+The rule: what is attached was checked.  Asking for a blob's size asks Glance for
+the image's record: it must be active and raw, and an artefact must be its own
+(:mod:`acstor_common.artefacts`), whatever its properties claim.  Later reads only
+read, so guests go on with an image that was deactivated meanwhile.
+
+Tokens come from keystoneauth, which blocks and therefore works in threads of its
+own; bytes come over the connections of http_link.py.
+"""
+
+import collections
+import copy
+import logging
+from collections.abc import Awaitable
+from collections.abc import Callable
+from typing import NamedTuple
+from typing import TypeVar
+
+import msgspec
+import trio
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
+from keystoneauth1 import session as keystone_session
+from oslo_config import cfg
+
+from acstor_agent.sources import base
+from acstor_agent.sources import http_link
+from acstor_agent.sources import http_range
+from acstor_common import artefacts
+from acstor_common import boot_image
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+
+LOG = logging.getLogger(__name__)
+GROUP = "source_glance"
+AUTH_TYPES = ("password", "v3applicationcredential")
+SIGN_IN_THREADS = 2
+RECORD_LIMIT_BYTES = 1 << 20
+PLACES_LIMIT = 4096
+ARTEFACTS = {
+    base.BlobKind.CHUNK_MAP: (artefacts.Kind.CHUNK_MAP, chunk_map.VERSION),
+    base.BlobKind.BOOT_IMAGE: (artefacts.Kind.BOOT_IMAGE, boot_image.VERSION),
+}
+NO_RANGES = (
+    "the store that holds the image does no range reads (Glance answered {status}): only file and "
+    "cinder stores do. Let Glance copy the image to a file store (import method copy-image), or "
+    "name a source before or after this one that has the images, such as file or http"
+)
+NOT_SEEN = (
+    "Glance has no such image, or none that the service user may see: private images of other "
+    "projects need the role admin"
+)
+
+T = TypeVar("T")
+
+
+class Pass(NamedTuple):
+    """What a request to Glance needs from Keystone."""
+
+    token: str
+    endpoint: str
+    project_id: str
+
+
+class Place(NamedTuple):
+    """Where Glance has the bytes of a blob."""
+
+    glance_id: ids.ImageId
+    size_bytes: int
+
+
+class GlanceSource(base.Driver):
+    """The images of a cloud's Glance.
+
+    :param session: a session of keystoneauth that signs in as the service user
+    :param endpoint: Glance's URL; that of the catalog if None
+    """
+
+    def __init__(
+        self,
+        session: keystone_session.Session,
+        limits: http_link.Limits | None = None,
+        endpoint: str | None = None,
+        region_name: str | None = None,
+        interface: str = "internal",
+    ) -> None:
+        self._session, self._endpoint = session, endpoint
+        self._catalog_entry = {
+            "service_type": "image",
+            "region_name": region_name,
+            "interface": interface,
+        }
+        self._link = http_link.Link(GROUP, limits or http_link.Limits())
+        self._threads = trio.CapacityLimiter(SIGN_IN_THREADS)
+        self._places: collections.OrderedDict[base.Blob, Place] = collections.OrderedDict()
+        self._where = endpoint or "Glance"
+
+    @classmethod
+    def options(cls) -> list[cfg.Opt]:
+        """Return the options of the group ``source_glance``."""
+        return [
+            cfg.StrOpt(
+                "auth_type",
+                default=AUTH_TYPES[0],
+                choices=AUTH_TYPES,
+                help="How to sign in at Keystone: with a user's password or with an application "
+                "credential. The user needs the role admin to read private images.",
+            ),
+            *_auth_options(),
+            cfg.StrOpt(
+                "endpoint_override",
+                help="Glance's URL without the version; the one of Keystone's catalog by default.",
+            ),
+            cfg.StrOpt("region_name", help="Region whose Glance is taken from the catalog."),
+            cfg.StrOpt(
+                "interface",
+                default="internal",
+                choices=["internal", "public", "admin"],
+                help="Which of the catalog's URLs of Glance is used.",
+            ),
+            *http_link.options(),
+        ]
+
+    @classmethod
+    def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "GlanceSource":
+        """Make the source from the group ``source_glance``."""
+        limits = http_link.limits_of(group)
+        session = keystone_session.Session(
+            auth=_auth(group), timeout=limits.timeout_s, verify=limits.ca_file or True
+        )
+        return cls(session, limits, group.endpoint_override, group.region_name, group.interface)
+
+    @property
+    def where(self) -> str:
+        """Glance's URL, when it is known."""
+        return self._where
+
+    @property
+    def in_flight(self) -> int:
+        """One request per connection."""
+        return self._link.connections
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Check that the blob may be used now, and return its size.
+
+        A range of one byte is read, which shows whether the image's store does ranges.
+        """
+        what = f"the size of {blob.name}"
+        place = await self._find(blob, what)
+        if place.size_bytes == 0:
+            return 0
+        return await self._of_file(what, place, 0, 1, self._link.size_bytes)
+
+    async def read(
+        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
+    ) -> bytes:
+        """Read the range with one request."""
+        base.check_range(blob, offset, length)
+        if length == 0:
+            return b""
+        what = blob.part(offset, length)
+        place = self._places.get(blob) or await self._find(blob, what)
+        if place.size_bytes == 0:
+            raise errors.ChunkMissing(what, self._where, "the image is empty")
+        return await self._of_file(what, place, offset, length, self._link.read)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._link.aclose()
+
+    async def _of_file(
+        self,
+        what: str,
+        place: Place,
+        offset: int,
+        length: int,
+        ask: Callable[[http_range.Asked, dict[str, str]], Awaitable[T]],
+    ) -> T:
+        """Ask for a range of what Glance stores."""
+
+        async def ask_glance(ticket: Pass) -> T:
+            url = f"{ticket.endpoint}/v2/images/{place.glance_id}/file"
+            asked = http_range.Asked(what, url, offset, length)
+            return await ask(asked, {"X-Auth-Token": ticket.token})
+
+        try:
+            return await self._signed_in(what, ask_glance)
+        except http_range.Refused as error:
+            if error.status in (200, 400):
+                why = NO_RANGES.format(status=error.status)
+                raise errors.ChunkMissing(what, error.where, why) from error
+            raise
+
+    async def _find(self, blob: base.Blob, what: str) -> Place:
+        """Ask Glance where the bytes of ``blob`` are, and whether they may be used."""
+        self._places.pop(blob, None)
+        image = await self._record(blob.image_id, what)
+        why = _why_refused(image)
+        if why:
+            raise errors.ChunkMissing(what, self._where, why)
+        place = Place(blob.image_id, image_record.size_bytes_of(image))
+        if blob.kind in ARTEFACTS:
+            place = await self._find_artefact(image, *ARTEFACTS[blob.kind], what)
+        self._places[blob] = place
+        while len(self._places) > PLACES_LIMIT:
+            self._places.popitem(last=False)
+        return place
+
+    async def _find_artefact(
+        self, image: image_record.Record, kind: artefacts.Kind, version: int, what: str
+    ) -> Place:
+        artefact_id = artefacts.pointer_of(image, kind)
+        if artefact_id is None:
+            state = artefacts.state_of(image)
+            why = f"the image has no {kind.value} yet" + (f" (its state: {state})" if state else "")
+            raise errors.ChunkMissing(what, self._where, why)
+        artefact = await self._record(artefact_id, what)
+        project_id = (await self._pass(what)).project_id
+        try:
+            artefacts.check_belongs(image, artefact, kind, project_id, version)
+        except errors.ForeignArtefact as error:
+            LOG.warning("%s", error)
+            raise errors.ChunkMissing(what, self._where, str(error)) from error
+        return Place(artefact_id, image_record.size_bytes_of(artefact))
+
+    async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Record:
+        """Return what Glance says of an image."""
+
+        async def ask_glance(ticket: Pass) -> image_record.Record:
+            asked = http_range.Asked(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
+            async with self._link.answer(asked, {"X-Auth-Token": ticket.token}) as response:
+                if response.status_code != 200:
+                    raise http_range.refusal(asked, response.status_code)
+                text = await http_link.body_up_to(asked, response, RECORD_LIMIT_BYTES)
+            try:
+                return msgspec.json.decode(text, type=dict)
+            except msgspec.DecodeError as error:
+                raise asked.unreachable(f"the answer is no record of an image: {error}") from error
+
+        try:
+            return await self._signed_in(what, ask_glance)
+        except http_range.Refused as error:
+            if error.status == 404:
+                raise errors.ChunkMissing(what, error.where, NOT_SEEN) from error
+            raise
+
+    async def _signed_in(self, what: str, ask: Callable[[Pass], Awaitable[T]]) -> T:
+        """Ask with a token; once more with a new one, if Glance does not take it any more."""
+        ticket = await self._pass(what)
+        try:
+            return await ask(ticket)
+        except http_range.Refused as error:
+            if error.status != 401:
+                raise
+        return await ask(await self._pass(what, refused=ticket.token))
+
+    async def _pass(self, what: str, refused: str | None = None) -> Pass:
+        """Return what a request needs; keystoneauth signs in again only if it has to.
+
+        :param refused: a token that Glance did not take
+        """
+        try:
+            ticket = await trio.to_thread.run_sync(
+                self._sign_in, refused, limiter=self._threads, abandon_on_cancel=True
+            )
+        except (exceptions.ConnectionError, exceptions.HttpServerError) as error:
+            why = f"Keystone does not sign us in: {error}"
+            raise errors.SourceUnreachable(what, self._where, why) from error
+        except exceptions.ClientException as error:
+            why = f"Keystone refuses to sign us in: {error}"
+            raise errors.ChunkMissing(what, self._where, why) from error
+        self._where = ticket.endpoint
+        return ticket
+
+    def _sign_in(self, refused: str | None) -> Pass:
+        """Do what blocks."""
+        if refused is not None and self._session.get_token() == refused:
+            self._session.invalidate()
+        token = self._session.get_token()
+        endpoint = self._endpoint or self._session.get_endpoint(**self._catalog_entry)
+        if not endpoint:
+            raise exceptions.EndpointNotFound("its catalog has no URL of an image service")
+        project_id = self._session.get_project_id() or ""
+        return Pass(token, endpoint.rstrip("/").removesuffix("/v2"), project_id)
+
+
+def _why_refused(image: image_record.Record) -> str:
+    status = image_record.text_of(image, "status")
+    if status != image_record.ACTIVE:
+        return f"the image's status is {status or 'unknown'}, not active"
+    return image_record.why_format_not_served(image)
+
+
+def _auth_options() -> list[cfg.Opt]:
+    """Return the options of all ways to sign in, each once."""
+    found: dict[str, cfg.Opt] = {}
+    for auth_type in AUTH_TYPES:
+        for opt in loading.get_auth_plugin_conf_options(auth_type):
+            own = copy.copy(opt)
+            own.required = False  # an agent without this source needs none of them
+            own.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
+            found.setdefault(own.dest, own)
+    return list(found.values())
+
+
+def _auth(group: cfg.ConfigOpts.GroupAttr) -> object:
+    """Return what signs in as the group says.
+
+    :raises errors.Unusable: an option is missing
+    """
+    remedy = "Name the service user that reads the images"
+    if not group.auth_url:
+        raise errors.Unusable(f"[{GROUP}] auth_url", "it is not set", remedy)
+    loader = loading.get_plugin_loader(group.auth_type)
+    try:
+        return loader.load_from_options_getter(lambda opt: group[opt.dest])
+    except exceptions.ClientException as error:
+        raise errors.Unusable(f"[{GROUP}]", str(error), remedy) from error

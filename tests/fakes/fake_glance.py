@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of Glance that sources read, as files of ``http_server``, and who may read them.
+
+Images and artefacts are bound to each other as the real listener does it.
+"""
+
+import hashlib
+import json
+import pathlib
+import uuid
+from collections.abc import Mapping
+
+from keystoneauth1 import plugin
+from keystoneauth1 import session as keystone_session
+
+from acstor_agent.sources import base
+from acstor_agent.sources import glance
+from tests.fakes import glance_records
+
+
+class ServiceUser(plugin.BaseAuthPlugin):
+    """Signs in without a Keystone: each sign-in gives a new token."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__()
+        self.sign_ins = 0
+        self._endpoint, self._is_valid = endpoint, False
+
+    def get_token(self, session, **_):
+        if not self._is_valid:
+            self.sign_ins += 1
+            self._is_valid = True
+        return f"token-{self.sign_ins}"
+
+    def invalidate(self) -> bool:
+        self._is_valid = False
+        return True
+
+    def get_endpoint(self, session, **_) -> str:
+        return self._endpoint
+
+    def get_project_id(self, session, **_) -> str:
+        return glance_records.SERVICE_PROJECT
+
+
+def session(url: str) -> keystone_session.Session:
+    """Return a session of the service user at a Glance at ``url``."""
+    return keystone_session.Session(auth=ServiceUser(url))
+
+
+def put(files: dict[str, bytes], record: Mapping[str, object], data: bytes) -> None:
+    """Let Glance have an image."""
+    files[f"v2/images/{record['id']}"] = json.dumps(record).encode()
+    files[f"v2/images/{record['id']}/file"] = data
+
+
+def fill(files: dict[str, bytes], blobs: Mapping[str, bytes]) -> None:
+    """Let Glance have blobs by their names: images, and artefacts of images among them."""
+    images = {}
+    kinds = {kind.value: kind for kind in base.BlobKind}
+    for name, data in blobs.items():
+        path = pathlib.PurePath(name)
+        if kinds[path.suffix] is base.BlobKind.IMAGE:
+            os_hash = hashlib.sha512(data).hexdigest()
+            images[path.stem] = glance_records.image(
+                id=path.stem, size=len(data), os_hash_value=os_hash
+            )
+            put(files, images[path.stem], data)
+    for name, data in blobs.items():
+        path = pathlib.PurePath(name)
+        if kinds[path.suffix] in glance.ARTEFACTS:
+            kind, _version = glance.ARTEFACTS[kinds[path.suffix]]
+            image, artefact_id = images[path.stem], str(uuid.uuid5(uuid.NAMESPACE_URL, name))
+            record = glance_records.artefact(image, kind, id=artefact_id, size=len(data))
+            put(files, record, data)
+            image[kind.pointer] = artefact_id
+            files[f"v2/images/{path.stem}"] = json.dumps(image).encode()

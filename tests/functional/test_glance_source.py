@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source glance against a real Glance and a real Keystone."""
+
+import contextlib
+import random
+import uuid
+
+import pytest
+import trio
+
+from acstor_agent.sources import base
+from acstor_agent.sources import glance
+from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+
+DATA = random.Random(7).randbytes(3_000_001)
+
+
+class Images:
+    """Images of a tenant and artefacts of the service user in the real Glance."""
+
+    def __init__(self, lab, stack):
+        self._lab, self._stack = lab, stack
+
+    def session(self, user):
+        return self._lab.session(user)
+
+    def put(self, user, data, **properties):
+        """Upload an image; it is deleted with the test."""
+        record = {
+            "name": f"test-{uuid.uuid4()}",
+            "disk_format": "raw",
+            "container_format": "bare",
+            "visibility": "private",
+            **properties,
+        }
+        image_id = self.ask(user, "POST", "", json=record).json()["id"]
+        self._stack.callback(self.delete, image_id)
+        octets = {"Content-Type": "application/octet-stream"}
+        self.ask(user, "PUT", f"/{image_id}/file", data=data, headers=octets)
+        return ids.parse_image_id(image_id)
+
+    def ask(self, user, method, path, **options):
+        where = {"endpoint_filter": {"service_type": "image"}}
+        return self.session(user).request(f"/v2/images{path}", method, **where, **options)
+
+    def record(self, image_id):
+        return self.ask("acstor", "GET", f"/{image_id}").json()
+
+    def point(self, user, image_id, kind, artefact_id):
+        patch = [{"op": "add", "path": f"/{kind.pointer}", "value": artefact_id}]
+        kind_of_patch = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
+        self.ask(user, "PATCH", f"/{image_id}", json=patch, headers=kind_of_patch)
+
+    def delete(self, image_id):
+        self.ask("admin", "DELETE", f"/{image_id}", raise_exc=False)
+
+
+@pytest.fixture
+def images(keystone_glance):
+    with contextlib.ExitStack() as stack:
+        yield Images(keystone_glance, stack)
+
+
+@pytest.fixture
+async def source(keystone_glance):
+    made = glance.GlanceSource(keystone_glance.session("acstor"))
+    yield made
+    await made.aclose()
+
+
+def image(image_id):
+    return base.Blob(image_id, base.BlobKind.IMAGE)
+
+
+async def test_ranges_of_a_tenants_private_image_come_side_by_side(images, source):
+    blob = image(images.put("tenant", DATA))
+    assert await source.size_bytes(blob) == len(DATA)
+    got = {}
+
+    async def read(offset):
+        got[offset] = await source.read(blob, offset, min(200_000, len(DATA) - offset))
+
+    async with trio.open_nursery() as nursery:
+        for offset in range(0, len(DATA), 200_000):
+            nursery.start_soon(read, offset)
+    assert b"".join(got[offset] for offset in sorted(got)) == DATA
+    with pytest.raises(errors.ChunkMissing):
+        await source.read(blob, len(DATA) - 1, 2)
+    with pytest.raises(errors.ChunkMissing):
+        await source.read(blob, len(DATA), 1)
+
+
+async def test_revoked_token_is_replaced(keystone_glance, images):
+    session = keystone_glance.session("acstor")
+    source = glance.GlanceSource(session)
+    blob = image(images.put("tenant", DATA))
+    assert await source.read(blob, 0, 10) == DATA[:10]
+    revoked = session.get_token()
+    headers = {"X-Subject-Token": revoked}
+    keystone_glance.session("admin").delete(
+        f"{keystone_glance.keystone.auth_url}/auth/tokens", headers=headers
+    )
+    keystone_glance.glance.restart()  # it keeps tokens that it has seen for five minutes
+    assert await source.read(blob, 10, 10) == DATA[10:20]
+    assert session.get_token() != revoked
+    await source.aclose()
+
+
+async def test_glance_that_was_killed_is_unreachable_until_it_is_back(
+    keystone_glance, images, source
+):
+    blob = image(images.put("tenant", DATA))
+    assert await source.read(blob, 0, 10) == DATA[:10]
+    keystone_glance.glance.kill()
+    with pytest.raises(errors.SourceUnreachable):
+        await source.read(blob, 10, 10)
+    keystone_glance.glance.start()
+    await trio.to_thread.run_sync(keystone_glance.glance.wait_ready)
+    assert await source.read(blob, 10, 10) == DATA[10:20]
+
+
+async def test_deactivated_image_is_refused_to_new_users_and_deleted_one_to_all(images, source):
+    image_id = images.put("tenant", DATA)
+    assert await source.size_bytes(image(image_id)) == len(DATA)
+    images.ask("admin", "POST", f"/{image_id}/actions/deactivate")
+    assert await source.read(image(image_id), 0, 10) == DATA[:10]
+    with pytest.raises(errors.ChunkMissing, match="deactivated, not active"):
+        await source.size_bytes(image(image_id))
+    images.delete(image_id)
+    with pytest.raises(errors.ChunkMissing, match="Glance has no such image"):
+        await source.size_bytes(image(image_id))
+
+
+async def test_user_without_the_role_is_told_what_is_missing(keystone_glance, images):
+    image_id = images.put("tenant", DATA)
+    source = glance.GlanceSource(keystone_glance.session("stranger"))
+    with pytest.raises(errors.ChunkMissing, match="need the role admin"):
+        await source.size_bytes(image(image_id))
+    await source.aclose()
+
+
+@pytest.mark.expect_log("chunk_map .* is ignored")
+async def test_chunk_map_of_the_service_project_is_used_and_a_tenants_is_not(images, source):
+    kind = artefacts.Kind.CHUNK_MAP
+    image_id = images.put("tenant", DATA)
+    record = images.record(image_id)
+    assert image_record.os_hash_of(record).algo
+    project_id = images.session("acstor").get_project_id()
+    properties = artefacts.new_artefact(record, kind, project_id, chunk_map.VERSION)
+    artefact_id = images.put("acstor", b"the map", **properties)
+    images.point("acstor", image_id, kind, artefact_id)
+    blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
+    assert await source.size_bytes(blob) == len(b"the map")
+    assert await source.read(blob, 4, 3) == b"map"
+
+    forged = {**properties, "owner": images.session("tenant").get_project_id()}
+    images.point("tenant", image_id, kind, images.put("tenant", b"a forgery", **forged))
+    with pytest.raises(errors.ChunkMissing, match="service project did not make it"):
+        await source.size_bytes(blob)

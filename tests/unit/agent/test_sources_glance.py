@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the source glance does when Glance or Keystone does not answer as it should."""
+
+import json
+
+import pytest
+from keystoneauth1 import exceptions
+from oslo_config import cfg
+
+from acstor_agent.sources import base
+from acstor_agent.sources import glance
+from acstor_common import artefacts
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import fake_glance
+from tests.fakes import glance_records
+from tests.fakes import http_server
+
+IMAGE = base.Blob(ids.ImageId(glance_records.IMAGE_ID), base.BlobKind.IMAGE)
+CHUNK_MAP = IMAGE._replace(kind=base.BlobKind.CHUNK_MAP)
+BOOT_IMAGE = IMAGE._replace(kind=base.BlobKind.BOOT_IMAGE)
+BLOBS = {IMAGE.name: glance_records.BYTES, CHUNK_MAP.name: b"map" * 100, BOOT_IMAGE.name: b"boot"}
+RECORD = f"v2/images/{IMAGE.image_id}"
+
+
+@pytest.fixture
+def server():
+    with http_server.serve({}) as running:
+        fake_glance.fill(running.files, BLOBS)
+        yield running
+
+
+@pytest.fixture
+async def source(server):
+    made = glance.GlanceSource(fake_glance.session(server.url))
+    yield made
+    await made.aclose()
+
+
+def change(server, path=RECORD, **properties):
+    server.files[path] = json.dumps({**json.loads(server.files[path]), **properties}).encode()
+
+
+def artefact_path(server, kind=artefacts.Kind.CHUNK_MAP):
+    return f"v2/images/{json.loads(server.files[RECORD])[kind.pointer]}"
+
+
+async def test_artefacts_are_found_through_the_image(source):
+    assert await source.size_bytes(CHUNK_MAP) == 300
+    assert await source.read(CHUNK_MAP, 3, 3) == b"map"
+    assert await source.read(BOOT_IMAGE, 0, 4) == b"boot"
+
+
+async def test_token_that_is_not_taken_any_more_is_replaced_once(server, source):
+    server.behaviours = [http_server.fine, http_server.status(401)]
+    assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
+    tokens = [request["x-auth-token"] for request in server.asked]
+    assert tokens == ["token-1", "token-1", "token-2"]
+
+
+async def test_user_whom_glance_never_takes_is_told_of_and_not_tried_for_ever(server, source):
+    server.always = http_server.status(401)
+    with pytest.raises(errors.ChunkMissing, match="refuses our credentials"):
+        await source.read(IMAGE, 0, 4)
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("behaviour", [http_server.whole_file, http_server.status(400)])
+async def test_store_without_ranges_is_named_with_what_to_do(server, source, behaviour):
+    server.behaviours = [http_server.fine, behaviour]
+    with pytest.raises(errors.ChunkMissing, match=r"only file and cinder stores do.*copy-image"):
+        await source.size_bytes(IMAGE)
+
+
+@pytest.mark.parametrize("status", ["queued", "saving", "deactivated", "pending_delete"])
+async def test_image_that_is_not_active_is_refused(server, source, status):
+    change(server, status=status)
+    for blob in (IMAGE, CHUNK_MAP):
+        with pytest.raises(errors.ChunkMissing, match=f"status is {status}, not active"):
+            await source.size_bytes(blob)
+
+
+async def test_image_in_another_format_is_refused(server, source):
+    change(server, disk_format="qcow2")
+    with pytest.raises(errors.ChunkMissing, match="disk format is qcow2"):
+        await source.size_bytes(IMAGE)
+
+
+async def test_image_in_use_is_read_on_when_it_is_deactivated(server, source):
+    assert await source.size_bytes(IMAGE) == len(glance_records.BYTES)
+    change(server, status="deactivated")
+    assert await source.read(IMAGE, 4, 4) == glance_records.BYTES[4:8]
+    with pytest.raises(errors.ChunkMissing, match="deactivated"):
+        await source.size_bytes(IMAGE)
+
+
+@pytest.mark.expect_log("chunk_map .* is ignored")
+@pytest.mark.parametrize(
+    ("forged", "why"),
+    [
+        ({"owner": glance_records.TENANT}, "service project did not make it"),
+        ({artefacts.OF_IMAGE: glance_records.ARTEFACT_ID}, "it is of image"),
+        ({artefacts.OS_HASH_VALUE: "00" * 64}, "it is of other bytes"),
+        ({artefacts.KIND: "boot_image"}, "not a chunk_map"),
+        ({artefacts.FORMAT: "99"}, "format version 99 is not known"),
+    ],
+)
+async def test_forged_pointer_is_ignored(server, source, forged, why):
+    change(server, artefact_path(server), **forged)
+    with pytest.raises(errors.ChunkMissing, match=why):
+        await source.size_bytes(CHUNK_MAP)
+
+
+async def test_image_without_artefact_says_how_far_it_is(server, source):
+    change(server, acstor_chunk_map=None, acstor_state="hashed", acstor_state_of=IMAGE.image_id)
+    with pytest.raises(errors.ChunkMissing, match=r"no chunk_map yet \(its state: hashed\)"):
+        await source.size_bytes(CHUNK_MAP)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'"text"', b"x" * 2_000_000])
+async def test_answer_that_is_no_record_is_a_fault_that_may_pass(server, source, body):
+    server.files[RECORD] = body
+    with pytest.raises(errors.SourceUnreachable):
+        await source.size_bytes(IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (exceptions.ConnectFailure("no route"), errors.SourceUnreachable),
+        (exceptions.ServiceUnavailable(), errors.SourceUnreachable),
+        (exceptions.Unauthorized("wrong password"), errors.ChunkMissing),
+    ],
+)
+async def test_failure_of_keystone_is_told_as_what_it_is(server, monkeypatch, failure, expected):
+    def fail(*_args, **_options):
+        raise failure
+
+    monkeypatch.setattr(fake_glance.ServiceUser, "get_token", fail)
+    source = glance.GlanceSource(fake_glance.session(server.url))
+    with pytest.raises(expected, match=r"Keystone .* sign us in"):
+        await source.read(IMAGE, 0, 4)
+    assert server.asked == []
+
+
+def configured(**values):
+    conf = cfg.ConfigOpts()
+    conf.register_opts(glance.GlanceSource.options(), group=glance.GROUP)
+    conf([], default_config_files=[], default_config_dirs=[])
+    for name, value in values.items():
+        conf.set_override(name, value, glance.GROUP)
+    return conf[glance.GROUP]
+
+
+def test_configuration_without_keystone_names_the_option():
+    with pytest.raises(errors.Unusable, match=r"\[source_glance\] auth_url: it is not set"):
+        glance.GlanceSource.from_conf(configured())
+
+
+async def test_configuration_signs_in_with_a_password_or_an_application_credential():
+    keystone = {"auth_url": "http://192.0.2.1:5000/v3"}
+    user = {"username": "acstor", "password": "p", "project_name": "service"}
+    credential = {"application_credential_id": "i", "application_credential_secret": "s"}
+    for auth_type, options in [("password", user), ("v3applicationcredential", credential)]:
+        group = configured(auth_type=auth_type, **keystone, **options)
+        source = glance.GlanceSource.from_conf(group)
+        assert source.where == "Glance"
+        await source.aclose()
