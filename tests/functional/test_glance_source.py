@@ -15,6 +15,10 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_glance import prehash
+from tests.fakes import hosts
+from tests.lab import local
+from tests.lab.openstack import api
 
 DATA = random.Random(7).randbytes(3_000_001)
 
@@ -161,3 +165,25 @@ async def test_chunk_map_of_the_service_project_is_used_and_a_tenants_is_not(ima
     images.point("tenant", image_id, kind, images.put("tenant", b"a forgery", **forged))
     with pytest.raises(errors.ChunkMissing, match="service project did not make it"):
         await source.size_bytes(blob)
+
+
+@hosts.needs_fuse
+async def test_agent_shows_an_image_that_only_glance_has(keystone_glance, images, tmp_path):
+    kind = artefacts.Kind.CHUNK_MAP
+    image_id = images.put("tenant", DATA)
+    record = images.record(image_id)
+    (tmp_path / "bytes").write_bytes(DATA)
+    os_hash = image_record.os_hash_of(record)
+    prehash.prehash(tmp_path / "bytes", tmp_path / "map", image_id, os_hash=os_hash)
+    project_id = images.session("acstor").get_project_id()
+    properties = artefacts.new_artefact(record, kind, project_id, chunk_map.VERSION)
+    artefact_id = images.put("acstor", (tmp_path / "map").read_bytes(), **properties)
+    images.point("acstor", image_id, kind, artefact_id)
+
+    user = api.credentials(keystone_glance.keystone.auth_url, "acstor")
+    sections = {"source_glance": user}
+    nothing = local.ImageFolder(tmp_path / "images")
+    with local.agent(tmp_path / "host", nothing, sources="glance", sections=sections) as agent:
+        await trio.to_thread.run_sync(agent.wait_ready)
+        read = await trio.to_thread.run_sync(agent.image_path(image_id).read_bytes)
+    assert read == DATA
