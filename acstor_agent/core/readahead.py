@@ -6,7 +6,7 @@ on its window doubles with each read.  Anyone else gets nothing, so random reade
 cost no byte, not even where two of their reads touch by chance.  What a
 reader leaves unread when it stops is its window, so beyond FREE_WINDOW_BYTES a
 window may be a WORTH-th of what was read in order, up to the limit: then it is
-at most 1.6 % of that.  Many guests read one image, so several readers are told apart by where
+at most 1.3 % of that.  Many guests read one image, so several readers are told apart by where
 each one stopped; the one that has been silent for the longest is forgotten.
 """
 
@@ -19,7 +19,7 @@ FIRST_WINDOW_BYTES = 256 * 1024
 FREE_WINDOW_BYTES = 448 * 1024
 """Enough for a link of 100 Mbit/s and 35 ms, or of 10 Gbit/s and 0.35 ms.  With the 128 KiB that
 the kernel reads ahead it is less than 2 % of 32 MiB."""
-WORTH = 64
+WORTH = 80
 READERS = 32
 """Readers of one image that are told apart at a time."""
 
