@@ -95,7 +95,7 @@ OPTS = [
         default=8 * geometry.MIB,
         min=0,
         help="How far ahead of a sequential reader the agent fetches at most; 0 turns it off. "
-        "Beyond 448 KiB it is at most 1/80 of what the reader has read in order.",
+        "Beyond 384 KiB it is at most 1/90 of what the reader has read in order.",
     ),
     cfg.IntOpt(
         "fetch_limit",

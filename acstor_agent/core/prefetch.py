@@ -21,7 +21,7 @@ to the limit.  Chunks that were held back and fetched on demand earn none: one w
 reads at random what a neighbour has read whole meets an advertisement each time, and
 still nothing tells what he will read next.  So readers who diverge from the beginning
 waste ``first`` chunks instead of ``limit``, and readers who agree reach a limit of 256
-after 126 chunks.  FIRST and GAIN were chosen by the swarm simulation: see
+after 127 chunks.  FIRST and GAIN were chosen by the swarm simulation: see
 doc/source/contributor/gossip.rst.
 """
 
@@ -31,7 +31,7 @@ from acstor_agent.core import chunk_state
 
 LIMIT = 256
 """Chunks; with chunks of 64 KiB the paper's 512 chunks of 32 KiB: 16 MiB."""
-FIRST = 4
+FIRST = 2
 """Chunks that an image whose readers have nothing in common wastes at most."""
 GAIN = 2
 """Trust grows as long as more than one prediction in 1 + GAIN is right."""

@@ -6,7 +6,7 @@ on its window doubles with each read.  Anyone else gets nothing, so random reade
 cost no byte, not even where two of their reads touch by chance.  What a
 reader leaves unread when it stops is its window, so beyond FREE_WINDOW_BYTES a
 window may be a WORTH-th of what was read in order, up to the limit: then it is
-at most 1.3 % of that.  Many guests read one image, so several readers are told apart by where
+at most 1.1 % of that.  Many guests read one image, so several readers are told apart by where
 each one stopped; the one that has been silent for the longest is forgotten.
 """
 
@@ -16,10 +16,10 @@ import dataclasses
 SEQUENTIAL_READS = 3
 """Reads in a row that make a reader sequential."""
 FIRST_WINDOW_BYTES = 256 * 1024
-FREE_WINDOW_BYTES = 448 * 1024
-"""Enough for a link of 100 Mbit/s and 35 ms, or of 10 Gbit/s and 0.35 ms.  With the 128 KiB that
+FREE_WINDOW_BYTES = 384 * 1024
+"""Enough for a link of 100 Mbit/s and 30 ms, or of 10 Gbit/s and 0.3 ms.  With the 128 KiB that
 the kernel reads ahead it is less than 2 % of 32 MiB."""
-WORTH = 80
+WORTH = 90
 READERS = 32
 """Readers of one image that are told apart at a time."""
 
@@ -45,7 +45,7 @@ class ReadAhead:
     >>> ahead.read(262144, 131072)
     (393216, 655360)
     >>> ahead.read(393216, 131072)
-    (655360, 983040)
+    (655360, 917504)
     """
 
     def __init__(self, limit_bytes: int) -> None:
