@@ -193,10 +193,16 @@ class Images:
         except errors.AcstorError:
             self._delete_quietly(artefact_id)
             raise
-        for old in list(self.every_artefact(image["id"])):
-            if old["id"] != artefact_id and artefacts.kind_of(old) is kind:
-                self.delete(old["id"])
+        self._delete_others(kind, image["id"], artefact_id)
         return artefact_id
+
+    def _delete_others(self, kind: artefacts.Kind, image_id: str, artefact_id: ids.ImageId) -> None:
+        """Delete an image's other artefacts of a kind; keep the one that it points to now."""
+        others = [old for old in self.every_artefact(image_id) if artefacts.kind_of(old) is kind]
+        in_force = artefacts.pointer_of(self.read(image_id), kind)
+        for old in others:
+            if old["id"] not in (artefact_id, in_force):
+                self.delete(old["id"])
 
     def set_properties(self, image_id: str, properties: dict[str, str]) -> None:
         """Set properties of an image as it is now; an empty one is removed."""

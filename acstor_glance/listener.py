@@ -9,6 +9,7 @@ Nothing that matters is kept here: a listener that is killed loses its place in 
 queue, and the next one's first reconcile finds every image that still needs work.
 """
 
+import datetime
 import logging
 import threading
 import time
@@ -58,8 +59,7 @@ class Listener:
         for worker in workers:
             worker.start()
         while not self._stopping.is_set():
-            wait_s = self._conf.reconcile_interval_s if self._reconcile() else SOON_S
-            self._wait(wait_s)
+            self._wait(self._reconcile())
         self._listening.stop()
         self._queue.close()
         for worker in workers:  # who is in the middle of an image is left behind: claims end too
@@ -79,30 +79,38 @@ class Listener:
         self._show_queue()
 
     def _wait(self, wait_s: float) -> None:
-        """Wait for the next reconcile: its time, or soon after a worker met a Glance away."""
+        """Wait for the next reconcile: its time, or soon after something failed."""
         if self._is_due.wait(wait_s) and not self._stopping.is_set():
             self._is_due.clear()
             self._stopping.wait(SOON_S)
 
-    def _reconcile(self) -> bool:
-        """Look for what no message told; say whether that worked."""
+    def _reconcile(self) -> float:
+        """Look for what no message told; return in how many seconds to do so again."""
         try:
             findings = self._reconciler.run()
             self._preparer.spool.remove_older(SPOOL_AGE_S)
         except errors.AcstorError as exc:
             LOG.warning("reconcile: %s", exc)
             self._counters.reconciles.labels("failed").inc()
-            return False
+            return SOON_S
         except Exception:
             LOG.exception("reconcile: unexpected")
             self._counters.reconciles.labels("failed").inc()
-            return False
+            return SOON_S
         for image_id in findings.todo:
             self._put(image_id)
         self._counters.deleted_artefacts.inc(len(findings.deleted))
         self._counters.reconciles.labels("whole").inc()
         self._counters.reconciled_at.set(time.time())
-        return True
+        return self._until_next(findings.next_at)
+
+    def _until_next(self, retry_at: datetime.datetime | None) -> float:
+        """Return how long to wait after a whole pass: for the next one, or a due attempt."""
+        interval_s = float(self._conf.reconcile_interval_s)
+        if retry_at is None:
+            return interval_s
+        due_s = (retry_at - datetime.datetime.now(datetime.UTC)).total_seconds()
+        return min(interval_s, max(due_s, 0.0) + 1.0)
 
     def _work(self) -> None:
         """Prepare one image after the other."""
@@ -111,6 +119,8 @@ class Listener:
             try:
                 outcome = self._preparer.handle(image_id)
                 LOG.debug("image %s: %s", image_id, outcome)
+                if outcome is glance_preparer.Outcome.FAILED:
+                    self._is_due.set()  # the next pass sees when it is tried again
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; looked at again soon", image_id, exc)
                 self._is_due.set()

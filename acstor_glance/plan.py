@@ -66,10 +66,14 @@ class Retry:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to do with an image, and why."""
+    """What to do with an image, and why.
+
+    :param at: when an image that waits may be tried again; None: never
+    """
 
     step: Step
     why: str = ""
+    at: datetime.datetime | None = None
 
 
 def plan_image(
@@ -117,7 +121,7 @@ def _plan_attempt(image: image_record.Record, why: str, now: datetime.datetime) 
     retry = retry_of(image)
     if retry is None or (retry.at is not None and retry.at <= now):
         return Plan(Step.PREPARE, why)
-    return Plan(Step.WAIT, image_record.text_of(image, artefacts.MESSAGE))
+    return Plan(Step.WAIT, image_record.text_of(image, artefacts.MESSAGE), retry.at)
 
 
 def _why_incomplete(

@@ -139,11 +139,9 @@ class Preparer:
         except errors.NotRaw as exc:
             return self._refuse(image, f"{exc.why}. {exc.remedy}", str(plan.Retry(1, None)))
         except (errors.ImageServiceError, errors.Unusable, errors.FormatError) as exc:
-            now = self._images.read_or_none(image_id)
+            now = self._images.read_or_none(image_id)  # raises if it is Glance that is away
             if now is None:
                 return self._clean_up(image_id)
-            if isinstance(exc, errors.ImageServiceUnreachable) and _is_away(exc):
-                raise
             return self._fail(now, str(exc))
         return Outcome.PREPARED
 
@@ -274,11 +272,6 @@ class Preparer:
 def _can_be_forced(image: image_record.Record) -> bool:
     """Say whether an image that needs nothing may be prepared again all the same."""
     return not image_record.why_not_served(image) and artefacts.KIND not in image
-
-
-def _is_away(exc: errors.ImageServiceUnreachable) -> bool:
-    """Say whether it is Glance that failed, and not just this image in it."""
-    return not exc.what.startswith("bytes of image")
 
 
 def _now() -> datetime.datetime:

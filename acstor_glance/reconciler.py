@@ -24,12 +24,16 @@ LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Findings:
-    """What a pass found and did."""
+    """What a pass found and did.
+
+    :param next_at: when the first of the images that wait may be tried again
+    """
 
     images: int = 0
     artefacts: int = 0
     todo: list[ids.ImageId] = dataclasses.field(default_factory=list)
     waiting: int = 0
+    next_at: datetime.datetime | None = None
     deleted: list[str] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
@@ -84,6 +88,8 @@ class Reconciler:
             findings.todo.append(image_record.image_id_of(image))
         elif todo.step is plan.Step.WAIT:
             findings.waiting += 1
+            if todo.at is not None:
+                findings.next_at = min(todo.at, findings.next_at or todo.at)
 
     def _delete_orphan(
         self,

@@ -372,7 +372,7 @@ def test_listener_outlives_the_broker(glance: Images, listen: Listen) -> None:
 def test_work_goes_on_when_glance_or_the_listener_was_killed_in_the_middle(
     glance: Images, listen: Listen
 ) -> None:
-    first = listen("first")
+    first = listen("first", retry_first_s=1)
     data = some_bytes(chunks=1024)
     image_id = glance.upload(data)
 
@@ -424,35 +424,41 @@ def test_artefacts_that_were_deleted_or_altered_are_found_and_mended(
     assert [row["fault"] for row in manage(listener, "verify", "--bytes", image_id)] == [""]
 
 
-def test_broken_image_is_tried_again_later_and_purge_removes_all(
-    glance: Images, listen: Listen
-) -> None:
+def test_broken_image_is_tried_again_later(glance: Images, listen: Listen) -> None:
+    data = some_bytes(seed=24)
+    image_id = glance.upload(data)
+    stored = glance.lab.glance.images / image_id
+    stored.write_bytes(bytes(len(data)))  # not what Glance has a hash of
     listener = listen(retry_first_s=3600)
-    broken_id = glance.create().id
-    listener.stop()
-    stored = glance.lab.glance.images / broken_id
-    glance.tenant.put(
-        f"/images/{broken_id}/file",
-        data=some_bytes(),
-        headers={"Content-Type": "application/octet-stream"},
-    ).raise_for_status()
-    stored.write_bytes(bytes(stored.stat().st_size))  # not what Glance has a hash of any more
-    [row] = manage(listener, "prepare", broken_id, status=3)
-    assert row["outcome"] == "failed"
-    record = glance.record(broken_id)
-    assert record["acstor_state"] == "failed"
+    record = glance.wait_state(image_id, "failed")
     assert "do not have the sha512" in record["acstor_message"]
     assert record["acstor_retry"].startswith("1 2")
-    assert [row["outcome"] for row in manage(listener, "prepare", broken_id)] == ["waiting"]
+    assert [row["outcome"] for row in manage(listener, "prepare", image_id)] == ["waiting"]
+    listener.stop()
+    [row] = manage(listener, "prepare", "--force", image_id, status=3)
+    assert row["outcome"] == "failed"
+    assert glance.record(image_id)["acstor_retry"].startswith("2 2")
+    stored.write_bytes(data)
+    glance.patch(image_id, acstor_retry="1 2026-01-01T00:00:00+00:00")
+    listen("later")
+    glance.wait_state(image_id)
+    glance.check_chunk_map(image_id, data)
 
+
+def test_purge_removes_everything(glance: Images, listen: Listen, tmp_path: pathlib.Path) -> None:
+    listener = listen()
+    refused_id = glance.upload(qcow2(tmp_path), disk_format="qcow2")
     image_id = glance.upload(some_bytes(seed=23))
-    manage(listener, "prepare", image_id)
-    assert glance.artefacts() != []
+    glance.wait_state(refused_id, "refused")
+    glance.wait_state(image_id)
+    listener.stop()
+    by_id = {row["image"]: row for row in manage(listener, "list")}
+    assert (by_id[refused_id]["state"], by_id[image_id]["state"]) == ("refused", "ready")
     assert {row["outcome"] for row in manage(listener, "purge")} == {"would be removed"}
     assert glance.artefacts() != []
     manage(listener, "purge", "--yes")
     assert glance.artefacts() == []
-    for purged in (broken_id, image_id):
+    for purged in (refused_id, image_id):
         record = glance.record(purged)
         assert [name for name in record if name.startswith(artefacts.PREFIX)] == []
 
