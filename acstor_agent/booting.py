@@ -12,7 +12,6 @@ one rule: whatever is wrong with a boot image, the guest reads on without it.
 import contextlib
 import enum
 import logging
-import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import whole_file
 
 LOG = logging.getLogger(__name__)
 
@@ -268,9 +268,8 @@ class Booting:
         header = await self._read_header()
         raw = await self._read_source(0, header.head_bytes)
         await self._take_head(raw, self._what)
-        incoming = self._path.with_suffix(".incoming")
-        incoming.write_bytes(raw)
-        os.replace(incoming, self._path)
+        with whole_file.written(self._path, is_durable=False) as file:
+            file.write(raw)
 
     async def _read_header(self) -> boot_image.Header:
         raw = await self._read_source(0, boot_image.HEADER_BYTES)

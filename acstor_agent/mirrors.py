@@ -7,16 +7,12 @@ The time stamp of that file is the mirror's time stamp: Nova touches the mirror
 of an image that is in use, and here it is remembered.
 """
 
-import contextlib
 import logging
 import mmap
 import os
 import pathlib
-import tempfile
 from collections.abc import Awaitable
 from collections.abc import Callable
-from collections.abc import Iterator
-from typing import IO
 
 import trio
 
@@ -26,13 +22,13 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import whole_file
 
 LOG = logging.getLogger(__name__)
 
 MAP_READ_BYTES = 1 * geometry.MIB
 MAX_MAP_BYTES = 4096 * geometry.MIB
 """A source that offers a longer map is wrong: it would be of an image of 8 TiB."""
-_INCOMING = ".incoming-"
 
 
 class Mirrors:
@@ -53,8 +49,7 @@ class Mirrors:
         self._make = make
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching: dict[ids.ImageId, trio.Lock] = {}
-        for left in folder.glob(f"{_INCOMING}*"):  # by a worker that was killed
-            left.unlink()
+        whole_file.remove_leftovers(folder)
 
     def attached(self) -> list[ids.ImageId]:
         """Return the images that this host mirrors, whether read since the start or not."""
@@ -134,7 +129,7 @@ class Mirrors:
         size_bytes = await self._source.size_bytes(blob)
         if size_bytes > MAX_MAP_BYTES:
             raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
-        with _incoming(path) as incoming:
+        with whole_file.written(path, 0o600, is_durable=False) as incoming:
             for offset in range(0, size_bytes, MAP_READ_BYTES):
                 length = min(MAP_READ_BYTES, size_bytes - offset)
                 incoming.write(await self._source.read(blob, offset, length))
@@ -156,18 +151,6 @@ class Mirrors:
                 f"it is of {image_map.geometry.size_bytes} bytes, but {blob.name} from "
                 f"{self._source.where} has {size_bytes}",
             )
-
-
-@contextlib.contextmanager
-def _incoming(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that takes the name ``path`` if the block succeeds, and goes if it fails."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_INCOMING, delete=False) as file:
-        try:
-            yield file
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def _open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk_map.ChunkMap:

@@ -8,7 +8,6 @@ kept in the state folder, so a worker that restarts goes on with the last table.
 """
 
 import logging
-import os
 import pathlib
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import trio
 
 from acstor_common import errors
 from acstor_common import ring
+from acstor_common import whole_file
 
 LOG = logging.getLogger(__name__)
 
@@ -79,9 +79,8 @@ class RingKeeper:
         """
         if new.epoch <= self.ring.epoch:
             raise ValueError(f"epoch {new.epoch} is not higher than {self.ring.epoch}")
-        incoming = self._kept.with_suffix(".new")
-        incoming.write_bytes(data)
-        os.replace(incoming, self._kept)
+        with whole_file.written(self._kept, is_durable=False) as file:
+            file.write(data)
         self._use(new)
 
     async def watch(self) -> None:

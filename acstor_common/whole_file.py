@@ -2,7 +2,7 @@
 """A file that is written whole: it has its name only when all of it is on disk.
 
 The one rule: whoever looks under the name finds the old file or the new one, also
-after a kill or a power failure.  What a kill leaves behind begins with
+after a kill, and after a power failure if it is durable.  What a kill leaves behind begins with
 :data:`INCOMING` and may be deleted by whoever owns the folder.
 """
 
@@ -18,9 +18,13 @@ INCOMING = ".incoming-"
 
 
 @contextlib.contextmanager
-def written(path: pathlib.Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+def written(
+    path: pathlib.Path, mode: int = 0o644, *, is_durable: bool = True
+) -> Iterator[IO[bytes]]:
     """Yield a new file that takes the name ``path`` if the block succeeds, and goes if it fails.
 
+    :param is_durable: wait for the disk; without it a power failure may leave a file of zeros,
+        which is enough for what is checked when it is read and can be had again
     :raises OSError: it cannot be made, written or renamed
     """
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=INCOMING, delete=False) as file:
@@ -28,12 +32,14 @@ def written(path: pathlib.Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
             os.replace(file.name, path)
         except BaseException:
             os.unlink(file.name)
             raise
-    sync_folder(path.parent)
+    if is_durable:
+        sync_folder(path.parent)
 
 
 def sync_folder(folder: pathlib.Path) -> None:
