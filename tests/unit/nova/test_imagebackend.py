@@ -207,6 +207,15 @@ def test_without_an_agent_images_are_downloaded_and_the_count_is_told_later(nova
     assert os.readlink(nova.base) == str(nova.mirror)
 
 
+@pytest.mark.expect_log("agent-unreachable")
+def test_agent_that_hangs_is_waited_for_once(nova, agent):
+    agent.answers[control_wire.Ensure] = lambda request: b""
+    nova.conf.set_override("agent_timeout_s", 0.2, group="acstor")
+    nova.spawn()
+    assert nova.base.read_bytes() == DOWNLOADED
+    assert agent.asked == [control_wire.Ensure(IMAGE)]
+
+
 @pytest.mark.expect_log("mirror-unreadable")
 def test_mirror_that_cannot_be_read_is_not_linked(nova, agent):
     nova.mirror.unlink()
