@@ -31,6 +31,7 @@ from acstor_agent import metrics
 from acstor_agent import mirror
 from acstor_agent import mirrors
 from acstor_agent import openers
+from acstor_agent import peer_endpoint
 from acstor_agent import peer_net
 from acstor_agent import pre_seed
 from acstor_agent import prefetching
@@ -215,7 +216,7 @@ class Agent:
         self._nursery.start_soon(self._exchange.run)
         if own.race_slow_answers:
             self._nursery.start_soon(self._chunks.race)
-        listeners = await _listen(own.peer_listen)
+        listeners = await peer_endpoint.open_at(own.peer_listen)
         await self._nursery.start(self._peers.serve_forever, listeners)
         control = control_socket.bind(
             pathlib.Path(self._conf.acstor.control_socket), own.control_group
@@ -259,7 +260,7 @@ class Agent:
             },
             "read": status.total(image["read"] for image in images.values()),
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
-            "exchange": status.of_exchange(self._chunks, self._exchange),
+            "exchange": status.of_exchange(self._chunks, self._exchange, self._peers.endpoint),
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
             "nova": {"fallbacks": dict(self._nova_fallbacks)},
@@ -459,11 +460,3 @@ def _peer_tls(own: cfg.ConfigOpts.GroupAttr) -> peer_net.PeerTls | None:
             "[acstor_agent] peer_tls_ca, peer_tls_cert, peer_tls_key", "only some of them are set"
         )
     return peer_net.PeerTls(*files)
-
-
-async def _listen(address: str) -> list[trio.SocketListener]:
-    try:
-        host, port = ring.parse_address(address)
-        return await trio.open_tcp_listeners(port, host=host)
-    except (ValueError, OSError) as e:
-        raise errors.Unusable("[acstor_agent] peer_listen", f"{address}: {e}") from e

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import trio
 
+from acstor_agent import peer_endpoint
 from acstor_agent import peer_link
 from acstor_agent.peer_connection import answering
 from acstor_agent.peer_connection import asking
@@ -89,6 +90,7 @@ class PeerNet:
         self._limits = limits or Limits()
         self._server_tls: ssl.SSLContext | None = tls.context(is_server=True) if tls else None
         self._client_tls: ssl.SSLContext | None = tls.context(is_server=False) if tls else None
+        self.endpoint = peer_endpoint.Endpoint(self._accept)
         self._gate = base.DemandGate()
         self._uplink = uplink.Uplink(is_reachable)
         self._lines: dict[tuple[ids.HostId, peer_wire.Klass], _Line] = {}
@@ -272,9 +274,12 @@ class PeerNet:
     async def serve_forever(
         self,
         listeners: Iterable[trio.SocketListener],
-        task_status: trio.TaskStatus[list[trio.SocketListener]] = trio.TASK_STATUS_IGNORED,
+        task_status: trio.TaskStatus[peer_endpoint.Listeners] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Answer other agents until :meth:`aclose`; the listeners are closed at the end."""
+        """Answer other agents until :meth:`aclose`; the listeners are closed at the end.
+
+        One that dies is opened again at its address.
+        """
         with self._until_closed():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
@@ -282,7 +287,7 @@ class PeerNet:
                 )
                 nursery.start_soon(self._show_life)
                 nursery.start_soon(self._uplink.run)
-                await trio.serve_listeners(self._accept, list(listeners), task_status=task_status)
+                await self.endpoint.serve(list(listeners), nursery, task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         peer = "an unknown address"

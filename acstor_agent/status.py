@@ -14,6 +14,7 @@ from acstor_agent import disk
 from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import mirror
+from acstor_agent import peer_endpoint
 from acstor_agent.core import counters
 
 
@@ -91,7 +92,9 @@ def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
     return dataclasses.asdict(cache.statistics)
 
 
-def of_exchange(chunks: fetcher.Fetcher, peers: exchange.Exchange) -> dict[str, Any]:
+def of_exchange(
+    chunks: fetcher.Fetcher, peers: exchange.Exchange, endpoint: peer_endpoint.Endpoint
+) -> dict[str, Any]:
     """Return what entered and left the host, and the peers that are left alone."""
     counted = chunks.counters
     return {
@@ -112,6 +115,7 @@ def of_exchange(chunks: fetcher.Fetcher, peers: exchange.Exchange) -> dict[str, 
         "taken_back": peers.told.taken_back,
         "copies_told": peers.copies.told,
         "copies_let_go": counted.let_go,
+        "endpoint_reopened": endpoint.reopened,
         "quarantined": {host: round(left_s, 1) for host, left_s in peers.quarantined().items()},
     }
 

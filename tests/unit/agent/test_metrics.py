@@ -3,13 +3,16 @@ import socket
 
 import prometheus_client
 import pytest
+import trio
 from prometheus_client import parser
 
 from acstor_agent import metrics
+from acstor_agent import peer_endpoint
 from acstor_agent import status
 from acstor_common import errors
 from tests.fakes import one_host
 
+ENDPOINT = peer_endpoint.Endpoint(trio.aclose_forcefully)
 CHUNK = one_host.CHUNK
 
 
@@ -25,7 +28,7 @@ async def picture_of(host):
     image = host.mirrors.get_nowait(one_host.IMAGE)
     return {
         "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0)},
-        "exchange": status.of_exchange(host.chunks, host.peers),
+        "exchange": status.of_exchange(host.chunks, host.peers, ENDPOINT),
         "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "nova": {"fallbacks": {"not-raw": 3}},
@@ -87,6 +90,7 @@ def test_agent_without_images_has_metrics_too():
             "advertised_ignored",
             "advertised_denied",
             "taken_back",
+            "endpoint_reopened",
             "copies_told",
             "copies_let_go",
         ],
