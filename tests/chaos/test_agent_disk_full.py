@@ -67,6 +67,28 @@ def test_full_disk_stops_caching_and_nothing_else(tmp_path, images):
         assert agent.worker_pid() == pid
 
 
+def test_disk_that_fills_while_neighbours_chunks_are_prefetched(tmp_path, images):
+    image_id = images.add(DATA)
+    with small_disk(tmp_path / "disk", 6 * MIB) as disk:
+        small = {"cache_dir": disk / "cache", "cache_slab_bytes": 2 * MIB, "unmatched_limit": -1}
+        with hosts.cloud(
+            tmp_path, images, ("h1", "h2"), each=lambda name: small if name == "h1" else {}
+        ) as cloud:
+            agent = cloud["h1"]
+            agent.ctl("ensure", image_id)
+            pid = agent.worker_pid()
+            assert read_direct(cloud["h2"].image_path(image_id)) == DATA
+
+            def has_filled() -> bool:
+                return agent.status()["cache"]["write_errors"] > 0
+
+            hosts.wait_until(has_filled, "prefetches that fill the disk", 30)
+            assert agent.status()["read"]["cache"]["bytes"] == 0  # no guest has read here yet
+            assert read_direct(agent.image_path(image_id)) == DATA
+            assert agent.status()["images"][image_id]["failed_reads"] == 0
+            assert agent.worker_pid() == pid
+
+
 def test_disk_that_others_fill_is_a_disk_that_is_full(tmp_path, images):
     image_id = images.add(DATA)
     with (

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A relay between real agents that loses and delays messages of the peer protocol.
+
+It stands before an agent's port: others connect to the relay, and the relay to the
+agent.  It cuts each direction into frames, so what it loses is a whole message, as
+a host that forgets one would: the stream itself stays sound.  Hello gets through, or
+there would be no connection at all.  One generator with a seed decides for each
+direction of each connection.
+"""
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+
+HEADER = struct.Struct(">HBBI")
+HELLO = 1
+LONGEST_DELAY_S = 0.3
+
+
+class Relay:
+    """What a test holds of the relay; counts messages by what became of them."""
+
+    def __init__(self, port: int, to_port: int, seed: int, lost: float, late: float) -> None:
+        self.port, self.to_port, self.seed = port, to_port, seed
+        self.lost_share, self.late_share = lost, late
+        self.passed = self.lost = self.late = 0
+        self.links: list[socket.socket] = []
+
+    def relay(self, source: socket.socket, to: socket.socket, rng: random.Random) -> None:
+        """Pass on one direction until it ends, then end the connection."""
+        with contextlib.suppress(OSError):
+            while (head := read_exactly(source, HEADER.size)) is not None:
+                _, _, kind, length = HEADER.unpack(head)
+                body = read_exactly(source, length)
+                if body is None:
+                    break
+                if kind == HELLO or self._gets_through(rng):
+                    to.sendall(head + body)
+        for link in (source, to):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+    def _gets_through(self, rng: random.Random) -> bool:
+        fate = rng.random()
+        if fate < self.lost_share:
+            self.lost += 1
+            return False
+        if fate < self.lost_share + self.late_share:
+            self.late += 1
+            time.sleep(rng.random() * LONGEST_DELAY_S)
+        self.passed += 1
+        return True
+
+
+def read_exactly(link: socket.socket, count: int) -> bytes | None:
+    """Return so many bytes; None where the stream ends before."""
+    parts = []
+    while count:
+        part = link.recv(min(count, 1 << 16))
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+@contextlib.contextmanager
+def relaying(to_port: int, seed: int, lost: float, late: float) -> Iterator[Relay]:
+    """Run a relay before a port of the loopback until the block ends.
+
+    :param lost: share of the messages that are lost
+    :param late: share that is delayed, and all behind them on their connection
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        made = Relay(listener.getsockname()[1], to_port, seed, lost, late)
+        accepting = threading.Thread(target=_accept, args=(listener, made))
+        accepting.start()
+        try:
+            yield made
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
+            for link in made.links:
+                with contextlib.suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)
+
+
+def _accept(listener: socket.socket, made: Relay) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            incoming, _ = listener.accept()
+            try:
+                outgoing = socket.create_connection(("127.0.0.1", made.to_port), timeout=5)
+            except OSError:
+                incoming.close()  # nobody there: the agent sees what it would see without a relay
+                continue
+            outgoing.settimeout(None)
+            made.links += [incoming, outgoing]
+            ways = ((incoming, outgoing), (outgoing, incoming))
+            for number, (source, to) in enumerate(ways):
+                rng = random.Random(f"{made.seed}/{len(made.links)}/{number}")
+                threading.Thread(target=made.relay, args=(source, to, rng), daemon=True).start()

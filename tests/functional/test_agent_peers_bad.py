@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts and peers that misbehave: floods, forged senders, flapping, twins, a dead endpoint."""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.fakes import hosts
+from tests.fakes import lying_peer
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+MIB = geometry.MIB
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+DATA = local.random_bytes(8 * MIB, seed=3)
+CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
+PIDFD_GETFD = 438
+
+
+@pytest.fixture
+def image_id(images):
+    return images.add(DATA)
+
+
+def listening_fd(pid: int, port: int) -> int:
+    """Return the descriptor of a process that listens on a TCP port of IPv4."""
+    lines = pathlib.Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    inode = next(f[9] for f in fields if f[1].endswith(f":{port:04X}") and f[3] == "0A")
+    for link in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(link) == f"socket:[{inode}]":
+            return int(link.name)
+    pytest.fail(f"process {pid} has no socket of port {port}")
+
+
+def shut_down_listener(pid: int, port: int) -> None:
+    """Make another process's listening socket stop listening, for real and behind its back."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        copy = ctypes.CDLL(None, use_errno=True).syscall(
+            PIDFD_GETFD, pidfd, listening_fd(pid, port), 0
+        )
+        if copy < 0:
+            pytest.skip(f"pidfd_getfd: {os.strerror(ctypes.get_errno())}")
+        with socket.socket(fileno=copy) as listener:
+            listener.shutdown(socket.SHUT_RDWR)
+    finally:
+        os.close(pidfd)
+
+
+def test_agent_whose_endpoint_died_opens_it_again(tmp_path, images, image_id):
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as cloud:
+        pid = cloud["h2"].worker_pid()
+        for times in (1, 2):
+            shut_down_listener(pid, cloud.ports["h2"])
+            hosts.wait_until(
+                lambda times=times: cloud["h2"].status()["exchange"]["endpoint_reopened"] == times,
+                "the endpoint",
+                30,
+            )
+        assert cloud["h1"].image_path(image_id).read_bytes() == DATA
+        assert cloud["h2"].status()["exchange"]["served_chunks"] > 0
+        assert cloud["h2"].worker_pid() == pid
+        assert "the peer endpoint" in cloud["h2"].log()
+
+
+@contextlib.contextmanager
+def impostor(cloud: hosts.Cloud, to: str, name: str) -> Iterator[socket.socket]:
+    """Connect to an agent as another host of the ring, for bulk messages."""
+    address = (local.LOOPBACK, cloud.ports[to])
+    with socket.create_connection(address, timeout=20) as link:
+        lying_peer.send(link, peer_wire.Hello(ids.HostId(name), peer_wire.Klass.BULK, 1))
+        yield link
+
+
+def flood(link: socket.socket, kind: type[peer_wire.News], count: int) -> None:
+    """Send full messages as fast as they are taken, half true and half invented."""
+    for number in range(count):
+        invented = range(1 + number * 400, 401 + number * 400)
+        if kind is peer_wire.LetGo:
+            cids = [ids.Cid(n.to_bytes(32, "big")) for n in invented[:64]] + CIDS[:64]
+            lying_peer.send(link, peer_wire.LetGo(tuple(cids)))
+        else:
+            prefixes = [*invented, *(ids.oid_of(cid) for cid in CIDS[:100])]
+            lying_peer.send(link, kind(tuple(prefixes)))
+
+
+def resident_bytes(pid: int | None) -> int:
+    text = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) * 1024
+
+
+@pytest.mark.parametrize("kind", [peer_wire.Advertise, peer_wire.Gone, peer_wire.LetGo])
+def test_flood_in_the_name_of_a_neighbour_costs_no_byte_and_no_memory(
+    tmp_path, images, image_id, kind
+):
+    with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=60) as cloud:
+        cloud["h1"].ctl("ensure", image_id)
+        pid = cloud["h1"].worker_pid()
+        before = resident_bytes(pid)
+        with impostor(cloud, "h1", "h3") as link:
+            flooding = threading.Thread(target=flood, args=(link, kind, 600))
+            flooding.start()
+            assert cloud["h1"].image_path(image_id).read_bytes() == DATA
+            flooding.join(40)
+        for name in ("h2", "h3"):
+            assert cloud[name].image_path(image_id).read_bytes() == DATA
+        status = cloud["h1"].status()
+        assert status["exchange"]["advertised_ignored"] > 10_000
+        assert status["images"][image_id]["failed_reads"] == 0
+        assert cloud["h1"].worker_pid() == pid
+        assert resident_bytes(pid) - before < 64 * MIB
+        sources = sum(s["exchange"]["source_bytes"] for s in cloud.statuses().values())
+        assert sources < 1.5 * len(DATA)
+
+
+def test_strangers_are_not_listened_to(tmp_path, images, image_id):
+    with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
+        assert cloud["h1"].image_path(image_id).read_bytes() == DATA
+        for kind in (peer_wire.Advertise, peer_wire.Gone, peer_wire.LetGo):
+            with impostor(cloud, "h1", "h99") as link:
+                flood(link, kind, 20)
+                lying_peer.send(link, peer_wire.Ping(7))
+                link.recv(1000)  # Hello; then the Pong says that all before it was taken
+        status = cloud["h1"].status()["exchange"]
+        assert (status["copies_let_go"], status["advertised_denied"]) == (0, 0)
+        assert cloud["h2"].image_path(image_id).read_bytes() == DATA
+
+
+def test_neighbour_that_comes_and_goes_costs_time_and_never_bytes(tmp_path, images, image_id):
+    with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=60) as cloud:
+        stop = threading.Event()
+
+        def flap(agent: agents.Agent) -> None:
+            while not stop.is_set():
+                hosts.kill(agent.worker_pid())  # the supervisor starts another one
+                stop.wait(0.7)
+
+        flapping = threading.Thread(target=flap, args=(cloud["h3"],))
+        flapping.start()
+        try:
+            for name in ("h1", "h2"):
+                assert cloud[name].image_path(image_id).read_bytes() == DATA
+                time.sleep(1.0)
+        finally:
+            stop.set()
+            flapping.join(20)
+        for name in ("h1", "h2"):
+            assert cloud[name].status()["images"][image_id]["failed_reads"] == 0
+
+
+def test_two_hosts_with_one_id_cost_source_reads_and_no_bytes(tmp_path, images, image_id):
+    """A copied configuration: the twin takes itself for the home of h2's chunks."""
+    with (
+        hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as cloud,
+        hosts.running(tmp_path / "twin", images, name="h2", ring_file=cloud.ring_file) as twin,
+    ):
+        everyone = [cloud["h1"], cloud["h2"], twin]
+        got: dict[int, bool] = {}
+
+        def read(number: int) -> None:
+            got[number] = everyone[number].image_path(image_id).read_bytes() == DATA
+
+        readers = [threading.Thread(target=read, args=(number,)) for number in range(3)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(40)
+        assert got == {0: True, 1: True, 2: True}
+        sources = sum(agent.status()["exchange"]["source_bytes"] for agent in everyone)
+        assert sources <= 2 * len(DATA)
+        assert all(agent.status()["exchange"]["invalid_chunks"] == 0 for agent in everyone)
+
+
+def test_host_for_which_time_jumped_goes_on(tmp_path, images, image_id):
+    """Stopped for longer than every patience: for it the clock jumps, and all timeouts fire."""
+    options = {"peer_timeout_s": 0.3, "read_deadline_s": 10.0}
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), **options) as cloud:
+        reader_got: list[bool] = []
+        path = cloud["h1"].image_path(image_id)
+        path.stat()
+        reader = threading.Thread(target=lambda: reader_got.append(path.read_bytes() == DATA))
+        for name in ("h1", "h2", "h1"):
+            pid = cloud[name].worker_pid()
+            if name == "h1" and not reader.ident:
+                reader.start()
+            with hosts.frozen(pid):
+                time.sleep(1.5)
+        reader.join(30)
+        assert reader_got == [True]
+        assert cloud["h2"].image_path(image_id).read_bytes() == DATA
+        for status in cloud.statuses().values():
+            assert status["images"][image_id]["failed_reads"] == 0
