@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision service with a real broker, a real database and real agents in namespaces.
+
+One cloud serves all tests of this file; each leaves it as it found it: three living hosts,
+an instance that leads, nobody drained.
+"""
+
+import contextlib
+import random
+import shutil
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from acstor_common import ids
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import decision
+from tests.lab import local
+from tests.lab import network
+from tests.lab import relay
+from tests.lab import runs
+from tests.lab import traffic
+from tests.lab.openstack import cloud as openstack
+from tests.lab.openstack import mariadb as mariadb_lab
+from tests.lab.openstack import rabbitmq as rabbitmq_lab
+
+pytestmark = hosts.needs_fuse
+
+LINK_MBIT = 20
+DEADLINE_S = 60.0
+BURST_S = 0.6
+CHUNK_BYTES = 65536
+IMAGE = local.random_bytes(8 << 20, seed=6)
+
+
+class Cloud:
+    """Three hosts, two instances, their broker and their database."""
+
+    def __init__(
+        self, net: network.Network, rabbit: rabbitmq_lab.RabbitMQ, maria: mariadb_lab.MariaDB
+    ) -> None:
+        self.net, self.rabbit, self.maria = net, rabbit, maria
+        self.agents: dict[str, agents.Agent] = {}
+        self.instances: list[decision.Instance] = []
+        self.image: ids.ImageId
+
+    def epochs(self) -> dict[str, int]:
+        """Return the epoch in force on each host."""
+        return {name: agent.status()["ring"]["epoch"] for name, agent in self.agents.items()}
+
+    def table(self) -> dict[str, int]:
+        """Return how many v-nodes each host has, says the first host."""
+        table = agents.request(self.agents["h1"].control_socket, "ring")
+        counts = {}
+        for host in table["hosts"]:
+            owned = host["vnodes"]
+            counts[host["host"]] = owned if isinstance(owned, int) else _count(owned)
+        return counts
+
+    def query(self, text: str) -> list[tuple[Any, ...]]:
+        return self.maria.execute(text, database="decision")
+
+    def newest(self) -> tuple[int, str, str]:
+        """Return the epoch of the last published table, why it was, and who was overloaded."""
+        [found] = self.query(
+            "SELECT epoch, reason, overloaded FROM rings ORDER BY epoch DESC LIMIT 1"
+        )
+        return found[0], found[1], found[2]
+
+    def wait_collections(self, count: int) -> None:
+        """Wait until every host has been heard so many times more."""
+        seen = dict(self.query("SELECT host, COUNT(*) FROM traffic GROUP BY host"))
+
+        def heard() -> bool:
+            now = dict(self.query("SELECT host, COUNT(*) FROM traffic GROUP BY host"))
+            return all(now.get(host, 0) >= seen.get(host, 0) + count for host in self.agents)
+
+        wait(heard, f"{count} collections", self.logs)
+
+    def wait_followed(self, above: int) -> int:
+        """Wait until all hosts have one table with an epoch above this one; return it."""
+
+        def followed() -> bool:
+            found = set(self.epochs().values())
+            return len(found) == 1 and found.pop() > above
+
+        wait(followed, f"all hosts at an epoch above {above}", self.logs)
+        return self.epochs()["h1"]
+
+    def change(self, command: str, host: str) -> int:
+        """Drain or enable a host, wait until all hosts follow, and return the epoch."""
+        before = max(self.epochs().values())
+        decision.manage(self.instances[0].config_file, command, host)
+        return self.wait_followed(before)
+
+    def logs(self) -> str:
+        parts = [instance.log()[-1500:] for instance in self.instances]
+        return "\n".join([*parts, *(agent.log()[-700:] for agent in self.agents.values())])
+
+
+def _count(owned: dict[str, str]) -> int:
+    runs_ = [run.partition("-") for text in owned.values() for run in text.split(",")]
+    return sum(int(high or low) - int(low) + 1 for low, _, high in runs_)
+
+
+def wait(is_true: Callable[[], bool], what: str, log: Callable[[], str]) -> None:
+    runs.wait_for(is_true, DEADLINE_S, what, log)
+
+
+@pytest.fixture(scope="module")
+def cloud(
+    openstack_lab: openstack.Cloud, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cloud]:
+    for command in ("/usr/sbin/rabbitmq-server", "/usr/sbin/mariadbd"):
+        if shutil.which(command) is None:
+            pytest.skip(f"{command} is not installed")
+    rabbitmq, mariadb = openstack_lab.rabbitmq, openstack_lab.mariadb
+    rabbitmq.start()
+    openstack_lab.start_database()
+    rabbitmq.wait_ready()
+    folder = tmp_path_factory.mktemp("decision")
+    images = local.ImageFolder(folder / "images")
+    database = mariadb.new_database("decision")
+    with contextlib.ExitStack() as stack:
+        net = stack.enter_context(network.Network(3, LINK_MBIT))
+        door = stack.enter_context(relay.Relay(net.source, rabbitmq.port))
+        made = Cloud(net, rabbitmq, mariadb)
+        made.image = images.add(IMAGE)
+        for name in ("one", "two"):
+            instance = decision.Instance(folder, name, rabbitmq.url, database, dead_after=30)
+            made.instances.append(stack.enter_context(instance))
+            if name == "one":
+                wait(instance.leads, "an instance that leads", made.logs)
+        broker = f"rabbit://guest:guest@{door.address}/"
+        for host in net.hosts:
+            agent = decision.agent(host, images, broker, LINK_MBIT, peer_timeout_s=1.0)
+            made.agents[host.name] = stack.enter_context(agent)
+        for agent in made.agents.values():
+            agent.wait_ready()
+        made.wait_followed(0)
+        wait(lambda: len(made.table()) == 3, "three hosts on the ring", made.logs)
+        yield made
+
+
+@contextlib.contextmanager
+def reading(cloud: Cloud) -> Iterator[None]:
+    """Read chunks on all hosts until the block ends; none may fail or be wrong."""
+    ends = threading.Event()
+    failures: list[str] = []
+    counts = dict.fromkeys(cloud.agents, 0)
+
+    def read(name: str) -> None:
+        rng = random.Random(name)
+        path = cloud.agents[name].image_path(cloud.image)
+        while not ends.is_set():
+            offset = rng.randrange(len(IMAGE) // CHUNK_BYTES) * CHUNK_BYTES
+            try:
+                with path.open("rb", buffering=0) as image:
+                    image.seek(offset)
+                    is_right = image.read(CHUNK_BYTES) == IMAGE[offset : offset + CHUNK_BYTES]
+            except OSError as e:
+                failures.append(f"{name}: {e}")
+                return
+            if not is_right:
+                failures.append(f"{name}: wrong bytes at {offset}")
+            counts[name] += 1
+            ends.wait(0.02)
+
+    readers = [threading.Thread(target=read, args=(name,), daemon=True) for name in cloud.agents]
+    for reader in readers:
+        reader.start()
+    try:
+        yield
+        began = dict(counts)
+        wait(
+            lambda: bool(failures) or all(counts[n] > began[n] + 5 for n in counts),
+            "reads on all hosts",
+            lambda: str(counts),
+        )
+    finally:
+        ends.set()
+        for reader in readers:
+            reader.join(DEADLINE_S)
+    assert failures == []
+
+
+def test_hosts_join_by_themselves_with_even_shares(cloud: Cloud) -> None:
+    assert cloud.table() == {"h1": 100, "h2": 100, "h3": 100}
+    rows = cloud.query("SELECT host, address, location, link_bytes_s FROM hosts ORDER BY host")
+    assert rows == [
+        (f"h{n}", f"10.0.0.{n}:{agents.PEER_PORT}", "", LINK_MBIT * 125_000) for n in (1, 2, 3)
+    ]
+
+
+def test_a_burst_of_one_collection_moves_nothing(cloud: Cloud) -> None:
+    before = cloud.newest()
+    h1, h2, _ = cloud.net.hosts
+    with traffic.flow(h1, h2, 0.95 * LINK_MBIT, seconds=BURST_S):
+        cloud.wait_collections(4)
+    assert cloud.newest() == before
+
+
+def test_load_on_a_link_moves_v_nodes_away_from_its_host(cloud: Cloud) -> None:
+    h1, h2, _ = cloud.net.hosts
+    before = cloud.newest()[0]
+    with reading(cloud), traffic.flow(h1, h2, 0.95 * LINK_MBIT):
+        wait(lambda: cloud.newest()[1] == "overload", "a remap", cloud.logs)
+        cloud.wait_followed(before)
+        cloud.wait_collections(4)
+    _, reason, overloaded = cloud.newest()
+    assert reason == "overload" and {"h1", "h2"} >= set(overloaded.split()) != set()
+    counts = cloud.table()
+    assert counts["h3"] > 200 and sum(counts.values()) == 300
+    assert max(counts["h1"], counts["h2"]) < 60
+    [(published,)] = cloud.query("SELECT COUNT(*) FROM rings WHERE reason = 'overload'")
+    assert published <= 3, "one for each end of the link, and one when both are known"
+
+
+def test_a_drained_host_is_home_of_nothing_and_can_be_enabled(cloud: Cloud) -> None:
+    cloud.change("drain", "h2")
+    assert cloud.table()["h2"] == 0
+    with reading(cloud):
+        cloud.change("enable", "h2")
+    assert cloud.table()["h2"] == 100
+
+
+def test_a_leader_that_is_killed_is_followed_by_the_other_and_reads_go_on(cloud: Cloud) -> None:
+    one, two = cloud.instances
+    assert one.leads() and not two.leads()
+    with reading(cloud):
+        one.kill()
+        wait(two.leads, "the other instance leading", cloud.logs)
+        cloud.change("drain", "h3")
+        cloud.change("enable", "h3")
+    cloud.instances.reverse()
+    one.start()
+
+
+def test_a_broker_that_is_killed_stops_no_read_and_is_found_again(cloud: Cloud) -> None:
+    before = cloud.epochs()
+    with reading(cloud):
+        cloud.rabbit.kill()
+        assert cloud.epochs() == before
+        cloud.rabbit.start()
+        cloud.rabbit.wait_ready()
+        cloud.change("drain", "h3")
+    cloud.change("enable", "h3")
+
+
+def test_a_database_that_is_killed_stops_no_read_and_is_found_again(cloud: Cloud) -> None:
+    before = cloud.epochs()
+    with reading(cloud):
+        cloud.maria.kill()
+        leader = cloud.instances[0]
+        wait(lambda: "the database fails" in leader.log(), "the failure noticed", cloud.logs)
+        assert cloud.epochs() == before
+        cloud.maria.start()
+        cloud.maria.wait_ready()
+        cloud.change("drain", "h3")
+    cloud.change("enable", "h3")
+    [(twice,)] = cloud.query("SELECT COUNT(*) - COUNT(DISTINCT epoch) FROM rings")
+    assert twice == 0
+
+
+@hosts.needs_take_over
+def test_a_worker_that_starts_without_the_broker_goes_on_with_the_last_table(cloud: Cloud) -> None:
+    before, table = cloud.epochs(), cloud.table()
+    agent = cloud.agents["h1"]
+    killed = agent.worker_pid()
+    with reading(cloud):
+        cloud.rabbit.kill()
+        hosts.kill(killed)
+        wait(lambda: agent.worker_pid() not in (killed, None), "another worker", agent.log)
+        agent.wait_ready()
+        assert cloud.epochs() == before and cloud.table() == table
+        cloud.rabbit.start()
+        cloud.rabbit.wait_ready()
+        cloud.change("drain", "h1")
+    cloud.change("enable", "h1")

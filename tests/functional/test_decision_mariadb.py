@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision service's database contract and its choice of a leader, on a real MariaDB."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_decision import leadership
+from acstor_decision.db import database
+from tests.fakes import decision_databases
+from tests.lab.openstack import mariadb as mariadb_lab
+
+HOLDER = """
+import sys, time
+from acstor_decision import leadership
+lead = leadership.Leadership(sys.argv[1], "other")
+print(lead.is_leader(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def store(mariadb: mariadb_lab.MariaDB) -> Iterator[database.Database]:
+    with decision_databases.opened(mariadb.new_database("contract")) as made:
+        yield made
+
+
+class TestMariaDB(decision_databases.Suite):
+    """The suite on MariaDB."""
+
+
+def test_who_is_killed_leads_no_more(mariadb: mariadb_lab.MariaDB) -> None:
+    mariadb.new_database("coordination")
+    url = f"mysql://root@127.0.0.1:{mariadb.port}/coordination"
+    command = [sys.executable, "-W", "ignore", "-c", HOLDER, url]
+    own = leadership.Leadership(url, "own")
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == b"True\n"
+            assert not own.is_leader()
+        finally:
+            os.kill(holder.pid, signal.SIGKILL)
+    for _ in range(100):  # the server notices the end of the connection a moment later
+        if own.is_leader():
+            break
+    assert own.is_leader()
+    own.step_down()

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decision service in the lab: instances, and agents that are joined with it.
+
+Instances run outside the hosts, beside the broker and the database; agents reach the
+broker through a relay in the image server's namespace.
+"""
+
+import configparser
+import pathlib
+import signal
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+from typing import Self
+
+from tests.lab import agents
+from tests.lab import local
+from tests.lab import network
+from tests.lab import runs
+
+STOP_DEADLINE_S = 15.0
+COLLECTION_S = 1.0
+READY_DEADLINE_S = 30.0
+
+
+def configure(path: pathlib.Path, sections: Mapping[str, Mapping[str, object]]) -> pathlib.Path:
+    """Write a configuration."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read_dict(sections)
+    with path.open("w") as file:
+        parser.write(file)
+    return path
+
+
+class Instance:
+    """Context manager: one acstor-decision.
+
+    :param options: of [acstor_decision]
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, name: str, broker: str, database: str, **options: object
+    ) -> None:
+        self.name = name
+        self.config_file = folder / f"{name}.conf"
+        self._log = folder / f"{name}.log"
+        own = {
+            "instance": name,
+            "coordination_url": f"file://{folder}/coordination",
+            "collection_s": COLLECTION_S,
+            **options,
+        }
+        self._sections = {
+            "DEFAULT": {"transport_url": broker},
+            "acstor_decision": own,
+            "database": {"connection": database},
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        """Make the database's tables and start; does not wait."""
+        configure(self.config_file, self._sections)
+        manage(self.config_file, "db-sync")
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start (again); the log goes on where it was."""
+        with self._log.open("ab") as out:
+            self._process = subprocess.Popen(
+                [agents.BIN / "acstor-decision", "--config-file", self.config_file],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def log(self) -> str:
+        """Return what it has logged so far."""
+        return self._log.read_text(errors="replace")
+
+    def leads(self) -> bool:
+        """Say whether it has come to lead since its first start."""
+        return f"{self.name} leads" in self.log()
+
+
+def manage(config_file: pathlib.Path, *arguments: str) -> str:
+    """Run acstor-decision-manage and return what it says."""
+    command = [agents.BIN / "acstor-decision-manage", "--config-file", config_file, *arguments]
+    return runs.tool(command)
+
+
+def agent(
+    host: network.Host,
+    images: local.ImageFolder,
+    broker: str,
+    link_mbit: float,
+    **options: object,
+) -> agents.Agent:
+    """Return an agent that is joined with the service, not started yet."""
+    sections: dict[str, Mapping[str, Any]] = {
+        "DEFAULT": {"transport_url": broker},
+        "source_file": {"folder": images.folder},
+        "oslo_messaging_rabbit": {"rabbit_retry_interval": 1, "rabbit_retry_backoff": 0},
+    }
+    own: dict[str, object] = {
+        "sources": "file",
+        "metrics_listen": "",
+        "collection_s": COLLECTION_S,
+        "traffic_interfaces": "eth0",
+        "link_mbit": link_mbit,
+        **options,
+    }
+    return agents.Agent(host, "", sections=sections, **own)
