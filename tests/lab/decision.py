@@ -109,20 +109,25 @@ def agent(
     images: local.ImageFolder,
     broker: str,
     link_mbit: float,
+    source_url: str = "",
     **options: object,
 ) -> agents.Agent:
-    """Return an agent that is joined with the service, not started yet."""
+    """Return an agent that is joined with the service, not started yet.
+
+    :param source_url: the image server; without one it reads the images' folder
+    """
     sections: dict[str, Mapping[str, Any]] = {
         "DEFAULT": {"transport_url": broker},
         "source_file": {"folder": images.folder},
+        "source_http": {"url": source_url or "http://none.invalid"},
         "oslo_messaging_rabbit": {"rabbit_retry_interval": 1, "rabbit_retry_backoff": 0},
     }
     own: dict[str, object] = {
-        "sources": "file",
+        "sources": "http" if source_url else "file",
         "metrics_listen": "",
         "collection_s": COLLECTION_S,
         "traffic_interfaces": "eth0",
         "link_mbit": link_mbit,
         **options,
     }
-    return agents.Agent(host, "", sections=sections, **own)
+    return agents.Agent(host, source_url, sections=sections, **own)
