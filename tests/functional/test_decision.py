@@ -210,12 +210,13 @@ def test_load_on_a_link_moves_v_nodes_away_from_its_host(cloud: Cloud) -> None:
     with reading(cloud), traffic.flow(h1, h2, 0.95 * LINK_MBIT):
         wait(lambda: cloud.newest()[1] == "overload", "a remap", cloud.logs)
         cloud.wait_followed(before)
+        # Where one end of the flow was noticed first, the other one's share goes by a second remap.
+        wait(lambda: cloud.table()["h3"] > 200, "most v-nodes at the idle host", cloud.logs)
         cloud.wait_collections(4)
     _, reason, overloaded = cloud.newest()
     assert reason == "overload" and {"h1", "h2"} >= set(overloaded.split()) != set()
     counts = cloud.table()
-    assert counts["h3"] > 200 and sum(counts.values()) == 300
-    assert max(counts["h1"], counts["h2"]) < 60
+    assert sum(counts.values()) == 300 and max(counts["h1"], counts["h2"]) < 60
     [(published,)] = cloud.query("SELECT COUNT(*) FROM rings WHERE reason = 'overload'")
     assert published <= 3, "one for each end of the link, and one when both are known"
 
