@@ -100,8 +100,10 @@ install_venv() {
         logged pip.log "Is python3-venv installed?" /usr/bin/python3 -m venv --clear "$VENV"
     # pbr takes the version from git; a tarball, or a clone that git refuses to read, has none.
     git -C "$ROOT" rev-parse HEAD >/dev/null 2>&1 || export PBR_VERSION=${PBR_VERSION:-0.0.1}
+    # Not `python -m pip`: in the checkout it takes acstor.egg-info for what is installed, and leaves
+    # the entry points of an older acstor in the virtualenv.
     logged pip.log "Is the network up? Behind a mirror or proxy, set PIP_INDEX_URL or HTTPS_PROXY." \
-        "$VENV/bin/python" -m pip install --constraint "$ROOT/constraints.txt" \
+        "$VENV/bin/pip" install --constraint "$ROOT/constraints.txt" \
         --editable "${ROOT}[agent,decision,glance,nova,osc,simulator,test,doc]"
     echo "$key" >"$stamp"
 }

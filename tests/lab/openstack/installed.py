@@ -54,7 +54,9 @@ def _run(*argv: str | pathlib.Path) -> None:
 
 
 def _pip(*arguments: str | pathlib.Path) -> None:
-    _run(BIN / "python", "-m", "pip", "--disable-pip-version-check", "install", *arguments)
+    # Not `python -m pip`: that looks for what is installed in the current folder first, and would
+    # leave the entry points of an older acstor behind when the folder is the checkout.
+    _run(BIN / "pip", "--disable-pip-version-check", "install", *arguments)
 
 
 def _install_releases() -> None:
