@@ -48,6 +48,7 @@ class Api(configured.Configured):
 
     module = ""
     folder_variable = ""
+    home: str | pathlib.Path = installed.VENV  # of the virtualenv that it runs in
     more_arguments: Sequence[str] = ()
 
     def __init__(self, name: str, folder: pathlib.Path) -> None:
@@ -67,7 +68,7 @@ class Api(configured.Configured):
         """Return the WSGI server in the foreground."""
         return [
             installed.BIN / "uwsgi",
-            *("--home", installed.VENV),
+            *("--home", self.home),
             *("--http-socket", f"{daemon.LOOPBACK}:{self.port}"),
             *("--module", f"{self.module}:application"),
             *("--processes", "1", "--threads", "8"),

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of the REST API."""
+
+from oslo_config import cfg
+from oslo_policy import opts as policy_opts
+
+GROUP = cfg.OptGroup("acstor_decision_api", title="The REST API of the decision service")
+
+OPTS = [
+    cfg.StrOpt(
+        "auth",
+        default="keystone",
+        choices=[
+            ("keystone", "tokens, checked as [keystone_authtoken] says"),
+            (
+                "none",
+                "none: whoever reaches the port may do everything its headers claim; only "
+                "behind something else that checks",
+            ),
+        ],
+        help="Who checks that a request comes from whom it says.",
+    ),
+]
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the options of the API and of the libraries that only it uses."""
+    conf.register_group(GROUP)
+    conf.register_opts(OPTS, group=GROUP)
+    policy_opts.set_defaults(conf, policy_file="decision-policy.yaml")
+
+
+def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
+    """Return the options for the sample generator."""
+    return [(GROUP, OPTS)]

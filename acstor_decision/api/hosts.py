@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts: what each one told last, and whether it may be home of anything."""
+
+import datetime
+import enum
+import http
+
+import msgspec
+
+from acstor_common import decision_api
+from acstor_decision.api import operation
+from acstor_decision.api import rings
+from acstor_decision.db import models
+
+
+class State(enum.StrEnum):
+    """How a host is."""
+
+    UP = "up"  # it sends samples
+    OVERLOADED = "overloaded"  # and its links were too full in the last collection
+    SILENT = "silent"  # it does not
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Bytes a second in the last collection; chunks are part of the whole."""
+
+    received: float
+    sent: float
+    chunks_received: float
+    chunks_sent: float
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """One host.
+
+    :param vnodes: points of the ring that it owns; its share of them is its share of the contents
+    :param ring_epoch: the table that its agent uses
+    :param link_bytes_s: what its links carry each way
+    """
+
+    host: str
+    state: State
+    is_drained: bool
+    address: str
+    location: str
+    vnodes: int
+    ring_epoch: int
+    first_seen_at: datetime.datetime | None
+    last_seen_at: datetime.datetime | None
+    link_bytes_s: int
+    rates: Rates
+    cache_bytes: int
+    cache_limit_bytes: int
+    overloaded_in_a_row: int
+
+
+class HostDetail(Host, frozen=True, kw_only=True):
+    """One host, with the chunk bytes that it exchanged with each peer in the last collection."""
+
+    peers: dict[str, decision_api.Traffic]
+
+
+class Hosts(msgspec.Struct, frozen=True):
+    """Hosts, in the order of their ids."""
+
+    hosts: list[Host]
+
+
+def every(call: operation.Call) -> Hosts:
+    """Answer with all hosts that are remembered."""
+    rows = [row for row in call.store.hosts() if row.host > call.query.marker]
+    owners = _owners(call)
+    return Hosts([Host(**_fields(call, row, owners)) for row in rows[: call.query.limit]])
+
+
+def one(call: operation.Call) -> HostDetail:
+    """Answer with one host."""
+    name = operation.host_id(call.path["host"])
+    row = call.store.host(name)
+    if row is None:
+        raise operation.not_found(f"host {name}")
+    peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_api.Traffic])
+    return HostDetail(**_fields(call, row, _owners(call)), peers=peers)
+
+
+def drain(call: operation.Call) -> HostDetail:
+    """Let a host be home of nothing, from the next round on."""
+    return _set_drained(call, True)
+
+
+def enable(call: operation.Call) -> HostDetail:
+    """Let a drained host be a home again, from the next round on."""
+    return _set_drained(call, False)
+
+
+def _set_drained(call: operation.Call, is_drained: bool) -> HostDetail:
+    name = operation.host_id(call.path["host"])
+    if not call.store.set_drained(name, is_drained):
+        raise operation.not_found(f"host {name}")
+    return one(call)
+
+
+def _owners(call: operation.Call) -> dict[str, rings.Owner]:
+    newest = call.store.rings(limit=1, with_tables=True)
+    return rings.owners(newest[0].epoch, newest[0].table or "") if newest else {}
+
+
+def _state(call: operation.Call, row: models.Host) -> State:
+    silent_s = call.limits.dead_after * call.limits.collection_s
+    if row.seen_s is None or call.wall() - row.seen_s > silent_s:
+        return State.SILENT
+    return State.OVERLOADED if row.overloaded_in_a_row else State.UP
+
+
+def _time(seconds: float | None) -> datetime.datetime | None:
+    return None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+def _fields(
+    call: operation.Call, row: models.Host, owners: dict[str, rings.Owner]
+) -> dict[str, object]:
+    owner = owners.get(row.host)
+    return {
+        "host": row.host,
+        "state": _state(call, row),
+        "is_drained": row.is_drained,
+        "address": row.address,
+        "location": row.location,
+        "vnodes": owner.vnodes if owner else 0,
+        "ring_epoch": row.ring_epoch,
+        "first_seen_at": _time(row.first_seen_s),
+        "last_seen_at": _time(row.seen_s),
+        "link_bytes_s": row.link_bytes_s,
+        "rates": Rates(
+            row.received_bytes_s,
+            row.sent_bytes_s,
+            row.chunks_received_bytes_s,
+            row.chunks_sent_bytes_s,
+        ),
+        "cache_bytes": row.cache_bytes,
+        "cache_limit_bytes": row.cache_limit_bytes,
+        "overloaded_in_a_row": row.overloaded_in_a_row,
+    }
+
+
+OPERATIONS = (
+    operation.Operation(
+        "host:list", "GET", "/v1/hosts", "List hosts", Hosts, every, query=operation.Page
+    ),
+    operation.Operation("host:get", "GET", "/v1/hosts/{host}", "Show a host", HostDetail, one),
+    operation.Operation(
+        "host:drain",
+        "POST",
+        "/v1/hosts/{host}/drain",
+        "Let a host be home of nothing",
+        HostDetail,
+        drain,
+        rule=operation.ADMIN,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    operation.Operation(
+        "host:enable",
+        "POST",
+        "/v1/hosts/{host}/enable",
+        "Let a drained host be a home again",
+        HostDetail,
+        enable,
+        rule=operation.ADMIN,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI document, made of the operations and of the types of their answers."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from acstor_decision.api import operation
+from acstor_decision.api import operations
+
+VERSION = "1.0"
+"""Of the API: the first number is in the paths, the second grows when something is added."""
+_REFERENCE = "#/components/schemas/{name}"
+
+
+class Error(msgspec.Struct, frozen=True):
+    """What went wrong.
+
+    :param code: the HTTP status
+    :param title: its standard phrase
+    :param message: what happened, to what, and what can be done
+    """
+
+    code: int
+    title: str
+    message: str
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """The answer to a request that was not fulfilled."""
+
+    error: Error
+
+
+def document() -> dict[str, Any]:
+    """Return the document, as JSON takes it."""
+    answers = {known.answer: known for known in operations.ALL}
+    _, schemas = msgspec.json.schema_components([*answers, Fault], ref_template=_REFERENCE)
+    paths: dict[str, dict[str, Any]] = {}
+    for known in operations.ALL:
+        paths.setdefault(known.path, {})[known.method.lower()] = _shown(known)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "acstor",
+            "version": VERSION,
+            "description": "Hosts, v-node tables and traffic of a cloud whose instances boot "
+            "through acstor. Every request but those for / and /healthz carries a token of "
+            "Keystone in X-Auth-Token.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"token": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "token": {"type": "apiKey", "in": "header", "name": "X-Auth-Token"}
+            },
+        },
+    }
+
+
+def _shown(known: operation.Operation) -> dict[str, Any]:
+    return {
+        "operationId": known.name,
+        "summary": known.summary,
+        "description": f"Policy: {known.policy}",
+        "parameters": [*_path_parameters(known.path), *_query_parameters(known.query)],
+        "responses": {
+            str(int(known.status)): _content(known.status.phrase, known.answer.__name__),
+            "default": _content("It was not fulfilled", "Fault"),
+        },
+    }
+
+
+def _content(description: str, schema: str) -> dict[str, Any]:
+    reference = {"$ref": _REFERENCE.format(name=schema)}
+    return {"description": description, "content": {"application/json": {"schema": reference}}}
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+def _query_parameters(query: type[msgspec.Struct]) -> list[dict[str, Any]]:
+    schema = msgspec.json.schema(query)["$defs"][query.__name__]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": described}
+        for name, described in schema["properties"].items()
+    ]

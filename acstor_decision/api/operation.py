@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One operation of the API: everything that is true of it, in one place.
+
+The application, the policies and the OpenAPI document are made of the same
+operations, so none of them can say what another does not.  A handler is a plain
+function of a :class:`Call`: it knows neither Flask nor Keystone.
+"""
+
+import dataclasses
+import http
+import time
+from collections.abc import Callable
+from typing import Annotated
+from typing import Any
+
+import msgspec
+from keystoneauth1 import plugin
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_decision import conf as decision_conf
+from acstor_decision.db import database
+
+READER = "rule:acstor:reader"
+ADMIN = "rule:acstor:admin"
+
+
+class Refused(errors.AcstorError):
+    """The request cannot be fulfilled; it is the one who asked who can do something about it.
+
+    :param status: of the answer, 400 to 499
+    """
+
+    def __init__(self, status: http.HTTPStatus, message: str) -> None:
+        super().__init__(status, message)
+        self.status, self.message = status, message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A query without parameters."""
+
+
+class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which part of a list is wanted.
+
+    :param limit: entries at most
+    :param marker: the last entry that is known already; the answer begins behind it
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    marker: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A request that may be fulfilled: who may ask for it, and its form, have been checked.
+
+    :param auth: of the one who asks, for requests to other services in his name
+    """
+
+    store: database.Database
+    limits: decision_conf.members.Limits
+    path: dict[str, str]
+    query: Any
+    auth: plugin.BaseAuthPlugin | None
+    wall: Callable[[], float] = time.time
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """A method on a path.
+
+    :param path: with its variables in braces
+    :param rule: default of the policy ``acstor:<name>``
+    :param answer: type of the answer
+    """
+
+    name: str
+    method: str
+    path: str
+    summary: str
+    answer: type[msgspec.Struct]
+    handler: Callable[[Call], msgspec.Struct]
+    rule: str = READER
+    query: type[msgspec.Struct] = NoQuery
+    status: http.HTTPStatus = http.HTTPStatus.OK
+
+    @property
+    def policy(self) -> str:
+        """The name of the policy that decides who may ask for it."""
+        return f"acstor:{self.name}"
+
+
+def host_id(text: str) -> ids.HostId:
+    """Return the host that a path names.
+
+    :raises Refused: no host can be called so
+    """
+    try:
+        return ids.parse_host_id(text)
+    except ValueError as e:
+        raise Refused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
+
+
+def image_id(text: str) -> ids.ImageId:
+    """Return the image that a path names.
+
+    :raises Refused: it is no id of an image
+    """
+    try:
+        return ids.parse_image_id(text)
+    except ValueError as e:
+        raise Refused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
+
+
+def not_found(what: str) -> Refused:
+    """Return the refusal of something that is not there."""
+    return Refused(http.HTTPStatus.NOT_FOUND, f"{what} is not known")

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every operation of the API, in the order of the documents."""
+
+from acstor_decision.api import hosts
+from acstor_decision.api import rings
+from acstor_decision.api import traffic
+
+ALL = (*hosts.OPERATIONS, *rings.OPERATIONS, *traffic.OPERATIONS)

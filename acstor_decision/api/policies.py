@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may ask for what: the defaults of oslo.policy."""
+
+import itertools
+from collections.abc import Iterator
+
+from oslo_config import cfg
+from oslo_policy import policy
+
+from acstor_decision.api import operation
+from acstor_decision.api import operations
+
+BASE = (
+    policy.RuleDefault("acstor:admin", "role:admin", "Who may change what the cloud does"),
+    policy.RuleDefault(
+        "acstor:reader",
+        "rule:acstor:admin or (role:reader and system_scope:all)",
+        "Who may see hosts and images of all projects",
+    ),
+)
+
+
+def list_rules() -> Iterator[policy.RuleDefault]:
+    """Yield every rule with its default; ``oslopolicy-sample-generator`` prints them."""
+    return itertools.chain(BASE, (_rule_of(known) for known in operations.ALL))
+
+
+def make_enforcer(conf: cfg.ConfigOpts) -> policy.Enforcer:
+    """Return what decides by the rules of ``conf``, over the defaults."""
+    enforcer = policy.Enforcer(conf)
+    enforcer.register_defaults(list(list_rules()))
+    return enforcer
+
+
+def _rule_of(known: operation.Operation) -> policy.DocumentedRuleDefault:
+    where: policy.Operation = {"path": known.path, "method": known.method}
+    return policy.DocumentedRuleDefault(known.policy, known.rule, known.summary, [where])

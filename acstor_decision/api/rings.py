@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""v-node tables: the one in force, and those before it."""
+
+import datetime
+import functools
+import http
+from typing import Annotated
+
+import msgspec
+
+from acstor_common import ring
+from acstor_decision.api import operation
+from acstor_decision.db import database
+
+
+class Publication(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that was published.
+
+    :param reason: why: members, overload, threshold or epoch
+    :param overloaded: the hosts that made it necessary, if it was traffic
+    :param moved: v-nodes that got another owner, went or came
+    :param instance: the instance of the service that published it
+    """
+
+    epoch: int
+    published_at: datetime.datetime
+    reason: str
+    overloaded: tuple[str, ...]
+    moved: int
+    vnodes: int
+    hosts: int
+    instance: str
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """A host of a table, and how many v-nodes it has."""
+
+    host: str
+    address: str
+    location: str
+    vnodes: int
+
+
+class Ring(Publication, frozen=True, kw_only=True):
+    """A table, with its hosts.
+
+    :param threshold: hosts nearer than this to each other have homes of their own; null: all hosts
+        have the same
+    """
+
+    threshold: int | None
+    owners: tuple[Owner, ...]
+
+
+class Publications(msgspec.Struct, frozen=True):
+    """Tables, the newest first."""
+
+    rings: list[Publication]
+
+
+class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of the history is wanted.
+
+    :param limit: tables at most
+    :param before: only tables of lower epochs; 0: all
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    before: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] = 0
+
+
+def current(call: operation.Call) -> Ring:
+    """Answer with the table in force."""
+    newest = call.store.rings(limit=1, with_tables=True)
+    if not newest:
+        raise operation.not_found("a v-node table: no agent has been heard yet, so it")
+    return _shown(newest[0])
+
+
+def one(call: operation.Call) -> Ring:
+    """Answer with the table of an epoch."""
+    text = call.path["epoch"]
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise operation.Refused(http.HTTPStatus.BAD_REQUEST, f"{text[:64]!r} is no epoch")
+    found = call.store.ring(int(text))
+    if found is None:
+        raise operation.not_found(f"epoch {text}")
+    return _shown(found)
+
+
+def history(call: operation.Call) -> Publications:
+    """Answer with the tables that were published."""
+    at_most = call.query.before - 1 if call.query.before else None
+    return Publications([_told(row) for row in call.store.rings(call.query.limit, at_most)])
+
+
+@functools.lru_cache(maxsize=4)
+def owners(epoch: int, table: str) -> dict[str, Owner]:
+    """Return the hosts of a table by id; a table of 1,000 hosts takes longer than an answer may."""
+    known = ring.decode(table.encode(), f"epoch {epoch} of the database")
+    return {
+        host.host: Owner(host.host, host.address, host.location, host.vnodes)
+        for host in known.hosts
+    }
+
+
+def _told(row: database.Publication) -> Publication:
+    return Publication(**_fields(row))
+
+
+def _shown(row: database.Publication) -> Ring:
+    table = row.table or ""
+    threshold = msgspec.json.decode(table, type=_Threshold).threshold
+    return Ring(
+        **_fields(row), threshold=threshold, owners=tuple(owners(row.epoch, table).values())
+    )
+
+
+class _Threshold(msgspec.Struct):
+    threshold: int | None = None
+
+
+def _fields(row: database.Publication) -> dict[str, object]:
+    at = datetime.datetime.fromtimestamp(row.published_s, datetime.UTC)
+    return {
+        "epoch": row.epoch,
+        "published_at": at,
+        "reason": row.reason,
+        "overloaded": row.overloaded,
+        "moved": row.moved,
+        "vnodes": row.vnodes,
+        "hosts": row.hosts,
+        "instance": row.instance,
+    }
+
+
+OPERATIONS = (
+    operation.Operation(
+        "ring:get", "GET", "/v1/ring", "Show the v-node table in force", Ring, current
+    ),
+    operation.Operation(
+        "ring:list",
+        "GET",
+        "/v1/rings",
+        "List the v-node tables that were published, the newest first",
+        Publications,
+        history,
+        query=History,
+    ),
+    operation.Operation(
+        "ring:get_epoch", "GET", "/v1/rings/{epoch}", "Show the v-node table of an epoch", Ring, one
+    ),
+)

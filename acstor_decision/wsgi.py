@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The REST API for a WSGI server: ``acstor_decision.wsgi:application``.
+
+The configuration is that of the service: the files that ``ACSTOR_DECISION_CONF``
+names, separated by colons, else those that oslo.config finds for ``acstor-decision``.
+"""
+
+import os
+
+from oslo_config import cfg
+
+from acstor_decision.api import app
+from acstor_decision.api import conf as api_conf
+from acstor_decision.cmd import decision
+from acstor_decision.db import database
+
+
+def load(files: list[str]) -> app.Wsgi:
+    """Return the application that configuration files describe.
+
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    """
+    api_conf.register_opts(cfg.CONF)
+    conf = decision.load_conf([part for file in files for part in ("--config-file", file)])
+    return app.make_app(conf, database.Database(conf))
+
+
+application = load([name for name in os.environ.get("ACSTOR_DECISION_CONF", "").split(":") if name])

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The REST API under a real WSGI server, with tokens of a real Keystone."""
+
+import pathlib
+import time
+from collections.abc import Iterator
+
+import pytest
+from keystoneauth1 import adapter
+from keystoneauth1 import exceptions
+from oslo_config import cfg
+
+from acstor_decision import conf as decision_conf
+from acstor_decision.db import database
+from tests.lab.openstack import accounts
+from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import cloud
+from tests.unit.decision.api import conftest as samples
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
+    conf = cfg.ConfigOpts()
+    decision_conf.register_opts(conf)
+    conf([], project="acstor", default_config_files=[], default_config_dirs=[])
+    conf.set_override("connection", f"sqlite:///{tmp_path}/decision.sqlite", "database")
+    made = database.Database(conf)
+    made.upgrade()
+    samples.note(made, *(samples.sample(n, sent_s=time.time()) for n in range(3)))
+    samples.publish(made, 7, hosts=3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def served(
+    keystone_glance: cloud.Cloud, store: database.Database, tmp_path: pathlib.Path
+) -> Iterator[acstor_decision.DecisionApi]:
+    """Return the API, up and in the catalog."""
+    connection = f"sqlite:///{tmp_path}/decision.sqlite"
+    api = acstor_decision.DecisionApi(keystone_glance, tmp_path / "api", connection)
+    try:
+        api.start()
+        api.wait_ready()
+        api.register()
+        yield api
+    finally:
+        api.stop()
+
+
+def client(lab: cloud.Cloud, user: str) -> adapter.Adapter:
+    """Return what asks the API in a user's name; it finds it in the catalog."""
+    session = accounts.session(lab.keystone.auth_url, user)
+    return adapter.Adapter(session, service_type=acstor_decision.SERVICE_TYPE)
+
+
+def test_admins_see_and_change_hosts_and_others_do_not(keystone_glance, served, store):
+    admin = client(keystone_glance, "admin")
+    assert [host["host"] for host in admin.get("/v1/hosts").json()["hosts"]] == [
+        "h0000",
+        "h0001",
+        "h0002",
+    ]
+    assert admin.get("/v1/ring").json()["epoch"] == 7
+    assert admin.post("/v1/hosts/h0001/drain").status_code == 202
+    assert store.drained() == {"h0001"}
+    tenant = client(keystone_glance, "tenant")
+    for request in (tenant.get, tenant.post):
+        with pytest.raises(exceptions.Forbidden):
+            request("/v1/hosts/h0001/drain" if request == tenant.post else "/v1/hosts")
+    assert store.drained() == {"h0001"}
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Auth-Token": "forged"}, {"X-Roles": "admin"}])
+def test_without_a_token_nobody_gets_in_whatever_he_claims(headers, served, keystone_glance):
+    session = accounts.session(keystone_glance.keystone.auth_url, "admin")
+    with pytest.raises(exceptions.Unauthorized):
+        session.get(f"{served.url}/v1/hosts", headers=headers, authenticated=False)
+    assert session.get(f"{served.url}/healthz", authenticated=False).json() == {"status": "ok"}

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API over a real SQLite database, asked without a server; Keystone's headers are given."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from flask import testing
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import ids
+from acstor_common import ring
+from acstor_common import vnode
+from acstor_decision.api import app
+from acstor_decision.api import conf as api_conf
+from acstor_decision.db import database
+
+NOW_S = 1_800_000_000.0
+ADMIN = {"X-Roles": "admin,member,reader", "X-User-Id": "u", "X-Project-Id": "p"}
+READER = {"X-Roles": "reader", "X-User-Id": "u", "OpenStack-System-Scope": "all"}
+TENANT = {"X-Roles": "member,reader", "X-User-Id": "u", "X-Project-Id": "p"}
+
+
+@pytest.fixture
+def api_configuration(configure: Callable[..., cfg.ConfigOpts]) -> cfg.ConfigOpts:
+    conf = configure()
+    api_conf.register_opts(conf)
+    return conf
+
+
+@pytest.fixture
+def client(api_configuration: cfg.ConfigOpts, store: database.Database) -> testing.FlaskClient:
+    made = app.make_plain_app(api_configuration, store).test_client()
+    made.environ_base.update({f"HTTP_{k.upper().replace('-', '_')}": v for k, v in ADMIN.items()})
+    return made
+
+
+def sample(number: int, **fields: Any) -> decision_api.Sample:
+    """Return what host ``h<number>`` told last."""
+    given = {
+        "host": f"h{number:04}",
+        "address": f"10.0.{number // 256}.{number % 256}:7201",
+        "location": f"pod1/rack{number % 3}",
+        "session": 1,
+        "started_s": NOW_S,
+        "number": 1,
+        "sent_s": NOW_S,
+        "interval_s": 5.0,
+        "link_bytes_s": 125_000_000,
+        "total": decision_api.Traffic(5000, 10_000),
+        "chunks": decision_api.Traffic(500, 1000),
+        "cache_bytes": 1 << 20,
+        "cache_limit_bytes": 1 << 30,
+        "ring_epoch": 1,
+        **fields,
+    }
+    return decision_api.Sample(**given)
+
+
+def note(store: database.Database, *samples: decision_api.Sample, overloaded: int = 0) -> None:
+    store.note_samples({one.host: (one, overloaded) for one in samples}, 3600)
+
+
+def publish(store: database.Database, epoch: int, hosts: int, vnodes: int = 3) -> None:
+    """Publish a table of hosts h0000, h0001 and so on."""
+    given = [sample(number) for number in range(hosts)]
+    table = ring.Ring(
+        epoch,
+        tuple(
+            ring.named_host(
+                ids.HostId(one.host),
+                one.address,
+                frozenset(vnode.VNode(ids.HostId(one.host), k) for k in range(vnodes)),
+                one.location,
+            )
+            for one in given
+        ),
+    )
+    store.publish(
+        database.Publication(
+            epoch=epoch,
+            published_s=NOW_S + epoch,
+            reason="members",
+            overloaded=("h0000",),
+            moved=2,
+            vnodes=hosts * vnodes,
+            hosts=hosts,
+            instance="one",
+            table=ring.encode(table).decode(),
+        ),
+        kept=10,
+    )

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever comes in over HTTP, an answer says what happened, and only who may gets more."""
+
+import json
+import pathlib
+import re
+
+import msgspec
+import pytest
+
+from acstor_decision.api import openapi
+from acstor_decision.api import operations
+from acstor_decision.api import policies
+from acstor_decision.db import database
+from tests.unit.decision.api import conftest
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+DOCUMENT = ROOT / "doc/source/api/openapi.json"
+CHANGES = [known for known in operations.ALL if known.method != "GET"]
+EXAMPLES = {"host": "h0000", "epoch": "1", "image_id": "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"}
+
+
+def path_of(known):
+    return re.sub(r"{(\w+)}", lambda match: EXAMPLES[match[1]], known.path)
+
+
+@pytest.fixture
+def filled(store):
+    conftest.note(store, conftest.sample(0), conftest.sample(1))
+    conftest.publish(store, 1, hosts=2)
+    return store
+
+
+def test_document_in_the_manual_is_that_of_the_code():
+    assert json.loads(DOCUMENT.read_text()) == openapi.document()
+
+
+@pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
+def test_every_answer_has_the_type_that_the_document_promises(known, client, filled):
+    answer = client.open(path_of(known), method=known.method)
+    assert answer.status_code == known.status, answer.text
+    msgspec.json.decode(answer.data, type=known.answer)
+    assert answer.headers["OpenStack-API-Version"] == "acstor 1.0"
+
+
+@pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
+def test_tenants_may_ask_for_nothing(known, client, filled):
+    answer = client.open(path_of(known), method=known.method, headers=conftest.TENANT)
+    assert answer.status_code == 403
+    assert known.policy in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("known", CHANGES, ids=lambda known: known.name)
+def test_readers_change_nothing(known, client, filled):
+    answer = client.open(path_of(known), method=known.method, headers=conftest.READER)
+    assert answer.status_code == 403
+    assert not filled.drained()
+
+
+def test_readers_of_the_system_see_hosts(client, filled):
+    answer = client.get("/v1/hosts", headers=conftest.READER)
+    assert [host["host"] for host in answer.json["hosts"]] == ["h0000", "h0001"]
+
+
+def test_every_rule_is_documented():
+    names = {rule.name for rule in policies.list_rules()}
+    assert {known.policy for known in operations.ALL} < names
+    assert all(rule.description for rule in policies.list_rules())
+
+
+def test_versions_and_health_are_for_everybody(client, filled):
+    assert client.get("/", headers=conftest.TENANT).json["versions"][0]["id"] == "v1"
+    assert client.get("/healthz", headers=conftest.TENANT).json == {"status": "ok"}
+    assert client.get("/v1/openapi.json").json == openapi.document()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/v1/nothing", 404, "not found"),
+        ("/v1/hosts/h9", 404, "host h9 is not known"),
+        ("/v1/hosts/no%20host", 400, "no host"),
+        ("/v1/hosts?limit=0", 400, "limit"),
+        ("/v1/hosts?limit=many", 400, "limit"),
+        ("/v1/hosts?colour=red", 400, "colour"),
+        ("/v1/rings/7", 404, "epoch 7"),
+        ("/v1/rings/x", 400, "'x' is no epoch"),
+        ("/v1/rings?before=-1", 400, "before"),
+        ("/v1/traffic?last_s=1e9", 400, "last_s"),
+        ("/v1/traffic?last_s=nan", 400, "last_s"),
+        ("/v1/traffic?host=a%20b", 400, "host"),
+    ],
+)
+def test_what_cannot_be_answered_says_why(path, status, words, client, filled):
+    answer = client.get(path)
+    assert answer.status_code == answer.json["error"]["code"] == status
+    assert words.lower() in answer.json["error"]["message"].lower()
+
+
+def test_wrong_method_is_refused(client):
+    assert client.delete("/v1/hosts").status_code == 405
+
+
+@pytest.mark.parametrize("size", [10, 10 << 20])
+def test_bodies_that_nobody_asked_for_are_refused(size, client, filled):
+    answer = client.post("/v1/hosts/h0000/drain", data=b"x" * size)
+    assert answer.status_code == (400 if size < 100 else 413)
+    assert not filled.drained()
+
+
+@pytest.mark.allow_log(r"the database fails")
+def test_database_that_is_gone_is_said_so(client, filled, monkeypatch):
+    def fail(*_args, **_more):
+        raise database.DatabaseError("gone")
+
+    monkeypatch.setattr(filled, "_read", fail)
+    assert client.get("/v1/hosts").status_code == 503
+    assert client.get("/healthz").status_code == 503
+
+
+@pytest.mark.expect_log(r"a request failed: broken")
+def test_own_fault_tells_the_log_and_not_the_world(client, filled, monkeypatch):
+    def fail(*_args, **_more):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(filled, "_read", fail)
+    answer = client.get("/v1/hosts")
+    assert answer.status_code == 500
+    assert "broken" not in answer.text

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+import datetime
+import time
+
+import pytest
+
+from acstor_common import decision_api
+from acstor_decision.api import hosts
+from acstor_decision.api import rings
+from acstor_decision.api import traffic
+from tests.unit.decision.api import conftest
+
+
+def test_host_shows_what_it_told_last_and_its_share_of_the_ring(client, store):
+    peers = {"h0001": decision_api.Traffic(7, 9)}
+    conftest.note(store, conftest.sample(0, sent_s=time.time(), peers=peers))
+    conftest.publish(store, 1, hosts=2, vnodes=5)
+    shown = client.get("/v1/hosts/h0000").json
+    assert (shown["state"], shown["vnodes"], shown["location"]) == ("up", 5, "pod1/rack0")
+    assert shown["rates"] == {
+        "received": 1000.0,
+        "sent": 2000.0,
+        "chunks_received": 100.0,
+        "chunks_sent": 200.0,
+    }
+    assert shown["peers"] == {"h0001": {"received": 7, "sent": 9}}
+
+
+def test_host_that_tells_nothing_any_more_is_silent(client, store):
+    conftest.note(store, conftest.sample(0, sent_s=1.0))
+    assert client.get("/v1/hosts/h0000").json["state"] == hosts.State.SILENT
+    assert client.get("/v1/hosts/h0000").json["vnodes"] == 0
+
+
+def test_overloaded_host_says_so(client, store):
+    conftest.note(store, conftest.sample(0, sent_s=time.time()), overloaded=2)
+    shown = client.get("/v1/hosts/h0000").json
+    assert (shown["state"], shown["overloaded_in_a_row"]) == ("overloaded", 2)
+
+
+def test_host_is_drained_and_enabled_again(client, store):
+    conftest.note(store, conftest.sample(0))
+    assert client.post("/v1/hosts/h0000/drain").json["is_drained"]
+    assert store.drained() == {"h0000"}
+    assert not client.post("/v1/hosts/h0000/enable", json={}).json["is_drained"]
+    assert not store.drained()
+    assert client.post("/v1/hosts/h0009/drain").status_code == 404
+
+
+def test_list_goes_on_behind_the_marker(client, store):
+    conftest.note(store, *(conftest.sample(number) for number in range(5)))
+    first = client.get("/v1/hosts?limit=2").json["hosts"]
+    rest = client.get(f"/v1/hosts?marker={first[-1]['host']}").json["hosts"]
+    assert [host["host"] for host in (*first, *rest)] == [f"h{n:04}" for n in range(5)]
+
+
+def test_history_begins_with_the_newest_and_goes_on_before(client, store):
+    for epoch in (1, 2, 4):
+        conftest.publish(store, epoch, hosts=1)
+    assert [row["epoch"] for row in client.get("/v1/rings").json["rings"]] == [4, 2, 1]
+    assert [row["epoch"] for row in client.get("/v1/rings?before=4").json["rings"]] == [2, 1]
+    assert client.get("/v1/ring").json["epoch"] == 4
+    assert client.get("/v1/rings/3").status_code == 404
+    shown = client.get("/v1/rings/2").json
+    assert [owner["vnodes"] for owner in shown["owners"]] == [3]
+    assert shown["published_at"] == "2027-01-15T08:00:02Z"
+
+
+def test_without_a_table_nothing_is_made_up(client):
+    assert client.get("/v1/ring").status_code == 404
+    assert client.get("/v1/hosts").json == {"hosts": []}
+
+
+def test_owners_of_a_table_are_looked_up_once():
+    rings.owners.cache_clear()
+    text = '{"version": 1, "epoch": 1, "hosts": []}'
+    assert rings.owners(1, text) is rings.owners(1, text)
+
+
+@pytest.mark.parametrize("query", ["", "?host=h0000", "?last_s=60", "?last_s=60&host=h0000"])
+def test_traffic_of_the_last_collection_or_of_a_while(query, client, store):
+    now_s = time.time()
+    for age_s in (1000, 10, 5):
+        conftest.note(
+            store,
+            conftest.sample(0, sent_s=now_s - age_s),
+            conftest.sample(1, sent_s=now_s - age_s),
+        )
+    found = client.get(f"/v1/traffic{query}").json["traffic"]
+    times = 2 if "last_s" in query else 1
+    assert len(found) == times * (1 if "host" in query else 2)
+    assert found[0]["rates"]["sent"] == 2000.0
+
+
+def test_window_refuses_what_no_host_is_called():
+    with pytest.raises(ValueError, match="host"):
+        traffic.Window(host="a b")
+
+
+def test_times_are_utc():
+    assert hosts._time(0.0) == datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
