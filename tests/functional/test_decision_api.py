@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The REST API under a real WSGI server, with tokens of a real Keystone."""
 
+import json
+import os
 import pathlib
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -13,6 +17,7 @@ from oslo_config import cfg
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
 from tests.lab.openstack import accounts
+from tests.lab.openstack import api
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import cloud
 from tests.unit.decision.api import conftest as samples
@@ -38,14 +43,14 @@ def served(
 ) -> Iterator[acstor_decision.DecisionApi]:
     """Return the API, up and in the catalog."""
     connection = f"sqlite:///{tmp_path}/decision.sqlite"
-    api = acstor_decision.DecisionApi(keystone_glance, tmp_path / "api", connection)
+    made = acstor_decision.DecisionApi(keystone_glance, tmp_path / "api", connection)
     try:
-        api.start()
-        api.wait_ready()
-        api.register()
-        yield api
+        made.start()
+        made.wait_ready()
+        made.register()
+        yield made
     finally:
-        api.stop()
+        made.stop()
 
 
 def client(lab: cloud.Cloud, user: str) -> adapter.Adapter:
@@ -77,3 +82,37 @@ def test_without_a_token_nobody_gets_in_whatever_he_claims(headers, served, keys
     with pytest.raises(exceptions.Unauthorized):
         session.get(f"{served.url}/v1/hosts", headers=headers, authenticated=False)
     assert session.get(f"{served.url}/healthz", authenticated=False).json() == {"status": "ok"}
+
+
+def openstack(lab: cloud.Cloud, user: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run the command that operators use."""
+    options = api.credentials(lab.keystone.auth_url, user, accounts.USERS[user].project)
+    given = {f"OS_{name.upper()}": str(value) for name, value in options.items()}
+    return subprocess.run(
+        [pathlib.Path(sys.prefix) / "bin/openstack", "acstor", *words],
+        env={**os.environ, **given, "OS_IDENTITY_API_VERSION": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_operators_use_the_openstack_command(keystone_glance, served, store):
+    listed = openstack(keystone_glance, "admin", "host", "list", "-f", "json")
+    assert [row["Host"] for row in json.loads(listed.stdout)] == ["h0000", "h0001", "h0002"]
+    drained = openstack(
+        keystone_glance, "admin", "host", "drain", "h0002", "-f", "value", "-c", "is_drained"
+    )
+    assert drained.stdout.strip() == "True"
+    assert store.drained() == {"h0002"}
+    refused = openstack(keystone_glance, "tenant", "ring", "show")
+    assert refused.returncode != 0
+    assert "policy acstor:ring:get" in refused.stderr
+
+
+def test_command_says_what_to_do_when_the_api_is_gone(keystone_glance, served):
+    served.stop()
+    said = openstack(keystone_glance, "admin", "ring", "list")
+    assert said.returncode != 0
+    assert "does not answer" in said.stderr
+    assert "Traceback" not in said.stderr

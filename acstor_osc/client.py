@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The REST API as the commands see it: paths in, plain data out, one kind of error.
+
+The one rule: what went wrong is told here, once, so that it says what to do.
+"""
+
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import tqdm
+from keystoneauth1 import adapter
+from keystoneauth1 import exceptions
+from keystoneauth1 import session as keystone_session
+from osc_lib import exceptions as osc_exceptions
+
+SERVICE_TYPE = "acstor"
+LOOK_AGAIN_S = 1.0
+
+
+class Client:
+    """Asks the API in the name of whoever calls ``openstack``."""
+
+    def __init__(
+        self, session: keystone_session.Session, region: str | None, interface: str | None
+    ) -> None:
+        self._adapter = adapter.Adapter(
+            session, service_type=SERVICE_TYPE, region_name=region, interface=interface or "public"
+        )
+
+    def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
+        """Return what is at a path.
+
+        :raises osc_exceptions.CommandError: it cannot be had; says what to do
+        """
+        wanted = {name: value for name, value in (query or {}).items() if value is not None}
+        return self._ask("GET", path, params=wanted)
+
+    def post(self, path: str) -> Any:
+        """Ask for something to be done.
+
+        :raises osc_exceptions.CommandError: it is not done; says what to do
+        """
+        return self._ask("POST", path)
+
+    def _ask(self, method: str, path: str, **more: Any) -> Any:
+        try:
+            answer = self._adapter.request(path, method, raise_exc=False, **more)
+        except exceptions.EndpointNotFound as e:
+            raise osc_exceptions.CommandError(
+                "Keystone's catalog has no service of type acstor in this region: is the REST API "
+                "of acstor installed and registered? (openstack catalog list)"
+            ) from e
+        except exceptions.ConnectFailure as e:
+            raise osc_exceptions.CommandError(
+                f"the REST API of acstor does not answer: {e}. Is it running?"
+            ) from e
+        if answer.status_code >= 400:
+            raise osc_exceptions.CommandError(_message(answer))
+        return answer.json()
+
+
+def _message(answer: Any) -> str:
+    """Return what the API says about a request that it did not fulfil."""
+    try:
+        return f"{answer.json()['error']['message']} (HTTP {answer.status_code})"
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {answer.status_code} {answer.reason} for {answer.url}"
+
+
+def wait(
+    what: str, look: Callable[[], tuple[int, int]], deadline_s: float, is_quiet: bool = False
+) -> None:
+    """Show progress until all of it is done.
+
+    :param look: returns how much is done, and how much is to be done in all
+    :raises osc_exceptions.CommandError: it takes longer
+    """
+    end_s = time.monotonic() + deadline_s
+    done, whole = look()
+    with tqdm.tqdm(total=whole, initial=done, desc=what, disable=is_quiet or None) as bar:
+        while done < whole:
+            if time.monotonic() > end_s:
+                raise osc_exceptions.CommandError(
+                    f"{what}: {done} of {whole} after {deadline_s:g} s; it goes on without this "
+                    "command"
+                )
+            time.sleep(LOOK_AGAIN_S)
+            done, whole = look()
+            bar.update(done - bar.n)

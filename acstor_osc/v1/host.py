@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack acstor host …``."""
+
+import argparse
+from typing import Any
+
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+from acstor_osc import client
+
+COLUMNS = (
+    ("Host", "host"),
+    ("State", "state"),
+    ("Drained", "is_drained"),
+    ("Location", "location"),
+    ("V-nodes", "vnodes"),
+    ("Epoch", "ring_epoch"),
+    ("Load %", "load"),
+    ("Cache", "cache_bytes"),
+    ("Last Seen", "last_seen_at"),
+)
+WAIT_S = 120.0
+
+
+class ListHost(command.Lister):
+    """List the hosts of the exchange, with their share of the ring and their load."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--limit", type=int, metavar="<n>", help="hosts at most")
+        parser.add_argument("--marker", metavar="<host>", help="begin behind this host")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the columns and the rows."""
+        query = {"limit": parsed_args.limit, "marker": parsed_args.marker}
+        found = self.app.client_manager.acstor.get("/v1/hosts", query)["hosts"]
+        rows = [{**host, "load": _load_percent(host)} for host in found]
+        return (
+            [title for title, _ in COLUMNS],
+            [[_shown(name, row[name]) for _, name in COLUMNS] for row in rows],
+        )
+
+
+class ShowHost(command.ShowOne):
+    """Show one host, and with whom it exchanges chunks."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        return _with_host(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields and their values."""
+        return _fields(self.app.client_manager.acstor.get(f"/v1/hosts/{parsed_args.host}"))
+
+
+class _SetDrained(command.ShowOne):
+    action = ""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = _with_host(super().get_parser(prog_name))
+        parser.add_argument(
+            "--wait", action="store_true", help="until the v-node table in force says so"
+        )
+        parser.add_argument(
+            "--timeout",
+            type=float,
+            default=WAIT_S,
+            metavar="<seconds>",
+            help=f"wait no longer than this (default: {WAIT_S:g})",
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields of the host and their values."""
+        api = self.app.client_manager.acstor
+        path = f"/v1/hosts/{parsed_args.host}"
+        before = api.post(f"{path}/{self.action}")["vnodes"]
+        if parsed_args.wait:
+            client.wait(
+                f"{self.action} {parsed_args.host}",
+                lambda: self.progress(before, api.get(path)["vnodes"]),
+                parsed_args.timeout,
+            )
+        return _fields(api.get(path))
+
+    def progress(self, before: int, now: int) -> tuple[int, int]:
+        """Return how many v-nodes have moved, and how many are to."""
+        raise NotImplementedError
+
+
+class DrainHost(_SetDrained):
+    """Let a host be home of nothing; guests on it go on reading."""
+
+    action = "drain"
+
+    def progress(self, before: int, now: int) -> tuple[int, int]:
+        """Return how many v-nodes have gone, and how many there were."""
+        return before - now, before
+
+
+class EnableHost(_SetDrained):
+    """Let a drained host be a home again."""
+
+    action = "enable"
+
+    def progress(self, before: int, now: int) -> tuple[int, int]:
+        """Return whether v-nodes have come; how many is for the service to say."""
+        return min(now, 1), 1
+
+
+def _with_host(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("host", metavar="<host>", help="id of the host")
+    return parser
+
+
+def _load_percent(host: dict[str, Any]) -> int:
+    """Return how full the busier direction of the host's links is, chunks included."""
+    busier = max(host["rates"]["received"], host["rates"]["sent"])
+    return round(100 * busier / host["link_bytes_s"]) if host["link_bytes_s"] else 0
+
+
+def _shown(name: str, value: Any) -> Any:
+    return format_columns.SizeColumn(value) if name == "cache_bytes" else value
+
+
+def _fields(host: dict[str, Any]) -> tuple[list[str], list[Any]]:
+    shown = {**host, "load_percent": _load_percent(host)}
+    for name in ("rates", "peers"):
+        shown[name] = format_columns.DictColumn(shown[name])
+    return list(shown), list(shown.values())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack acstor ring …``."""
+
+import argparse
+from typing import Any
+
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+HISTORY = ("epoch", "published_at", "reason", "overloaded", "moved", "vnodes", "hosts", "instance")
+
+
+class ShowRing(command.ShowOne):
+    """Show the v-node table in force, or that of an epoch."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        return _with_epoch(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields and their values."""
+        shown = _table(self, parsed_args)
+        shown["owners"] = format_columns.DictColumn(
+            {owner["host"]: owner["vnodes"] for owner in shown["owners"]}
+        )
+        shown["overloaded"] = format_columns.ListColumn(shown["overloaded"])
+        return list(shown), list(shown.values())
+
+
+class ListRingOwner(command.Lister):
+    """List the hosts of a v-node table with their shares."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        return _with_epoch(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the columns and the rows."""
+        table = _table(self, parsed_args)
+        whole = table["vnodes"] or 1
+        return (
+            ["Host", "Address", "Location", "V-nodes", "Share %"],
+            [
+                [
+                    *(owner[name] for name in ("host", "address", "location", "vnodes")),
+                    round(100 * owner["vnodes"] / whole, 1),
+                ]
+                for owner in table["owners"]
+            ],
+        )
+
+
+class ListRing(command.Lister):
+    """List the v-node tables that were published, the newest first, and why."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--limit", type=int, metavar="<n>", help="tables at most")
+        parser.add_argument("--before", type=int, metavar="<epoch>", help="only earlier ones")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the columns and the rows."""
+        query = {"limit": parsed_args.limit, "before": parsed_args.before}
+        found = self.app.client_manager.acstor.get("/v1/rings", query)["rings"]
+        return (
+            [name.replace("_", " ").title() for name in HISTORY],
+            [
+                [
+                    format_columns.ListColumn(row[name]) if name == "overloaded" else row[name]
+                    for name in HISTORY
+                ]
+                for row in found
+            ],
+        )
+
+
+def _with_epoch(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("--epoch", type=int, metavar="<epoch>", help="(default: that in force)")
+    return parser
+
+
+def _table(asking: command.Command, parsed_args: argparse.Namespace) -> dict[str, Any]:
+    path = "/v1/ring" if parsed_args.epoch is None else f"/v1/rings/{parsed_args.epoch}"
+    found: dict[str, Any] = asking.app.client_manager.acstor.get(path)
+    return found

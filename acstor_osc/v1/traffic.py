@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack acstor traffic …``."""
+
+import argparse
+from typing import Any
+
+from osc_lib.command import command
+
+RATES = ("received", "sent", "chunks_received", "chunks_sent")
+
+
+class ListTraffic(command.Lister):
+    """List what hosts received and sent, in bytes a second, collection by collection."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("--host", metavar="<host>", help="only this host")
+        parser.add_argument(
+            "--last",
+            type=float,
+            metavar="<seconds>",
+            help="all collections of this time (default: each host's last one)",
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the columns and the rows."""
+        query = {"host": parsed_args.host, "last_s": parsed_args.last}
+        found = self.app.client_manager.acstor.get("/v1/traffic", query)["traffic"]
+        return (
+            ["Host", "Collected At", *(name.replace("_", " ").title() for name in RATES)],
+            [
+                [row["host"], row["collected_at"], *(round(row["rates"][name]) for name in RATES)]
+                for row in found
+            ],
+        )
