@@ -17,8 +17,8 @@ from oslo_config import cfg
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
 from tests.lab.openstack import accounts
-from tests.lab.openstack import api
 from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 from tests.unit.decision.api import conftest as samples
 
