@@ -17,8 +17,6 @@ from acstor_osc.v1 import ring
 from acstor_osc.v1 import traffic
 from tests.unit.decision.api import conftest as samples
 
-pytest_plugins = ["tests.unit.decision.conftest", "tests.unit.decision.api.conftest"]
-
 
 class InProcess(client.Client):
     """A client whose requests go straight into the application."""

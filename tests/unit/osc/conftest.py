@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands are tried over the API's own database."""
+
+from tests.unit.decision.api.conftest import api_configuration
+from tests.unit.decision.conftest import configure
+from tests.unit.decision.conftest import store
+
+__all__ = ["api_configuration", "configure", "store"]
