@@ -90,6 +90,26 @@ OPTS = [
         help="A boot image is dropped from memory this long after the last guest began to use its "
         "image, even if it is still read.",
     ),
+    cfg.FloatOpt(
+        "boot_record_longest_s",
+        default=180.0,
+        min=0.0,
+        help="Record what guests read of an image for at most this long after they began, so that "
+        "a boot image can be made of real boots. Only numbers of chunks are recorded. 0 turns "
+        "recording off.",
+    ),
+    cfg.FloatOpt(
+        "boot_record_idle_s",
+        default=20.0,
+        min=1.0,
+        help="A boot that is being recorded is over when nothing new was read for this long.",
+    ),
+    cfg.IntOpt(
+        "boot_record_boots",
+        default=4,
+        min=1,
+        help="How many boots of one image a worker records.",
+    ),
     cfg.IntOpt(
         "read_ahead_limit_bytes",
         default=8 * geometry.MIB,

@@ -17,6 +17,7 @@ import trio
 import xxhash
 from oslo_config import cfg
 
+from acstor_agent import boot_recording
 from acstor_agent import booting
 from acstor_agent import bus
 from acstor_agent import cache_files
@@ -38,6 +39,7 @@ from acstor_agent import prefetching
 from acstor_agent import ring_keeper
 from acstor_agent import status
 from acstor_agent import supervisor
+from acstor_agent import trace_spool
 from acstor_agent import traffic_meter
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
@@ -55,6 +57,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import ring
+from acstor_common import trace_message
 
 LOG = logging.getLogger(__name__)
 
@@ -176,6 +179,22 @@ class Agent:
         self._disks = disks.Disks(state_dir / "disks", self._images, own.read_deadline_s)
         self._bus = bus.open_bus(self._host, conf.config_file or [], conf.config_dir or [])
         self._decision = self._link_to_decision(self._bus) if self._bus else None
+        self._traces = trace_spool.TraceSpool(state_dir / "traces")
+        self._recording = boot_recording.BootRecording(
+            self._host,
+            boot_recording.Limits(
+                own.boot_record_longest_s, own.boot_record_idle_s, own.boot_record_boots
+            ),
+            self._send_trace,
+        )
+
+    def _send_trace(self, trace: trace_message.BootTrace) -> None:
+        """Hand a boot trace to those who prepare images; without a bus it is kept here."""
+        if self._bus is None:
+            self._traces.put(trace)
+        else:
+            payload = trace_message.encode(trace)
+            self._bus.cast(trace_message.TOPIC, trace_message.BOOT_TRACED, payload)
 
     def _link_to_decision(self, message_bus: bus.Bus) -> decision_link.DecisionLink:
         own = self._conf.acstor_agent
@@ -204,13 +223,14 @@ class Agent:
         """Start all parts; guests first, because they may be waiting already."""
         own = self._conf.acstor_agent
         operations = fuse.MirrorOperations(
-            self._images, self._disks, self._cache, own.read_deadline_s
+            self._images, self._disks, self._cache, own.read_deadline_s, self._recording.open
         )
         await self._nursery.start(self._cache.run)
         await self._nursery.start(self._peers.run)
         await fuse_connection.adopt(inheritance.fuse_fd, inheritance.init_request, operations)
         self._nursery.start_soon(functools.partial(pyfuse3.main, max_tasks=MAX_REQUESTS))
         self._nursery.start_soon(self._boots.run)
+        self._nursery.start_soon(self._recording.run)
         self._nursery.start_soon(self._disks.run)
         self._nursery.start_soon(self._ring.watch)
         self._nursery.start_soon(self._exchange.run)
@@ -261,7 +281,7 @@ class Agent:
             "read": status.total(image["read"] for image in images.values()),
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
             "exchange": status.of_exchange(self._chunks, self._exchange, self._peers.endpoint),
-            "boot": status.of_boots(self._boots),
+            "boot": {**status.of_boots(self._boots), "recorded": self._recording.recorded},
             "cache": status.of_cache(self._cache),
             "nova": {"fallbacks": dict(self._nova_fallbacks)},
         }

@@ -18,6 +18,7 @@ import functools
 import logging
 import os
 import stat
+import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from acstor_agent import disks
 from acstor_agent import fetcher
 from acstor_agent import mirror
 from acstor_agent import mirrors
+from acstor_agent.core import boot_recorder
 from acstor_agent.core import disk_header
 from acstor_agent.sources import base
 from acstor_common import errors
@@ -52,11 +54,26 @@ _DISKS = pyfuse3.InodeT(3)
 _FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
 _ENDING = base.BlobKind.IMAGE.value
 _STAT_BLOCK_BYTES = 512
+_OPENER_SHIFT = 56
 
 
 def inode_of(image_id: ids.ImageId) -> pyfuse3.InodeT:
     """Return the inode number of a mirror: the same for every worker and after every restart."""
     return pyfuse3.InodeT(xxhash.xxh3_64_intdigest(ids.image_id_bytes(image_id)) | 1 << 63)
+
+
+def handle_of(inode: pyfuse3.InodeT, opener: int) -> pyfuse3.FileHandleT:
+    """Return the handle of an opener of a mirror: the inode, and who it is, for any worker."""
+    return pyfuse3.FileHandleT(inode ^ opener << _OPENER_SHIFT)
+
+
+def opener_of(inode: pyfuse3.InodeT, handle: pyfuse3.FileHandleT) -> int:
+    """Return who has opened the mirror ``inode`` with this handle.
+
+    >>> opener_of(pyfuse3.InodeT(99), handle_of(pyfuse3.InodeT(99), 3))
+    3
+    """
+    return (handle ^ inode) >> _OPENER_SHIFT
 
 
 def inode_of_disk(disk_id: disk_header.DiskId) -> pyfuse3.InodeT:
@@ -95,6 +112,7 @@ class MirrorOperations(pyfuse3.Operations):
     """pyfuse3's requests, answered from the mirrors of this host.
 
     :param attach_deadline_s: how long a look-up may wait for an image's chunk map
+    :param open_recording: returns the number by which the reads of a new opener are known
     """
 
     enable_writeback_cache = False
@@ -105,12 +123,14 @@ class MirrorOperations(pyfuse3.Operations):
         writable: disks.Disks,
         cache: cache_files.CacheFiles,
         attach_deadline_s: float,
+        open_recording: Callable[[mirror.Mirror], int] = lambda _: 0,
     ) -> None:
         super().__init__()
         self._images = images
         self._disks = writable
         self._cache = cache
         self._attach_deadline_s = attach_deadline_s
+        self._open_recording = open_recording
         self._image_ids: dict[int, ids.ImageId] = {}
         self._disk_ids: dict[int, disk_header.DiskId] = {}
         self._attached()
@@ -196,8 +216,9 @@ class MirrorOperations(pyfuse3.Operations):
             return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=False)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
             raise pyfuse3.FUSEError(errno.EROFS)
-        (await self._mirror(inode)).boots.begin()
-        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=True)
+        found = await self._mirror(inode)
+        found.boots.begin()
+        return pyfuse3.FileInfo(fh=handle_of(inode, self._open_recording(found)), keep_cache=True)
 
     @_answers_errors
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> fetcher.Bytes:
@@ -205,6 +226,9 @@ class MirrorOperations(pyfuse3.Operations):
         image_id = self._image_ids.get(pyfuse3.InodeT(fh))
         found = self._images.get_nowait(image_id) if image_id else None
         if found is not None:
+            if found.recorder is not None:
+                opener = opener_of(inode_of(found.map.image_id), fh)
+                found.recorder.read(opener, off, size, time.monotonic())
             return await found.read(off, size)
         if fh in self._disk_ids:
             return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
@@ -262,8 +286,15 @@ class MirrorOperations(pyfuse3.Operations):
     def _attached(self) -> list[ids.ImageId]:
         """Return the images that are attached, and know their inodes from now on."""
         attached = self._images.attached()
-        self._image_ids.update((inode_of(image_id), image_id) for image_id in attached)
+        for image_id in attached:
+            self._know(image_id)
         return attached
+
+    def _know(self, image_id: ids.ImageId) -> None:
+        """Know an image by its inode, and by the handles of all who may have opened it."""
+        inode = inode_of(image_id)
+        for opener in range(boot_recorder.OPENERS + 1):
+            self._image_ids[handle_of(inode, opener)] = image_id
 
     def _made(self) -> list[disk_header.DiskId]:
         """Return the disks that there are, and know their inodes from now on."""
@@ -314,7 +345,7 @@ class MirrorOperations(pyfuse3.Operations):
         except errors.ChunkMissing as e:
             LOG.info("%s", e)
             raise pyfuse3.FUSEError(errno.ENOENT) from e
-        self._image_ids[inode_of(image_id)] = image_id
+        self._know(image_id)
         return found
 
 

@@ -149,6 +149,7 @@ def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:
         ("ignored", "Boot images that were damaged or of other bytes"),
         ("refused", "Boot images for which there was no room in memory"),
         ("failed", "Boot images that could not be had"),
+        ("recorded", "Boots that were recorded here and handed on"),
     ):
         yield core.CounterMetricFamily(f"acstor_boot_images_{name}", text, boots[name])
 

@@ -14,6 +14,7 @@ from acstor_agent import cache_files
 from acstor_agent import fetcher
 from acstor_agent import flights
 from acstor_agent import prefetching
+from acstor_agent.core import boot_recorder
 from acstor_agent.core import cache_slot
 from acstor_agent.core import counters
 from acstor_agent.core import read_plan
@@ -60,6 +61,7 @@ class Mirror:
         self.map = image_map
         self.prefetch = prefetch
         self.boots = boots
+        self.recorder: boot_recorder.BootRecorder | None = None  # only while guests boot
         self.counters = counters.ReadCounters()
         boots.watch(self.counters.read)
         self._cache = cache

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot images in a real agent: where reads come from, and that they are right whatever happens."""
 
+import json
 import os
 import pathlib
 import random
@@ -10,6 +11,7 @@ import pytest
 
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import trace_message
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -136,3 +138,20 @@ def test_hosts_that_boot_together_read_the_boot_image_from_the_source_once(
             wait_state(agent, image_id, "ready")
         statuses = cloud.statuses().values()
     assert sum(status["exchange"]["source_bytes"] for status in statuses) == frames_bytes
+
+
+def test_boots_are_recorded_each_by_itself(images, image_id, start):
+    agent = start(boot_record_idle_s=1)
+    again = list(reversed(TRACE))
+    with (
+        open(agent.image_path(image_id), "rb", buffering=0, opener=directly) as one,
+        open(agent.image_path(image_id), "rb", buffering=0, opener=directly) as two,
+    ):
+        for chunk_no, other_no in zip(TRACE, again, strict=True):
+            os.pread(one.fileno(), CHUNK, chunk_no * CHUNK)
+            os.pread(two.fileno(), CHUNK, other_no * CHUNK)
+    hosts.wait_until(lambda: agent.status()["boot"]["recorded"] == 2, "two boots")
+    files = (agent.folder / "state/traces").glob("*.actrace")
+    messages = [trace_message.decode(json.loads(path.read_bytes())) for path in files]
+    assert sorted(message.trace for message in messages) == sorted([tuple(TRACE), tuple(again)])
+    assert {message.image_id for message in messages} == {image_id}

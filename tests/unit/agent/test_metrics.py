@@ -29,7 +29,7 @@ async def picture_of(host):
     return {
         "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0)},
         "exchange": status.of_exchange(host.chunks, host.peers, ENDPOINT),
-        "boot": status.of_boots(host.boots),
+        "boot": {**status.of_boots(host.boots), "recorded": 0},
         "cache": status.of_cache(host.cache),
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
@@ -98,7 +98,7 @@ def test_agent_without_images_has_metrics_too():
     ) | {"quarantined": {}}
     names = "stored_bytes disk_bytes limit_bytes pending_bytes chunks"
     names += " evictions healed refused write_errors"
-    counted = "memory_bytes limit_bytes loaded dropped ignored refused failed"
+    counted = "memory_bytes limit_bytes loaded dropped ignored refused failed recorded"
     picture["boot"] = dict.fromkeys(counted.split(), 0)
     picture["cache"] = dict.fromkeys(names.split(), 0)
     assert exposed(picture)["acstor_cache_chunks"].samples[0].value == 0

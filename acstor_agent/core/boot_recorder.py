@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records what guests read of one image while they boot, each guest by itself.
+
+A guest is known by the number that its opening of the image was given.  The one
+rule: recording costs nothing when nobody boots, so there is a recorder only while
+some window is open, and it never keeps more than its limits.
+"""
+
+from acstor_common import boot_trace
+from acstor_common import geometry
+
+OPENERS = 7
+"""Guests of one image that are recorded at a time; others are given 0 and are not."""
+
+
+class BootRecorder:
+    """The boots of one image that are being recorded.
+
+    >>> window = boot_trace.Window(longest_s=60.0, idle_s=10.0, limit_chunks=100)
+    >>> recorder = BootRecorder(geometry.Geometry(1 << 20, 65536), window, least_chunks=2)
+    >>> opener = recorder.open(0.0)
+    >>> recorder.read(opener, 65536, 100, 1.0)
+    >>> recorder.read(opener, 0, 100, 2.0)
+    >>> recorder.take_over(11.9), recorder.take_over(12.0), recorder.is_idle
+    ([], [(1, 0)], True)
+    """
+
+    def __init__(
+        self, cut: geometry.Geometry, window: boot_trace.Window, least_chunks: int
+    ) -> None:
+        self._cut, self._window, self._least_chunks = cut, window, least_chunks
+        self._open: dict[int, boot_trace.Recorder] = {}
+        self._opened_s: dict[int, float] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether no window is open."""
+        return not self._open
+
+    def open(self, now_s: float) -> int:
+        """Open the window of a guest that begins; return its number, 0 if too many are open."""
+        opener = next((n for n in range(1, OPENERS + 1) if n not in self._open), 0)
+        if opener:
+            self._open[opener] = boot_trace.Recorder(self._cut, self._window)
+            self._opened_s[opener] = now_s
+        return opener
+
+    def read(self, opener: int, offset: int, length: int, now_s: float) -> None:
+        """Note a read of a guest."""
+        recorder = self._open.get(opener)
+        if recorder is not None:
+            recorder.read(offset, length, now_s)
+
+    def take_over(self, now_s: float) -> list[tuple[int, ...]]:
+        """Close windows that are over; return the traces of those that were boots.
+
+        Who read next to nothing only looked at the image; who read up to the limit copied it.
+        """
+        traces = []
+        for opener, recorder in list(self._open.items()):
+            waits_s = now_s - self._opened_s[opener]
+            never_read = not recorder.chunk_count and waits_s >= self._window.longest_s
+            if recorder.is_over(now_s) or never_read:
+                del self._open[opener], self._opened_s[opener]
+                if recorder.chunk_count >= self._least_chunks and not recorder.is_full:
+                    traces.append(recorder.trace)
+        return traces

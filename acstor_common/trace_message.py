@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boot trace of one real boot, on its way from an agent to those who prepare images.
+
+The one rule: only numbers of chunks travel, no byte of anybody's image, and none is
+used before :func:`decode` has looked at it.  Names here are never changed; a new
+field has a default.
+"""
+
+from typing import Annotated
+from typing import Any
+
+import msgspec
+
+from acstor_common import boot_trace
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+
+TOPIC = "acstor-glance"
+BOOT_TRACED = "boot_traced"
+MAX_CHUNKS = 16384
+"""Chunks in one message: 1 GiB of 64 KiB chunks; who reads more does not boot."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class BootTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """What one guest read while it booted.
+
+    :param host: where it booted, for the log; nothing follows from it
+    :param size_bytes: length of the image
+    :param chunk_bytes: its chunk size
+    :param trace: chunk numbers in the order of first touch
+    """
+
+    host: Annotated[str, msgspec.Meta(max_length=255)]
+    image_id: Annotated[str, msgspec.Meta(max_length=36)]
+    size_bytes: _Count
+    chunk_bytes: _Count
+    trace: Annotated[tuple[_Count, ...], msgspec.Meta(min_length=1, max_length=MAX_CHUNKS)]
+
+    def __post_init__(self) -> None:
+        ids.parse_host_id(self.host)
+        ids.parse_image_id(self.image_id)
+        cut = geometry.Geometry(self.size_bytes, self.chunk_bytes)
+        if why := boot_trace.fault_of(self.trace, cut.chunk_count):
+            raise ValueError(f"no boot trace: {why}")
+
+
+def encode(message: BootTrace) -> dict[str, Any]:
+    """Return ``message`` as JSON's own types."""
+    encoded: dict[str, Any] = msgspec.to_builtins(message)
+    return encoded
+
+
+def decode(payload: object) -> BootTrace:
+    """Return what a message carries, checked.
+
+    :raises errors.RemoteProtocolError: it is no boot trace
+    """
+    try:
+        return msgspec.convert(payload, BootTrace)
+    except (msgspec.ValidationError, RecursionError) as e:
+        raise errors.RemoteProtocolError("the sender of a boot trace", str(e)) from e

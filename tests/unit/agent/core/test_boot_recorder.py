@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each guest's boot is recorded by itself, and what was no boot is forgotten."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core import boot_recorder
+from acstor_common import boot_trace
+from acstor_common import geometry
+
+CHUNK = 16 * geometry.KIB
+CUT = geometry.Geometry(100 * CHUNK, CHUNK)
+WINDOW = boot_trace.Window(longest_s=60.0, idle_s=10.0, limit_chunks=20)
+
+
+def recorder(least_chunks=2):
+    return boot_recorder.BootRecorder(CUT, WINDOW, least_chunks)
+
+
+def read(made, opener, chunk_nos, now_s):
+    for chunk_no in chunk_nos:
+        made.read(opener, chunk_no * CHUNK, 1, now_s)
+
+
+def test_two_guests_are_recorded_apart():
+    made = recorder()
+    one, two = made.open(0.0), made.open(5.0)
+    read(made, one, [1, 2], 6.0)
+    read(made, two, [9, 1, 8], 7.0)
+    assert one != two
+    assert made.take_over(16.0) == [(1, 2)]
+    assert not made.is_idle
+    assert made.take_over(17.0) == [(9, 1, 8)]
+    assert made.is_idle
+
+
+def test_reads_of_others_and_after_the_window_are_not_recorded():
+    made = recorder()
+    one = made.open(0.0)
+    read(made, 0, [3, 4, 5], 1.0)
+    read(made, one, [1, 2], 1.0)
+    assert made.take_over(20.0) == [(1, 2)]
+    read(made, one, [6], 21.0)
+    assert made.take_over(100.0) == []
+
+
+def test_who_only_looked_and_who_copied_the_image_did_not_boot():
+    made = recorder()
+    looks, copies, waits = made.open(0.0), made.open(0.0), made.open(0.0)
+    read(made, looks, [0], 0.0)
+    read(made, copies, range(100), 0.0)
+    assert made.take_over(30.0) == []
+    assert not made.is_idle  # the third one may still begin
+    read(made, waits, [], 50.0)
+    assert made.take_over(60.0) == []
+    assert made.is_idle
+
+
+def test_more_guests_than_can_be_recorded_get_no_number():
+    made = recorder()
+    numbers = [made.open(0.0) for _ in range(boot_recorder.OPENERS + 2)]
+    assert numbers[-2:] == [0, 0]
+    assert sorted(numbers[:-2]) == list(range(1, boot_recorder.OPENERS + 1))
+    made.take_over(60.0)
+    assert made.open(61.0) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["open", "read", "take"]),
+            st.integers(0, 15),
+            st.integers(0, 120 * CHUNK),
+            st.integers(0, 5 * CHUNK),
+            st.floats(0, 20),
+        )
+    )
+)
+def test_whatever_happens_traces_are_boot_traces(events):
+    made, now_s = recorder(), 0.0
+    for what, opener, offset, length, later_s in events:
+        now_s += later_s
+        if what == "open":
+            assert 0 <= made.open(now_s) <= boot_recorder.OPENERS
+        elif what == "read":
+            made.read(opener, offset, length, now_s)
+        for trace in made.take_over(now_s) if what == "take" else []:
+            assert boot_trace.fault_of(trace, CUT.chunk_count) == ""
+            assert 2 <= len(trace) < WINDOW.limit_chunks
+    assert made.take_over(now_s + 61.0) is not None
+    assert made.is_idle

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boots are recorded, handed on, and cost nothing afterwards; a lost trace harms nobody."""
+
+import json
+
+import pytest
+import trio
+
+from acstor_agent import boot_recording
+from acstor_agent import trace_spool
+from acstor_common import errors
+from acstor_common import trace_message
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+CHUNKS = 40
+TRACE = tuple(range(30, 10, -1))
+LIMITS = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=2)
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with one_host.one_host(tmp_path) as made:
+        made.add(one_host.image_bytes(CHUNKS * CHUNK))
+        yield made
+
+
+def boot(host, image, recording):
+    opener = recording.open(image)
+    for chunk_no in TRACE if opener else ():
+        image.recorder.read(opener, chunk_no * CHUNK, 1, host.now_s)
+
+
+async def test_boots_are_handed_on_and_then_reads_pay_for_nothing(host, autojump_clock):
+    sent = []
+    recording = boot_recording.BootRecording("h1", LIMITS, sent.append, lambda: host.now_s)
+    image = await host.mirrors.attach(one_host.IMAGE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(recording.run)
+        for _ in range(LIMITS.boots + 1):
+            boot(host, image, recording)
+            host.now_s += 5.0
+            await trio.sleep(3.0)
+            host.now_s += 5.0
+            await trio.sleep(3.0)
+            assert image.recorder is None
+        nursery.cancel_scope.cancel()
+    assert [message.trace for message in sent] == [TRACE] * LIMITS.boots
+    assert recording.recorded == LIMITS.boots
+    assert trace_message.decode(trace_message.encode(sent[0])) == sent[0]
+
+
+async def test_recording_can_be_turned_off(host):
+    off = LIMITS._replace(longest_s=0.0)
+    recording = boot_recording.BootRecording("h1", off, lambda message: None)
+    image = await host.mirrors.attach(one_host.IMAGE)
+    assert recording.open(image) == 0
+    assert image.recorder is None
+
+
+def message(**changes):
+    fields = {
+        "host": "h1",
+        "image_id": one_host.IMAGE,
+        "size_bytes": CHUNKS * CHUNK,
+        "chunk_bytes": CHUNK,
+        "trace": TRACE,
+    }
+    return {**fields, **changes}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": "no host"},
+        {"image_id": "../../etc/passwd"},
+        {"size_bytes": -1},
+        {"size_bytes": 1 << 62},
+        {"chunk_bytes": 1000},
+        {"trace": ()},
+        {"trace": (CHUNKS,)},
+        {"trace": (-1,)},
+        {"trace": (1, 1)},
+        {"trace": ("1",)},
+        {"trace": tuple(range(trace_message.MAX_CHUNKS + 1))},
+        {"trace": 7},
+    ],
+)
+def test_message_that_is_no_trace_is_refused(wrong):
+    trace_message.decode(message())
+    with pytest.raises(errors.RemoteProtocolError):
+        trace_message.decode(message(**wrong))
+    with pytest.raises(errors.RemoteProtocolError):
+        trace_message.decode([wrong])
+
+
+def test_spool_keeps_a_bounded_number_of_traces(tmp_path):
+    spool = trace_spool.TraceSpool(tmp_path / "traces")
+    for size in range(trace_spool.FILES_LIMIT + 5):
+        spool.put(trace_message.decode(message(size_bytes=(CHUNKS + size) * CHUNK)))
+    files = list((tmp_path / "traces").iterdir())
+    assert len(files) == trace_spool.FILES_LIMIT
+    assert trace_message.decode(json.loads(files[0].read_bytes())).trace == TRACE
+
+
+@pytest.mark.expect_log("boot trace of image .* is lost")
+def test_spool_whose_folder_is_gone_costs_the_trace(tmp_path):
+    spool = trace_spool.TraceSpool(tmp_path / "traces")
+    (tmp_path / "traces").rmdir()
+    spool.put(trace_message.decode(message()))
