@@ -107,8 +107,11 @@ class Mirror:
 
     def _read_nowait(self, offset: int, length: int) -> memoryview | None:
         """Answer from zeros and cached chunks without waiting; None if that cannot be done."""
-        view = self._scratch[:length]
         steps = self._plan(offset, length)
+        if len(steps) == 1 and steps[0].data is not None:  # one chunk of the boot image: no copy
+            self.counters.read.add(counters.Origin.BOOT, length)
+            return steps[0].data
+        view = self._scratch[:length]
         for kind, start, stop, parts, _, data in steps:
             if kind is read_plan.StepKind.ZERO:
                 view[start:stop] = _ZEROS[: stop - start]

@@ -10,7 +10,6 @@ import contextlib
 import os
 import pathlib
 import shutil
-import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,6 @@ import pytest
 
 from acstor_common import errors
 from acstor_common import ids
-from acstor_glance import prehash
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import guest_image
@@ -68,10 +66,7 @@ def lab_image() -> guest_image.GuestImage:
 @pytest.fixture
 def guest_image_id(images: local.ImageFolder, lab_image: guest_image.GuestImage) -> ids.ImageId:
     """Put a copy of the lab's image into the source."""
-    image_id = ids.parse_image_id(str(uuid.uuid4()))
-    runs.tool(["cp", "--sparse=always", lab_image.raw, images.path(image_id)])
-    prehash.prehash(lab_image.raw, images.map_path(image_id), image_id)
-    return image_id
+    return images.adopt(lab_image.raw)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from acstor_common import ids
 from acstor_glance import prehash
 from tests.lab import agents
 from tests.lab import network
+from tests.lab import runs
 
 LOOPBACK = "127.0.0.1"
 
@@ -46,6 +47,13 @@ class ImageFolder:
         chosen = ids.parse_image_id(image_id or str(uuid.uuid4()))
         self.path(chosen).write_bytes(data)
         prehash.prehash(self.path(chosen), self.map_path(chosen), chosen, chunk_bytes=chunk_bytes)
+        return chosen
+
+    def adopt(self, image: pathlib.Path) -> ids.ImageId:
+        """Put a copy of an image file here, sparse as it is, with its map."""
+        chosen = ids.parse_image_id(str(uuid.uuid4()))
+        runs.tool(["cp", "--sparse=always", image, self.path(chosen)])
+        prehash.prehash(image, self.map_path(chosen), chosen)
         return chosen
 
     def add_boot_image(

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P6: a guest that boots with its boot image ready; the reads of that boot; the boot image's size.
+
+The boot image is made by the builder, from the lab's guest image.  P6 boots the
+same guest by turns from an agent whose boot image is in memory and from a raw
+file in the page cache.  P6a replays the boot trace, chunk after chunk and without
+think time, through an agent, through bare pyfuse3 with one file, and through an
+agent without a boot image whose source is at the other end of a shaped link.
+"""
+
+import contextlib
+import mmap
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+
+from matplotlib import figure
+
+from acstor_common import errors
+from acstor_common import geometry
+from tests.bench import boots
+from tests.bench import harness
+from tests.bench import p5_hits
+from tests.lab import agents
+from tests.lab import image_server
+from tests.lab import local
+from tests.lab import network
+from tests.lab import runs
+
+TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "3"))
+REPLAYS = 5
+LINK_MBIT = 100.0
+
+
+@harness.benchmark(
+    "P6",
+    title="Guest boot to login, boot image ready, over a warm local raw file",
+    target="<= 1.10",
+    unit="times",
+)
+@harness.benchmark(
+    "P6a",
+    title="Boot trace replayed, boot image ready: over bare pyfuse3; HTTP on demand over it",
+    target="<= 1.5, >= 10",
+    unit="times",
+)
+@harness.benchmark("P6b", title="Boot image over image, Debian guest", target="<= 3", unit="%")
+def run(say: harness.Say) -> harness.Result:
+    """Build the boot image, replay its trace, boot guests."""
+    with runs.Run() as lab_run:
+        made = boots.prepare(lab_run.folder, say)
+        share = 100 * made.head.size_bytes / made.image.stat().st_size
+        say(f"boot image: {made.head.size_bytes} bytes, {share:.2f} % of the image")
+        replayed = replay_all(made, lab_run.folder, say)
+        booted = boot_by_turns(made, lab_run.folder, say)
+    bare, ready = (statistics.median(replayed[way]) for way in ("bare", "acstor"))
+    values: dict[str, harness.Value] = {
+        "P6": statistics.median(booted["acstor"]) / statistics.median(booted["raw file"]),
+        "P6a": (ready / bare, replayed["HTTP on demand"][0] / ready),
+        "P6b": share,
+    }
+    details = {
+        "boot image": {
+            "chunks": made.head.header.chunk_count,
+            "raw_bytes": made.head.raw_bytes,
+            "stored_bytes": made.head.size_bytes,
+            "build": made.summary,
+        },
+        "replay_s": replayed,
+        "boot_s": booted,
+    }
+    return harness.Result(values, details, lambda picture: draw(picture, replayed, booted))
+
+
+# Replay
+
+
+def replay_all(
+    made: boots.Prepared, folder: pathlib.Path, say: harness.Say
+) -> dict[str, list[float]]:
+    """Return the seconds of each replay, by where the bytes came from."""
+    trace = list(made.head.trace)
+    with contextlib.ExitStack() as stack:
+        agent = stack.enter_context(local.agent(folder / "replay", made.images))
+        agent.wait_ready()
+        boots.wait_ready(agent, made.image_id)
+        paths = {
+            "acstor": agent.image_path(made.image_id),
+            "bare": stack.enter_context(p5_hits.bare(made.image, folder / "bare")),
+        }
+        found: dict[str, list[float]] = {way: [] for way in paths}
+        for turn in range(REPLAYS):
+            for way in sorted(paths, reverse=bool(turn % 2)):
+                found[way].append(replay(paths[way], trace))
+        origins = agent.status()["images"][made.image_id]["read"]
+        if origins["boot"]["requests"] < REPLAYS * len(trace):
+            raise errors.Unusable("P6a", f"the boot image was not used: {origins}")
+    found["HTTP on demand"] = [replay_remote(made, trace)]
+    for way, seconds in found.items():
+        say(f"replay, {way}: {', '.join(f'{s:.3f}' for s in seconds)} s")
+    return found
+
+
+def replay(path: pathlib.Path, trace: Sequence[int]) -> float:
+    """Read the chunks of a boot trace, past the page cache; return the seconds."""
+    chunk_bytes = geometry.DEFAULT_CHUNK_BYTES
+    buffer = mmap.mmap(-1, chunk_bytes)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        began = time.perf_counter()
+        for chunk_no in trace:
+            os.preadv(fd, [buffer], chunk_no * chunk_bytes)
+        return time.perf_counter() - began
+    finally:
+        os.close(fd)
+
+
+def replay_remote(made: boots.Prepared, trace: Sequence[int]) -> float:
+    """Replay on a cold host without boot images whose source is behind a shaped link."""
+    with network.Network(hosts=1, link_mbit=LINK_MBIT, source_mbit=LINK_MBIT) as net:
+        host = net.hosts[0]
+        with image_server.ImageServer(net.source, made.images.folder) as server:
+            with agents.Agent(host, server.url, boot_memory_limit_bytes=0) as agent:
+                agent.wait_ready()
+                return replay(agent.image_path(made.image_id), trace)
+
+
+# Guests
+
+
+def boot_by_turns(
+    made: boots.Prepared, folder: pathlib.Path, say: harness.Say
+) -> dict[str, list[float]]:
+    """Boot from both places in changing order; return the seconds to the login prompt."""
+    found: dict[str, list[float]] = {"raw file": [], "acstor": []}
+    for turn in range(TURNS):
+        for way in sorted(found, reverse=bool(turn % 2)):
+            place = folder / f"{way.replace(' ', '-')}-{turn}"
+            place.mkdir()
+            found[way].append(BOOTS[way](made, place))
+            say(f"boot {turn + 1} of {TURNS}, {way}: login after {found[way][-1]:.2f} s")
+    return found
+
+
+def boot_raw(made: boots.Prepared, folder: pathlib.Path) -> float:
+    """Boot from the raw file, all of it in the page cache."""
+    boots.read_whole(made.image)
+    return boots.login_s(local.LocalHost("raw", "", local.LOOPBACK, folder), made.image)
+
+
+def boot_acstor(made: boots.Prepared, folder: pathlib.Path) -> float:
+    """Boot from an agent that has the boot image in memory and everything else in its cache."""
+    with local.agent(folder, made.images) as agent:
+        agent.wait_ready()
+        boots.read_whole(agent.image_path(made.image_id))
+        boots.wait_ready(agent, made.image_id)
+        return boots.login_s(agent.host, agent.image_path(made.image_id))
+
+
+BOOTS: dict[str, Callable[[boots.Prepared, pathlib.Path], float]] = {
+    "raw file": boot_raw,
+    "acstor": boot_acstor,
+}
+
+
+def draw(
+    picture: figure.Figure, replayed: dict[str, list[float]], booted: dict[str, list[float]]
+) -> None:
+    """Draw the seconds of replays and of boots."""
+    left, right = picture.subplots(1, 2)
+    for axes, found, label in (
+        (left, replayed, "replay of the trace, s"),
+        (right, booted, "login, s"),
+    ):
+        axes.bar(list(found), [statistics.median(seconds) for seconds in found.values()])
+        axes.set(ylabel=label)
+    left.set_yscale("log")
