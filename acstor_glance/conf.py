@@ -6,6 +6,7 @@ listener's file.
 """
 
 import pathlib
+import re
 
 from keystoneauth1 import loading
 from oslo_config import cfg
@@ -13,6 +14,8 @@ from oslo_config import types
 
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_glance import boot_builder
+from acstor_glance import trace_store
 
 GROUP = cfg.OptGroup("acstor_glance", title="What prepares the images of Glance")
 
@@ -116,6 +119,53 @@ OPTS = [
         "every message too. All listeners of a cloud share one name.",
     ),
     cfg.StrOpt(
+        "boot_images",
+        default="recorded",
+        choices=[
+            ("none", "make no boot images"),
+            ("recorded", "of the boots that agents recorded and sent over the message bus"),
+            ("built", "by booting each image once in a throw-away guest on this host"),
+            ("both", "by booting it, and better ones of recorded boots"),
+        ],
+        help="How boot images are made. To build them needs QEMU and some minutes of a processor "
+        "for each image.",
+    ),
+    cfg.FloatOpt(
+        "boot_longest_s",
+        default=300.0,
+        min=1.0,
+        max=86400.0,
+        help="How long an image is booted at most to build its boot image.",
+    ),
+    cfg.StrOpt(
+        "boot_marker",
+        default=boot_builder.DEFAULT_MARKER,
+        help="Regular expression of what the serial console of a booted image shows: then the "
+        "boot is over. It is also over when nothing new was read for 30 s.",
+    ),
+    cfg.IntOpt(
+        "boot_image_limit_bytes",
+        default=256 * geometry.MIB,
+        min=geometry.MIB,
+        max=1024 * geometry.MIB,
+        help="How much of an image its boot image may hold, before compression.",
+    ),
+    cfg.IntOpt(
+        "boot_traces_needed",
+        default=2,
+        min=1,
+        max=trace_store.TRACES_LIMIT,
+        help="Recorded boots of an image from which on a boot image is made of them.",
+    ),
+    cfg.FloatOpt(
+        "boot_trace_share",
+        default=0.5,
+        min=0.0,
+        max=1.0,
+        help="A chunk belongs to the boot image if at least this share of the recorded boots read "
+        "it. 0 takes every chunk of any boot, 1 only those of all boots.",
+    ),
+    cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9465",
         help="Address and port of the listener's Prometheus endpoint; empty turns it off.",
@@ -165,6 +215,10 @@ def check(conf: cfg.ConfigOpts) -> None:
             f"{own.chunk_size_bytes} is no power of two from {geometry.MIN_CHUNK_BYTES} to "
             f"{geometry.MAX_CHUNK_BYTES}",
         )
+    try:
+        re.compile(own.boot_marker.encode())
+    except re.error as exc:
+        raise errors.Unusable("[acstor_glance] boot_marker", str(exc)) from exc
     if own.retry_last_s < own.retry_first_s:
         raise errors.Unusable(
             "[acstor_glance] retry_last_s", f"is less than retry_first_s ({own.retry_first_s})"

@@ -12,7 +12,9 @@ import contextlib
 import http
 import json
 import logging
+import pathlib
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import IO
 from typing import Any
 
@@ -155,6 +157,16 @@ class Images:
                 return ""  # an older Glance, or a user who may not see them
         urls = [str(location.get("url", "")) for location in found or ()]
         return next((url.removeprefix("file://") for url in urls if url.startswith("file://")), "")
+
+    def local_path(self, image: image_record.Record, folders: Sequence[str]) -> pathlib.Path | None:
+        """Return the file of an image if it lies below one of ``folders`` and is as Glance says."""
+        text = self.file_path(image["id"]) if folders else ""
+        path = pathlib.Path(text).resolve() if text else None
+        roots = [pathlib.Path(folder).resolve() for folder in folders]
+        if path is None or not any(path.is_relative_to(root) for root in roots):
+            return None
+        is_whole = path.is_file() and path.stat().st_size == image_record.size_bytes_of(image)
+        return path if is_whole else None
 
     @contextlib.contextmanager
     def opened(self, image_id: str) -> Iterator[Iterator[bytes]]:

@@ -18,6 +18,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_glance import boot_service
 from acstor_glance import counters as glance_counters
 from acstor_glance import notifications
 from acstor_glance import preparer as glance_preparer
@@ -42,7 +43,9 @@ class Listener:
         preparer: glance_preparer.Preparer,
         reconciler: glance_reconciler.Reconciler,
         counters: glance_counters.Counters,
+        boots: boot_service.BootService | None = None,
     ) -> None:
+        self._boots = boots
         self._conf, self._counters = conf.acstor_glance, counters
         self._preparer, self._reconciler = preparer, reconciler
         self._queue = work_queue.WorkQueue()
@@ -52,6 +55,8 @@ class Listener:
     def run(self) -> None:
         """Serve until :meth:`stop` is called."""
         self._listening.start()
+        if self._boots is not None:
+            self._boots.start()
         workers = [
             threading.Thread(target=self._work, name=f"acstor-worker-{number}", daemon=True)
             for number in range(self._conf.workers)
@@ -61,6 +66,8 @@ class Listener:
         while not self._stopping.is_set():
             self._wait(self._reconcile())
         self._listening.stop()
+        if self._boots is not None:
+            self._boots.stop()
         self._queue.close()
         for worker in workers:  # who is in the middle of an image is left behind: claims end too
             worker.join(STOP_S / len(workers))
@@ -121,6 +128,8 @@ class Listener:
                 LOG.debug("image %s: %s", image_id, outcome)
                 if outcome is glance_preparer.Outcome.FAILED:
                     self._is_due.set()  # the next pass sees when it is tried again
+                if self._boots is not None and outcome is glance_preparer.Outcome.PREPARED:
+                    self._boots.prepared(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; looked at again soon", image_id, exc)
                 self._is_due.set()

@@ -177,7 +177,7 @@ class Preparer:
             if waiting is not None and not is_forced:
                 self._images.publish(CHUNK_MAP, image, waiting)
                 return
-        path = self._local_path(image)
+        path = self._images.local_path(image, self._conf.file_store_dirs)
         if path is not None:
             self._hash_file(image, path, counted)
             return
@@ -208,18 +208,6 @@ class Preparer:
             artefacts.parse_chunk_map(image, view)
         file.seek(0)
         self._images.publish(CHUNK_MAP, image, file)
-
-    def _local_path(self, image: image_record.Record) -> pathlib.Path | None:
-        """Return the file of the image if this host may read it, and it is as Glance says."""
-        if not self._conf.file_store_dirs:
-            return None
-        text = self._images.file_path(image["id"])
-        path = pathlib.Path(text).resolve() if text else None
-        folders = [pathlib.Path(folder).resolve() for folder in self._conf.file_store_dirs]
-        if path is None or not any(path.is_relative_to(folder) for folder in folders):
-            return None
-        is_whole = path.is_file() and path.stat().st_size == image_record.size_bytes_of(image)
-        return path if is_whole else None
 
     def _counting(self, image: image_record.Record, progress: Progress) -> Progress:
         """Return what counts bytes, logs every tenth of them and passes them on."""

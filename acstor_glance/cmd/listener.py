@@ -13,6 +13,8 @@ from oslo_log import log
 
 from acstor_common import errors
 from acstor_common import ring
+from acstor_glance import boot_images
+from acstor_glance import boot_service
 from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
 from acstor_glance import images as glance_images
@@ -46,7 +48,11 @@ def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counte
     images = glance_images.connect(conf)
     preparer = glance_preparer.Preparer(images, conf, counters)
     reconciler = glance_reconciler.Reconciler(images, conf, preparer.wanted)
-    return glance_listener.Listener(conf, preparer, reconciler, counters), counters
+    boots = None
+    if conf.acstor_glance.boot_images != "none":
+        made = boot_images.BootImages(images, conf, preparer.claims)
+        boots = boot_service.BootService(conf, made)
+    return glance_listener.Listener(conf, preparer, reconciler, counters, boots), counters
 
 
 def main() -> int:

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes boot images of images in Glance: by the builder, or of the boots that agents recorded.
+
+The one rule: a boot image is a help and never a condition.  An image that cannot be
+booted, a host without QEMU, traces that fit nothing: all of it is said in the log,
+and the image stays as ready as it was.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import boot_image
+from acstor_common import boot_trace
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_common import trace_message
+from acstor_glance import boot_builder
+from acstor_glance import claims as glance_claims
+from acstor_glance import conf as glance_conf
+from acstor_glance import images as glance_images
+from acstor_glance import mapped_file
+from acstor_glance import trace_store
+
+LOG = logging.getLogger(__name__)
+
+BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
+CHANGED_SHARE = 0.05
+"""A boot image is replaced when at least this share of its chunks would change."""
+
+
+class BootImages:
+    """Boot images of the images in Glance."""
+
+    def __init__(
+        self,
+        images: glance_images.Images,
+        conf: cfg.ConfigOpts,
+        claims: glance_claims.Claims,
+    ) -> None:
+        self._images, self._conf, self._claims = images, conf.acstor_glance, claims
+        self._traces = trace_store.TraceStore(glance_conf.state_dir(conf))
+        self._folder = glance_conf.state_dir(conf) / "boot"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def traced(self, payload: object) -> ids.ImageId | None:
+        """Take in the trace of one boot; return the image if a boot image can be made now.
+
+        :raises errors.RemoteProtocolError: it is no trace
+        """
+        trace = trace_message.decode(payload)
+        count = self._traces.put(trace)
+        LOG.info("image %s: %d boots are recorded", trace.image_id, count)
+        is_enough = count >= self._conf.boot_traces_needed
+        return ids.parse_image_id(trace.image_id) if is_enough else None
+
+    def make(self, image_id: ids.ImageId) -> bool:
+        """Make the boot image that an image should have now; say whether one was made.
+
+        :raises errors.ImageServiceError: Glance does not do its part
+        :raises errors.FormatError: what Glance has of the image is damaged
+        """
+        with self._claims.held(image_id) as is_ours:
+            image = self._images.read_or_none(image_id) if is_ours else None
+            if image is None or image_record.why_not_served(image):
+                return False
+            if self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP) is None:
+                return False
+            with self._chunk_map(image) as image_map:
+                return self._merge(image, image_map) or self._build(image, image_map)
+
+    # Built
+
+    def _build(self, image: image_record.Record, image_map: chunk_map.ChunkMap) -> bool:
+        is_wanted = self._conf.boot_images in ("built", "both")
+        if not is_wanted or self._images.artefact_of(image, BOOT_IMAGE) is not None:
+            return False
+        output = self._folder / f"{image_map.image_id}.acboot"
+        limits = boot_builder.Limits(
+            longest_s=self._conf.boot_longest_s, boot_bytes=self._conf.boot_image_limit_bytes
+        )
+        marker = self._conf.boot_marker
+        try:
+            with self._bytes(image) as path:
+                summary = boot_builder.build(path, image_map, output, limits=limits, marker=marker)
+        except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
+            LOG.info("image %s has no boot image: %s", image["id"], exc)
+            return False
+        LOG.info("image %s: boot image built: %s", image["id"], summary)
+        self._publish(image, output, revision=1)
+        return True
+
+    @contextlib.contextmanager
+    def _bytes(self, image: image_record.Record) -> Iterator[pathlib.Path]:
+        """Yield a file with the image's bytes: the store's own, or a sparse copy."""
+        local = self._images.local_path(image, self._conf.file_store_dirs)
+        if local is not None:
+            yield local
+            return
+        with tempfile.NamedTemporaryFile(dir=self._folder) as file:
+            with self._images.opened(image["id"]) as pieces:
+                for piece in pieces:
+                    if any(piece):
+                        file.write(piece)
+                    else:
+                        file.seek(len(piece), os.SEEK_CUR)
+            file.truncate(file.tell())
+            file.flush()
+            yield pathlib.Path(file.name)
+
+    # Recorded
+
+    def _merge(self, image: image_record.Record, image_map: chunk_map.ChunkMap) -> bool:
+        cut = image_map.geometry
+        fitting = [
+            boot.trace
+            for boot in self._traces.traces(image_map.image_id)
+            if (boot.size_bytes, boot.chunk_bytes) == (cut.size_bytes, cut.chunk_bytes)
+        ]
+        if len(fitting) < self._conf.boot_traces_needed:
+            return False
+        limit = max(1, self._conf.boot_image_limit_bytes // cut.chunk_bytes)
+        merged = boot_trace.merge(fitting, self._conf.boot_trace_share, limit)
+        trace = tuple(chunk_no for chunk_no in merged if not image_map.is_zero(chunk_no))
+        before = self._present(image)
+        if not trace or (before and not differs(trace, list(before.trace))):
+            return False
+        revision = before.header.revision + 1 if before else 1
+        output = self._folder / f"{image_map.image_id}.acboot"
+        if not self._write(image, image_map, trace, output, revision):
+            return False
+        self._publish(image, output, revision)
+        LOG.info(
+            "image %s: boot image of %d boots, revision %d", image["id"], len(fitting), revision
+        )
+        return True
+
+    def _present(self, image: image_record.Record) -> boot_image.Head | None:
+        """Return the head of the image's boot image, if it has a sound one."""
+        artefact = self._images.artefact_of(image, BOOT_IMAGE)
+        if artefact is None:
+            return None
+        raw = bytearray()
+        with self._images.opened(artefact["id"]) as pieces:
+            for piece in pieces:
+                raw += piece
+                with contextlib.suppress(errors.BootImageFormatError):
+                    return boot_image.parse_head(raw, f"boot image {artefact['id']}")
+        return None
+
+    def _write(
+        self,
+        image: image_record.Record,
+        image_map: chunk_map.ChunkMap,
+        trace: tuple[int, ...],
+        output: pathlib.Path,
+        revision: int,
+    ) -> bool:
+        """Write a boot image of a trace; say whether the image's bytes were what they should be."""
+        try:
+            with self._bytes(image) as path, path.open("rb") as file:
+                boot_builder.write(file.fileno(), image_map, trace, output, revision)
+        except (errors.ChunkInvalid, OSError) as exc:
+            LOG.warning("image %s: no boot image of recorded boots: %s", image["id"], exc)
+            return False
+        return True
+
+    # Both
+
+    @contextlib.contextmanager
+    def _chunk_map(self, image: image_record.Record) -> Iterator[chunk_map.ChunkMap]:
+        """Yield the image's chunk map, as Glance has it, checked.
+
+        :raises errors.ChunkMapFormatError: it is damaged
+        """
+        artefact = self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP)
+        if artefact is None:
+            raise errors.Unusable(f"image {image['id']}", "it has no chunk map")
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            with self._images.opened(artefact["id"]) as pieces:
+                file.writelines(pieces)
+            with mapped_file.mapped(file) as view:
+                yield artefacts.parse_chunk_map(image, view)
+
+    def _publish(self, image: image_record.Record, path: pathlib.Path, revision: int) -> None:
+        try:
+            with path.open("rb") as file:
+                self._images.publish(BOOT_IMAGE, image, file, revision)
+        finally:
+            path.unlink()
+
+
+def differs(new: Sequence[int], old: Sequence[int]) -> bool:
+    """Say whether a trace is so different from another that a new boot image is worth while.
+
+    >>> differs([1, 2, 3], [3, 2, 1]), differs([1, 2, 3], [1, 2])
+    (False, True)
+    """
+    changed = len(set(new) ^ set(old))
+    return changed > CHANGED_SHARE * max(1, len(old))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boot traces that agents have sent, by image, until a boot image is made of them.
+
+The one rule: whoever sends, and however much, the folder stays small: so many
+traces of an image, so many of them from one host, so many images.  Forging a
+host's name gains a sender no more than a place among those.
+"""
+
+import pathlib
+import threading
+
+import msgspec
+
+from acstor_common import ids
+from acstor_common import trace_message
+from acstor_common import whole_file
+
+TRACES_LIMIT = 8
+TRACES_OF_A_HOST = 2
+IMAGES_LIMIT = 1000
+ENDING = ".actraces"
+
+
+class TraceStore:
+    """The folder; may be used from several threads of one process.
+
+    :raises OSError: it cannot be made
+    """
+
+    def __init__(self, state_dir: pathlib.Path) -> None:
+        self._folder = state_dir / "traces"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+
+    def put(self, trace: trace_message.BootTrace) -> int:
+        """Keep a trace instead of the oldest of its host, or of all; return how many there are.
+
+        :raises OSError: the disk cannot
+        """
+        image_id = ids.parse_image_id(trace.image_id)
+        with self._lock:
+            kept = [old for old in self._load(image_id) if _is_alike(old, trace)]
+            of_host = [old for old in kept if old.host == trace.host]
+            for old in of_host[: max(0, len(of_host) + 1 - TRACES_OF_A_HOST)]:
+                kept.remove(old)
+            kept = [*kept, trace][-TRACES_LIMIT:]
+            self._make_room(image_id)
+            with whole_file.written(self._path(image_id), 0o600) as file:
+                file.write(msgspec.json.encode(kept))
+            return len(kept)
+
+    def traces(self, image_id: ids.ImageId) -> list[trace_message.BootTrace]:
+        """Return the traces of an image, the oldest first."""
+        with self._lock:
+            return self._load(image_id)
+
+    def remove(self, image_id: ids.ImageId) -> None:
+        """Forget the traces of an image."""
+        with self._lock:
+            self._path(image_id).unlink(missing_ok=True)
+
+    def _path(self, image_id: ids.ImageId) -> pathlib.Path:
+        return self._folder / f"{image_id}{ENDING}"
+
+    def _load(self, image_id: ids.ImageId) -> list[trace_message.BootTrace]:
+        try:
+            raw = self._path(image_id).read_bytes()
+            return msgspec.json.decode(raw, type=list[trace_message.BootTrace])
+        except (FileNotFoundError, msgspec.DecodeError):
+            return []  # what is damaged is worth no more than what is missing
+
+    def _make_room(self, image_id: ids.ImageId) -> None:
+        others = [path for path in self._folder.glob(f"*{ENDING}") if path.stem != image_id]
+        if len(others) >= IMAGES_LIMIT:
+            min(others, key=lambda path: path.stat().st_mtime).unlink()
+
+
+def _is_alike(one: trace_message.BootTrace, two: trace_message.BootTrace) -> bool:
+    """Say whether two traces are of the same cut of their image."""
+    return (one.size_bytes, one.chunk_bytes) == (two.size_bytes, two.chunk_bytes)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boot images of recorded boots: better ones replace worse ones, and nothing false gets in."""
+
+import contextlib
+import hashlib
+import random
+
+import pytest
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import boot_image
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import trace_message
+from acstor_glance import boot_images
+from acstor_glance import claims
+from acstor_glance import conf as glance_conf
+from acstor_glance import prehash
+
+CHUNK = 64 * geometry.KIB
+DATA = random.Random(1).randbytes(20 * CHUNK) + bytes(4 * CHUNK)
+OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(DATA).digest())
+IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+
+
+class MemoryGlance:
+    """The images of a Glance, as far as boot images have to do with them."""
+
+    def __init__(self, map_bytes: bytes) -> None:
+        self.image = {
+            "id": IMAGE_ID,
+            "status": "active",
+            "disk_format": "raw",
+            "container_format": "bare",
+            "size": len(DATA),
+            "os_hash_algo": OS_HASH.algo,
+            "os_hash_value": OS_HASH.value.hex(),
+        }
+        self.bytes = {IMAGE_ID: DATA, "the map": map_bytes}
+        self.artefacts = {artefacts.Kind.CHUNK_MAP: {"id": "the map"}}
+        self.published: list[tuple[int, list[int]]] = []
+
+    def read_or_none(self, image_id):
+        return self.image if image_id == IMAGE_ID else None
+
+    def artefact_of(self, image, kind):
+        return self.artefacts.get(kind)
+
+    def local_path(self, image, folders):
+        return None
+
+    @contextlib.contextmanager
+    def opened(self, image_id):
+        data = self.bytes[image_id]
+        yield (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
+
+    def publish(self, kind, image, file, revision):
+        raw = file.read()
+        head = boot_image.check([raw], "what was published")
+        assert head.header.revision == revision
+        assert head.header.binding.os_hash == OS_HASH
+        self.published.append((revision, list(head.trace)))
+        self.artefacts[kind] = {"id": "the boot image"}
+        self.bytes["the boot image"] = raw
+
+
+@pytest.fixture
+def glance(tmp_path):
+    image = tmp_path / "image"
+    image.write_bytes(DATA)
+    prehash.prehash(image, tmp_path / "map", IMAGE_ID, os_hash=OS_HASH)
+    return MemoryGlance((tmp_path / "map").read_bytes())
+
+
+@pytest.fixture
+def conf(tmp_path):
+    made = cfg.ConfigOpts()
+    glance_conf.register_opts(made)
+    made([])
+    made.set_override("state_dir", str(tmp_path / "state"), "acstor_glance")
+    return made
+
+
+@pytest.fixture
+def made(tmp_path, glance, conf):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return boot_images.BootImages(glance, conf, claims.Claims(None, folder))
+
+
+def boot(*trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 24):
+    return trace_message.encode(
+        trace_message.BootTrace(
+            host=host,
+            image_id=image_id,
+            size_bytes=chunks * CHUNK,
+            chunk_bytes=CHUNK,
+            trace=trace,
+        )
+    )
+
+
+def test_boot_image_is_made_when_enough_boots_were_recorded(glance, made):
+    assert made.traced(boot(5, 3, 21, 9)) is None
+    assert not made.make(IMAGE_ID)
+    assert made.traced(boot(5, 3, 9, host="h2")) == IMAGE_ID
+    assert made.make(IMAGE_ID)
+    assert glance.published == [(1, [5, 3, 9])]  # chunk 21 is zeros
+
+
+def test_better_one_replaces_it_with_a_higher_revision(glance, made):
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    assert made.make(IMAGE_ID)
+    assert not made.make(IMAGE_ID)  # nothing has changed
+    for host in ("h3", "h4", "h5"):
+        made.traced(boot(5, 3, 7, host=host))
+    assert made.make(IMAGE_ID)
+    assert glance.published[-1] == (2, [5, 3, 7])
+
+
+def test_chunks_of_few_boots_are_left_out_unless_all_are_wanted(glance, made, conf):
+    for number in range(3):
+        made.traced(boot(5, 3, 10 + number, host=f"h{number}"))
+    made.make(IMAGE_ID)
+    assert glance.published[-1][1] == [5, 3]
+    conf.set_override("boot_trace_share", 0.0, "acstor_glance")
+    assert made.make(IMAGE_ID)
+    assert sorted(glance.published[-1][1]) == [3, 5, 10, 11, 12]
+
+
+def test_traces_of_another_cut_or_of_unknown_images_come_to_nothing(glance, made):
+    other = "00000000-0000-4000-8000-000000000001"
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host, chunks=25))
+        made.traced(boot(5, 3, host=host, image_id=other))
+    assert not made.make(IMAGE_ID)
+    assert not made.make(ids.parse_image_id(other))
+    assert glance.published == []
+
+
+@pytest.mark.parametrize("payload", [None, 7, [], {}, {"trace": [1]}, {**boot(1), "trace": [99]}])
+def test_message_that_is_no_trace_is_refused(made, payload):
+    with pytest.raises(errors.RemoteProtocolError):
+        made.traced(payload)
+
+
+def test_image_without_a_chunk_map_or_not_served_has_no_boot_image(glance, made):
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    kept = glance.artefacts.pop(artefacts.Kind.CHUNK_MAP)
+    assert not made.make(IMAGE_ID)
+    glance.artefacts[artefacts.Kind.CHUNK_MAP] = kept
+    glance.image["status"] = "deactivated"
+    assert not made.make(IMAGE_ID)
+
+
+@pytest.mark.expect_log("no boot image of recorded boots: chunk 3")
+def test_bytes_that_are_not_the_images_make_no_boot_image(glance, made):
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    glance.bytes[IMAGE_ID] = (
+        DATA[: 3 * CHUNK] + bytes([DATA[3 * CHUNK] ^ 1]) + DATA[3 * CHUNK + 1 :]
+    )
+    assert not made.make(IMAGE_ID)
+    assert glance.published == []
+
+
+def test_damaged_boot_image_in_glance_is_replaced(glance, made):
+    glance.artefacts[artefacts.Kind.BOOT_IMAGE] = {"id": "the boot image"}
+    glance.bytes["the boot image"] = b"damaged" * 1000
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    assert made.make(IMAGE_ID)
+    assert glance.published == [(1, [5, 3])]
