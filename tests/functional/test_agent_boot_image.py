@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import trace_message
@@ -43,7 +44,10 @@ WANTED = b"".join(DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK] for chunk_no i
 
 
 def state(agent: agents.Agent, image_id: ids.ImageId) -> str | None:
-    shown = agent.status()["images"].get(image_id, {}).get("boot_image")
+    try:
+        shown = agent.status()["images"].get(image_id, {}).get("boot_image")
+    except errors.Unusable:  # a worker that begins does not answer yet
+        return None
     return shown["state"] if shown else None
 
 
