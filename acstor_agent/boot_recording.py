@@ -42,10 +42,7 @@ class Limits(NamedTuple):
 
 
 class BootRecording:
-    """The recording of boots on this host.
-
-    ``recorded`` counts traces that were handed on.
-    """
+    """The recording of boots on this host."""
 
     def __init__(
         self,
@@ -54,7 +51,6 @@ class BootRecording:
         send: Send,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.recorded = 0
         self._here, self._limits, self._send, self._clock = here, limits, send, clock
         self._open: dict[ids.ImageId, mirror.Mirror] = {}
         self._sent: dict[ids.ImageId, int] = {}
@@ -87,7 +83,6 @@ class BootRecording:
     def _hand_on(self, image: mirror.Mirror, trace: tuple[int, ...]) -> None:
         image_id, cut = image.map.image_id, image.map.geometry
         self._sent[image_id] = self._sent.get(image_id, 0) + 1
-        self.recorded += 1
         LOG.info("image %s: recorded a boot of %d chunks", image_id, len(trace))
         self._send(
             trace_message.BootTrace(

@@ -58,10 +58,11 @@ class State(enum.Enum):
 class BootCounters:
     """What is counted of all boot images of this host."""
 
-    __slots__ = ("dropped", "failed", "ignored", "loaded", "refused")
+    __slots__ = ("dropped", "failed", "ignored", "loaded", "recorded", "refused")
 
     def __init__(self) -> None:
         self.loaded = self.dropped = self.ignored = self.refused = self.failed = 0
+        self.recorded = 0
 
 
 class Host:

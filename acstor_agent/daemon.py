@@ -190,6 +190,7 @@ class Agent:
 
     def _send_trace(self, trace: trace_message.BootTrace) -> None:
         """Hand a boot trace to those who prepare images; without a bus it is kept here."""
+        self._boots.counters.recorded += 1
         if self._bus is None:
             self._traces.put(trace)
         else:
@@ -281,7 +282,7 @@ class Agent:
             "read": status.total(image["read"] for image in images.values()),
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
             "exchange": status.of_exchange(self._chunks, self._exchange, self._peers.endpoint),
-            "boot": {**status.of_boots(self._boots), "recorded": self._recording.recorded},
+            "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
             "nova": {"fallbacks": dict(self._nova_fallbacks)},
         }

@@ -59,6 +59,7 @@ def of_boots(host: booting.Host) -> dict[str, Any]:
         "ignored": counted.ignored,
         "refused": counted.refused,
         "failed": counted.failed,
+        "recorded": counted.recorded,
     }
 
 

@@ -66,11 +66,11 @@ class Listener:
         while not self._stopping.is_set():
             self._wait(self._reconcile())
         self._listening.stop()
-        if self._boots is not None:
-            self._boots.stop()
         self._queue.close()
         for worker in workers:  # who is in the middle of an image is left behind: claims end too
             worker.join(STOP_S / len(workers))
+        if self._boots is not None:
+            self._boots.stop()
 
     def stop(self) -> None:
         """Let :meth:`run` end; may be called from a signal handler."""

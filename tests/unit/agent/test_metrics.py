@@ -29,7 +29,7 @@ async def picture_of(host):
     return {
         "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0)},
         "exchange": status.of_exchange(host.chunks, host.peers, ENDPOINT),
-        "boot": {**status.of_boots(host.boots), "recorded": 0},
+        "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
