@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import trio
 from oslo_log import log as logging
 
+from acstor_agent import disk_io
 from acstor_agent import slab_files
 from acstor_agent.core import cache_slot
 from acstor_agent.core import public_cache
@@ -70,8 +71,10 @@ class CacheFiles:
         files: slab_files.SlabFiles,
         core: public_cache.PublicCache,
         pending_limit_bytes: int = PENDING_LIMIT_BYTES,
+        io: disk_io.DiskIo | None = None,
     ) -> None:
         self._files = files
+        self._io = io or disk_io.DiskIo()
         self._core = core
         self._pending_limit_bytes = pending_limit_bytes
         self._pending_bytes = 0
@@ -93,6 +96,7 @@ class CacheFiles:
         slab_bytes: int,
         policy: str = "lru",
         pending_limit_bytes: int = PENDING_LIMIT_BYTES,
+        io: disk_io.DiskIo | None = None,
     ) -> "CacheFiles":
         """Open the cache in ``folder`` with the chunks that a former run left there.
 
@@ -102,6 +106,7 @@ class CacheFiles:
         :param slab_bytes: the cache grows by files of this length
         :param policy: ``lru``, ``lfu`` or ``fifo``
         :param pending_limit_bytes: chunks in memory from which on producers are to wait
+        :param io: the way to the disk; one without a scheduler if not given
         :raises errors.Unusable: the folder cannot be written, or another process has it
         """
         files = slab_files.SlabFiles(pathlib.Path(folder))
@@ -117,7 +122,7 @@ class CacheFiles:
         except errors.Unusable:
             files.close()
             raise
-        return cls(files, core, pending_limit_bytes)
+        return cls(files, core, pending_limit_bytes, io)
 
     def __contains__(self, cid: object) -> bool:
         """Say whether the chunk is in the cache; may be asked from any thread."""
@@ -205,8 +210,14 @@ class CacheFiles:
         for slot in slots:
             self._core.hold(slot)
         try:
-            good, bad = await trio.to_thread.run_sync(
-                self._files.read, wanted, buffer, limiter=self._reader_threads
+            good, bad = await self._io.run(
+                self._place(slots[0]),
+                len(buffer),
+                False,
+                self._files.read,
+                wanted,
+                buffer,
+                limiter=self._reader_threads,
             )
             for slot in good:
                 slot.is_verified = not slot.is_gone
@@ -216,6 +227,11 @@ class CacheFiles:
             for slot in slots:
                 self._core.release(slot)
         return list(dict.fromkeys(slot.cid for slot in bad))
+
+    def _place(self, slot: cache_slot.Slot) -> int:
+        """Return the address of a slot on the disk."""
+        slab = slot.slab
+        return self._io.place(("slab", slab.number), slot.offset, slab.layout.file_bytes)
 
     def read_chunk_nowait(self, cid: ids.Cid) -> cache_slot.Data | None:
         """Return the bytes of a chunk, None if the cache has not got it or that takes waiting.
@@ -352,8 +368,14 @@ class CacheFiles:
             async with self._writing:
                 actions, self._actions = self._actions, []
                 jobs = list(self._next_jobs())
-                unmade, failed = await trio.to_thread.run_sync(
-                    self._files.perform_batch, actions, jobs, limiter=self._writer_thread
+                unmade, failed = await self._io.run(
+                    self._place(jobs[0].slot) if jobs else 0,
+                    max(1, sum(len(job.data or b"") for job in jobs)),
+                    True,
+                    self._files.perform_batch,
+                    actions,
+                    jobs,
+                    limiter=self._writer_thread,
                 )
                 self._settle(jobs, unmade, failed)
         self._room.set()

@@ -10,6 +10,8 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.conf
+from acstor_agent.core.disk_scheduling import navigator
+from acstor_agent.core.disk_scheduling import pregather
 from acstor_common import geometry
 
 GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
@@ -54,6 +56,64 @@ OPTS = [
             ("fifo", "oldest first"),
         ],
         help="Which chunk makes room for a new one, within its class (borrowed chunks go first).",
+    ),
+    cfg.StrOpt(
+        "disk_policy",
+        default="auto",
+        choices=[
+            ("auto", "pregather where the device of cache_dir rotates, none elsewhere"),
+            ("none", "the kernel decides; nothing is done before it"),
+            ("deadline", "ascending order, in batches that begin with what is overdue"),
+            ("anticipatory", "deadline, and a wait for the next read of the same stream"),
+            ("cfq", "streams take turns of equal length"),
+            ("pregather", "turns, and waits for the request that is predicted"),
+        ],
+        help="Who decides in which order the agent reads and writes its own disk. A virtual disk "
+        "says that it rotates whatever is behind it, so auto gives it none. It can be changed "
+        "while the agent runs: acstor-agent-ctl set-disk-policy.",
+    ),
+    cfg.IntOpt(
+        "disk_zone_bytes",
+        default=navigator.ZONE_BYTES,
+        min=64 * geometry.KIB,
+        max=1024 * geometry.MIB,
+        help="pregather predicts by zones of this length (2000 sectors).",
+    ),
+    cfg.FloatOpt(
+        "disk_decay",
+        default=navigator.DECAY,
+        min=1.01,
+        max=100.0,
+        help="pregather divides the weight of what was read by this in each prediction window.",
+    ),
+    cfg.FloatOpt(
+        "disk_window_s",
+        default=navigator.WINDOW_S,
+        min=0.001,
+        max=10.0,
+        help="Length of a prediction window, counted while the stream has the disk.",
+    ),
+    cfg.IntOpt(
+        "disk_region_bytes",
+        default=pregather.Limits.region_bytes,
+        min=geometry.MIB,
+        help="A stream whose requests are farther apart than this on average is not waited for "
+        "when it has nothing pending, and gets half of a time slice.",
+    ),
+    cfg.FloatOpt(
+        "disk_slice_s",
+        default=pregather.Limits.slice_s,
+        min=0.01,
+        max=10.0,
+        help="The first time slice that pregather gives to a stream; it adapts from there.",
+    ),
+    cfg.FloatOpt(
+        "disk_tick_s",
+        default=pregather.Limits.tick_s,
+        min=0.0,
+        max=0.1,
+        help="pregather's waits end at multiples of this, so they are longer than predicted by "
+        "half of it on average.",
     ),
     cfg.ListOpt(
         "sources",

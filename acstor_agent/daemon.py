@@ -23,6 +23,7 @@ from acstor_agent import bus
 from acstor_agent import cache_files
 from acstor_agent import control_socket
 from acstor_agent import decision_link
+from acstor_agent import disk_io
 from acstor_agent import disks
 from acstor_agent import exchange
 from acstor_agent import fetcher
@@ -50,6 +51,9 @@ from acstor_agent.core import identity
 from acstor_agent.core import links
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
+from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.sources import build
 from acstor_common import chunk_map
 from acstor_common import control_wire
@@ -77,12 +81,13 @@ def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> None:
 
 async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> None:
     own = conf.acstor_agent
+    io = _disk_io(own)
     cache = cache_files.CacheFiles.open(
-        own.cache_dir, own.cache_limit_bytes, own.cache_slab_bytes, own.cache_policy
+        own.cache_dir, own.cache_limit_bytes, own.cache_slab_bytes, own.cache_policy, io=io
     )
     try:
         async with trio.open_nursery() as nursery:
-            agent = Agent(conf, nursery, cache)
+            agent = Agent(conf, nursery, cache, io)
             await agent.start(inheritance)
             with trio.open_signal_receiver(signal.SIGTERM) as stops:
                 inheritance.ready()
@@ -112,9 +117,14 @@ class Agent:
     """
 
     def __init__(
-        self, conf: cfg.ConfigOpts, nursery: trio.Nursery, cache: cache_files.CacheFiles
+        self,
+        conf: cfg.ConfigOpts,
+        nursery: trio.Nursery,
+        cache: cache_files.CacheFiles,
+        io: disk_io.DiskIo,
     ) -> None:
         own = conf.acstor_agent
+        self._io = io
         self._conf = conf
         self._nursery = nursery
         self._started_s = time.time()
@@ -176,7 +186,9 @@ class Agent:
         )
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror)
         cache.on_gone(self._gone)
-        self._disks = disks.Disks(state_dir / "disks", self._images, own.read_deadline_s)
+        self._disks = disks.Disks(
+            state_dir / "disks", self._images, own.read_deadline_s, io=self._io
+        )
         self._bus = bus.open_bus(self._host, conf.config_file or [], conf.config_dir or [])
         self._decision = self._link_to_decision(self._bus) if self._bus else None
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
@@ -186,6 +198,9 @@ class Agent:
                 own.boot_record_longest_s, own.boot_record_idle_s, own.boot_record_boots
             ),
             self._send_trace,
+        )
+        self._operations = fuse.MirrorOperations(
+            self._images, self._disks, self._cache, own.read_deadline_s, self._recording.open
         )
 
     def _send_trace(self, trace: trace_message.BootTrace) -> None:
@@ -223,12 +238,11 @@ class Agent:
     async def start(self, inheritance: supervisor.Inheritance) -> None:
         """Start all parts; guests first, because they may be waiting already."""
         own = self._conf.acstor_agent
-        operations = fuse.MirrorOperations(
-            self._images, self._disks, self._cache, own.read_deadline_s, self._recording.open
-        )
+        self._operations.name_guests(self._io.is_scheduling)
+        await self._nursery.start(self._io.serve)
         await self._nursery.start(self._cache.run)
         await self._nursery.start(self._peers.run)
-        await fuse_connection.adopt(inheritance.fuse_fd, inheritance.init_request, operations)
+        await fuse_connection.adopt(inheritance.fuse_fd, inheritance.init_request, self._operations)
         self._nursery.start_soon(functools.partial(pyfuse3.main, max_tasks=MAX_REQUESTS))
         self._nursery.start_soon(self._boots.run)
         self._nursery.start_soon(self._recording.run)
@@ -284,6 +298,7 @@ class Agent:
             "exchange": status.of_exchange(self._chunks, self._exchange, self._peers.endpoint),
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
+            "disk_io": status.of_disk_io(self._io),
             "nova": {"fallbacks": dict(self._nova_fallbacks)},
         }
 
@@ -332,7 +347,8 @@ class Agent:
 
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
         want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
-        data = await self._chunks.serve(want, get.may_read_source, get.is_relayed, host)
+        with disk_io.as_stream(requests.Stream(requests.Klass.PEER, host)):
+            data = await self._chunks.serve(want, get.may_read_source, get.is_relayed, host)
         if not get.is_relayed:
             self._exchange.gave(want, host)
         self._gave(host, data)
@@ -368,7 +384,9 @@ class Agent:
 
     # Control requests
 
-    async def _handle(self, request: control_wire.AnyRequest, report: control_socket.Report) -> Any:
+    async def _handle(  # noqa: C901 - a branch for each request
+        self, request: control_wire.AnyRequest, report: control_socket.Report
+    ) -> Any:
         match request:
             case control_wire.Status():
                 return await trio.to_thread.run_sync(self.picture)
@@ -389,8 +407,18 @@ class Agent:
                 return None
             case control_wire.SetRing(table):
                 return {"epoch": self._ring.put(bytes(table)).epoch}
+            case control_wire.SetDiskPolicy(policy):
+                return self._set_disk_policy(policy)
             case control_wire.GetRing():
                 return msgspec.Raw(ring.encode(self._ring.ring))
+
+    def _set_disk_policy(self, policy: str) -> dict[str, str]:
+        if policy not in (disk_io.AUTO, *scheduler.POLICIES):
+            raise errors.Unusable(f"disk policy {policy}", "there is no such policy")
+        self._io.change_policy(_policy_of(policy, self._conf.acstor_agent.cache_dir))
+        self._operations.name_guests(self._io.is_scheduling)
+        LOG.info("disk policy: %s", self._io.policy)
+        return {"policy": self._io.policy}
 
     async def _attach(self, image_id: str) -> mirror.Mirror:
         parsed = ids.parse_image_id(image_id)
@@ -439,6 +467,23 @@ class Agent:
             is_home=self._chunks.is_home_of,
             first_chunk=xxhash.xxh3_64_intdigest(self._host.encode()),
         )
+
+
+def _policy_of(chosen: str, folder: str) -> str:
+    return disk_io.policy_for(folder) if chosen == disk_io.AUTO else chosen
+
+
+def _disk_io(own: cfg.ConfigOpts.GroupAttr) -> disk_io.DiskIo:
+    supervisor.make_folder(pathlib.Path(own.cache_dir))
+    limits = pregather.Limits(
+        zone_bytes=own.disk_zone_bytes,
+        decay=own.disk_decay,
+        window_s=own.disk_window_s,
+        region_bytes=own.disk_region_bytes,
+        slice_s=own.disk_slice_s,
+        tick_s=own.disk_tick_s,
+    )
+    return disk_io.DiskIo(_policy_of(own.disk_policy, own.cache_dir), limits)
 
 
 def _host_id(text: str) -> ids.HostId:

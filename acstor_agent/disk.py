@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 import trio
 
+from acstor_agent import disk_io
 from acstor_agent import fetcher
 from acstor_agent import mirror
 from acstor_agent.core import chunk_state
@@ -207,10 +208,12 @@ class Disk:
     """A writable disk.
 
     :param attach: returns the image's mirror; asked only where the image is needed
+    :param io: the way to the host's disk; one without a scheduler if not given
     """
 
-    def __init__(self, files: DiskFiles, attach: Attach) -> None:
+    def __init__(self, files: DiskFiles, attach: Attach, io: disk_io.DiskIo | None = None) -> None:
         self.header = files.header
+        self._io = io or disk_io.DiskIo()
         self._files = files
         self._attach = attach
         self._states = chunk_state.ChunkStates(files.header.cut.chunk_count)
@@ -279,7 +282,9 @@ class Disk:
 
     async def _fill_one(self, stretch: disk_plan.Stretch, view: memoryview) -> None:
         if stretch.origin is disk_plan.Origin.DISK:
-            await trio.to_thread.run_sync(self._files.read, view, stretch.start)
+            await self._io.run(
+                self._place(stretch.start), len(view), False, self._files.read, view, stretch.start
+            )
         elif stretch.origin is disk_plan.Origin.IMAGE:
             image = await self._attach(self.header)
             for at in range(0, len(view), mirror.MAX_READ_BYTES):
@@ -314,7 +319,9 @@ class Disk:
             )
         parts = [before, data, after]
         fresh = list(disk_header.runs(plan.fresh))
-        await trio.to_thread.run_sync(self._files.write, parts, offset - len(before), fresh)
+        start = offset - len(before)
+        length = sum(map(len, parts))
+        await self._io.run(self._place(start), length, True, self._files.write, parts, start, fresh)
         disk_plan.note_written(self._states, plan)
         self.written_chunks += len(plan.fresh)
         self._unsynced.update(plan.fresh)
@@ -354,12 +361,16 @@ class Disk:
             unsynced, self._unsynced = self._unsynced, set()
             try:
                 runs = list(disk_header.runs(unsynced))
-                await trio.to_thread.run_sync(self._files.sync, runs)
+                await self._io.run(self._place(0), 1, True, self._files.sync, runs)
             except OSError as e:
                 self._unsynced |= unsynced
                 self._sync_failure = e
                 LOG.error("disk %s: syncs fail from now on: %s", self.header.disk_id, e)
                 raise
+
+    def _place(self, offset: int) -> int:
+        """Return the address of a byte of this disk on the host's disk."""
+        return self._io.place(("disk", self.header.disk_id), offset, self.size_bytes)
 
     async def aclose(self) -> None:
         """Let go of the files; from now on the disk fails with EBADF."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import trio
 
 from acstor_agent import disk
+from acstor_agent import disk_io
 from acstor_agent import mirror
 from acstor_agent import mirrors
 from acstor_agent.core import disk_header
@@ -40,6 +41,7 @@ class Disks:
     :param folder: where their files are; nobody else may look into it
     :param attach_deadline_s: how long a read may wait for an image's chunk map
     :param boot_id: see :func:`this_boot`
+    :param io: the way to the host's disk; one without a scheduler if not given
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class Disks:
         images: mirrors.Mirrors,
         attach_deadline_s: float,
         boot_id: Callable[[], bytes] = this_boot,
+        io: disk_io.DiskIo | None = None,
     ) -> None:
+        self._io = io or disk_io.DiskIo()
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = folder
         self._images = images
@@ -87,7 +91,8 @@ class Disks:
             return self._disks[disk_id]
 
     def _open(self, disk_id: disk_header.DiskId) -> disk.Disk:
-        return disk.Disk(disk.DiskFiles(self._folder, disk_id, self._boot_id), self._attach)
+        files = disk.DiskFiles(self._folder, disk_id, self._boot_id)
+        return disk.Disk(files, self._attach, self._io)
 
     async def make(
         self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None

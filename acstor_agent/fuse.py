@@ -15,6 +15,7 @@ kept; only its length stays as it is, which is answered with EPERM.
 
 import errno
 import functools
+import itertools
 import logging
 import os
 import stat
@@ -31,12 +32,14 @@ import xxhash
 
 from acstor_agent import cache_files
 from acstor_agent import disk
+from acstor_agent import disk_io
 from acstor_agent import disks
 from acstor_agent import fetcher
 from acstor_agent import mirror
 from acstor_agent import mirrors
 from acstor_agent.core import boot_recorder
 from acstor_agent.core import disk_header
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import ids
@@ -55,6 +58,8 @@ _FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
 _ENDING = base.BlobKind.IMAGE.value
 _STAT_BLOCK_BYTES = 512
 _OPENER_SHIFT = 56
+OTHER_OPENERS = range(boot_recorder.OPENERS + 1, 2 * boot_recorder.OPENERS + 1)
+"""Numbers of guests that are not recorded; those of one image take turns with them."""
 
 
 def inode_of(image_id: ids.ImageId) -> pyfuse3.InodeT:
@@ -133,8 +138,33 @@ class MirrorOperations(pyfuse3.Operations):
         self._open_recording = open_recording
         self._image_ids: dict[int, ids.ImageId] = {}
         self._disk_ids: dict[int, disk_header.DiskId] = {}
+        self._other_openers = itertools.cycle(OTHER_OPENERS)
         self._attached()
         self._made()
+
+    def name_guests(self, is_on: bool) -> None:
+        """Let I/O belong to the guest that it is for, or spare the cost of that.
+
+        A guest is the disk that it has for itself, or one opening of an image.
+        """
+        for operation in ("read", "write", "fsync"):
+            if is_on:
+                self.__dict__[operation] = self._as_guest(getattr(type(self), operation))
+            else:
+                self.__dict__.pop(operation, None)
+
+    def _as_guest(self, operation: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        async def named(fh: pyfuse3.FileHandleT, *args: object) -> T:
+            with disk_io.as_stream(requests.Stream(requests.Klass.GUEST, self._guest(fh))):
+                return await operation(self, fh, *args)
+
+        return named
+
+    def _guest(self, handle: int) -> str:
+        image_id = self._image_ids.get(handle)
+        if image_id is None:
+            return self._disk_ids.get(handle, "")
+        return f"{image_id}/{opener_of(inode_of(image_id), pyfuse3.FileHandleT(handle))}"
 
     @_answers_errors
     async def lookup(
@@ -218,7 +248,8 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         found = await self._mirror(inode)
         found.boots.begin()
-        return pyfuse3.FileInfo(fh=handle_of(inode, self._open_recording(found)), keep_cache=True)
+        opener = self._open_recording(found) or next(self._other_openers)
+        return pyfuse3.FileInfo(fh=handle_of(inode, opener), keep_cache=True)
 
     @_answers_errors
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> fetcher.Bytes:
@@ -293,7 +324,7 @@ class MirrorOperations(pyfuse3.Operations):
     def _know(self, image_id: ids.ImageId) -> None:
         """Know an image by its inode, and by the handles of all who may have opened it."""
         inode = inode_of(image_id)
-        for opener in range(boot_recorder.OPENERS + 1):
+        for opener in (*range(boot_recorder.OPENERS + 1), *OTHER_OPENERS):
             self._image_ids[handle_of(inode, opener)] = image_id
 
     def _made(self) -> list[disk_header.DiskId]:

@@ -37,6 +37,7 @@ class Collector(registry.Collector):
         yield from _of_exchange(status["exchange"])
         yield from _of_boots(status["boot"])
         yield from _of_cache(status["cache"])
+        yield from _of_disk_io(status["disk_io"])
         fallbacks = core.CounterMetricFamily(
             "acstor_nova_fallbacks",
             "Disks that Nova made without acstor, by the reason",
@@ -96,9 +97,7 @@ def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
             for origin, counts in image[name].items():
                 family.add_metric([image_id, origin], counts[unit])
         latency = image["latency"]
-        bounds = [*map(str, counters.LATENCY_BOUNDS_S), "+Inf"]
-        upto = itertools.accumulate(latency["buckets"])
-        seconds.add_metric([image_id], list(zip(bounds, upto, strict=True)), latency["total_s"])
+        seconds.add_metric([image_id], *_buckets(latency))
         in_flight.add_metric([image_id], image["reads_in_flight"])
         failed.add_metric([image_id], image["failed_reads"])
     yield from [*families.values(), seconds, in_flight, failed]
@@ -170,3 +169,55 @@ def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
         ("write_errors", "Chunks or slab files that could not be written"),
     ):
         yield core.CounterMetricFamily(f"acstor_cache_{name}", text, cache[name])
+
+
+def _of_disk_io(io: dict[str, Any]) -> Iterator[core.Metric]:
+    yield core.InfoMetricFamily(
+        "acstor_disk_policy", "What decides about the agent's disk", {"policy": io["policy"]}
+    )
+    yield core.GaugeMetricFamily("acstor_disk_waiting", "I/O that waits its turn", io["waiting"])
+    yield core.CounterMetricFamily(
+        "acstor_disk_stalls", "Times that the disk did not answer in time", io["stalls"]
+    )
+    seeks = core.CounterMetricFamily(
+        "acstor_disk_seeks", "Scheduled I/O by seek distance", labels=["distance"]
+    )
+    for distance, count in io["seeks"].items():
+        seeks.add_metric([distance], count)
+    yield seeks
+    yield from _of_streams(io["streams"])
+
+
+def _of_streams(streams: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
+    families = {
+        name: core.CounterMetricFamily(f"acstor_disk_stream_{name}", text, labels=["stream"])
+        for name, text in (
+            ("requests", "Scheduled I/O"),
+            ("bytes", "Bytes of scheduled I/O"),
+            ("slices", "Time slices"),
+        )
+    }
+    length = core.GaugeMetricFamily(
+        "acstor_disk_stream_slice_s", "Length of the last time slice", labels=["stream"]
+    )
+    waits = core.CounterMetricFamily(
+        "acstor_disk_stream_waits", "Waits by how they ended", labels=["stream", "end"]
+    )
+    seconds = core.HistogramMetricFamily(
+        "acstor_disk_stream_seconds", "From asking to being done", labels=["stream"]
+    )
+    for stream, count in streams.items():
+        for name, family in families.items():
+            family.add_metric([stream], count[name])
+        length.add_metric([stream], count["slice_s"] or 0.0)
+        for end, times in count["waits"].items():
+            waits.add_metric([stream, end], times)
+        seconds.add_metric([stream], *_buckets(count["latency"]))
+    yield from [*families.values(), length, waits, seconds]
+
+
+def _buckets(latency: dict[str, Any]) -> tuple[list[tuple[str, int]], float]:
+    """Return a histogram as Prometheus wants it: each bucket with those below it, and the sum."""
+    bounds = [*map(str, counters.LATENCY_BOUNDS_S), "+Inf"]
+    upto = itertools.accumulate(latency["buckets"])
+    return list(zip(bounds, upto, strict=True)), latency["total_s"]

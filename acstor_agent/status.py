@@ -11,6 +11,7 @@ from typing import Any
 from acstor_agent import booting
 from acstor_agent import cache_files
 from acstor_agent import disk
+from acstor_agent import disk_io
 from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import mirror
@@ -91,6 +92,29 @@ def of_latency(latency: counters.Latency) -> dict[str, Any]:
 def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
     """Return the public cache in numbers."""
     return dataclasses.asdict(cache.statistics)
+
+
+def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
+    """Return what was scheduled on the host's own disk since the start, by stream."""
+    account = io.account
+    return {
+        "policy": io.policy,
+        "waiting": io.waiting,
+        "stalls": io.stalls,
+        "seeks": dict(account.seeks),
+        "waits": account.waits,
+        "streams": {
+            str(stream): {
+                "requests": count.requests,
+                "bytes": count.bytes,
+                "slices": count.slices,
+                "slice_s": io.slice_s(stream),
+                "waits": dict(count.waits),
+                "latency": of_latency(count.latency),
+            }
+            for stream, count in account.streams.copy().items()
+        },
+    }
 
 
 def of_exchange(

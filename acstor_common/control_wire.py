@@ -92,6 +92,12 @@ class SetRing(Request, frozen=True, tag="set-ring"):
     ring: msgspec.Raw
 
 
+class SetDiskPolicy(Request, frozen=True, tag="set-disk-policy"):
+    """Let this policy decide from now on in which order the agent uses its own disk."""
+
+    policy: str
+
+
 class GetRing(Request, frozen=True, tag="ring"):
     """The v-node table in force."""
 
@@ -124,7 +130,16 @@ class Progress(Reply, frozen=True, tag="progress"):
 
 
 AnyRequest = (
-    Status | Ensure | Drop | PreSeed | MakeDisk | DropDisk | CountFallback | SetRing | GetRing
+    Status
+    | Ensure
+    | Drop
+    | PreSeed
+    | MakeDisk
+    | DropDisk
+    | CountFallback
+    | SetRing
+    | SetDiskPolicy
+    | GetRing
 )
 AnyReply = Done | Failed | Progress
 

@@ -85,6 +85,13 @@ def _parser() -> argparse.ArgumentParser:
         _fields,
     )
     added.add_argument("file", type=pathlib.Path)
+    added = command(
+        "set-disk-policy",
+        "let another policy decide in which order the agent uses its own disk",
+        lambda o: control_wire.SetDiskPolicy(o.policy),
+        _fields,
+    )
+    added.add_argument("policy", help="as of the option disk_policy")
     return parser
 
 
@@ -151,6 +158,15 @@ def _ring(table: dict[str, Any]) -> str:
     return f"epoch {table['epoch']}\n" + _table(["Host", "Address", "V-nodes"], rows)
 
 
+def _disk_io(io: dict[str, Any]) -> str:
+    seeks, waits = io["seeks"], io["waits"]
+    total, idle = sum(seeks.values()), waits["met"] + waits["expired"]
+    if not total:
+        return str(io["policy"])
+    at_zero = f"{100 * seeks['zero'] / total:.0f} % of {total} seeks at zero"
+    return f"{io['policy']}, {at_zero}, {waits['met']} of {idle} waits met"
+
+
 def _status(status: dict[str, Any]) -> str:
     cache, exchange = status["cache"], status["exchange"]
     about = {
@@ -163,6 +179,7 @@ def _status(status: dict[str, Any]) -> str:
         "Read from the source": f"{_mib(exchange['source_bytes'])} MiB",
         "Given to peers": f"{_mib(exchange['served_bytes'])} MiB",
         "Fallbacks": f"{exchange['fallbacks']}, {exchange['invalid_chunks']} invalid answers",
+        "Disk policy": _disk_io(status["disk_io"]),
         "Peers left alone": ", ".join(
             f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["quarantined"].items()
         )

@@ -11,6 +11,7 @@ import trio
 
 from acstor_agent import booting
 from acstor_agent import cache_files
+from acstor_agent import disk_io
 from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import mirror
@@ -76,7 +77,10 @@ class OneHost:
         self.source = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs))
         (folder / "maps").mkdir(exist_ok=True)
         self.maps = folder / "maps"
-        self.cache = cache_files.CacheFiles.open(folder / "cache", limit_bytes, geometry.MIB)
+        self.io = disk_io.DiskIo()
+        self.cache = cache_files.CacheFiles.open(
+            folder / "cache", limit_bytes, geometry.MIB, io=self.io
+        )
         self.peers = exchange.Exchange(
             ids.HostId("h1"),
             current_ring=lambda: ring.Ring(0, ()),

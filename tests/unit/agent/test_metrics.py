@@ -6,6 +6,7 @@ import pytest
 import trio
 from prometheus_client import parser
 
+from acstor_agent import disk_io
 from acstor_agent import metrics
 from acstor_agent import peer_endpoint
 from acstor_agent import status
@@ -31,6 +32,7 @@ async def picture_of(host):
         "exchange": status.of_exchange(host.chunks, host.peers, ENDPOINT),
         "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
+        "disk_io": status.of_disk_io(host.io),
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
     }
@@ -54,6 +56,30 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
     assert families["acstor_source_bytes"].samples[0].value == 3 * CHUNK
     sample = families["acstor_nova_fallbacks"].samples[0]
     assert (sample.labels, sample.value) == ({"reason": "not-raw"}, 3)
+
+
+async def test_scheduled_io_is_shown_by_stream(tmp_path):
+    async with one_host.one_host(tmp_path) as host, trio.open_nursery() as nursery:
+        host.add(one_host.image_bytes(4 * CHUNK))
+        await nursery.start(host.io.serve)
+        host.io.change_policy("pregather")
+        for number in range(3):
+            await host.io.run(number * 4096, 4096, False, lambda: None)
+        shown = status.of_disk_io(host.io)
+        await host.mirrors.attach(one_host.IMAGE)
+        picture = await picture_of(host) | {"disk_io": shown}
+        nursery.cancel_scope.cancel()
+    families = exposed(picture)
+    sample = families["acstor_disk_stream_bytes"].samples[0]
+    assert (sample.labels, sample.value) == ({"stream": "background:agent"}, 3 * 4096)
+    assert {s.labels["distance"]: s.value for s in families["acstor_disk_seeks"].samples} == {
+        "zero": 2,
+        "near": 0,
+        "far": 0,
+    }
+    assert families["acstor_disk_policy_info"].samples[0].labels == {"policy": "pregather"}
+    counts = [s for s in families["acstor_disk_stream_seconds"].samples if s.name.endswith("count")]
+    assert counts[0].value == 3
 
 
 async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
@@ -101,6 +127,7 @@ def test_agent_without_images_has_metrics_too():
     counted = "memory_bytes limit_bytes loaded dropped ignored refused failed recorded"
     picture["boot"] = dict.fromkeys(counted.split(), 0)
     picture["cache"] = dict.fromkeys(names.split(), 0)
+    picture["disk_io"] = status.of_disk_io(disk_io.DiskIo())
     assert exposed(picture)["acstor_cache_chunks"].samples[0].value == 0
 
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real agents whose disk I/O is scheduled: the bytes are the same, and status tells by whom."""
+
+import concurrent.futures
+import subprocess
+
+import pytest
+
+from acstor_agent.core.disk_scheduling import scheduler
+from acstor_common import errors
+from acstor_common import geometry
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+DISK = "0b6d1d1c-6a5f-4e21-8c11-3f0c2b7d9a5e"
+DATA = local.random_bytes(6 * geometry.MIB + 777, seed=7, zero_share=0.2)
+
+
+@pytest.mark.parametrize("policy", scheduler.POLICIES)
+def test_bytes_are_the_same_with_every_policy(start, images, policy):
+    image_id = images.add(DATA)
+    agent = start(disk_policy=policy)
+    agents.request(agent.control_socket, "make-disk", disk_id=DISK, image_id=image_id)
+    disk = agent.mount_point / "disks" / f"{DISK}.raw"
+    with disk.open("r+b") as file:
+        file.seek(geometry.MIB)
+        file.write(b"mine" * 1000)
+    expected = DATA[: geometry.MIB] + b"mine" * 1000 + DATA[geometry.MIB + 4000 :]
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        image = threads.submit(agent.image_path(image_id).read_bytes)
+        assert disk.read_bytes() == expected
+        assert image.result() == DATA
+    streams = agent.status()["disk_io"]["streams"]
+    assert bool(streams) == (policy != "none")
+    assert (f"guest:{DISK}" in streams) == (policy != "none")
+
+
+@hosts.needs_take_over
+def test_reads_that_need_the_disk_belong_to_who_opened_the_image(start, images):
+    image_id = images.add(DATA)
+    agent = start(disk_policy="pregather")
+    assert agent.image_path(image_id).read_bytes() == DATA
+    hosts.wait_written(agent)
+    with agent.image_path(image_id).open("rb", buffering=0) as held:
+        hosts.kill(agent.worker_pid())  # the next worker must check each chunk: that takes a thread
+        hosts.wait_until(lambda: is_up(agent), "the next worker")
+        subprocess.run(
+            ["dd", f"if={agent.image_path(image_id)}", "iflag=direct", "bs=128k", "of=/dev/null"],
+            check=True,
+            capture_output=True,
+        )
+        assert held.read(1000) == DATA[:1000]  # by a handle that the former worker gave
+    io = agent.status()["disk_io"]
+    guests = [name for name in io["streams"] if name.startswith("guest:pid-")]
+    assert guests
+    assert sum(io["streams"][name]["latency"]["count"] for name in guests) > 0
+
+
+def is_up(agent: agents.Agent) -> bool:
+    try:
+        return bool(agent.status())
+    except errors.AcstorError:
+        return False
+
+
+def test_policy_can_be_changed_while_guests_read(start, images):
+    image_id = images.add(DATA)
+    agent = start(disk_policy="none")
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        reads = [threads.submit(agent.image_path(image_id).read_bytes) for _ in range(4)]
+        for policy in (*scheduler.POLICIES, "auto"):
+            answer = agents.request(agent.control_socket, "set-disk-policy", policy=policy)
+            assert answer["policy"] == policy or policy == "auto"
+        assert all(read.result() == DATA for read in reads)
+    with pytest.raises(errors.Unusable, match="no such policy"):
+        agents.request(agent.control_socket, "set-disk-policy", policy="fastest")
