@@ -212,3 +212,50 @@ def four_guests(total: int = FILE_BYTES) -> list[sim.Guest]:
 def mixed_guest(name: str, total: int = FILE_BYTES) -> list[sim.Guest]:
     """Return one guest of table 3, alone."""
     return [guest(name, MIXED[name], REGIONS[0], 1, total)]
+
+
+BLOCK_BYTES = 64 * MIB
+"""Of Hadoop's files."""
+SCAN_SHARE = 0.2
+"""How many of a query's reads are scans of a part of a table."""
+
+
+def sort_map(rng: random.Random, start: int, journal: Journal, blocks: int) -> sim.Steps:
+    """A map of a sort: reads a block in order, sorts it, writes it; what to read next is random."""
+    for block in rng.sample(range(32), blocks):
+        yield from sequential_read(rng, start + block * BLOCK_BYTES, journal, BLOCK_BYTES, 1)
+        yield sim.Think(rng.uniform(0.2, 0.4))
+        spill = start + (32 + block) * BLOCK_BYTES
+        yield from sequential_write(rng, spill, journal, BLOCK_BYTES, 1)
+
+
+def query(rng: random.Random, start: int, reads: int) -> sim.Steps:
+    """A TPC-H-like query: an index tells which pages of 8 KiB to read, and now and then a scan."""
+    for _ in range(reads):
+        at = start + rng.randrange(2 * FILE_BYTES // (8 * KIB)) * 8 * KIB
+        for part in range(8 if rng.random() < SCAN_SHARE else 1):
+            yield cut(at + part * WINDOW, WINDOW if part else 8 * KIB)
+        yield sim.Think(rng.uniform(0.5, 1.5) * BLOCK_THINK_S * 4)
+
+
+def sort_guests(blocks: int, with_queries: int = 0) -> list[sim.Guest]:
+    """Return four data nodes with two maps each, and maybe a guest with two queries."""
+    found = []
+    for number, region in enumerate(REGIONS, 1):
+        journal = Journal(region)
+        maps = [
+            sim.Application(
+                "sort",
+                sort_map(random.Random(number * 10 + at), region + files, journal, blocks),
+            )
+            for at, files in enumerate(FILES_AT)
+        ]
+        found.append(sim.Guest(f"VD{number}", maps))
+    if with_queries:
+        region = REGIONS[-1] + 12 * 1024 * MIB
+        queries = [
+            sim.Application(name, query(random.Random(name), region + files, with_queries))
+            for name, files in zip(("q6", "q19"), FILES_AT, strict=True)
+        ]
+        found.append(sim.Guest("TPCH", queries))
+    return found
