@@ -53,7 +53,7 @@ def test_reads_that_need_the_disk_belong_to_who_opened_the_image(start, images):
         )
         assert held.read(1000) == DATA[:1000]  # by a handle that the former worker gave
     io = agent.status()["disk_io"]
-    guests = [name for name in io["streams"] if name.startswith("guest:pid-")]
+    guests = [name for name in io["streams"] if name.startswith(f"guest:{image_id}/")]
     assert guests
     assert sum(io["streams"][name]["latency"]["count"] for name in guests) > 0
 
