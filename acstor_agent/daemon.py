@@ -2,7 +2,6 @@
 """Builds the parts of a worker, joins them, and opens the one nursery that they live in."""
 
 import functools
-import ipaddress
 import logging
 import os
 import pathlib
@@ -11,16 +10,15 @@ import signal
 import time
 from typing import Any
 
-import msgspec
 import pyfuse3
 import trio
-import xxhash
 from oslo_config import cfg
 
 from acstor_agent import boot_recording
 from acstor_agent import booting
 from acstor_agent import bus
 from acstor_agent import cache_files
+from acstor_agent import control_requests
 from acstor_agent import control_socket
 from acstor_agent import decision_link
 from acstor_agent import disk_io
@@ -32,12 +30,11 @@ from acstor_agent import fuse_connection
 from acstor_agent import metrics
 from acstor_agent import mirror
 from acstor_agent import mirrors
-from acstor_agent import openers
 from acstor_agent import peer_endpoint
 from acstor_agent import peer_net
-from acstor_agent import pre_seed
 from acstor_agent import prefetching
 from acstor_agent import ring_keeper
+from acstor_agent import settings
 from acstor_agent import status
 from acstor_agent import supervisor
 from acstor_agent import trace_spool
@@ -45,22 +42,16 @@ from acstor_agent import traffic_meter
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
 from acstor_agent.core import counters
-from acstor_agent.core import disk_header
 from acstor_agent.core import errand
 from acstor_agent.core import identity
 from acstor_agent.core import links
-from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
-from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.sources import build
 from acstor_common import chunk_map
-from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
-from acstor_common import ring
 from acstor_common import trace_message
 
 LOG = logging.getLogger(__name__)
@@ -81,7 +72,10 @@ def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> None:
 
 async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> None:
     own = conf.acstor_agent
-    io = _disk_io(own)
+    supervisor.make_folder(pathlib.Path(own.cache_dir))
+    io = disk_io.DiskIo(
+        settings.disk_policy(own.disk_policy, own.cache_dir), settings.scheduling_limits(own)
+    )
     cache = cache_files.CacheFiles.open(
         own.cache_dir, own.cache_limit_bytes, own.cache_slab_bytes, own.cache_policy, io=io
     )
@@ -128,8 +122,7 @@ class Agent:
         self._conf = conf
         self._nursery = nursery
         self._started_s = time.time()
-        self._nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
-        self._host = _host_id(own.host)
+        self._host = settings.host_id(own.host)
         # Options that every chunk needs; to look one up costs as much as to hash some KiB.
         self._peer_patience_s = own.read_deadline_s * SHARE_OF_DEADLINE
         self._follow_referrals = own.follow_referrals
@@ -143,7 +136,7 @@ class Agent:
             serve=self._serve_peer,
             serve_nowait=self._serve_peer_nowait,
             heard=self._heard,
-            tls=_peer_tls(own),
+            tls=settings.peer_tls(own),
             ring_epoch=lambda: self._ring.ring.epoch,
             is_reachable=lambda host: host in self._ring.ring.group_of(self._host),
             limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
@@ -157,7 +150,7 @@ class Agent:
             ask_peer=self._ask_peer,
             tell=self._peers.tell,
             health=peer_health.PeerHealth(random.Random()),
-            topology=_topology(own.advertise_to),
+            topology=settings.topology(own.advertise_to),
         )
         self._source = build.build(own.sources, conf, nursery)
         self._chunks = fetcher.Fetcher(
@@ -203,6 +196,26 @@ class Agent:
             self._images, self._disks, self._cache, own.read_deadline_s, self._recording.open
         )
 
+        self._requests = control_requests.ControlRequests(
+            self._host,
+            conf.acstor.mount_point,
+            own.read_deadline_s,
+            images=self._images,
+            made=self._disks,
+            chunks=self._chunks,
+            boots=self._boots,
+            rings=self._ring,
+            io=self._io,
+            picture=self.picture,
+            change_policy=self._change_policy,
+        )
+
+    def _change_policy(self, policy: str) -> None:
+        """Let the host's own disk be scheduled by a policy, from now on."""
+        cache_dir = self._conf.acstor_agent.cache_dir
+        self._io.change_policy(settings.disk_policy(policy, cache_dir))
+        self._operations.name_guests(self._io.is_scheduling)
+
     def _send_trace(self, trace: trace_message.BootTrace) -> None:
         """Hand a boot trace to those who prepare images; without a bus it is kept here."""
         self._boots.counters.recorded += 1
@@ -216,7 +229,7 @@ class Agent:
         own = self._conf.acstor_agent
         return decision_link.DecisionLink(
             self._host,
-            _reachable_at(own),
+            settings.reachable_at(own),
             own.location,
             message_bus=message_bus,
             meter=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit),
@@ -256,7 +269,7 @@ class Agent:
         control = control_socket.bind(
             pathlib.Path(self._conf.acstor.control_socket), own.control_group
         )
-        await self._nursery.start(control_socket.serve, control, self._handle)
+        await self._nursery.start(control_socket.serve, control, self._requests.handle)
         if self._decision is not None:
             self._nursery.start_soon(self._decision.run)
         self._stop_metrics = (
@@ -299,7 +312,7 @@ class Agent:
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
             "disk_io": status.of_disk_io(self._io),
-            "nova": {"fallbacks": dict(self._nova_fallbacks)},
+            "nova": {"fallbacks": dict(self._requests.nova_fallbacks)},
         }
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
@@ -307,7 +320,7 @@ class Agent:
         keys = self._named.keys(image_map)
         index = await trio.to_thread.run_sync(content_index.ContentIndex, keys)
         boots = self._boots.booting(image_map)
-        limit = _unmatched_limit(own.unmatched_limit)
+        limit = settings.unmatched_limit(own.unmatched_limit)
         ahead = prefetching.Prefetching(
             image_map, index, self._chunks, self._nursery, limit, boots.covers
         )
@@ -381,148 +394,3 @@ class Agent:
         names = self._exchange.gone(cid)
         for image in self._images.open():
             image.prefetch.gone(names)
-
-    # Control requests
-
-    async def _handle(  # noqa: C901 - a branch for each request
-        self, request: control_wire.AnyRequest, report: control_socket.Report
-    ) -> Any:
-        match request:
-            case control_wire.Status():
-                return await trio.to_thread.run_sync(self.picture)
-            case control_wire.Ensure(image_id):
-                found = await self._attach(image_id)
-                found.boots.begin()
-                return {"image_id": found.map.image_id, "size_bytes": found.size_bytes}
-            case control_wire.Drop(image_id):
-                return await self._drop(ids.parse_image_id(image_id))
-            case control_wire.PreSeed(image_id):
-                return await self._pre_seed(await self._attach(image_id), report)
-            case control_wire.MakeDisk():
-                return await self._make_disk(request)
-            case control_wire.DropDisk(disk_id):
-                return await self._drop_disk(disk_header.parse_disk_id(disk_id))
-            case control_wire.CountFallback(reason, times):
-                self._nova_fallbacks[reason.value] += times
-                return None
-            case control_wire.SetRing(table):
-                return {"epoch": self._ring.put(bytes(table)).epoch}
-            case control_wire.SetDiskPolicy(policy):
-                return self._set_disk_policy(policy)
-            case control_wire.GetRing():
-                return msgspec.Raw(ring.encode(self._ring.ring))
-
-    def _set_disk_policy(self, policy: str) -> dict[str, str]:
-        if policy not in (disk_io.AUTO, *scheduler.POLICIES):
-            raise errors.Unusable(f"disk policy {policy}", "there is no such policy")
-        self._io.change_policy(_policy_of(policy, self._conf.acstor_agent.cache_dir))
-        self._operations.name_guests(self._io.is_scheduling)
-        LOG.info("disk policy: %s", self._io.policy)
-        return {"policy": self._io.policy}
-
-    async def _attach(self, image_id: str) -> mirror.Mirror:
-        parsed = ids.parse_image_id(image_id)
-        deadline_s = self._conf.acstor_agent.read_deadline_s
-        with trio.move_on_after(deadline_s):
-            return await self._images.attach(parsed)
-        raise errors.DeadlineExceeded(f"the chunk map of image {parsed}", deadline_s)
-
-    async def _drop(self, image_id: ids.ImageId) -> dict[str, str]:
-        await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
-        if made := await self._disks.of_image(image_id):
-            raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
-        self._images.detach(image_id)
-        self._boots.forget(image_id)
-        return {"image_id": image_id}
-
-    async def _make_disk(self, request: control_wire.MakeDisk) -> dict[str, Any]:
-        disk_id = disk_header.parse_disk_id(request.disk_id)
-        image = await self._attach(request.image_id)
-        made = await self._disks.make(disk_id, image, request.size_bytes)
-        return {
-            "disk_id": disk_id,
-            "image_id": made.header.image_id,
-            "size_bytes": made.size_bytes,
-            "path": f"{self._conf.acstor.mount_point}/disks/{disk_id}.raw",
-        }
-
-    async def _drop_disk(self, disk_id: disk_header.DiskId) -> dict[str, str]:
-        await self._check_closed(f"disks/{disk_id}.raw", f"disk {disk_id}")
-        await self._disks.drop(disk_id)
-        return {"disk_id": disk_id}
-
-    async def _check_closed(self, name: str, what: str) -> None:
-        path = f"{self._conf.acstor.mount_point}/{name}"
-        pids = await trio.to_thread.run_sync(openers.pids_with_open, path)
-        if pids:
-            raise errors.Unusable(what, f"is open in processes {pids}")
-
-    async def _pre_seed(
-        self, image: mirror.Mirror, report: control_socket.Report
-    ) -> dict[str, int]:
-        return await pre_seed.pre_seed(
-            image,
-            self._chunks,
-            report,
-            is_home=self._chunks.is_home_of,
-            first_chunk=xxhash.xxh3_64_intdigest(self._host.encode()),
-        )
-
-
-def _policy_of(chosen: str, folder: str) -> str:
-    return disk_io.policy_for(folder) if chosen == disk_io.AUTO else chosen
-
-
-def _disk_io(own: cfg.ConfigOpts.GroupAttr) -> disk_io.DiskIo:
-    supervisor.make_folder(pathlib.Path(own.cache_dir))
-    limits = pregather.Limits(
-        zone_bytes=own.disk_zone_bytes,
-        decay=own.disk_decay,
-        window_s=own.disk_window_s,
-        region_bytes=own.disk_region_bytes,
-        slice_s=own.disk_slice_s,
-        tick_s=own.disk_tick_s,
-    )
-    return disk_io.DiskIo(_policy_of(own.disk_policy, own.cache_dir), limits)
-
-
-def _host_id(text: str) -> ids.HostId:
-    try:
-        return ids.parse_host_id(text)
-    except ValueError as e:
-        raise errors.Unusable("[acstor_agent] host", str(e)) from e
-
-
-def _reachable_at(own: cfg.ConfigOpts.GroupAttr) -> str:
-    """Return the address that other hosts are told."""
-    address = own.peer_address or own.peer_listen
-    try:
-        ip, _ = ring.parse_address(address)
-    except ValueError as e:
-        raise errors.Unusable("[acstor_agent] peer_address", str(e)) from e
-    if ipaddress.ip_address(ip).is_unspecified:
-        raise errors.Unusable(
-            "[acstor_agent] peer_address",
-            f"the decision service cannot tell others to ask {address}",
-            "Set it to the address and port under which they reach this host",
-        )
-    return address
-
-
-def _topology(name: str) -> neighbours.Topology | None:
-    return None if name == "none" else neighbours.Topology(name)
-
-
-def _unmatched_limit(chunks: int) -> int | None:
-    return None if chunks < 0 else chunks
-
-
-def _peer_tls(own: cfg.ConfigOpts.GroupAttr) -> peer_net.PeerTls | None:
-    files = (own.peer_tls_ca, own.peer_tls_cert, own.peer_tls_key)
-    if not any(files):
-        return None
-    if not all(files):
-        raise errors.Unusable(
-            "[acstor_agent] peer_tls_ca, peer_tls_cert, peer_tls_key", "only some of them are set"
-        )
-    return peer_net.PeerTls(*files)

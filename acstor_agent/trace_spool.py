@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot traces in a folder, for hosts without a message bus: one JSON file each, a bounded number.
-
-``acstor-boot-image merge`` makes a boot image of them.
-"""
+"""Boot traces in a folder, for hosts without a message bus: one JSON file each, a bounded number."""
 
 import logging
 import pathlib

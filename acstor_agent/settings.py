@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options whose values have to be looked at before they are of use.
+
+The one rule: what is wrong is told with the option's name, before the agent serves anybody.
+"""
+
+import ipaddress
+
+from oslo_config import cfg
+
+from acstor_agent import disk_io
+from acstor_agent import peer_net
+from acstor_agent.core import neighbours
+from acstor_agent.core.disk_scheduling import pregather
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import ring
+
+Options = cfg.ConfigOpts.GroupAttr
+"""The group ``[acstor_agent]``."""
+
+
+def disk_policy(chosen: str, folder: str) -> str:
+    """Return the policy for the disk of a folder, which ``auto`` leaves to the device."""
+    return disk_io.policy_for(folder) if chosen == disk_io.AUTO else chosen
+
+
+def scheduling_limits(own: Options) -> pregather.Limits:
+    """Return what Pregather is measured with."""
+    return pregather.Limits(
+        zone_bytes=own.disk_zone_bytes,
+        decay=own.disk_decay,
+        window_s=own.disk_window_s,
+        region_bytes=own.disk_region_bytes,
+        slice_s=own.disk_slice_s,
+        tick_s=own.disk_tick_s,
+    )
+
+
+def host_id(text: str) -> ids.HostId:
+    """Return the name of this host.
+
+    :raises errors.Unusable: no host can be called so
+    """
+    try:
+        return ids.parse_host_id(text)
+    except ValueError as e:
+        raise errors.Unusable("[acstor_agent] host", str(e)) from e
+
+
+def reachable_at(own: Options) -> str:
+    """Return the address that other hosts are told.
+
+    :raises errors.Unusable: they could not use it
+    """
+    address = own.peer_address or own.peer_listen
+    try:
+        ip, _ = ring.parse_address(address)
+    except ValueError as e:
+        raise errors.Unusable("[acstor_agent] peer_address", str(e)) from e
+    if ipaddress.ip_address(ip).is_unspecified:
+        raise errors.Unusable(
+            "[acstor_agent] peer_address",
+            f"the decision service cannot tell others to ask {address}",
+            "Set it to the address and port under which they reach this host",
+        )
+    return address
+
+
+def topology(name: str) -> neighbours.Topology | None:
+    """Return whom to advertise to; None for nobody."""
+    return None if name == "none" else neighbours.Topology(name)
+
+
+def unmatched_limit(chunks: int) -> int | None:
+    """Return how many chunks may be prefetched and unread; None for any number."""
+    return None if chunks < 0 else chunks
+
+
+def peer_tls(own: Options) -> peer_net.PeerTls | None:
+    """Return the files of mutual TLS; None if peers are not to use it.
+
+    :raises errors.Unusable: only some of them are named
+    """
+    files = (own.peer_tls_ca, own.peer_tls_cert, own.peer_tls_key)
+    if not any(files):
+        return None
+    if not all(files):
+        raise errors.Unusable(
+            "[acstor_agent] peer_tls_ca, peer_tls_cert, peer_tls_key", "only some of them are set"
+        )
+    return peer_net.PeerTls(*files)
