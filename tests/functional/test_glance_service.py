@@ -29,8 +29,12 @@ from acstor_common import image_record
 from acstor_glance import images as glance_images
 from acstor_glance import preparer
 from acstor_glance.cmd import manage as manage_command
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 
 DEADLINE_S = 60.0
@@ -493,3 +497,48 @@ def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
     assert len(glance.artefacts_of(image_id)) == 2
     with images.opened(second["id"]) as pieces:
         assert b"".join(pieces) == b"a boot image" * 2
+
+
+@hosts.needs_fuse
+def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
+    glance: Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    data = random.Random(3).randbytes(64 * CHUNK)
+    image_id = glance.upload(data)
+    listen(boot_traces_needed=1)
+    glance.wait_state(image_id)
+    booted = data[: 32 * CHUNK]
+
+    @contextlib.contextmanager
+    def agent(name: str) -> Iterator[agents.Agent]:
+        sections = {
+            "DEFAULT": {"transport_url": glance.lab.rabbitmq.url},
+            "source_glance": api.credentials(glance.lab.keystone.auth_url, "acstor"),
+        }
+        nothing = local.ImageFolder(tmp_path / f"{name}-images")
+        given = {"sources": "glance", "sections": sections, "boot_record_idle_s": 1.0}
+        with local.agent(tmp_path / name, nothing, name=name, **given) as running:
+            running.wait_ready()
+            yield running
+
+    def read(host: agents.Agent) -> bytes:
+        with host.image_path(ids.parse_image_id(image_id)).open("rb", buffering=0) as file:
+            return file.read(len(booted))
+
+    with agent("h1") as first:
+        assert read(first) == booted
+        pointer = BOOT_IMAGE.pointer
+        glance.wait(image_id, lambda record: pointer in record, "the boot image")
+    [found] = [one for one in glance.artefacts_of(image_id) if one[artefacts.KIND] == BOOT_IMAGE]
+    assert found["id"] == glance.record(image_id)[pointer]
+    with agent("h2") as second:
+        with second.image_path(ids.parse_image_id(image_id)).open("rb", buffering=0):
+            hosts.wait_until(
+                lambda: second.status()["images"][image_id]["boot_image"]["chunks_in_memory"] >= 32,
+                "the boot image in memory",
+                DEADLINE_S,
+            )
+            assert read(second) == booted
+        origins = second.status()["images"][image_id]["read"]
+        assert origins["boot"]["bytes"] >= len(booted)  # and what the kernel read ahead
+        assert not sum(count["bytes"] for name, count in origins.items() if name != "boot")
