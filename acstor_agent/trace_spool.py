@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot traces in a folder, for hosts without a message bus: one JSON file each, a bounded number."""
+"""Boot traces in a folder, for hosts without a message bus: one JSON file each, some at most."""
 
 import logging
 import pathlib

@@ -65,6 +65,7 @@ class Refused(errors.ChunkMissing):
     def __init__(self, asked: Asked, status: int) -> None:
         why = _REASONS.get(status, f"the server answered {status}")
         super().__init__(asked.what, asked.where, why)
+        self.args = (asked, status)  # what it is made of: each of those who asked gets a copy
         self.status = status
 
 

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,3 +159,11 @@ def test_whatever_comes_is_the_exact_range_or_unavailable(status, headers):
         return
     assert status == 206
     assert headers["Content-Range"].startswith("bytes 100-149/")
+
+
+@pytest.mark.parametrize("status", [403, 404, 503])
+def test_each_of_those_who_asked_can_be_given_a_refusal_of_his_own(status):
+    made = http_range.refusal(ASKED, status)
+    copied = copy.copy(made)
+    assert (str(copied), type(copied)) == (str(made), type(made))
+    assert getattr(copied, "status", None) == getattr(made, "status", None)
