@@ -31,6 +31,6 @@ if git rev-parse HEAD >/dev/null 2>&1; then
     check releasenotes reno --quiet lint
 fi
 if command -v shellcheck >/dev/null; then
-    check shellcheck shellcheck --external-sources tools/*.sh .ci/run
+    check shellcheck shellcheck --external-sources tools/*.sh .ci/run devstack/plugin.sh devstack/settings
 fi
 [[ ${#failed[@]} -eq 0 ]] || fail "lint: ${failed[*]}" "The output of each is above."

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The phases of the DevStack plugin against a recording of DevStack's functions.
+
+What they write must be options that acstor's programs know, and nothing may be done twice or for
+a service that is not enabled.
+"""
+
+import pathlib
+import subprocess
+from collections.abc import Callable
+from collections.abc import Iterable
+
+import pytest
+from oslo_config import cfg
+
+from acstor_agent import conf as agent_conf
+from acstor_decision import conf as decision_conf
+from acstor_decision.api import conf as api_conf
+from acstor_glance import conf as glance_conf
+from acstor_nova import conf as nova_conf
+
+DEVSTACK = pathlib.Path(__file__).resolve().parents[2] / "devstack"
+ALL = "acstor-agent acstor-glance-listener acstor-decision acstor-api n-cpu tempest"
+# Options of others that acstor sets; everything else has to be one of acstor's own.
+FOREIGN = {
+    ("DEFAULT", "config_source"),
+    ("DEFAULT", "disabled_notifications"),
+    ("acstor", "driver"),
+    ("libvirt", "images_type"),
+    ("database", "connection"),
+    ("image_import_opts", "image_import_plugins"),
+    ("keystone_authtoken", "www_authenticate_uri"),
+    ("service_available", "acstor"),
+}
+AUTH = {"auth_type", "auth_url", "username", "password", "project_name"}
+AUTH |= {"user_domain_name", "project_domain_name"}
+
+# DevStack's functions: each writes down how it was called.
+FUNCTIONS = r"""
+set -o errexit
+record() { printf '%s\n' "$*" >>"$RECORD"; }
+for name in iniset iniset_rpc_backend setup_develop run_process stop_process recreate_database \
+    get_or_create_user get_or_create_role get_or_create_service get_or_create_endpoint \
+    get_or_add_user_project_role get_or_create_project sudo define_plugin enable_service; do
+    eval "$name() { record $name \"\$@\"; }"
+done
+is_service_enabled() {
+    local wanted
+    for wanted in "$@"; do [[ " $ENABLED " == *" $wanted "* ]] && return 0; done
+    return 1
+}
+trueorfalse() { local given=${!2:-$1}; echo "$given"; }
+database_connection_url() { echo "mysql+pymysql://root@127.0.0.1/$1"; }
+get_python_exec_prefix() { echo "$FOLDER/bin"; }
+mountpoint() { return 0; }
+DEST=$FOLDER/dest DATA_DIR=$FOLDER/data HOST_IP=192.0.2.7 SERVICE_HOST=192.0.2.7
+REGION_NAME=RegionOne KEYSTONE_SERVICE_URI=http://192.0.2.7/identity
+SERVICE_PASSWORD=secret SERVICE_DOMAIN_NAME=Default
+STACK_USER=root LOCAL_HOSTNAME=compute1 NOVA_CONF=nova.conf GLANCE_API_CONF=glance-api.conf
+GLANCE_IMAGE_IMPORT_CONF=glance-image-import.conf TEMPEST_CONFIG=tempest.conf
+mkdir -p "$FOLDER/bin"
+printf '#!/bin/sh\necho "ran $0 $*" >>"$RECORD"\n' >"$FOLDER/bin/acstor-decision-manage"
+chmod +x "$FOLDER/bin/acstor-decision-manage"
+source "$DEVSTACK/settings"
+"""
+
+Play = Callable[..., list[list[str]]]
+
+
+@pytest.fixture
+def play(tmp_path: pathlib.Path) -> Play:
+    """Return what runs phases and returns the calls that they made."""
+
+    def run(*phases: str, enabled: str = ALL, settings: str = "") -> list[list[str]]:
+        record = tmp_path / "record"
+        record.write_text("")
+        steps = "\n".join(f'source "$DEVSTACK/plugin.sh" {phase}' for phase in phases)
+        subprocess.run(
+            ["bash", "-c", settings + FUNCTIONS + steps],
+            check=True,
+            env={
+                "PATH": "/usr/bin:/bin",
+                "RECORD": str(record),
+                "FOLDER": str(tmp_path),
+                "DEVSTACK": str(DEVSTACK),
+                "ENABLED": enabled,
+            },
+        )
+        return [line.split() for line in record.read_text().splitlines()]
+
+    return run
+
+
+STACK = ("stack pre-install", "stack install", "stack post-config", "stack extra")
+STACK = (*STACK, "stack test-config")
+
+
+def calls(made: Iterable[list[str]], name: str) -> list[list[str]]:
+    return [words[1:] for words in made if words[0] == name]
+
+
+def known_options() -> set[tuple[str, str]]:
+    conf = cfg.ConfigOpts()
+    decision_conf.register_opts(conf)
+    lists = (agent_conf.list_opts(), glance_conf.list_opts(), nova_conf.list_opts())
+    lists = (*lists, decision_conf.list_opts(), api_conf.list_opts())
+    return {(group.name, opt.name) for one in lists for group, options in one for opt in options}
+
+
+def test_every_option_that_is_written_is_one_that_somebody_reads(play: Play) -> None:
+    written = {(group, name) for _, group, name, *_ in calls(play(*STACK), "iniset")}
+    signs_in = {"source_glance", "acstor_glance", "keystone_authtoken"}
+    own = {
+        (group, name)
+        for group, name in written - FOREIGN
+        if not (group in signs_in and name in AUTH)
+    }
+    assert {("acstor_agent", "sources"), ("acstor_glance", "state_dir")} <= own
+    assert own <= known_options()
+
+
+def test_each_service_is_started_once_with_its_own_file(play: Play) -> None:
+    started = {name: command for name, *command in calls(play(*STACK), "run_process")}
+    assert sorted(started) == sorted(ALL.split()[:4])
+    assert len(calls(play(*STACK), "run_process")) == len(started)
+    assert started["acstor-agent"][-2:] == ["root", "root"]
+
+
+def test_agent_is_there_before_nova_compute_and_the_tables_before_the_service(play: Play) -> None:
+    assert calls(play("stack post-config"), "run_process")[0][0] == "acstor-agent"
+    extra = play("stack extra")
+    names = [words[0] for words in extra]
+    assert names.index("recreate_database") < names.index("ran") < names.index("run_process")
+
+
+def test_nova_is_left_alone_if_that_is_wanted(play: Play) -> None:
+    files = {file for file, *_ in calls(play(*STACK), "iniset")}
+    assert {"nova.conf", "glance-api.conf"} <= files
+    kept = play(*STACK, settings="ACSTOR_FOR_NOVA=False\n")
+    assert "nova.conf" not in {file for file, *_ in calls(kept, "iniset")}
+
+
+def test_compute_node_of_its_own_gets_the_agent_alone(play: Play) -> None:
+    made = play(*STACK, enabled="acstor-agent n-cpu")
+    [[_, extras]] = calls(made, "setup_develop")
+    assert extras == "agent,nova,osc"
+    files = {pathlib.Path(file).name for file, *_ in calls(made, "iniset")}
+    assert files == {"acstor-agent.conf", "nova.conf"}
+    assert not calls(made, "recreate_database")
+
+
+def test_unstack_ends_every_service_and_the_mount_and_clean_takes_the_rest(play: Play) -> None:
+    made = play("unstack", "clean")
+    assert sorted(name for [name] in calls(made, "stop_process")) == sorted(ALL.split()[:4])
+    done = [" ".join(words) for words in calls(made, "sudo")]
+    assert any(words.startswith("umount") for words in done)
+    assert any(words.startswith("rm -rf --one-file-system") for words in done)
