@@ -2,11 +2,12 @@
 """A file that is written whole: it has its name only when all of it is on disk.
 
 The one rule: whoever looks under the name finds the old file or the new one, also
-after a kill, and after a power failure if it is durable.  What a kill leaves behind begins with
-:data:`INCOMING` and may be deleted by whoever owns the folder.
+after a kill, and after a power failure if it is durable.  What a kill leaves behind is called
+:data:`INCOMING` and the name that it would have got, and may be deleted by whoever owns that.
 """
 
 import contextlib
+import glob
 import os
 import pathlib
 import tempfile
@@ -27,7 +28,9 @@ def written(
         which is enough for what is checked when it is read and can be had again
     :raises OSError: it cannot be made, written or renamed
     """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=INCOMING, delete=False) as file:
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f"{INCOMING}{path.name}-", delete=False
+    ) as file:
         try:
             yield file
             file.flush()
@@ -51,7 +54,10 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def remove_leftovers(folder: pathlib.Path) -> None:
-    """Delete what killed processes left in ``folder``; nobody may be writing there."""
-    for left in folder.glob(f"{INCOMING}*"):
+def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
+    """Delete what killed processes left in ``folder``, of all files or of one; nobody may be writing.
+
+    :param name: of the one file
+    """
+    for left in folder.glob(f"{INCOMING}{glob.escape(name)}*"):
         left.unlink(missing_ok=True)

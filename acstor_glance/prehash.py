@@ -261,6 +261,7 @@ def _write_map(
 ) -> int:
     """Make the map from the finished records, in one step for whoever looks; return its zeros."""
     zero_chunks = 0
+    whole_file.remove_leftovers(path.parent, path.name)  # who has the log has the map too
     with _named(path), whole_file.written(path) as file:
         file.write(builder.header)
         for cids in log.records():

@@ -109,8 +109,9 @@ def test_new_weights_under_readers_cost_no_second_read_of_the_source(tmp_path, i
             write(cloud, table)
         with reading(cloud, image_id, *NAMES):
             pass
-        # While some have the new table and some the old one, a chunk may be read at both homes.
-        assert count(cloud, "source_bytes") <= 1.02 * len(DATA)
+        # While some have the new table and some the old one, a chunk may be read at both homes: one
+        # for each reader at most.
+        assert count(cloud, "source_bytes") <= len(DATA) + 8 * CHUNK
 
 
 def test_image_read_before_the_change_is_not_read_again_after_it(tmp_path, images, image_id):

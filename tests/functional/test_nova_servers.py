@@ -16,7 +16,6 @@ from acstor_common import geometry
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.lab import guest_files
-from tests.lab import guest_image
 from tests.lab import runs
 from tests.lab.openstack import cloud
 from tests.lab.openstack import installed
@@ -260,12 +259,9 @@ def test_host_goes_back_to_qcow2_under_running_servers(cluster, image_id):
         assert server.lies_on_mirror()
 
 
-def test_guest_boots_and_meets_no_error_while_workers_die(cluster):
-    guest = guest_image.finished()
-    if guest is None:
-        pytest.skip("there is no guest image: run python -m tests.lab.guest_image")
+def test_guest_boots_and_meets_no_error_while_workers_die(cluster, lab_image):
     host = cluster.hosts[0]
-    with guest.raw.open("rb") as data:
+    with lab_image.raw.open("rb") as data:
         image_id = cluster.images.map(cluster.images.add(data))
     cluster.client.create_flavor(name="guest", ram=384, vcpus=1, disk=2)
     with cluster.server(image_id, host, "guest") as server:
