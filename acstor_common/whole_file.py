@@ -55,9 +55,9 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
-    """Delete what killed processes left in ``folder``, of all files or of one; nobody may be writing.
+    """Delete what killed processes left in ``folder``; nobody may be writing there.
 
-    :param name: of the one file
+    :param name: of the one file that is meant; by default all are
     """
     for left in folder.glob(f"{INCOMING}{glob.escape(name)}*"):
         left.unlink(missing_ok=True)
