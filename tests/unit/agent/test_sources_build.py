@@ -83,12 +83,14 @@ async def test_wrapped_driver_joins_retries_and_verifies(autojump_clock, nursery
 
 
 async def test_unknown_source_is_named_with_those_installed(conf, nursery):
-    with pytest.raises(errors.Unusable, match=r"sources: .*'ftp'.*file, glance, http"):
+    why = r"\[acstor_agent\] sources: .*'ftp'.*file, glance, http"
+    with pytest.raises(errors.Unusable, match=why):
         build.build(["file", "ftp"], conf, nursery)
 
 
 async def test_no_source_at_all_is_refused(conf, nursery):
-    with pytest.raises(errors.Unusable, match=r"sources: it is empty.*file, glance, http"):
+    why = r"\[acstor_agent\] sources: it is empty.*file, glance, http"
+    with pytest.raises(errors.Unusable, match=why):
         build.build([], conf, nursery)
 
 
