@@ -105,8 +105,15 @@ OPTS = [
         default="none",
         help="What knows how busy the switches are: none, static, hosts, prometheus or the name of "
         "an installed plug-in. Where most switches of a level are busy, requests are kept beneath "
-        "it. That makes every group of near hosts read the source for itself, so it pays only "
-        "where switches are shorter than the source.",
+        "it.",
+    ),
+    cfg.BoolOpt(
+        "spare_source",
+        default=True,
+        help="Whether the home of a group of near hosts asks, before it reads the source, the home "
+        "beneath the next level whose switches are busy, or that of all hosts: then a group takes "
+        "one copy of a chunk over the busy level. False lets every group read the source for "
+        "itself, for where the way to the source is better than that between groups.",
     ),
     cfg.IntOpt(
         "ring_history",
@@ -164,4 +171,5 @@ def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.Policy:
         traffic_floor=own.traffic_floor,
         least_moved=own.least_moved,
         may_remap=own.remap,
+        spares_source=own.spare_source,
     )

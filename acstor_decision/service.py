@@ -132,7 +132,7 @@ class Service:
 
     def _lead_round(self) -> None:
         self._note()
-        self.decider.observe(self._threshold())
+        self.decider.observe(self._thresholds())
         decision = self.decider.decide(self._clock(), self._store.drained())
         if decision is None and self._highest_epoch() > self.current.epoch:
             decision = decider.Decision(self.decider.table, decider.Reason.EPOCH, 0)
@@ -151,19 +151,19 @@ class Service:
         self._store.note_samples(rows, self.own.traffic_history_s)
         self._store.forget_traffic(self._wall() - self.own.traffic_history_s)
 
-    def _threshold(self) -> int | None:
+    def _thresholds(self) -> threshold.Thresholds:
         hosts = {
             host: base.HostLoad(sample.location, own_bytes_s(sample))
             for host in self.members.living(self._clock())
             for sample in [self.members[host].last]
         }
         try:
-            wanted = threshold.threshold_for(self._loads.levels(hosts))
+            wanted = threshold.thresholds_for(self._loads.levels(hosts))
         except base.LoadsUnknown as e:
             if self._knows_loads:
-                LOG.warning("%s; the threshold stays", e)
+                LOG.warning("%s; the thresholds stay", e)
             self._knows_loads = False
-            return self.decider.table.threshold
+            return self.decider.table.thresholds
         self._knows_loads = True
         return wanted
 

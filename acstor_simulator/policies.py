@@ -60,7 +60,15 @@ class Exchange(Policy):
     def _bring(self, host: int, cid: ids.Cid) -> network.Waiting:
         home = self._table.home_of(cid, host)
         if home == host:
-            yield from self.world.from_storage(host, cid)
+            yield from self._bring_to_home(host, cid)
             return
-        yield from self.world.have(home, cid, self.world.from_storage(home, cid))
+        yield from self.world.have(home, cid, self._bring_to_home(home, cid))
         yield from self.world.from_peer(host, home)
+
+    def _bring_to_home(self, home: int, cid: ids.Cid) -> network.Waiting:
+        reader = self._table.reader_of_source(cid, home)
+        if reader == home:
+            yield from self.world.from_storage(home, cid)
+            return
+        yield from self.world.have(reader, cid, self.world.from_storage(reader, cid))
+        yield from self.world.from_peer(home, reader)

@@ -49,11 +49,19 @@ class Table:
         """Find homes by this ring from now on."""
         self.ring = table
         self._groups = [table.group_of(host) for host in self.hosts]
+        self._outer_groups = [table.outer_group_of(host) for host in self.hosts]
         self._homes: dict[tuple[int, ids.Cid], int] = {}
 
     def home_of(self, cid: ids.Cid, reader: int) -> int:
         """Return the home of a chunk for a reader."""
-        group = self._groups[reader]
+        return self._home_in(self._groups[reader], cid)
+
+    def reader_of_source(self, cid: ids.Cid, home: int) -> int:
+        """Return which host reads the storage for a home: itself, or the home of more hosts."""
+        group = self._outer_groups[home]
+        return home if group is None else self._home_in(group, cid)
+
+    def _home_in(self, group: ring.Ring, cid: ids.Cid) -> int:
         key = (id(group), cid)  # the group is kept as long as its homes
         if key not in self._homes:
             self._homes[key] = self._numbers[group.owners_of(cid, 1)[0]]
@@ -107,7 +115,7 @@ class TrafficTable(Table):
             )
             self._members.hear(sample, now_s, now_s)
         if self._follows_switches:
-            self._decider.observe(threshold.threshold_for(self._tree.switch_loads()))
+            self._decider.observe(threshold.thresholds_for(self._tree.switch_loads()))
         decision = self._decider.decide(now_s)
         if decision is not None:
             self._decider.adopt(decision)

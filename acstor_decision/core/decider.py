@@ -2,7 +2,7 @@
 """Whether the v-node table has to change, and into what.
 
 The one rule: a table changes only if hosts came, went, moved or were drained, if
-some host was overloaded for several collections in a row, or if the threshold
+some host was overloaded for several collections in a row, or if a threshold
 changed; and then only the v-nodes that must move do.  The same table twice is no
 decision.
 """
@@ -19,6 +19,7 @@ from acstor_common import sketch
 from acstor_common import vnode
 from acstor_decision.core import handover
 from acstor_decision.core import members
+from acstor_decision.core import threshold
 from acstor_decision.core import weights
 
 
@@ -31,6 +32,7 @@ class Policy:
     :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal
     :param least_moved: share of all v-nodes that traffic must move, else it moves none
     :param may_remap: False: traffic moves nothing
+    :param spares_source: homes that have to be near ask a farther one before the source
     """
 
     vnodes_per_host: int = 100
@@ -38,6 +40,7 @@ class Policy:
     traffic_floor: float = 0.1
     least_moved: float = 0.05
     may_remap: bool = True
+    spares_source: bool = True
 
 
 class Place(NamedTuple):
@@ -49,10 +52,10 @@ class Place(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All hosts of a table, and how near a home has to be (None: it does not matter)."""
+    """All hosts of a table, and how near homes have to be."""
 
     places: Mapping[ids.HostId, Place]
-    threshold: int | None = None
+    thresholds: threshold.Thresholds = threshold.Thresholds()
 
     def owners(self) -> handover.Owners:
         """Return the v-nodes of every host."""
@@ -91,14 +94,15 @@ class Decider:
         self.policy = policy
         self.table = table
         self._members = known
-        self._threshold = table.threshold
-        self._threshold_seen = 0
+        self._asked_for = table.thresholds
+        self._asked_times = 0
 
-    def observe(self, threshold: int | None) -> None:
-        """Note, once in a collection, which threshold the loads of the switches ask for."""
-        is_same = threshold == self._threshold
-        self._threshold_seen = self._threshold_seen + 1 if is_same else 1
-        self._threshold = threshold
+    def observe(self, asked_for: threshold.Thresholds) -> None:
+        """Note, once in a collection, which thresholds the loads of the switches ask for."""
+        if not self.policy.spares_source:
+            asked_for = asked_for._replace(outer=None)
+        self._asked_times = self._asked_times + 1 if asked_for == self._asked_for else 1
+        self._asked_for = asked_for
 
     def decide(self, now_s: float, drained: Collection[str] = ()) -> Decision | None:
         """Return the table that should be in force, unless it is the one that is.
@@ -167,16 +171,16 @@ class Decider:
             )
             for host, names in owners.items()
         }
-        threshold = self._steady_threshold() if has_levels else None
+        thresholds = self._steady_thresholds() if has_levels else threshold.Thresholds()
         moved = handover.moved_between(old, owners)
-        return Decision(Table(places, threshold), reason, moved, overloaded)
+        return Decision(Table(places, thresholds), reason, moved, overloaded)
 
     def _depth(self, host: ids.HostId) -> int:
         return len(location.parse(self._members[host].last.location))
 
-    def _steady_threshold(self) -> int | None:
+    def _steady_thresholds(self) -> threshold.Thresholds:
         needed = self._members.limits.overload_collections
-        return self._threshold if self._threshold_seen >= needed else self.table.threshold
+        return self._asked_for if self._asked_times >= needed else self.table.thresholds
 
     def _similarity(self, one: ids.HostId, other: ids.HostId) -> float:
         return sketch.similarity(self._members[one].last.sketch, self._members[other].last.sketch)

@@ -4,6 +4,7 @@
 from acstor_common import ids
 from acstor_common import ring
 from acstor_decision.core import decider
+from acstor_decision.core import threshold
 
 
 def to_ring(table: decider.Table, epoch: int) -> ring.Ring:
@@ -15,7 +16,7 @@ def to_ring(table: decider.Table, epoch: int) -> ring.Ring:
         ring.named_host(host, place.address, place.names, place.location)
         for host, place in table.places.items()
     )
-    return ring.Ring(epoch, hosts, table.threshold)
+    return ring.Ring(epoch, hosts, table.thresholds.near, table.thresholds.outer)
 
 
 def from_ring(published: ring.Ring) -> decider.Table:
@@ -24,4 +25,5 @@ def from_ring(published: ring.Ring) -> decider.Table:
         ids.HostId(host.host): decider.Place(host.address, host.location, frozenset(host.owned()))
         for host in published.hosts
     }
-    return decider.Table(places, published.threshold)
+    thresholds = threshold.Thresholds(published.threshold, published.outer_threshold)
+    return decider.Table(places, thresholds)

@@ -2,7 +2,7 @@
 """The interface of what knows how busy the switches are, and how one is found.
 
 The one rule: :meth:`SwitchLoads.levels` answers within ``TIMEOUT_S`` or raises
-:class:`LoadsUnknown`; then the threshold stays as it is.
+:class:`LoadsUnknown`; then the thresholds stay as they are.
 """
 
 import abc

@@ -4,7 +4,7 @@
 A switch of a level stands above all hosts of one place.  It is taken to carry
 what these hosts send and receive as far as it leaves the places below, and they
 are taken to talk to all other hosts alike.  Chunks do not count: where they go is
-what the threshold decides, so it would follow itself.
+what the thresholds decide, so they would follow themselves.
 """
 
 import collections

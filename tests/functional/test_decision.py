@@ -6,6 +6,8 @@ an instance that leads, nobody drained.
 """
 
 import contextlib
+import json
+import pathlib
 import random
 import shutil
 import threading
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from acstor_common import ids
+from acstor_decision.core import threshold
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import decision
@@ -35,18 +38,30 @@ DEADLINE_S = 60.0
 BURST_S = 0.6
 CHUNK_BYTES = 65536
 IMAGE = local.random_bytes(8 << 20, seed=6)
+PLACES = {"h1": "pod1/rack1", "h2": "pod1/rack1", "h3": "pod2/rack1"}
 
 
 class Cloud:
     """Three hosts, two instances, their broker and their database."""
 
     def __init__(
-        self, net: network.Network, rabbit: rabbitmq_lab.RabbitMQ, maria: mariadb_lab.MariaDB
+        self,
+        net: network.Network,
+        rabbit: rabbitmq_lab.RabbitMQ,
+        maria: mariadb_lab.MariaDB,
+        images: local.ImageFolder,
+        switches: pathlib.Path,
     ) -> None:
         self.net, self.rabbit, self.maria = net, rabbit, maria
+        self.images, self.switches = images, switches
         self.agents: dict[str, agents.Agent] = {}
         self.instances: list[decision.Instance] = []
         self.image: ids.ImageId
+
+    def say_switches(self, *busy_levels: int) -> None:
+        """Say which levels of switches are busy, of the two that there are."""
+        levels = [[{"traffic": float(level in busy_levels), "capacity": 1}] for level in range(2)]
+        self.switches.write_text(json.dumps({"levels": levels}))
 
     def epochs(self) -> dict[str, int]:
         """Return the epoch in force on each host."""
@@ -60,6 +75,11 @@ class Cloud:
             owned = host["vnodes"]
             counts[host["host"]] = owned if isinstance(owned, int) else _count(owned)
         return counts
+
+    def exchanged(self) -> tuple[int, int]:
+        """Return the bytes that hosts read from the source, and took as homes from other homes."""
+        told = [agent.status()["exchange"] for agent in self.agents.values()]
+        return sum(e["source_bytes"] for e in told), sum(e["relayed_bytes"] for e in told)
 
     def query(self, text: str) -> list[tuple[Any, ...]]:
         return self.maria.execute(text, database="decision")
@@ -128,16 +148,26 @@ def cloud(
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(network.Network(3, LINK_MBIT))
         door = stack.enter_context(relay.Relay(net.source, rabbitmq.port))
-        made = Cloud(net, rabbitmq, mariadb)
+        made = Cloud(net, rabbitmq, mariadb, images, folder / "switches.json")
         made.image = images.add(IMAGE)
+        made.say_switches()
         for name in ("one", "two"):
-            instance = decision.Instance(folder, name, rabbitmq.url, database, dead_after=30)
+            instance = decision.Instance(
+                folder,
+                name,
+                rabbitmq.url,
+                database,
+                {"switch_loads_static": {"file": made.switches}},
+                switch_loads="static",
+                dead_after=30,
+            )
             made.instances.append(stack.enter_context(instance))
             if name == "one":
                 wait(instance.leads, "an instance that leads", made.logs)
         broker = f"rabbit://guest:guest@{door.address}/"
         for host in net.hosts:
-            agent = decision.agent(host, images, broker, LINK_MBIT, peer_timeout_s=1.0)
+            options = {"peer_timeout_s": 1.0, "location": PLACES[host.name]}
+            agent = decision.agent(host, images, broker, LINK_MBIT, **options)
             made.agents[host.name] = stack.enter_context(agent)
         for agent in made.agents.values():
             agent.wait_ready()
@@ -192,7 +222,8 @@ def test_hosts_join_by_themselves_with_even_shares(cloud: Cloud) -> None:
     assert cloud.table() == {"h1": 100, "h2": 100, "h3": 100}
     rows = cloud.query("SELECT host, address, location, link_bytes_s FROM hosts ORDER BY host")
     assert rows == [
-        (f"h{n}", f"10.0.0.{n}:{agents.PEER_PORT}", "", LINK_MBIT * 125_000) for n in (1, 2, 3)
+        (host, f"10.0.0.{host[1]}:{agents.PEER_PORT}", place, LINK_MBIT * 125_000)
+        for host, place in PLACES.items()
     ]
 
 
@@ -219,6 +250,25 @@ def test_load_on_a_link_moves_v_nodes_away_from_its_host(cloud: Cloud) -> None:
     assert sum(counts.values()) == 300 and max(counts["h1"], counts["h2"]) < 60
     [(published,)] = cloud.query("SELECT COUNT(*) FROM rings WHERE reason = 'overload'")
     assert published <= 3, "one for each end of the link, and one when both are known"
+
+
+def test_busy_switches_make_each_pod_take_one_copy_and_the_cloud_read_once(cloud: Cloud) -> None:
+    before = cloud.newest()[0]
+    image = cloud.images.add(local.random_bytes(4 << 20, seed=7))
+    cloud.say_switches(1)
+    with reading(cloud):
+        cloud.wait_followed(before)
+    table = agents.request(cloud.agents["h1"].control_socket, "ring")
+    assert (table["threshold"], table["outer_threshold"]) == (1, threshold.EVERYWHERE)
+    source_before, relayed_before = cloud.exchanged()
+    for agent in cloud.agents.values():
+        assert agent.image_path(image).read_bytes() == cloud.images.path(image).read_bytes()
+    source_now, relayed_now = cloud.exchanged()
+    assert relayed_now - relayed_before >= 4 << 20, "what one pod read the other took from it"
+    assert source_now - source_before < 8 << 20, "it was not read once for each pod"
+    cloud.say_switches()
+    cloud.wait_followed(cloud.newest()[0])
+    assert agents.request(cloud.agents["h1"].control_socket, "ring").get("threshold") is None
 
 
 def test_a_drained_host_is_home_of_nothing_and_can_be_enabled(cloud: Cloud) -> None:

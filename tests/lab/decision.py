@@ -35,11 +35,18 @@ def configure(path: pathlib.Path, sections: Mapping[str, Mapping[str, object]]) 
 class Instance:
     """Context manager: one acstor-decision.
 
+    :param sections: more sections of its configuration
     :param options: of [acstor_decision]
     """
 
     def __init__(
-        self, folder: pathlib.Path, name: str, broker: str, database: str, **options: object
+        self,
+        folder: pathlib.Path,
+        name: str,
+        broker: str,
+        database: str,
+        sections: Mapping[str, Mapping[str, object]] | None = None,
+        **options: object,
     ) -> None:
         self.name = name
         self.config_file = folder / f"{name}.conf"
@@ -54,6 +61,7 @@ class Instance:
             "DEFAULT": {"transport_url": broker},
             "acstor_decision": own,
             "database": {"connection": database},
+            **(sections or {}),
         }
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -236,14 +236,15 @@ def test_agents_with_a_higher_epoch_than_the_database_get_a_higher_one_yet(lone,
     assert lone.epochs() == [42, 78]
 
 
-@pytest.mark.expect_log("does not say how busy the switches are: gone; the threshold stays")
-def test_the_threshold_follows_the_switches_and_stays_when_they_are_unknown(lone):
+@pytest.mark.expect_log("does not say how busy the switches are: gone; the thresholds stay")
+def test_the_thresholds_follow_the_switches_and_stay_when_they_are_unknown(lone):
     cloud = Cloud(lone)
     cloud.collect(2)
     busy = threshold.SwitchLoad(9, 10)
     lone.loads.said = [[], [busy]]
     cloud.collect(2)
-    assert json.loads(lone.published[-1].table)["threshold"] == 1
+    table = json.loads(lone.published[-1].table)
+    assert (table["threshold"], table["outer_threshold"]) == (1, threshold.EVERYWHERE)
     lone.loads.said = base.LoadsUnknown("prometheus", "gone")
     cloud.collect(3)
     assert lone.epochs() == [1, 2]

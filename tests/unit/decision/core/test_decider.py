@@ -15,12 +15,14 @@ from acstor_decision.core import decider
 from acstor_decision.core import handover
 from acstor_decision.core import members
 from acstor_decision.core import table
+from acstor_decision.core import threshold
 
 LINK_BYTES_S = 1000
 COLLECTION_S = 5.0
 EMPTY = decider.Table({})
 H1, H2, H3 = (ids.HostId(f"h{n}") for n in (1, 2, 3))
 Reason = decider.Reason
+Thresholds = threshold.Thresholds
 
 
 class Cloud:
@@ -192,18 +194,23 @@ def test_a_flapping_host_is_let_in_once_it_stays():
         assert cloud.collect({}, times=5) == []
 
 
-def test_a_threshold_counts_when_it_was_asked_for_twice():
-    cloud = Cloud(3)
-    cloud.decider.observe(1)
+@pytest.mark.parametrize(("spares_source", "outer"), [(True, 3), (False, None)])
+def test_thresholds_count_when_they_were_asked_for_twice(spares_source, outer):
+    cloud = Cloud(3, spares_source=spares_source)
+    cloud.decider.observe(Thresholds(1, 2))
     assert cloud.collect({}) == []
-    cloud.decider.observe(1)
+    for _ in range(2):
+        cloud.decider.observe(Thresholds(1, 3))
     [decision] = cloud.collect({})
     assert (decision.reason, decision.moved) == (Reason.THRESHOLD, 0)
-    assert decision.table.threshold == 1
-    cloud.decider.observe(None)
+    assert decision.table.thresholds == Thresholds(1, outer)
+    published = table.to_ring(decision.table, 2)
+    assert (published.threshold, published.outer_threshold) == (1, outer)
+    assert table.from_ring(published) == decision.table
+    cloud.decider.observe(Thresholds())
     assert cloud.collect({}) == []
-    cloud.decider.observe(None)
-    assert cloud.collect({})[0].table.threshold is None
+    cloud.decider.observe(Thresholds())
+    assert cloud.collect({})[0].table.thresholds == Thresholds()
 
 
 def test_locations_are_used_once_all_hosts_have_as_many_levels():
