@@ -177,6 +177,17 @@ OPTS = [
         help="How far ahead of a sequential reader the agent fetches at most; 0 turns it off. "
         "Beyond 384 KiB it is at most 1/90 of what the reader has read in order.",
     ),
+    cfg.StrOpt(
+        "read_ahead_by",
+        default="order",
+        choices=[
+            ("order", "what follows a reader that reads in order"),
+            ("units", "all of the part of an image that is being read, in whatever order"),
+        ],
+        help="What is fetched before a guest asks for it. units takes 1 MB or 2 where reads are "
+        "dense, as vNavigator expects the next ones there: it may find more, and fetches up to "
+        "three times what guests read.",
+    ),
     cfg.IntOpt(
         "fetch_limit",
         default=64,

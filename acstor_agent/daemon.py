@@ -330,7 +330,7 @@ class Agent:
             cache=self._cache,
             chunks=self._chunks,
             deadline_s=own.read_deadline_s,
-            read_ahead_limit_bytes=own.read_ahead_limit_bytes,
+            ahead=settings.read_ahead(own),
             prefetch=ahead,
             boots=boots,
         )

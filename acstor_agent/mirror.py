@@ -42,7 +42,7 @@ class Mirror:
 
     :param image_map: the image's chunk map
     :param deadline_s: how long a read may wait for one chunk
-    :param read_ahead_limit_bytes: how far ahead of a sequential reader to fetch
+    :param ahead: says what to fetch before a guest asks for it
     :param prefetch: fetches what neighbours advertise
     :param boots: has the boot image in memory while guests boot
     """
@@ -54,7 +54,7 @@ class Mirror:
         cache: cache_files.CacheFiles,
         chunks: fetcher.Fetcher,
         deadline_s: float,
-        read_ahead_limit_bytes: int,
+        ahead: readahead.Predictor,
         prefetch: prefetching.Prefetching,
         boots: booting.Booting,
     ) -> None:
@@ -67,7 +67,7 @@ class Mirror:
         self._cache = cache
         self._chunks = chunks
         self._deadline_s = deadline_s
-        self._ahead = readahead.ReadAhead(read_ahead_limit_bytes)
+        self._ahead = ahead
         self._scratch = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
 
     @property
@@ -93,7 +93,7 @@ class Mirror:
         """
         began_s = time.perf_counter()
         length = max(0, min(length, self.size_bytes - offset, MAX_READ_BYTES))
-        self._read_ahead(offset, length)  # before the wait: the window is on its way meanwhile
+        self._read_ahead(offset, length, began_s)  # before the wait: it is on its way meanwhile
         data: fetcher.Bytes | None = self._read_nowait(offset, length)
         if data is None:
             data = await self._read(offset, length)
@@ -178,12 +178,16 @@ class Mirror:
             origin = fetched.origin
         self.counters.read.add(origin, len(view))
 
-    def _read_ahead(self, offset: int, length: int) -> None:
-        start, stop = self._ahead.read(offset, length)
+    def _read_ahead(self, offset: int, length: int, now_s: float) -> None:
+        start, stop = self._ahead.read(offset, length, now_s)
         if start == stop:
             return
+        cut = self.map.geometry
+        waited_for = range(offset // cut.chunk_bytes, (offset + length - 1) // cut.chunk_bytes + 1)
         wants = (
-            self.want(piece.chunk_no) for piece in self.map.geometry.pieces(start, stop - start)
+            self.want(piece.chunk_no)
+            for piece in cut.pieces(start, stop - start)
+            if piece.chunk_no not in waited_for
         )
         self._chunks.read_ahead(
             want for want in wants if want.cid != ids.ZERO_CID and not self.boots.covers(want.cid)

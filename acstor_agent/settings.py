@@ -11,6 +11,8 @@ from oslo_config import cfg
 from acstor_agent import disk_io
 from acstor_agent import peer_net
 from acstor_agent.core import neighbours
+from acstor_agent.core import readahead
+from acstor_agent.core import unit_ahead
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_common import errors
 from acstor_common import ids
@@ -35,6 +37,13 @@ def scheduling_limits(own: Options) -> pregather.Limits:
         slice_s=own.disk_slice_s,
         tick_s=own.disk_tick_s,
     )
+
+
+def read_ahead(own: Options) -> readahead.Predictor:
+    """Return what says which part of an image to fetch before a guest asks for it."""
+    is_by_units = own.read_ahead_by == "units"
+    make = unit_ahead.UnitAhead if is_by_units else readahead.ReadAhead
+    return make(own.read_ahead_limit_bytes)
 
 
 def host_id(text: str) -> ids.HostId:

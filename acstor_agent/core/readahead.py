@@ -12,6 +12,7 @@ each one stopped; the one that has been silent for the longest is forgotten.
 
 import collections
 import dataclasses
+from typing import Protocol
 
 SEQUENTIAL_READS = 3
 """Reads in a row that make a reader sequential."""
@@ -22,6 +23,13 @@ the kernel reads ahead it is less than 2 % of 32 MiB."""
 WORTH = 90
 READERS = 32
 """Readers of one image that are told apart at a time."""
+
+
+class Predictor(Protocol):
+    """Says what of an image to fetch before a guest asks for it."""
+
+    def read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
+        """Take note of a read and return the range (start, stop) to fetch now; empty if none."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,13 +46,13 @@ class ReadAhead:
     :param limit_bytes: the widest window; 0 turns read-ahead off
 
     >>> ahead = ReadAhead(limit_bytes=1 << 20)
-    >>> ahead.read(0, 131072)
+    >>> ahead.read(0, 131072, now_s=0.0)
     (0, 0)
-    >>> ahead.read(131072, 131072)
+    >>> ahead.read(131072, 131072, now_s=0.0)
     (0, 0)
-    >>> ahead.read(262144, 131072)
+    >>> ahead.read(262144, 131072, now_s=0.0)
     (393216, 655360)
-    >>> ahead.read(393216, 131072)
+    >>> ahead.read(393216, 131072, now_s=0.0)
     (655360, 917504)
     """
 
@@ -52,10 +60,11 @@ class ReadAhead:
         self._limit_bytes = limit_bytes
         self._readers: collections.OrderedDict[int, _Reader] = collections.OrderedDict()
 
-    def read(self, offset: int, length: int) -> tuple[int, int]:
+    def read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
         """Take note of a read and return the range (start, stop) to fetch now; empty if none.
 
-        Ranges of one reader never overlap, so nothing is asked for twice.
+        Ranges of one reader never overlap, so nothing is asked for twice.  When a read comes does
+        not matter here.
         """
         if not self._limit_bytes:
             return (0, 0)

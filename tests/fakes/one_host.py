@@ -20,6 +20,7 @@ from acstor_agent import prefetching
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
 from acstor_agent.core import peer_health
+from acstor_agent.core import readahead
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
 from acstor_common import boot_image
@@ -98,7 +99,7 @@ class OneHost:
             peers=self.peers,
             background_limit=4,
         )
-        self.read_ahead_limit_bytes = 0
+        self.ahead: readahead.Predictor = readahead.ReadAhead(0)
         self.now_s = 0.0
         self.memory = boot_memory.BootMemory(BOOT_LIMIT_BYTES, BOOT_IDLE_S, BOOT_LONGEST_S)
         self.boots = booting.Host(
@@ -125,7 +126,7 @@ class OneHost:
             cache=self.cache,
             chunks=self.chunks,
             deadline_s=DEADLINE_S,
-            read_ahead_limit_bytes=self.read_ahead_limit_bytes,
+            ahead=self.ahead,
             prefetch=prefetching.Prefetching(
                 image_map, index, self.chunks, self._nursery, 256, boots.covers
             ),

@@ -15,6 +15,7 @@ SWITCHES = {
     "advertise_to": "none",
     "unmatched_limit": 0,
     "read_ahead_limit_bytes": 0,
+    "read_ahead_by": "units",
     "follow_referrals": False,
     "race_slow_answers": False,
     "content_exchange": False,

@@ -6,6 +6,7 @@ import trio
 import trio.testing
 
 from acstor_agent.core import readahead
+from acstor_agent.core import unit_ahead
 from acstor_common import errors
 from acstor_common import geometry
 from tests.fakes import one_host
@@ -111,7 +112,7 @@ async def test_chunk_that_is_nowhere_fails_the_read_at_once(host, image, autojum
 
 
 async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):
-    host.read_ahead_limit_bytes = 8 * CHUNK
+    host.ahead = readahead.ReadAhead(8 * CHUNK)
     image = await host.mirrors.attach(one_host.IMAGE)
     for chunk_no in range(20):
         assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]
@@ -121,7 +122,7 @@ async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):
 
 
 async def test_window_ahead_is_asked_for_before_the_reader_has_to_wait(host, autojump_clock):
-    host.read_ahead_limit_bytes = 8 * CHUNK
+    host.ahead = readahead.ReadAhead(8 * CHUNK)
     image = await host.mirrors.attach(one_host.IMAGE)
     for chunk_no in range(readahead.SEQUENTIAL_READS - 1):
         await image.read(chunk_no * CHUNK, CHUNK)
@@ -132,8 +133,18 @@ async def test_window_ahead_is_asked_for_before_the_reader_has_to_wait(host, aut
     assert len(host.source.reads[before:]) > 1
 
 
+async def test_reader_that_stays_in_a_zone_finds_its_chunks_here(host, autojump_clock):
+    host.ahead = unit_ahead.UnitAhead(8 * CHUNK)
+    image = await host.mirrors.attach(one_host.IMAGE)
+    for chunk_no in (7, 3, 5, 1, 6):
+        assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]
+        await trio.sleep(1)
+    assert image.counters.read.as_dict()["source"]["requests"] == 1
+    assert sorted(set(host.source.reads)) == sorted(host.source.reads)
+
+
 async def test_failed_read_ahead_is_nobodys_error(host, autojump_clock):
-    host.read_ahead_limit_bytes = 8 * CHUNK
+    host.ahead = readahead.ReadAhead(8 * CHUNK)
     image = await host.mirrors.attach(one_host.IMAGE)
     await image.read(0, CHUNK)
     await image.read(CHUNK, CHUNK)

@@ -9,7 +9,7 @@ READ = 128 * 1024
 
 
 def read_in_order(ahead, start, count):
-    return [ahead.read(start + n * READ, READ) for n in range(count)]
+    return [ahead.read(start + n * READ, READ, 0.0) for n in range(count)]
 
 
 def test_sequential_reader_has_everything_fetched_ahead_exactly_once():
@@ -47,7 +47,7 @@ def test_random_reader_gets_nothing():
     rng = random.Random(4)
     ahead = readahead.ReadAhead(8 * MIB)
     for _ in range(1000):
-        assert ahead.read(rng.randrange(10**6) * 4096 * 2 + 4096, 4096) == (0, 0)
+        assert ahead.read(rng.randrange(10**6) * 4096 * 2 + 4096, 4096, 0.0) == (0, 0)
 
 
 def test_two_readers_of_one_image_do_not_disturb_each_other():
@@ -55,17 +55,17 @@ def test_two_readers_of_one_image_do_not_disturb_each_other():
     alone = read_in_order(readahead.ReadAhead(MIB), 0, 20)
     together = []
     for n in range(20):
-        together.append(ahead.read(n * READ, READ))
-        ahead.read(512 * MIB + n * READ, READ)
+        together.append(ahead.read(n * READ, READ, 0.0))
+        ahead.read(512 * MIB + n * READ, READ, 0.0)
     assert together == alone
 
 
 def test_silent_readers_are_forgotten():
     ahead = readahead.ReadAhead(MIB)
-    ahead.read(0, READ)
+    ahead.read(0, READ, 0.0)
     for n in range(readahead.READERS):
-        ahead.read((n + 10) * MIB, 4096)
-    assert ahead.read(READ, READ) == (0, 0)
+        ahead.read((n + 10) * MIB, 4096, 0.0)
+    assert ahead.read(READ, READ, 0.0) == (0, 0)
 
 
 def test_limit_zero_turns_it_off():
