@@ -18,6 +18,9 @@ Record = Mapping[str, Any]
 """An image as Glance's API v2 gives it."""
 
 ACTIVE = "active"
+IMPORT_TASK = "os_glance_import_task"
+"""A property that an image has while Glance's import works on it, a moment longer than it takes to
+become active."""
 SERVED_DISK_FORMAT = "raw"
 SERVED_CONTAINER_FORMAT = "bare"
 

@@ -139,22 +139,26 @@ class Publishing(threading.Thread):
             images = glance_images.connect(self._conf)
             preparer = glance_preparer.Preparer(images, self._conf)
             with preparer.claims.held(self._image_id) as is_ours:
-                if is_ours and self._is_active_in_time(images):
+                if is_ours and self._is_imported_in_time(images):
                     preparer.handle_claimed(self._image_id)
         except errors.AcstorError as exc:
             LOG.warning("image %s: left to the listener: %s", self._image_id, exc)
         except Exception:
             LOG.exception("image %s: left to the listener", self._image_id)
 
-    def _is_active_in_time(self, images: glance_images.Images) -> bool:
-        """Wait for the import to end; say whether the image is active then."""
+    def _is_imported_in_time(self, images: glance_images.Images) -> bool:
+        """Wait for the import to end; say whether the image is active then.
+
+        To be active is not enough: until its end the import writes properties back as it read them.
+        """
         deadline_s = time.monotonic() + self._conf.acstor_glance.publish_deadline_s
         wait_s = LOOK_EVERY_S
         while time.monotonic() < deadline_s:
             image = images.read_or_none(self._image_id)
             if image is None:
                 return False
-            if image_record.text_of(image, "status") == image_record.ACTIVE:
+            is_active = image_record.text_of(image, "status") == image_record.ACTIVE
+            if is_active and image_record.IMPORT_TASK not in image:
                 return True
             time.sleep(wait_s)
             wait_s = min(1.5 * wait_s, LOOK_AT_MOST_EVERY_S)

@@ -36,6 +36,7 @@ from tests.lab import runs
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
+from tests.lab.openstack import glance as glance_lab
 
 DEADLINE_S = 60.0
 PROTECTIONS = runs.CHECKOUT / "etc/glance/property-protections-roles.conf"
@@ -92,11 +93,11 @@ class Images:
         return image_id
 
     def import_staged(self, data: bytes, **options: Any) -> str:
-        """Upload by the import flow; returns when the image is active."""
+        """Upload by the import flow; returns when the import is over."""
         image = self.create(**options)
         self.tenant.stage_image(image, data=data)
         self.tenant.import_image(image)
-        self.wait(image.id, lambda record: record["status"] == "active", "the import")
+        self.wait(image.id, glance_lab.is_imported, "the import")
         image_id: str = image.id
         return image_id
 

@@ -13,6 +13,7 @@ from keystoneauth1 import exceptions
 from acstor_common import errors
 from tests.lab import runs
 from tests.lab.openstack import cloud
+from tests.lab.openstack import glance
 from tests.lab.openstack import mariadb as mariadb_lab
 from tests.lab.openstack import rabbitmq as rabbitmq_lab
 
@@ -51,10 +52,10 @@ def test_staged_image_is_imported(keystone_glance: cloud.Cloud) -> None:
     images.stage_image(image, data=b"staged" * 1000)
     images.import_image(image)
 
-    def is_active() -> bool:
-        return bool(images.get_image(image.id).status == "active")
+    def is_over() -> bool:
+        return glance.is_imported(images.get(f"/images/{image.id}").json())
 
-    runs.wait_for(is_active, 60.0, "the import", keystone_glance.glance.log)
+    runs.wait_for(is_over, 60.0, "the import", keystone_glance.glance.log)
     assert (keystone_glance.glance.images / image.id).read_bytes() == b"staged" * 1000
     images.delete_image(image.id)
 
