@@ -28,6 +28,7 @@ from acstor_agent import disk_io
 from acstor_agent import slab_files
 from acstor_agent.core import cache_slot
 from acstor_agent.core import public_cache
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -80,7 +81,7 @@ class CacheFiles:
         self._pending_bytes = 0
         self._healed = self._refused = self._write_errors = 0
         self._actions: list[public_cache.SlabAction] = []
-        self._dirty: dict[cache_slot.Slot, None] = {}
+        self._dirty: dict[cache_slot.Slot, requests.Stream] = {}
         self._work = trio.Event()
         self._room = trio.Event()
         self._writing = trio.Lock()
@@ -328,7 +329,7 @@ class CacheFiles:
 
     def _mark_dirty(self, slot: cache_slot.Slot) -> None:
         if slot not in self._dirty:
-            self._dirty[slot] = None
+            self._dirty[slot] = disk_io.stream_of_later()
             self._core.hold(slot)
         self._work.set()
 
@@ -367,25 +368,31 @@ class CacheFiles:
         with trio.CancelScope(shield=True):
             async with self._writing:
                 actions, self._actions = self._actions, []
-                jobs = list(self._next_jobs())
-                unmade, failed = await self._io.run(
-                    self._place(jobs[0].slot) if jobs else 0,
-                    max(1, sum(len(job.data or b"") for job in jobs)),
-                    True,
-                    self._files.perform_batch,
-                    actions,
-                    jobs,
-                    limiter=self._writer_thread,
-                )
+                stream = next(iter(self._dirty.values()), None)
+                jobs = list(self._next_jobs(stream))
+                with disk_io.as_stream(stream):
+                    unmade, failed = await self._io.run(
+                        self._place(jobs[0].slot) if jobs else 0,
+                        max(1, sum(len(job.data or b"") for job in jobs)),
+                        True,
+                        self._files.perform_batch,
+                        actions,
+                        jobs,
+                        limiter=self._writer_thread,
+                    )
                 self._settle(jobs, unmade, failed)
         self._room.set()
         self._room = trio.Event()
 
-    def _next_jobs(self) -> Iterator[slab_files.WriteJob]:
-        batch_bytes = 0
-        for count, slot in enumerate(self._dirty):
+    def _next_jobs(self, stream: requests.Stream | None) -> Iterator[slab_files.WriteJob]:
+        """Yield the oldest jobs; where a scheduler tells streams apart, those of one stream."""
+        batch_bytes = count = 0
+        for slot, its in self._dirty.items():
             if batch_bytes >= BATCH_BYTES or count == BATCH_JOBS:
                 return
+            if its != stream and self._io.is_scheduling:
+                continue
+            count += 1
             data = None if slot.is_gone else slot.data
             batch_bytes += len(data or b"")
             yield slab_files.WriteJob(slot, data, slot.keep_class, slot.is_gone)

@@ -45,13 +45,22 @@ _stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar("strea
 
 
 @contextlib.contextmanager
-def as_stream(stream: requests.Stream) -> Iterator[None]:
-    """Let what is done within the block belong to a stream."""
-    before = _stream.set(stream)
+def as_stream(stream: requests.Stream | None) -> Iterator[None]:
+    """Let what is done within the block belong to a stream; None leaves it where it is.
+
+    So does what tasks do that are started there.
+    """
+    before = _stream.set(stream or _stream.get())
     try:
         yield
     finally:
         _stream.reset(before)
+
+
+def stream_of_later() -> requests.Stream:
+    """Return the stream of a write that is put off: nobody waits for it, whoever caused it."""
+    stream = _stream.get()
+    return max(stream, _OURS, key=lambda one: one.klass)
 
 
 def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:

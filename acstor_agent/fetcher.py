@@ -20,6 +20,7 @@ from typing import NamedTuple
 import trio
 
 from acstor_agent import cache_files
+from acstor_agent import disk_io
 from acstor_agent import exchange
 from acstor_agent import flights
 from acstor_agent import home
@@ -242,7 +243,8 @@ class Fetcher:
 
     def begin(self, want: Want, errand: Errand) -> flights.Flight[Fetched]:
         """Have a chunk brought here; join its flight if it is under way."""
-        flight = self._flights.join(want.cid, lambda flight: self._bring(want, errand, flight))
+        with disk_io.as_stream(errand.stream):
+            flight = self._flights.join(want.cid, lambda flight: self._bring(want, errand, flight))
         journey = self._journeys.get(flight)
         if journey and errand < journey.errand:
             self._hurry(journey, errand)

@@ -3,6 +3,7 @@
 
 import enum
 
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import peer_wire
 
 
@@ -24,6 +25,18 @@ class Errand(enum.IntEnum):
         return peer_wire.Klass.DEMAND if self is Errand.GUEST_WAITS else peer_wire.Klass.BULK
 
     @property
+    def stream(self) -> requests.Stream | None:
+        """Whose the disk I/O is that comes of it; None if it is that of whoever waits."""
+        return _STREAMS.get(self)
+
+    @property
     def asks_holders_only(self) -> bool:
         """Only those who advertised it are asked: it is not worth a read of the source."""
         return self is Errand.ADVERTISED
+
+
+_STREAMS = {
+    Errand.READ_AHEAD: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
+    Errand.PRE_SEED: requests.Stream(requests.Klass.HYDRATION, "pre-seed"),
+    Errand.ADVERTISED: requests.Stream(requests.Klass.PREFETCH, "advertised"),
+}

@@ -15,6 +15,7 @@ from tests.lab import local
 
 pytestmark = hosts.needs_fuse
 DISK = "0b6d1d1c-6a5f-4e21-8c11-3f0c2b7d9a5e"
+OWN_STREAMS = ("background:agent", "prefetch:read-ahead", "hydration:pre-seed")
 DATA = local.random_bytes(6 * geometry.MIB + 777, seed=7, zero_share=0.2)
 
 
@@ -56,6 +57,27 @@ def test_reads_that_need_the_disk_belong_to_who_opened_the_image(start, images):
     guests = [name for name in io["streams"] if name.startswith(f"guest:{image_id}/")]
     assert guests
     assert sum(io["streams"][name]["latency"]["count"] for name in guests) > 0
+
+
+@pytest.mark.parametrize("policy", ["none", "pregather"])
+def test_pre_seeding_and_read_ahead_are_streams_of_their_own(start, images, policy):
+    seeded, read_in_order = images.add(DATA), images.add(DATA[::-1])
+    agent = start(disk_policy=policy)
+    agent.ctl("pre-seed", seeded)
+    subprocess.run(
+        ["dd", f"if={agent.image_path(read_in_order)}", "iflag=direct", "bs=64k", "of=/dev/null"],
+        check=True,
+        capture_output=True,
+    )
+    hosts.wait_written(agent)
+    streams = agent.status()["disk_io"]["streams"]
+    written = {name: streams[name]["bytes"] for name in OWN_STREAMS if name in streams}
+    assert set(written) == (set(OWN_STREAMS) if policy != "none" else set())
+    if written:
+        assert written["hydration:pre-seed"] > len(DATA) / 2
+        assert sum(written.values()) < 2 * len(DATA) + geometry.MIB
+    assert agent.image_path(seeded).read_bytes() == DATA
+    assert agent.image_path(read_in_order).read_bytes() == DATA[::-1]
 
 
 def is_up(agent: agents.Agent) -> bool:

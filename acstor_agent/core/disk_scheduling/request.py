@@ -15,7 +15,9 @@ class Klass(enum.IntEnum):
 
     GUEST = 0
     PEER = 1
-    BACKGROUND = 2
+    BACKGROUND = 2  # the agent's own work, such as to store what a guest has been given
+    PREFETCH = 3  # what nobody has asked for yet
+    HYDRATION = 4  # whole images, which an operator wants here
 
 
 class Stream(NamedTuple):

@@ -14,8 +14,10 @@ import pytest
 import trio
 
 from acstor_agent import cache_files
+from acstor_agent import disk_io
 from acstor_agent.core import cache_slab
 from acstor_agent.core import public_cache
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import errors
 from acstor_common import ids
 
@@ -580,3 +582,26 @@ async def test_membership_may_be_asked_from_another_thread(tmp_path):
         known = await trio.to_thread.run_sync(lambda: [cid in cache for cid in CIDS])
         assert known == [True] * 24
         assert await trio.to_thread.run_sync(lambda: set(cache.iter_cids())) == set(CIDS)
+
+
+PREFETCH = requests.Stream(requests.Klass.PREFETCH, "read-ahead")
+GUEST = requests.Stream(requests.Klass.GUEST, "a")
+
+
+@pytest.mark.parametrize("policy", ["none", "pregather"])
+async def test_what_was_fetched_ahead_is_written_as_a_stream_of_its_own(tmp_path, policy):
+    async with trio.open_nursery() as nursery:
+        io = disk_io.DiskIo(policy)
+        await nursery.start(io.serve)
+        async with running(tmp_path, io=io) as cache:
+            for number, (cid, chunk) in enumerate(zip(CIDS, CHUNKS, strict=True)):
+                with disk_io.as_stream((PREFETCH, GUEST, None)[number % 3]):
+                    cache.store(cid, chunk)
+        counts = {str(stream): count.bytes for stream, count in io.account.streams.items()}
+        nursery.cancel_scope.cancel()
+    third = sum(map(len, CHUNKS)) // 3
+    expected = {"prefetch:read-ahead": third, "background:agent": 2 * third}
+    assert counts == (expected if policy == "pregather" else {})
+    again = open_cache(tmp_path)
+    assert set(again.iter_cids()) == set(CIDS)
+    await again.aclose()

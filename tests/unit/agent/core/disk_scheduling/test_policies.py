@@ -190,9 +190,13 @@ def test_request_that_no_disk_can_serve_is_refused(offset: int, length: int) -> 
     assert not len(found)
 
 
-def test_background_waits_for_guests_but_not_past_its_deadline() -> None:
+LATER = [klass for klass in requests.Klass if klass is not requests.Klass.GUEST]
+
+
+@pytest.mark.parametrize("klass", LATER)
+def test_other_classes_wait_for_guests_but_not_past_their_deadline(klass: requests.Klass) -> None:
     disk = Disk(pregather.Pregather())
-    behind = requests.Request(stream("hydration", requests.Klass.BACKGROUND), 10**6, 4096)
+    behind = requests.Request(stream("later", klass), 10**6, 4096)
     disk.submit(behind, read("guest", 500 * GB))
     assert disk.serve_one() is not behind
     for number in range(1, 1000):
@@ -201,6 +205,14 @@ def test_background_waits_for_guests_but_not_past_its_deadline() -> None:
         if behind in disk.served:
             break
     assert cfq.READ_EXPIRE_S < disk.now_s < 2.0
+
+
+def test_classes_go_one_after_the_other() -> None:
+    disk = Disk(pregather.Pregather())
+    for klass in reversed(requests.Klass):
+        disk.submit(requests.Request(stream(klass.name, klass), klass * GB, 4096))
+    disk.drain()
+    assert [request.stream.klass for request in disk.served] == list(requests.Klass)
 
 
 def test_seeks_waits_and_latency_are_counted_by_stream() -> None:
