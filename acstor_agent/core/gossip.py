@@ -141,7 +141,11 @@ class Gossip:
         self._allowances: collections.OrderedDict[ids.HostId, _Allowance] = (
             collections.OrderedDict()
         )
-        self._told: collections.OrderedDict[Prefix, None] = collections.OrderedDict()
+        # What this host has advertised and has, and to whom: only they hear that it is gone.
+        self._told: collections.OrderedDict[Prefix, tuple[ids.HostId, ...]] = (
+            collections.OrderedDict()
+        )
+        self._audiences: dict[tuple[ids.HostId, ...], tuple[ids.HostId, ...]] = {}
         self._outboxes: dict[ids.HostId, _Outbox] = {}
         self.set_neighbours(neighbours, 0.0)
 
@@ -160,8 +164,9 @@ class Gossip:
         outbox = self._outboxes.get(host)
         for prefix in heard:
             self._add_holder(prefix, number)
-            if outbox:
-                outbox.prefixes.pop(prefix, None)
+            if outbox and prefix in outbox.prefixes:
+                del outbox.prefixes[prefix]
+                self._untell(prefix, host)
         while len(self._table) > self._limits.table_prefixes:
             self._table.popitem(last=False)
         return heard
@@ -246,8 +251,7 @@ class Gossip:
         self._outboxes = {host: self._outboxes.get(host, _Outbox()) for host in wanted}
         recent = list(self._told)[-self._limits.queue_prefixes :] if new else []
         for prefix in recent:
-            for host in new:
-                self._post(host, prefix, now)
+            self._tell(prefix, new, now)
 
     def have(self, prefix: Prefix, now: float, from_host: ids.HostId | None = None) -> None:
         """Tell the neighbours of a chunk that is here, except those who are known to have it.
@@ -256,28 +260,27 @@ class Gossip:
         """
         if prefix in self._told:
             return
-        self._told[prefix] = None
+        self._told[prefix] = ()
         if len(self._told) > self._limits.told_prefixes:
             self._told.popitem(last=False)
         holders = self.holders(prefix)
-        for host in self._outboxes:
-            if host != from_host and host not in holders:
-                self._post(host, prefix, now)
+        audience = [h for h in self._outboxes if h != from_host and h not in holders]
+        self._tell(prefix, audience, now)
 
     def gone(self, prefix: Prefix, now: float) -> None:
-        """Take back what was told of a chunk that is not here any more.
+        """Take back what was told of a chunk that is not here any more, from those who were told.
 
         When it comes back it is advertised again; if nobody has heard that it was gone, not even
         that is needed.
         """
-        if prefix not in self._told:
-            return
-        del self._told[prefix]
-        for outbox in self._outboxes.values():
+        for host in self._told.pop(prefix, ()):
+            outbox = self._outboxes.get(host)
+            if outbox is None:
+                continue  # no neighbour any more
             if prefix in outbox.prefixes:
                 del outbox.prefixes[prefix]
             else:
-                self._put(outbox, outbox.gone, prefix, now)
+                self._put(host, outbox.gone, prefix, now)
 
     def take_batches(self, now: float) -> list[tuple[ids.HostId, tuple[Prefix, ...]]]:
         """Return the advertisements to send now, oldest first, at most 512 prefixes each."""
@@ -304,28 +307,47 @@ class Gossip:
         """Return when there is something to send; None if nothing waits."""
         return min((box.due for box in self._outboxes.values() if not box.is_empty), default=None)
 
+    def _tell(self, prefix: Prefix, hosts: Sequence[ids.HostId], now: float) -> None:
+        """Queue an advertisement for these neighbours; they share one tuple for many prefixes."""
+        self._note_told(prefix, tuple(dict.fromkeys((*self._told[prefix], *hosts))))
+        for host in hosts:
+            self._post(host, prefix, now)
+
+    def _untell(self, prefix: Prefix, host: ids.HostId) -> None:
+        """Note that an advertisement has left its queue without being sent."""
+        if prefix in self._told:
+            self._note_told(prefix, tuple(h for h in self._told[prefix] if h != host))
+
+    def _note_told(self, prefix: Prefix, audience: tuple[ids.HostId, ...]) -> None:
+        if len(self._audiences) > self._limits.told_prefixes:
+            self._audiences.clear()
+        self._told[prefix] = self._audiences.setdefault(audience, audience)
+
     def _post(self, host: ids.HostId, prefix: Prefix, now: float) -> None:
         outbox = self._outboxes[host]
         if prefix in outbox.gone:
             del outbox.gone[prefix]
             return  # the neighbour was told before, and has not heard that it was gone
-        self._put(outbox, outbox.prefixes, prefix, now)
+        self._put(host, outbox.prefixes, prefix, now)
 
     def _put(
         self,
-        outbox: _Outbox,
+        host: ids.HostId,
         queue: collections.OrderedDict[Prefix, None],
         prefix: Prefix,
         now: float,
     ) -> None:
+        outbox = self._outboxes[host]
         if outbox.is_empty:
             outbox.due = now + self._limits.delay_s
         queue[prefix] = None
         if len(queue) >= BATCH_PREFIXES:
             outbox.due = min(outbox.due, now)
         if len(queue) > self._limits.queue_prefixes:
-            queue.popitem(last=False)
+            dropped, _ = queue.popitem(last=False)
             self.statistics.dropped += 1
+            if queue is outbox.prefixes:
+                self._untell(dropped, host)
 
     def _add_holder(self, prefix: Prefix, number: int) -> None:
         known = self._table.get(prefix, ())

@@ -162,6 +162,29 @@ def test_chunk_that_is_back_before_anybody_heard_that_it_was_gone_is_not_spoken_
     assert (core.take_gone(1e6), sent(core)) == ([], {})
 
 
+def test_only_those_who_were_told_of_a_chunk_hear_that_it_is_gone():
+    core = gossip.Gossip(["giver", "holder", "first", "told", "new"], gossip.Limits(delay_s=0.0))
+    core.set_neighbours(["giver", "holder", "first", "told"], 0.0)
+    core.advertised("holder", [5], 0.0)
+    core.have(5, 0.0, from_host="giver")
+    core.advertised("first", [5], 0.0)  # before it was told
+    assert sent(core) == {"told": [5]}
+    core.set_neighbours(["giver", "holder", "first", "told", "new"], 0.0)
+    assert sent(core) == {"new": [5]}
+    core.gone(5, 0.0)
+    assert core.take_gone(1e6) == [("told", (5,)), ("new", (5,))]
+
+
+def test_what_was_pushed_out_of_a_queue_is_not_taken_back():
+    core = gossip.Gossip(["h1"], gossip.Limits(queue_prefixes=2))
+    for prefix in range(3):
+        core.have(prefix, 0.0)
+    assert sent(core) == {"h1": [1, 2]}
+    for prefix in range(3):
+        core.gone(prefix, 0.0)
+    assert core.take_gone(1e6) == [("h1", (1, 2))]
+
+
 def test_chunks_that_are_gone_share_frames_and_those_never_told_are_not_mentioned():
     core = gossip.Gossip(["h1", "h2"])
     for prefix in range(600):
