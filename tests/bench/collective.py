@@ -145,6 +145,8 @@ class Cloud:
                 agent.wait_ready()
             self.mark()
             yield self
+            for agent in self.agents.values():
+                agent.ask_to_end()
 
     def _write_rings(self, net: network.Network) -> dict[int, pathlib.Path]:
         rings = {}

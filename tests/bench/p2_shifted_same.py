@@ -20,7 +20,7 @@ LINK_MBIT = 25
 REGION_BYTES = 32 * geometry.MIB
 IMAGE_BYTES = 40 * geometry.MIB
 DELAY_S = 1.0
-BASELINE_DIVISOR = 4
+BASELINE_DIVISOR = 8
 
 
 @harness.benchmark(

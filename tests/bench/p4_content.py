@@ -7,13 +7,14 @@ mounted file system (:mod:`tests.lab.common_images`); which share of the chunks
 that are read is the same in both is measured and kept with the result, for no
 exchange can do better than that share allows.
 
-The paper's three ways: every host alone (nfs-direct), a ring for each group
-(collab-simple), one ring for all (collab-dedup); for its three splits.  The
-first figure is the time of the groups apart over their time together, half and
-half.  The second is what looking at content costs one group that cannot gain by
-it: the time with ``content_exchange`` over that without, the means of some
-turns taken alternately.  Without that option there is nothing to compare, and
-the second figure is not a number, which meets no target.
+The paper's three ways: every host alone (nfs-direct, played once: who shares
+nothing does not care what others read), a ring for each group (collab-simple),
+one ring for all (collab-dedup); for its three splits.  The first figure is the
+time of the groups apart over their time together, half and half.  The second is
+what looking at content costs one group that cannot gain by it: the time with
+``content_exchange`` over that without, the means of some turns taken
+alternately.  Without that option there is nothing to compare, and the second
+figure is not a number, which meets no target.
 """
 
 import math
@@ -36,6 +37,9 @@ COMMON_BYTES = 24 * geometry.MIB + 12_345
 SPLITS = {"all": 0, "25 %": HOSTS // 4, "50 %": HOSTS // 2}
 """How many hosts read the second image."""
 OPTION = "content_exchange"
+SHARE_NEEDED = 0.95
+"""Where less is common the groups' times say nothing about exchange by content.  The allocator lays
+large files on chunk boundaries; one of 4 MiB and a few bytes had no chunk in common."""
 COST_TURNS = 3
 GAIN_TARGET = 1.95
 
@@ -56,8 +60,17 @@ def run(say: harness.Say) -> harness.Result:
         first, second = ((images.data(n), image.spans) for n, image in enumerate(made))
         share = common_images.common_share(first, second)
         say(f"{share:.4f} of the chunks that are read are in both images")
+        if share < SHARE_NEEDED:
+            raise harness.CannotRun(
+                f"only {share:.2f} of the package's chunks are in both images, so there is nothing "
+                f"to exchange: the file system has laid it at other offsets within chunks"
+            )
         scene = Scene(images, [image.spans for image in made], say)
-        found = {split: scene.compare(split, others) for split, others in SPLITS.items()}
+        direct = scene.play("direct", SPLITS["50 %"], [])
+        found = {
+            split: {**scene.compare(split, others), "direct": direct}
+            for split, others in SPLITS.items()
+        }
         cost = scene.cost_percent()
     half = found["50 %"]
     gain = half["groups apart"]["completion"] / half["together"]["completion"]
@@ -89,13 +102,12 @@ class Scene:
         self._say = say
 
     def compare(self, split: str, others: int) -> dict[str, patterns.Outcome]:
-        """Play all ways with ``others`` hosts at the second image."""
+        """Play the ways that share with ``others`` hosts at the second image."""
         apart = [range(HOSTS - others), range(HOSTS - others, HOSTS)]
         by_place = {OPTION: False} if collective.has_option(OPTION) else {}
         ways: dict[str, tuple[list[range], dict[str, bool]]] = {
             "together": ([range(HOSTS)], {}),
             "groups apart": ([group for group in apart if group], by_place),
-            "direct": ([], {}),
         }
         return {
             name: self.play(f"{split}, {name}", others, groups, **options)

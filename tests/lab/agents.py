@@ -195,12 +195,16 @@ class Agent:
         """Return the file under which the agent shows an image."""
         return self.mount_point / "images" / f"{image_id}.raw"
 
+    def ask_to_end(self) -> None:
+        """Ask the agent to end in good order, so that several end at once; :meth:`stop` waits."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """End the agent in good order; by force if it does not end. Nothing stays mounted."""
         if self._process is None:
             return
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        self.ask_to_end()
         try:
             self._process.wait(STOP_DEADLINE_S)
         except subprocess.TimeoutExpired:
