@@ -259,9 +259,14 @@ class Exchange:
     # Advertisements
 
     def holders(self, want: Want) -> list[ids.HostId]:
-        """Return the usable hosts that advertised a chunk, fewest pending requests first."""
+        """Return the hosts that advertised a chunk and may be asked, fewest pending requests first.
+
+        Those that the table spares may not: traffic that took their v-nodes has no room for this.
+        """
         hosts = self._gossip.holders(gossip.Prefix(self.oid(want)))
-        return [host for host in hosts if host != self._here and self.is_usable(host)]
+        others = [host for host in hosts if host != self._here and self.is_usable(host)]
+        table = self._current_ring()
+        return [host for host in others if not table.is_spared(host)]
 
     def is_busier(self, host: ids.HostId, other: ids.HostId) -> bool:
         """Say whether more requests of this host are pending at ``host`` than at ``other``."""

@@ -206,6 +206,7 @@ class Ring:
             for name in host.owned()
         )
         self._homes = sum(host.vnodes > 0 for host in self.hosts)
+        self._spared = {h.host for h in self.hosts if 2 * h.vnodes * len(self.hosts) < len(points)}
         self._points = array.array("Q", [point for point, _ in points])
         self._owner_of_point = array.array("H", [number for _, number in points])
 
@@ -218,6 +219,13 @@ class Ring:
         :raises KeyError: the host is not on the ring
         """
         return self._addresses[host]
+
+    def is_spared(self, host: ids.HostId) -> bool:
+        """Say whether ``host`` has less than half of an even share of the v-nodes.
+
+        It has other things to carry, so it is not asked for what others have as well.
+        """
+        return host in self._spared
 
     def locations(self) -> dict[ids.HostId, str]:
         """Return where each host stands."""

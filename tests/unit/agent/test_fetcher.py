@@ -593,6 +593,21 @@ async def test_exchange_by_place_shares_nothing_between_images(tmp_path, nursery
         await cache.aclose()
 
 
+# Weights
+
+
+@pytest.mark.parametrize(("vnodes", "is_asked"), [(43, True), (42, False)])
+async def test_who_has_less_than_half_a_share_is_not_asked_for_what_it_advertised(
+    vnodes, is_asked, cloud
+):
+    wanted = want(0)
+    told, busy = others(cloud, wanted)[:2]
+    cloud.peers[told].heard(busy, [gossip.prefix_of(wanted.cid)])
+    assert cloud.peers[told].holders(wanted) == [busy]
+    cloud.ring = placed(cloud, 2, vnodes={busy: vnodes})
+    assert cloud.peers[told].holders(wanted) == ([busy] if is_asked else [])
+
+
 # What is gone, and copies
 
 
