@@ -115,6 +115,11 @@ OPTS = [
         "one copy of a chunk over the busy level. False lets every group read the source for "
         "itself, for where the way to the source is better than that between groups.",
     ),
+    cfg.StrOpt(
+        "metrics_listen",
+        default="127.0.0.1:9465",
+        help="Address and port of the Prometheus endpoint; empty turns it off.",
+    ),
     cfg.IntOpt(
         "ring_history",
         default=200,

@@ -7,6 +7,7 @@ hears of it, and an epoch never goes back.  Whatever is gone (broker, database,
 lock), the service goes on with the rest and waits; agents keep their last table.
 """
 
+import collections
 import logging
 import queue
 import time
@@ -19,6 +20,7 @@ from acstor_common import ids
 from acstor_common import ring
 from acstor_decision import conf as decision_conf
 from acstor_decision import leadership
+from acstor_decision import metrics
 from acstor_decision.core import decider
 from acstor_decision.core import members
 from acstor_decision.core import table
@@ -62,6 +64,7 @@ class Service:
         )
         self.current = decision_api.RingTable(0, ring.encode(ring.Ring(0, ())).decode())
         self.leads = False
+        self.picture = metrics.Picture()
         self._store, self._lead, self._loads = store, lead, loads
         self._publish, self._send_to = publish, send_to
         self._clock, self._wall = clock, wall
@@ -70,6 +73,8 @@ class Service:
         self._published_s = 0.0
         self._has_database = True
         self._knows_loads = True
+        self._heard = self._moved = 0
+        self._tables_published: collections.Counter[str] = collections.Counter()
 
     def hear(self, sample: decision_api.Sample) -> None:
         """Take a sample for the next round; may be called from any thread, never waits."""
@@ -105,6 +110,7 @@ class Service:
             self._has_database = True
         self.leads = self.leads and self._has_database
         self.members.forget_dead(self._clock())
+        self.picture = self._new_picture()
 
     def _take_samples(self) -> None:
         while True:
@@ -115,6 +121,7 @@ class Service:
             refusal = self.members.hear(sample, heard_s, self._wall())
             if refusal is None:
                 self._fresh[sample.host] = sample
+                self._heard += 1
             else:
                 LOG.info("%s: sample %d is refused: %s", sample.host, sample.number, refusal.value)
 
@@ -197,6 +204,8 @@ class Service:
         self.decider.adopt(decision)
         self.current = decision_api.RingTable(epoch, text)
         self._published_s = self._clock()
+        self._tables_published[new.reason] += 1
+        self._moved += new.moved
         LOG.info(
             "epoch %d (%s): %d of %d v-nodes move, %d hosts",
             epoch,
@@ -212,6 +221,30 @@ class Service:
         for host, sample in sorted(self._fresh.items()):
             if sample.ring_epoch < self.current.epoch and not self._send_to(host, self.current):
                 return
+
+    def _new_picture(self) -> metrics.Picture:
+        """Return what is known after a round."""
+        now_s, places = self._clock(), self.decider.table.places
+        hosts = {}
+        for host in self.members.living(now_s):
+            member = self.members[host]
+            vnodes = len(places[host].names) if host in places else 0
+            is_overloaded = member.overloaded_in_a_row > 0
+            hosts[host] = metrics.HostPicture(vnodes, member.traffic_share(), is_overloaded)
+        return metrics.Picture(
+            leads=self.leads,
+            round_s=self._wall(),
+            has_database=self._has_database,
+            has_loads=self._knows_loads,
+            epoch=self.current.epoch,
+            thresholds=self.decider.table.thresholds,
+            traffic_cv=self.members.traffic_cv(now_s),
+            hosts=hosts,
+            heard=self._heard,
+            refused={reason.value: times for reason, times in self.members.refused.items()},
+            published=dict(self._tables_published),
+            moved=self._moved,
+        )
 
 
 def own_bytes_s(sample: decision_api.Sample) -> float:

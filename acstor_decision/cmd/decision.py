@@ -5,6 +5,7 @@ A loop and the threads of oslo.messaging are all that it is, so it needs no laun
 of oslo.service: nothing is forked, and systemd starts it again.
 """
 
+import dataclasses
 import logging
 import signal
 import sys
@@ -17,6 +18,7 @@ from oslo_log import log
 from acstor_common import errors
 from acstor_decision import conf as decision_conf
 from acstor_decision import leadership
+from acstor_decision import metrics
 from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.db import database
@@ -77,6 +79,13 @@ def run(conf: cfg.ConfigOpts) -> int:
         send_to=lambda host, table: bus.send(host, table),
     )
     bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring)
+
+    def picture() -> metrics.Picture:
+        refused = {**made.picture.refused, "malformed": bus.malformed}
+        return dataclasses.replace(made.picture, refused=refused)
+
+    address = own.metrics_listen
+    stop_metrics = metrics.serve(address, picture) if address else lambda: None
     bus.start()
     LOG.info("%s serves", own.instance)
     try:
@@ -84,6 +93,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     finally:
         lead.step_down()
         bus.stop()
+        stop_metrics()
         store.close()
     return 0
 

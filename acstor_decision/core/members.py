@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import enum
 import fnmatch
+import statistics
 from collections.abc import Sequence
 
 from acstor_common import decision_api
@@ -84,6 +85,11 @@ def busiest_share(sample: decision_api.Sample) -> float:
     return most / (sample.link_bytes_s * sample.interval_s)
 
 
+def carried_bytes_s(sample: decision_api.Sample) -> float:
+    """Return all that a host sent and received, chunks too, in bytes a second."""
+    return (sample.total.received + sample.total.sent) / sample.interval_s
+
+
 class Members:
     """All hosts that were heard of."""
 
@@ -154,6 +160,15 @@ class Members:
         return [
             host for host in self.living(now_s) if self._members[host].overloaded_in_a_row >= needed
         ]
+
+    def traffic_cv(self, now_s: float) -> float:
+        """Return how unevenly the living hosts carry what they carry (Wu et al. 2017, Equation 2).
+
+        It is the standard deviation by the mean; 0 if nobody carries anything.
+        """
+        carried = [carried_bytes_s(self._members[host].last) for host in self.living(now_s)]
+        mean = statistics.fmean(carried) if carried else 0.0
+        return statistics.pstdev(carried, mean) / mean if mean else 0.0
 
     def forget_overloads(self) -> None:
         """Count overloads from 0 again: what was seen has been answered."""

@@ -17,8 +17,10 @@ import pytest
 import yaml
 
 from tests.fakes import hosts
+from tests.lab import decision
 from tests.lab import local
 from tests.lab import runs
+from tests.lab.openstack import rabbitmq
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RULES = ROOT / "etc/prometheus/acstor.rules.yaml"
@@ -49,17 +51,21 @@ class Prometheus:
 
 @pytest.fixture
 def prometheus(tmp_path: pathlib.Path) -> Iterator[tuple[Prometheus, list[int]]]:
-    """Return a server that scrapes agents at the returned ports and knows our alerts."""
+    """Return a server that knows our alerts and scrapes two agents and a decision service there."""
     address = f"{local.LOOPBACK}:{local.unused_port()}"
-    ports = [local.unused_port(), local.unused_port()]
+    ports = [local.unused_port() for _ in range(3)]
     conf = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(RULES)],
         "scrape_configs": [
             {
                 "job_name": "acstor-agent",
-                "static_configs": [{"targets": [f"{local.LOOPBACK}:{port}" for port in ports]}],
-            }
+                "static_configs": [{"targets": [f"{local.LOOPBACK}:{port}" for port in ports[:2]]}],
+            },
+            {
+                "job_name": "acstor-decision",
+                "static_configs": [{"targets": [f"{local.LOOPBACK}:{ports[2]}"]}],
+            },
         ],
     }
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(conf))
@@ -93,15 +99,44 @@ def test_each_alert_is_raised_by_its_trouble_and_by_nothing_else() -> None:
     runs.tool(["promtool", "test", "rules", ROOT / "tests/functional/alerts.yaml"])
 
 
-def test_dashboard_and_alerts_ask_for_what_agents_really_tell(images, start, prometheus) -> None:
+@pytest.fixture
+def broker(tmp_path: pathlib.Path) -> Iterator[str]:
+    if not pathlib.Path("/usr/sbin/rabbitmq-server").exists():
+        pytest.skip("needs Debian's package rabbitmq-server")
+    made = rabbitmq.RabbitMQ(tmp_path / "broker")
+    try:
+        made.start()
+        made.wait_ready()
+        yield made.url
+    finally:
+        made.kill()
+
+
+@pytest.fixture
+def service(tmp_path: pathlib.Path, broker: str, prometheus: Any) -> Iterator[decision.Instance]:
+    database = f"sqlite:///{tmp_path}/decision.sqlite"
+    listen = f"{local.LOOPBACK}:{prometheus[1][2]}"
+    with decision.Instance(tmp_path, "one", broker, database, metrics_listen=listen) as made:
+        yield made
+
+
+def test_dashboard_and_alerts_ask_for_what_is_really_told(
+    images, start, prometheus, broker, service
+) -> None:
     server, ports = prometheus
     image_id = images.add(local.random_bytes(1 << 20))
-    for number, port in enumerate(ports):
-        agent = start(f"h{number}", metrics_listen=f"{local.LOOPBACK}:{port}")
+    for number, port in enumerate(ports[:2]):
+        agent = start(
+            f"h{number}",
+            sections={"DEFAULT": {"transport_url": broker}},
+            metrics_listen=f"{local.LOOPBACK}:{port}",
+            collection_s=decision.COLLECTION_S,
+            traffic_interfaces="lo",
+        )
         agent.image_path(image_id).read_bytes()
     wanted = expressions_of_dashboard() + expressions_of_alerts()
     names = set().union(*map(metric_names, wanted))
-    assert len(names) > 15
+    assert len(names) > 25
     missing, health = names, {"unknown"}
     end_s = time.monotonic() + READY_S
     while (missing or "unknown" in health) and time.monotonic() < end_s:

@@ -6,21 +6,26 @@ broker through a relay in the image server's namespace.
 """
 
 import configparser
+import contextlib
 import pathlib
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from typing import Self
 
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import network
+from tests.lab import relay
 from tests.lab import runs
+from tests.lab.openstack import rabbitmq
 
 STOP_DEADLINE_S = 15.0
 COLLECTION_S = 1.0
-READY_DEADLINE_S = 30.0
+JOIN_DEADLINE_S = 90.0
 
 
 def configure(path: pathlib.Path, sections: Mapping[str, Mapping[str, object]]) -> pathlib.Path:
@@ -55,6 +60,7 @@ class Instance:
             "instance": name,
             "coordination_url": f"file://{folder}/coordination",
             "collection_s": COLLECTION_S,
+            "metrics_listen": "",
             **options,
         }
         self._sections = {
@@ -106,6 +112,65 @@ class Instance:
         return f"{self.name} leads" in self.log()
 
 
+class Service:
+    """Context manager: a broker and one instance of the service for the hosts of a network.
+
+    Everything of them lies in the folder of the network's run, and goes with it.
+
+    :param options: of [acstor_decision]
+    """
+
+    def __init__(self, net: network.Network, **options: object) -> None:
+        self.folder = net.run.folder / "decision"
+        self.database = self.folder / "decision.sqlite"
+        self._net, self._options = net, options
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Start both; the broker is ready then, the instance soon."""
+        with contextlib.ExitStack() as stack:
+            self.folder.mkdir()
+            broker = rabbitmq.RabbitMQ(self.folder)
+            stack.callback(broker.kill)
+            broker.start()
+            broker.wait_ready()
+            door = stack.enter_context(relay.Relay(self._net.source, broker.port))
+            self.url = f"rabbit://guest:guest@{door.address}/"
+            database = f"sqlite:///{self.database}"
+            self._instance = Instance(self.folder, "one", broker.url, database, **self._options)
+            stack.enter_context(self._instance)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def join(
+        self, hosts: Sequence[network.Host], link_mbit: float, source_url: str, **options: object
+    ) -> list[agents.Agent]:
+        """Run an agent on each of some hosts; wait until all have a ring with all of them.
+
+        :param options: of [acstor_agent]
+        """
+        joined = [
+            self._stack.enter_context(agent(host, None, self.url, link_mbit, source_url, **options))
+            for host in hosts
+        ]
+        for one in joined:
+            one.wait_ready(JOIN_DEADLINE_S)
+
+        def have_joined() -> bool:
+            return all(one.status()["ring"]["hosts"] == len(hosts) for one in joined)
+
+        runs.wait_for(have_joined, JOIN_DEADLINE_S, "one ring on all hosts", self._instance.log)
+        return joined
+
+    def query(self, text: str) -> list[tuple[Any, ...]]:
+        """Return what a query of the service's database finds."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as link:
+            return link.execute(text).fetchall()
+
+
 def manage(config_file: pathlib.Path, *arguments: str) -> str:
     """Run acstor-decision-manage and return what it says."""
     command = [agents.BIN / "acstor-decision-manage", "--config-file", config_file, *arguments]
@@ -114,7 +179,7 @@ def manage(config_file: pathlib.Path, *arguments: str) -> str:
 
 def agent(
     host: network.Host,
-    images: local.ImageFolder,
+    images: local.ImageFolder | None,
     broker: str,
     link_mbit: float,
     source_url: str = "",
@@ -122,11 +187,12 @@ def agent(
 ) -> agents.Agent:
     """Return an agent that is joined with the service, not started yet.
 
-    :param source_url: the image server; without one it reads the images' folder
+    :param images: what it reads if there is no image server
+    :param source_url: the image server
     """
     sections: dict[str, Mapping[str, Any]] = {
         "DEFAULT": {"transport_url": broker},
-        "source_file": {"folder": images.folder},
+        "source_file": {"folder": images.folder if images else "/nonexistent"},
         "source_http": {"url": source_url or "http://none.invalid"},
         "oslo_messaging_rabbit": {"rabbit_retry_interval": 1, "rabbit_retry_backoff": 0},
     }

@@ -134,6 +134,26 @@ def test_overload_moves_v_nodes_and_says_who_it_was(lone, store):
     assert 0 < newest.moved < 100
 
 
+def test_each_round_leaves_a_picture_of_what_is_known(lone):
+    cloud = Cloud(lone)
+    assert lone.service.picture.round_s == 0
+    cloud.collect(3)
+    cloud.collect(2, busy="h1")
+    picture = lone.service.picture
+    assert picture.leads and picture.has_database and picture.has_loads
+    assert picture.round_s == WALL_S + lone.now_s
+    assert (picture.epoch, picture.published) == (2, {"members": 1, "overload": 1})
+    assert picture.hosts["h1"].vnodes < 100 < picture.hosts["h2"].vnodes
+    assert sum(host.vnodes for host in picture.hosts.values()) == 300
+    assert picture.hosts["h1"].traffic_share > 0.9 and not picture.hosts["h2"].is_overloaded
+    assert picture.moved == 300 + 100 - picture.hosts["h1"].vnodes
+    assert picture.traffic_cv == pytest.approx(2**0.5), "one of three carries everything"
+    assert (picture.heard, sum(picture.refused.values())) == (15, 0)
+    lone.service.hear(sample("h1", 1, 0, 0))
+    cloud.collect()
+    assert (lone.service.picture.heard, lone.service.picture.refused["out_of_order"]) == (18, 1)
+
+
 def test_a_drained_host_is_home_of_nothing(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Prometheus endpoint of the decision service: what an instance knew after its last round.
+
+The one rule: a picture is made by the thread that makes rounds, and never changed
+afterwards; the endpoint's thread only reads it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+import prometheus_client
+from prometheus_client import core
+from prometheus_client import registry
+
+from acstor_common import errors
+from acstor_common import ring
+from acstor_decision.core import threshold
+
+_NO_THRESHOLDS = threshold.Thresholds()
+
+
+@dataclasses.dataclass(frozen=True)
+class HostPicture:
+    """One host.
+
+    :param traffic_share: without chunks, in plus out, of its link's rate
+    """
+
+    vnodes: int
+    traffic_share: float
+    is_overloaded: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picture:
+    """What an instance knows.
+
+    :param round_s: wall clock when its last round ended; 0: it has made none
+    :param has_loads: whether it is known how busy the switches are
+    :param traffic_cv: how unevenly hosts carry what they carry (Wu et al. 2017, Equation 2)
+    :param heard: samples that were used
+    :param refused: samples that were not, by the reason
+    :param published: tables that it has published, by the reason
+    :param moved: v-nodes that these moved
+    """
+
+    leads: bool = False
+    round_s: float = 0.0
+    has_database: bool = True
+    has_loads: bool = True
+    epoch: int = 0
+    thresholds: threshold.Thresholds = _NO_THRESHOLDS
+    traffic_cv: float = 0.0
+    hosts: Mapping[str, HostPicture] = dataclasses.field(default_factory=dict)
+    heard: int = 0
+    refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    published: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    moved: int = 0
+
+
+class Collector(registry.Collector):
+    """Turns a picture into metrics.
+
+    :param picture: returns it; called from the endpoint's thread
+    """
+
+    def __init__(self, picture: Callable[[], Picture]) -> None:
+        self._picture = picture
+
+    def collect(self) -> Iterator[core.Metric]:
+        """Yield all metrics."""
+        picture = self._picture()
+        yield from _of_instance(picture)
+        yield from _of_hosts(picture.hosts)
+        for name, text, label, counts in (
+            ("samples_refused", "Samples that were not used", "reason", picture.refused),
+            (
+                "rings_published",
+                "V-node tables that this one published",
+                "reason",
+                picture.published,
+            ),
+        ):
+            family = core.CounterMetricFamily(f"acstor_decision_{name}", text, labels=[label])
+            for value, count in counts.items():
+                family.add_metric([value], count)
+            yield family
+
+
+def serve(address: str, picture: Callable[[], Picture]) -> Callable[[], None]:
+    """Start the endpoint in a thread; return what stops it.
+
+    :raises errors.Unusable: the address cannot be used
+    """
+    own = prometheus_client.CollectorRegistry()
+    own.register(Collector(picture))
+    prometheus_client.ProcessCollector(registry=own)
+    try:
+        host, port = ring.parse_address(address)
+        server, thread = prometheus_client.start_http_server(port, host, registry=own)
+    except (ValueError, OSError) as e:
+        raise errors.Unusable("[acstor_decision] metrics_listen", f"{address}: {e}") from e
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return stop
+
+
+def _of_instance(picture: Picture) -> Iterator[core.Metric]:
+    for name, text, value in (
+        ("leads", "Whether this instance leads", picture.leads),
+        ("round_timestamp_seconds", "When the last round ended", picture.round_s),
+        ("has_database", "Whether the database answers", picture.has_database),
+        ("has_switch_loads", "Whether the loads of switches are known", picture.has_loads),
+        ("ring_epoch", "Epoch of the v-node table in force", picture.epoch),
+        ("threshold", "The table's threshold; 0: none", picture.thresholds.near or 0),
+        ("outer_threshold", "The table's outer threshold; 0: none", picture.thresholds.outer or 0),
+        ("hosts", "Hosts that live", len(picture.hosts)),
+        (
+            "traffic_cv",
+            "Deviation of what hosts carry, chunks too, by its mean",
+            picture.traffic_cv,
+        ),
+    ):
+        yield core.GaugeMetricFamily(f"acstor_decision_{name}", text, value)
+    for name, text, value in (
+        ("samples", "Samples that were used", picture.heard),
+        ("vnodes_moved", "V-nodes that this one's tables moved", picture.moved),
+    ):
+        yield core.CounterMetricFamily(f"acstor_decision_{name}", text, value)
+
+
+def _of_hosts(hosts: Mapping[str, HostPicture]) -> Iterator[core.Metric]:
+    vnodes, share, overloaded = (
+        core.GaugeMetricFamily(f"acstor_decision_host_{name}", text, labels=["host"])
+        for name, text in (
+            ("vnodes", "V-nodes of a host"),
+            ("traffic_share", "Its traffic without chunks, in plus out, of its link's rate"),
+            ("is_overloaded", "Whether its last collection was overloaded"),
+        )
+    )
+    for name, host in hosts.items():
+        vnodes.add_metric([name], host.vnodes)
+        share.add_metric([name], host.traffic_share)
+        overloaded.add_metric([name], host.is_overloaded)
+    yield from (vnodes, share, overloaded)

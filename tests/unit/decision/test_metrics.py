@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+import socket
+import urllib.request
+
+import prometheus_client
+import pytest
+from prometheus_client import parser
+
+from acstor_common import errors
+from acstor_decision import metrics
+from acstor_decision.core import threshold
+
+HOSTS = {"h1": metrics.HostPicture(40, 1.5, True), "h2": metrics.HostPicture(160, 0.0, False)}
+PICTURE = metrics.Picture(
+    leads=True,
+    round_s=1234.5,
+    has_database=False,
+    epoch=7,
+    thresholds=threshold.Thresholds(2),
+    traffic_cv=0.75,
+    hosts=HOSTS,
+    heard=41,
+    refused={"future": 3, "malformed": 1},
+    published={"overload": 2},
+    moved=60,
+)
+
+
+def shown(picture: metrics.Picture) -> dict[tuple[str, str], float]:
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(metrics.Collector(lambda: picture))
+    return values(prometheus_client.generate_latest(registry).decode())
+
+
+def values(text: str) -> dict[tuple[str, str], float]:
+    """Return what was told, by name without the prefix and by the one label."""
+    samples = (s for f in parser.text_string_to_metric_families(text) for s in f.samples)
+    return {
+        (s.name.removeprefix("acstor_decision_"), "".join(s.labels.values())): s.value
+        for s in samples
+    }
+
+
+def test_every_number_of_a_picture_has_a_metric():
+    told = shown(PICTURE)
+    assert told == {
+        ("leads", ""): 1,
+        ("round_timestamp_seconds", ""): 1234.5,
+        ("has_database", ""): 0,
+        ("has_switch_loads", ""): 1,
+        ("ring_epoch", ""): 7,
+        ("threshold", ""): 2,
+        ("outer_threshold", ""): 0,
+        ("hosts", ""): 2,
+        ("traffic_cv", ""): 0.75,
+        ("samples_total", ""): 41,
+        ("vnodes_moved_total", ""): 60,
+        ("samples_refused_total", "future"): 3,
+        ("samples_refused_total", "malformed"): 1,
+        ("rings_published_total", "overload"): 2,
+        ("host_vnodes", "h1"): 40,
+        ("host_vnodes", "h2"): 160,
+        ("host_traffic_share", "h1"): 1.5,
+        ("host_traffic_share", "h2"): 0,
+        ("host_is_overloaded", "h1"): 1,
+        ("host_is_overloaded", "h2"): 0,
+    }
+
+
+def test_an_instance_that_has_made_no_round_tells_so():
+    told = shown(metrics.Picture())
+    assert (told["leads", ""], told["round_timestamp_seconds", ""], told["hosts", ""]) == (0, 0, 0)
+
+
+def test_the_endpoint_answers_until_it_is_stopped():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    stop = metrics.serve(f"127.0.0.1:{port}", lambda: PICTURE)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert values(answer.read().decode())["ring_epoch", ""] == 7
+    stop()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), 1)
+
+
+@pytest.mark.parametrize("address", ["here", "127.0.0.1:0", "192.0.2.1:9465"])
+def test_an_address_that_cannot_be_used_is_named(address):
+    with pytest.raises(errors.Unusable, match=f"metrics_listen.*{address}"):
+        metrics.serve(address, lambda: PICTURE)
