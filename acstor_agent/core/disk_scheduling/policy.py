@@ -19,6 +19,8 @@ class WaitEnd(enum.Enum):
     AT_ONCE = "at_once"  # a request that is worth it was pending already: the disk was not idle
     MET = "met"  # the disk was kept idle, and the request that was hoped for came
     EXPIRED = "expired"  # the disk was kept idle in vain
+    MET_ALONE = "met_alone"  # nobody else wanted the disk, and the request came in time
+    EXPIRED_ALONE = "expired_alone"  # nobody else wanted the disk, and it did not come in time
 
 
 class Policy(abc.ABC):

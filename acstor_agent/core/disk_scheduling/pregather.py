@@ -80,7 +80,18 @@ class _Timer:
     expires_s: float
     interval_s: float
     unit: navigator.Unit | None
-    has_idled: bool = False
+    has_idled: bool = False  # while somebody else's request was pending
+    was_alone: bool = False  # while nothing was
+
+    def end(self, now_s: float, has_met: bool) -> policy.WaitEnd | None:
+        """Return what the wait came to; None if there was none."""
+        if self.has_idled:
+            return policy.WaitEnd.MET if has_met else policy.WaitEnd.EXPIRED
+        if self.was_alone and now_s > self.expires_s:
+            return policy.WaitEnd.EXPIRED_ALONE
+        if not has_met:
+            return None
+        return policy.WaitEnd.MET_ALONE if self.was_alone else policy.WaitEnd.AT_ONCE
 
 
 class Pregather(policy.Policy):
@@ -189,14 +200,18 @@ class Pregather(policy.Policy):
         """Take out the request to serve now; None to wait for a better one."""
         self._asks_again_s = None
         if self._current is None or self._is_slice_over(now_s):
-            self._end_timer()
+            self._end_timer(now_s)
             self._begin_slice(now_s)
         habit = self._current
         if habit is None:
             return None
         overdue = habit.overdue(self._served_s(habit, now_s))
         found = overdue or self._next_of(habit) or self._next_of_neighbour(now_s)
-        if found is None or (overdue is None and self._waits(habit, found, now_s)):
+        if found is None:
+            if self._timer is not None:
+                self._timer.was_alone = True
+            return None
+        if overdue is None and self._waits(habit, found, now_s):
             return None
         return self._take(found, now_s)
 
@@ -221,9 +236,9 @@ class Pregather(policy.Policy):
             return False
         until_s = min(timer.expires_s, self._slice_began_s + self._slice_s)
         if self._is_worth_it(timer, habit, found):
-            self._end_timer(has_met=True)
+            self._end_timer(now_s, has_met=True)
         elif now_s >= until_s:
-            self._end_timer()
+            self._end_timer(now_s)
         else:
             timer.has_idled = True
             self._asks_again_s = until_s
@@ -240,14 +255,13 @@ class Pregather(policy.Policy):
         cost_s = self._cost.positioning_s(found.offset - self._head)
         return is_hoped_for or timer.interval_s >= cost_s
 
-    def _end_timer(self, has_met: bool = False) -> None:
+    def _end_timer(self, now_s: float, has_met: bool = False) -> None:
         timer, self._timer = self._timer, None
-        if timer is None or self._current is None or not (has_met or timer.has_idled):
+        if timer is None or self._current is None:
             return
-        end = policy.WaitEnd.MET if has_met else policy.WaitEnd.EXPIRED
-        if not timer.has_idled:
-            end = policy.WaitEnd.AT_ONCE
-        self._ended_waits.append((self._current.stream, end))
+        end = timer.end(now_s, has_met)
+        if end is not None:
+            self._ended_waits.append((self._current.stream, end))
 
     def _take(self, found: requests.Request, now_s: float) -> requests.Request:
         habit = self._streams[found.stream]
@@ -257,7 +271,7 @@ class Pregather(policy.Policy):
             if self._current is not None:
                 self._served.add(self._current.stream)
             self._switch(habit, now_s)
-        self._end_timer()
+        self._end_timer(now_s)
         habit.dispatched(found, self._served_s(habit, now_s))
         self._all[found.stream.klass].remove(found)
         self._head = found.stop

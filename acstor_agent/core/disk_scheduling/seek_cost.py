@@ -6,9 +6,11 @@ Ruemmler and Wilkes, An Introduction to Disk Drive Modeling (IEEE Computer 27(3)
 root of the distance.  They let long seeks grow linearly; the root alone stays
 within 20 % of that and needs only two figures of a data sheet.
 
-The figures are those of the Seagate Barracuda 7200.12, 1 TB (Serial ATA product
-manual 100529369): 7,200 rpm, 1 ms from track to track, 8.5 ms for the average
-read, 125 MB/s at the outer edge.
+The average is that of the Hitachi Deskstar 7K1000.C, a 7,200 rpm SATA disk of 1 TB
+(hard disk drive specification, table 9: read, typical, two disks); the time from
+track to track that of the Hitachi 7K320 (SATA OEM specification, table 7: read,
+typical), since no specification of 3.5 inches from those years was found that has
+it.
 """
 
 import dataclasses

@@ -215,6 +215,40 @@ def test_classes_go_one_after_the_other() -> None:
     assert [request.stream.klass for request in disk.served] == list(requests.Klass)
 
 
+def lone_reader() -> tuple[Disk, int]:
+    """Return a disk whose only stream reads every 5 ms, in order, and where it reads next."""
+    disk = Disk(pregather.Pregather())
+    for number in range(50):
+        disk.submit(read("a", number * 4096))
+        disk.drain()
+        disk.now_s += 0.005
+    return disk, 50 * 4096
+
+
+def waits_of_next(disk: Disk, *coming: requests.Request) -> dict[str, int]:
+    before = disk.scheduler.account.waits
+    disk.submit(*coming)
+    disk.serve_one()
+    return {
+        end: n - before[end] for end, n in disk.scheduler.account.waits.items() if n - before[end]
+    }
+
+
+def test_wait_that_costs_nobody_anything_is_counted_apart() -> None:
+    disk, next_place = lone_reader()
+    assert waits_of_next(disk, read("a", next_place)) == {"met_alone": 1}
+    disk.scheduler.pick(disk.now_s)
+    disk.now_s += 1.0
+    assert waits_of_next(disk, read("a", next_place + 4096)) == {"expired_alone": 1}
+
+
+def test_wait_that_keeps_another_stream_waiting_is_no_longer_alone() -> None:
+    disk, _ = lone_reader()
+    disk.now_s -= 0.005  # the reader's next request is not due yet
+    disk.scheduler.pick(disk.now_s)
+    assert waits_of_next(disk, read("b", 900 * GB)) == {"expired": 1}
+
+
 def test_seeks_waits_and_latency_are_counted_by_stream() -> None:
     disk = Disk(policies.Fifo())
     disk.submit(read("a", 0), read("a", 4096), read("b", 100 * GB), read("a", 100 * GB + GB))
