@@ -5,7 +5,8 @@ The image is hostile.  It sees a machine without network, with bounded memory, a
 a disk whose bytes come through :mod:`recording_export`; what it writes goes to a
 temporary file of bounded size.  QEMU itself is held by a seccomp filter, by
 resource limits and, where this process may, by another user and a network of its
-own; it dies with this process.
+own; it dies with this process.  Its disk, its socket and its log have no names, so a
+builder that is killed leaves nothing behind.
 
 The one rule: the guest decides nothing but which chunks are in the trace.  Whether
 it hangs, floods its console, ends QEMU or never stops reading, the builder is done
@@ -26,12 +27,15 @@ import pwd
 import re
 import selectors
 import shutil
+import signal
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import IO
 
 from acstor_common import boot_image
 from acstor_common import boot_trace
@@ -208,18 +212,21 @@ def record(
         min(boot_image.MAX_CHUNKS, max(1, limits.boot_bytes // cut.chunk_bytes)),
     )
     notes = _Notes(boot_trace.Recorder(cut, window))
-    with tempfile.TemporaryDirectory(prefix="acstor-boot-") as name:
-        folder = pathlib.Path(name)
-        export = folder / "image.sock"
-        size_bytes = -(-cut.size_bytes // SECTOR_BYTES) * SECTOR_BYTES
-        with recording_export.RecordingExport(image, size_bytes, export, notes.read):
-            _make_overlay(folder / "written.qcow2", size_bytes)
-            _give_away(folder)
-            with _guest(folder, limits) as process:
-                began_s = time.monotonic()
-                end = _Watch(process, notes, limits, marker).wait(progress)
-                seconds_s = time.monotonic() - began_s
-                words = _words(folder / "qemu.log")
+    size_bytes = -(-cut.size_bytes // SECTOR_BYTES) * SECTOR_BYTES
+    with (
+        tempfile.TemporaryFile() as written,
+        tempfile.TemporaryFile() as log,
+        recording_export.RecordingExport(image, size_bytes, notes.read) as export,
+    ):
+        _make_overlay(written.fileno(), size_bytes)
+        with _guest(written.fileno(), export.client, log, limits) as process:
+            began_s = time.monotonic()
+            end = _Watch(process, notes, limits, marker).wait(progress)
+            seconds_s = time.monotonic() - began_s
+            killed_by = -(process.poll() or 0)
+        words = _words(log)
+    if killed_by in (signal.SIGKILL, signal.SIGTERM):
+        raise errors.Unusable(QEMU, f"somebody killed it after {seconds_s:.0f} s: {words}")
     if end is End.ENDED and not notes.trace():
         raise errors.Unusable(QEMU, f"it ended before the image was read: {words}")
     return Recording(notes.trace(), end, seconds_s)
@@ -304,41 +311,41 @@ class _Watch:
 # The guest
 
 
-def _make_overlay(path: pathlib.Path, size_bytes: int) -> None:
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", str(path), str(size_bytes)]
+def _make_overlay(written: int, size_bytes: int) -> None:
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=60, pass_fds=[written]
+        )
     except FileNotFoundError as e:
         raise errors.Unusable("qemu-img", "it is not installed", "Install QEMU") from e
     if done.returncode:
         raise errors.Unusable("qemu-img", done.stderr.strip())
 
 
-def _give_away(folder: pathlib.Path) -> None:
-    """Let QEMU's user, and nobody else, use the folder."""
-    if os.geteuid() == 0:
-        nobody = pwd.getpwnam("nobody")
-        for path in (folder, *folder.iterdir()):
-            os.chown(path, nobody.pw_uid, nobody.pw_gid)
-
-
 @contextlib.contextmanager
-def _guest(folder: pathlib.Path, limits: Limits) -> Iterator[subprocess.Popen[bytes]]:
+def _guest(
+    written: int, image: socket.socket, log: IO[bytes], limits: Limits
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run QEMU; its standard output is the guest's console.
+
+    :param written: file descriptor of what takes the guest's writes
+    :param image: where the image can be read; it is QEMU's alone afterwards
 
     :raises errors.Unusable: it is not installed
     """
     if shutil.which(QEMU) is None:
         raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
-    with (folder / "qemu.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*_confinement(limits), *_argv(limits)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd=folder,
-            env={"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": str(folder)},
-        )
+    process = subprocess.Popen(
+        [*_confinement(limits), *_argv(written, image.fileno(), limits)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        pass_fds=[written, image.fileno()],
+        cwd="/",
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+    )
+    image.close()
     try:
         yield process
     finally:
@@ -364,13 +371,13 @@ def _confinement(limits: Limits) -> list[str]:
     return ["unshare", "--net", "--ipc", "setpriv", *user, *free, "--pdeathsig", "KILL", *limited]
 
 
-def _argv(limits: Limits) -> list[str]:
+def _argv(written: int, image: int, limits: Limits) -> list[str]:
     accel = accelerator()
-    export = {"driver": "nbd", "server": {"type": "unix", "path": "image.sock"}, "read-only": True}
+    export = {"driver": "nbd", "server": {"type": "fd", "str": str(image)}, "read-only": True}
     disk = {
         "driver": "qcow2",
         "node-name": "disk",
-        "file": {"driver": "file", "filename": "written.qcow2"},
+        "file": {"driver": "file", "filename": "/dev/fdset/1"},
         "backing": export,
     }
     speed = f"tcg,tb-size={_TRANSLATION_CACHE_MIB}" if accel == "tcg" else "kvm"
@@ -380,13 +387,13 @@ def _argv(limits: Limits) -> list[str]:
         *("-machine", "pc", "-accel", speed, "-smp", "1"),
         *(("-cpu", "host") if accel == "kvm" else ()),
         *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
-        *("-blockdev", json.dumps(disk)),
+        *("-add-fd", f"fd={written},set=1", "-blockdev", json.dumps(disk)),
         *("-device", "virtio-blk-pci,drive=disk,rerror=report,werror=report"),
         *("-serial", "stdio", "-monitor", "none"),
         *("-sandbox", f"on,{denied}"),
     ]
 
 
-def _words(log: pathlib.Path) -> str:
-    with log.open("rb") as file:
-        return file.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it said nothing"
+def _words(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it said nothing"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block device that notes which parts of it are read: a read-only NBD export on a unix socket.
+"""A block device that notes which parts of it are read: a read-only NBD export on a socket pair.
 
 QEMU reads an image through it while the image boots.  A server of our own, of
 the few requests that QEMU needs, because it is all that sees the reads in order
@@ -14,7 +14,6 @@ https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
 import contextlib
 import logging
 import os
-import pathlib
 import socket
 import struct
 import threading
@@ -50,17 +49,17 @@ class _Broken(Exception):
 
 
 class RecordingExport:
-    """Context manager: ``image`` can be read at ``path`` by one client, and reads are told.
+    """Context manager: ``image`` can be read at ``client``, and reads are told.
+
+    ``client`` is the client's end of a socket pair, which has no name and so leaves none behind;
+    whoever gives it to another process closes it here.
 
     :param read: is told each read that was answered
     """
 
-    def __init__(self, image: int, size_bytes: int, path: pathlib.Path, read: Read) -> None:
+    def __init__(self, image: int, size_bytes: int, read: Read) -> None:
         self._image, self._size_bytes, self._read = image, size_bytes, read
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen(1)
-        self._connection: socket.socket | None = None
+        self.client, self._connection = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="recording-export", daemon=True)
 
     @property
@@ -73,16 +72,13 @@ class RecordingExport:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for used in (self._listener, self._connection):
-            with contextlib.suppress(OSError):
-                if used is not None:
-                    used.shutdown(socket.SHUT_RDWR)
+        self.client.close()
+        with contextlib.suppress(OSError):  # the server has closed it
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        self._listener.close()
 
     def _serve(self) -> None:
         try:
-            self._connection, _ = self._listener.accept()
             with self._connection as connection:
                 self._negotiate(connection)
                 while self._answer(connection):

@@ -24,10 +24,9 @@ SIZE = 100_352  # whole sectors
 class Client:
     """A client of NBD that says what it is told to."""
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self.link = socket.socket(socket.AF_UNIX)
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
         self.link.settimeout(30)
-        self.link.connect(str(path))
 
     def take(self, length: int) -> bytes:
         return self.link.recv(length, socket.MSG_WAITALL)
@@ -78,14 +77,12 @@ class serving:
     def __init__(self, folder: pathlib.Path, reads: list[tuple[int, int]]) -> None:
         (folder / "image").write_bytes(DATA)
         self.image = os.open(folder / "image", os.O_RDONLY)
-        self.path = folder / "export.sock"
-        self.path.unlink(missing_ok=True)
         note = lambda offset, length: reads.append((offset, length))  # noqa: E731
-        self.export = recording_export.RecordingExport(self.image, SIZE, self.path, note)
+        self.export = recording_export.RecordingExport(self.image, SIZE, note)
 
     def __enter__(self) -> Client:
         self.export.__enter__()
-        self.client = Client(self.path)
+        self.client = Client(self.export.client)
         return self.client
 
     def __exit__(self, *exc: object) -> None:
@@ -166,5 +163,6 @@ def test_export_that_nobody_uses_ends(tmp_path):
     (tmp_path / "image").write_bytes(DATA)
     with (tmp_path / "image").open("rb") as image:
         fd = image.fileno()
-        with recording_export.RecordingExport(fd, SIZE, tmp_path / "s", lambda *_: None):
+        with recording_export.RecordingExport(fd, SIZE, lambda *_: None) as export:
             pass
+        assert not export.is_running
