@@ -49,9 +49,12 @@ class State(enum.StrEnum):
 STATE = "acstor_state"
 MESSAGE = "acstor_message"
 RETRY = "acstor_retry"  # attempts so far, and when the next one may begin
-STATE_OF = "acstor_state_of"  # id of the image that the three above are about
+STATE_OF = "acstor_state_of"  # id of the image that all of these are about
+BOOT_MESSAGE = "acstor_boot_message"  # why no boot image was built
+BOOT_RETRY = "acstor_boot_retry"  # attempts to build one so far, and when the next one may begin
 
-IMAGE_PROPERTIES = (*(kind.pointer for kind in Kind), STATE, MESSAGE, RETRY, STATE_OF)
+STATE_PROPERTIES = (STATE, MESSAGE, RETRY, STATE_OF, BOOT_MESSAGE, BOOT_RETRY)
+IMAGE_PROPERTIES = (*(kind.pointer for kind in Kind), *STATE_PROPERTIES)
 """Every property that acstor sets on images of tenants."""
 
 # Properties of artefacts.

@@ -163,6 +163,10 @@ class NotRaw(Unusable):
     """The bytes are of another format, whatever the image's record says: it is never served."""
 
 
+class DoesNotBoot(Unusable):
+    """Nothing of the image is read when it is booted: it has no boot image."""
+
+
 class AgentUnreachable(AcstorError):
     """The agent of this host does not answer on its control socket."""
 

@@ -151,7 +151,7 @@ def build(
         head = write(file.fileno(), image_map, recording.trace, output, revision)
     if not head.header.chunk_count:
         output.unlink()
-        raise errors.Unusable(str(image), "nothing of it was read: it does not boot")
+        raise errors.DoesNotBoot(str(image), "nothing of it was read: it does not boot")
     return Summary(
         str(output),
         recording.end.value,

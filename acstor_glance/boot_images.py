@@ -7,6 +7,7 @@ and the image stays as ready as it was.
 """
 
 import contextlib
+import datetime
 import logging
 import os
 import pathlib
@@ -24,11 +25,13 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import trace_message
+from acstor_common import whole_file
 from acstor_glance import boot_builder
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
+from acstor_glance import plan
 from acstor_glance import trace_store
 
 LOG = logging.getLogger(__name__)
@@ -51,6 +54,10 @@ class BootImages:
         self._traces = trace_store.TraceStore(glance_conf.state_dir(conf))
         self._folder = glance_conf.state_dir(conf) / "boot"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def recorded(self) -> list[ids.ImageId]:
+        """Return the images of which boots are recorded: a killed process may owe them an image."""
+        return self._traces.images()
 
     def traced(self, payload: object) -> ids.ImageId | None:
         """Take in the trace of one boot; return the image if a boot image can be made now.
@@ -81,10 +88,17 @@ class BootImages:
     # Built
 
     def _build(self, image: image_record.Record, image_map: chunk_map.ChunkMap) -> bool:
-        is_wanted = self._conf.boot_images in ("built", "both")
-        if not is_wanted or self._images.artefact_of(image, BOOT_IMAGE) is not None:
+        if self._conf.boot_images not in ("built", "both"):
             return False
-        output = self._folder / f"{image_map.image_id}.acboot"
+        present = self._images.artefact_of(image, BOOT_IMAGE)
+        found = {present["id"]: present} if present else {}
+        retry = plan.next_build(image, found, self._images.project_id)
+        now = datetime.datetime.now(datetime.UTC)
+        if retry is None or retry.at is None or retry.at > now:
+            return False
+        retry = plan.Retry.after(retry, now, self._conf.retry_first_s, self._conf.retry_last_s)
+        self._say(image, retry, "it is being built, or the builder was killed")
+        output = self._output(image_map.image_id)
         limits = boot_builder.Limits(
             longest_s=self._conf.boot_longest_s, boot_bytes=self._conf.boot_image_limit_bytes
         )
@@ -93,11 +107,24 @@ class BootImages:
             with self._bytes(image) as path:
                 summary = boot_builder.build(path, image_map, output, limits=limits, marker=marker)
         except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
-            LOG.info("image %s has no boot image: %s", image["id"], exc)
+            if isinstance(exc, errors.DoesNotBoot):
+                retry = plan.Retry(retry.attempts, None)
+            LOG.info("image %s has no boot image (attempt and next: %s): %s",
+                     image["id"], retry, exc)  # fmt: skip
+            self._say(image, retry, str(exc))
             return False
         LOG.info("image %s: boot image built: %s", image["id"], summary)
         self._publish(image, output, revision=1)
+        self._say(image, None, "")
         return True
+
+    def _say(self, image: image_record.Record, retry: plan.Retry | None, message: str) -> None:
+        """Write on the image when its boot image is built next, and why it has none."""
+        said = {
+            artefacts.BOOT_RETRY: str(retry) if retry else "",
+            artefacts.BOOT_MESSAGE: artefacts.fitting(message),
+        }
+        self._images.set_properties(image["id"], said)
 
     @contextlib.contextmanager
     def _bytes(self, image: image_record.Record) -> Iterator[pathlib.Path]:
@@ -106,7 +133,7 @@ class BootImages:
         if local is not None:
             yield local
             return
-        with tempfile.NamedTemporaryFile(dir=self._folder) as file:
+        with tempfile.TemporaryFile(dir=self._folder) as file:  # without a name: a kill leaves none
             with self._images.opened(image["id"]) as pieces:
                 for piece in pieces:
                     if any(piece):
@@ -115,7 +142,7 @@ class BootImages:
                         file.seek(len(piece), os.SEEK_CUR)
             file.truncate(file.tell())
             file.flush()
-            yield pathlib.Path(file.name)
+            yield pathlib.Path(f"/proc/self/fd/{file.fileno()}")
 
     # Recorded
 
@@ -135,7 +162,7 @@ class BootImages:
         if not trace or (before and not differs(trace, list(before.trace))):
             return False
         revision = before.header.revision + 1 if before else 1
-        output = self._folder / f"{image_map.image_id}.acboot"
+        output = self._output(image_map.image_id)
         if not self._write(image, image_map, trace, output, revision):
             return False
         self._publish(image, output, revision)
@@ -175,6 +202,16 @@ class BootImages:
         return True
 
     # Both
+
+    def _output(self, image_id: ids.ImageId) -> pathlib.Path:
+        """Return where the image's boot image is written; what a killed process left there goes.
+
+        The image is claimed, so nobody else is writing there.
+        """
+        output = self._folder / f"{image_id}.acboot"
+        output.unlink(missing_ok=True)
+        whole_file.remove_leftovers(self._folder, output.name)
+        return output
 
     @contextlib.contextmanager
     def _chunk_map(self, image: image_record.Record) -> Iterator[chunk_map.ChunkMap]:

@@ -9,6 +9,7 @@ each in the queue once.
 import logging
 import socket
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import oslo_messaging
@@ -46,12 +47,15 @@ class BootService:
     def __init__(self, conf: cfg.ConfigOpts, made: boot_images.BootImages) -> None:
         self._conf, self._made = conf, made
         self._queue = work_queue.WorkQueue()
+        self._owed: set[ids.ImageId] = set()
         self._server: Any = None
 
     def start(self) -> None:
         """Begin to hear as soon as the broker answers; waits for nothing."""
         if self._conf.acstor_glance.boot_images in ("recorded", "both"):
             threading.Thread(target=self._serve, name="acstor-traces", daemon=True).start()
+            for image_id in self._made.recorded():
+                self._queue.put(image_id)
         threading.Thread(target=self._work, name="acstor-boot-images", daemon=True).start()
 
     def stop(self) -> None:
@@ -60,9 +64,16 @@ class BootService:
         if self._server is not None:
             self._server.stop()
 
-    def prepared(self, image_id: ids.ImageId) -> None:
-        """Note that an image has a new chunk map."""
+    def put(self, image_id: ids.ImageId) -> None:
+        """Note that an image may need a boot image: its chunk map is new, or its build is due."""
         self._queue.put(image_id)
+
+    def look_again(self, image_ids: Iterable[ids.ImageId]) -> None:
+        """Make the boot images that are due, and those that something kept us from."""
+        for image_id in image_ids:
+            self._queue.put(image_id)
+        while self._owed:
+            self._queue.put(self._owed.pop())
 
     def heard(self, payload: object) -> None:
         """Take in a message, whatever it is."""
@@ -91,7 +102,8 @@ class BootService:
             try:
                 self._made.make(image_id)
             except errors.AcstorError as exc:
-                LOG.warning("image %s: no boot image: %s", image_id, exc)
+                LOG.warning("image %s: no boot image yet: %s", image_id, exc)
+                self._owed.add(image_id)
             except Exception:
                 LOG.exception("image %s: unexpected", image_id)
             finally:

@@ -106,6 +106,8 @@ class Listener:
             return SOON_S
         for image_id in findings.todo:
             self._put(image_id)
+        if self._boots is not None:
+            self._boots.look_again(findings.to_boot)
         self._counters.deleted_artefacts.inc(len(findings.deleted))
         self._counters.reconciles.labels("whole").inc()
         self._counters.reconciled_at.set(time.time())
@@ -129,7 +131,7 @@ class Listener:
                 if outcome is glance_preparer.Outcome.FAILED:
                     self._is_due.set()  # the next pass sees when it is tried again
                 if self._boots is not None and outcome is glance_preparer.Outcome.PREPARED:
-                    self._boots.prepared(image_id)
+                    self._boots.put(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; looked at again soon", image_id, exc)
                 self._is_due.set()

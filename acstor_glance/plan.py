@@ -12,9 +12,11 @@ import enum
 from collections.abc import Mapping
 
 from acstor_common import artefacts
+from acstor_common import boot_image
 from acstor_common import image_record
 
 NEVER = "never"
+_AT_ONCE = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
 class Step(enum.Enum):
@@ -115,6 +117,25 @@ def retry_of(image: image_record.Record) -> Retry | None:
     if artefacts.state_of(image) not in (artefacts.State.FAILED, artefacts.State.REFUSED):
         return None
     return Retry.parse(image_record.text_of(image, artefacts.RETRY))
+
+
+def next_build(
+    image: image_record.Record, found: Mapping[str, image_record.Record], project_id: str
+) -> Retry | None:
+    """Return when the image's boot image is to be built; None if it needs none or never gets one.
+
+    Whoever builds writes the next attempt down before he begins, so an image that takes its builder
+    with it is tried again, and ever more seldom.
+
+    :param found: artefacts by their ids; at least the one that the image points to
+    """
+    if artefacts.state_of(image) is not artefacts.State.READY:
+        return None
+    wanted = {artefacts.Kind.BOOT_IMAGE: boot_image.VERSION}
+    has_one = not _why_incomplete(image, found, project_id, wanted)
+    written = Retry.parse(image_record.text_of(image, artefacts.BOOT_RETRY))
+    retry = written or Retry(0, _AT_ONCE)
+    return None if has_one or retry.at is None else retry
 
 
 def _plan_attempt(image: image_record.Record, why: str, now: datetime.datetime) -> Plan:

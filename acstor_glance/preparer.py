@@ -163,7 +163,8 @@ class Preparer:
             if kind.pointer in image and self._images.artefact_of(image, kind) is None
         }
         ready = artefacts.state_properties(image_id, artefacts.State.READY)
-        self._images.set_properties(image_id, {**foreign, **ready})
+        not_built = {artefacts.BOOT_MESSAGE: "", artefacts.BOOT_RETRY: ""}
+        self._images.set_properties(image_id, {**foreign, **ready, **not_built})
         self.spool.remove(image_id)
         seconds = (_now() - started).total_seconds()
         LOG.info("image %s: prepared in %.1f s", image_id, seconds)

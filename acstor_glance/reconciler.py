@@ -26,20 +26,23 @@ LOG = logging.getLogger(__name__)
 class Findings:
     """What a pass found and did.
 
+    :param to_boot: images whose boot image is to be built now
     :param next_at: when the first of the images that wait may be tried again
     """
 
     images: int = 0
     artefacts: int = 0
     todo: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    to_boot: list[ids.ImageId] = dataclasses.field(default_factory=list)
     waiting: int = 0
     next_at: datetime.datetime | None = None
     deleted: list[str] = dataclasses.field(default_factory=list)
 
     def __str__(self) -> str:
         return (
-            f"{self.images} images, {len(self.todo)} to do, {self.waiting} wait for their next "
-            f"attempt; {self.artefacts} artefacts, {len(self.deleted)} deleted"
+            f"{self.images} images, {len(self.todo)} to do, {len(self.to_boot)} to boot, "
+            f"{self.waiting} wait for their next attempt; {self.artefacts} artefacts, "
+            f"{len(self.deleted)} deleted"
         )
 
 
@@ -87,9 +90,13 @@ class Reconciler:
         if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
             findings.todo.append(image_record.image_id_of(image))
         elif todo.step is plan.Step.WAIT:
-            findings.waiting += 1
-            if todo.at is not None:
-                findings.next_at = min(todo.at, findings.next_at or todo.at)
+            _wait(findings, todo.at)
+        elif self._conf.boot_images in ("built", "both"):
+            build = plan.next_build(image, found, self._images.project_id)
+            if build is not None and build.at is not None and build.at <= now:
+                findings.to_boot.append(image_record.image_id_of(image))
+            elif build is not None:
+                _wait(findings, build.at)
 
     def _delete_orphan(
         self,
@@ -108,3 +115,10 @@ class Reconciler:
             LOG.info("artefact %s: deleted, because %s", artefact["id"], why)
             self._images.delete(artefact["id"])
             findings.deleted.append(artefact["id"])
+
+
+def _wait(findings: Findings, at: datetime.datetime | None) -> None:
+    """Count an image that waits for its next attempt."""
+    findings.waiting += 1
+    if at is not None:
+        findings.next_at = min(at, findings.next_at or at)

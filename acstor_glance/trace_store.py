@@ -6,6 +6,7 @@ traces of an image, so many of them from one host, so many images.  Forging a
 host's name gains a sender no more than a place among those.
 """
 
+import contextlib
 import pathlib
 import threading
 
@@ -53,6 +54,14 @@ class TraceStore:
         """Return the traces of an image, the oldest first."""
         with self._lock:
             return self._load(image_id)
+
+    def images(self) -> list[ids.ImageId]:
+        """Return the images that there are traces of."""
+        found = []
+        for path in sorted(self._folder.glob(f"*{ENDING}")):
+            with contextlib.suppress(ValueError):  # what a killed process left has another name
+                found.append(ids.parse_image_id(path.stem))
+        return found
 
     def remove(self, image_id: ids.ImageId) -> None:
         """Forget the traces of an image."""

@@ -23,10 +23,12 @@ from tests.lab import agents
 from tests.lab import guest_image
 from tests.lab import local
 from tests.lab import runs
+from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud
 from tests.lab.openstack import installed
 from tests.lab.openstack import mariadb as mariadb_lab
 from tests.lab.openstack import rabbitmq as rabbitmq_lab
+from tests.lab.openstack import uploads
 
 
 @pytest.fixture
@@ -115,3 +117,36 @@ def nova(keystone_glance: cloud.Cloud) -> cloud.Cloud:
     """All of the OpenStack: Nova with two compute hosts beside Keystone and Glance."""
     keystone_glance.start_compute_services()
     return keystone_glance
+
+
+@pytest.fixture
+def glance(keystone_glance: cloud.Cloud) -> Iterator[uploads.Images]:
+    """Return somebody who uploads; what was uploaded goes with the test."""
+    tester = uploads.Images(keystone_glance)
+    try:
+        yield tester
+    finally:
+        keystone_glance.start_image_services()
+        tester.clean_up()
+
+
+@pytest.fixture
+def listen(
+    glance: uploads.Images, tmp_path: pathlib.Path
+) -> Iterator[Callable[..., acstor_glance.Listener]]:
+    """Return what starts a listener; it ends with the test."""
+    listeners: list[acstor_glance.Listener] = []
+
+    def start(name: str = "listener", **options: Any) -> acstor_glance.Listener:
+        options.setdefault("notification_pool", f"test-{tmp_path.name}")
+        listener = acstor_glance.Listener(name, glance.lab, tmp_path, **options)
+        listeners.append(listener)
+        listener.start()
+        listener.wait_ready()
+        return listener
+
+    try:
+        yield start
+    finally:
+        for listener in listeners:
+            listener.stop()

@@ -176,3 +176,16 @@ def test_damaged_boot_image_in_glance_is_replaced(glance, made):
         made.traced(boot(5, 3, host=host))
     assert made.make(IMAGE_ID)
     assert glance.published == [(1, [5, 3])]
+
+
+def test_killed_process_owes_images_and_leaves_nothing(glance, made, conf, tmp_path):
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    folder = tmp_path / "state/boot"
+    (folder / f"{IMAGE_ID}.acboot").write_bytes(b"half")
+    (folder / f".incoming-{IMAGE_ID}.acboot-x").write_bytes(b"half")
+    again = boot_images.BootImages(glance, conf, claims.Claims(None, tmp_path / "state"))
+    assert again.recorded() == [IMAGE_ID]
+    assert again.make(IMAGE_ID)
+    assert glance.published == [(1, [5, 3])]
+    assert list(folder.iterdir()) == []

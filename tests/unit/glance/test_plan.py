@@ -158,3 +158,26 @@ def test_artefact_of_a_kind_of_tomorrow_is_kept() -> None:
     image = records.image()
     later = records.artefact(image, acstor_kind="dream", created_at="2026-01-01T00:00:00Z")
     assert orphan(later, image) == ""
+
+
+def test_ready_image_without_a_boot_image_is_built_when_it_is_due() -> None:
+    def due(image: dict[str, Any], *found: dict[str, Any]) -> plan.Retry | None:
+        by_id = {record["id"]: record for record in found}
+        return plan.next_build(image, by_id, records.SERVICE_PROJECT)
+
+    later = NOW + datetime.timedelta(hours=1)
+    assert due(records.image(**POINTER)) is None  # not ready yet
+    first = due(records.image(**POINTER, **READY))
+    assert first is not None and first.attempts == 0 and first.at is not None and first.at < NOW
+    waiting = records.image(**READY, acstor_boot_retry=str(plan.Retry(2, later)))
+    assert due(waiting) == plan.Retry(2, later)
+    assert due(records.image(**READY, acstor_boot_retry="1 never")) is None
+    image = records.image(**READY, acstor_boot_image=OTHER_ID)
+    assert due(image) is not None  # it points to nothing
+    assert due(image, records.artefact(image, artefacts.Kind.BOOT_IMAGE, id=OTHER_ID)) is None
+
+
+def test_build_that_another_image_failed_at_is_not_this_ones() -> None:
+    copied = {**READY, "acstor_state_of": OTHER_ID, "acstor_boot_retry": "1 never"}
+    assert plan.next_build(records.image(**copied), {}, records.SERVICE_PROJECT) is None
+    assert step(records.image(**copied)) is plan.Step.PREPARE  # which forgets it

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boot images in a real Glance: of recorded boots, of builds, and of builds that were killed."""
+
+import contextlib
+import io
+import os
+import pathlib
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_common import artefacts
+from acstor_common import boot_image
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_glance import images as glance_images
+from acstor_glance import preparer
+from acstor_glance.cmd import manage as manage_command
+from tests.fakes import boot_sectors
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+from tests.lab import runs
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import api
+from tests.lab.openstack import uploads
+
+Listen = Callable[..., acstor_glance.Listener]
+BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
+
+
+def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
+    glance: uploads.Images, listen: Listen
+) -> None:
+    listener = listen()
+    image_id = glance.upload(uploads.some_bytes(seed=30))
+    glance.wait_state(image_id)
+    listener.stop()
+    conf = manage_command.load_conf(str(listener.conf_file))
+    images = glance_images.connect(conf)
+    given: list[str] = []
+
+    def build(image: image_record.Record) -> None:
+        given.append(image["id"])
+        file = io.BytesIO(b"a boot image" * len(given))
+        images.publish(BOOT_IMAGE, image, file, revision=len(given))
+
+    step = preparer.NextStep(BOOT_IMAGE, build)
+    preparing = preparer.Preparer(images, conf, after_chunk_map=[step])
+    assert preparing.handle(ids.parse_image_id(image_id)) is preparer.Outcome.PREPARED
+    assert preparing.handle(ids.parse_image_id(image_id)) is preparer.Outcome.NOTHING
+    first = images.artefact_of(images.read(image_id), BOOT_IMAGE)
+    assert first is not None
+    build(images.read(image_id))  # a better one takes its place
+    second = images.artefact_of(images.read(image_id), BOOT_IMAGE)
+    assert second is not None
+    assert (artefacts.revision_of(first), artefacts.revision_of(second)) == (1, 2)
+    assert not glance.exists(first["id"])
+    assert len(glance.artefacts_of(image_id)) == 2
+    with images.opened(second["id"]) as pieces:
+        assert b"".join(pieces) == b"a boot image" * 2
+
+
+@hosts.needs_fuse
+def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    data = random.Random(3).randbytes(64 * uploads.CHUNK)
+    image_id = glance.upload(data)
+    listen(boot_traces_needed=1)
+    glance.wait_state(image_id)
+    booted = data[: 32 * uploads.CHUNK]
+
+    @contextlib.contextmanager
+    def agent(name: str) -> Iterator[agents.Agent]:
+        sections = {
+            "DEFAULT": {"transport_url": glance.lab.rabbitmq.url},
+            "source_glance": api.credentials(glance.lab.keystone.auth_url, "acstor"),
+        }
+        nothing = local.ImageFolder(tmp_path / f"{name}-images")
+        given = {"sources": "glance", "sections": sections, "boot_record_idle_s": 1.0}
+        with local.agent(tmp_path / name, nothing, name=name, **given) as running:
+            running.wait_ready()
+            yield running
+
+    def read(host: agents.Agent) -> bytes:
+        with host.image_path(ids.parse_image_id(image_id)).open("rb", buffering=0) as file:
+            return file.read(len(booted))
+
+    with agent("h1") as first:
+        assert read(first) == booted
+        pointer = BOOT_IMAGE.pointer
+        glance.wait(image_id, lambda record: pointer in record, "the boot image")
+    [found] = [one for one in glance.artefacts_of(image_id) if one[artefacts.KIND] == BOOT_IMAGE]
+    assert found["id"] == glance.record(image_id)[pointer]
+    with agent("h2") as second:
+        with second.image_path(ids.parse_image_id(image_id)).open("rb", buffering=0):
+            hosts.wait_until(
+                lambda: second.status()["images"][image_id]["boot_image"]["chunks_in_memory"] >= 32,
+                "the boot image in memory",
+                uploads.DEADLINE_S,
+            )
+            assert read(second) == booted
+        origins = second.status()["images"][image_id]["read"]
+        assert origins["boot"]["bytes"] >= len(booted)  # and what the kernel read ahead
+        assert not sum(count["bytes"] for name, count in origins.items() if name != "boot")
+
+
+def children_of(pid: int) -> list[int]:
+    text = pathlib.Path(f"/proc/{pid}/task")
+    return [
+        int(child)
+        for thread in text.iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+
+
+def qemu_of(listener: acstor_glance.Listener) -> int | None:
+    """Return the QEMU that a listener's builder has started, if it runs already."""
+    assert listener.pid is not None
+    for child in children_of(listener.pid):
+        with contextlib.suppress(FileNotFoundError):
+            if "qemu-system" in pathlib.Path(f"/proc/{child}/comm").read_text():
+                return child
+    return None
+
+
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
+def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    def building(listener: acstor_glance.Listener) -> int:
+        runs.wait_for(lambda: bool(qemu_of(listener)), 60.0, "QEMU", listener.log)
+        return qemu_of(listener) or 0
+
+    options = {"boot_images": "built", "retry_first_s": 1, "reconcile_interval_s": 2}
+    first = listen("first", **options, boot_longest_s=600)
+    image_id = glance.upload(boot_sectors.image(boot_sectors.FLOOD_CONSOLE, 4 * geometry.MIB))
+    glance.wait_state(image_id)
+    qemu = building(first)
+    assert glance.record(image_id)["acstor_boot_retry"].startswith("1 ")
+    os.kill(first.pid or 0, signal.SIGKILL)  # and not its children
+    runs.wait_for(lambda: runs.start_ticks(qemu) is None, 30.0, "QEMU's end", first.log)
+    assert list((tmp_path / "state/boot").iterdir()) == []
+
+    second = listen("second", **options, boot_longest_s=10)
+    os.kill(building(second), signal.SIGKILL)
+    glance.wait(
+        image_id,
+        lambda record: "killed it" in record.get("acstor_boot_message", ""),
+        "the reason on the image",
+    )
+    assert glance.record(image_id)["acstor_boot_retry"].startswith("2 ")
+    done = glance.wait(image_id, lambda record: BOOT_IMAGE.pointer in record, "the boot image")
+    done = glance.wait(image_id, lambda record: "acstor_boot_retry" not in record, "no more tries")
+    stored = glance.admin.get(f"/images/{done[BOOT_IMAGE.pointer]}/file").content
+    assert 0 in boot_image.check([stored], "the boot image").trace
+    assert list((tmp_path / "state/boot").iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
+def test_image_that_does_not_boot_says_so_and_is_not_tried_again(
+    glance: uploads.Images, listen: Listen
+) -> None:
+    listen(boot_images="built", retry_first_s=1, reconcile_interval_s=2, boot_longest_s=5)
+    image_id = glance.upload(bytes(4 * geometry.MIB))
+    record = glance.wait(
+        image_id, lambda record: "1 never" == record.get("acstor_boot_retry"), "the builder's word"
+    )
+    assert "it does not boot" in record["acstor_boot_message"]
+    assert record["acstor_state"] == "ready"

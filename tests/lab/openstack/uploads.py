@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Somebody who uploads images to the lab's Glance and looks at what acstor made of them."""
+
+import contextlib
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import urllib.request
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import geometry
+from acstor_common import ids
+from tests.lab import runs
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import cloud
+from tests.lab.openstack import glance as glance_service
+
+DEADLINE_S = 60.0
+PROTECTIONS = runs.CHECKOUT / "etc/glance/property-protections-roles.conf"
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+
+
+def some_bytes(chunks: int = 20, seed: int = 1) -> bytes:
+    """Return the bytes of an image: random, but for a part of zeros; the last chunk is short."""
+    dice = random.Random(seed)
+    data = bytearray(dice.randbytes(chunks * CHUNK + 512))
+    data[3 * CHUNK : 7 * CHUNK] = bytes(4 * CHUNK)
+    return bytes(data)
+
+
+def qcow2(folder: pathlib.Path) -> bytes:
+    """Return the bytes of a real qcow2 image."""
+    path = folder / "image.qcow2"
+    runs.tool(["qemu-img", "create", "-q", "-f", "qcow2", path, "8M"])
+    return path.read_bytes()
+
+
+@contextlib.contextmanager
+def threaded(work: Callable[[], Any]) -> Iterator[Callable[[], Any]]:
+    """Do ``work`` beside the block; what is yielded waits for its result."""
+    with futures.ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        yield lambda: done.result(DEADLINE_S)
+
+
+def expected_cids(data: bytes) -> list[ids.Cid]:
+    chunks = [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)]
+    return [ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID for chunk in chunks]
+
+
+class Images:
+    """A tenant who uploads, and an administrator who looks at what came of it."""
+
+    def __init__(self, lab: cloud.Cloud) -> None:
+        self.lab = lab
+        self.tenant, self.admin = lab.connect("tenant").image, lab.connect("admin").image
+        self.project_id = lab.session("acstor").get_project_id()
+        self._made: list[str] = []
+
+    def create(self, **options: Any) -> Any:
+        wanted = {"disk_format": "raw", "container_format": "bare", "visibility": "private"}
+        image = self.tenant.create_image(name=f"test-{uuid.uuid4()}", **{**wanted, **options})
+        self._made.append(image.id)
+        return image
+
+    def upload(self, data: bytes, **options: Any) -> str:
+        """Upload as a whole, which no import plugin sees."""
+        image_id: str = self.create(data=data, **options).id
+        return image_id
+
+    def import_staged(self, data: bytes, **options: Any) -> str:
+        """Upload by the import flow; returns when the import is over."""
+        image = self.create(**options)
+        self.tenant.stage_image(image, data=data)
+        self.tenant.import_image(image)
+        self.wait(image.id, glance_service.is_imported, "the import")
+        image_id: str = image.id
+        return image_id
+
+    def record(self, image_id: str) -> dict[str, Any]:
+        answer = self.admin.get(f"/images/{image_id}")
+        answer.raise_for_status()
+        record: dict[str, Any] = answer.json()
+        return record
+
+    def exists(self, image_id: str) -> bool:
+        return bool(self.admin.get(f"/images/{image_id}").status_code == 200)
+
+    def wait(self, image_id: str, check: Callable[[dict[str, Any]], bool], what: str) -> dict:
+        runs.wait_for(
+            lambda: check(self.record(image_id)),
+            DEADLINE_S,
+            what,
+            lambda: f"{self.record(image_id)}\n{self.glance_log()}",
+        )
+        return self.record(image_id)
+
+    def glance_log(self) -> str:
+        """Return the end of Glance's log without the requests in it."""
+        lines = self.lab.glance.log().splitlines()
+        return "\n".join([line for line in lines if "generated" not in line][-15:])
+
+    def wait_state(self, image_id: str, state: str = "ready") -> dict[str, Any]:
+        return self.wait(
+            image_id,
+            lambda record: (artefacts.state_of(record) or "none") == state,
+            f"acstor_state {state}",
+        )
+
+    def patch(self, image_id: str, user: str = "admin", **properties: str) -> None:
+        changes = [{"op": "add", "path": f"/{k}", "value": v} for k, v in properties.items()]
+        answer = self.lab.connect(user).image.patch(
+            f"/images/{image_id}",
+            data=json.dumps(changes),
+            headers={"Content-Type": "application/openstack-images-v2.1-json-patch"},
+        )
+        answer.raise_for_status()
+
+    def artefacts(self) -> list[dict[str, Any]]:
+        answer = self.admin.get(f"/images?os_hidden=true&owner={self.project_id}")
+        return [record for record in answer.json()["images"] if "acstor_kind" in record]
+
+    def artefacts_of(self, image_id: str) -> list[dict[str, Any]]:
+        return [record for record in self.artefacts() if record["acstor_image_id"] == image_id]
+
+    def check_chunk_map(self, image_id: str, data: bytes) -> dict[str, Any]:
+        """Check everything about an image's chunk map; return its artefact."""
+        image = self.record(image_id)
+        artefact = self.record(image[artefacts.Kind.CHUNK_MAP.pointer])
+        artefacts.check_belongs(
+            image, artefact, artefacts.Kind.CHUNK_MAP, self.project_id, chunk_map.VERSION
+        )
+        assert (artefact["os_hidden"], artefact["visibility"]) == (True, "private")
+        stored = self.admin.get(f"/images/{artefact['id']}/file").content
+        found = artefacts.parse_chunk_map(image, stored)
+        assert [found.cid(number) for number in range(len(found))] == expected_cids(data)
+        assert [record["id"] for record in self.artefacts_of(image_id)] == [artefact["id"]]
+        return artefact
+
+    def delete(self, image_id: str) -> None:
+        self.tenant.delete_image(image_id)
+
+    def clean_up(self) -> None:
+        for image_id in self._made:
+            self.admin.delete_image(image_id, ignore_missing=True)
+        for artefact in self.artefacts():
+            self.admin.delete_image(artefact["id"], ignore_missing=True)
+
+
+def manage(listener: acstor_glance.Listener, *words: str, status: int = 0) -> list[dict[str, Any]]:
+    """Run ``acstor-glance-manage`` with the listener's configuration; return what it printed."""
+    listener.configure()
+    command = [sys.executable, "-m", "acstor_glance.cmd.manage", "--config-file"]
+    done = subprocess.run(
+        [*command, listener.conf_file, "--json", *words],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def metric(listener: acstor_glance.Listener, line: str) -> float:
+    """Return one value of the listener's Prometheus endpoint."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{listener.port}/metrics", timeout=20) as page:
+        text = page.read().decode()
+    values = [row.rpartition(" ")[2] for row in text.splitlines() if row.startswith(line + " ")]
+    return float(values[0]) if values else 0.0
