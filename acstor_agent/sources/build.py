@@ -23,6 +23,11 @@ from acstor_agent.sources import verify
 from acstor_common import errors
 
 _OPTION = "[acstor_agent] sources"
+_NOT_MADE = {
+    "rbd": "It would need Ceph's keys on every host, and hosts that have them boot from Ceph by "
+    "Nova's own images_type = rbd. For others copy images to a file store (import method "
+    "copy-image) or export them (acstor-glance-manage export). "
+}
 
 
 def build(names: Sequence[str], conf: cfg.ConfigOpts, nursery: trio.Nursery) -> base.Source:
@@ -51,7 +56,8 @@ def _load(name: str) -> type[base.Driver]:
             agent_conf.SOURCES_NAMESPACE, name
         )
     except stevedore.exception.NoMatches as error:
-        raise errors.Unusable(_OPTION, f"there is no source {name!r}", _installed()) from error
+        remedy = _NOT_MADE.get(name, "") + _installed()
+        raise errors.Unusable(_OPTION, f"there is no source {name!r}", remedy) from error
     except Exception as error:  # the import of somebody else's module can raise anything
         why = f"the source {name!r} cannot be loaded: {type(error).__name__}: {error}"
         raise errors.Unusable(_OPTION, why, _installed()) from error

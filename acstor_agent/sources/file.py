@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads blobs from a folder: NFS, CephFS, or the folder of a file store.
 
-The folder holds <image_id>.raw and <image_id>.acmap, each a regular file; a
-symbolic link in the place of one is refused, so that nobody who may write to
-the folder can make the agent read elsewhere (a hard link does what a link is
-wanted for).  A file that was replaced is opened again at the next read.
+The folder holds <image_id>.raw and <image_id>.acmap, each a regular file.  In the
+folder of a file store of Glance's an image is called <image_id>; its chunk map, and
+whether it is active, comes from the source ``glance`` then.  A symbolic link in the
+place of a file is refused, so that nobody who may write to the folder can make the
+agent read elsewhere (a hard link does what a link is wanted for).  A file that was
+replaced is opened again at the next read.
 
 Reads block when the page cache misses, so they run in threads: in threads of
 their own number, because a file server that hangs must not take those of the
@@ -111,7 +113,8 @@ class FileSource(base.Driver):
             cfg.StrOpt(
                 "folder",
                 help="Folder with <image id>.raw and <image id>.acmap, for example a mounted NFS "
-                "export or CephFS. Symbolic links in it are not followed.",
+                "export or CephFS; or the folder of a file store of Glance's, where images are "
+                "called <image id>. Symbolic links in it are not followed.",
             )
         ]
 
@@ -162,13 +165,22 @@ class FileSource(base.Driver):
     def _path(self, blob: base.Blob) -> str:
         return os.path.join(self._folder, blob.name)
 
+    def _open(self, blob: base.Blob, path: str) -> _OpenFile:
+        try:
+            return self._files.get(path)
+        except FileNotFoundError:
+            self._files.forget(path)
+            if blob.kind is not base.BlobKind.IMAGE:
+                raise
+        return self._files.get(os.path.join(self._folder, blob.image_id))
+
     async def _in_thread(self, blob: base.Blob, what: str, use: Callable[[_OpenFile], T]) -> T:
         """Run ``use`` on the blob's file in a thread, with the errors of a source."""
         path = self._path(blob)
 
         def work() -> T:
             try:
-                file = self._files.get(path)
+                file = self._open(blob, path)
                 if not file.is_regular:
                     raise errors.ChunkMissing(what, path, "it is not a regular file")
                 return use(file)

@@ -48,7 +48,7 @@ ARTEFACTS = {
 NO_RANGES = (
     "the store that holds the image does no range reads (Glance answered {status}): only file and "
     "cinder stores do. Let Glance copy the image to a file store (import method copy-image), or "
-    "name a source before or after this one that has the images, such as file or http"
+    "stream it once for all (acstor-glance-manage export) and name the source file or http as well"
 )
 NOT_SEEN = (
     "Glance has no such image, or none that the service user may see: private images of other "

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import logging
+import pathlib
 import sys
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_glance import conf as glance_conf
+from acstor_glance import exporter
 from acstor_glance import images as glance_images
 from acstor_glance import preparer as glance_preparer
 from acstor_glance import reconciler as glance_reconciler
@@ -87,6 +89,12 @@ def make_parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="check artefacts, down to their bytes")
     verify.add_argument("--bytes", action="store_true", help="read the images too, and compare")
     verify.add_argument("--repair", action="store_true", help="make anew what is faulty")
+    export = commands.add_parser(
+        "export", help="stream images into a folder, for stores that agents cannot read"
+    )
+    export.add_argument(
+        "--folder", metavar="DIR", type=pathlib.Path, required=True, help="which; it must exist"
+    )
     purge = commands.add_parser("purge", help="remove artefacts and properties from Glance")
     purge.add_argument("--yes", action="store_true", help="do it, do not only say what it is")
     for command, run in (
@@ -94,6 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
         (reconcile, Tool.reconcile),
         (listing, Tool.show),
         (verify, Tool.verify),
+        (export, Tool.export),
         (purge, Tool.purge),
     ):
         command.set_defaults(run=run)
@@ -157,6 +166,26 @@ class Tool:
         if faulty and self._options.repair:
             return self._prepare(faulty, is_forced=True)
         return EXIT_FAULTY if faulty else 0
+
+    def export(self) -> int:
+        """Bring the selection into a folder; without a selection, take out what is not served."""
+        folder: pathlib.Path = self._options.folder
+        served: set[str] = set()
+        is_whole = True
+        for image in self._chosen():
+            try:
+                with self._bar(image) as progress:
+                    outcome = exporter.export(self._images, image, folder, progress)
+                if outcome is not exporter.Outcome.UNPREPARED:
+                    served.add(image["id"])
+                self._say({"image": image["id"], "outcome": outcome.value})
+            except (errors.Unusable, errors.FormatError, errors.ImageGone, OSError) as exc:
+                is_whole = False
+                self._say({"image": image["id"], "outcome": "failed", "message": str(exc)})
+        if not self._options.images and is_whole:
+            for image_id in exporter.remove_others(folder, served):
+                self._say({"image": image_id, "outcome": "removed"})
+        return 0 if is_whole else EXIT_FAULTY
 
     def purge(self) -> int:
         """Delete artefacts, then acstor's properties, of the selection."""

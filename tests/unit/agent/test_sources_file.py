@@ -157,3 +157,19 @@ def test_folder_must_be_absolute(folder):
     group = type("Group", (), {"folder": folder})
     with pytest.raises(errors.Unusable, match=r"\[source_file\] folder"):
         file.FileSource.from_conf(group)
+
+
+async def test_image_in_a_file_store_of_glances_has_no_ending(source, tmp_path):
+    store = tmp_path / BLOB.image_id
+    store.write_bytes(b"abcdef")
+    assert await source.size_bytes(BLOB) == 6
+    assert await source.read(BLOB, 2, 3) == b"cde"
+    (tmp_path / BLOB.name).write_bytes(b"0123456789")  # one that was put there for agents
+    assert await source.read(BLOB, 2, 3) == b"234"
+    with pytest.raises(errors.ChunkMissing, match="no such file"):
+        await source.size_bytes(BLOB._replace(kind=base.BlobKind.CHUNK_MAP))
+    store.unlink()
+    (tmp_path / BLOB.name).unlink()
+    store.symlink_to("/etc/passwd")
+    with pytest.raises(errors.ChunkMissing, match="symbolic link"):
+        await source.read(BLOB, 0, 3)

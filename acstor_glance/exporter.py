@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams images out of Glance into a folder that the sources ``file`` and ``http`` read.
+
+For stores without range reads: one host streams each image once, for all.  The one
+rule: a name in the folder stands for a whole file of the right bytes; the chunk map
+comes last, so an image that has one there is complete.
+
+The folder holds the bytes of every tenant's images: only its owner and group may
+read what is in it.
+"""
+
+import enum
+import hashlib
+import logging
+import os
+import pathlib
+from collections.abc import Collection
+
+from acstor_common import artefacts
+from acstor_common import boot_image
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_common import whole_file
+from acstor_glance import images as glance_images
+from acstor_glance import preparer as glance_preparer
+
+LOG = logging.getLogger(__name__)
+
+IMAGE_ENDING = ".raw"
+ENDINGS = {artefacts.Kind.BOOT_IMAGE: ".acboot", artefacts.Kind.CHUNK_MAP: ".acmap"}
+"""In the order in which they are written."""
+MODE = 0o640
+
+
+class Outcome(enum.StrEnum):
+    """What came of exporting an image."""
+
+    EXPORTED = "exported"
+    THERE = "there"  # all of it was there already
+    UNPREPARED = "unprepared"  # it has no chunk map yet, or is not served
+
+
+def export(
+    images: glance_images.Images,
+    image: image_record.Record,
+    folder: pathlib.Path,
+    progress: glance_preparer.Progress = lambda done_bytes: None,
+) -> Outcome:
+    """See to it that an image and its artefacts are in ``folder``.
+
+    :raises errors.Unusable: its bytes are not those that Glance has a hash of
+    :raises errors.FormatError: an artefact is damaged
+    :raises errors.ImageServiceError: Glance does not do its part
+    :raises OSError: the folder cannot be written
+    """
+    if image_record.why_not_served(image):
+        return Outcome.UNPREPARED
+    found = {kind: images.artefact_of(image, kind) for kind in ENDINGS}
+    if found[artefacts.Kind.CHUNK_MAP] is None:
+        return Outcome.UNPREPARED
+    stem = folder / image_record.image_id_of(image)
+    outcome = Outcome.THERE
+    path = stem.with_suffix(IMAGE_ENDING)
+    if not path.exists():
+        _write_image(images, image, path, progress)
+        outcome = Outcome.EXPORTED
+    for kind, artefact in found.items():
+        if artefact is not None and _write_artefact(
+            images, image, kind, artefact["id"], stem.with_suffix(ENDINGS[kind])
+        ):
+            outcome = Outcome.EXPORTED
+    return outcome
+
+
+def remove_others(folder: pathlib.Path, served: Collection[str]) -> list[str]:
+    """Delete the files of images that are not among ``served``; return their ids.
+
+    What is in the folder and is not named like an image stays.
+    """
+    removed = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (IMAGE_ENDING, *ENDINGS.values()) or path.stem in served:
+            continue
+        try:
+            removed.append(str(ids.parse_image_id(path.stem)))
+        except ValueError:
+            continue
+        path.unlink()
+    return sorted(set(removed))
+
+
+def _write_image(
+    images: glance_images.Images,
+    image: image_record.Record,
+    path: pathlib.Path,
+    progress: glance_preparer.Progress,
+) -> None:
+    os_hash = image_record.os_hash_of(image)
+    hasher = hashlib.new(os_hash.algo)
+    whole_file.remove_leftovers(path.parent, path.name)
+    with whole_file.written(path, MODE) as file, images.opened(image["id"]) as pieces:
+        for piece in pieces:
+            hasher.update(piece)
+            if any(piece):
+                file.write(piece)
+            else:
+                file.seek(len(piece), os.SEEK_CUR)  # a hole
+            progress(file.tell())
+        file.truncate(file.tell())
+        if hasher.digest() != os_hash.value:
+            why = f"its bytes do not have the {os_hash.algo} that Glance says"
+            raise errors.Unusable(f"image {image['id']}", why)
+
+
+def _write_artefact(
+    images: glance_images.Images,
+    image: image_record.Record,
+    kind: artefacts.Kind,
+    artefact_id: str,
+    path: pathlib.Path,
+) -> bool:
+    """Write an artefact unless it is there already; say whether that was needed."""
+    with images.opened(artefact_id) as pieces:
+        raw = b"".join(pieces)
+    if kind is artefacts.Kind.CHUNK_MAP:
+        artefacts.parse_chunk_map(image, raw)
+    else:
+        boot_image.check([raw], f"boot image {artefact_id}")
+    if path.exists() and path.read_bytes() == raw:
+        return False
+    with whole_file.written(path, MODE) as file:
+        file.write(raw)
+    return True

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims of images through coordination services that really run: MariaDB, and files."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_glance import claims
+from tests.lab.openstack import mariadb as mariadb_lab
+
+ONE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+OTHER = ids.parse_image_id("0c9e3f7a-1111-4222-8333-444455556666")
+DEADLINE_S = 60.0
+HOLDER = """
+import pathlib, sys, time
+from acstor_common import ids
+from acstor_glance import claims
+with claims.Claims(sys.argv[1], pathlib.Path()).held(ids.parse_image_id(sys.argv[2])) as is_ours:
+    print(is_ours, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(params=["file", "mysql"])
+def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+    if request.param == "file":
+        return f"file://{tmp_path}/claims"
+    server: mariadb_lab.MariaDB = request.getfixturevalue("mariadb")
+    server.new_database("claims")
+    return f"mysql://root@127.0.0.1:{server.port}/claims"
+
+
+def is_free(url: str, image_id: ids.ImageId) -> bool:
+    with claims.Claims(url, pathlib.Path()).held(image_id) as is_ours:
+        return is_ours
+
+
+def test_image_is_one_listeners_until_it_lets_go_or_is_killed(url: str) -> None:
+    with claims.Claims(url, pathlib.Path()).held(ONE) as is_ours:
+        assert (is_ours, is_free(url, ONE), is_free(url, OTHER)) == (True, False, True)
+    assert is_free(url, ONE)
+    command = [sys.executable, "-W", "ignore", "-c", HOLDER, url, ONE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"True\n"
+            assert not is_free(url, ONE)
+        finally:
+            os.kill(holder.pid, signal.SIGKILL)
+    end_s = time.monotonic() + DEADLINE_S
+    while not is_free(url, ONE):  # a server notices the end of a connection a moment later
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+def test_service_that_goes_away_is_said_and_used_again_when_it_is_back(
+    mariadb: mariadb_lab.MariaDB,
+) -> None:
+    mariadb.new_database("claims")
+    url = f"mysql://root@127.0.0.1:{mariadb.port}/claims"
+    mine = claims.Claims(url, pathlib.Path())
+    with mine.held(ONE) as is_ours:
+        assert is_ours
+        mariadb.stop()  # what was claimed is given up without an error
+    with (
+        pytest.raises(errors.ImageServiceUnreachable, match=r"claiming an image \(mysql\)"),
+        mine.held(ONE),
+    ):
+        pytest.fail("it was claimed")
+    mariadb.start()
+    mariadb.wait_ready()
+    with mine.held(ONE) as is_ours:
+        assert is_ours
