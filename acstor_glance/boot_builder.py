@@ -16,26 +16,18 @@ A boot is over when the marker was seen on the console and a little later, or wh
 nothing new was read for a while, or at a limit.
 """
 
-import contextlib
 import dataclasses
 import enum
-import grp
-import json
 import os
 import pathlib
-import pwd
 import re
 import selectors
-import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Iterator
-from typing import IO
 
 from acstor_common import boot_image
 from acstor_common import boot_trace
@@ -44,17 +36,13 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import whole_file
+from acstor_glance import boot_guest
 from acstor_glance import recording_export
 
-QEMU = "qemu-system-x86_64"
 DEFAULT_MARKER = r"\S login: "
 CONSOLE_TAIL_BYTES = 64 * geometry.KIB
 SECTOR_BYTES = 512
 _LOOK_S = 0.25
-_ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
-_TRANSLATION_CACHE_MIB = 128
-_QEMU_WORDS_BYTES = 2000
-_STOP_S = 10.0
 
 Progress = Callable[[float, int], None]
 """Is told the seconds since the start and the chunks read so far, several times a second."""
@@ -68,26 +56,6 @@ class End(enum.Enum):
     TIME = "time"  # the time was up
     FULL = "full"  # more chunks were read than a boot image may have
     ENDED = "ended"  # the guest, or QEMU, has ended
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
-    """What a guest may use, and when its boot is taken to be over.
-
-    :param longest_s: the whole recording
-    :param idle_s: how long nothing new is read until the boot counts as over
-    :param settle_s: how long to go on after the marker
-    :param memory_bytes: the guest's memory
-    :param written_bytes: how much the guest may write to its disk
-    :param boot_bytes: how much of the image may be read
-    """
-
-    longest_s: float = 300.0
-    idle_s: float = 30.0
-    settle_s: float = 2.0
-    memory_bytes: int = 512 * geometry.MIB
-    written_bytes: int = 1024 * geometry.MIB
-    boot_bytes: int = 1024 * geometry.MIB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,15 +80,6 @@ class Summary:
     seconds_s: float
 
 
-def accelerator() -> str:
-    """Return "kvm" where the processor virtualizes by itself, else "tcg" (software emulation).
-
-    A ``/dev/kvm`` alone proves nothing: under a paravirtual one stock kernels do not boot.
-    """
-    has_kvm = any(pathlib.Path(f"/sys/module/kvm_{maker}").exists() for maker in ("intel", "amd"))
-    return "kvm" if has_kvm and os.access("/dev/kvm", os.R_OK | os.W_OK) else "tcg"
-
-
 # Building
 
 
@@ -129,7 +88,7 @@ def build(
     image_map: chunk_map.ChunkMap,
     output: pathlib.Path,
     *,
-    limits: Limits | None = None,
+    limits: boot_guest.Limits | None = None,
     marker: str = DEFAULT_MARKER,
     revision: int = 1,
     progress: Progress = lambda seconds_s, chunks: None,
@@ -147,7 +106,9 @@ def build(
         if size_bytes != image_map.geometry.size_bytes:
             why = f"it has {size_bytes} bytes, its chunk map says {image_map.geometry.size_bytes}"
             raise errors.Unusable(str(image), why, "Make the chunk map again")
-        recording = record(file.fileno(), image_map.geometry, limits or Limits(), marker, progress)
+        recording = record(
+            file.fileno(), image_map.geometry, limits or boot_guest.Limits(), marker, progress
+        )
         head = write(file.fileno(), image_map, recording.trace, output, revision)
     if not head.header.chunk_count:
         output.unlink()
@@ -200,7 +161,7 @@ def _read_chunk(image: int, image_map: chunk_map.ChunkMap, chunk_no: int) -> byt
 
 
 def record(
-    image: int, cut: geometry.Geometry, limits: Limits, marker: str, progress: Progress
+    image: int, cut: geometry.Geometry, limits: boot_guest.Limits, marker: str, progress: Progress
 ) -> Recording:
     """Boot the image behind a file descriptor and return what it read.
 
@@ -218,30 +179,45 @@ def record(
         tempfile.TemporaryFile() as log,
         recording_export.RecordingExport(image, size_bytes, notes.read) as export,
     ):
-        _make_overlay(written.fileno(), size_bytes)
-        with _guest(written.fileno(), export.client, log, limits) as process:
+        boot_guest.make_overlay(written.fileno(), size_bytes)
+        with boot_guest.running(written.fileno(), export.client, log, limits) as process:
             began_s = time.monotonic()
             end = _Watch(process, notes, limits, marker).wait(progress)
             seconds_s = time.monotonic() - began_s
             killed_by = -(process.poll() or 0)
-        words = _words(log)
+        words = boot_guest.words(log)
     if killed_by in (signal.SIGKILL, signal.SIGTERM):
-        raise errors.Unusable(QEMU, f"somebody killed it after {seconds_s:.0f} s: {words}")
+        raise errors.Unusable(
+            boot_guest.QEMU, f"somebody killed it after {seconds_s:.0f} s: {words}"
+        )
     if end is End.ENDED and not notes.trace():
-        raise errors.Unusable(QEMU, f"it ended before the image was read: {words}")
+        raise errors.Unusable(boot_guest.QEMU, f"it ended before the image was read: {words}")
     return Recording(notes.trace(), end, seconds_s)
 
 
 class _Notes:
-    """A recorder that the export's thread writes to and the builder's reads from."""
+    """A recorder that the export's thread writes to and the builder's reads from.
+
+    Its time stands still while the guest waits for a processor: on a busy host a guest reads
+    nothing for long without having booted.
+    """
 
     def __init__(self, recorder: boot_trace.Recorder) -> None:
         self._recorder = recorder
         self._lock = threading.Lock()
+        self._starved_s = 0.0
 
     def read(self, offset: int, length: int) -> None:
         with self._lock:
-            self._recorder.read(offset, length, time.monotonic())
+            self._recorder.read(offset, length, self._now_s())
+
+    def starved(self, starved_s: float) -> None:
+        """Take note of how long the guest has waited for a processor so far."""
+        with self._lock:
+            self._starved_s = max(self._starved_s, starved_s)
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._starved_s
 
     def trace(self) -> tuple[int, ...]:
         with self._lock:
@@ -251,14 +227,18 @@ class _Notes:
         """Return the chunks read so far, whether they are too many, whether the boot is over."""
         with self._lock:
             recorder = self._recorder
-            return recorder.chunk_count, recorder.is_full, recorder.is_over(time.monotonic())
+            return recorder.chunk_count, recorder.is_full, recorder.is_over(self._now_s())
 
 
 class _Watch:
     """Looks at a guest until its boot is over."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], notes: _Notes, limits: Limits, marker: str
+        self,
+        process: subprocess.Popen[bytes],
+        notes: _Notes,
+        limits: boot_guest.Limits,
+        marker: str,
     ) -> None:
         self._process, self._notes, self._limits = process, notes, limits
         self._marker = re.compile(marker.encode())
@@ -279,6 +259,7 @@ class _Watch:
                 else:
                     time.sleep(_LOOK_S)
                 now_s = time.monotonic()
+                self._notes.starved(boot_guest.starved_s(self._process.pid))
                 progress(now_s - began_s, self._notes.state()[0])
                 end = self._end(now_s, now_s - began_s)
                 if end is not None:
@@ -306,94 +287,3 @@ class _Watch:
         if since_s >= self._limits.longest_s:
             return End.TIME
         return End.IDLE if is_over else None
-
-
-# The guest
-
-
-def _make_overlay(written: int, size_bytes: int) -> None:
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=60, pass_fds=[written]
-        )
-    except FileNotFoundError as e:
-        raise errors.Unusable("qemu-img", "it is not installed", "Install QEMU") from e
-    if done.returncode:
-        raise errors.Unusable("qemu-img", done.stderr.strip())
-
-
-@contextlib.contextmanager
-def _guest(
-    written: int, image: socket.socket, log: IO[bytes], limits: Limits
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run QEMU; its standard output is the guest's console.
-
-    :param written: file descriptor of what takes the guest's writes
-    :param image: where the image can be read; it is QEMU's alone afterwards
-
-    :raises errors.Unusable: it is not installed
-    """
-    if shutil.which(QEMU) is None:
-        raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
-    process = subprocess.Popen(
-        [*_confinement(limits), *_argv(written, image.fileno(), limits)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        pass_fds=[written, image.fileno()],
-        cwd="/",
-        env={"PATH": os.environ.get("PATH", os.defpath)},
-    )
-    image.close()
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=_STOP_S)
-
-
-def _confinement(limits: Limits) -> list[str]:
-    """Return what QEMU is started by: its limits and, where we may, its user and its network."""
-    bounds = {
-        "cpu": int(limits.longest_s * 4) + 60,  # a processor's second for each of 4 threads
-        "fsize": limits.written_bytes,
-        "as": limits.memory_bytes + _ADDRESS_SPACE_SPARE_BYTES,
-        "nofile": 128,
-        "core": 0,
-    }
-    limited = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
-    if os.geteuid():
-        return ["setpriv", "--pdeathsig", "KILL", "--no-new-privs", *limited]
-    group = "kvm" if accelerator() == "kvm" else grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name
-    user = ["--reuid", "nobody", "--regid", group, "--clear-groups"]
-    free = ["--no-new-privs", "--bounding-set", "-all", "--inh-caps", "-all"]
-    return ["unshare", "--net", "--ipc", "setpriv", *user, *free, "--pdeathsig", "KILL", *limited]
-
-
-def _argv(written: int, image: int, limits: Limits) -> list[str]:
-    accel = accelerator()
-    export = {"driver": "nbd", "server": {"type": "fd", "str": str(image)}, "read-only": True}
-    disk = {
-        "driver": "qcow2",
-        "node-name": "disk",
-        "file": {"driver": "file", "filename": "/dev/fdset/1"},
-        "backing": export,
-    }
-    speed = f"tcg,tb-size={_TRANSLATION_CACHE_MIB}" if accel == "tcg" else "kvm"
-    denied = "obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
-    return [
-        *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", "pc", "-accel", speed, "-smp", "1"),
-        *(("-cpu", "host") if accel == "kvm" else ()),
-        *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
-        *("-add-fd", f"fd={written},set=1", "-blockdev", json.dumps(disk)),
-        *("-device", "virtio-blk-pci,drive=disk,rerror=report,werror=report"),
-        *("-serial", "stdio", "-monitor", "none"),
-        *("-sandbox", f"on,{denied}"),
-    ]
-
-
-def _words(log: IO[bytes]) -> str:
-    log.seek(0)
-    return log.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it said nothing"

@@ -27,6 +27,7 @@ from acstor_common import image_record
 from acstor_common import trace_message
 from acstor_common import whole_file
 from acstor_glance import boot_builder
+from acstor_glance import boot_guest
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
 from acstor_glance import images as glance_images
@@ -99,7 +100,7 @@ class BootImages:
         retry = plan.Retry.after(retry, now, self._conf.retry_first_s, self._conf.retry_last_s)
         self._say(image, retry, "it is being built, or the builder was killed")
         output = self._output(image_map.image_id)
-        limits = boot_builder.Limits(
+        limits = boot_guest.Limits(
             longest_s=self._conf.boot_longest_s, boot_bytes=self._conf.boot_image_limit_bytes
         )
         marker = self._conf.boot_marker

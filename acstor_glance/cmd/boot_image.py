@@ -24,11 +24,12 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_glance import boot_builder
+from acstor_glance import boot_guest
 from acstor_glance import mapped_file
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 130
-DEFAULTS = boot_builder.Limits()
+DEFAULTS = boot_guest.Limits()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

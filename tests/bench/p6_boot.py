@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """P6: a guest that boots with its boot image ready; the reads of that boot; the boot image's size.
 
-The boot image is made by the builder, from the lab's guest image.  P6 boots the
-same guest by turns from an agent whose boot image is in memory and from a raw
-file in the page cache.  P6a replays the boot trace, chunk after chunk and without
-think time, through an agent, through bare pyfuse3 with one file, and through an
-agent without a boot image whose source is at the other end of a shaped link.
+The boot image is made by the builder, from the lab's guest image.
+
+P6 boots the same guest, with the same options of QEMU, by turns from an agent whose
+boot image is in memory and whose cache has everything else, and from a raw file that
+lies in the page cache.  The page cache knows nothing of the agent's file when a
+guest begins, so each first read of the guest goes through the agent.
+
+P6a replays the boot trace, chunk after chunk and without think time, through an
+agent, through bare pyfuse3 with one file, and through an agent without a boot image
+whose source is at the other end of a shaped link.  A replay takes some tens of
+milliseconds, less than a busy machine's hiccups, so a turn is many replays.
+
+Ways take turns in changing order; the first turn of each is not counted.  A figure is the
+median of the ratios of turns that were neighbours in time.  The ratio of the fastest
+ones, which others disturbed least, is in the results beside it.
 """
 
 import contextlib
@@ -14,7 +24,6 @@ import os
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
 from collections.abc import Sequence
 
 from matplotlib import figure
@@ -30,9 +39,12 @@ from tests.lab import local
 from tests.lab import network
 from tests.lab import runs
 
-TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "3"))
-REPLAYS = 5
+TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "5"))
+REPLAY_TURNS = 9
+REPLAYS_OF_A_TURN = 10
 LINK_MBIT = 100.0
+KEPT_S = 3600.0
+"""So long the boot image stays in memory though nobody boots."""
 
 
 @harness.benchmark(
@@ -56,10 +68,14 @@ def run(say: harness.Say) -> harness.Result:
         say(f"boot image: {made.head.size_bytes} bytes, {share:.2f} % of the image")
         replayed = replay_all(made, lab_run.folder, say)
         booted = boot_by_turns(made, lab_run.folder, say)
-    bare, ready = (statistics.median(replayed[way]) for way in ("bare", "acstor"))
+    ready_s = statistics.median(replayed["acstor"])
+    over_bare, over_bare_fastest = ratios(replayed["acstor"], replayed["bare"])
+    over_raw, over_raw_fastest = ratios(booted["acstor"], booted["raw file"])
+    say(f"replay over bare pyfuse3: median {over_bare:.2f}, fastest {over_bare_fastest:.2f}")
+    say(f"login over raw file: median {over_raw:.3f}, fastest {over_raw_fastest:.3f}")
     values: dict[str, harness.Value] = {
-        "P6": statistics.median(booted["acstor"]) / statistics.median(booted["raw file"]),
-        "P6a": (ready / bare, replayed["HTTP on demand"][0] / ready),
+        "P6": over_raw,
+        "P6a": (over_bare, replayed["HTTP on demand"][0] / ready_s),
         "P6b": share,
     }
     details = {
@@ -71,8 +87,19 @@ def run(say: harness.Say) -> harness.Result:
         },
         "replay_s": replayed,
         "boot_s": booted,
+        "fastest": {"P6": over_raw_fastest, "P6a": over_bare_fastest},
     }
     return harness.Result(values, details, lambda picture: draw(picture, replayed, booted))
+
+
+def ratios(ours_s: Sequence[float], theirs_s: Sequence[float]) -> tuple[float, float]:
+    """Return the median of the ratios turn by turn, and the ratio of the fastest turns.
+
+    >>> ratios([2.2, 9.0, 2.4], [2.0, 3.0, 2.0])
+    (1.2, 1.1)
+    """
+    pairs = [ours / theirs for ours, theirs in zip(ours_s, theirs_s, strict=True)]
+    return statistics.median(pairs), min(ours_s) / min(theirs_s)
 
 
 # Replay
@@ -92,11 +119,14 @@ def replay_all(
             "bare": stack.enter_context(p5_hits.bare(made.image, folder / "bare")),
         }
         found: dict[str, list[float]] = {way: [] for way in paths}
-        for turn in range(REPLAYS):
+        for path in paths.values():
+            replay(path, trace)
+        for turn in range(REPLAY_TURNS):
             for way in sorted(paths, reverse=bool(turn % 2)):
-                found[way].append(replay(paths[way], trace))
+                took = [replay(paths[way], trace) for _ in range(REPLAYS_OF_A_TURN)]
+                found[way].append(statistics.median(took))
         origins = agent.status()["images"][made.image_id]["read"]
-        if origins["boot"]["requests"] < REPLAYS * len(trace):
+        if origins["boot"]["requests"] < REPLAY_TURNS * REPLAYS_OF_A_TURN * len(trace):
             raise errors.Unusable("P6a", f"the boot image was not used: {origins}")
     found["HTTP on demand"] = [replay_remote(made, trace)]
     for way, seconds in found.items():
@@ -136,34 +166,45 @@ def boot_by_turns(
 ) -> dict[str, list[float]]:
     """Boot from both places in changing order; return the seconds to the login prompt."""
     found: dict[str, list[float]] = {"raw file": [], "acstor": []}
-    for turn in range(TURNS):
-        for way in sorted(found, reverse=bool(turn % 2)):
-            place = folder / f"{way.replace(' ', '-')}-{turn}"
-            place.mkdir()
-            found[way].append(BOOTS[way](made, place))
-            say(f"boot {turn + 1} of {TURNS}, {way}: login after {found[way][-1]:.2f} s")
+    with local.agent(folder / "boots", made.images, boot_memory_idle_s=KEPT_S) as agent:
+        agent.wait_ready()
+        path = agent.image_path(made.image_id)
+        boots.read_whole(path, is_direct=True)
+        for turn in range(-1, TURNS):
+            for way in sorted(found, reverse=bool(turn % 2)):
+                place = folder / f"{way.replace(' ', '-')}-{turn}"
+                place.mkdir()
+                host = local.LocalHost(way, "", local.LOOPBACK, place)
+                seconds = (
+                    boot_raw(made, host) if way == "raw file" else boot_acstor(made, host, agent)
+                )
+                say(f"boot {turn + 1} of {TURNS}, {way}: login after {seconds:.2f} s")
+                if turn >= 0:
+                    found[way].append(seconds)
     return found
 
 
-def boot_raw(made: boots.Prepared, folder: pathlib.Path) -> float:
+def boot_raw(made: boots.Prepared, host: network.Host) -> float:
     """Boot from the raw file, all of it in the page cache."""
     boots.read_whole(made.image)
-    return boots.login_s(local.LocalHost("raw", "", local.LOOPBACK, folder), made.image)
+    return boots.login_s(host, made.image)
 
 
-def boot_acstor(made: boots.Prepared, folder: pathlib.Path) -> float:
+def boot_acstor(made: boots.Prepared, host: network.Host, agent: agents.Agent) -> float:
     """Boot from an agent that has the boot image in memory and everything else in its cache."""
-    with local.agent(folder, made.images) as agent:
-        agent.wait_ready()
-        boots.read_whole(agent.image_path(made.image_id))
-        boots.wait_ready(agent, made.image_id)
-        return boots.login_s(agent.host, agent.image_path(made.image_id))
+    path = agent.image_path(made.image_id)
+    boots.forget(path)
+    boots.wait_ready(agent, made.image_id)
+    before = _from_memory(agent, made)
+    seconds = boots.login_s(host, path)
+    if _from_memory(agent, made) - before < made.head.raw_bytes // 2:
+        raise errors.Unusable("P6", "the guest did not boot from the boot image")
+    return seconds
 
 
-BOOTS: dict[str, Callable[[boots.Prepared, pathlib.Path], float]] = {
-    "raw file": boot_raw,
-    "acstor": boot_acstor,
-}
+def _from_memory(agent: agents.Agent, made: boots.Prepared) -> int:
+    count: int = agent.status()["images"][made.image_id]["read"]["boot"]["bytes"]
+    return count
 
 
 def draw(

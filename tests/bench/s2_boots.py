@@ -102,7 +102,7 @@ def boot(
                 boots.wait_ready(agent, image.image_id)
             backings = [agent.image_path(image.image_id) for image in used]
         for image in used:
-            forget(image.image)
+            boots.forget(image.image)
         if has_stress:
             stack.enter_context(stressed(folder))
         guests = [
@@ -122,12 +122,6 @@ def hosts(folder: pathlib.Path, count: int) -> Iterator[local.LocalHost]:
         place = folder / f"guest-{number}"
         place.mkdir()
         yield local.LocalHost(f"g{number}", "", local.LOOPBACK, place)
-
-
-def forget(path: pathlib.Path) -> None:
-    """Take a file out of the page cache."""
-    with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def prefetch(image: boots.Prepared) -> None:

@@ -18,6 +18,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_glance import boot_builder
+from acstor_glance import boot_guest
 from acstor_glance import prehash
 from tests.fakes import boot_sectors
 from tests.lab import guest_image
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 MIB = geometry.MIB
-LIMITS = boot_builder.Limits(longest_s=60.0, idle_s=4.0, memory_bytes=64 * MIB)
+LIMITS = boot_guest.Limits(longest_s=60.0, idle_s=4.0, memory_bytes=64 * MIB)
 COMMAND = [sys.executable, "-m", "acstor_glance.cmd.boot_image"]
 
 
@@ -42,7 +43,7 @@ def prepared(folder: pathlib.Path, data: bytes) -> tuple[pathlib.Path, chunk_map
 
 
 def build(
-    folder: pathlib.Path, data: bytes, limits: boot_builder.Limits = LIMITS
+    folder: pathlib.Path, data: bytes, limits: boot_guest.Limits = LIMITS
 ) -> tuple[boot_builder.Summary, list[int]]:
     image, image_map = prepared(folder, data)
     output = image.with_suffix(".acboot")
@@ -118,7 +119,7 @@ def test_qemu_is_confined_and_dies_with_the_builder(tmp_path):
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert (fields["Seccomp"], fields["NoNewPrivs"]) == ("2", "1")
         limits = pathlib.Path(f"/proc/{qemu}/limits").read_text()
-        assert f"Max file size             {boot_builder.Limits().written_bytes}" in limits
+        assert f"Max file size             {boot_guest.Limits().written_bytes}" in limits
         if os.geteuid() == 0:
             assert fields["Uid"].split()[0] == "65534"
             assert int(fields["CapEff"], 16) == 0

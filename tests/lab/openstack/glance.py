@@ -53,7 +53,7 @@ class Glance(api.Api):
 
     def configure(self) -> None:
         """Write its configuration and make its folders."""
-        for name in ("images", "staging", "tasks"):
+        for name in ("images", "staging", "tasks", "locks"):
             (self.data / name).mkdir(parents=True, exist_ok=True)
         super().configure()
         shutil.copy(installed.VENV / "etc/glance/glance-api-paste.ini", self.conf_folder)
@@ -73,6 +73,7 @@ class Glance(api.Api):
             "fs": {"filesystem_store_datadir": self.images},
             "os_glance_staging_store": {"filesystem_store_datadir": self.data / "staging"},
             "os_glance_tasks_store": {"filesystem_store_datadir": self.data / "tasks"},
+            "oslo_concurrency": {"lock_path": self.data / "locks"},  # new locations need it
             "oslo_messaging_notifications": {"driver": "messagingv2"},
             "paste_deploy": {
                 "flavor": "keystone",

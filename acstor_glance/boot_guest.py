@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The throw-away guest that boots an image for the builder: QEMU, and what holds it.
+
+The one rule: nothing that the guest or QEMU touches has a name in the file system;
+its disk, its socket and its log are open files, and it dies with this process.
+"""
+
+import contextlib
+import dataclasses
+import grp
+import json
+import os
+import pathlib
+import pwd
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import IO
+
+from acstor_common import errors
+from acstor_common import geometry
+
+QEMU = "qemu-system-x86_64"
+_ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
+_TRANSLATION_CACHE_MIB = 128
+_QEMU_WORDS_BYTES = 2000
+_STOP_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What a guest may use, and when its boot is taken to be over.
+
+    :param longest_s: the whole recording
+    :param idle_s: how long nothing new is read until the boot counts as over
+    :param settle_s: how long to go on after the marker
+    :param memory_bytes: the guest's memory
+    :param written_bytes: how much the guest may write to its disk
+    :param boot_bytes: how much of the image may be read
+    """
+
+    longest_s: float = 300.0
+    idle_s: float = 30.0
+    settle_s: float = 2.0
+    memory_bytes: int = 512 * geometry.MIB
+    written_bytes: int = 1024 * geometry.MIB
+    boot_bytes: int = 1024 * geometry.MIB
+
+
+def accelerator() -> str:
+    """Return "kvm" where the processor virtualizes by itself, else "tcg" (software emulation).
+
+    A ``/dev/kvm`` alone proves nothing: under a paravirtual one stock kernels do not boot.
+    """
+    has_kvm = any(pathlib.Path(f"/sys/module/kvm_{maker}").exists() for maker in ("intel", "amd"))
+    return "kvm" if has_kvm and os.access("/dev/kvm", os.R_OK | os.W_OK) else "tcg"
+
+
+def make_overlay(written: int, size_bytes: int) -> None:
+    """Make an empty qcow2 in the open file ``written``.
+
+    :raises errors.Unusable: qemu-img is not installed, or fails
+    """
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=60, pass_fds=[written]
+        )
+    except FileNotFoundError as e:
+        raise errors.Unusable("qemu-img", "it is not installed", "Install QEMU") from e
+    if done.returncode:
+        raise errors.Unusable("qemu-img", done.stderr.strip())
+
+
+@contextlib.contextmanager
+def running(
+    written: int, image: socket.socket, log: IO[bytes], limits: Limits
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run QEMU; its standard output is the guest's console.
+
+    :param written: file descriptor of what takes the guest's writes
+    :param image: where the image can be read; it is QEMU's alone afterwards
+
+    :raises errors.Unusable: it is not installed
+    """
+    if shutil.which(QEMU) is None:
+        raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
+    process = subprocess.Popen(
+        [*_confinement(limits), *_argv(written, image.fileno(), limits)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        pass_fds=[written, image.fileno()],
+        cwd="/",
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+    )
+    image.close()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=_STOP_S)
+
+
+def _confinement(limits: Limits) -> list[str]:
+    """Return what QEMU is started by: its limits and, where we may, its user and its network."""
+    bounds = {
+        "cpu": int(limits.longest_s * 4) + 60,  # a processor's second for each of 4 threads
+        "fsize": limits.written_bytes,
+        "as": limits.memory_bytes + _ADDRESS_SPACE_SPARE_BYTES,
+        "nofile": 128,
+        "core": 0,
+    }
+    limited = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
+    if os.geteuid():
+        return ["setpriv", "--pdeathsig", "KILL", "--no-new-privs", *limited]
+    group = "kvm" if accelerator() == "kvm" else grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name
+    user = ["--reuid", "nobody", "--regid", group, "--clear-groups"]
+    free = ["--no-new-privs", "--bounding-set", "-all", "--inh-caps", "-all"]
+    return ["unshare", "--net", "--ipc", "setpriv", *user, *free, "--pdeathsig", "KILL", *limited]
+
+
+def _argv(written: int, image: int, limits: Limits) -> list[str]:
+    accel = accelerator()
+    export = {"driver": "nbd", "server": {"type": "fd", "str": str(image)}, "read-only": True}
+    disk = {
+        "driver": "qcow2",
+        "node-name": "disk",
+        "file": {"driver": "file", "filename": "/dev/fdset/1"},
+        "backing": export,
+    }
+    speed = f"tcg,tb-size={_TRANSLATION_CACHE_MIB}" if accel == "tcg" else "kvm"
+    denied = "obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+    return [
+        *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", "pc", "-accel", speed, "-smp", "1"),
+        *(("-cpu", "host") if accel == "kvm" else ()),
+        *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
+        *("-add-fd", f"fd={written},set=1", "-blockdev", json.dumps(disk)),
+        *("-device", "virtio-blk-pci,drive=disk,rerror=report,werror=report"),
+        *("-serial", "stdio", "-monitor", "none"),
+        *("-sandbox", f"on,{denied}"),
+    ]
+
+
+def words(log: IO[bytes]) -> str:
+    """Return what QEMU wrote into its log first."""
+    log.seek(0)
+    return log.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it said nothing"
+
+
+def starved_s(pid: int) -> float:
+    """Return how long a process has waited for a processor so far, in its unluckiest thread.
+
+    0 where the kernel does not count it, or the process has ended.
+    """
+    longest_ns = 0
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
+            longest_ns = max(longest_ns, int(path.read_text().split()[1]))
+    return longest_ns / 1e9
