@@ -148,3 +148,40 @@ def test_broken_image_is_tried_again_later(glance: uploads.Images, listen: Liste
     listen("later")
     glance.wait_state(image_id)
     glance.check_chunk_map(image_id, data)
+
+
+def test_every_disk_format_but_raw_is_left_to_nova_with_the_reason(
+    glance: uploads.Images, listen: Listen
+) -> None:
+    schema = glance.tenant.get("/schemas/image").json()
+    formats = {name for name in schema["properties"]["disk_format"]["enum"] if name} - {"raw"}
+    assert {"qcow2", "vmdk", "vhd", "vhdx", "vdi", "iso", "ploop", "ami", "aki"} <= formats
+    # Bytes do not matter here, and nothing makes real ones of all formats.
+    with glance.lab.glance.changed({"image_format": {"require_image_format_match": False}}):
+        listen()
+        image_ids = {}
+        for name in sorted(formats):
+            container = name if name in ("ami", "ari", "aki") else "bare"
+            image_ids[name] = glance.upload(
+                b"no disk" * 100, disk_format=name, container_format=container
+            )
+        for name, image_id in image_ids.items():
+            message = glance.wait_state(image_id, "refused")["acstor_message"]
+            assert f"its disk format is {name}" in message
+    assert glance.artefacts() == []
+
+
+def test_empty_image_and_one_of_zeros_come_to_nothing_bad(
+    glance: uploads.Images, listen: Listen
+) -> None:
+    listen()
+    empty, zeros = glance.create().id, bytes(3 * uploads.CHUNK + 512)
+    answer = glance.tenant.put(
+        f"/images/{empty}/file", data=b"", headers={"Content-Type": "application/octet-stream"}
+    )
+    assert answer.status_code == 204
+    image_id = glance.upload(zeros)
+    glance.wait_state(image_id)
+    glance.check_chunk_map(image_id, zeros)
+    assert "it is empty" in glance.wait_state(empty, "refused")["acstor_message"]
+    assert glance.artefacts_of(empty) == []
