@@ -77,6 +77,8 @@ class CacheFiles:
         self._files = files
         self._io = io or disk_io.DiskIo()
         self._core = core
+        self.lookup = core.lookup
+        """Returns the slot of a CID, to be read before the next checkpoint; this is a use."""
         self._pending_limit_bytes = pending_limit_bytes
         self._pending_bytes = 0
         self._healed = self._refused = self._write_errors = 0
@@ -155,10 +157,6 @@ class CacheFiles:
 
     # Reading
 
-    def lookup(self, cid: ids.Cid) -> cache_slot.Slot | None:
-        """Return the slot of ``cid``, to be read before the next checkpoint; this is a use."""
-        return self._core.lookup(cid)
-
     def read_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
         """Fill ``buffer`` with ``parts``, back to back, if that needs no wait.
 
@@ -172,8 +170,7 @@ class CacheFiles:
             if not slot.is_verified:
                 return False
             at = slot.offset + start
-            is_next = at == next_offset and slot.slab.number == slab_no and slot.data is None
-            if not is_next:
+            if at != next_offset or slot.slab.number != slab_no or slot.data is not None:
                 if end > begin and not self._pread_nowait(slab_no, buffer[begin:end], offset):
                     return False
                 begin, offset, slab_no = end, at, slot.slab.number

@@ -15,10 +15,8 @@ kept; only its length stays as it is, which is answered with EPERM.
 
 import errno
 import functools
-import itertools
 import logging
 import os
-import stat
 import time
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -28,17 +26,17 @@ from typing import TypeVar
 
 import pyfuse3
 import trio
-import xxhash
 
 from acstor_agent import cache_files
 from acstor_agent import disk
 from acstor_agent import disk_io
 from acstor_agent import disks
 from acstor_agent import fetcher
+from acstor_agent import fuse_attributes
 from acstor_agent import mirror
 from acstor_agent import mirrors
-from acstor_agent.core import boot_recorder
 from acstor_agent.core import disk_header
+from acstor_agent.core import inodes
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
 from acstor_common import errors
@@ -49,42 +47,10 @@ LOG = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ATTRIBUTES_LAST_S = 10.0
-"""How long the kernel may believe sizes and block counts; the latter grow while chunks arrive."""
-
 _IMAGES = pyfuse3.InodeT(2)
 _DISKS = pyfuse3.InodeT(3)
 _FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
 _ENDING = base.BlobKind.IMAGE.value
-_STAT_BLOCK_BYTES = 512
-_OPENER_SHIFT = 56
-OTHER_OPENERS = range(boot_recorder.OPENERS + 1, 2 * boot_recorder.OPENERS + 1)
-"""Numbers of guests that are not recorded; those of one image take turns with them."""
-
-
-def inode_of(image_id: ids.ImageId) -> pyfuse3.InodeT:
-    """Return the inode number of a mirror: the same for every worker and after every restart."""
-    return pyfuse3.InodeT(xxhash.xxh3_64_intdigest(ids.image_id_bytes(image_id)) | 1 << 63)
-
-
-def handle_of(inode: pyfuse3.InodeT, opener: int) -> pyfuse3.FileHandleT:
-    """Return the handle of an opener of a mirror: the inode, and who it is, for any worker."""
-    return pyfuse3.FileHandleT(inode ^ opener << _OPENER_SHIFT)
-
-
-def opener_of(inode: pyfuse3.InodeT, handle: pyfuse3.FileHandleT) -> int:
-    """Return who has opened the mirror ``inode`` with this handle.
-
-    >>> opener_of(pyfuse3.InodeT(99), handle_of(pyfuse3.InodeT(99), 3))
-    3
-    """
-    return (handle ^ inode) >> _OPENER_SHIFT
-
-
-def inode_of_disk(disk_id: disk_header.DiskId) -> pyfuse3.InodeT:
-    """Return the inode number of a disk, never that of a mirror."""
-    number = xxhash.xxh3_64_intdigest(disk_id.encode())
-    return pyfuse3.InodeT((number & (1 << 63) - 1) | 1 << 62)
 
 
 def _answers_errors(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -136,9 +102,7 @@ class MirrorOperations(pyfuse3.Operations):
         self._cache = cache
         self._attach_deadline_s = attach_deadline_s
         self._open_recording = open_recording
-        self._image_ids: dict[int, ids.ImageId] = {}
-        self._disk_ids: dict[int, disk_header.DiskId] = {}
-        self._other_openers = itertools.cycle(OTHER_OPENERS)
+        self._inodes = inodes.Inodes()
         self._attached()
         self._made()
 
@@ -155,16 +119,10 @@ class MirrorOperations(pyfuse3.Operations):
 
     def _as_guest(self, operation: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         async def named(fh: pyfuse3.FileHandleT, *args: object) -> T:
-            with disk_io.as_stream(requests.Stream(requests.Klass.GUEST, self._guest(fh))):
+            with disk_io.as_stream(requests.Stream(requests.Klass.GUEST, self._inodes.guest(fh))):
                 return await operation(self, fh, *args)
 
         return named
-
-    def _guest(self, handle: int) -> str:
-        image_id = self._image_ids.get(handle)
-        if image_id is None:
-            return self._disk_ids.get(handle, "")
-        return f"{image_id}/{opener_of(inode_of(image_id), pyfuse3.FileHandleT(handle))}"
 
     @_answers_errors
     async def lookup(
@@ -174,18 +132,18 @@ class MirrorOperations(pyfuse3.Operations):
         if parent_inode == pyfuse3.ROOT_INODE:
             for inode, folder in _FOLDERS.items():
                 if name == folder:
-                    return _folder_attributes(inode)
+                    return fuse_attributes.of_folder(inode)
         if parent_inode not in _FOLDERS:
             raise pyfuse3.FUSEError(errno.ENOENT)
         file_id = _id_in(name)
         if parent_inode == _IMAGES:
             await self._attach(file_id)
-            return await self.getattr(inode_of(file_id), ctx)
+            return await self.getattr(_inode_of_image(file_id), ctx)
         disk_id = disk_header.DiskId(file_id)
         if not self._disks.exists(disk_id):
             raise pyfuse3.FUSEError(errno.ENOENT)
-        self._disk_ids[inode_of_disk(disk_id)] = disk_id
-        return await self.getattr(inode_of_disk(disk_id), ctx)
+        self._inodes.know_disks([disk_id])
+        return await self.getattr(_inode_of_disk(disk_id), ctx)
 
     @_answers_errors
     async def getattr(
@@ -193,21 +151,12 @@ class MirrorOperations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         """Return what stat() shows; the blocks are those that are really cached."""
         if inode == pyfuse3.ROOT_INODE or inode in _FOLDERS:
-            return _folder_attributes(inode)
-        if inode in self._disk_ids:
-            return _disk_attributes(inode, await self._disk(inode))
+            return fuse_attributes.of_folder(inode)
+        if inode in self._inodes.disks:
+            return fuse_attributes.of_disk(inode, await self._disk(inode))
         found = await self._mirror(inode)
-        entry = pyfuse3.EntryAttributes()
-        entry.st_ino = inode
-        entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | 0o444)
-        entry.st_nlink = 1
-        entry.st_size = found.size_bytes
-        entry.st_blksize = found.map.geometry.chunk_bytes
-        entry.st_blocks = await trio.to_thread.run_sync(found.cached_bytes) // _STAT_BLOCK_BYTES
         touched_ns = self._images.touched_ns(found.map.image_id)
-        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = touched_ns
-        entry.attr_timeout = entry.entry_timeout = ATTRIBUTES_LAST_S
-        return entry
+        return await fuse_attributes.of_image(inode, found, touched_ns)
 
     @_answers_errors
     async def setattr(
@@ -219,15 +168,15 @@ class MirrorOperations(pyfuse3.Operations):
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
         """Accept a new time stamp, and a new owner and mode of a disk; refuse everything else."""
-        if inode in self._disk_ids:
-            _set_disk_attributes(await self._disk(inode), attr, fields)
+        if inode in self._inodes.disks:
+            fuse_attributes.set_on_disk(await self._disk(inode), attr, fields)
             return await self.getattr(inode, ctx)
         if fields.update_size:
             raise pyfuse3.FUSEError(errno.EROFS)
         if fields.update_uid or fields.update_gid or fields.update_mode:
             raise pyfuse3.FUSEError(errno.EPERM)
-        if fields.update_mtime and inode in self._image_ids:
-            self._images.touch(self._image_ids[inode], attr.st_mtime_ns)
+        if fields.update_mtime and inode in self._inodes.openings:
+            self._images.touch(self._inodes.openings[inode].image_id, attr.st_mtime_ns)
         return await self.getattr(inode, ctx)
 
     @_answers_errors
@@ -239,7 +188,7 @@ class MirrorOperations(pyfuse3.Operations):
         An image's bytes never change, so the kernel may keep its pages; those of a disk go, since
         a disk that was dropped and made again has the same inode.
         """
-        if inode in self._disk_ids:
+        if inode in self._inodes.disks:
             if flags & os.O_TRUNC:
                 raise pyfuse3.FUSEError(errno.EPERM)
             await self._disk(inode)
@@ -248,20 +197,19 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         found = await self._mirror(inode)
         found.boots.begin()
-        opener = self._open_recording(found) or next(self._other_openers)
-        return pyfuse3.FileInfo(fh=handle_of(inode, opener), keep_cache=True)
+        handle = self._inodes.open(inode, self._open_recording(found))
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
     @_answers_errors
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> fetcher.Bytes:
         """Return bytes of an image or a disk; EIO when the deadline has passed."""
-        image_id = self._image_ids.get(pyfuse3.InodeT(fh))
-        found = self._images.get_nowait(image_id) if image_id else None
-        if found is not None:
+        opening = self._inodes.openings.get(fh)
+        found = self._images.get_nowait(opening.image_id) if opening else None
+        if opening is not None and found is not None:
             if found.recorder is not None:
-                opener = opener_of(inode_of(found.map.image_id), fh)
-                found.recorder.read(opener, off, size, time.monotonic())
+                found.recorder.read(opening.opener, off, size, time.monotonic())
             return await found.read(off, size)
-        if fh in self._disk_ids:
+        if fh in self._inodes.disks:
             return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
         met = await self._mirror(pyfuse3.InodeT(fh))
         met.boots.begin()  # a former worker may have ended while a guest booted
@@ -278,7 +226,7 @@ class MirrorOperations(pyfuse3.Operations):
 
         An image has nothing to make safe, but ENOSYS would end every fsync of every file.
         """
-        if fh in self._disk_ids:
+        if fh in self._inodes.disks:
             await (await self._disk(pyfuse3.InodeT(fh))).sync()
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
@@ -308,29 +256,25 @@ class MirrorOperations(pyfuse3.Operations):
             return [(name, inode) for inode, name in _FOLDERS.items()]
         if folder == _DISKS:
             return [
-                (f"{disk_id}{_ENDING}".encode(), inode_of_disk(disk_id)) for disk_id in self._made()
+                (f"{disk_id}{_ENDING}".encode(), _inode_of_disk(disk_id))
+                for disk_id in self._made()
             ]
         return [
-            (f"{image_id}{_ENDING}".encode(), inode_of(image_id)) for image_id in self._attached()
+            (f"{image_id}{_ENDING}".encode(), _inode_of_image(image_id))
+            for image_id in self._attached()
         ]
 
     def _attached(self) -> list[ids.ImageId]:
         """Return the images that are attached, and know their inodes from now on."""
         attached = self._images.attached()
         for image_id in attached:
-            self._know(image_id)
+            self._inodes.know_image(image_id)
         return attached
-
-    def _know(self, image_id: ids.ImageId) -> None:
-        """Know an image by its inode, and by the handles of all who may have opened it."""
-        inode = inode_of(image_id)
-        for opener in (*range(boot_recorder.OPENERS + 1), *OTHER_OPENERS):
-            self._image_ids[handle_of(inode, opener)] = image_id
 
     def _made(self) -> list[disk_header.DiskId]:
         """Return the disks that there are, and know their inodes from now on."""
         made = self._disks.all()
-        self._disk_ids.update((inode_of_disk(disk_id), disk_id) for disk_id in made)
+        self._inodes.know_disks(made)
         return made
 
     async def access(
@@ -342,25 +286,19 @@ class MirrorOperations(pyfuse3.Operations):
     @_answers_errors
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         """Show the public cache's size and what is left of it."""
-        statistics = self._cache.statistics
-        answer = pyfuse3.StatvfsData()
-        answer.f_bsize = answer.f_frsize = _STAT_BLOCK_BYTES
-        answer.f_blocks = statistics.limit_bytes // _STAT_BLOCK_BYTES
-        left = max(0, statistics.limit_bytes - statistics.disk_bytes)
-        answer.f_bfree = answer.f_bavail = left // _STAT_BLOCK_BYTES
-        answer.f_namemax = 255
-        return answer
+        return fuse_attributes.of_cache(self._cache.statistics)
 
     async def _mirror(self, inode: pyfuse3.InodeT) -> mirror.Mirror:
         """Return the mirror of an inode, opened now if this worker has not met it yet."""
-        image_id = self._image_ids.get(inode)
-        if image_id is None:
+        opening = self._inodes.openings.get(inode)
+        if opening is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
+        image_id = opening.image_id
         return self._images.get_nowait(image_id) or await self._attach(image_id)
 
     async def _disk(self, inode: pyfuse3.InodeT) -> disk.Disk:
         """Return the disk of an inode, opened now if this worker has not met it yet."""
-        disk_id = self._disk_ids.get(inode)
+        disk_id = self._inodes.disks.get(inode)
         if disk_id is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
         return self._disks.get_nowait(disk_id) or await self._disks.open(disk_id)
@@ -376,8 +314,16 @@ class MirrorOperations(pyfuse3.Operations):
         except errors.ChunkMissing as e:
             LOG.info("%s", e)
             raise pyfuse3.FUSEError(errno.ENOENT) from e
-        self._know(image_id)
+        self._inodes.know_image(image_id)
         return found
+
+
+def _inode_of_image(image_id: ids.ImageId) -> pyfuse3.InodeT:
+    return pyfuse3.InodeT(inodes.inode_of_image(image_id))
+
+
+def _inode_of_disk(disk_id: disk_header.DiskId) -> pyfuse3.InodeT:
+    return pyfuse3.InodeT(inodes.inode_of_disk(disk_id))
 
 
 def _id_in(name: bytes) -> ids.ImageId:
@@ -390,47 +336,3 @@ def _id_in(name: bytes) -> ids.ImageId:
     if dot + ending != _ENDING or stem != found:
         raise pyfuse3.FUSEError(errno.ENOENT)
     return found
-
-
-def _disk_attributes(inode: pyfuse3.InodeT, found: disk.Disk) -> pyfuse3.EntryAttributes:
-    """Return the attributes of the file that holds what was written; names are not remembered."""
-    kept = os.fstat(found.fd)
-    entry = pyfuse3.EntryAttributes()
-    entry.st_ino = inode
-    entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | stat.S_IMODE(kept.st_mode))
-    entry.st_nlink = 1
-    entry.st_uid, entry.st_gid = kept.st_uid, kept.st_gid
-    entry.st_size = found.size_bytes
-    entry.st_blksize = found.header.cut.chunk_bytes
-    entry.st_blocks = kept.st_blocks
-    entry.st_atime_ns, entry.st_mtime_ns = kept.st_atime_ns, kept.st_mtime_ns
-    entry.st_ctime_ns = kept.st_ctime_ns
-    entry.attr_timeout, entry.entry_timeout = ATTRIBUTES_LAST_S, 0
-    return entry
-
-
-def _set_disk_attributes(
-    found: disk.Disk, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields
-) -> None:
-    if fields.update_size and attr.st_size != found.size_bytes:
-        raise pyfuse3.FUSEError(errno.EPERM)
-    if fields.update_uid or fields.update_gid:
-        uid = attr.st_uid if fields.update_uid else -1
-        gid = attr.st_gid if fields.update_gid else -1
-        os.fchown(found.fd, uid, gid)
-    if fields.update_mode:
-        os.fchmod(found.fd, attr.st_mode & 0o777)
-    if fields.update_atime or fields.update_mtime:
-        kept = os.fstat(found.fd)
-        atime_ns = attr.st_atime_ns if fields.update_atime else kept.st_atime_ns
-        mtime_ns = attr.st_mtime_ns if fields.update_mtime else kept.st_mtime_ns
-        os.utime(found.fd, ns=(atime_ns, mtime_ns))
-
-
-def _folder_attributes(inode: pyfuse3.InodeT) -> pyfuse3.EntryAttributes:
-    entry = pyfuse3.EntryAttributes()
-    entry.st_ino = inode
-    entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | 0o555)
-    entry.st_nlink = 2
-    entry.attr_timeout = entry.entry_timeout = ATTRIBUTES_LAST_S
-    return entry

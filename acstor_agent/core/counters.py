@@ -44,6 +44,8 @@ class Origin(enum.Enum):
     HOME = "home"  # the chunk's home, which reads it through once for everybody
     SOURCE = "source"  # the source itself
 
+    __hash__ = object.__hash__  # that of Enum is a call of Python at every look-up
+
 
 class Tally:
     """Requests and bytes by origin."""
@@ -87,7 +89,8 @@ class Latency:
         """Count one operation that took ``seconds``."""
         self.buckets[bisect.bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
         self.total_s += seconds
-        self.longest_s = max(self.longest_s, seconds)
+        if seconds > self.longest_s:
+            self.longest_s = seconds
 
     @property
     def count(self) -> int:

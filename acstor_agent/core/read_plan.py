@@ -5,12 +5,12 @@ Neighbouring chunks of one kind form one step, except that each chunk to fetch
 is a step of its own: chunks arrive one by one.
 """
 
+import dataclasses
 import enum
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Generic
-from typing import NamedTuple
 from typing import TypeVar
 
 from acstor_common import geometry
@@ -28,7 +28,8 @@ class StepKind(enum.Enum):
     FETCH = enum.auto()
 
 
-class Step(NamedTuple, Generic[SlotT]):
+@dataclasses.dataclass(slots=True)
+class Step(Generic[SlotT]):
     """One stretch of a read.
 
     ``start`` and ``stop`` count from the first byte of the read.  A CACHE step
@@ -58,36 +59,26 @@ def plan(
     :param in_memory: chunks that need no look-up, by CID; most often there are none
     """
     steps: list[Step[SlotT]] = []
+    last: Step[SlotT] | None = None
     at = 0
     for piece in pieces:
         chunk_no, start, stop = piece
-        end = at + stop - start
+        begin, at = at, at + stop - start
         this = cid(chunk_no)
         if this == ids.ZERO_CID:
-            _extend(steps, StepKind.ZERO, at, end, None)
+            if last is not None and last.kind is StepKind.ZERO:
+                last.stop = at
+                continue
+            last = Step(StepKind.ZERO, begin, at)
         elif in_memory and (data := in_memory.get(this)) is not None:
-            steps.append(Step(StepKind.MEMORY, at, end, data=data[start:stop]))
+            last = Step(StepKind.MEMORY, begin, at, data=data[start:stop])
         elif (slot := lookup(this)) is not None:
-            _extend(steps, StepKind.CACHE, at, end, (slot, start, stop))
+            if last is not None and last.parts is not None:
+                last.parts.append((slot, start, stop))
+                last.stop = at
+                continue
+            last = Step(StepKind.CACHE, begin, at, [(slot, start, stop)])
         else:
-            steps.append(Step(StepKind.FETCH, at, end, None, piece))
-        at = end
+            last = Step(StepKind.FETCH, begin, at, piece=piece)
+        steps.append(last)
     return steps
-
-
-def _extend(
-    steps: list[Step[SlotT]],
-    kind: StepKind,
-    start: int,
-    stop: int,
-    part: tuple[SlotT, int, int] | None,
-) -> None:
-    """Let the last step reach to ``stop`` if it is of this kind, else begin a new one."""
-    if steps and steps[-1].kind is kind:
-        last = steps.pop()
-        start, parts = last.start, last.parts
-    else:
-        parts = None if part is None else []
-    if parts is not None and part is not None:
-        parts.append(part)
-    steps.append(Step(kind, start, stop, parts))
