@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several rooms share.
+"""Options that several rooms share, and how a service reads its own.
 
 Nobody reads a global CONF: ``register_opts(conf)`` takes the object.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+
 from oslo_config import cfg
+from oslo_log import log
 
 GROUP = cfg.OptGroup("acstor", title="What every acstor process of a host shares")
 
@@ -26,3 +31,25 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the shared options with ``conf``."""
     conf.register_group(GROUP)
     conf.register_opts(OPTS, group=GROUP)
+
+
+def load(
+    conf: cfg.ConfigOpts,
+    args: Sequence[str],
+    prog: str,
+    register: Callable[[cfg.ConfigOpts], None],
+    options: Iterable[tuple[cfg.OptGroup, Sequence[cfg.Opt]]],
+) -> None:
+    """Read the files that the command line ``args`` names into ``conf``, and set up the log.
+
+    :param register: registers the room's options
+    :param options: those whose values are looked at now, not when they are first asked for
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    """
+    log.register_options(conf)
+    register(conf)
+    conf(args, project="acstor", prog=prog)
+    for group, members in options:
+        for option in members:
+            _ = conf[group.name][option.dest]
+    log.setup(conf, "acstor")

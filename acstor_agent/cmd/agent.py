@@ -5,12 +5,12 @@ import pathlib
 import sys
 
 from oslo_config import cfg
-from oslo_log import log
 
 from acstor_agent import conf as agent_conf
 from acstor_agent import daemon
 from acstor_agent import service_manager
 from acstor_agent import supervisor
+from acstor_common import conf as common_conf
 from acstor_common import errors
 
 
@@ -20,13 +20,7 @@ def load_conf(args: list[str]) -> cfg.ConfigOpts:
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
     conf = cfg.ConfigOpts()
-    log.register_options(conf)
-    agent_conf.register_opts(conf)
-    conf(args, project="acstor", prog="acstor-agent")
-    for group, options in agent_conf.list_opts():
-        for option in options:
-            _ = conf[group.name][option.dest]  # values are looked at when they are asked for
-    log.setup(conf, "acstor")
+    common_conf.load(conf, args, "acstor-agent", agent_conf.register_opts, agent_conf.list_opts())
     return conf
 
 

@@ -13,8 +13,8 @@ import threading
 import time
 
 from oslo_config import cfg
-from oslo_log import log
 
+from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_decision import conf as decision_conf
 from acstor_decision import leadership
@@ -29,19 +29,15 @@ LOG = logging.getLogger(__name__)
 LOOK_AGAIN_S = 2.0
 
 
-def load_conf(args: list[str], prog: str = "acstor-decision") -> cfg.ConfigOpts:
+def load_conf(args: list[str]) -> cfg.ConfigOpts:
     """Read the configuration into the global object (oslo.messaging knows no other); return it.
 
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
     conf = cfg.CONF
-    log.register_options(conf)
-    decision_conf.register_opts(conf)
-    conf(args, project="acstor", prog=prog)
-    for group, options in decision_conf.list_opts():
-        for option in options:
-            _ = conf[group.name][option.dest]  # values are looked at when they are asked for
-    log.setup(conf, "acstor")
+    common_conf.load(
+        conf, args, "acstor-decision", decision_conf.register_opts, decision_conf.list_opts()
+    )
     return conf
 
 

@@ -20,7 +20,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     files = ["--config-file", arguments.config_file] if arguments.config_file else []
     try:
-        store = database.Database(decision.load_conf(files, "acstor-decision"))
+        store = database.Database(decision.load_conf(files))
         arguments.do(store, arguments)
     except (errors.Unusable, cfg.Error, database.DatabaseError, OSError) as e:
         print(f"acstor-decision-manage: {e}", file=sys.stderr)

@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from oslo_config import cfg
-from oslo_log import log
 
+from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_common import ring
 from acstor_glance import boot_images
@@ -25,18 +25,15 @@ from acstor_glance import reconciler as glance_reconciler
 PROG = "acstor-glance-listener"
 
 
-def load_conf(args: list[str], conf: cfg.ConfigOpts, prog: str = PROG) -> None:
+def load_conf(args: list[str], conf: cfg.ConfigOpts) -> None:
     """Read the files that the command line ``args`` names into ``conf``.
 
     :raises cfg.Error: there is no such file, or some option's value makes no sense
+    :raises errors.Unusable: an option makes no sense
     """
-    log.register_options(conf)
-    glance_conf.register_opts(conf)
-    conf(args, project="acstor", prog=prog)
-    for option in glance_conf.OPTS:
-        _ = conf.acstor_glance[option.dest]  # values are looked at when they are asked for
+    options = [(glance_conf.GROUP, glance_conf.OPTS)]
+    common_conf.load(conf, args, PROG, glance_conf.register_opts, options)
     glance_conf.check(conf)
-    log.setup(conf, "acstor")
 
 
 def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counters.Counters]:
