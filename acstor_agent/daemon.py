@@ -259,6 +259,7 @@ class Agent:
         self._nursery.start_soon(functools.partial(pyfuse3.main, max_tasks=MAX_REQUESTS))
         self._nursery.start_soon(self._boots.run)
         self._nursery.start_soon(self._recording.run)
+        self._nursery.start_soon(self._traces.run)
         self._nursery.start_soon(self._disks.run)
         self._nursery.start_soon(self._ring.watch)
         self._nursery.start_soon(self._exchange.run)

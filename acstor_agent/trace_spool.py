@@ -5,6 +5,7 @@ import logging
 import pathlib
 
 import msgspec
+import trio
 import xxhash
 
 from acstor_common import trace_message
@@ -13,22 +14,38 @@ from acstor_common import whole_file
 LOG = logging.getLogger(__name__)
 
 FILES_LIMIT = 64
+UNWRITTEN = 16
+"""Traces in memory, each of some 10 KiB."""
 ENDING = ".actrace"
 
 
 class TraceSpool:
     """The folder; a trace more than it holds takes the place of the oldest.
 
-    It writes some 10 KiB a boot at once, from the event loop: a thread would cost as much.
+    Keep :meth:`run` running.  What it has not written when the process ends is lost.
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
         folder.mkdir(exist_ok=True)
         whole_file.remove_leftovers(folder)
         self._folder = folder
+        self._wishes, self._taken = trio.open_memory_channel[trace_message.BootTrace](UNWRITTEN)
 
     def put(self, trace: trace_message.BootTrace) -> None:
-        """Keep a trace; a disk that is full costs the trace."""
+        """Have a trace written soon; one more than UNWRITTEN is lost."""
+        try:
+            self._wishes.send_nowait(trace)
+        except trio.WouldBlock:
+            LOG.warning("boot trace of image %s is lost: the disk is slow", trace.image_id)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Write traces in a thread, for ever: each waits for the disk."""
+        task_status.started()
+        async for trace in self._taken:
+            await trio.to_thread.run_sync(self.write, trace)
+
+    def write(self, trace: trace_message.BootTrace) -> None:
+        """Write a trace and wait for the disk; one that is full costs the trace."""
         try:
             files = sorted(self._folder.glob(f"*{ENDING}"), key=lambda path: path.stat().st_mtime)
             for old in files[: max(0, len(files) + 1 - FILES_LIMIT)]:

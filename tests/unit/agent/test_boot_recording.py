@@ -96,7 +96,7 @@ def test_message_that_is_no_trace_is_refused(wrong):
 def test_spool_keeps_a_bounded_number_of_traces(tmp_path):
     spool = trace_spool.TraceSpool(tmp_path / "traces")
     for size in range(trace_spool.FILES_LIMIT + 5):
-        spool.put(trace_message.decode(message(size_bytes=(CHUNKS + size) * CHUNK)))
+        spool.write(trace_message.decode(message(size_bytes=(CHUNKS + size) * CHUNK)))
     files = list((tmp_path / "traces").iterdir())
     assert len(files) == trace_spool.FILES_LIMIT
     assert trace_message.decode(json.loads(files[0].read_bytes())).trace == TRACE
@@ -106,4 +106,27 @@ def test_spool_keeps_a_bounded_number_of_traces(tmp_path):
 def test_spool_whose_folder_is_gone_costs_the_trace(tmp_path):
     spool = trace_spool.TraceSpool(tmp_path / "traces")
     (tmp_path / "traces").rmdir()
+    spool.write(trace_message.decode(message()))
+
+
+async def test_trace_is_written_by_a_thread(tmp_path, nursery):
+    is_written = trio.Event()
+
+    class Spool(trace_spool.TraceSpool):
+        def write(self, trace):
+            super().write(trace)
+            trio.from_thread.run_sync(is_written.set)
+
+    spool = Spool(tmp_path / "traces")
+    await nursery.start(spool.run)
     spool.put(trace_message.decode(message()))
+    await is_written.wait()
+    (file,) = (tmp_path / "traces").iterdir()
+    assert trace_message.decode(json.loads(file.read_bytes())).trace == TRACE
+
+
+@pytest.mark.expect_log("boot trace of image .* is lost: the disk is slow")
+def test_trace_that_finds_too_many_waiting_is_lost_and_nobody_waits(tmp_path):
+    spool = trace_spool.TraceSpool(tmp_path / "traces")
+    for _ in range(trace_spool.UNWRITTEN + 1):
+        spool.put(trace_message.decode(message()))
