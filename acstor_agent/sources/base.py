@@ -129,6 +129,15 @@ class Driver(Source):
         :raises errors.Unusable: an option is missing or makes no sense
         """
 
+    async def read(self, blob: Blob, offset: int, length: int, cid: ids.Cid | None = None) -> bytes:
+        """Read the range; one of no bytes is read here."""
+        check_range(blob, offset, length)
+        return await self.read_range(blob, offset, length) if length else b""
+
+    @abc.abstractmethod
+    async def read_range(self, blob: Blob, offset: int, length: int) -> bytes:
+        """Return a range of at least one byte; else as :meth:`read`."""
+
 
 class Wrapper(Source):
     """A source around another one; as it stands it changes nothing."""

@@ -27,7 +27,6 @@ from oslo_config import cfg
 
 from acstor_agent.sources import base
 from acstor_common import errors
-from acstor_common import ids
 
 T = TypeVar("T")
 
@@ -140,13 +139,8 @@ class FileSource(base.Driver):
 
         return await self._in_thread(blob, f"the size of {blob.name}", size)
 
-    async def read(
-        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
-    ) -> bytes:
+    async def read_range(self, blob: base.Blob, offset: int, length: int) -> bytes:
         """Read the range in a thread."""
-        base.check_range(blob, offset, length)
-        if length == 0:
-            return b""
         what = blob.part(offset, length)
 
         def read_range(file: _OpenFile) -> bytes:

@@ -8,7 +8,6 @@ from acstor_agent.sources import base
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
 from acstor_common import errors
-from acstor_common import ids
 
 GROUP = "source_http"
 
@@ -59,13 +58,8 @@ class HttpSource(base.Driver):
         what, where = f"the size of {blob.name}", self._base_url + blob.name
         return await self._link.size_bytes(http_range.Asked(what, where, 0, 1))
 
-    async def read(
-        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
-    ) -> bytes:
+    async def read_range(self, blob: base.Blob, offset: int, length: int) -> bytes:
         """Read the range with one request."""
-        base.check_range(blob, offset, length)
-        if length == 0:
-            return b""
         what, where = blob.part(offset, length), self._base_url + blob.name
         return await self._link.read(http_range.Asked(what, where, offset, length))
 
