@@ -13,7 +13,6 @@ never wait and must be called from the event loop's thread, but ``in``.
 """
 
 import contextlib
-import errno
 import gc
 import os
 import pathlib
@@ -41,9 +40,6 @@ BATCH_JOBS = 512  # below IOV_MAX, so that neighbours need one call
 GATHER_S = 0.01
 """How long the writer lets chunks gather: one thread hop then serves many of them."""
 READ_THREADS = 32
-
-Part = tuple[cache_slot.Slot, int, int]
-"""A slot, and from where to where its chunk's bytes are wanted."""
 
 
 @contextlib.contextmanager
@@ -79,6 +75,7 @@ class CacheFiles:
         self._core = core
         self.lookup = core.lookup
         """Returns the slot of a CID, to be read before the next checkpoint; this is a use."""
+        self.read_nowait = files.read_nowait
         self._pending_limit_bytes = pending_limit_bytes
         self._pending_bytes = 0
         self._healed = self._refused = self._write_errors = 0
@@ -89,7 +86,6 @@ class CacheFiles:
         self._writing = trio.Lock()
         self._writer_thread = trio.CapacityLimiter(1)
         self._reader_threads = trio.CapacityLimiter(READ_THREADS)
-        self._nowait_flags = os.RWF_NOWAIT
 
     @classmethod
     def open(
@@ -157,44 +153,7 @@ class CacheFiles:
 
     # Reading
 
-    def read_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
-        """Fill ``buffer`` with ``parts``, back to back, if that needs no wait.
-
-        Parts that are neighbours in a slab file are read by one call.
-
-        :return: False if something is not in the page cache or not verified: use :meth:`read`
-        """
-        begin = end = 0  # of the run in the buffer
-        slab_no = offset = next_offset = -1  # of the run on disk
-        for slot, start, stop in parts:
-            if not slot.is_verified:
-                return False
-            at = slot.offset + start
-            if at != next_offset or slot.slab.number != slab_no or slot.data is not None:
-                if end > begin and not self._pread_nowait(slab_no, buffer[begin:end], offset):
-                    return False
-                begin, offset, slab_no = end, at, slot.slab.number
-            end += stop - start
-            next_offset = at + stop - start
-            if slot.data is not None:
-                buffer[begin:end] = memoryview(slot.data)[start:stop]
-                begin, next_offset = end, -1
-        return end == begin or self._pread_nowait(slab_no, buffer[begin:end], offset)
-
-    def _pread_nowait(self, slab_no: int, into: memoryview, offset: int) -> bool:
-        if not self._nowait_flags:
-            return False
-        try:
-            count = os.preadv(self._files.fds[slab_no], [into], offset, self._nowait_flags)
-        except BlockingIOError:
-            return False
-        except OSError as exc:
-            if exc.errno == errno.EOPNOTSUPP:
-                self._nowait_flags = 0
-            return False  # read() meets the same fault and deals with it
-        return count == len(into)
-
-    async def read(self, parts: Sequence[Part], buffer: memoryview) -> list[ids.Cid]:
+    async def read(self, parts: Sequence[slab_files.Part], buffer: memoryview) -> list[ids.Cid]:
         """Fill ``buffer`` with ``parts``, back to back, in a thread.
 
         :return: chunks that proved bad or have left the cache; they are no longer in it, and the

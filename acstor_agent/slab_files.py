@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slab files of one folder: found, made, written, read; every call blocks.
+"""The slab files of one folder: found, made, written, read; every call but one blocks.
 
 The rule guarded here is the order of writes: clear the record, write the data,
 write the record.  So a process that is killed at any instruction leaves slots
@@ -54,6 +54,10 @@ class WriteJob(NamedTuple):
         return is_whole and is_alike and mine.slab is its.slab and mine.slot_no + 1 == its.slot_no
 
 
+Part = tuple[cache_slot.Slot, int, int]
+"""A slot, and from where to where its chunk's bytes are wanted."""
+
+
 class ReadPart(NamedTuple):
     """Bytes ``start`` to ``stop`` of a chunk; ``data`` if they are in memory still."""
 
@@ -72,6 +76,7 @@ class SlabFiles:
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self.fds: dict[int, int] = {}
+        self._nowait_flags = os.RWF_NOWAIT
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -268,6 +273,43 @@ class SlabFiles:
                 into[:] = memoryview(data)[part.start : part.stop]
                 good.append(part.slot)
         return good, bad
+
+    def read_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
+        """Fill ``buffer`` with ``parts``, back to back, if that needs no wait.
+
+        Parts that are neighbours in a slab file are read by one call.
+
+        :return: False if something is not in the page cache or not verified: use :meth:`read`
+        """
+        begin = end = 0  # of the run in the buffer
+        slab_no = offset = next_offset = -1  # of the run on disk
+        for slot, start, stop in parts:
+            if not slot.is_verified:
+                return False
+            at = slot.offset + start
+            if at != next_offset or slot.slab.number != slab_no or slot.data is not None:
+                if end > begin and not self._pread_nowait(slab_no, buffer[begin:end], offset):
+                    return False
+                begin, offset, slab_no = end, at, slot.slab.number
+            end += stop - start
+            next_offset = at + stop - start
+            if slot.data is not None:
+                buffer[begin:end] = memoryview(slot.data)[start:stop]
+                begin, next_offset = end, -1
+        return end == begin or self._pread_nowait(slab_no, buffer[begin:end], offset)
+
+    def _pread_nowait(self, slab_no: int, into: memoryview, offset: int) -> bool:
+        if not self._nowait_flags:
+            return False
+        try:
+            count = os.preadv(self.fds[slab_no], [into], offset, self._nowait_flags)
+        except BlockingIOError:
+            return False
+        except OSError as exc:
+            if exc.errno == errno.EOPNOTSUPP:
+                self._nowait_flags = 0
+            return False  # read() meets the same fault and deals with it
+        return count == len(into)
 
     def _read_verified(self, part: ReadPart, into: memoryview) -> bool:
         slot = part.slot

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent import cache_files
 from acstor_agent import slab_files
 from acstor_agent.cmd import agent
 from tests.fakes import rotating_disk
@@ -56,13 +55,13 @@ def install(store: RotatingStore) -> None:
         write(self, run)
 
     def nothing_cached(
-        self: cache_files.CacheFiles, parts: Sequence[cache_files.Part], buffer: memoryview
+        self: slab_files.SlabFiles, parts: Sequence[slab_files.Part], buffer: memoryview
     ) -> bool:
         return False
 
     slab_files.SlabFiles.read = slow_read  # type: ignore[method-assign]
     slab_files.SlabFiles._write_run = slow_write  # type: ignore[method-assign]
-    cache_files.CacheFiles.read_nowait = nothing_cached  # type: ignore[method-assign]
+    slab_files.SlabFiles.read_nowait = nothing_cached  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

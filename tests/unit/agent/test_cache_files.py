@@ -230,7 +230,7 @@ async def test_disk_without_nowait_reads_is_read_in_threads():
                     assert exc.errno == errno.EOPNOTSUPP
             parts, view = parts_of(cache, CIDS[:1]), memoryview(bytearray(64 * KIB))
             assert not cache.read_nowait(parts, view)
-            assert not cache._nowait_flags
+            assert not cache._files._nowait_flags
             assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
 
 
