@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded traces of disk I/O as workloads: blkparse's text and fio's logs.
+"""Recorded traces of disk I/O as workloads: blkparse's text, fio's logs and its recordings.
 
 A trace says when each request came, so it is played open: at its own times,
 whether earlier ones are answered or not.
@@ -18,6 +18,7 @@ _BLKPARSE = re.compile(
     r"(?P<kind>\w+)\s+(?P<sector>\d+)\s+\+\s+(?P<count>\d+)"
 )
 _QUEUED = "Q"
+_IOLOG = "fio version 3 iolog"
 _FIO_DIRECTIONS = {"0": False, "1": True}
 
 
@@ -62,6 +63,22 @@ def from_fio(lines: Iterable[str], guest: str) -> Iterator[Traced]:
         if direction in _FIO_DIRECTIONS and int(length):
             access = simulation.Access(int(offset), int(length), _FIO_DIRECTIONS[direction])
             yield Traced(int(when_ms) / 1000, guest, access)
+
+
+def from_iolog(lines: Iterable[str]) -> Iterator[Traced]:
+    """Yield the reads and writes, by file, that fio recorded with ``write_iolog`` (version 3).
+
+    :raises ValueError: it is of another version; version 2 has no times
+    """
+    rest = iter(lines)
+    version = next(rest, "").strip()
+    if version != _IOLOG:
+        raise ValueError(f"{version!r}: it must begin with {_IOLOG!r}")
+    for fields in map(str.split, rest):
+        if len(fields) == 5 and fields[2] in ("read", "write") and int(fields[4]):
+            when_us, name, action, offset, length = fields
+            access = simulation.Access(int(offset), int(length), action == "write")
+            yield Traced(int(when_us) / 1e6, name, access)
 
 
 def guests(trace: Iterable[Traced]) -> list[simulation.Guest]:

@@ -23,6 +23,16 @@ FIO = """\
 
 9, 2100, 2, 4096, 4096
 """
+IOLOG = """\
+fio version 3 iolog
+2 Nvme1n1 add
+872 Nvme1n1 open
+878 Nvme1n1 write 0 16384
+888 Nvme1n1 read 65536 4096
+889 Nvme1n1 sync 0 0
+890 Nvme1n1 trim 0 4096
+10001677 Nvme1n1 close
+"""
 
 
 def test_blkparse_gives_what_was_queued_by_process() -> None:
@@ -42,6 +52,24 @@ def test_fio_log_gives_reads_and_writes_and_no_trims() -> None:
 def test_fio_log_without_offsets_is_refused() -> None:
     with pytest.raises(ValueError, match="line 1: no offset"):
         list(disk_traces.from_fio(["0, 2000, 0, 4096"], "job"))
+
+
+def test_priority_at_the_end_of_a_fio_log_may_be_hexadecimal() -> None:
+    (found,) = disk_traces.from_fio(["12, 84213, 0, 4096, 1048576, 0x0004"], "job")
+    assert found == (0.012, "job", simulation.Access(1048576, 4096))
+
+
+def test_iolog_gives_reads_and_writes_by_file_at_their_microseconds() -> None:
+    assert list(disk_traces.from_iolog(IOLOG.splitlines())) == [
+        (0.000878, "Nvme1n1", simulation.Access(0, 16384, True)),
+        (0.000888, "Nvme1n1", simulation.Access(65536, 4096)),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "fio version 2 iolog\n/dev/sda read 0 4096\n"])
+def test_iolog_without_times_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="fio version 3 iolog"):
+        list(disk_traces.from_iolog(text.splitlines()))
 
 
 @pytest.mark.parametrize("policy", scheduler.POLICIES)
