@@ -107,6 +107,12 @@ def at_zero(found: Run) -> float:
     return found.distances.count(0) / len(found.distances)
 
 
+def seek_shares(found: Run) -> list[float]:
+    """Return how many seeks of a hundred were none, to a near place, and to a far one."""
+    seeks = found.scheduler.account.seeks
+    return [100 * count / sum(seeks.values()) for count in seeks.values()]
+
+
 def bandwidth(found: Run) -> float:
     """Return the sum of the guests' bandwidths, each until it ended, in MB/s."""
     return sum(
@@ -158,7 +164,8 @@ def cost() -> tuple[float, float]:
     return grown / workloads.MIB, (took_s["pregather"] - took_s["none"]) * 1e6
 
 
-def _table(title: str, names: list[str], rows: list[list[Any]]) -> str:
+def table(title: str, names: list[str], rows: list[list[Any]]) -> str:
+    """Return rows under a title."""
     made = prettytable.PrettyTable(names, align="r", float_format=".2")
     made.align[names[0]] = "l"
     made.add_rows(rows)
@@ -169,12 +176,9 @@ def table_4(four: Mapping[str, Run]) -> str:
     """Return the distribution of seek distances, beside the paper's."""
     rows = []
     for policy, found in four.items():
-        seeks = found.scheduler.account.seeks
-        total = sum(seeks.values())
-        shares = [100 * seeks[name] / total for name in ("zero", "near", "far")]
-        rows.append([policy, *shares, PAPER_AT_ZERO[policy]])
+        rows.append([policy, *seek_shares(found), PAPER_AT_ZERO[policy]])
     names = ["Policy", "zero, %", "to 12 GB", "farther", "paper: zero"]
-    return _table("Seek distance, four guests (table 4)", names, rows)
+    return table("Seek distance, four guests (table 4)", names, rows)
 
 
 def figure_6(four: Mapping[str, Run]) -> str:
@@ -189,7 +193,7 @@ def figure_6(four: Mapping[str, Run]) -> str:
         gain = bandwidth(four["pregather"]) / bandwidth(found)
         rows.append([policy, *ends, bandwidth(found), gain, PAPER_GAIN.get(policy, 1.0)])
     names = [f"{n} {part}" for n, parts in enumerate(workloads.FOUR, 1) for part in parts]
-    return _table(
+    return table(
         "Seconds of each application; MB/s; pregather over it (figure 6)",
         ["Policy", *names, "MB/s", "gain", "paper"],
         rows,
@@ -203,7 +207,7 @@ def figure_7(four: Mapping[str, Run]) -> str:
         for policy, found in four.items()
     ]
     title = "Requests/s, mean / least second (figure 7: VM4 of the paper never below 70)"
-    return _table(title, ["Policy", "VM1", "VM2", "VM3", "VM4"], rows)
+    return table(title, ["Policy", "VM1", "VM2", "VM3", "VM4"], rows)
 
 
 def table_3(mixed: Mapping[str, Mapping[str, Run]]) -> str:
@@ -216,7 +220,7 @@ def table_3(mixed: Mapping[str, Mapping[str, Run]]) -> str:
             rows.append([name, part, *ends, ends[1] / ends[0], *paper, paper[1] / paper[0]])
     names = ["Guest", "Application", "pregather", "cfq", "anticip.", "cfq/pg"]
     paper_names = ["paper: pg", "paper: cfq", "paper: as", "paper: cfq/pg"]
-    return _table("Seconds of two applications in one guest (table 3)", names + paper_names, rows)
+    return table("Seconds of two applications in one guest (table 3)", names + paper_names, rows)
 
 
 def _end_of(found: Run, name: str, at: int) -> float:
@@ -238,7 +242,7 @@ def waits(four: Mapping[str, Run], mixed: Mapping[str, Mapping[str, Run]]) -> st
         for name, end in ends.items()
     ]
     names = ["Guest", *(kind.value for kind in policies.WaitEnd), "met, % of idle"]
-    return _table("How Pregather's waits ended", names, rows)
+    return table("How Pregather's waits ended", names, rows)
 
 
 def figures_8_to_11(sort: Mapping[str, Run], both: Mapping[str, Run]) -> str:
@@ -267,7 +271,7 @@ def figures_8_to_11(sort: Mapping[str, Run], both: Mapping[str, Run]) -> str:
         "queries/s",
         "zero, % ",
     ]
-    return _table("Sort, and sort beside TPC-H (figures 8 to 11)", names, rows)
+    return table("Sort, and sort beside TPC-H (figures 8 to 11)", names, rows)
 
 
 def draw(picture: figure.Figure, four: Mapping[str, Run], both: Mapping[str, Run]) -> None:
