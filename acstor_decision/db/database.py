@@ -7,8 +7,10 @@ locked), so it is whole or it raises.  The one rule: an epoch is given once; who
 comes second with it gets :class:`EpochTaken`.
 """
 
+import contextlib
 import json
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -77,6 +79,15 @@ def _is_passing(error: Exception) -> bool:
     return is_locked or isinstance(error, exception.DBDuplicateEntry)
 
 
+@contextlib.contextmanager
+def _told_as_database_errors() -> Iterator[None]:
+    """Make a DatabaseError of what oslo.db leaves as it is, such as SQLite's lock."""
+    try:
+        yield
+    except sa.exc.OperationalError as e:
+        raise DatabaseError(e) from e
+
+
 _again = api.wrap_db_retry(
     max_retries=20,
     retry_interval=0.05,
@@ -120,12 +131,12 @@ class Database:
 
     @_again
     def _read(self, work: Callable[[orm.Session], _T]) -> _T:
-        with self._contexts.reader.using(_Context()) as session:
+        with _told_as_database_errors(), self._contexts.reader.using(_Context()) as session:
             return work(session)
 
     @_again
     def _write(self, work: Callable[[orm.Session], _T]) -> _T:
-        with self._contexts.writer.using(_Context()) as session:
+        with _told_as_database_errors(), self._contexts.writer.using(_Context()) as session:
             return work(session)
 
     # Rings

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds of the service on SQLite; what is sent goes into lists, time passes by collections."""
 
+import contextlib
 import json
+import shutil
+import sqlite3
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -232,6 +236,93 @@ def test_without_its_database_nothing_is_published_and_then_all_goes_on(lone, st
         assert lone.service.current_ring().epoch == 1
     cloud.collect(1, busy="h1")
     assert lone.epochs() == [1, 2]
+
+
+@pytest.mark.expect_log("the database fails: .*locked.*the last table stays in force")
+def test_while_another_one_locks_the_database_nothing_is_published(
+    configure, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between attempts
+    path = tmp_path / "locked.sqlite"
+    made = database.Database(configure(f"sqlite:///{path}?timeout=0.01"))
+    made.upgrade()
+    lone = Instance(configure(instance="one"), made)
+    cloud = Cloud(lone)
+    cloud.collect(3)
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        cloud.collect(2, busy="h1")
+        assert lone.epochs() == [1] and not lone.service.leads
+        assert not lone.service.picture.has_database
+    cloud.collect(1, busy="h1")
+    assert lone.epochs() == [1, 2] and lone.service.picture.has_database
+    made.close()
+
+
+class Killed(BaseException):
+    """The end of a process, as no code of it sees it coming."""
+
+
+class Mortal:
+    """A database whose user is killed with its Nth call, before it is made or after.
+
+    Sending a table counts as a call.
+    """
+
+    def __init__(self, store: database.Database, dies_at: int, is_done: bool) -> None:
+        self.store, self.dies_at, self.is_done, self.calls = store, dies_at, is_done, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: self.call(getattr(self.store, name), *args, **named)
+
+    def call(self, work: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.dies_at and not self.is_done:
+            raise Killed
+        result = work(*args, **named)
+        if self.calls == self.dies_at:
+            raise Killed
+        return result
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_leader_that_is_killed_anywhere_in_a_remap_leaves_one_table_that_all_get(
+    configure, store, tmp_path, is_done
+):
+    was_killed, dies_at = True, 0
+    while was_killed:
+        dies_at += 1
+        path = tmp_path / f"{dies_at}.sqlite"
+        shutil.copy(tmp_path / "decision.sqlite", path)
+        conf = configure(f"sqlite:///{path}", instance="one")
+        copy = database.Database(conf)
+        was_killed = _killed_in_a_remap(conf, copy, dies_at, is_done)
+        copy.close()
+    assert dies_at > 8
+
+
+def _killed_in_a_remap(conf, store, dies_at, is_done) -> bool:
+    """Kill the leader with a call of a remap, let another one go on, and say whether it died."""
+    mortal = Mortal(store, 0, is_done)
+    one = Instance(conf, mortal)  # type: ignore[arg-type]
+    two = Instance(conf, store, leads=False)
+    cloud = Cloud(one, two)
+    cloud.collect(2)
+    send = one.publish
+    one.service._publish = lambda table: mortal.call(send, table)
+    mortal.calls, mortal.dies_at = 0, dies_at
+    try:
+        cloud.collect(2, busy="h1")
+    except Killed:
+        cloud.instances.remove(one)
+        two.lead.leads = True
+        cloud.collect(3, busy="h1", epoch=one.epochs()[-1])
+    assert [found.epoch for found in store.rings(limit=9)] == [2, 1]
+    [newest] = store.rings(limit=1, with_tables=True)
+    counts = {host.host: host.vnodes for host in ring.decode(newest.table.encode(), "table").hosts}
+    assert counts["h1"] < 100 and sum(counts.values()) == 300
+    assert 2 in [*one.epochs(), *two.epochs(), *(epoch for _, epoch in two.sent)]
+    return one not in cloud.instances
 
 
 def test_agents_with_an_older_table_get_it_alone_and_not_at_once(lone):
