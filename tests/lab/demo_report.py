@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show what the demo measured: a table for the terminal, a JSON file, a picture.
+"""Show what the demo measured: tables for the terminal, a JSON file, a picture.
 
 The rule: every figure says what it is a figure of, and software emulation is
 named wherever seconds are shown.
@@ -11,21 +11,13 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib.figure
 import prettytable
 
+from tests.lab import demo_picture
+from tests.lab import demo_remap
 from tests.lab import ways
 
 MB = 1_000_000
-COLOURS = {"copy": "#b0413e", "demand": "#d99a2b", "acstor": "#2f7f5f"}
-ORIGIN_COLOURS = {
-    "zero": "#d8d8d8",
-    "boot": "#7b6fb0",
-    "cache": "#2f7f5f",
-    "peer": "#6fb3a2",
-    "home": "#3b78b5",
-    "source": "#b0413e",
-}
 EMULATION = {
     "tcg": "software emulation (TCG): the guests' boots are bound by the processor",
     "kvm": "hardware virtualization (KVM)",
@@ -86,10 +78,42 @@ def origins(result: ways.WayResult) -> str:
     return table.get_string()
 
 
+def exchange(result: ways.WayResult) -> str:
+    """Return a table: who got how much from whom, one row for each who got."""
+    givers = [ways.SOURCE, *result.exchange]
+    table = prettytable.PrettyTable(["MB of chunks got by", *(f"from {name}" for name in givers)])
+    table.align = "r"
+    for name, got in result.exchange.items():
+        cells = (f"{got.get(giver, 0) / MB:.1f}" if giver != name else "" for giver in givers)
+        table.add_row([name, *cells])
+    return table.get_string()
+
+
+def remap(result: demo_remap.RemapResult) -> str:
+    """Return a table: what hosts gave and how long reads took, before the remap and after."""
+    columns = [f"of all chunks given, by {result.busy}", "reads elsewhere took", "reads"]
+    table = prettytable.PrettyTable(["remap", "s", *columns])
+    table.align = "r"
+    for phase in result.phases:
+        share, took = f"{phase.given_share:.0%}", f"{phase.read_ms:.0f} ms"
+        table.add_row([phase.name, f"{phase.seconds:.0f}", share, took, phase.reads])
+    before, after = result.vnodes_before[result.busy], result.vnodes_after[result.busy]
+    whole = sum(result.vnodes_before.values())
+    words = (
+        f"{result.busy} sends {result.traffic_mbit:.0f} Mbit/s: after "
+        f"{result.remap_s - result.traffic_s:.1f} s {result.moved} of {whole} v-nodes move; "
+        f"it keeps {after} of {before}"
+    )
+    return f"{words}\n{table.get_string()}"
+
+
 def text(setting: Setting, results: Sequence[ways.WayResult]) -> str:
     """Return the whole report for a terminal."""
     tables = [per_host(results), totals(results)]
-    tables += [origins(result) for result in results if result.hosts[0].read_origins]
+    for result in results:
+        tables += [origins(result)] if result.hosts[0].read_origins else []
+        tables += [exchange(result)] if result.exchange else []
+        tables += [remap(result.remap)] if result.remap else []
     return "\n".join([setting.words, *tables])
 
 
@@ -102,68 +126,15 @@ def as_json(setting: Setting, results: Sequence[ways.WayResult]) -> dict[str, An
     return {"version": 1, "setting": dataclasses.asdict(setting), "ways": plain}
 
 
-def _draw_logins(axes: Any, results: Sequence[ways.WayResult]) -> None:
-    width = 0.8 / len(results)
-    for number, result in enumerate(results):
-        places = [host_no + number * width for host_no in range(len(result.hosts))]
-        seconds = [host.login_s for host in result.hosts]
-        bars = axes.bar(places, seconds, width, label=result.label, color=COLOURS[result.way])
-        axes.bar_label(bars, fmt="%.0f", fontsize=7)
-    middle = 0.4 - width / 2
-    names = [host.host for host in results[0].hosts]
-    axes.set_xticks([place + middle for place in range(len(names))], names)
-    axes.set_ylabel("seconds to login prompt")
-    axes.margins(y=0.3)
-    axes.legend(fontsize=7, loc="upper left")
-
-
-def _draw_server(axes: Any, results: Sequence[ways.WayResult]) -> None:
-    labels = [result.label.replace(" ", "\n", 2) for result in results]
-    sent = [result.server_bytes / MB for result in results]
-    bars = axes.bar(labels, sent, color=[COLOURS[result.way] for result in results])
-    notes = [
-        f"{result.server_bytes / MB:.0f} MB\n{result.amplification:.2f} x unique"
-        for result in results
-    ]
-    axes.bar_label(bars, notes, fontsize=7)
-    axes.margins(y=0.18)
-    axes.tick_params(axis="x", labelsize=7)
-    axes.set_ylabel("MB out of the image server")
-
-
-def _draw_origins(axes: Any, result: ways.WayResult) -> None:
-    names = [host.host for host in result.hosts]
-    bottom = [0.0] * len(names)
-    for origin, colour in ORIGIN_COLOURS.items():
-        heights = [host.read_origins.get(origin, 0) / MB for host in result.hosts]
-        if any(heights):
-            axes.bar(names, heights, bottom=bottom, label=origin, color=colour)
-            bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
-    axes.set_ylabel("MB that the guest got, by origin (acstor)")
-    axes.margins(y=0.15)
-    axes.legend(fontsize=7, loc="upper left", ncols=len(ORIGIN_COLOURS))
-
-
-def draw(setting: Setting, results: Sequence[ways.WayResult], path: pathlib.Path) -> None:
-    """Write the picture."""
-    told = [result for result in results if result.hosts[0].read_origins]
-    panels = 2 + len(told)
-    figure = matplotlib.figure.Figure(figsize=(5 * panels, 4.2), layout="tight")
-    axes = figure.subplots(1, panels)
-    _draw_logins(axes[0], results)
-    _draw_server(axes[1], results)
-    for place, result in zip(axes[2:], told, strict=True):
-        _draw_origins(place, result)
-    figure.suptitle(setting.words, fontsize=9)
-    figure.savefig(path, dpi=110)
-
-
 def save(
     setting: Setting, results: Sequence[ways.WayResult], folder: pathlib.Path
 ) -> list[pathlib.Path]:
-    """Write ``demo.json`` and ``demo.png`` into ``folder``; return their paths."""
+    """Write ``demo.json``, ``demo.png`` and ``remap.png`` into ``folder``; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     figures, picture = folder / "demo.json", folder / "demo.png"
     figures.write_text(json.dumps(as_json(setting, results), indent=1) + "\n")
-    draw(setting, results, picture)
+    demo_picture.draw(setting.words, results, picture)
+    if result := results[-1].remap:
+        demo_picture.draw_remap(setting.words, result, folder / "remap.png")
+        return [figures, picture, folder / "remap.png"]
     return [figures, picture]

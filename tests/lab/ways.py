@@ -4,6 +4,9 @@
 The rule: the ways differ in one thing only, where the backing file of the
 guest's overlay is.  Network, image server, guest, QEMU's options and what is
 measured are the same; each way begins with a network of its own and cold hosts.
+
+acstor's hosts find each other by a decision service with a broker.  When its guests
+have booted, traffic comes to one of these hosts (:mod:`tests.lab.demo_remap`).
 """
 
 import contextlib
@@ -13,18 +16,26 @@ import pathlib
 import time
 from collections.abc import Callable
 from collections.abc import Generator
-from collections.abc import Sequence
 from typing import Any
 
 from acstor_common import errors
 from tests.lab import agents
+from tests.lab import decision
+from tests.lab import demo_remap
 from tests.lab import guest
 from tests.lab import guest_image
 from tests.lab import image_server
+from tests.lab import local
 from tests.lab import network
 from tests.lab import runs
+from tests.lab import watch
 
 IMAGE_ID = "0b7c5d1e-2f63-4a87-9d10-6c1f5e8a4b32"
+DATA_ID = "5a0e6f0c-7d14-4f0b-8f3e-2b9a4c6d8e71"
+"""The image that programs read in the second act."""
+DEAD_AFTER = 60
+"""Collections of a second: guests that boot keep agents from the processor."""
+SOURCE = "image server"
 DEADLINE_S = 240.0
 """For a boot; a copy has as long again."""
 SAY_EVERY_S = 3.0
@@ -64,6 +75,9 @@ class WayResult:
     """How many different ones of these there were."""
     server_link_bytes: int
     """What the server's link has carried, by the kernel's counter."""
+    exchange: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    """Bytes of chunks, by who got them and who gave them (acstor only)."""
+    remap: demo_remap.RemapResult | None = None
 
     @property
     def amplification(self) -> float:
@@ -73,15 +87,20 @@ class WayResult:
 
 @dataclasses.dataclass
 class Scene:
-    """What a way is played on."""
+    """What a way is played on.
+
+    :param hosts: those of the network but one, which stays outside
+    """
 
     net: network.Network
+    hosts: list[network.Host]
     server: image_server.ImageServer
     image: guest_image.GuestImage
     qcow2: pathlib.Path
     """The file of the image that the qcow2 ways use."""
     stack: contextlib.ExitStack
-    """Ends everything that was started, guests before agents."""
+    """Ends everything that was started, guests first."""
+    ends_guests: contextlib.ExitStack
     running_agents: list[agents.Agent] = dataclasses.field(default_factory=list)
     guests: dict[str, guest.Guest] = dataclasses.field(default_factory=dict)
     guest_start_s: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -95,7 +114,7 @@ class Scene:
         """Boot a guest on ``host`` whose disk is an overlay over ``backing``."""
         overlay = guest.make_overlay(host.folder / "disk.qcow2", backing, form, self.size_bytes)
         self.guest_start_s[host.name] = time.monotonic()
-        running = self.stack.enter_context(guest.Guest(host, overlay))
+        running = self.ends_guests.enter_context(guest.Guest(host, overlay))
         self.guests[host.name] = running
         end = time.monotonic() + DEADLINE_S
         while not running.poll().is_booted:
@@ -138,14 +157,11 @@ def with_acstor(scene: Scene, host: network.Host) -> Journey:
     yield from scene.boot(host, agent.image_path(IMAGE_ID), "raw")
 
 
-def start_agents(scene: Scene) -> None:
-    """Start an agent on every host, all with one ring, and wait until they serve."""
-    ring = agents.write_ring(scene.net.hosts, scene.net.run.folder / "ring.json")
-    for host in scene.net.hosts:
-        agent = agents.Agent(host, scene.server.url, ring)
-        scene.running_agents.append(scene.stack.enter_context(agent))
-    for agent in scene.running_agents:
-        agent.wait_ready()
+def start_acstor(scene: Scene, link_mbit: float) -> watch.Watch:
+    """Start the decision service and an agent on every host; wait until all share one ring."""
+    service = scene.stack.enter_context(decision.Service(scene.net, dead_after=DEAD_AFTER))
+    scene.running_agents = service.join(scene.hosts, link_mbit, scene.server.url)
+    return scene.stack.enter_context(watch.Watch(service))
 
 
 WAYS: dict[str, tuple[str, Callable[[Scene, network.Host], Journey]]] = {
@@ -185,11 +201,13 @@ def prepare_folder(net: network.Network, image: guest_image.GuestImage) -> pathl
     return folder
 
 
-def make_chunk_map(folder: pathlib.Path, say: Say) -> None:
-    """Make the image's chunk map beside it, as is done once for each image at upload."""
-    begin = time.monotonic()
-    raw = folder / f"{IMAGE_ID}.raw"
-    runs.tool([agents.BIN / "acstor-prehash", "--quiet", raw, "-o", raw.with_suffix(".acmap")])
+def make_chunk_maps(folder: pathlib.Path, say: Say) -> None:
+    """Make the chunk map of each image beside it, as is done once for each image at upload."""
+    (folder / f"{DATA_ID}.raw").write_bytes(local.random_bytes(demo_remap.IMAGE_BYTES))
+    for image_id in (DATA_ID, IMAGE_ID):
+        begin = time.monotonic()
+        raw = folder / f"{image_id}.raw"
+        runs.tool([agents.BIN / "acstor-prehash", "--quiet", raw, "-o", raw.with_suffix(".acmap")])
     say(f"acstor: chunk map made in {time.monotonic() - begin:.1f} s, once for the image")
 
 
@@ -204,16 +222,28 @@ def play(
     """Boot the guest on all hosts in one way and return what it took."""
     label, journey = WAYS[way]
     with contextlib.ExitStack() as stack:
-        net = stack.enter_context(network.Network(hosts, link_mbit, link_mbit))
+        net = stack.enter_context(network.Network(hosts + 1, link_mbit, link_mbit))
         folder = prepare_folder(net, image)
         server = stack.enter_context(image_server.ImageServer(net.source, folder))
-        scene = Scene(net, server, image, qcow2, stack)
+        ends_guests = contextlib.ExitStack()
+        scene = Scene(net, net.hosts[:hosts], server, image, qcow2, stack, ends_guests)
+        seen = None
         if way == "acstor":
-            make_chunk_map(folder, say)
-            start_agents(scene)
+            make_chunk_maps(folder, say)
+            say("acstor: a broker, the decision service and the agents start")
+            seen = start_acstor(scene, link_mbit)
+        stack.enter_context(ends_guests)
         begin = time.monotonic()
-        travel({host.name: journey(scene, host) for host in net.hosts}, label, say)
-        return _result(scene, way, begin)
+        travel({host.name: journey(scene, host) for host in scene.hosts}, label, say)
+        result = _result(scene, way, begin)
+        ends_guests.close()
+        if seen is not None:
+            time.sleep(2 * decision.COLLECTION_S)  # what was last moved has been told then
+            result.exchange = exchange(scene, seen)
+            if hosts > 1:
+                running, outside = scene.running_agents, net.hosts[hosts]
+                result.remap = demo_remap.play(running, outside, link_mbit, DATA_ID, seen, say)
+        return result
 
 
 def _result(scene: Scene, way: str, begin: float) -> WayResult:
@@ -222,7 +252,7 @@ def _result(scene: Scene, way: str, begin: float) -> WayResult:
     requests = list(scene.server.requests())
     origins = {agent.host.name: read_origins(agent.status()) for agent in scene.running_agents}
     results = []
-    for host in scene.net.hosts:
+    for host in scene.hosts:
         seen = scene.guests[host.name].milestones
         waited_s = scene.guest_start_s[host.name] - begin
         results.append(
@@ -246,11 +276,16 @@ def _result(scene: Scene, way: str, begin: float) -> WayResult:
     )
 
 
+def exchange(scene: Scene, seen: watch.Watch) -> dict[str, dict[str, int]]:
+    """Return the bytes of chunks that each host got, by who gave them."""
+    got = {}
+    for agent in scene.running_agents:
+        name = agent.host.name
+        from_peers = {giver: count for (giver, to), count in seen.given().items() if to == name}
+        got[name] = {SOURCE: agent.status()["exchange"]["source_bytes"], **from_peers}
+    return got
+
+
 def read_origins(status: dict[str, Any]) -> dict[str, int]:
     """Return from an agent's status the bytes that guests got, by origin."""
     return {origin: counts["bytes"] for origin, counts in status["read"].items()}
-
-
-def keys(only: Sequence[str]) -> list[str]:
-    """Return the ways to play, in the order of the demo; none named means all."""
-    return [way for way in WAYS if not only or way in only]

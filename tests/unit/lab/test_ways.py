@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
@@ -7,7 +8,9 @@ import pytest
 
 from acstor_common import errors
 from tests.lab import demo
+from tests.lab import demo_remap
 from tests.lab import demo_report
+from tests.lab import watch
 from tests.lab import ways
 
 
@@ -62,12 +65,31 @@ def test_report_files_hold_figures_and_picture(tmp_path: pathlib.Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_ways_are_played_in_the_order_of_the_demo() -> None:
-    assert ways.keys([]) == ["copy", "demand", "acstor"]
-    assert ways.keys(["acstor", "copy"]) == ["copy", "acstor"]
+def test_report_shows_who_gave_whom_and_what_the_remap_did(tmp_path: pathlib.Path) -> None:
+    phases = [
+        demo_remap.Phase("before the traffic", 10.0, 0.34, 11.0, 480),
+        demo_remap.Phase("traffic, after the remap", 12.0, 0.03, 12.0, 400),
+    ]
+    loads = [watch.Load(host, at_s, 5e6, 1e6) for at_s in (0.5, 1.5) for host in ("h1", "h2")]
+    result = dataclasses.replace(
+        RESULTS[1],
+        exchange={"h1": {"image server": 9_000_000, "h2": 1_500_000}, "h2": {"h1": 7_250_000}},
+        remap=demo_remap.RemapResult(
+            "h1", 95.0, 0.5, 3.5, 85, {"h1": 100, "h2": 100}, {"h1": 15, "h2": 185}, phases, loads
+        ),
+    )
+    text = demo_report.text(SETTING, [result])
+    for words in ("from h2", "7.2", "85 of 200 v-nodes move", "it keeps 15 of 100", "34%", "3%"):
+        assert words in text
+    figures, *pictures = demo_report.save(SETTING, [result], tmp_path)
+    [told] = json.loads(figures.read_text())["ways"]
+    assert [picture.name for picture in pictures] == ["demo.png", "remap.png"]
+    assert told["exchange"]["h2"] == {"h1": 7_250_000}
+    assert told["remap"]["vnodes_after"] == {"h1": 15, "h2": 185}
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
-def test_unknown_way_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         demo.make_parser().parse_args(["--only", "torrent"])
     assert "torrent" in capsys.readouterr().err

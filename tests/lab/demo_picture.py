@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pictures of the demo: logins and who gave whom; how a remap leads requests elsewhere."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.figure
+import numpy
+
+from tests.lab import demo_remap
+from tests.lab import ways
+
+MB = 1_000_000
+COLOURS = {"copy": "#b0413e", "demand": "#d99a2b", "acstor": "#2f7f5f"}
+SOURCE_COLOUR = "#b8b8b8"
+HOST_COLOURS = ("#d99a2b", "#2f7f5f", "#3b78b5", "#7b6fb0", "#6fb3a2", "#8c6d3f", "#a34f7d")
+TRAFFIC_COLOUR = "#b0413e"
+
+
+def draw(words: str, results: Sequence[ways.WayResult], path: pathlib.Path) -> None:
+    """Write the picture of the boots.
+
+    :param words: the circumstances
+    """
+    exchange = results[-1].exchange
+    panels = 3 if exchange else 2
+    figure = matplotlib.figure.Figure(figsize=(5 * panels, 4.2), layout="constrained")
+    axes = figure.subplots(1, panels)
+    _draw_logins(axes[0], results)
+    _draw_server(axes[1], results)
+    if exchange:
+        _draw_exchange(axes[2], exchange)
+    figure.suptitle(words, fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def draw_remap(words: str, remap: demo_remap.RemapResult, path: pathlib.Path) -> None:
+    """Write the picture of the remap.
+
+    :param words: the circumstances
+    """
+    figure = matplotlib.figure.Figure(figsize=(11, 5), layout="constrained")
+    given, others = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    _draw_given(given, remap)
+    _draw_traffic(others, remap)
+    moved = f"{remap.moved} of {sum(remap.vnodes_before.values())} v-nodes move"
+    for at_s, label in ((remap.traffic_s, "traffic begins"), (remap.remap_s, moved)):
+        for axes in (given, others):
+            axes.axvline(at_s, color="black", linewidth=0.8, linestyle="--")
+        given.annotate(
+            f" {label}", (at_s, 1), xycoords=("data", "axes fraction"), va="top", fontsize=8
+        )
+    figure.suptitle(words, fontsize=9)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_logins(axes: Any, results: Sequence[ways.WayResult]) -> None:
+    width = 0.8 / len(results)
+    for number, result in enumerate(results):
+        places = [host_no + number * width for host_no in range(len(result.hosts))]
+        seconds = [host.login_s for host in result.hosts]
+        bars = axes.bar(places, seconds, width, label=result.label, color=COLOURS[result.way])
+        axes.bar_label(bars, fmt="%.0f", fontsize=7)
+    middle = 0.4 - width / 2
+    names = [host.host for host in results[0].hosts]
+    axes.set_xticks([place + middle for place in range(len(names))], names)
+    axes.set_ylabel("seconds to login prompt")
+    axes.margins(y=0.3)
+    axes.legend(fontsize=7, loc="upper left")
+
+
+def _draw_server(axes: Any, results: Sequence[ways.WayResult]) -> None:
+    labels = [result.label.replace(" ", "\n", 2) for result in results]
+    sent = [result.server_bytes / MB for result in results]
+    bars = axes.bar(labels, sent, color=[COLOURS[result.way] for result in results])
+    notes = [
+        f"{result.server_bytes / MB:.0f} MB\n{result.amplification:.2f} x unique"
+        for result in results
+    ]
+    axes.bar_label(bars, notes, fontsize=7)
+    axes.margins(y=0.18)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_ylabel("MB out of the image server")
+
+
+def _draw_exchange(axes: Any, exchange: dict[str, dict[str, int]]) -> None:
+    names = list(exchange)
+    bottom = [0.0] * len(names)
+    colours = zip((ways.SOURCE, *names), (SOURCE_COLOUR, *_host_colours(len(names))), strict=True)
+    for giver, colour in colours:
+        heights = [exchange[name].get(giver, 0) / MB for name in names]
+        axes.bar(names, heights, bottom=bottom, label=f"from {giver}", color=colour)
+        bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+    axes.set_ylabel("MB of chunks that a host got (acstor)")
+    axes.margins(y=0.3)
+    axes.legend(fontsize=7, loc="upper left", ncols=2)
+
+
+def _draw_given(axes: Any, remap: demo_remap.RemapResult) -> None:
+    """Draw what hosts gave each other, one area above the other."""
+    names = list(remap.vnodes_before)
+    times = sorted(load.at_s for load in remap.loads)
+    heights = []
+    for name in names:
+        own = [load for load in remap.loads if load.host == name]
+        at_s, given = [load.at_s for load in own], [load.given / demo_remap.MBIT for load in own]
+        heights.append(numpy.interp(times, at_s, given))
+    labels = [
+        f"by {name}: {remap.vnodes_before[name]}, then {remap.vnodes_after[name]} v-nodes"
+        for name in names
+    ]
+    axes.stackplot(times, heights, labels=labels, colors=_host_colours(len(names)))
+    axes.set(ylabel="chunks given, Mbit/s", xlim=(0, times[-1]))
+    axes.margins(y=0.3)
+    axes.legend(fontsize=7, loc="upper left")
+
+
+def _draw_traffic(axes: Any, remap: demo_remap.RemapResult) -> None:
+    """Draw what else the busy host's link carried."""
+    own = [load for load in remap.loads if load.host == remap.busy]
+    at_s = [load.at_s for load in own]
+    axes.plot(at_s, [load.others / demo_remap.MBIT for load in own], color=TRAFFIC_COLOUR)
+    axes.set(xlabel="s", ylabel=f"other traffic\nof {remap.busy}, Mbit/s", ylim=(0, None))
+
+
+def _host_colours(count: int) -> list[str]:
+    return [HOST_COLOURS[number % len(HOST_COLOURS)] for number in range(count)]
