@@ -245,6 +245,7 @@ class MirrorBase:
             image_id = self._image_ref
         if image_id is not None and not os.path.exists(base):
             LOG.info("%s is not there; it is made again", base)
+            os.makedirs(os.path.dirname(base), exist_ok=True)
             mirror_link.make(self.host.mirror_path(image_id), base)
         return image_id
 

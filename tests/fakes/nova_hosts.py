@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lab's two compute hosts with agents, and what a test of Nova asks of them.
 
-Agents read the images where Glance's file store has them, so whatever Glance
-hands out itself was asked of it by Nova: a download.
+Agents read images from Glance as the service user, by ranges; Nova downloads whole images.  So
+Glance's log tells who asked for what.
 """
 
 import contextlib
 import dataclasses
 import hashlib
+import http
 import json
 import os
 import pathlib
@@ -16,21 +17,29 @@ import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import IO
 from typing import Any
 
-from acstor_glance import prehash
+from acstor_common import ids
+from acstor_glance import images as glance_images
+from acstor_glance import preparer
+from acstor_glance.cmd import manage
+from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 from tests.lab.openstack import compute
 from tests.lab.openstack import ini
 
 MIB = 1 << 20
+IMAGE_BYTES = 24 * MIB
 DEADLINE_S = 120.0
 NEWEST = "2.96"
-STARTS, STARTED = "Starting compute node", "Final resource view"
-"""What nova-compute logs when it is started, and before it takes orders."""
+STARTED = "Final resource view"
+"""What nova-compute logs before it takes orders."""
 FLAVORS: dict[str, dict[str, int]] = {
     "tiny": {"ram": 64, "disk": 1},
     "bigger": {"ram": 96, "disk": 2, "ephemeral": 1, "swap": 16},
@@ -57,21 +66,31 @@ def nova_options(agent: agents.Agent) -> dict[str, dict[str, object]]:
     }
 
 
-class Images:
-    """Images in Glance, and their chunk maps where the agents' source is.
+def service_user(lab: cloud.Cloud) -> dict[str, object]:
+    """Return how agents sign in: the options of the source ``glance``."""
+    credentials = api.credentials(lab.keystone.auth_url, "acstor")
+    return {**credentials, "region_name": api.REGION}
 
-    :param folder: the source's; on the file system of Glance's store
+
+class Images:
+    """Images in Glance, with chunk maps or without.
+
+    :param folder: of what makes the maps
     """
 
     def __init__(self, lab: cloud.Cloud, folder: pathlib.Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
         self._lab = lab
-        self._client = lab.connect().image
+        self.client = lab.connect().image
+        folder.mkdir(parents=True, exist_ok=True)
+        conf_file = folder / "acstor-glance.conf"
+        own = acstor_glance.options(lab, folder, file_store_dirs=lab.glance.images)
+        ini.write(conf_file, {"acstor_glance": own})
+        conf = manage.load_conf(str(conf_file))
+        self._preparer = preparer.Preparer(glance_images.connect(conf), conf)
 
-    def add(self, data: bytes, disk_format: str = "raw", **facts: str) -> str:
-        """Upload an image that no agent knows yet; return its id."""
-        image_id: str = self._client.create_image(
+    def add(self, data: bytes | IO[bytes], disk_format: str = "raw", **facts: str) -> str:
+        """Upload an image that no agent can show yet; return its id."""
+        image_id: str = self.client.create_image(
             name=f"image-{uuid.uuid4()}",
             disk_format=disk_format,
             container_format="bare",
@@ -80,20 +99,30 @@ class Images:
         ).id
         return image_id
 
+    def new(self, **facts: str) -> str:
+        """Upload an image that no host has ever seen, with its chunk map."""
+        return self.map(self.add(bytes(512) + os.urandom(IMAGE_BYTES - 512), **facts))
+
     def stored(self, image_id: str) -> pathlib.Path:
         """Return the image's own file."""
         return self._lab.glance.images / image_id
 
     def map(self, image_id: str) -> str:
-        """Make an image known to the agents."""
-        shown = self.folder / f"{image_id}.raw"
-        os.link(self.stored(image_id), shown)
-        prehash.prehash(shown, self.folder / f"{image_id}.acmap", image_id)
+        """Give an image its chunk map."""
+        assert self._preparer.handle(ids.parse_image_id(image_id)) == preparer.Outcome.PREPARED
         return image_id
 
+    def _given(self, image_id: str, status: int) -> list[int]:
+        answer = rf"GET /v2/images/{image_id}/file => generated (\d+) bytes .*\(HTTP/1.1 {status}\)"
+        return [int(length) for length in re.findall(answer, self._lab.glance.log())]
+
     def downloads(self, image_id: str) -> int:
-        """Return how often Glance was asked for the bytes of an image."""
-        return len(re.findall(rf"GET /v2/images/{image_id}/file", self._lab.glance.log()))
+        """Return how often Glance gave all of an image."""
+        return len(self._given(image_id, http.HTTPStatus.OK))
+
+    def range_bytes(self, image_id: str) -> int:
+        """Return how many bytes of an image Glance gave in ranges."""
+        return sum(self._given(image_id, http.HTTPStatus.PARTIAL_CONTENT))
 
 
 @dataclasses.dataclass
@@ -129,15 +158,10 @@ class Host:
 
 
 class NovaHosts:
-    """Two compute hosts, and servers on them.
+    """Two compute hosts, and servers on them."""
 
-    :param stack: is unwound when the hosts run without acstor again
-    """
-
-    def __init__(
-        self, lab: cloud.Cloud, hosts: list[Host], images: Images, stack: contextlib.ExitStack
-    ) -> None:
-        self.lab, self.hosts, self.images, self.stack = lab, hosts, images, stack
+    def __init__(self, lab: cloud.Cloud, found: list[Host], images: Images) -> None:
+        self.lab, self.hosts, self.images = lab, found, images
         self.client = lab.connect().compute
         self.client.default_microversion = NEWEST
         for name, sizes in FLAVORS.items():
@@ -149,11 +173,8 @@ class NovaHosts:
         found: str = self.client.find_flavor(name).id
         return found
 
-    @contextlib.contextmanager
-    def server(
-        self, image_id: str, host: Host | None = None, flavor: str = "tiny"
-    ) -> Iterator["Server"]:
-        """Build a server, and delete it at the end."""
+    def begin(self, image_id: str, host: Host | None = None, flavor: str = "tiny") -> "Server":
+        """Have a server built, without waiting."""
         made = self.client.create_server(
             name=f"server-{uuid.uuid4()}",
             image_id=image_id,
@@ -161,9 +182,20 @@ class NovaHosts:
             networks="none",
             host=(host or self.hosts[0]).name,
         )
-        running = Server(self, made.id, image_id)
+        return Server(self, made.id, image_id)
+
+    @contextlib.contextmanager
+    def server(
+        self,
+        image_id: str,
+        host: Host | None = None,
+        flavor: str = "tiny",
+        deadline_s: float = DEADLINE_S,
+    ) -> Iterator["Server"]:
+        """Build a server, and delete it at the end."""
+        running = self.begin(image_id, host, flavor)
         try:
-            running.wait("ACTIVE")
+            running.wait("ACTIVE", deadline_s=deadline_s)
             yield running
         finally:
             running.delete()
@@ -180,7 +212,6 @@ class NovaHosts:
                     wait_started(host.compute)
                 yield
         finally:
-            self.stack.enter_context(host.compute.changed(nova_options(host.agent)))
             wait_started(host.compute)
 
     def host(self, name: str) -> Host:
@@ -191,13 +222,13 @@ class NovaHosts:
 class Server:
     """A server, as its user sees it through the API, and its disk, as its host has it."""
 
-    def __init__(self, hosts: NovaHosts, server_id: str, image_id: str) -> None:
-        self._hosts, self.id, self._image_id = hosts, server_id, image_id
-        self.client = hosts.client
+    def __init__(self, cluster: NovaHosts, server_id: str, image_id: str) -> None:
+        self._hosts, self.id, self._image_id = cluster, server_id, image_id
+        self.client = cluster.client
 
-    def wait(self, *statuses: str) -> Any:
+    def wait(self, *statuses: str, deadline_s: float = DEADLINE_S) -> Any:
         """Wait until nothing is under way and the status is one of these; return the server."""
-        ends_s = time.monotonic() + DEADLINE_S
+        ends_s = time.monotonic() + deadline_s
         while time.monotonic() < ends_s:
             seen = self.client.get_server(self.id)
             if seen.status in statuses and not seen.task_state:
@@ -207,10 +238,19 @@ class Server:
             time.sleep(0.2)
         raise AssertionError(f"{self.id} is {seen.status} ({seen.task_state}), not {statuses}")
 
+    def reaches(self, task_state: str) -> None:
+        """Wait until Nova is at this part of what it does with the server."""
+        self._until(lambda: self.client.get_server(self.id).task_state == task_state)
+
     @property
     def host(self) -> Host:
         """The host that it is on."""
         return self._hosts.host(self.client.get_server(self.id).compute_host)
+
+    def console(self) -> str:
+        """Return what its guest has written on its serial console."""
+        log = self.host.compute.instances / self.id / "console.log"
+        return log.read_text(errors="replace") if log.exists() else ""
 
     def disk(self, name: str = "disk") -> pathlib.Path:
         """Return the path of one of its disks, as its host sees it."""
@@ -267,6 +307,23 @@ class Server:
         self._until(gone)
 
 
+@contextlib.contextmanager
+def agent_away(host: Host) -> Iterator[None]:
+    """Let a host's agent be killed, and start it again after the block."""
+    hosts.kill_agent(host.agent)
+    try:
+        yield
+    finally:
+        restart_agent(host)
+
+
+def restart_agent(host: Host) -> None:
+    """Stop a host's agent, if it runs, and start it; nobody keeps its mount meanwhile."""
+    host.agent.stop()
+    host.agent.start()
+    host.agent.wait_ready()
+
+
 def _write_ring(lab: cloud.Cloud, port: int) -> pathlib.Path:
     entries = [
         {"host": host.host, "address": f"{host.machine.address}:{port}", "vnodes": 100}
@@ -281,7 +338,7 @@ def wait_started(host: compute.Compute) -> None:
     """Wait until nova-compute is done with the instances that it found when it was started."""
 
     def is_started() -> bool:
-        return STARTED in host.log().rpartition(STARTS)[2]
+        return any(STARTED in line and f" {host.pid} " in line for line in host.log().splitlines())
 
     runs.wait_for(is_started, DEADLINE_S, host.name, host.log)
 
@@ -289,22 +346,22 @@ def wait_started(host: compute.Compute) -> None:
 @contextlib.contextmanager
 def running(lab: cloud.Cloud) -> Iterator[NovaHosts]:
     """Let the lab's compute hosts run with acstor until the block ends."""
-    images = Images(lab, lab.folder / "acstor-source")
+    images = Images(lab, lab.folder / "acstor-glance")
     with contextlib.ExitStack() as stack:
         port = local.unused_port()
         ring_file = _write_ring(lab, port)
-        hosts = []
+        found = []
         for host in lab.computes:
             agent = stack.enter_context(
                 host.agent(
-                    sections={"source_file": {"folder": images.folder}},
+                    sections={"source_glance": service_user(lab)},
                     ring_file=ring_file,
-                    sources="file",
+                    sources="glance",
                     peer_listen=f"{host.machine.address}:{port}",
                 )
             )
             stack.enter_context(host.changed(nova_options(agent)))
-            hosts.append(Host(host, agent))
+            found.append(Host(host, agent))
         for host in lab.computes:
             wait_started(host)
-        yield NovaHosts(lab, hosts, images, stack)
+        yield NovaHosts(lab, found, images)

@@ -19,6 +19,7 @@ import pytest
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import hosts
+from tests.fakes import nova_hosts
 from tests.lab import agents
 from tests.lab import guest_image
 from tests.lab import local
@@ -150,3 +151,13 @@ def listen(
     finally:
         for listener in listeners:
             listener.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(openstack_lab: cloud.Cloud) -> Iterator[nova_hosts.NovaHosts]:
+    """The two compute hosts with acstor."""
+    if not installed.is_ready():
+        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    openstack_lab.start_compute_services()
+    with nova_hosts.running(openstack_lab) as running:
+        yield running

@@ -38,14 +38,16 @@ class Configured(daemon.Daemon):
 
     @contextlib.contextmanager
     def changed(self, changes: ini.Sections) -> Iterator[None]:
-        """Let it run with these options instead of its own, until the block is over.
+        """Let it run with these options added to its own, until the block is over.
+
+        Inside of another such block these take the place of that one's, until this one is over.
 
         :raises errors.Unusable: it does not start with them; shows the end of its log
         """
-        self._changes = changes
+        before, self._changes = self._changes, changes
         try:
             self.restart()
             yield
         finally:
-            self._changes = {}
+            self._changes = before
             self.restart()

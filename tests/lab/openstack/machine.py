@@ -67,7 +67,7 @@ PidFile none
 Subsystem sftp internal-sftp
 """
 _SSH = """\
-Host 127.*
+Host 127.* {hosts}
   Port {port}
   User root
   IdentityFile {keys}/user
@@ -87,6 +87,12 @@ def _address_of(folder: pathlib.Path, name: str) -> str:
         parts = (random.randint(1, 250) for _ in range(3))
         record.write_text(".".join(("127", *map(str, parts))))
     return record.read_text()
+
+
+def _addresses(folder: pathlib.Path) -> dict[str, str]:
+    """Return the address of each machine of the cloud: Nova copies files from one to another."""
+    records = sorted((folder / "run").glob("*.address"))
+    return {record.stem: record.read_text() for record in records}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,13 +170,20 @@ class Machine(daemon.Daemon):
                 pathlib.Path(machines).mkdir(exist_ok=True)
         (self.home / "libvirt-log" / "qemu").mkdir(exist_ok=True)
         known = pathlib.Path("/etc/hosts").read_text()
-        (self.home / "hosts").write_text(f"{known}\n{self.address} {self.name}\n")
+        lines = [f"{address} {name}" for name, address in _addresses(self.folder).items()]
+        (self.home / "hosts").write_text("\n".join([known, *lines, ""]))
         etc = self.home / "libvirt-etc"
         own_id = uuid.uuid5(uuid.NAMESPACE_DNS, self.mark)
         (etc / "libvirtd.conf").write_text(_LIBVIRTD.format(address=self.address, uuid=own_id))
         ports = {"port": self._migration_port, "last_port": self._migration_port + _MIGRATIONS}
         (etc / "qemu.conf").write_text(_QEMU.format(**ports))
-        ssh = {"keys": self._keys(), "port": self._ssh_port, "address": self.address}
+        hosts = " ".join(_addresses(self.folder))
+        ssh = {
+            "keys": self._keys(),
+            "port": self._ssh_port,
+            "address": self.address,
+            "hosts": hosts,
+        }
         (self.home / "sshd").write_text(_SSHD.format(**ssh))
         (self.home / "ssh-etc" / "lab.conf").write_text(_SSH.format(**ssh))
 

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Things break under real servers on acstor; what stock Nova survives, they survive.
+
+A server counts as alive when it runs and its whole disk can be read and is right.
+"""
+
+import shutil
+
+from tests.fakes import hosts
+from tests.fakes import nova_hosts
+from tests.lab import guest_files
+from tests.lab import runs
+
+pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
+
+BOOT_DEADLINE_S = 240.0
+
+
+def test_links_and_folders_that_were_removed_are_mended(cluster):
+    image_id = cluster.images.new()
+    host = cluster.hosts[0]
+    with cluster.server(image_id, host) as server:
+        host.base(image_id).unlink()
+        host.base(image_id).symlink_to(f"/nowhere/images/{image_id}.raw")
+        server.hard_reboot()
+        assert server.lies_on_mirror()
+        shutil.rmtree(host.base(image_id).parent)
+        server.hard_reboot()
+        assert server.lies_on_mirror()
+
+
+def test_server_is_deleted_while_its_agent_hangs_or_is_away(cluster):
+    image_id = cluster.images.new()
+    host = cluster.hosts[0]
+    with cluster.server(image_id, host) as server, cluster.server(image_id, host) as other:
+        with hosts.frozen(host.agent.worker_pid()):
+            server.delete()
+        with nova_hosts.agent_away(host):
+            other.delete()
+    assert host.compute.machine.virsh("list", "--all", "--uuid").split() == []
+
+
+def test_build_that_was_cut_short_leaves_nothing_in_the_way(cluster):
+    """As with stock Nova, the server is in error, can be deleted, and the next one is built."""
+    image_id = cluster.images.new()
+    host = cluster.hosts[0]
+    server = cluster.begin(image_id, host)
+    try:
+        with hosts.frozen(host.agent.worker_pid()):
+            server.reaches("spawning")
+            host.compute.kill()
+        host.compute.start()
+        nova_hosts.wait_started(host.compute)
+        assert server.wait("ERROR")
+    finally:
+        server.delete()
+    assert not list(host.base(image_id).parent.glob(".acstor-*"))
+    with cluster.server(image_id, host) as another:
+        assert another.lies_on_mirror()
+
+
+def test_nova_compute_that_was_killed_finds_its_servers_again(cluster):
+    host = cluster.hosts[0]
+    with cluster.server(cluster.images.new(), host) as server:
+        host.compute.kill()
+        host.compute.start()
+        nova_hosts.wait_started(host.compute)
+        assert server.lies_on_mirror()
+        server.hard_reboot()
+        assert server.lies_on_mirror()
+
+
+def test_disk_that_is_full_fails_one_build_and_says_so(cluster):
+    image_id = cluster.images.new()
+    host = cluster.hosts[0]
+    folder = cluster.lab.folder / "nova/instances/_base"
+    host.run("mount", "-t", "tmpfs", "-o", "nr_inodes=1", "full", folder)
+    server = cluster.begin(image_id, host)
+    try:
+        assert server.wait("ERROR")
+        assert "No space left on device" in host.compute.log()
+    finally:
+        host.run("umount", folder)
+        server.delete()
+    with cluster.server(image_id, host) as another:
+        assert another.lies_on_mirror()
+
+
+def test_server_outlives_a_mirror_that_was_unmounted(cluster):
+    image_id, unseen = cluster.images.new(), cluster.images.new()
+    host = cluster.hosts[0]
+    with cluster.server(image_id, host) as server:
+        host.run("umount", "--lazy", host.agent.mount_point)
+        with cluster.server(unseen, host) as other:
+            assert other.has_bytes_of(unseen)
+        assert cluster.images.downloads(unseen) == 1
+        nova_hosts.restart_agent(host)
+        server.hard_reboot()
+        assert server.lies_on_mirror()
+
+
+def test_server_outlives_glance_and_the_broker(cluster):
+    image_id = cluster.images.new()
+    host = cluster.hosts[0]
+    with cluster.server(image_id, host) as server:
+        host.agent.ctl("pre-seed", image_id)
+        cluster.lab.glance.kill()
+        cluster.lab.rabbitmq.kill()
+        try:
+            assert server.has_bytes_of(image_id)
+            nova_hosts.restart_agent(host)
+            assert server.has_bytes_of(image_id), "an agent that is new knows the image"
+        finally:
+            cluster.lab.start_image_services()
+        server.hard_reboot()
+        assert server.lies_on_mirror()
+
+
+def test_agent_with_wrong_credentials_fails_no_server(cluster):
+    image_id, unseen = cluster.images.new(), cluster.images.new()
+    host = cluster.hosts[0]
+    right = host.agent.config_file.read_text()
+    with cluster.server(image_id, host) as server:
+        host.agent.ctl("pre-seed", image_id)
+        host.agent.config_file.write_text(right.replace("acstor-lab", "wrong"))
+        try:
+            nova_hosts.restart_agent(host)
+            server.hard_reboot()
+            assert server.lies_on_mirror()
+            with cluster.server(unseen, host) as other:
+                assert other.has_bytes_of(unseen)
+            assert cluster.images.downloads(unseen) == 1
+            assert sum(host.fallbacks().values()) == 1
+        finally:
+            host.agent.config_file.write_text(right)
+            nova_hosts.restart_agent(host)
+
+
+def test_server_whose_image_is_on_a_host_outlives_it_in_glance(cluster):
+    image_id = cluster.images.new()
+    first, second = cluster.hosts
+    with cluster.server(image_id, first) as server:
+        first.agent.ctl("pre-seed", image_id)
+        kept = cluster.lab.folder / "kept.raw"
+        kept.write_bytes(cluster.images.stored(image_id).read_bytes())
+        cluster.images.client.delete_image(image_id)
+        server.hard_reboot()
+        server.live_migrate(second)
+        assert "Images are identical" in second.run(
+            "qemu-img", "compare", "-U", server.disk(), kept
+        )
+
+
+def test_guest_boots_and_meets_no_error_while_workers_die(cluster, lab_image):
+    host = cluster.hosts[0]
+    with lab_image.raw.open("rb") as data:
+        image_id = cluster.images.map(cluster.images.add(data))
+    cluster.client.create_flavor(name="guest", ram=384, vcpus=1, disk=2)
+    with cluster.server(image_id, host, "guest") as server:
+        read = server.console
+        for words in ("Linux version", "systemd"):
+            runs.wait_for(lambda w=words: w in read(), BOOT_DEADLINE_S, words, read)
+            hosts.kill(host.agent.worker_pid())
+        runs.wait_for(lambda: guest_files.MARKER in read(), BOOT_DEADLINE_S, "the login", read)
+        assert "I/O error" not in read()
+        assert cluster.images.downloads(image_id) == 0
+        assert host.agent.log().count("starting another") >= 2
