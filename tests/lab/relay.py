@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A door through which hosts of the lab reach a server on this machine's loopback.
+"""Doors between this machine's loopback and the lab's hosts.
 
 Namespaces have no way out, and shall have none.  A relay is a process inside one of
 them that listens there, and hands each connection on through a Unix socket to a
-thread outside, which connects to the server.
+thread outside, which connects to a server on the loopback.  An outlet is the same the
+other way round: what runs outside sends and receives over a host's link.
 """
 
 import contextlib
+import functools
+import pathlib
 import socket
 import subprocess
 import sys
@@ -17,6 +20,7 @@ from typing import Self
 from tests.lab import network
 
 PIECE_BYTES = 65536
+LOOPBACK = "127.0.0.1"
 
 
 class Relay:
@@ -35,11 +39,7 @@ class Relay:
         self._outside.bind(str(self._path))
         self._outside.listen(128)
         threading.Thread(target=_accept, args=(self._outside, self._connect), daemon=True).start()
-        command = [sys.executable, "-m", "tests.lab.relay", self.host.address, str(self.port)]
-        self._process = self.host.popen([*command, self._path], stdout=subprocess.PIPE)
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != b"ready\n":
-            raise RuntimeError(f"the relay at {self.address} does not listen")
+        self._process = _inside(self.host, "in", self.address, self._path)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -48,7 +48,52 @@ class Relay:
         self._outside.close()
 
     def _connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        return socket.create_connection((LOOPBACK, self.port), timeout=5)
+
+
+class Outlet:
+    """Context manager: who connects to ``port`` of the loopback reaches ``address`` from ``host``.
+
+    :param address: of a server in the lab's network, with its port
+    """
+
+    def __init__(self, host: network.Host, address: str) -> None:
+        self.host, self.address = host, address
+        self.port = 0
+        self._path = host.folder / f"outlet-{address}.sock"
+
+    def __enter__(self) -> Self:
+        self._process = _inside(self.host, "out", self.address, self._path)
+        self._outside = socket.create_server((LOOPBACK, 0), backlog=128)
+        self.port = self._outside.getsockname()[1]
+        threading.Thread(target=_accept, args=(self._outside, self._connect), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._outside.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _connect(self) -> socket.socket:
+        return _connected(str(self._path))
+
+
+def _inside(
+    host: network.Host, direction: str, address: str, path: pathlib.Path
+) -> subprocess.Popen[bytes]:
+    """Start the process inside, and wait until it listens."""
+    command = [sys.executable, "-m", "tests.lab.relay", direction, address, path]
+    process = host.popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    if process.stdout.readline() != b"ready\n":
+        raise RuntimeError(f"the relay at {address} does not listen")
+    return process
+
+
+def _connected(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(path)
+    return made
 
 
 def _accept(listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
@@ -78,15 +123,19 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def main(address: str, port: str, path: str) -> None:
-    """Listen inside; connect to the Unix socket of the thread outside."""
-
-    def connect() -> socket.socket:
-        made = socket.socket(socket.AF_UNIX)
-        made.connect(path)
-        return made
-
-    with socket.create_server((address, int(port)), backlog=128) as listener:
+def main(direction: str, address: str, path: str) -> None:
+    """Pass on what comes to ``address`` through the Unix socket, or the other way round."""
+    host, _, port = address.rpartition(":")
+    place = (host, int(port))
+    if direction == "in":
+        listener = socket.create_server(place, backlog=128)
+        connect = functools.partial(_connected, path)
+    else:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen(128)
+        connect = functools.partial(socket.create_connection, place)
+    with listener:
         print("ready", flush=True)
         _accept(listener, connect)
 
