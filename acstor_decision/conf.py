@@ -97,8 +97,8 @@ OPTS = [
         default=0.05,
         min=0.0,
         max=1.0,
-        help="Traffic that would move a smaller share of all v-nodes than this moves none: what "
-        "moves has to be fetched again.",
+        help="Traffic moves v-nodes only if hosts that are overloaded lose more than this share of "
+        "theirs: what moves has to be fetched again.",
     ),
     cfg.StrOpt(
         "switch_loads",

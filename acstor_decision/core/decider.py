@@ -30,7 +30,7 @@ class Policy:
     :param vnodes_per_host: of a host that joins
     :param weight_limit: v-nodes of one host at most, in multiples of ``vnodes_per_host``
     :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal
-    :param least_moved: share of all v-nodes that traffic must move, else it moves none
+    :param least_moved: share of overloaded hosts' v-nodes that these must lose, else none move
     :param may_remap: False: traffic moves nothing
     :param spares_source: homes that have to be near ask a farther one before the source
     """
@@ -116,7 +116,7 @@ class Decider:
         overloaded = tuple(self._members.overloaded(now_s)) if self.policy.may_remap else ()
         if overloaded:
             remapped = self._decision(self._by_traffic(wanted), Reason.OVERLOAD, overloaded)
-            if remapped.moved > self.policy.least_moved * sum(wanted.values()):
+            if self._is_relief(wanted, remapped):
                 return remapped
         steady = self._decision(wanted, Reason.MEMBERS)
         if steady.table == self.table:
@@ -142,6 +142,13 @@ class Decider:
         base = min(self.policy.vnodes_per_host, vnode.MAX_NUMBER // len(living))
         owned = {host: len(place.names) for host, place in self.table.places.items()}
         return {host: 0 if host in drained else owned.get(host) or base for host in living}
+
+    def _is_relief(self, steady: weights.Counts, remapped: Decision) -> bool:
+        """Say whether overloaded hosts lose enough; if not, the rest would move to and fro."""
+        places = remapped.table.places
+        owned = sum(steady[host] for host in remapped.overloaded)
+        lost = owned - sum(len(places[host].names) for host in remapped.overloaded)
+        return lost > self.policy.least_moved * owned
 
     def _by_traffic(self, steady: weights.Counts) -> weights.Counts:
         """Return Equation 1's counts of the hosts that may be homes; the others stay without."""

@@ -104,6 +104,28 @@ def test_two_overloaded_collections_move_v_nodes_away_and_then_no_more():
     assert cloud.counts() == counts
 
 
+def test_noise_of_others_moves_nothing_while_an_answered_overload_lasts():
+    cloud = Cloud(4)
+    cloud.collect({"h1": 1.0}, times=2)
+    for noise in (0.3, 0.0, 0.2, 0.4):
+        assert cloud.collect({"h1": 1.0, "h2": noise, "h3": 0.4 - noise}, times=3) == []
+
+
+def test_an_overload_that_moves_elsewhere_is_followed():
+    cloud = Cloud(4)
+    cloud.collect({"h1": 1.0}, times=2)
+    [decision] = cloud.collect({"h2": 1.0}, times=4)
+    assert decision.overloaded == (H2,)
+    assert cloud.counts() == {"h1": 129, "h2": 13, "h3": 129, "h4": 129}
+
+
+def test_one_overloaded_host_of_many_is_relieved():
+    cloud = Cloud(60)
+    [decision] = cloud.collect({"h1": 1.0}, times=2)
+    assert decision.overloaded == (H1,) and cloud.counts()["h1"] < 20
+    assert decision.moved < 0.02 * 60 * 100
+
+
 def test_v_nodes_go_to_the_host_that_has_most_of_the_same_chunks():
     cloud = Cloud(3)
     cloud.sketches = {"h1": (1, 2, 3, 4), "h2": (5, 6, 7, 8), "h3": (1, 2, 3, 9)}
