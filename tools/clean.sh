@@ -17,6 +17,6 @@ fi
 find . -name __pycache__ -type d -not -path './.venv*/*' -prune -exec rm -rf --one-file-system {} +
 rm -rf --one-file-system .venv .venv-openstack .tox .cache results doc/build releasenotes/build build dist \
     .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache \
-    acstor.egg-info AUTHORS ChangeLog etc/acstor/*.conf.sample \
+    acstor.egg-info tests/tempest/acstor_tempest_plugin.egg-info AUTHORS ChangeLog etc/acstor/*.conf.sample \
     doc/source/_static/*.conf.sample
 say "the checkout is clean"

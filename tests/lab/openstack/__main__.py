@@ -13,6 +13,9 @@ from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 from tests.lab.openstack import installed
 from tests.lab.openstack import prepared
+from tests.lab.openstack import tempest
+from tests.lab.openstack import tempest_cloud
+from tests.lab.openstack import tempest_results
 
 DEFAULT_FOLDER = runs.CHECKOUT / ".openstack-lab"
 
@@ -35,6 +38,7 @@ def _arguments() -> argparse.Namespace:
             default=DEFAULT_FOLDER,
             help="folder that holds everything of this cloud (default: %(default)s)",
         )
+    _add_tempest(commands.add_parser("tempest", help="run Tempest's tests on a new cloud"))
     commands.choices["up"].add_argument(
         "--images-only", action="store_true", help="leave out Nova: only Keystone and Glance"
     )
@@ -42,6 +46,35 @@ def _arguments() -> argparse.Namespace:
         "--wipe", action="store_true", help="remove the state folder afterwards"
     )
     return parser.parse_args()
+
+
+def _add_tempest(command: argparse.ArgumentParser) -> None:
+    command.add_argument("way", choices=[*tempest_cloud.WAYS, "compare"])
+    command.add_argument(
+        "--regex", default=tempest.REGEX, help="names of the tests to run (default: %(default)s)"
+    )
+    command.add_argument("--concurrency", type=int, default=1, help="tests at once (default: 1)")
+    command.add_argument(
+        "--results",
+        type=pathlib.Path,
+        default=tempest.RESULTS,
+        help="folder of tempest-stock.json and tempest-acstor.json (default: %(default)s)",
+    )
+
+
+def _tempest(arguments: argparse.Namespace) -> int:
+    """Run the tests, or compare two runs; return the exit status."""
+    paths = {way: arguments.results / f"tempest-{way}.json" for way in tempest_cloud.WAYS}
+    if (way := arguments.way) == "compare":
+        stock, acstor = (tempest_results.read(path) for path in paths.values())
+        print(tempest_results.differences(stock, acstor))
+        return 1 if tempest_results.worse(stock, acstor) else 0
+    installed.install_tempest()
+    results = tempest.run(way, arguments.regex, arguments.concurrency)
+    tempest_results.write(results, paths[way])
+    print(tempest_results.table(results))
+    print(f"acstor: {paths[way]}")
+    return 0
 
 
 def _show(lab: cloud.Cloud) -> None:
@@ -65,11 +98,13 @@ def _up(lab: cloud.Cloud, images_only: bool) -> None:
     )
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "tempest":
+        return _tempest(arguments)
     lab = cloud.Cloud(arguments.state.resolve())
     match arguments.command:
         case "install":
-            installed.install()
+            installed.install_tempest()
             prepared.ensure()
         case "up":
             _up(lab, arguments.images_only)
@@ -79,9 +114,10 @@ def _run(arguments: argparse.Namespace) -> None:
             lab.stop()
             if arguments.wipe:
                 shutil.rmtree(lab.folder, ignore_errors=True)
+    return 0
 
 
 try:
-    _run(_arguments())
+    sys.exit(_run(_arguments()))
 except errors.Unusable as failure:
     sys.exit(f"acstor: error: {failure}")

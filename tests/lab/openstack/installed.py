@@ -18,9 +18,12 @@ VENV = runs.CHECKOUT / ".venv-openstack"
 BIN = VENV / "bin"
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements.txt")
 EXTRAS = "glance,nova"
+TEMPEST_REQUIREMENTS = REQUIREMENTS.with_name("requirements-tempest.txt")
+TEMPEST_PLUGIN = runs.CHECKOUT / "tests" / "tempest"
 REMEDY = "run tools/openstack-lab.sh install"
 _RELEASES = VENV / ".releases-installed"
 _CHECKOUT = VENV / ".checkout-installed"
+_TEMPEST = VENV / ".tempest-installed"
 _LOG = runs.CHECKOUT / ".cache" / "logs" / "openstack-pip.log"
 _SYSTEM_PYTHON = "/usr/bin/python3"
 
@@ -82,3 +85,27 @@ def install() -> None:
             _install_releases()
         if not _has(_CHECKOUT, _checkout_key()):
             _install_checkout()
+
+
+def _tempest_key() -> str:
+    files = (TEMPEST_REQUIREMENTS, TEMPEST_PLUGIN / "pyproject.toml")
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def has_tempest() -> bool:
+    """Say whether the virtualenv has Tempest and the plugin of this checkout."""
+    return is_ready() and _has(_TEMPEST, _tempest_key())
+
+
+def install_tempest() -> None:
+    """Make the virtualenv, and add Tempest and acstor's plug-in for it.
+
+    :raises errors.Unusable: a package cannot be installed; says what pip wrote
+    """
+    install()
+    with TEMPEST_REQUIREMENTS.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _has(_TEMPEST, _tempest_key()):
+            _pip("--no-deps", "--requirement", TEMPEST_REQUIREMENTS)
+            _pip("--no-deps", "--editable", TEMPEST_PLUGIN)
+            _TEMPEST.write_text(_tempest_key())

@@ -35,9 +35,15 @@ class Neutron(api.Api):
         return {}
 
 
+_LIMITS = ("network", "subnet", "port", "router", "security_group", "security_group_rule")
+_NO_LIMITS = {"quota": dict.fromkeys((*_LIMITS, "floatingip"), -1)}
+
+
 def _answer(method: str, parts: list[str], host: str) -> tuple[str, dict[str, Any] | None]:
     if method == "DELETE":
         return "204 No Content", None
+    if method == "GET" and parts[1:2] == ["quotas"] and len(parts) == 3:
+        return "200 OK", _NO_LIMITS  # Nova looks before it builds a server with a network
     if method != "GET" or len(parts) > 2:
         return "404 Not Found", {"NeutronError": {"type": "NotFound", "message": "", "detail": ""}}
     if not parts:

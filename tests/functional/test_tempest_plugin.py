@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor's plug-in as the real Tempest sees it; contributor/tempest says how its tests are run."""
+
+import os
+import pathlib
+
+import pytest
+
+from tests.lab import runs
+from tests.lab.openstack import installed
+from tests.lab.openstack import tempest
+
+SCENARIOS = {
+    "test_guest_reads_what_it_wrote_before_a_reboot",
+    "test_image_of_another_format_is_downloaded_and_counted",
+    "test_server_boots_and_nothing_is_downloaded",
+    "test_server_keeps_its_disk_when_it_moves_while_it_runs",
+    "test_snapshot_is_the_disk_and_boots",
+}
+SHOW_OPTIONS = """
+from tempest import config
+print(config.CONF.service_available.acstor, dict(config.CONF.acstor.agent_metrics))
+"""
+
+
+def test_tempest_finds_the_scenarios_and_takes_their_options(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not installed.has_tempest():
+        pytest.skip(f"Tempest is not installed: {installed.REMEDY}")
+    tempest.make_workspace(
+        tmp_path,
+        {
+            "service_available": {"acstor": True},
+            "acstor": {"agent_metrics": "h1:http://192.0.2.1:9464/metrics"},
+        },
+    )
+    names = tempest.names_of(tmp_path, r"^acstor_tempest_plugin\.")
+    assert {name.rpartition(".")[2] for name in names} == SCENARIOS
+    monkeypatch.setenv("TEMPEST_CONFIG_DIR", os.fspath(tmp_path / "etc"))
+    shown = runs.tool([installed.BIN / "python", "-c", SHOW_OPTIONS])
+    assert shown.splitlines()[-1] == "True {'h1': 'http://192.0.2.1:9464/metrics'}"

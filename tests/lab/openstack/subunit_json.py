@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run by the services' Python: a stream of subunit on stdin becomes JSON on stdout.
+
+The rule: nothing of this checkout is imported here, for that Python has none of the lab's needs.
+"""
+
+import json
+import sys
+from typing import Any
+
+_OUTCOMES = {"success": "passed", "skip": "skipped"}
+
+
+def main() -> None:
+    """Write an object: a test's name to its outcome, its seconds, and why."""
+    import subunit  # only the services' Python has these two
+    import testtools
+
+    tests: dict[str, Any] = {}
+
+    def keep(test: dict[str, Any]) -> None:
+        if test["status"] == "exists":
+            return  # it was listed before the run
+        texts = {name: content.as_text() for name, content in test["details"].items()}
+        begin, end = test["timestamps"]
+        tests[test["id"].partition("[")[0]] = {
+            "outcome": _OUTCOMES.get(test["status"], "failed"),
+            "seconds": round((end - begin).total_seconds(), 2) if begin and end else None,
+            "reason": texts.get("reason") or texts.get("traceback", ""),
+        }
+
+    stream = subunit.ByteStreamToStreamResult(sys.stdin.buffer, non_subunit_name="stdout")
+    result = testtools.StreamToDict(keep)
+    result.startTestRun()
+    stream.run(result)
+    result.stopTestRun()
+    json.dump(tests, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of Tempest's tests: counted, shown, and compared between two clouds.
+
+The rule: a test that is not in the results was not run, and is never counted as anything.
+"""
+
+import collections
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import prettytable
+
+from acstor_common import errors
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+OUTCOMES = (PASSED, FAILED, SKIPPED)
+_GROUPS = ("tempest.api.image", "tempest.api.compute", "acstor_tempest_plugin")
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """Return results that were written before.
+
+    :raises errors.Unusable: there are none
+    """
+    try:
+        results: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as e:
+        raise errors.Unusable(str(path), str(e), "Run the tests on that cloud first") from e
+    return results
+
+
+def write(results: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Keep results for :func:`read`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+def group_of(test: str) -> str:
+    """Return which part of the tests one belongs to.
+
+    >>> group_of("setUpClass (tempest.api.image.v2.test_images.ImportImagesTest)")
+    'tempest.api.image'
+    """
+    return next((group for group in _GROUPS if group in test), "other")
+
+
+def of_classes(tests: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Give each test whose class was skipped or failed as a whole the outcome of its class."""
+    whole = {
+        match[1]: outcome
+        for name, outcome in tests.items()
+        if (match := re.match(r"setUpClass \((.+)\)$", name))
+    }
+    of_tests = {name: whole.get(name.rpartition(".")[0]) for name in names if name not in tests}
+    wanted = set(names)
+    return {
+        **{name: test for name, test in tests.items() if name in wanted or "tearDownC" in name},
+        **{name: outcome for name, outcome in of_tests.items() if outcome is not None},
+    }
+
+
+def count(tests: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return the number of tests by group and outcome."""
+    counts: dict[str, dict[str, int]] = {}
+    for name, test in sorted(tests.items()):
+        of_group = counts.setdefault(group_of(name), dict.fromkeys(OUTCOMES, 0))
+        of_group[test["outcome"]] += 1
+    return counts
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Return the counts, the reasons for what was skipped, and what failed, as text."""
+    shown = prettytable.PrettyTable(["tests", *OUTCOMES], align="r")
+    shown.align["tests"] = "l"
+    for group, counts in count(results["tests"]).items():
+        shown.add_row([group, *counts.values()])
+    reasons = collections.Counter(
+        test["reason"] for test in results["tests"].values() if test["outcome"] == SKIPPED
+    )
+    lines = [str(shown), *(f"{times:>4} skipped: {why}" for why, times in reasons.most_common())]
+    for name, test in sorted(results["tests"].items()):
+        if test["outcome"] == FAILED:
+            lines += [f"failed: {name}", *test["reason"].strip().splitlines()[-1:]]
+    return "\n".join(lines)
+
+
+def worse(stock: Mapping[str, Any], acstor: Mapping[str, Any]) -> list[str]:
+    """Return the tests that passed on stock and did something else with acstor."""
+    passed = [name for name, test in stock["tests"].items() if test["outcome"] == PASSED]
+    others = acstor["tests"]
+    return sorted(name for name in passed if others.get(name, {}).get("outcome") != PASSED)
+
+
+def differences(stock: Mapping[str, Any], acstor: Mapping[str, Any]) -> str:
+    """Return which tests ended differently on the two clouds, as text."""
+    lines = []
+    for name in sorted(stock["tests"].keys() | acstor["tests"].keys()):
+        before, after = (
+            results["tests"].get(name, {"outcome": "not run"})["outcome"]
+            for results in (stock, acstor)
+        )
+        if before != after:
+            lines.append(f"{name}: {before} on stock, {after} with acstor")
+    number = len(worse(stock, acstor))
+    return "\n".join([*lines, f"tests that pass on stock and not with acstor: {number}"])

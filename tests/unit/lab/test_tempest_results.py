@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of Tempest's results: counts, reasons, and what is worse than on stock."""
+
+import pytest
+
+from acstor_common import errors
+from tests.lab.openstack import tempest_results
+
+IMAGES, SERVERS = "tempest.api.image.v2.test_images.T", "tempest.api.compute.servers.test_x.T"
+
+
+def results(**outcomes: str) -> dict[str, object]:
+    tests = {
+        f"{SERVERS}.{name}": {"outcome": outcome, "reason": f"because of {name}\nat last"}
+        for name, outcome in outcomes.items()
+    }
+    return {"tests": tests}
+
+
+def test_table_counts_by_part_and_says_why_tests_were_skipped_or_failed() -> None:
+    made = results(test_a="passed", test_b="failed")
+    made["tests"] |= {f"{IMAGES}.test_{n}": {"outcome": "skipped", "reason": "no"} for n in "cd"}
+    assert tempest_results.count(made["tests"]) == {
+        "tempest.api.compute": {"passed": 1, "failed": 1, "skipped": 0},
+        "tempest.api.image": {"passed": 0, "failed": 0, "skipped": 2},
+    }
+    shown = tempest_results.table(made)
+    assert "   2 skipped: no" in shown
+    assert f"failed: {SERVERS}.test_b\nat last" in shown
+
+
+def test_only_what_passes_on_stock_can_be_worse() -> None:
+    stock = results(test_a="passed", test_b="passed", test_c="failed", test_d="passed")
+    acstor = results(test_a="passed", test_b="failed", test_c="failed", test_e="passed")
+    assert tempest_results.worse(stock, acstor) == [f"{SERVERS}.test_b", f"{SERVERS}.test_d"]
+    assert tempest_results.differences(stock, acstor).splitlines() == [
+        f"{SERVERS}.test_b: passed on stock, failed with acstor",
+        f"{SERVERS}.test_d: passed on stock, not run with acstor",
+        f"{SERVERS}.test_e: not run on stock, passed with acstor",
+        "tests that pass on stock and not with acstor: 2",
+    ]
+
+
+def test_results_are_read_as_they_were_written(tmp_path) -> None:
+    made = results(test_a="passed")
+    tempest_results.write(made, tmp_path / "results" / "tempest-stock.json")
+    assert tempest_results.read(tmp_path / "results" / "tempest-stock.json") == made
+
+
+def test_results_that_are_not_there_are_named(tmp_path) -> None:
+    with pytest.raises(errors.Unusable, match=r"tempest-acstor\.json.*(.|\n)*Run the tests"):
+        tempest_results.read(tmp_path / "tempest-acstor.json")
+
+
+def test_class_that_was_skipped_or_could_not_be_set_up_counts_for_each_of_its_tests() -> None:
+    ran = {
+        f"setUpClass ({IMAGES})": {"outcome": "skipped", "reason": "no"},
+        f"{SERVERS}.test_a": {"outcome": "passed", "reason": ""},
+        f"tearDownClass ({SERVERS})": {"outcome": "failed", "reason": "left over"},
+    }
+    listed = [f"{IMAGES}.test_a", f"{IMAGES}.test_b", f"{SERVERS}.test_a", f"{SERVERS}.test_cut"]
+    outcomes = {
+        name: test["outcome"] for name, test in tempest_results.of_classes(ran, listed).items()
+    }
+    assert outcomes == {
+        f"{IMAGES}.test_a": "skipped",
+        f"{IMAGES}.test_b": "skipped",
+        f"{SERVERS}.test_a": "passed",
+        f"tearDownClass ({SERVERS})": "failed",
+    }
