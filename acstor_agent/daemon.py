@@ -372,6 +372,8 @@ class Agent:
         want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
         data = self._chunks.serve_nowait(want)
         if data is not None:
+            if get.may_read_source and not get.is_relayed:  # who takes this host for the home
+                self._exchange.gave(want, host)
             self._gave(host, data)
         return data
 

@@ -206,6 +206,20 @@ def test_full_caches_take_back_what_they_told(tmp_path, images, image_id):
         assert count(cloud, "advertised_denied") < 0.1 * count(cloud, "advertised")
 
 
+def test_home_counts_every_holder_whether_it_had_the_chunk_already_or_not(
+    tmp_path, images, image_id
+):
+    options = {"copies_limit": 1, "advertise_to": "none", "follow_referrals": False, "life_s": 60}
+    with hosts.cloud(tmp_path, images, NAMES, **options) as cloud:
+        with reading(cloud, image_id, *NAMES):
+            pass
+        beyond = (len(NAMES) - 2) * len(DATA) // CHUNK  # all but the home and one holder
+        hosts.wait_until(
+            lambda: count(cloud, "copies_let_go") > 0.8 * beyond, "chunks that may go", 30
+        )
+        assert count(cloud, "copies_let_go") <= count(cloud, "copies_told") <= beyond
+
+
 def test_home_tells_holders_beyond_the_limit_to_let_go(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, NAMES, copies_limit=1, life_s=60) as cloud:
         with reading(cloud, image_id, *NAMES):
