@@ -655,7 +655,7 @@ async def test_only_the_home_may_ask_to_let_go(cloud):
         assert here.heard_let_go(impostor, [wanted.cid]) == []
 
 
-async def test_flood_of_hints_is_not_listened_to(cloud):
+async def test_flood_of_hints_is_not_listened_to(cloud, autojump_clock):
     wanted = want(0)
     here = cloud.peers[others(cloud, wanted)[0]]
     heard = [len(here.heard_let_go(cloud.home(wanted), [wanted.cid] * 128)) for _ in range(1000)]
