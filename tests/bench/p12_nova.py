@@ -188,8 +188,12 @@ def boot(both: nova_hosts.NovaHosts, host: nova_hosts.Host, image_id: str) -> Bo
 def unique_bytes_asked(host: nova_hosts.Host, image_id: str, raw: pathlib.Path) -> int:
     """Return the length of all chunks with bytes in them that the guest's boot asked for."""
     folder = host.agent.folder / "state" / "traces"
-    runs.wait_for(lambda: any(folder.glob("*")), DEADLINE_S, "the boot's trace", host.agent.log)
-    found = [trace_message.decode(json.loads(path.read_bytes())) for path in folder.glob("*")]
+    runs.wait_for(
+        lambda: any(folder.glob("*.actrace")), DEADLINE_S, "the boot's trace", host.agent.log
+    )
+    found = [
+        trace_message.decode(json.loads(path.read_bytes())) for path in folder.glob("*.actrace")
+    ]
     cut = geometry.Geometry(raw.stat().st_size, found[0].chunk_bytes)
     asked = {number for trace in found if trace.image_id == image_id for number in trace.trace}
     with raw.open("rb") as disk:

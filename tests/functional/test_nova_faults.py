@@ -136,6 +136,18 @@ def test_agent_with_wrong_credentials_fails_no_server(cluster):
             nova_hosts.restart_agent(host)
 
 
+def test_server_outlives_an_image_that_is_deactivated(cluster):
+    image_id = cluster.images.new()
+    host = cluster.hosts[0]
+    with cluster.server(image_id, host) as server:
+        cluster.images.client.post(f"/images/{image_id}/actions/deactivate").raise_for_status()
+        server.hard_reboot()
+        assert server.lies_on_mirror()
+        hosts.kill(host.agent.worker_pid())
+        server.hard_reboot()
+        assert server.lies_on_mirror()
+
+
 def test_server_whose_image_is_on_a_host_outlives_it_in_glance(cluster):
     image_id = cluster.images.new()
     first, second = cluster.hosts
