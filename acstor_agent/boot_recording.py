@@ -15,6 +15,7 @@ import trio
 from acstor_agent import mirror
 from acstor_agent.core import boot_recorder
 from acstor_common import boot_trace
+from acstor_common import errors
 from acstor_common import ids
 from acstor_common import trace_message
 
@@ -54,11 +55,28 @@ class BootRecording:
         self._here, self._limits, self._send, self._clock = here, limits, send, clock
         self._open: dict[ids.ImageId, mirror.Mirror] = {}
         self._sent: dict[ids.ImageId, int] = {}
+        self._asked: dict[ids.ImageId, int] = {}
+
+    def record_more(self, image_id: ids.ImageId, boots: int) -> None:
+        """Record so many boots of an image from now on, whatever was recorded before.
+
+        :raises errors.Unusable: the configuration lets nothing be recorded
+        """
+        if not self._limits.longest_s:
+            raise errors.Unusable(
+                "boot_record_longest_s", "is 0, so nothing is recorded here", "Set it to e.g. 300"
+            )
+        self._asked[image_id] = self._sent.get(image_id, 0) + boots
+
+    def left(self, image_id: ids.ImageId) -> int:
+        """Return how many boots of an image are still to be recorded."""
+        wanted = self._asked.get(image_id, self._limits.boots)
+        return max(0, wanted - self._sent.get(image_id, 0))
 
     def open(self, image: mirror.Mirror) -> int:
         """Note that a guest has opened an image; return its number, 0 if it is not recorded."""
         image_id = image.map.image_id
-        if not self._limits.longest_s or self._sent.get(image_id, 0) >= self._limits.boots:
+        if not self._limits.longest_s or not self.left(image_id):
             return 0
         if image.recorder is None:
             window = boot_trace.Window(

@@ -79,7 +79,7 @@ class ControlRequests:
             case control_wire.Drop(image_id):
                 return await self._drop(ids.parse_image_id(image_id))
             case control_wire.PreSeed(image_id):
-                return await self._pre_seed(await self._attach(image_id), report)
+                return await self.pre_seed(image_id, report)
             case control_wire.MakeDisk():
                 return await self._make_disk(request)
             case control_wire.DropDisk(disk_id):
@@ -138,11 +138,10 @@ class ControlRequests:
         if pids:
             raise errors.Unusable(what, f"is open in processes {pids}")
 
-    async def _pre_seed(
-        self, image: mirror.Mirror, report: control_socket.Report
-    ) -> dict[str, int]:
+    async def pre_seed(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
+        """Bring all of an image to this host; see :func:`pre_seed.pre_seed`."""
         return await pre_seed.pre_seed(
-            image,
+            await self._attach(image_id),
             self._chunks,
             report,
             is_home=self._chunks.is_home_of,

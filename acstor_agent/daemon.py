@@ -27,6 +27,7 @@ from acstor_agent import exchange
 from acstor_agent import fetcher
 from acstor_agent import fuse
 from acstor_agent import fuse_connection
+from acstor_agent import image_tasks
 from acstor_agent import metrics
 from acstor_agent import mirror
 from acstor_agent import mirrors
@@ -41,10 +42,8 @@ from acstor_agent import trace_spool
 from acstor_agent import traffic_meter
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
-from acstor_agent.core import counters
 from acstor_agent.core import errand
 from acstor_agent.core import identity
-from acstor_agent.core import links
 from acstor_agent.core import peer_health
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import build
@@ -183,7 +182,6 @@ class Agent:
             state_dir / "disks", self._images, own.read_deadline_s, io=self._io
         )
         self._bus = bus.open_bus(self._host, conf.config_file or [], conf.config_dir or [])
-        self._decision = self._link_to_decision(self._bus) if self._bus else None
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
         self._recording = boot_recording.BootRecording(
             self._host,
@@ -209,6 +207,11 @@ class Agent:
             picture=self.picture,
             change_policy=self._change_policy,
         )
+        fetched = self._chunks.counters.fetched.get
+        self._tasks = image_tasks.ImageTasks(
+            self._images, self._recording, self._requests.pre_seed, fetched
+        )
+        self._decision = self._link_to_decision(self._bus) if self._bus else None
 
     def _change_policy(self, policy: str) -> None:
         """Let the host's own disk be scheduled by a policy, from now on."""
@@ -234,19 +237,13 @@ class Agent:
             message_bus=message_bus,
             meter=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit),
             collection_s=own.collection_s,
-            held=self._held,
+            held=lambda: decision_link.held_by(self._chunks, self._cache),
             cids=self._cache.iter_cids,
             epoch=lambda: self._ring.ring.epoch,
             put_ring=self._ring.take,
+            images=self._tasks.news,
+            take_task=self._tasks.take,
         )
-
-    def _held(self) -> decision_link.Held:
-        """Return what chunks moved, and what is held, for the decision service."""
-        counted, cache = self._chunks.counters, self._cache.statistics
-        given = (counters.Origin.PEER, counters.Origin.HOME)
-        came = sum(tally.bytes[origin] for tally in counted.fetched.values() for origin in given)
-        chunks = links.Carried(came + counted.source_bytes, counted.served_bytes)
-        return decision_link.Held(chunks, cache.stored_bytes, cache.limit_bytes)
 
     async def start(self, inheritance: supervisor.Inheritance) -> None:
         """Start all parts; guests first, because they may be waiting already."""
@@ -273,6 +270,7 @@ class Agent:
         await self._nursery.start(control_socket.serve, control, self._requests.handle)
         if self._decision is not None:
             self._nursery.start_soon(self._decision.run)
+            self._nursery.start_soon(self._tasks.run)
         self._stop_metrics = (
             metrics.serve(own.metrics_listen, self.picture) if own.metrics_listen else lambda: None
         )

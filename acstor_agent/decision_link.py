@@ -9,6 +9,7 @@ import collections
 import logging
 import random
 import time
+from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -16,7 +17,10 @@ from typing import NamedTuple
 import trio
 
 from acstor_agent import bus
+from acstor_agent import cache_files
+from acstor_agent import fetcher
 from acstor_agent import traffic_meter
+from acstor_agent.core import counters
 from acstor_agent.core import links
 from acstor_common import decision_api
 from acstor_common import errors
@@ -31,6 +35,8 @@ SKETCH_AGAIN_S = 30.0
 MOST_PEERS = 256
 """Peers that a sample names, those with the most bytes."""
 
+Images = dict[str, decision_api.HeldImage] | None
+
 
 class Held(NamedTuple):
     """What the host has exchanged since the start, and what it holds now.
@@ -43,6 +49,15 @@ class Held(NamedTuple):
     cache_limit_bytes: int
 
 
+def held_by(chunks: fetcher.Fetcher, cache: cache_files.CacheFiles) -> Held:
+    """Return what a host's parts have exchanged, and what they hold."""
+    counted, statistics = chunks.counters, cache.statistics
+    given = (counters.Origin.PEER, counters.Origin.HOME)
+    came = sum(tally.bytes[origin] for tally in counted.fetched.values() for origin in given)
+    moved = links.Carried(came + counted.source_bytes, counted.served_bytes)
+    return Held(moved, statistics.stored_bytes, statistics.limit_bytes)
+
+
 class DecisionLink:
     """Casts a sample in every collection and takes the tables that come.
 
@@ -51,6 +66,8 @@ class DecisionLink:
     :param cids: returns the contents of the cache; is called in a thread
     :param epoch: returns the epoch of the table in force
     :param put_ring: puts a table in force; raises ValueError if it is not newer
+    :param images: returns what is to be told of images; None if nothing new is
+    :param take_task: takes what is asked of this host about an image
     """
 
     def __init__(
@@ -66,11 +83,14 @@ class DecisionLink:
         cids: Callable[[], Iterable[ids.Cid]],
         epoch: Callable[[], int],
         put_ring: Callable[[ring.Ring, bytes], None],
+        images: Callable[[], Awaitable[Images]],
+        take_task: Callable[[decision_api.ImageTask], None],
     ) -> None:
         self._here, self._address, self._place = here, address, place
         self._bus, self._meter = message_bus, meter
         self._collection_s = collection_s
         self._held, self._cids, self._epoch, self._put_ring = held, cids, epoch, put_ring
+        self._images, self._take_task = images, take_task
         self._session = random.getrandbits(63)
         self._started_s = time.time()
         self._number = 0
@@ -90,7 +110,10 @@ class DecisionLink:
     async def run(self) -> None:
         """Send a sample in every collection, for ever."""
         token = trio.lowlevel.current_trio_token()
-        heard = {decision_api.RING_PUBLISHED: lambda payload: self._hear(payload, token)}
+        heard = {
+            decision_api.RING_PUBLISHED: lambda payload: self._hear(payload, token),
+            decision_api.IMAGE_TASK_GIVEN: lambda payload: self._hear_task(payload, token),
+        }
         self._bus.listen(decision_api.AGENT_TOPIC, heard)
         look = await self._look()
         before = self._held()
@@ -100,7 +123,8 @@ class DecisionLink:
             if look is not None and newer is not None:
                 peers = self._take_peers()
                 await self._make_sketch()
-                sample = self._sample(look, newer, before, held, peers)
+                images = await self._images()
+                sample = self._sample(look, newer, before, held, peers, images)
                 payload = decision_api.encode(sample)
                 self._bus.cast(
                     decision_api.TOPIC, decision_api.SAMPLE_COLLECTED, payload, is_fanout=True
@@ -143,6 +167,7 @@ class DecisionLink:
         before: Held,
         held: Held,
         peers: dict[str, decision_api.Traffic],
+        images: Images,
     ) -> decision_api.Sample:
         total = links.carried(look.links, newer.links)
         moved = links.Carried(
@@ -167,6 +192,7 @@ class DecisionLink:
             ring_epoch=self._epoch(),
             sketch=self._sketch,
             peers=peers,
+            images=images,
         )
 
     # In a thread of the bus
@@ -184,3 +210,10 @@ class DecisionLink:
             LOG.debug("epoch %d came when the agent had ended", sent.epoch)
         except ValueError as e:
             LOG.debug("%s", e)  # a newer one was faster
+
+    def _hear_task(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
+        task = decision_api.decode(payload, decision_api.ImageTask)
+        try:
+            trio.from_thread.run_sync(self._take_task, task, trio_token=token)
+        except trio.RunFinishedError:
+            LOG.debug("a task for image %s came when the agent had ended", task.image_id)

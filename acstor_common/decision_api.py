@@ -9,8 +9,13 @@ Agents cast samples to all instances of the service (fanout of ``TOPIC``).  The
 service casts a new v-node table to all agents (fanout of ``AGENT_TOPIC``), and to
 one agent alone that shows by a sample that it has an older one.  Whoever wants
 the table at once calls ``GET_RING``.
+
+What operators ask for goes as a task to agents (``IMAGE_TASK_GIVEN``) or as a
+request to those who prepare images (``IMAGE_WANTED``).  Nobody answers: an agent
+tells in its samples what has become of a task, and Glance what of an image.
 """
 
+import enum
 import re
 from typing import Annotated
 from typing import Any
@@ -30,8 +35,12 @@ VERSION = "1.0"
 SAMPLE_COLLECTED = "sample_collected"
 RING_PUBLISHED = "ring_published"
 GET_RING = "get_ring"
+IMAGE_TASK_GIVEN = "image_task_given"
+IMAGE_WANTED = "image_wanted"
 
 MAX_PEERS = 4096
+MAX_IMAGES = 1024
+MAX_WHY = 255
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
 
@@ -49,6 +58,112 @@ class Traffic(msgspec.Struct, frozen=True):
 
     received: Bytes = 0
     sent: Bytes = 0
+
+
+class TaskKind(enum.StrEnum):
+    """What an agent can be asked to do about an image."""
+
+    PRE_SEED = "pre_seed"  # bring all of it to the host
+    RECORD_BOOTS = "record_boots"  # record the next boots, whatever was recorded before
+
+
+class TaskState(enum.StrEnum):
+    """How far a task is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that an agent is asked to do about an image.
+
+    :param request: chosen by who asks, so that he knows what is told about it again
+    :param boots: how many boots to record
+    """
+
+    request: Word
+    kind: TaskKind
+    image_id: str
+    boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+
+    def __post_init__(self) -> None:
+        ids.parse_image_id(self.image_id)
+
+
+class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """What has become of a task.
+
+    :param done: bytes of the image, or boots
+    :param total: how many there are to be; 0: not known yet
+    :param why: why it failed
+    """
+
+    request: Word
+    kind: TaskKind
+    state: TaskState
+    done: Bytes = 0
+    total: Bytes = 0
+    why: Annotated[str, msgspec.Meta(max_length=MAX_WHY)] = ""
+
+
+class ImageWanted(msgspec.Struct, frozen=True):
+    """A request to prepare an image now.
+
+    :param is_forced: again, even if it is prepared or failed before
+    """
+
+    image_id: str
+    is_forced: bool = False
+
+    def __post_init__(self) -> None:
+        ids.parse_image_id(self.image_id)
+
+
+class ReadBytes(msgspec.Struct, frozen=True):
+    """Bytes that guests read, by where they were then.
+
+    :param local: in the host's own cache, or known to be zeros
+    :param boot: in the boot image, in memory
+    :param peer: on another host
+    :param source: nowhere but at the source
+    """
+
+    local: Bytes = 0
+    boot: Bytes = 0
+    peer: Bytes = 0
+    source: Bytes = 0
+
+
+class FetchedBytes(msgspec.Struct, frozen=True):
+    """Bytes that came to the host, ahead of guests or for them, by who gave them."""
+
+    peer: Bytes = 0
+    source: Bytes = 0
+
+
+class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
+    """One image on one host; what is counted is counted from the start of the agent's worker.
+
+    :param size_bytes: its length; None if nobody has read it since then
+    :param cached_bytes: what of it lies in the cache; None as well
+    :param boot_image: what has become of its boot image there
+    :param boot_revision: revision of the boot image; 0 if there is none
+    :param task: what was asked last, if anything
+    """
+
+    size_bytes: Bytes | None = None
+    cached_bytes: Bytes | None = None
+    boot_image: Annotated[str, msgspec.Meta(pattern="^[a-z]{0,16}$")] = ""
+    boot_revision: Bytes = 0
+    read: ReadBytes = ReadBytes()
+    fetched: FetchedBytes = FetchedBytes()
+    task: TaskProgress | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cached_bytes or 0) > (self.size_bytes or 0):
+            raise ValueError("more of the image is cached than it has")
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +184,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     :param ring_epoch: epoch of the v-node table in force there
     :param sketch: MinHash of the chunks held (:mod:`acstor_common.sketch`)
     :param peers: chunk bytes by peer
+    :param images: all images that the host mirrors, by id; None: as it told last
     """
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
@@ -87,6 +203,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     ring_epoch: Bytes = 0
     sketch: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MAX_SKETCH)] = ()
     peers: Annotated[dict[str, Traffic], msgspec.Meta(max_length=MAX_PEERS)] = {}
+    images: Annotated[dict[str, HeldImage], msgspec.Meta(max_length=MAX_IMAGES)] | None = None
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
@@ -94,6 +211,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         location.parse(self.location)
         for peer in self.peers:
             ids.parse_host_id(peer)
+        for image_id in self.images or ():
+            ids.parse_image_id(image_id)
 
 
 class RingTable(msgspec.Struct, frozen=True):

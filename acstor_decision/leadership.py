@@ -7,6 +7,7 @@ once, and who comes second steps down.
 """
 
 import logging
+from urllib import parse
 
 import tooz
 from tooz import coordination
@@ -21,10 +22,12 @@ class Leadership:
     """This instance's part in the choice.
 
     :param url: where instances agree, as tooz wants it
+    :param lease_s: how long a lock of a dead instance stays its own, where the lock service is not
+        told of its end
     """
 
-    def __init__(self, url: str, instance: str) -> None:
-        self._url = url
+    def __init__(self, url: str, instance: str, lease_s: float = 5.0) -> None:
+        self._url = _with_lease(url, lease_s)
         self._instance = instance
         self._coordinator: coordination.CoordinationDriver | None = None
         self._lock: locking.Lock | None = None
@@ -83,3 +86,16 @@ class Leadership:
         """Return the URL without a password."""
         scheme, _, rest = self._url.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _with_lease(url: str, lease_s: float) -> str:
+    """Return the URL with tooz' option for leases, where etcd grants them and none is given.
+
+    >>> _with_lease("etcd3+http://controller:2379", 5.0)
+    'etcd3+http://controller:2379?lock_timeout=5'
+    """
+    parts = parse.urlsplit(url)
+    if not parts.scheme.startswith("etcd3") or "lock_timeout" in parse.parse_qs(parts.query):
+        return url
+    given = f"{parts.query}&" if parts.query else ""
+    return parse.urlunsplit(parts._replace(query=f"{given}lock_timeout={max(1, round(lease_s))}"))

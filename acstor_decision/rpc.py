@@ -9,13 +9,16 @@ at most, since agents that missed a table show it by their next sample.
 import logging
 import threading
 from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import oslo_messaging
 from oslo_config import cfg
 
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import trace_message
 
 LOG = logging.getLogger(__name__)
 
@@ -92,12 +95,9 @@ class Rpc:
         return self._send({"server": host}, table)
 
     def _send(self, to: dict[str, Any], table: decision_api.RingTable) -> bool:
-        target = oslo_messaging.Target(
-            topic=decision_api.AGENT_TOPIC, version=decision_api.VERSION, **to
-        )
-        client = oslo_messaging.get_rpc_client(self._transport, target, retry=SEND_RETRIES)
+        target = oslo_messaging.Target(topic=decision_api.AGENT_TOPIC, **to)
         try:
-            client.cast({}, decision_api.RING_PUBLISHED, payload=decision_api.encode(table))
+            _cast(self._transport, target, decision_api.RING_PUBLISHED, table)
         except (oslo_messaging.MessagingException, OSError) as e:
             LOG.warning("epoch %d cannot be sent: %s", table.epoch, e)
             return False
@@ -125,3 +125,68 @@ class Rpc:
 
     def _count_malformed(self) -> None:
         self.malformed += 1
+
+
+class BusUnreachable(errors.AcstorError):
+    """The message bus does not take what is to be sent."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"the message bus does not answer: {self.why}"
+
+
+class Caster:
+    """Sends what operators ask for; connects when there is something to send.
+
+    :param conf: the global configuration
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
+        self._transport: Any = None
+        self._opening = threading.Lock()
+
+    def give(self, task: decision_api.ImageTask, hosts: Iterable[str] | None) -> None:
+        """Give a task to the agents of some hosts, or of all.
+
+        :raises BusUnreachable: perhaps some hosts have it already
+        """
+        every = [{"fanout": True}] if hosts is None else [{"server": host} for host in hosts]
+        for to in every:
+            target = oslo_messaging.Target(topic=decision_api.AGENT_TOPIC, **to)
+            self._send(target, decision_api.IMAGE_TASK_GIVEN, task)
+
+    def want(self, wanted: decision_api.ImageWanted) -> None:
+        """Ask one of those who prepare images to prepare one.
+
+        :raises BusUnreachable: it is not asked
+        """
+        target = oslo_messaging.Target(topic=trace_message.TOPIC)
+        self._send(target, decision_api.IMAGE_WANTED, wanted)
+
+    def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
+        try:
+            _cast(self._opened(), target, method, payload)
+        except (oslo_messaging.MessagingException, OSError, ValueError) as e:
+            raise BusUnreachable(str(e).partition("\n")[0]) from e
+
+    def _opened(self) -> oslo_messaging.Transport:
+        with self._opening:
+            if self._transport is None:
+                oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
+                self._transport = oslo_messaging.get_rpc_transport(self._conf)
+        return self._transport
+
+
+def _cast(
+    transport: oslo_messaging.Transport,
+    target: oslo_messaging.Target,
+    method: str,
+    payload: msgspec.Struct,
+) -> None:
+    versioned = target(version=decision_api.VERSION)
+    client = oslo_messaging.get_rpc_client(transport, versioned, retry=SEND_RETRIES)
+    client.cast({}, method, payload=decision_api.encode(payload))

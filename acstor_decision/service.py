@@ -13,6 +13,7 @@ import queue
 import time
 from collections.abc import Callable
 
+import msgspec
 from oslo_config import cfg
 
 from acstor_common import decision_api
@@ -58,6 +59,7 @@ class Service:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.own = conf.acstor_decision
+        self.name = self.own.instance
         self.members = members.Members(decision_conf.limits(self.own))
         self.decider = decider.Decider(
             decision_conf.policy(self.own), self.members, decider.Table({})
@@ -120,16 +122,29 @@ class Service:
                 return
             refusal = self.members.hear(sample, heard_s, self._wall())
             if refusal is None:
-                self._fresh[sample.host] = sample
+                self._keep(sample)
                 self._heard += 1
             else:
                 LOG.info("%s: sample %d is refused: %s", sample.host, sample.number, refusal.value)
 
+    def _keep(self, sample: decision_api.Sample) -> None:
+        """Keep a sample for this round, with what an earlier one of the round told of images."""
+        former = self._fresh.get(sample.host)
+        if former is not None and sample.images is None:
+            sample = msgspec.structs.replace(sample, images=former.images)
+        self._fresh[sample.host] = sample
+
     def _follow(self) -> None:
-        """Go on from the newest table of the database, whoever published it."""
+        """Go on from the newest table of the database, whoever published it.
+
+        A lock that ran out unnoticed (not every lock service tells) shows by another's table.
+        """
         if self._store.latest_epoch() == self.current.epoch:
             return
         [newest] = self._store.rings(limit=1, with_tables=True)
+        if self.leads and newest.instance != self.name:
+            LOG.warning("epoch %d is %s's; stepping down", newest.epoch, newest.instance)
+            self._lead.step_down()
         known = ring.decode((newest.table or "").encode(), f"epoch {newest.epoch} of the database")
         self.decider.replace(table.from_ring(known))
         self.current = decision_api.RingTable(newest.epoch, newest.table or "")
@@ -197,7 +212,7 @@ class Service:
             moved=decision.moved,
             vnodes=sum(len(place.names) for place in places),
             hosts=len(places),
-            instance=self.own.instance,
+            instance=self.name,
             table=text,
         )
         self._store.publish(new, self.own.ring_history)

@@ -7,62 +7,38 @@ each in the queue once.
 """
 
 import logging
-import socket
 import threading
 from collections.abc import Iterable
-from typing import Any
 
-import oslo_messaging
 from oslo_config import cfg
 
-from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import trace_message
 from acstor_glance import boot_images
 from acstor_glance import work_queue
 
 LOG = logging.getLogger(__name__)
 
 
-class _Endpoint:
-    """What agents may call, as oslo.messaging wants it."""
-
-    target = oslo_messaging.Target(version=decision_api.VERSION)
-
-    def __init__(self, service: "BootService") -> None:
-        self._service = service
-
-    def boot_traced(self, _context: object, payload: object = None) -> None:
-        """Take the trace of one boot."""
-        self._service.heard(payload)
-
-
 class BootService:
-    """The bus's server, which hears boot traces, and the thread that makes boot images.
-
-    :param conf: the global configuration object: oslo.messaging works with no other
-    """
+    """The thread that makes boot images, and what it is told."""
 
     def __init__(self, conf: cfg.ConfigOpts, made: boot_images.BootImages) -> None:
-        self._conf, self._made = conf, made
+        self.hears_traces = conf.acstor_glance.boot_images in ("recorded", "both")
+        self._made = made
         self._queue = work_queue.WorkQueue()
         self._owed: set[ids.ImageId] = set()
-        self._server: Any = None
 
     def start(self) -> None:
-        """Begin to hear as soon as the broker answers; waits for nothing."""
-        if self._conf.acstor_glance.boot_images in ("recorded", "both"):
-            threading.Thread(target=self._serve, name="acstor-traces", daemon=True).start()
+        """Begin to make what is missing; waits for nothing."""
+        if self.hears_traces:
             for image_id in self._made.recorded():
                 self._queue.put(image_id)
         threading.Thread(target=self._work, name="acstor-boot-images", daemon=True).start()
 
     def stop(self) -> None:
-        """Hear no more."""
+        """Begin with no other image."""
         self._queue.close()
-        if self._server is not None:
-            self._server.stop()
 
     def put(self, image_id: ids.ImageId) -> None:
         """Note that an image may need a boot image: its chunk map is new, or its build is due."""
@@ -76,26 +52,13 @@ class BootService:
             self._queue.put(self._owed.pop())
 
     def heard(self, payload: object) -> None:
-        """Take in a message, whatever it is."""
-        try:
-            image_id = self._made.traced(payload)
-        except (errors.RemoteProtocolError, OSError) as exc:
-            LOG.warning("a boot trace is of no use: %s", exc)
-            return
+        """Take in the trace of one boot.
+
+        :raises errors.RemoteProtocolError: it is none
+        """
+        image_id = self._made.traced(payload)
         if image_id is not None:
             self._queue.put(image_id)
-
-    def _serve(self) -> None:
-        transport = oslo_messaging.get_rpc_transport(self._conf)
-        target = oslo_messaging.Target(
-            exchange=decision_api.EXCHANGE, topic=trace_message.TOPIC, server=socket.gethostname()
-        )
-        server = oslo_messaging.get_rpc_server(
-            transport, target, [_Endpoint(self)], executor="threading"
-        )
-        server.start()
-        self._server = server
-        LOG.info("listening for boot traces")
 
     def _work(self) -> None:
         while (image_id := self._queue.take()) is not None:

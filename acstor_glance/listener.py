@@ -16,9 +16,12 @@ import time
 
 from oslo_config import cfg
 
+from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import trace_message
 from acstor_glance import boot_service
+from acstor_glance import bus_server
 from acstor_glance import counters as glance_counters
 from acstor_glance import notifications
 from acstor_glance import preparer as glance_preparer
@@ -29,6 +32,9 @@ LOG = logging.getLogger(__name__)
 
 SOON_S = 10.0
 """How long after a failure of Glance everything is looked at again."""
+
+MOST_ASKED = 1000
+"""Images that operators ask for and that wait; more are left to the next reconcile."""
 
 SPOOL_AGE_S = 2 * 86400.0
 STOP_S = 10.0
@@ -50,11 +56,17 @@ class Listener:
         self._preparer, self._reconciler = preparer, reconciler
         self._queue = work_queue.WorkQueue()
         self._listening = notifications.Listening(conf, self._seen)
+        heard = {decision_api.IMAGE_WANTED: self._wanted}
+        if boots is not None and boots.hears_traces:
+            heard[trace_message.BOOT_TRACED] = boots.heard
+        self._server = bus_server.BusServer(conf, heard)
+        self._asked: dict[ids.ImageId, bool] = {}  # by operators: whether to begin anew
         self._stopping, self._is_due = threading.Event(), threading.Event()
 
     def run(self) -> None:
         """Serve until :meth:`stop` is called."""
         self._listening.start()
+        self._server.start()
         if self._boots is not None:
             self._boots.start()
         workers = [
@@ -66,6 +78,7 @@ class Listener:
         while not self._stopping.is_set():
             self._wait(self._reconcile())
         self._listening.stop()
+        self._server.stop()
         self._queue.close()
         for worker in workers:  # who is in the middle of an image is left behind: claims end too
             worker.join(STOP_S / len(workers))
@@ -79,6 +92,20 @@ class Listener:
 
     def _seen(self, event_type: str, image_id: ids.ImageId) -> None:
         self._counters.messages.labels(event_type).inc()
+        self._put(image_id)
+
+    def _wanted(self, payload: object) -> None:
+        """Take an operator's request; it may come from anybody, and costs one look at an image.
+
+        :raises errors.RemoteProtocolError: it is none
+        """
+        wanted = decision_api.decode(payload, decision_api.ImageWanted)
+        image_id = ids.parse_image_id(wanted.image_id)
+        if len(self._asked) >= MOST_ASKED:
+            LOG.warning("image %s: not prepared now, %d others wait", image_id, MOST_ASKED)
+            return
+        LOG.info("image %s: an operator wants it prepared", image_id)
+        self._asked[image_id] = wanted.is_forced
         self._put(image_id)
 
     def _put(self, image_id: ids.ImageId) -> None:
@@ -125,12 +152,14 @@ class Listener:
         """Prepare one image after the other."""
         while (image_id := self._queue.take()) is not None:
             self._show_queue()
+            is_forced = self._asked.pop(image_id, None)
             try:
-                outcome = self._preparer.handle(image_id)
+                outcome = self._preparer.handle(image_id, is_forced=bool(is_forced))
                 LOG.debug("image %s: %s", image_id, outcome)
                 if outcome is glance_preparer.Outcome.FAILED:
                     self._is_due.set()  # the next pass sees when it is tried again
-                if self._boots is not None and outcome is glance_preparer.Outcome.PREPARED:
+                is_wanted = outcome is glance_preparer.Outcome.PREPARED or is_forced is not None
+                if self._boots is not None and is_wanted:
                     self._boots.put(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; looked at again soon", image_id, exc)

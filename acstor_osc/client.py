@@ -37,12 +37,12 @@ class Client:
         wanted = {name: value for name, value in (query or {}).items() if value is not None}
         return self._ask("GET", path, params=wanted)
 
-    def post(self, path: str) -> Any:
+    def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
         """Ask for something to be done.
 
         :raises osc_exceptions.CommandError: it is not done; says what to do
         """
-        return self._ask("POST", path)
+        return self._ask("POST", path, json=body or {})
 
     def _ask(self, method: str, path: str, **more: Any) -> Any:
         try:
@@ -70,21 +70,22 @@ def _message(answer: Any) -> str:
 
 
 def wait(
-    what: str, look: Callable[[], tuple[int, int]], deadline_s: float, is_quiet: bool = False
+    what: str, look: Callable[[], tuple[int, int]], deadline_s: float, look_with: str = ""
 ) -> None:
-    """Show progress until all of it is done.
+    """Show progress on a terminal until all of it is done.
 
     :param look: returns how much is done, and how much is to be done in all
+    :param look_with: the command that tells how far it is
     :raises osc_exceptions.CommandError: it takes longer
     """
     end_s = time.monotonic() + deadline_s
     done, whole = look()
-    with tqdm.tqdm(total=whole, initial=done, desc=what, disable=is_quiet or None) as bar:
+    with tqdm.tqdm(total=whole, initial=done, desc=what, disable=None) as bar:
         while done < whole:
             if time.monotonic() > end_s:
                 raise osc_exceptions.CommandError(
                     f"{what}: {done} of {whole} after {deadline_s:g} s; it goes on without this "
-                    "command"
+                    "command" + (f" ({look_with})" if look_with else "")
                 )
             time.sleep(LOOK_AGAIN_S)
             done, whole = look()

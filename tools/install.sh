@@ -57,6 +57,7 @@ keep_services_off() {
     local package unit
     for package; do
         case $package in
+            etcd-server) unit=etcd.service ;;
             nginx-light) unit=nginx.service ;;
             rabbitmq-server) unit=rabbitmq-server.service ;;
             openssh-server) unit=ssh.service ;;

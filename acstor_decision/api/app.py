@@ -20,6 +20,8 @@ from oslo_policy import policy
 from werkzeug import exceptions
 
 from acstor_decision import conf as decision_conf
+from acstor_decision import rpc
+from acstor_decision.api import image_service
 from acstor_decision.api import openapi
 from acstor_decision.api import operation
 from acstor_decision.api import operations
@@ -31,6 +33,8 @@ LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
 OPEN_PATHS = frozenset({"/", "/healthz"})
 """What is answered without a token: who asks has nothing to send one to yet."""
+SEES_ALL = "acstor:image:hosts"
+"""Whom this policy lets see the hosts of an image sees the images of all projects."""
 
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
@@ -49,13 +53,23 @@ def make_app(conf: cfg.ConfigOpts, store: database.Database) -> Wsgi:
     return app
 
 
-def make_plain_app(conf: cfg.ConfigOpts, store: database.Database) -> flask.Flask:
+def make_plain_app(
+    conf: cfg.ConfigOpts,
+    store: database.Database,
+    images: image_service.ImageService | None = None,
+    bus: rpc.Caster | None = None,
+) -> flask.Flask:
     """Return the application without the check of tokens: it believes the headers that it gets."""
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.strict_slashes = False
     enforcer = policies.make_enforcer(conf)
-    template = operation.Call(store, decision_conf.limits(conf.acstor_decision), {}, None, None)
+    template = operation.Call(
+        store=store,
+        limits=decision_conf.limits(conf.acstor_decision),
+        images=images or image_service.ImageService(conf),
+        bus=bus or rpc.Caster(conf),
+    )
     for known in operations.ALL:
         rule = known.path.replace("{", "<").replace("}", ">")
         view = _view(known, template, enforcer)
@@ -63,6 +77,7 @@ def make_plain_app(conf: cfg.ConfigOpts, store: database.Database) -> flask.Flas
     app.add_url_rule("/", "versions", _versions)
     app.add_url_rule("/healthz", "healthz", lambda: _healthz(store))
     app.add_url_rule("/v1/openapi.json", "openapi", openapi.document)
+    app.before_request(_check_version)
     app.register_error_handler(Exception, _fault)
     return app
 
@@ -78,11 +93,12 @@ def _view(
                 http.HTTPStatus.FORBIDDEN,
                 f"the policy {known.policy} does not let you do this; it asks for {known.rule}",
             )
-        _refuse_body(request)
         call = dataclasses.replace(
             template,
             path=path,
             query=_query(known),
+            body=_body(known),
+            sees_all=enforcer.authorize(SEES_ALL, {}, asking, do_raise=False),
             auth=request.environ.get("keystone.token_auth"),
         )
         return _json(known.handler(call), known.status)
@@ -90,13 +106,16 @@ def _view(
     return view
 
 
-def _refuse_body(request: flask.Request) -> None:
-    """Refuse a body that says something: no operation has anything to be told that way yet.
+def _body(known: operation.Operation) -> msgspec.Struct:
+    """Return what a body says; an empty one says what is usual.
 
-    :raises operation.Refused: there is one
+    :raises operation.Refused: it is not what this operation can be told
     """
-    if request.get_data(cache=False).strip() not in (b"", b"{}", b"null"):
-        raise operation.Refused(http.HTTPStatus.BAD_REQUEST, "this request takes no body")
+    raw = flask.request.get_data(cache=False).strip()
+    try:
+        return msgspec.json.decode(b"{}" if raw in (b"", b"null") else raw, type=known.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise operation.Refused(http.HTTPStatus.BAD_REQUEST, f"body: {e}") from e
 
 
 def _query(known: operation.Operation) -> msgspec.Struct:
@@ -106,11 +125,26 @@ def _query(known: operation.Operation) -> msgspec.Struct:
         raise operation.Refused(http.HTTPStatus.BAD_REQUEST, f"query: {e}") from e
 
 
+def _check_version() -> None:
+    """Refuse a client that says it needs another version of the API than this one.
+
+    :raises operation.Refused: it does
+    """
+    service, _, wanted = flask.request.headers.get("OpenStack-API-Version", "").partition(" ")
+    if service != "acstor" or wanted.strip() in ("latest", *openapi.VERSIONS):
+        return
+    raise operation.Refused(
+        http.HTTPStatus.NOT_ACCEPTABLE,
+        f"there is no version {wanted[:16]!r} here, but {', '.join(openapi.VERSIONS)}",
+    )
+
+
 def _versions() -> flask.Response:
     version = {
         "id": "v1",
         "status": "CURRENT",
         "version": openapi.VERSION,
+        "min_version": openapi.VERSIONS[0],
         "links": [{"rel": "self", "href": f"{flask.request.url_root}v1"}],
     }
     return _json({"versions": [version]})
@@ -133,6 +167,8 @@ def _fault(error: Exception) -> flask.Response:
     elif isinstance(error, exceptions.HTTPException):
         status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)
         message = str(error.description or status.phrase)
+    elif isinstance(error, (image_service.ImageServiceUnreachable, rpc.BusUnreachable)):
+        status, message = http.HTTPStatus.SERVICE_UNAVAILABLE, str(error)
     elif isinstance(error, database.DatabaseError):
         LOG.warning("the database fails: %s", str(error).partition("\n")[0])
         status, message = http.HTTPStatus.SERVICE_UNAVAILABLE, "the database does not answer"

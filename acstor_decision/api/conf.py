@@ -4,6 +4,8 @@
 from oslo_config import cfg
 from oslo_policy import opts as policy_opts
 
+from acstor_decision.api import image_service
+
 GROUP = cfg.OptGroup("acstor_decision_api", title="The REST API of the decision service")
 
 OPTS = [
@@ -25,11 +27,11 @@ OPTS = [
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options of the API and of the libraries that only it uses."""
-    conf.register_group(GROUP)
-    conf.register_opts(OPTS, group=GROUP)
+    for group, options in list_opts():
+        conf.register_opts(options, group=group)
     policy_opts.set_defaults(conf, policy_file="decision-policy.yaml")
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Return the options for the sample generator."""
-    return [(GROUP, OPTS)]
+    return [(GROUP, OPTS), (image_service.GROUP, image_service.options())]

@@ -105,9 +105,13 @@ def _owners(call: operation.Call) -> dict[str, rings.Owner]:
     return rings.owners(newest[0].epoch, newest[0].table or "") if newest else {}
 
 
+def is_up(call: operation.Call, row: models.Host) -> bool:
+    """Say whether a host sends samples."""
+    return row.seen_s is not None and bool(row.seen_s >= operation.since_s(call))
+
+
 def _state(call: operation.Call, row: models.Host) -> State:
-    silent_s = call.limits.dead_after * call.limits.collection_s
-    if row.seen_s is None or call.wall() - row.seen_s > silent_s:
+    if not is_up(call, row):
         return State.SILENT
     return State.OVERLOADED if row.overloaded_in_a_row else State.UP
 

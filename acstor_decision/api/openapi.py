@@ -9,8 +9,12 @@ import msgspec
 from acstor_decision.api import operation
 from acstor_decision.api import operations
 
-VERSION = "1.0"
-"""Of the API: the first number is in the paths, the second grows when something is added."""
+VERSIONS = ("1.0", "1.1")
+"""Of the API: the first number is in the paths, the second grows when something is added.
+
+Nothing is ever taken away or changed, so whoever wants an earlier one gets this one.
+"""
+VERSION = VERSIONS[-1]
 _REFERENCE = "#/components/schemas/{name}"
 
 
@@ -36,7 +40,8 @@ class Fault(msgspec.Struct, frozen=True):
 def document() -> dict[str, Any]:
     """Return the document, as JSON takes it."""
     answers = {known.answer: known for known in operations.ALL}
-    _, schemas = msgspec.json.schema_components([*answers, Fault], ref_template=_REFERENCE)
+    bodies = {known.body: known for known in operations.ALL if known.body is not operation.NoBody}
+    _, schemas = msgspec.json.schema_components([*answers, *bodies, Fault], ref_template=_REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for known in operations.ALL:
         paths.setdefault(known.path, {})[known.method.lower()] = _shown(known)
@@ -45,8 +50,8 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "acstor",
             "version": VERSION,
-            "description": "Hosts, v-node tables and traffic of a cloud whose instances boot "
-            "through acstor. Every request but those for / and /healthz carries a token of "
+            "description": "Hosts, images, v-node tables and traffic of a cloud whose instances "
+            "boot through acstor. Every request but those for / and /healthz carries a token of "
             "Keystone in X-Auth-Token.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
@@ -62,6 +67,13 @@ def document() -> dict[str, Any]:
 
 
 def _shown(known: operation.Operation) -> dict[str, Any]:
+    shown = _without_body(known)
+    if known.body is not operation.NoBody:
+        shown["requestBody"] = _content("", known.body.__name__)
+    return shown
+
+
+def _without_body(known: operation.Operation) -> dict[str, Any]:
     return {
         "operationId": known.name,
         "summary": known.summary,

@@ -19,6 +19,8 @@ from keystoneauth1 import plugin
 from acstor_common import errors
 from acstor_common import ids
 from acstor_decision import conf as decision_conf
+from acstor_decision import rpc
+from acstor_decision.api import image_service
 from acstor_decision.db import database
 
 READER = "rule:acstor:reader"
@@ -43,6 +45,10 @@ class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A query without parameters."""
 
 
+class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A body that says nothing."""
+
+
 class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which part of a list is wanted.
 
@@ -59,13 +65,18 @@ class Call:
     """A request that may be fulfilled: who may ask for it, and its form, have been checked.
 
     :param auth: of the one who asks, for requests to other services in his name
+    :param sees_all: he may see hosts and images of all projects
     """
 
     store: database.Database
     limits: decision_conf.members.Limits
-    path: dict[str, str]
-    query: Any
-    auth: plugin.BaseAuthPlugin | None
+    images: image_service.ImageService
+    bus: rpc.Caster
+    path: dict[str, str] = dataclasses.field(default_factory=dict)
+    query: Any = None
+    body: Any = None
+    sees_all: bool = False
+    auth: plugin.BaseAuthPlugin | None = None
     wall: Callable[[], float] = time.time
 
 
@@ -86,6 +97,7 @@ class Operation:
     handler: Callable[[Call], msgspec.Struct]
     rule: str = READER
     query: type[msgspec.Struct] = NoQuery
+    body: type[msgspec.Struct] = NoBody
     status: http.HTTPStatus = http.HTTPStatus.OK
 
     @property
@@ -114,6 +126,11 @@ def image_id(text: str) -> ids.ImageId:
         return ids.parse_image_id(text)
     except ValueError as e:
         raise Refused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
+
+
+def since_s(call: Call) -> float:
+    """Return since when a host must have been heard to be up."""
+    return call.wall() - call.limits.dead_after * call.limits.collection_s
 
 
 def not_found(what: str) -> Refused:

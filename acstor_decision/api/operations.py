@@ -2,7 +2,15 @@
 """Every operation of the API, in the order of the documents."""
 
 from acstor_decision.api import hosts
+from acstor_decision.api import image_actions
+from acstor_decision.api import images
 from acstor_decision.api import rings
 from acstor_decision.api import traffic
 
-ALL = (*hosts.OPERATIONS, *rings.OPERATIONS, *traffic.OPERATIONS)
+ALL = (
+    *hosts.OPERATIONS,
+    *images.OPERATIONS,
+    *image_actions.OPERATIONS,
+    *rings.OPERATIONS,
+    *traffic.OPERATIONS,
+)

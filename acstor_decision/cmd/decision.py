@@ -64,7 +64,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     store = database.Database(conf)
     if not _wait_for_database(store, stopping):
         return 0
-    lead = leadership.Leadership(own.coordination_url, own.instance)
+    lead = leadership.Leadership(own.coordination_url, own.instance, own.collection_s)
     bus: rpc.Rpc
     made = service.Service(
         conf,

@@ -27,6 +27,7 @@ from sqlalchemy import orm
 
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_decision.db import held_images
 from acstor_decision.db import migrations
 from acstor_decision.db import models
 
@@ -237,11 +238,32 @@ class Database:
                     {**row, "first_seen_s": row["seen_s"], "is_drained": False} for row in fresh
                 ]
                 session.execute(sa.insert(models.Host), first)
+            held_images.replace(session, {host: samples[host][0] for host in samples})
             if history_s:
                 _add_traffic(session, [_traffic_row(row) for row in rows])
 
         if rows:
             self._write(work)
+
+    # Images
+
+    def images(self, after: str, limit: int, since_s: float) -> list[held_images.OnHosts]:
+        """Return images with what hosts hold of them together, in the order of their ids.
+
+        :param after: begin behind this id
+        :param since_s: hosts that were not heard since then do not count
+        """
+        return self._read(lambda session: held_images.every(session, after, limit, since_s))
+
+    def image(self, image_id: str, since_s: float) -> held_images.OnHosts | None:
+        """Return one image; None if no host holds it."""
+        return self._read(lambda session: held_images.one(session, image_id, since_s))
+
+    def image_hosts(self, image_id: str, since_s: float) -> list[models.HeldImage]:
+        """Return what each host holds of an image, in the order of their ids."""
+        return self._read(lambda session: held_images.of_image(session, image_id, since_s))
+
+    # Traffic
 
     def forget_traffic(self, before_s: float) -> None:
         """Forget the traffic of collections before this time."""

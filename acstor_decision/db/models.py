@@ -38,6 +38,27 @@ class Host(BASE):
     peers = sa.Column(LONG_TEXT)
 
 
+class HeldImage(BASE):
+    """An image on a host, as its agent told last (``decision_api.HeldImage``)."""
+
+    __tablename__ = "held_images"
+    __table_args__ = (sa.Index("held_images_by_image", "image_id"), MYSQL)
+
+    host = sa.Column(sa.String(255), primary_key=True)
+    image_id = sa.Column(sa.String(36), primary_key=True)
+    size_bytes = sa.Column(sa.BigInteger)
+    cached_bytes = sa.Column(sa.BigInteger)
+    boot_image = sa.Column(sa.String(16), nullable=False)
+    boot_revision = sa.Column(sa.BigInteger, nullable=False)
+    read_local_bytes = sa.Column(sa.BigInteger, nullable=False)
+    read_boot_bytes = sa.Column(sa.BigInteger, nullable=False)
+    read_peer_bytes = sa.Column(sa.BigInteger, nullable=False)
+    read_source_bytes = sa.Column(sa.BigInteger, nullable=False)
+    fetched_peer_bytes = sa.Column(sa.BigInteger, nullable=False)
+    fetched_source_bytes = sa.Column(sa.BigInteger, nullable=False)
+    task = sa.Column(sa.Text)
+
+
 class PublishedRing(BASE):
     """A v-node table that was published; the epoch is given to one table only."""
 

@@ -141,6 +141,41 @@ class Suite:
         assert store.set_drained("h1", False)
         assert store.drained() == frozenset() and store.host("nobody") is None
 
+    def test_images_are_what_hosts_told_last(self, store: database.Database) -> None:
+        ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(3)]
+        whole = decision_api.HeldImage(
+            size_bytes=9, cached_bytes=9, read=decision_api.ReadBytes(1, 2, 3, 4)
+        )
+        part = decision_api.HeldImage(
+            size_bytes=9, cached_bytes=2, fetched=decision_api.FetchedBytes(5, 6)
+        )
+        told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
+        store.note_samples({h: (sample(h, images=told[h]), 0) for h in told}, 60)
+        store.note_samples({"h1": (sample("h1", 1001.0), 0)}, 60)  # says nothing of images
+        assert [image.image_id for image in store.images("", 9, 0)] == ids
+        first = store.image(ids[0], 0)
+        assert first is not None and (first.hosts, first.warm_hosts) == (2, 1)
+        assert (first.size_bytes, first.cached_bytes) == (9, 11)
+        assert first.read == decision_api.ReadBytes(1, 2, 3, 4)
+        assert first.fetched == decision_api.FetchedBytes(5, 6)
+        assert [row.host for row in store.image_hosts(ids[0], 0)] == ["h1", "h2"]
+        assert store.images(ids[0], 1, 0)[0].image_id == ids[1]
+        store.note_samples({"h2": (sample("h2", 1000.5, images={}), 0)}, 60)
+        assert store.image(ids[2], 0) is None
+        assert store.image(ids[0], 1000.9) == store.image(ids[0], 0)
+        assert store.images("", 9, 1002.0) == []
+
+    def test_images_forged_to_be_huge_are_added_up(self, store: database.Database) -> None:
+        most = decision_api.MAX_NUMBER
+        huge = decision_api.HeldImage(
+            size_bytes=most, cached_bytes=most, read=decision_api.ReadBytes(most, most, most, most)
+        )
+        image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+        hosts = [f"h{n}" for n in range(1, 6)]
+        store.note_samples({h: (sample(h, images={image_id: huge}), 0) for h in hosts}, 60)
+        [found] = store.images("", 9, 0)
+        assert found.cached_bytes >= 4 * most and found.read.source >= 4 * most
+
     def test_traffic_is_kept_for_a_while(self, store: database.Database) -> None:
         for second in range(10):
             store.note_samples({h: (sample(h, float(second)), 0) for h in ("h1", "h2")}, 60)

@@ -2,10 +2,7 @@
 """The REST API under a real WSGI server, with tokens of a real Keystone."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -18,7 +15,6 @@ from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_decision
-from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 from tests.unit.decision.api import conftest as samples
 
@@ -84,35 +80,22 @@ def test_without_a_token_nobody_gets_in_whatever_he_claims(headers, served, keys
     assert session.get(f"{served.url}/healthz", authenticated=False).json() == {"status": "ok"}
 
 
-def openstack(lab: cloud.Cloud, user: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the command that operators use."""
-    options = api.credentials(lab.keystone.auth_url, user, accounts.USERS[user].project)
-    given = {f"OS_{name.upper()}": str(value) for name, value in options.items()}
-    return subprocess.run(
-        [pathlib.Path(sys.prefix) / "bin/openstack", "acstor", *words],
-        env={**os.environ, **given, "OS_IDENTITY_API_VERSION": "3"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_operators_use_the_openstack_command(keystone_glance, served, store):
-    listed = openstack(keystone_glance, "admin", "host", "list", "-f", "json")
+    listed = acstor_decision.openstack(keystone_glance, "admin", "host", "list", "-f", "json")
     assert [row["Host"] for row in json.loads(listed.stdout)] == ["h0000", "h0001", "h0002"]
-    drained = openstack(
+    drained = acstor_decision.openstack(
         keystone_glance, "admin", "host", "drain", "h0002", "-f", "value", "-c", "is_drained"
     )
     assert drained.stdout.strip() == "True"
     assert store.drained() == {"h0002"}
-    refused = openstack(keystone_glance, "tenant", "ring", "show")
+    refused = acstor_decision.openstack(keystone_glance, "tenant", "ring", "show")
     assert refused.returncode != 0
     assert "policy acstor:ring:get" in refused.stderr
 
 
 def test_command_says_what_to_do_when_the_api_is_gone(keystone_glance, served):
     served.stop()
-    said = openstack(keystone_glance, "admin", "ring", "list")
+    said = acstor_decision.openstack(keystone_glance, "admin", "ring", "list")
     assert said.returncode != 0
     assert "does not answer" in said.stderr
     assert "Traceback" not in said.stderr

@@ -5,7 +5,10 @@ The rule: it runs in the virtualenv of whoever runs the tests, as it would on a 
 nothing else of OpenStack.
 """
 
+import json
+import os
 import pathlib
+import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -24,13 +27,26 @@ class DecisionApi(api.Api):
     conf_name = "acstor-decision.conf"
     home = sys.prefix
 
-    def __init__(self, lab: cloud.Cloud, folder: pathlib.Path, connection: str) -> None:
+    def __init__(
+        self,
+        lab: cloud.Cloud,
+        folder: pathlib.Path,
+        connection: str,
+        policies: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__("acstor-decision-api", folder)
         self._lab, self._connection = lab, connection
+        self._policies = policies or {}
 
     def sections(self) -> ini.Sections:
-        """Return its configuration."""
+        """Return its configuration; the policies that differ from the defaults are written, too."""
+        policy_file = self.conf_folder / "policy.yaml"
+        policy_file.parent.mkdir(parents=True, exist_ok=True)
+        policy_file.write_text(json.dumps(self._policies))
         return {
+            "DEFAULT": {"transport_url": self._lab.rabbitmq.url},
+            "glance": {"region_name": api.REGION},
+            "oslo_policy": {"policy_file": policy_file},
             "database": {"connection": self._connection},
             "keystone_authtoken": api.token_check(self._lab.keystone.auth_url, "acstor"),
         }
@@ -48,3 +64,18 @@ class DecisionApi(api.Api):
         identity.create_endpoint(
             service_id=service.id, interface="public", url=self.url, region_id=api.REGION
         )
+
+
+def openstack(
+    lab: cloud.Cloud, user: str, *words: str | pathlib.Path
+) -> subprocess.CompletedProcess[str]:
+    """Run ``openstack acstor …``, the command that operators use."""
+    options = api.credentials(lab.keystone.auth_url, user, accounts.USERS[user].project)
+    given = {f"OS_{name.upper()}": str(value) for name, value in options.items()}
+    return subprocess.run(
+        [pathlib.Path(sys.prefix) / "bin/openstack", "acstor", *words],
+        env={**os.environ, **given, "OS_IDENTITY_API_VERSION": "3"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -64,6 +64,8 @@ class Host:
         self.meter, self.bus = Meter(), Bus()
         self.chunks = links.Carried(0, 0)
         self.ring = ring.Ring(3, ())
+        self.images: decision_link.Images = None
+        self.tasks: list[decision_api.ImageTask] = []
         self.link = decision_link.DecisionLink(
             ids.HostId("h1"),
             "10.0.0.1:7201",
@@ -75,7 +77,12 @@ class Host:
             cids=lambda: iter(CIDS),
             epoch=lambda: self.ring.epoch,
             put_ring=self.put,
+            images=self.news,
+            take_task=self.tasks.append,
         )
+
+    async def news(self) -> decision_link.Images:
+        return self.images
 
     def put(self, new: ring.Ring, data: bytes) -> None:
         if new.epoch <= self.ring.epoch:
@@ -148,3 +155,23 @@ async def test_a_table_that_makes_no_sense_leaves_the_last_one_in_force(host, ta
     with pytest.raises(errors.RemoteProtocolError):
         await trio.to_thread.run_sync(hear, {"epoch": -1})
     assert host.ring.epoch == 3
+
+
+async def test_a_sample_says_of_images_what_is_new(host):
+    image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+    host.images = {image_id: decision_api.HeldImage(size_bytes=9, cached_bytes=4)}
+    await trio.sleep(COLLECTION_S)
+    host.images = None
+    await trio.sleep(COLLECTION_S)
+    told = [sample.images for sample in host.bus.samples]
+    assert told == [{image_id: decision_api.HeldImage(size_bytes=9, cached_bytes=4)}, None]
+
+
+async def test_a_task_is_taken_and_nonsense_is_not(host):
+    hear = host.bus.heard[decision_api.IMAGE_TASK_GIVEN]
+    task = {"request": 1, "kind": "pre_seed", "image_id": "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"}
+    await trio.to_thread.run_sync(hear, task)
+    for wrong in ({}, task | {"kind": "erase"}, task | {"image_id": "../x"}, task | {"boots": 0}):
+        with pytest.raises(errors.RemoteProtocolError):
+            await trio.to_thread.run_sync(hear, wrong)
+    assert [(one.request, one.kind.value) for one in host.tasks] == [(1, "pre_seed")]

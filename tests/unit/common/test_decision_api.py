@@ -83,3 +83,48 @@ def test_whatever_comes_is_a_sample_or_is_refused(payload):
         assert str(e)
     else:
         assert sample.number >= 1
+
+
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        {"no image": {}},
+        {IMAGE: {"size_bytes": 5, "cached_bytes": 6}},
+        {IMAGE: {"cached_bytes": 1}},
+        {IMAGE: {"size_bytes": -1}},
+        {IMAGE: {"read": {"local": 2**63}}},
+        {IMAGE: {"boot_image": "<script>"}},
+        {IMAGE: {"boot_image": "x" * 17}},
+        {IMAGE: {"task": {"request": 1, "kind": "erase", "state": "done"}}},
+        {IMAGE: {"task": {"request": 1, "kind": "pre_seed", "state": "done", "why": "x" * 256}}},
+        {f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}": {} for n in range(decision_api.MAX_IMAGES + 1)},
+        [],
+        "all",
+    ],
+)
+def test_forged_and_huge_images_are_refused_with_their_sample(images):
+    with pytest.raises(errors.RemoteProtocolError, match="h1"):
+        decision_api.decode(PLAIN | {"images": images}, decision_api.Sample)
+
+
+def test_images_come_out_as_they_went_in():
+    held = decision_api.HeldImage(
+        size_bytes=9,
+        cached_bytes=9,
+        boot_image="ready",
+        boot_revision=2,
+        read=decision_api.ReadBytes(1, 2, 3, 4),
+        fetched=decision_api.FetchedBytes(5, 6),
+        task=decision_api.TaskProgress(
+            request=7, kind=decision_api.TaskKind.PRE_SEED, state=decision_api.TaskState.DONE
+        ),
+    )
+    sample = decision_api.decode(
+        PLAIN | {"images": {IMAGE: json.loads(json.dumps(decision_api.encode(held)))}},
+        decision_api.Sample,
+    )
+    assert sample.images == {IMAGE: held}
+    assert decision_api.decode(PLAIN, decision_api.Sample).images is None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from oslo_config import cfg
 
@@ -206,11 +207,12 @@ def test_a_service_that_starts_anew_keeps_the_table_until_hosts_are_silent(confi
 @pytest.mark.expect_log("another instance has published epoch 2; stepping down")
 def test_of_two_that_think_they_lead_the_slower_one_steps_down(configure, store, monkeypatch):
     one = Instance(configure(instance="one"), store)
-    two = Instance(configure(instance="two"), store)
+    two = Instance(configure(instance="two"), store, leads=False)
     cloud = Cloud(one, two)
     cloud.collect(3)
     assert (one.epochs(), two.epochs()) == ([1], [])
     late = database.Publication(2, 0.0, "members", (), 0, 0, 0, "other", "{}")
+    two.lead.leads = True
     decide = two.service.decider.decide
     monkeypatch.setattr(
         two.service.decider, "decide", lambda *a: (store.publish(late, 9), decide(*a))[1]
@@ -379,3 +381,29 @@ def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
 def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(configure):
     with pytest.raises(errors.Unusable, match=r"'abacus' is not installed.*hosts, none, prom"):
         base.load("abacus", configure())
+
+
+@pytest.mark.expect_log("epoch 2 is two's; stepping down")
+def test_who_sees_anothers_table_while_it_leads_steps_down(lone, configure, store):
+    """A lock that ran out unnoticed: etcd and MySQL do not tell."""
+    other = Instance(configure(instance="two"), store, leads=False)
+    cloud = Cloud(lone, other)
+    cloud.collect(3)
+    other.lead.leads = True
+    store.set_drained("h1", True)
+    cloud.instances.reverse()
+    cloud.collect(1)
+    assert lone.lead.stepped_down == 1
+
+
+def test_what_is_told_of_images_is_not_lost_behind_a_later_sample_of_the_round(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+    lone.now_s += 2 * COLLECTION_S
+    told = sample("h1", 3, 0.0, 1)
+    held = {image_id: decision_api.HeldImage(size_bytes=5)}
+    lone.service.hear(msgspec.structs.replace(told, images=held))
+    lone.service.hear(sample("h1", 4, 0.0, 1))
+    lone.service.round()
+    assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1"]

@@ -2,7 +2,9 @@
 """The commands are tried over the API's own database."""
 
 from tests.unit.decision.api.conftest import api_configuration
+from tests.unit.decision.api.conftest import bus
+from tests.unit.decision.api.conftest import glance
 from tests.unit.decision.conftest import configure
 from tests.unit.decision.conftest import store
 
-__all__ = ["api_configuration", "configure", "store"]
+__all__ = ["api_configuration", "bus", "configure", "glance", "store"]

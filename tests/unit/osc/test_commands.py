@@ -10,12 +10,18 @@ import pytest
 from flask import testing
 from osc_lib import exceptions
 
+from acstor_common import decision_api
 from acstor_decision.api import app
 from acstor_osc import client
+from acstor_osc.v1 import boot_image
 from acstor_osc.v1 import host
+from acstor_osc.v1 import image
 from acstor_osc.v1 import ring
+from acstor_osc.v1 import server
 from acstor_osc.v1 import traffic
 from tests.unit.decision.api import conftest as samples
+
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-000000000010"
 
 
 class InProcess(client.Client):
@@ -25,27 +31,82 @@ class InProcess(client.Client):
         self._adapter = types.SimpleNamespace(request=self._request)
         self._asked = asked
 
-    def _request(self, path: str, method: str, raise_exc: bool, params: Any = None) -> Any:
-        answer = self._asked.open(path, method=method, query_string=params)
+    def _request(
+        self, path: str, method: str, raise_exc: bool, params: Any = None, json: Any = None
+    ) -> Any:
+        answer = self._asked.open(path, method=method, query_string=params, json=json)
         return types.SimpleNamespace(
             status_code=answer.status_code, json=lambda: answer.json, reason="", url=path
         )
 
 
+class Sdk:
+    """What Glance and Nova say of the image and the server that tests name."""
+
+    def __init__(self) -> None:
+        self.image = types.SimpleNamespace(
+            find_image=lambda name, ignore_missing: types.SimpleNamespace(id=IMAGE)
+        )
+        found = types.SimpleNamespace(
+            id="s1", image=types.SimpleNamespace(id=IMAGE), compute_host="h0001"
+        )
+        self.compute = types.SimpleNamespace(
+            find_server=lambda name, ignore_missing: found, get_server=lambda server_id: found
+        )
+
+
 @pytest.fixture
-def run(api_configuration, store):
+def run(api_configuration, store, glance, bus):
     """Return what runs a command with its arguments."""
     samples.note(store, *(samples.sample(n, sent_s=time.time()) for n in range(3)), overloaded=0)
     samples.publish(store, 1, hosts=3, vnodes=4)
-    asked = app.make_plain_app(api_configuration, store).test_client()
+    asked = app.make_plain_app(api_configuration, store, glance, bus).test_client()
     asked.environ_base["HTTP_X_ROLES"] = "admin"
-    manager = types.SimpleNamespace(acstor=InProcess(asked))
+    asked.environ_base["keystone.token_auth"] = object()
+    manager = types.SimpleNamespace(acstor=InProcess(asked), sdk_connection=Sdk())
 
     def do(command: type, *argv: str) -> Any:
         made = command(types.SimpleNamespace(client_manager=manager), argparse.Namespace())
         return made.take_action(made.get_parser("test").parse_args(argv))
 
     return do
+
+
+@pytest.fixture
+def agents(store, bus, monkeypatch):
+    """Let hosts do what they were asked for while a command waits; return what they tell then."""
+    given: dict[str, Any] = {"state": "done"}
+
+    def look_again(_seconds: float) -> None:
+        task, to = bus.tasks[-1]
+        hold(store, to, {**given, "request": task.request, "kind": task.kind.value})
+
+    monkeypatch.setattr(
+        client, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=look_again)
+    )
+    return given
+
+
+def hold(store, hosts=None, task=None, **fields) -> None:
+    """Let hosts (or all) tell of the image."""
+    told = {
+        "size_bytes": 1 << 20,
+        "cached_bytes": 1 << 20,
+        "boot_image": "ready",
+        "boot_revision": 2,
+        "read": {"local": 60, "boot": 30, "peer": 9, "source": 1},
+        "task": task,
+        **fields,
+    }
+    held = decision_api.decode(told, decision_api.HeldImage)
+    names = [f"h{n:04}" for n in range(3)] if hosts is None else hosts
+    samples.note(
+        store,
+        *(
+            samples.sample(int(name[1:]), sent_s=time.time(), images={IMAGE: held})
+            for name in names
+        ),
+    )
 
 
 def table(found: Any) -> list[dict[str, Any]]:
@@ -114,3 +175,107 @@ def test_tables_and_their_owners(run, store):
 def test_traffic_is_listed(run):
     assert [row["Sent"] for row in table(run(traffic.ListTraffic))] == [2000] * 3
     assert len(table(run(traffic.ListTraffic, "--host", "h0002", "--last", "60"))) == 1
+
+
+def test_images_are_listed_with_where_guests_found_their_bytes(run, store, glance):
+    glance.add(IMAGE)
+    hold(store)
+    [row] = table(run(image.ListImage))
+    assert (row["ID"], row["Name"], row["State"]) == (IMAGE, "debian", "ready")
+    assert (row["Hosts"], row["Warm"]) == (3, 3)
+    assert [row[f"{origin} %"] for origin in ("Local", "Boot", "Peer", "Source")] == [60, 30, 9, 1]
+
+
+def test_image_is_shown_by_its_id_or_its_name(run, store, glance):
+    glance.add(IMAGE)
+    hold(store)
+    shown = fields(run(image.ShowImage, "debian"))
+    assert shown["read"].machine_readable() == {"local": 180, "boot": 90, "peer": 27, "source": 3}
+    assert fields(run(image.ShowImage, IMAGE))["warm_hosts"] == 3
+    with pytest.raises(exceptions.CommandError, match="is not known"):
+        run(image.ShowImage, IMAGE[:-1] + "9")
+
+
+def test_hosts_of_an_image_say_what_they_hold(run, store, glance):
+    glance.add(IMAGE)
+    hold(store, size_bytes=None, cached_bytes=None)
+    [row, *_] = table(run(image.ListImageHost, IMAGE))
+    assert (row["Host"], row["Boot Image"], row["Task"]) == ("h0000", "ready", "")
+    assert row["Cached"].machine_readable() is None
+    assert row["Cached"].human_readable()
+
+
+def test_pre_seed_waits_until_all_hosts_are_done(run, store, glance, bus, agents):
+    glance.add(IMAGE)
+    rows = table(run(image.PreSeedImage, IMAGE, "--host", "h0001", "--host", "h0002", "--wait"))
+    assert bus.tasks[0][1] == ["h0001", "h0002"]
+    assert rows == [{"Host": name, "Task": "pre_seed: done, 100 %"} for name in ("h0001", "h0002")]
+    assert table(run(image.PreSeedImage, IMAGE, "--count", "1")) == [{"Host": "h0000", "Task": ""}]
+
+
+def test_pre_seed_that_fails_on_a_host_says_where_and_why(run, glance, agents):
+    glance.add(IMAGE)
+    agents.update(state="failed", why="no place gives it")
+    with pytest.raises(exceptions.CommandError, match="1 of 1 hosts: h0001: no place gives it"):
+        run(image.PreSeedImage, IMAGE, "--host", "h0001", "--wait")
+
+
+def test_pre_seed_that_takes_too_long_says_how_to_look_at_it(run, glance, bus, agents):
+    glance.add(IMAGE)
+    agents.update(state="running", done=1, total=4)
+    with pytest.raises(exceptions.CommandError, match=rf"image host list {IMAGE}"):
+        run(image.PreSeedImage, IMAGE, "--host", "h0001", "--wait", "--timeout", "0")
+
+
+def test_prepare_waits_for_the_image_to_change(run, glance, bus, monkeypatch):
+    glance.add(IMAGE, acstor_state="", acstor_chunk_map="")
+
+    def look_again(_seconds: float) -> None:
+        glance.add(IMAGE, updated_at="later")
+
+    own_time = types.SimpleNamespace(monotonic=time.monotonic, sleep=look_again)
+    monkeypatch.setattr(client, "time", own_time)
+    assert fields(run(image.PrepareImage, IMAGE, "--wait"))["state"] == "ready"
+    assert fields(run(image.PrepareImage, IMAGE, "--wait"))["state"] == "ready"
+    assert [wanted.is_forced for wanted in bus.wanted] == [False, False]
+
+
+def test_prepare_that_fails_says_why(run, glance, bus, monkeypatch):
+    glance.add(IMAGE, acstor_state="")
+
+    def look_again(_seconds: float) -> None:
+        glance.add(IMAGE, acstor_state="failed", acstor_message="the disk is full")
+
+    own_time = types.SimpleNamespace(monotonic=time.monotonic, sleep=look_again)
+    monkeypatch.setattr(client, "time", own_time)
+    with pytest.raises(exceptions.CommandError, match="is failed: the disk is full"):
+        run(image.PrepareImage, IMAGE, "--wait", "--force")
+
+
+def test_boot_image_is_shown_with_its_state_on_hosts(run, store, glance):
+    glance.add(IMAGE, acstor_boot_image="7d2c1f9e-5d6b-4a5c-9c61-000000000002")
+    hold(store)
+    shown = fields(run(boot_image.ShowBootImage, IMAGE))
+    assert (shown["boot_image"][-1], shown["boot_revision"]) == ("2", 2)
+    assert shown["hosts"].machine_readable()["h0002"] == "ready"
+
+
+def test_boots_are_recorded(run, glance, bus, agents):
+    glance.add(IMAGE)
+    rows = table(
+        run(boot_image.RecordBootImage, IMAGE, "--boots", "2", "--host", "h0000", "--wait")
+    )
+    assert rows == [{"Host": "h0000", "Task": "record_boots: done, 100 %"}]
+    assert bus.tasks[0][0].boots == 2
+
+
+def test_server_is_shown_by_its_image_on_its_host_and_hydrated(run, store, glance, bus):
+    glance.add(IMAGE)
+    with pytest.raises(exceptions.CommandError, match="host h0001 tells nothing of image"):
+        run(server.ShowServer, "web")
+    hold(store)
+    shown = fields(run(server.ShowServer, "web"))
+    assert (shown["server_id"], shown["host"]) == ("s1", "h0001")
+    assert shown["read"].machine_readable()["boot"] == 30
+    assert table(run(server.HydrateServer, "web")) == [{"Host": "h0001", "Task": ""}]
+    assert bus.tasks[0][1] == ["h0001"]

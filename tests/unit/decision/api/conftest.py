@@ -2,6 +2,7 @@
 """The API over a real SQLite database, asked without a server; Keystone's headers are given."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -29,9 +30,72 @@ def api_configuration(configure: Callable[..., cfg.ConfigOpts]) -> cfg.ConfigOpt
     return conf
 
 
+class Glance:
+    """Says of images what a test wants; ``failure`` is raised instead."""
+
+    def __init__(self) -> None:
+        self.shown: dict[str, dict[str, Any]] = {}
+        self.failure: Exception | None = None
+
+    def add(self, image_id: str, **properties: Any) -> None:
+        """Show an image that is prepared, but for ``properties``."""
+        self.shown[image_id] = {
+            "id": image_id,
+            "name": "debian",
+            "status": "active",
+            "size": 1 << 20,
+            "disk_format": "raw",
+            "container_format": "bare",
+            "os_hash_algo": "sha256",
+            "os_hash_value": "00" * 32,
+            "updated_at": "2026-11-20T00:00:00Z",
+            "acstor_state": "ready",
+            "acstor_state_of": image_id,
+            "acstor_chunk_map": "7d2c1f9e-5d6b-4a5c-9c61-000000000001",
+            **properties,
+        }
+
+    def records(self, wanted: Sequence[str], auth: object) -> dict[str, dict[str, Any]]:
+        if self.failure:
+            raise self.failure
+        return {one: self.shown[one] for one in wanted if one in self.shown}
+
+
+class Bus:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[decision_api.ImageTask, list[str] | None]] = []
+        self.wanted: list[decision_api.ImageWanted] = []
+        self.failure: Exception | None = None
+
+    def give(self, task: decision_api.ImageTask, hosts: list[str] | None) -> None:
+        if self.failure:
+            raise self.failure
+        self.tasks.append((task, hosts))
+
+    def want(self, wanted: decision_api.ImageWanted) -> None:
+        if self.failure:
+            raise self.failure
+        self.wanted.append(wanted)
+
+
 @pytest.fixture
-def client(api_configuration: cfg.ConfigOpts, store: database.Database) -> testing.FlaskClient:
-    made = app.make_plain_app(api_configuration, store).test_client()
+def glance() -> Glance:
+    return Glance()
+
+
+@pytest.fixture
+def bus() -> Bus:
+    return Bus()
+
+
+@pytest.fixture
+def client(
+    api_configuration: cfg.ConfigOpts, store: database.Database, glance: Glance, bus: Bus
+) -> testing.FlaskClient:
+    made = app.make_plain_app(api_configuration, store, glance, bus).test_client()
+    made.environ_base["keystone.token_auth"] = object()  # of the one who asks
     made.environ_base.update({f"HTTP_{k.upper().replace('-', '_')}": v for k, v in ADMIN.items()})
     return made
 

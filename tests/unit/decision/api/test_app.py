@@ -25,7 +25,8 @@ def path_of(known):
 
 
 @pytest.fixture
-def filled(store):
+def filled(store, glance):
+    glance.add(EXAMPLES["image_id"])
     conftest.note(store, conftest.sample(0), conftest.sample(1))
     conftest.publish(store, 1, hosts=2)
     return store
@@ -40,7 +41,7 @@ def test_every_answer_has_the_type_that_the_document_promises(known, client, fil
     answer = client.open(path_of(known), method=known.method)
     assert answer.status_code == known.status, answer.text
     msgspec.json.decode(answer.data, type=known.answer)
-    assert answer.headers["OpenStack-API-Version"] == "acstor 1.0"
+    assert answer.headers["OpenStack-API-Version"] == "acstor 1.1"
 
 
 @pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
@@ -102,10 +103,32 @@ def test_wrong_method_is_refused(client):
 
 
 @pytest.mark.parametrize("size", [10, 10 << 20])
-def test_bodies_that_nobody_asked_for_are_refused(size, client, filled):
-    answer = client.post("/v1/hosts/h0000/drain", data=b"x" * size)
+@pytest.mark.parametrize("known", CHANGES, ids=lambda known: known.name)
+def test_bodies_that_make_no_sense_or_are_too_long_are_refused(known, size, client, filled, bus):
+    answer = client.post(path_of(known), data=b"x" * size)
     assert answer.status_code == (400 if size < 100 else 413)
-    assert not filled.drained()
+    assert not filled.drained() and not bus.tasks and not bus.wanted
+
+
+@pytest.mark.parametrize("body", [b'{"colour": 1}', b"[]", b"[" * 50_000, b'"\xff"', b"{"])
+@pytest.mark.parametrize("known", CHANGES, ids=lambda known: known.name)
+def test_bodies_of_another_form_are_refused(known, body, client, filled, bus):
+    answer = client.post(path_of(known), data=body)
+    assert (answer.status_code, answer.json["error"]["message"][:5]) == (400, "body:")
+    assert not filled.drained() and not bus.tasks and not bus.wanted
+
+
+@pytest.mark.parametrize("version", ["acstor 1.0", "acstor 1.1", "acstor latest", "compute 2.99"])
+def test_clients_of_this_version_and_earlier_ones_are_served(version, client, filled):
+    answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("version", ["acstor 1.2", "acstor 2.0", "acstor", "acstor x"])
+def test_clients_of_a_later_version_are_told_which_there_are(version, client, filled):
+    answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
+    assert answer.status_code == 406
+    assert "1.0, 1.1" in answer.json["error"]["message"]
 
 
 @pytest.mark.allow_log(r"the database fails")

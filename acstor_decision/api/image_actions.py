@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be done about images: have them prepared, brought to hosts, their boots recorded.
+
+The one rule: who does it is told over the bus and nobody waits for him; how far it
+is stands in the image (preparation) or in what its hosts tell (everything else).
+"""
+
+import http
+import random
+from typing import Annotated
+
+import msgspec
+
+from acstor_common import artefacts
+from acstor_common import decision_api
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_decision.api import hosts
+from acstor_decision.api import images
+from acstor_decision.api import operation
+
+REQUEST_BITS = 52
+"""A request is an integer that JSON readers with floating-point numbers get right."""
+
+HostNames = Annotated[list[str], msgspec.Meta(max_length=1000)]
+
+
+class Prepare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How to prepare an image.
+
+    :param force: again, even if it is prepared or was refused
+    """
+
+    force: bool = False
+
+
+class Where(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which hosts are to have an image.
+
+    :param hosts: these; none: all that are up
+    :param count: only so many, the least busy of those that have not all of it; 0: all
+    """
+
+    hosts: HostNames = []
+    count: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to record.
+
+    :param hosts: these; none: all that are up
+    :param boots: on each host
+    """
+
+    hosts: HostNames = []
+    boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What hosts were asked for; ``GET /v1/images/{image_id}/hosts`` tells how far each is.
+
+    :param request: names it there
+    :param hosts: who was asked
+    """
+
+    image_id: str
+    request: int
+    hosts: list[str]
+
+
+def prepare(call: operation.Call) -> images.Image:
+    """Have an image prepared; answer with the image as it is now."""
+    image_id = operation.image_id(call.path["image_id"])
+    record = _visible(call, image_id)
+    if why := image_record.why_not_served(record) if record else "":
+        raise operation.Refused(
+            http.HTTPStatus.CONFLICT, f"image {image_id} cannot be prepared: {why}"
+        )
+    has_failed = artefacts.state_of(record) is artefacts.State.FAILED if record else False
+    call.bus.want(decision_api.ImageWanted(image_id, call.body.force or has_failed))
+    return images.one(call) if record else images.unknown(image_id)
+
+
+def pre_seed(call: operation.Call) -> Asked:
+    """Have an image brought to hosts, behind everything that guests wait for."""
+    image_id = _prepared(call)
+    if call.body.count and call.body.hosts:
+        raise operation.Refused(http.HTTPStatus.BAD_REQUEST, "give either hosts or their count")
+    chosen = _chosen(call, call.body.hosts)
+    if call.body.count:
+        rows = call.store.image_hosts(image_id, operation.since_s(call))
+        warm = {row.host for row in rows if row.size_bytes and row.cached_bytes >= row.size_bytes}
+        chosen = [name for name in chosen if name not in warm][: call.body.count]
+    task = _task(decision_api.TaskKind.PRE_SEED, image_id)
+    return _give(call, task, chosen, is_for_all=not (call.body.hosts or call.body.count))
+
+
+def record_boots(call: operation.Call) -> Asked:
+    """Have the next boots from an image recorded, for a better boot image."""
+    image_id = _prepared(call)
+    task = _task(decision_api.TaskKind.RECORD_BOOTS, image_id, call.body.boots)
+    return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
+
+
+def _task(
+    kind: decision_api.TaskKind, image_id: ids.ImageId, boots: int = 1
+) -> decision_api.ImageTask:
+    request = random.getrandbits(REQUEST_BITS)
+    return decision_api.ImageTask(request=request, kind=kind, image_id=image_id, boots=boots)
+
+
+def _give(
+    call: operation.Call, task: decision_api.ImageTask, chosen: list[str], *, is_for_all: bool
+) -> Asked:
+    call.bus.give(task, None if is_for_all else chosen)
+    return Asked(task.image_id, task.request, chosen)
+
+
+def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Record | None:
+    """Return what Glance says of an image; None where there is nobody to ask it for.
+
+    :raises operation.Refused: Glance shows no such image
+    """
+    if call.auth is None:
+        return None
+    found = call.images.records([image_id], call.auth).get(image_id)
+    if found is None:
+        raise operation.not_found(f"image {image_id}")
+    return found
+
+
+def _prepared(call: operation.Call) -> ids.ImageId:
+    """Return the image that the path names.
+
+    :raises operation.Refused: there is none, or agents can do nothing with it yet
+    """
+    image_id = operation.image_id(call.path["image_id"])
+    record = _visible(call, image_id)
+    if record is not None and artefacts.pointer_of(record, artefacts.Kind.CHUNK_MAP) is None:
+        raise operation.Refused(
+            http.HTTPStatus.CONFLICT,
+            f"image {image_id} has no chunk map yet: have it prepared first "
+            f"(openstack acstor image prepare {image_id})",
+        )
+    return image_id
+
+
+def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
+    """Return the hosts that were named, or all that are up, the least busy first.
+
+    :raises operation.Refused: one that was named is not up
+    """
+    up = [row for row in call.store.hosts() if hosts.is_up(call, row)]
+    up.sort(key=lambda row: (max(row.received_bytes_s, row.sent_bytes_s), row.host))
+    names = [row.host for row in up]
+    if missing := sorted(set(wanted).difference(names)):
+        raise operation.Refused(
+            http.HTTPStatus.CONFLICT,
+            f"no sample comes from {', '.join(missing[:5])}: is the agent there running? "
+            "(openstack acstor host list)",
+        )
+    return list(dict.fromkeys(wanted)) if wanted else names
+
+
+OPERATIONS = (
+    operation.Operation(
+        "image:prepare",
+        "POST",
+        "/v1/images/{image_id}/prepare",
+        "Have an image prepared: its chunk map and its boot image made",
+        images.Image,
+        prepare,
+        rule=operation.ADMIN,
+        body=Prepare,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    operation.Operation(
+        "image:pre_seed",
+        "POST",
+        "/v1/images/{image_id}/pre-seed",
+        "Have all of an image brought to hosts",
+        Asked,
+        pre_seed,
+        rule=operation.ADMIN,
+        body=Where,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    operation.Operation(
+        "image:record_boots",
+        "POST",
+        "/v1/images/{image_id}/record-boots",
+        "Have the next boots from an image recorded",
+        Asked,
+        record_boots,
+        rule=operation.ADMIN,
+        body=Record,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Glance, asked in the name of whoever asks the API.
+
+The one rule: what an image is called, and whether it exists, is told to nobody to
+whom Glance does not tell it; so Glance decides, with the token that came along.
+"""
+
+import logging
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
+from keystoneauth1 import plugin
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import errors
+from acstor_common import image_record
+
+LOG = logging.getLogger(__name__)
+
+GROUP = cfg.OptGroup("glance", title="Requests to Glance, in the name of whoever asks the REST API")
+AT_ONCE = 100
+"""Images in one request: their ids have to fit into a URL."""
+
+Records = dict[str, image_record.Record]
+
+
+class ImageServiceUnreachable(errors.AcstorError):
+    """Glance does not answer, or not as it should."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"Glance does not say which images there are: {self.why}"
+
+
+def options() -> list[cfg.Opt]:
+    """Return the options of requests to Glance."""
+    found = [*loading.get_session_conf_options()]
+    found += loading.get_adapter_conf_options(include_deprecated=False)
+    cfg.set_defaults(found, service_type="image", valid_interfaces=["internal", "public"])
+    return found
+
+
+class ImageService:
+    """What Glance tells.
+
+    :param conf: with the options of :func:`options`
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
+        self._session = loading.load_session_from_conf_options(conf, GROUP.name)
+
+    def records(self, wanted: Sequence[str], auth: plugin.BaseAuthPlugin | None) -> Records:
+        """Return those of the images that ``auth`` may see, by id.
+
+        :param auth: of whoever asks; None: somebody who may see none
+        :raises ImageServiceUnreachable: it cannot be known
+        """
+        if auth is None:
+            return {}
+        found: Records = {}
+        for start in range(0, len(wanted), AT_ONCE):
+            some = ",".join(wanted[start : start + AT_ONCE])
+            for hidden in ("false", "true"):
+                query = {"id": f"in:{some}", "os_hidden": hidden, "visibility": "all"}
+                answer = self._get("/v2/images", auth, {**query, "limit": str(AT_ONCE)})
+                found |= {image_record.text_of(one, "id"): one for one in _images_of(answer)}
+        return found
+
+    def _get(self, path: str, auth: plugin.BaseAuthPlugin, query: dict[str, str]) -> Any:
+        asking = loading.load_adapter_from_conf_options(
+            self._conf, GROUP.name, session=self._session, auth=auth
+        )
+        try:
+            return asking.get(path, params=query).json()
+        except (exceptions.ClientException, ValueError) as e:
+            LOG.warning("Glance: %s", e)
+            raise ImageServiceUnreachable(type(e).__name__) from e
+
+
+def _images_of(answer: Any) -> Iterator[image_record.Record]:
+    """Yield the images of a list; chunk maps and boot images are none."""
+    images: Iterable[Any] = answer.get("images", ()) if isinstance(answer, dict) else ()
+    for image in images:
+        if isinstance(image, dict) and artefacts.KIND not in image:
+            yield image

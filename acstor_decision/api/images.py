@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images: how far they are prepared, what hosts hold of them, where their bytes came from.
+
+The one rule: who may not see all hosts sees the images that Glance shows to him,
+what all hosts did with them together, and no host.
+"""
+
+import logging
+from typing import Annotated
+
+import msgspec
+
+from acstor_common import artefacts
+from acstor_common import decision_api
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_decision.api import image_service
+from acstor_decision.api import operation
+from acstor_decision.db import held_images
+from acstor_decision.db import models
+
+LOG = logging.getLogger(__name__)
+
+PAGE = 100
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """One image.
+
+    :param name: null: Glance shows no such image (any more), or does not answer
+    :param state: of its preparation: hashed, ready, refused or failed; null: not begun
+    :param message: why it was refused, or failed
+    :param updated_at: when Glance's record of it changed last
+    :param chunk_map: id of the chunk map in Glance; null: there is none
+    :param boot_image: id of the boot image in Glance; null: there is none
+    :param boot_revision: of the newest boot image that a host has used; 0: none has
+    :param hosts: hosts that mirror it
+    :param warm_hosts: hosts that have all of it
+    :param cached_bytes: what lies in the caches of all hosts
+    :param read: what guests read of it, by where the bytes were
+    :param fetched: what came to hosts, by who gave it
+    """
+
+    image_id: str
+    name: str | None
+    status: str | None
+    size_bytes: int
+    state: str | None
+    message: str
+    updated_at: str | None
+    chunk_map: str | None
+    boot_image: str | None
+    boot_revision: int = 0
+    hosts: int = 0
+    warm_hosts: int = 0
+    cached_bytes: int = 0
+    read: decision_api.ReadBytes = decision_api.ReadBytes()
+    fetched: decision_api.FetchedBytes = decision_api.FetchedBytes()
+
+
+class Images(msgspec.Struct, frozen=True):
+    """Images, in the order of their ids."""
+
+    images: list[Image]
+
+
+class ImageOnHost(msgspec.Struct, frozen=True, kw_only=True):
+    """One image on one host, counted from the start of the agent's worker.
+
+    :param cached_bytes: null: nobody has read it since then
+    :param boot_image: what has become of its boot image there
+    :param task: what was asked of the host last, and how far it is
+    """
+
+    host: str
+    size_bytes: int | None
+    cached_bytes: int | None
+    boot_image: str
+    boot_revision: int
+    read: decision_api.ReadBytes
+    fetched: decision_api.FetchedBytes
+    task: decision_api.TaskProgress | None
+
+
+class ImageHosts(msgspec.Struct, frozen=True):
+    """An image on its hosts, in the order of their ids."""
+
+    image_id: str
+    hosts: list[ImageOnHost]
+
+
+class ImagePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which part of the list is wanted.
+
+    :param limit: images at most
+    :param marker: the last image that is known already; the answer begins behind it
+    """
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = PAGE
+    marker: Annotated[str, msgspec.Meta(max_length=36)] = ""
+
+
+def every(call: operation.Call) -> Images:
+    """Answer with the images that hosts hold."""
+    found: list[Image] = []
+    marker, limit = call.query.marker, call.query.limit
+    while len(found) < limit:
+        rows = call.store.images(marker, limit, operation.since_s(call))
+        if not rows:
+            break
+        marker = rows[-1].image_id
+        shown = records(call, [row.image_id for row in rows])
+        found += [
+            _image(row, shown.get(row.image_id))
+            for row in rows
+            if call.sees_all or row.image_id in shown
+        ]
+    return Images(found[:limit])
+
+
+def one(call: operation.Call) -> Image:
+    """Answer with one image."""
+    image_id = operation.image_id(call.path["image_id"])
+    shown = records(call, [image_id]).get(image_id)
+    held = call.store.image(image_id, operation.since_s(call))
+    if shown is None and not (call.sees_all and held):
+        raise operation.not_found(f"image {image_id}")
+    return _image(held, shown) if held else unknown(image_id, shown)
+
+
+def unknown(image_id: ids.ImageId, record: image_record.Record | None = None) -> Image:
+    """Return an image that no host holds."""
+    nothing = decision_api.ReadBytes(), decision_api.FetchedBytes()
+    return _image(held_images.OnHosts(image_id, 0, 0, 0, 0, 0, *nothing), record)
+
+
+def on_hosts(call: operation.Call) -> ImageHosts:
+    """Answer with an image on each host that mirrors it or was asked for it."""
+    image_id = operation.image_id(call.path["image_id"])
+    rows = call.store.image_hosts(image_id, operation.since_s(call))
+    if not rows and not records(call, [image_id]):
+        raise operation.not_found(f"image {image_id}")
+    return ImageHosts(image_id, [_on_host(row) for row in rows])
+
+
+def records(call: operation.Call, wanted: list[str]) -> image_service.Records:
+    """Return what Glance tells of images; who sees all can do without it.
+
+    :raises image_service.ImageServiceUnreachable: he cannot
+    """
+    try:
+        return call.images.records(wanted, call.auth)
+    except image_service.ImageServiceUnreachable as e:
+        if not call.sees_all:
+            raise
+        LOG.warning("%s; images are shown without their names", e)
+        return {}
+
+
+def _image(held: held_images.OnHosts, record: image_record.Record | None) -> Image:
+    known = record or {}
+    state = artefacts.state_of(known) if known else None
+    return Image(
+        image_id=held.image_id,
+        name=image_record.text_of(known, "name") if known else None,
+        status=image_record.text_of(known, "status") if known else None,
+        size_bytes=held.size_bytes or image_record.size_bytes_of(known),
+        state=state.value if state else None,
+        message=image_record.text_of(known, artefacts.MESSAGE) if state else "",
+        updated_at=image_record.text_of(known, "updated_at") or None,
+        chunk_map=artefacts.pointer_of(known, artefacts.Kind.CHUNK_MAP),
+        boot_image=artefacts.pointer_of(known, artefacts.Kind.BOOT_IMAGE),
+        boot_revision=held.boot_revision,
+        hosts=held.hosts,
+        warm_hosts=held.warm_hosts,
+        cached_bytes=held.cached_bytes,
+        read=held.read,
+        fetched=held.fetched,
+    )
+
+
+def _on_host(row: models.HeldImage) -> ImageOnHost:
+    progress = decision_api.TaskProgress | None
+    return ImageOnHost(
+        host=row.host,
+        size_bytes=row.size_bytes,
+        cached_bytes=row.cached_bytes,
+        boot_image=row.boot_image,
+        boot_revision=row.boot_revision,
+        read=held_images.read_of(row),
+        fetched=held_images.fetched_of(row),
+        task=msgspec.json.decode(row.task or "null", type=progress),
+    )
+
+
+OPERATIONS = (
+    operation.Operation(
+        "image:list",
+        "GET",
+        "/v1/images",
+        "List the images that hosts hold",
+        Images,
+        every,
+        query=ImagePage,
+    ),
+    operation.Operation("image:get", "GET", "/v1/images/{image_id}", "Show an image", Image, one),
+    operation.Operation(
+        "image:hosts",
+        "GET",
+        "/v1/images/{image_id}/hosts",
+        "Show what each host holds of an image, and what it was asked for",
+        ImageHosts,
+        on_hosts,
+    ),
+)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statements about images on hosts; :mod:`acstor_decision.db.database` runs them."""
+
+from collections.abc import Mapping
+from typing import Any
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from acstor_common import decision_api
+from acstor_decision.db import models
+
+ROW = models.HeldImage
+
+
+class OnHosts(NamedTuple):
+    """One image on all hosts.
+
+    :param warm_hosts: those that have all of it
+    :param size_bytes: its length; 0 if no host knows it
+    """
+
+    image_id: str
+    hosts: int
+    warm_hosts: int
+    size_bytes: int
+    cached_bytes: int
+    boot_revision: int
+    read: decision_api.ReadBytes
+    fetched: decision_api.FetchedBytes
+
+
+def replace(session: orm.Session, samples: Mapping[str, decision_api.Sample]) -> None:
+    """Let what hosts tell of their images take the place of what they told before."""
+    told = {host: samples[host].images for host in sorted(samples)}
+    hosts = [host for host, images in told.items() if images is not None]
+    if not hosts:
+        return
+    session.execute(sa.delete(ROW).where(ROW.host.in_(hosts)))
+    rows = [
+        _row(host, image_id, held)
+        for host in hosts
+        for image_id, held in sorted((told[host] or {}).items())
+    ]
+    if rows:
+        session.execute(sa.insert(ROW), rows)
+
+
+def every(session: orm.Session, after: str, limit: int, since_s: float) -> list[OnHosts]:
+    """Return images behind one of them, with what the living hosts hold of them together."""
+    wanted = _together(since_s).where(ROW.image_id > after).order_by(ROW.image_id).limit(limit)
+    return [_on_hosts(*found) for found in session.execute(wanted)]
+
+
+def one(session: orm.Session, image_id: str, since_s: float) -> OnHosts | None:
+    """Return one image; None if no living host holds it."""
+    found = session.execute(_together(since_s).where(ROW.image_id == image_id)).first()
+    return _on_hosts(*found) if found else None
+
+
+def _together(since_s: float) -> sa.Select[Any]:
+    is_warm = sa.case((ROW.cached_bytes >= ROW.size_bytes, 1), else_=0)
+    # As integers, SQLite's sums would overflow, and whoever forges a sample could see to that.
+    sums = [sa.func.sum(getattr(ROW, name) * 1.0) for name in ("cached_bytes", *_COUNTED)]
+    return (
+        sa.select(
+            ROW.image_id,
+            sa.func.count(),
+            sa.func.sum(is_warm),
+            sa.func.max(ROW.size_bytes),
+            sa.func.max(ROW.boot_revision),
+            *sums,
+        )
+        .join(models.Host, models.Host.host == ROW.host)
+        .where(models.Host.seen_s >= since_s)
+        .group_by(ROW.image_id)
+    )
+
+
+def of_image(session: orm.Session, image_id: str, since_s: float) -> list[models.HeldImage]:
+    """Return an image on each of the living hosts."""
+    wanted = (
+        sa.select(ROW)
+        .join(models.Host, models.Host.host == ROW.host)
+        .where(ROW.image_id == image_id, models.Host.seen_s >= since_s)
+        .order_by(ROW.host)
+    )
+    return list(session.execute(wanted).scalars())
+
+
+_READ = ("read_local_bytes", "read_boot_bytes", "read_peer_bytes", "read_source_bytes")
+_FETCHED = ("fetched_peer_bytes", "fetched_source_bytes")
+_COUNTED = (*_READ, *_FETCHED)
+
+
+def _row(host: str, image_id: str, held: decision_api.HeldImage) -> dict[str, Any]:
+    counted = (*msgspec.structs.astuple(held.read), *msgspec.structs.astuple(held.fetched))
+    return {
+        "host": host,
+        "image_id": image_id,
+        "size_bytes": held.size_bytes,
+        "cached_bytes": held.cached_bytes,
+        "boot_image": held.boot_image,
+        "boot_revision": held.boot_revision,
+        **dict(zip(_COUNTED, counted, strict=True)),
+        "task": msgspec.json.encode(held.task).decode() if held.task else None,
+    }
+
+
+def read_of(row: models.HeldImage) -> decision_api.ReadBytes:
+    """Return what guests of a host read of an image."""
+    return decision_api.ReadBytes(*(getattr(row, name) for name in _READ))
+
+
+def fetched_of(row: models.HeldImage) -> decision_api.FetchedBytes:
+    """Return what came to a host of an image."""
+    return decision_api.FetchedBytes(*(getattr(row, name) for name in _FETCHED))
+
+
+def _on_hosts(image_id: str, *numbers: Any) -> OnHosts:
+    """MariaDB adds up to decimals, and nothing adds up to None."""
+    hosts, warm, size, revision, cached, *counted = (int(number or 0) for number in numbers)
+    read, fetched = counted[: len(_READ)], counted[len(_READ) :]
+    return OnHosts(
+        image_id,
+        hosts,
+        warm,
+        size,
+        cached,
+        revision,
+        decision_api.ReadBytes(*read),
+        decision_api.FetchedBytes(*fetched),
+    )

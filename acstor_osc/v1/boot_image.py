@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack acstor boot image …``."""
+
+import argparse
+from typing import Any
+
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+from acstor_osc.v1 import image
+
+
+class ShowBootImage(command.ShowOne):
+    """Show an image's boot image, and what has become of it on each host."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        return image.with_image(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields and their values."""
+        api = self.app.client_manager.acstor
+        image_id = image.id_of(self.app.client_manager, parsed_args.image)
+        found = api.get(f"/v1/images/{image_id}")
+        hosts = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
+        states = {host["host"]: host["boot_image"] for host in hosts if host["boot_image"]}
+        names = ("image_id", "boot_image", "boot_revision")
+        read = found["read"]["boot"]
+        return (
+            [*names, "read_bytes", "hosts"],
+            [
+                *(found[name] for name in names),
+                format_columns.SizeColumn(read),
+                format_columns.DictColumn(states),
+            ],
+        )
+
+
+class RecordBootImage(command.Lister):
+    """Have the next boots from an image recorded; its boot image is made of them."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = image.with_wait(image.with_image(super().get_parser(prog_name)))
+        image.with_hosts(parser)
+        parser.add_argument(
+            "--boots", type=int, default=1, metavar="<n>", help="on each host (default: 1)"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the hosts that were asked and how far they are."""
+        image_id = image.id_of(self.app.client_manager, parsed_args.image)
+        what = {"hosts": parsed_args.hosts, "boots": parsed_args.boots}
+        return image.ask(self, parsed_args, image_id, "record-boots", what)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack acstor server …``: an instance, by its image and its host.
+
+Agents count by image, so what is shown is what all instances of that image on that
+host read together.
+"""
+
+import argparse
+from typing import Any
+from typing import NamedTuple
+
+from osc_lib import exceptions
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+from acstor_osc.v1 import image
+
+
+class _Place(NamedTuple):
+    server_id: str
+    image_id: str
+    host: str
+
+
+class ShowServer(command.ShowOne):
+    """Show where the bytes came from that instances of a server's image read on its host."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        return _with_server(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields and their values."""
+        place = _place_of(self.app.client_manager, parsed_args.server)
+        found = self.app.client_manager.acstor.get(f"/v1/images/{place.image_id}/hosts")["hosts"]
+        for host in found:
+            if host["host"] == place.host:
+                titles, values = image.fields({**place._asdict(), **host})
+                values[titles.index("task")] = format_columns.DictColumn(host["task"] or {})
+                return titles, values
+        raise exceptions.CommandError(
+            f"host {place.host} tells nothing of image {place.image_id}: does the server's disk "
+            "lie on acstor, and is the agent there running? (openstack acstor host list)"
+        )
+
+
+class HydrateServer(command.Lister):
+    """Have all of a server's image brought to its host, so that its disk depends on no other."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        return image.with_wait(_with_server(super().get_parser(prog_name)))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the host and how far it is."""
+        place = _place_of(self.app.client_manager, parsed_args.server)
+        return image.ask(self, parsed_args, place.image_id, "pre-seed", {"hosts": [place.host]})
+
+
+def _with_server(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("server", metavar="<server>", help="id or name of the server")
+    return parser
+
+
+def _place_of(manager: Any, name: str) -> _Place:
+    """Return what a server is made of and where it runs.
+
+    :raises exceptions.CommandError: it has no image, or Nova does not tell its host
+    """
+    server = manager.sdk_connection.compute.find_server(name, ignore_missing=False)
+    server = manager.sdk_connection.compute.get_server(server.id)
+    image_id = server.image.id if server.image else None
+    if not image_id:
+        raise exceptions.CommandError(
+            f"server {name} boots from a volume, which acstor does not do"
+        )
+    if not server.compute_host:
+        raise exceptions.CommandError(
+            f"Nova does not tell you where server {name} runs: sign in as an administrator, or "
+            "use the image (openstack acstor image show)"
+        )
+    return _Place(server.id, image_id, server.compute_host)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images from the command line to agents and Glance and back, over everything that is real.
+
+Agents run in namespaces and read images from a folder; Glance has the same images
+under the same ids, and decides who may see them.
+"""
+
+import contextlib
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from acstor_common import ids
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import decision
+from tests.lab import local
+from tests.lab import network
+from tests.lab import relay
+from tests.lab import runs
+from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import cloud as openstack
+
+pytestmark = hosts.needs_fuse
+
+LINK_MBIT = 50
+DEADLINE_S = 60.0
+IMAGE = local.random_bytes(4 << 20, seed=66)
+OPEN_TO_TENANTS = {"acstor:image:list": "", "acstor:image:get": ""}
+
+
+class Cloud:
+    """Two hosts, an instance, the API, and a listener beside the lab's Glance."""
+
+    def __init__(self, lab: openstack.Cloud) -> None:
+        self.lab = lab
+        self.agents: dict[str, agents.Agent] = {}
+        self.image_id = ids.ImageId("")
+
+    def acstor(self, *words: str, user: str = "admin") -> Any:
+        """Run ``openstack acstor …`` and return what it says in JSON."""
+        done = acstor_decision.openstack(self.lab, user, *words, "-f", "json")
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        return json.loads(done.stdout)
+
+    def refused(self, *words: str, user: str = "admin") -> str:
+        """Run what is refused; return what it says."""
+        done = acstor_decision.openstack(self.lab, user, *words)
+        assert done.returncode != 0, done.stdout
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    def image(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.acstor("image", "show", self.image_id)
+        return found
+
+
+@pytest.fixture(scope="module")
+def cloud(
+    openstack_lab: openstack.Cloud, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cloud]:
+    if shutil.which("/usr/sbin/rabbitmq-server") is None:
+        pytest.skip("RabbitMQ is not installed")
+    lab = openstack_lab
+    lab.start_image_services()
+    folder = tmp_path_factory.mktemp("decision-images")
+    images = local.ImageFolder(folder / "images")
+    connection = f"sqlite:///{folder}/decision.sqlite"
+    made = Cloud(lab)
+    made.image_id = images.add(IMAGE)
+    with contextlib.ExitStack() as stack:
+        listener = acstor_glance.Listener("listener", lab, folder / "listener", boot_images="none")
+        api = acstor_decision.DecisionApi(lab, folder / "api", connection, OPEN_TO_TENANTS)
+        net = stack.enter_context(network.Network(2, LINK_MBIT))
+        door = stack.enter_context(relay.Relay(net.source, lab.rabbitmq.port))
+        instance = decision.Instance(folder, "one", lab.rabbitmq.url, connection, dead_after=60)
+        stack.enter_context(instance)
+        for service in (listener, api):
+            stack.callback(service.stop)
+            service.start()
+        for service in (listener, api):
+            service.wait_ready()
+        api.register()
+        broker = f"rabbit://guest:guest@{door.address}/"
+        for host in net.hosts:
+            agent = decision.agent(host, images, broker, LINK_MBIT, peer_timeout_s=2.0)
+            made.agents[host.name] = stack.enter_context(agent)
+        for agent in made.agents.values():
+            agent.wait_ready()
+        lab.connect("tenant").image.create_image(
+            name="web",
+            id=made.image_id,
+            data=IMAGE,
+            disk_format="raw",
+            container_format="bare",
+            visibility="private",
+        )
+        stack.callback(lab.connect("admin").image.delete_image, made.image_id)
+        runs.wait_for(
+            lambda: made.image()["state"] == "ready" and len(made.acstor("host", "list")) == 2,
+            DEADLINE_S,
+            "an image that is prepared, and two hosts",
+            lambda: "\n".join([listener.log()[-2000:], instance.log()[-2000:], api.log()[-2000:]]),
+        )
+        yield made
+
+
+def is_right(cloud: Cloud, host: str) -> bool:
+    """Read all of the image on a host; its bytes are not for a failing test to print."""
+    return bool(cloud.agents[host].image_path(cloud.image_id).read_bytes() == IMAGE)
+
+
+def test_an_image_is_brought_to_the_hosts_that_are_named_and_to_those_that_lack_it(cloud):
+    first = cloud.acstor("image", "pre-seed", cloud.image_id, "--host", "h1", "--wait")
+    assert first == [{"Host": "h1", "Task": "pre_seed: done, 100 %"}]
+    assert cloud.agents["h1"].status()["images"][cloud.image_id]["cached_bytes"] == len(IMAGE)
+    assert cloud.image()["warm_hosts"] == 1
+    second = cloud.acstor("image", "pre-seed", "web", "--count", "5", "--wait")
+    assert [row["Host"] for row in second] == ["h2"]
+    shown = cloud.image()
+    assert (shown["warm_hosts"], shown["cached_bytes"]) == (2, 2 * len(IMAGE))
+    assert shown["fetched"]["source"] > 0 and shown["fetched"]["peer"] > 0
+
+
+def test_it_is_told_where_guests_found_their_bytes(cloud):
+    cloud.acstor("image", "pre-seed", cloud.image_id, "--wait")
+    before = cloud.image()["read"]
+    assert is_right(cloud, "h2")
+    runs.wait_for(
+        lambda: cloud.image()["read"]["local"] >= before["local"] + len(IMAGE),
+        DEADLINE_S,
+        "the next report",
+        lambda: str(cloud.image()),
+    )
+    row = cloud.acstor("image", "list")[0]
+    assert (row["ID"], row["Name"], row["Local %"]) == (cloud.image_id, "web", 100.0)
+
+
+def test_an_image_is_prepared_anew_on_request(cloud):
+    before = cloud.image()
+    after = cloud.acstor("image", "prepare", cloud.image_id, "--force", "--wait", "--timeout", "60")
+    assert after["state"] == "ready"
+    assert after["chunk_map"] not in (None, before["chunk_map"])
+    assert cloud.acstor("image", "prepare", cloud.image_id, "--wait")["state"] == "ready"
+
+
+def test_boots_are_recorded_on_request(cloud):
+    asked = cloud.acstor("boot", "image", "record", cloud.image_id, "--host", "h1", "--boots", "2")
+    assert [row["Host"] for row in asked] == ["h1"]
+
+    def task() -> str:
+        rows = cloud.acstor("image", "host", "list", cloud.image_id)
+        return {row["Host"]: row["Task"] for row in rows}["h1"]
+
+    runs.wait_for(lambda: "record_boots: running" in task(), DEADLINE_S, "the task", task)
+    assert cloud.acstor("boot", "image", "show", "web")["image_id"] == cloud.image_id
+
+
+def test_glance_decides_who_sees_an_image(cloud):
+    assert [row["ID"] for row in cloud.acstor("image", "list", user="tenant")] == [cloud.image_id]
+    assert cloud.acstor("image", "list", user="stranger") == []
+    assert "is not known" in cloud.refused("image", "show", cloud.image_id, user="stranger")
+    for words in (("image", "host", "list"), ("image", "pre-seed"), ("image", "prepare")):
+        assert "does not let you" in cloud.refused(*words, cloud.image_id, user="tenant")
+
+
+def test_mistakes_say_what_to_do(cloud):
+    nowhere = "7d2c1f9e-5d6b-4a5c-9c61-000000000999"
+    assert f"image {nowhere} is not known" in cloud.refused("image", "pre-seed", nowhere)
+    gone = cloud.refused("image", "pre-seed", cloud.image_id, "--host", "h9")
+    assert "no sample comes from h9" in gone and "openstack acstor host list" in gone
+    assert "No Image found for nothing" in cloud.refused("image", "show", "nothing")
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "yaml", "value", "table"])
+def test_lists_come_in_every_form(form, cloud):
+    for words in (("image", "list"), ("image", "host", "list", cloud.image_id), ("host", "list")):
+        done = acstor_decision.openstack(cloud.lab, "admin", *words, "-f", form)
+        assert done.returncode == 0, done.stderr
+        assert (
+            cloud.image_id if words[1] == "list" and words[0] == "image" else "h1"
+        ) in done.stdout
+
+
+def test_what_is_known_is_shown_while_the_broker_is_gone(cloud: Cloud) -> None:
+    lab = cloud.lab
+    lab.rabbitmq.kill()
+    try:
+        assert cloud.image()["name"] == "web"
+        assert "the message bus does not answer" in cloud.refused("image", "pre-seed", "web")
+        assert is_right(cloud, "h1")
+    finally:
+        lab.rabbitmq.start()
+        lab.rabbitmq.wait_ready()
+    cloud.acstor("image", "pre-seed", "web", "--wait")
+
+
+def test_who_sees_all_does_without_names_while_glance_is_gone(cloud: Cloud) -> None:
+    lab = cloud.lab
+    lab.glance.kill()
+    try:
+        [row] = cloud.acstor("image", "list")
+        assert (row["ID"], row["Name"], row["Warm"]) == (cloud.image_id, None, 2)
+        assert "Glance does not say" in cloud.refused("image", "list", user="tenant")
+        assert is_right(cloud, "h1")
+    finally:
+        lab.glance.start()
+        lab.glance.wait_ready()
+    assert cloud.image()["name"] == "web"
+
+
+def test_commands_are_completed(cloud: Cloud, tmp_path: pathlib.Path) -> None:
+    script = runs.tool([agents.BIN / "openstack", "complete"])
+    for words in ("acstor_image='", "acstor_boot_image='", "acstor_server='"):
+        assert f"  {words}" in script
+    [line] = [line for line in script.splitlines() if "acstor_image='" in line]
+    assert {"list", "show", "prepare", "pre-seed"} <= set(line.partition("'")[2].strip("'").split())

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks are done one after the other, and whatever comes of them is told."""
+
+import pytest
+import trio
+
+from acstor_agent import boot_recording
+from acstor_agent import image_tasks
+from acstor_agent.core import counters
+from acstor_common import decision_api
+from acstor_common import errors
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+DATA = one_host.image_bytes(4 * CHUNK)
+LIMITS = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=0)
+State = decision_api.TaskState
+Kind = decision_api.TaskKind
+
+
+def task(request, kind=Kind.PRE_SEED, image_id=one_host.IMAGE, boots=1):
+    return decision_api.ImageTask(request=request, kind=kind, image_id=image_id, boots=boots)
+
+
+class Host:
+    """The tasks of a host whose images come when the test says so."""
+
+    def __init__(self, made, limits=LIMITS):
+        self.parts = made
+        self.now_s = 0.0
+        self.may_go_on = trio.Event()
+        self.failure = None
+        self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
+        self.tasks = image_tasks.ImageTasks(
+            made.mirrors,
+            self.recording,
+            self.pre_seed,
+            made.chunks.counters.fetched.get,
+            clock=lambda: self.now_s,
+        )
+
+    async def pre_seed(self, image_id, report):
+        if self.failure:
+            raise self.failure
+        image = await self.parts.mirrors.attach(image_id)
+        await report(CHUNK, len(DATA))
+        await self.may_go_on.wait()
+        for offset in range(0, len(DATA), CHUNK):
+            await image.read(offset, CHUNK)
+
+    async def told(self, image_id=one_host.IMAGE):
+        return (await self.tasks.news())[image_id].task
+
+    async def wait(self, is_so):
+        """Return what is told of the image's task when it is so."""
+        with trio.fail_after(30):
+            while True:
+                self.now_s += image_tasks.LOOK_AGAIN_S
+                told = await self.told()
+                if is_so(told):
+                    return told
+                await trio.sleep(0.01)
+
+
+@pytest.fixture
+async def host(tmp_path, nursery):
+    async with one_host.one_host(tmp_path) as parts:
+        parts.add(DATA)
+        made = Host(parts)
+        nursery.start_soon(made.tasks.run)
+        yield made
+
+
+async def test_nothing_is_told_twice_in_a_while(host):
+    assert await host.tasks.news() == {}
+    assert await host.tasks.news() is None
+    host.now_s += image_tasks.LOOK_AGAIN_S
+    assert await host.tasks.news() == {}
+
+
+async def test_an_image_is_told_by_where_its_bytes_were(host):
+    image = await host.parts.mirrors.attach(one_host.IMAGE)
+    await image.read(0, CHUNK)
+    await image.read(0, 100)
+    [(image_id, held)] = (await host.tasks.news()).items()
+    assert (image_id, held.size_bytes, held.cached_bytes) == (one_host.IMAGE, len(DATA), CHUNK)
+    assert held.read == decision_api.ReadBytes(local=100, source=CHUNK)
+    assert held.fetched == decision_api.FetchedBytes(source=CHUNK)
+    assert (held.boot_image, held.boot_revision, held.task) == ("unknown", 0, None)
+
+
+def test_peers_and_homes_are_others_hosts():
+    tally = counters.Tally()
+    tally.add(counters.Origin.PEER, 3)
+    tally.add(counters.Origin.HOME, 4)
+    held = image_tasks.held_image(None, tally, None)
+    assert held.fetched == decision_api.FetchedBytes(peer=7)
+    assert (held.size_bytes, held.cached_bytes) == (None, None)
+
+
+async def test_a_pre_seed_tells_how_far_it_is(host):
+    host.tasks.take(task(5))
+    host.tasks.take(task(6, image_id=one_host.OTHER))
+    told = await host.wait(lambda told: told.done)
+    assert (told.request, told.state, told.done, told.total) == (5, State.RUNNING, CHUNK, len(DATA))
+    assert (await host.tasks.news()) is None
+    host.now_s += image_tasks.LOOK_AGAIN_S
+    assert (await host.told(one_host.OTHER)).state is State.WAITING
+    host.parts.add(DATA, one_host.OTHER)
+    host.may_go_on.set()
+    told = await host.wait(lambda told: told.state is State.DONE)
+    assert (told.done, told.total) == (len(DATA), len(DATA))
+
+
+@pytest.mark.expect_log("cannot pre_seed: image")
+async def test_a_pre_seed_that_fails_says_why_and_the_next_one_begins(host):
+    host.failure = errors.ChunkUnavailable("image x", "source", "x" * 999)
+    host.tasks.take(task(1))
+    told = await host.wait(lambda told: told.state is State.FAILED)
+    assert len(told.why) == decision_api.MAX_WHY
+    host.failure = None
+    host.may_go_on.set()
+    host.tasks.take(task(2))
+    await host.wait(lambda told: told.state is State.DONE)
+
+
+@pytest.mark.allow_log("cannot pre_seed")
+async def test_floods_are_refused_and_what_is_told_is_bounded(host):
+    ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(300)]
+    for number, image_id in enumerate(ids):
+        host.tasks.take(task(number, image_id=image_id))
+    told = await host.tasks.news()
+    assert len(told) == image_tasks.MOST_REMEMBERED
+    assert told[ids[-1]].task.state is State.FAILED
+
+
+async def test_boots_are_recorded_as_often_as_was_asked(host):
+    assert host.recording.left(one_host.IMAGE) == 0
+    host.tasks.take(task(3, Kind.RECORD_BOOTS, boots=2))
+    assert host.recording.left(one_host.IMAGE) == 2
+    assert (await host.told()).done == 0
+    host.recording._sent[one_host.IMAGE] = 1
+    told = await host.told()
+    assert (told.state, told.done, told.total) == (State.RUNNING, 1, 2)
+    host.recording._sent[one_host.IMAGE] = 2
+    told = await host.told()
+    assert (told.state, told.done) == (State.DONE, 2)
+
+
+@pytest.mark.expect_log("cannot record_boots: boot_record_longest_s")
+async def test_boots_are_not_recorded_where_that_is_switched_off(tmp_path):
+    async with one_host.one_host(tmp_path) as parts:
+        made = Host(parts, LIMITS._replace(longest_s=0.0))
+        made.tasks.take(task(1, Kind.RECORD_BOOTS))
+        told = await made.told()
+    assert told.state is State.FAILED and "boot_record_longest_s" in told.why

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images: who sees which, what of them, and what can be done about them."""
+
+import time
+
+import pytest
+
+from acstor_common import decision_api
+from acstor_decision import rpc
+from acstor_decision.api import app
+from acstor_decision.api import image_service
+from tests.unit.decision.api import conftest
+
+IMAGES = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(10, 15)]
+SIZE = 1 << 20
+WARM = decision_api.HeldImage(
+    size_bytes=SIZE,
+    cached_bytes=SIZE,
+    boot_image="ready",
+    boot_revision=3,
+    read=decision_api.ReadBytes(local=70, boot=20, peer=6, source=4),
+)
+COLD = decision_api.HeldImage()
+
+
+def hold(store, *images_of_hosts, **fields):
+    """Let host n tell of its images."""
+    now_s = time.time()
+    conftest.note(
+        store,
+        *(
+            conftest.sample(n, sent_s=now_s, images=told, **fields)
+            for n, told in enumerate(images_of_hosts)
+        ),
+    )
+
+
+@pytest.fixture
+def open_to_tenants(api_configuration, store, glance, bus, tmp_path):
+    """Return a tenant's client, where the policy lets tenants see their images."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text('"acstor:image:list": ""\n"acstor:image:get": ""\n')
+    api_configuration.set_override("policy_file", str(policy), "oslo_policy")
+    made = app.make_plain_app(api_configuration, store, glance, bus).test_client()
+    made.environ_base["keystone.token_auth"] = object()
+    made.environ_base.update(
+        {f"HTTP_{k.upper().replace('-', '_')}": v for k, v in conftest.TENANT.items()}
+    )
+    return made
+
+
+def test_images_are_listed_with_where_they_are_warm_and_where_their_bytes_were(
+    client, store, glance
+):
+    glance.add(IMAGES[0])
+    hold(store, {IMAGES[0]: WARM}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD})
+    [shown] = client.get("/v1/images").json["images"]
+    assert (shown["name"], shown["state"], shown["size_bytes"]) == ("debian", "ready", SIZE)
+    assert (shown["hosts"], shown["warm_hosts"], shown["cached_bytes"]) == (3, 2, 2 * SIZE)
+    assert shown["read"] == {"local": 140, "boot": 40, "peer": 12, "source": 8}
+    assert (shown["boot_image"], shown["boot_revision"]) == (None, 3)
+    assert client.get(f"/v1/images/{IMAGES[0]}").json == shown
+
+
+def test_list_goes_on_behind_the_marker(client, store):
+    hold(store, dict.fromkeys(IMAGES, WARM))
+    first = client.get("/v1/images?limit=2").json["images"]
+    rest = client.get(f"/v1/images?marker={first[-1]['image_id']}").json["images"]
+    assert [image["image_id"] for image in (*first, *rest)] == IMAGES
+
+
+def test_who_sees_all_sees_images_that_glance_does_not_have_any_more(client, store):
+    hold(store, {IMAGES[0]: WARM})
+    shown = client.get(f"/v1/images/{IMAGES[0]}").json
+    assert (shown["name"], shown["state"], shown["warm_hosts"]) == (None, None, 1)
+
+
+def test_tenants_see_the_images_that_glance_shows_them_and_no_hosts(open_to_tenants, store, glance):
+    glance.add(IMAGES[3])
+    hold(store, dict.fromkeys(IMAGES, WARM))
+    listed = open_to_tenants.get("/v1/images?limit=1").json["images"]
+    assert [image["image_id"] for image in listed] == [IMAGES[3]]
+    assert open_to_tenants.get(f"/v1/images/{IMAGES[0]}").status_code == 404
+    assert open_to_tenants.get(f"/v1/images/{IMAGES[3]}").json["hosts"] == 1
+    assert open_to_tenants.get(f"/v1/images/{IMAGES[3]}/hosts").status_code == 403
+
+
+@pytest.mark.expect_log("shown without their names")
+def test_without_glance_who_sees_all_does_without_names(client, store, glance):
+    glance.failure = image_service.ImageServiceUnreachable("ConnectFailure")
+    hold(store, {IMAGES[0]: WARM})
+    assert client.get("/v1/images").json["images"][0]["name"] is None
+
+
+def test_without_glance_tenants_are_told_so(open_to_tenants, store, glance):
+    glance.failure = image_service.ImageServiceUnreachable("ConnectFailure")
+    hold(store, {IMAGES[0]: WARM})
+    answer = open_to_tenants.get("/v1/images")
+    assert answer.status_code == 503
+    assert "Glance" in answer.json["error"]["message"]
+
+
+def test_each_host_tells_what_it_holds_and_how_far_its_task_is(client, store, glance):
+    glance.add(IMAGES[0])
+    told = decision_api.TaskProgress(
+        request=7,
+        kind=decision_api.TaskKind.PRE_SEED,
+        state=decision_api.TaskState.RUNNING,
+        done=1,
+        total=9,
+    )
+    hold(store, {IMAGES[0]: WARM}, {IMAGES[0]: decision_api.HeldImage(task=told)}, {})
+    first, second = client.get(f"/v1/images/{IMAGES[0]}/hosts").json["hosts"]
+    assert (first["host"], first["cached_bytes"], first["task"]) == ("h0000", SIZE, None)
+    assert (second["host"], second["cached_bytes"]) == ("h0001", None)
+    assert second["task"]["request"] == 7 and second["task"]["state"] == "running"
+
+
+@pytest.mark.parametrize("path", ["", "/hosts"])
+def test_unknown_images_are_not_found(path, client, store):
+    assert client.get(f"/v1/images/{IMAGES[0]}{path}").status_code == 404
+    assert client.get(f"/v1/images/no-image{path}").status_code == 400
+
+
+@pytest.mark.parametrize("action", ["prepare", "pre-seed", "record-boots"])
+def test_nothing_is_done_about_unknown_images(action, client, store, bus):
+    hold(store, {IMAGES[0]: WARM})
+    assert client.post(f"/v1/images/{IMAGES[0]}/{action}").status_code == 404
+    assert not bus.tasks and not bus.wanted
+
+
+def test_an_image_is_prepared_anew_if_it_failed_or_somebody_insists(client, glance, bus):
+    glance.add(IMAGES[0])
+    glance.add(IMAGES[1], acstor_state="failed", acstor_state_of=IMAGES[1])
+    assert client.post(f"/v1/images/{IMAGES[0]}/prepare").status_code == 202
+    client.post(f"/v1/images/{IMAGES[0]}/prepare", json={"force": True})
+    client.post(f"/v1/images/{IMAGES[1]}/prepare")
+    assert [wanted.is_forced for wanted in bus.wanted] == [False, True, True]
+
+
+def test_an_image_that_cannot_be_served_is_not_prepared(client, glance, bus):
+    glance.add(IMAGES[0], disk_format="qcow2")
+    answer = client.post(f"/v1/images/{IMAGES[0]}/prepare")
+    assert answer.status_code == 409 and "qcow2" in answer.json["error"]["message"]
+    assert not bus.wanted
+
+
+def test_all_hosts_are_asked_at_once_or_some_by_name(client, store, glance, bus):
+    glance.add(IMAGES[0])
+    hold(store, {}, {}, {})
+    everywhere = client.post(f"/v1/images/{IMAGES[0]}/pre-seed").json
+    client.post(f"/v1/images/{IMAGES[0]}/pre-seed", json={"hosts": ["h0002"]})
+    client.post(f"/v1/images/{IMAGES[0]}/record-boots", json={"hosts": ["h0001"], "boots": 4})
+    (first, to_all), (_, to_one), (record, _) = bus.tasks
+    assert (to_all, to_one) == (None, ["h0002"])
+    assert everywhere["hosts"] == ["h0000", "h0001", "h0002"]
+    assert everywhere["request"] == first.request < 1 << 53
+    assert (record.kind.value, record.boots) == ("record_boots", 4)
+
+
+def test_a_count_takes_the_least_busy_hosts_that_are_not_warm(client, store, glance, bus):
+    glance.add(IMAGES[0])
+    hold(store, {}, {}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD}, {}, {}, {})
+    busy = decision_api.Traffic(10**9, 0)
+    conftest.note(store, conftest.sample(0, sent_s=time.time(), total=busy))
+    conftest.note(store, conftest.sample(6, sent_s=1.0, total=decision_api.Traffic()))
+    asked = client.post(f"/v1/images/{IMAGES[0]}/pre-seed", json={"count": 3}).json
+    assert asked["hosts"] == ["h0001", "h0003", "h0004"]
+    all_cold = client.post(f"/v1/images/{IMAGES[0]}/pre-seed", json={"count": 99}).json
+    assert all_cold["hosts"] == ["h0001", "h0003", "h0004", "h0005", "h0000"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"hosts": ["h0009"]}, 409, "no sample comes from h0009"),
+        ({"hosts": ["h0000"], "count": 1}, 400, "either"),
+        ({"hosts": ["h0000"] * 1001}, 400, "hosts"),
+        ({"count": -1}, 400, "count"),
+    ],
+)
+def test_hosts_that_cannot_be_asked_are_named(body, status, words, client, store, glance, bus):
+    glance.add(IMAGES[0])
+    hold(store, {})
+    answer = client.post(f"/v1/images/{IMAGES[0]}/pre-seed", json=body)
+    assert answer.status_code == status
+    assert words in answer.json["error"]["message"]
+    assert not bus.tasks
+
+
+def test_an_image_without_a_chunk_map_has_to_be_prepared_first(client, store, glance, bus):
+    glance.add(IMAGES[0], acstor_chunk_map="")
+    hold(store, {})
+    answer = client.post(f"/v1/images/{IMAGES[0]}/pre-seed")
+    assert answer.status_code == 409
+    assert f"openstack acstor image prepare {IMAGES[0]}" in answer.json["error"]["message"]
+
+
+def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
+    glance.add(IMAGES[0])
+    hold(store, {})
+    bus.failure = rpc.BusUnreachable("refused")
+    for action in ("prepare", "pre-seed", "record-boots"):
+        answer = client.post(f"/v1/images/{IMAGES[0]}/{action}")
+        assert answer.status_code == 503
+        assert "message bus" in answer.json["error"]["message"]
