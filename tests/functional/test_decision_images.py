@@ -215,6 +215,6 @@ def test_who_sees_all_does_without_names_while_glance_is_gone(cloud: Cloud) -> N
 def test_commands_are_completed(cloud: Cloud, tmp_path: pathlib.Path) -> None:
     script = runs.tool([agents.BIN / "openstack", "complete"])
     for words in ("acstor_image='", "acstor_boot_image='", "acstor_server='"):
-        assert f"  {words}" in script
-    [line] = [line for line in script.splitlines() if "acstor_image='" in line]
+        assert f"cmds_{words}" in script
+    [line] = [line for line in script.splitlines() if "cmds_acstor_image='" in line]
     assert {"list", "show", "prepare", "pre-seed"} <= set(line.partition("'")[2].strip("'").split())
