@@ -352,6 +352,7 @@ class Agent:
             may_refer=ask.may_refer and self._follow_referrals,
             is_soon=ask.errand is errand.Errand.READ_AHEAD,
             is_relayed=ask.is_relayed,
+            is_moved=ask.is_moved,
         )
         if self._decision is not None and not isinstance(answer, peer_wire.Refer):
             self._decision.received(ask.host, len(answer))
@@ -360,7 +361,9 @@ class Agent:
     async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
         want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
         with disk_io.as_stream(requests.Stream(requests.Klass.PEER, host)):
-            data = await self._chunks.serve(want, get.may_read_source, get.is_relayed, host)
+            data = await self._chunks.serve(
+                want, get.may_read_source, get.is_relayed, host, get.is_moved
+            )
         if not get.is_relayed:
             self._exchange.gave(want, host)
         self._gave(host, data)

@@ -53,6 +53,7 @@ class Ask(NamedTuple):
     :param may_read_source: the host may read the chunk through
     :param may_refer: it may name others to ask instead
     :param is_relayed: this host asks as a home, for others
+    :param is_moved: ``host`` is the chunk's home since the last table only
     """
 
     host: ids.HostId
@@ -61,6 +62,7 @@ class Ask(NamedTuple):
     may_read_source: bool
     may_refer: bool
     is_relayed: bool = False
+    is_moved: bool = False
 
 
 AskPeer = Callable[[Ask, Want], Awaitable[Bytes | peer_wire.Refer]]
@@ -184,8 +186,10 @@ class Exchange:
     ) -> Bytes | peer_wire.Refer:
         """Ask one peer, check its answer, and remember how it behaved."""
         address = self._address_of(host, want)
-        ask = Ask(host, address, errand, may_read_source, may_refer, is_relayed)
-        prefix = gossip.Prefix(self.oid(want))
+        oid = self.oid(want)
+        is_moved = may_read_source and not is_relayed and self._has_moved_to(host, oid)
+        ask = Ask(host, address, errand, may_read_source, may_refer, is_relayed, is_moved)
+        prefix = gossip.Prefix(oid)
         self._gossip.asked(host)
         try:
             answer = await self._ask_peer(ask, want)
@@ -207,6 +211,12 @@ class Exchange:
             self._gossip.answered(host)
         self._health.succeeded(host, self._clock())
         return answer
+
+    def _has_moved_to(self, host: ids.HostId, oid: ids.Oid) -> bool:
+        """Say that ``host`` is a chunk's home by the last table, and was not by the one before."""
+        former = self._former_ring()
+        was_elsewhere = former is not None and homes.home(former, self._here, oid) != host
+        return was_elsewhere and self.is_home(host, oid)
 
     def _address_of(self, host: ids.HostId, want: Want) -> str:
         table = self._table_with(host)

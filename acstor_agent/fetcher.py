@@ -176,18 +176,20 @@ class Fetcher:
         may_read_source: bool,
         is_relayed: bool = False,
         requester: ids.HostId | None = None,
+        is_moved: bool = False,
     ) -> Bytes:
         """Return a chunk to a peer that asks for it.
 
         :param may_read_source: this host is the chunk's home for the peer, and reads it through
         :param is_relayed: the peer asks as a home: nobody else is asked or waited for
+        :param is_moved: this host is the home by the peer's table, and was not by the one before
         :raises errors.ChunkUnavailable: it is not here, and may not or cannot be read
         """
         data: Bytes | None = None
         if self._peers.may_give(want):
             data = await self._cache.read_chunk(want.cid)
         if data is None:
-            data = await self._get_for(want, may_read_source, is_relayed, requester)
+            data = await self._get_for(want, may_read_source, is_relayed, requester, is_moved)
         self._count_served(data)
         return data
 
@@ -209,12 +211,14 @@ class Fetcher:
         may_read_source: bool,
         is_relayed: bool,
         requester: ids.HostId | None,
+        is_moved: bool,
     ) -> Bytes:
         """Get what is not here for a peer; nothing is awaited before it is in a table."""
         keep = public_cache.KeepClass.HOME
         if may_read_source and not is_relayed:
-            return (await self._home.read(want, Errand.GUEST_WAITS, keep, requester)).data
-        if may_read_source:
+            errand = Errand.GUEST_WAITS
+            return (await self._home.read(want, errand, keep, requester, is_moved)).data
+        if may_read_source and not self._home.is_left_to(want, requester):
             return await self._home.read_source(want, keep)
         return await self._flight_of(want, is_relayed)
 

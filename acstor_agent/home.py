@@ -73,6 +73,12 @@ class Home:
         """Say whether this host is the home of a chunk, as it sees the ring."""
         return homes.home(self._current_ring(), self._here, self._peers.oid(want)) == self._here
 
+    def is_left_to(self, want: exchange.Want, requester: ids.HostId | None) -> bool:
+        """Say whether a home that asks for a chunk reads it itself; see ``homes.is_left_to``."""
+        return homes.is_left_to(
+            self._current_ring(), self._former_ring(), self._here, self._peers.oid(want), requester
+        )
+
     def reading(self, want: exchange.Want) -> flights.Flight[exchange.Bytes] | None:
         """Return the read of the source that is under way for a chunk."""
         return self._reads.get(want.cid)
@@ -83,12 +89,14 @@ class Home:
         errand: errand_.Errand,
         keep: KeepClass,
         requester: ids.HostId | None = None,
+        is_moved: bool = False,
     ) -> ReadThrough:
         """Return a chunk that is not here, from an upstream or from the source, and keep it.
 
         Nothing is awaited before it is in one of the tables.
 
         :param requester: the peer that asks for it; None for this host itself
+        :param is_moved: this host is the home by the peer's table, and was not by the one before
         """
         upstreams = [
             upstream
@@ -98,6 +106,7 @@ class Home:
                 self._here,
                 self._peers.oid(want),
                 requester,
+                is_moved,
             )
             if self._peers.is_usable(upstream.host)
         ]

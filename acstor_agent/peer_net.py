@@ -150,6 +150,7 @@ class PeerNet:
         may_refer: bool = False,
         is_soon: bool = False,
         is_relayed: bool = False,
+        is_moved: bool = False,
     ) -> peer_wire.Buffer | peer_wire.Refer:
         """Return ``length`` bytes of an image from ``host``; they are not checked against ``cid``.
 
@@ -159,6 +160,7 @@ class PeerNet:
         :param may_refer: the host may name others to ask instead, in a Refer
         :param is_soon: a guest is about to want them: they go before other answers in bulk
         :param is_relayed: this host asks as a home, for others
+        :param is_moved: ``host`` is the home since the last v-node table only
         :raises errors.ChunkMissing: the host says that it cannot give them
         :raises errors.SourceUnreachable: no connection, connection lost, no answer in time, or the
             host says that it cannot give them now
@@ -176,6 +178,7 @@ class PeerNet:
             may_refer=may_refer,
             is_soon=is_soon,
             is_relayed=is_relayed,
+            is_moved=is_moved,
         )
         with trio.move_on_after(timeout_s):
             line = self._line(host, address, klass)

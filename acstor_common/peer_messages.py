@@ -16,9 +16,10 @@ from typing import NamedTuple
 from acstor_common import geometry
 from acstor_common import ids
 
-MINOR_VERSION = 3
+MINOR_VERSION = 4
 """1 added Advertise, Refer and the flag ``may_refer`` of Get; 2 its flag ``is_soon``; 3 Gone, LetGo
-and its flag ``is_relayed``.  A peer gets nothing that its minor version does not have."""
+and its flag ``is_relayed``; 4 its flag ``is_moved``.  A peer gets nothing that its minor version
+does not have."""
 
 MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
 MAX_TEXT_BYTES = 200
@@ -65,6 +66,8 @@ class Get(NamedTuple):
     :param is_soon: a guest of the sender is about to want it; only where none waits yet
     :param is_relayed: a home asks for others: the receiver asks nobody but the source for it, and
         waits for nothing that it asks others for itself
+    :param is_moved: the receiver is the chunk's home by the sender's table, and another host was by
+        the table before it
     """
 
     request_id: int
@@ -77,6 +80,7 @@ class Get(NamedTuple):
     may_refer: bool = False
     is_soon: bool = False
     is_relayed: bool = False
+    is_moved: bool = False
 
 
 class Chunk(NamedTuple):
@@ -183,7 +187,8 @@ _MAY_READ_SOURCE = 1
 _MAY_REFER = 2
 _IS_SOON = 4
 _IS_RELAYED = 8
-_KNOWN_FLAGS = _MAY_READ_SOURCE | _MAY_REFER | _IS_SOON | _IS_RELAYED
+_IS_MOVED = 16
+_KNOWN_FLAGS = _MAY_READ_SOURCE | _MAY_REFER | _IS_SOON | _IS_RELAYED | _IS_MOVED
 
 
 def _require(is_right: bool, why: str) -> None:
@@ -199,7 +204,7 @@ def _encode_hello(hello: Hello) -> bytes:
 def _encode_get(get: Get) -> bytes:
     _check_get(get)
     flags = _MAY_READ_SOURCE * get.may_read_source | _MAY_REFER * get.may_refer
-    flags |= _IS_SOON * get.is_soon | _IS_RELAYED * get.is_relayed
+    flags |= _IS_SOON * get.is_soon | _IS_RELAYED * get.is_relayed | _IS_MOVED * get.is_moved
     image = ids.image_id_bytes(get.image_id)
     return _GET.pack(get.request_id, image, get.offset, get.length, get.timeout_ms, flags, get.cid)
 
@@ -274,6 +279,7 @@ def _decode_get(body: bytes) -> Get:
         may_refer=bool(flags & _MAY_REFER),
         is_soon=bool(flags & _IS_SOON),
         is_relayed=bool(flags & _IS_RELAYED),
+        is_moved=bool(flags & _IS_MOVED),
     )
     _check_get(get)
     return get

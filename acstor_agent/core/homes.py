@@ -50,29 +50,53 @@ def upstreams(
     here: ids.HostId,
     oid: ids.Oid,
     requester: ids.HostId | None = None,
+    is_moved: bool = False,
 ) -> list[Upstream]:
     """Return whom ``here``, which acts as the home of a content, asks before the source.
 
-    While a table is new, its home asks the home of the former table, which may hold the chunk; and
-    the former home, asked by a host that has not got the new table yet, asks the new home: so one
-    of them reads the source.  The home of the outer group comes last.
+    While a table is new, its home asks the home of the former table, which may hold the chunk or
+    not have the new table yet; the former home, asked by a host that has not got the new table yet,
+    asks the new home; and a new home that does not know of it asks the home that it knows.  So one
+    of them reads the source, whoever has which table: where both have the new one, the new home
+    (:func:`is_left_to`), else the former one.  The home of the outer group comes last.
 
     :param former: the table that was in force before, as long as it is remembered
     :param requester: the peer that asks ``here``; it has not got the chunk
+    :param is_moved: by the requester's table ``here`` is the home, and was not by the one before
     """
     found: dict[ids.HostId, Upstream] = {}
     now = home(table, here, oid)
     if former is not None and now is not None:
         before = home(former, here, oid)
-        if now == here and before is not None and not _is_too_far(table, here, before):
-            found[before] = Upstream(before, may_read_source=False)
-        elif before == here:
+        if before is not None and now == here:
+            if before != requester and not _is_too_far(table, here, before):
+                found[before] = Upstream(before, may_read_source=True)
+        elif before == here:  # also where it is the new home that asks: it has the former table
             found[now] = Upstream(now, may_read_source=True)
+    if is_moved and now not in (None, requester):
+        found[now] = Upstream(now, may_read_source=True)
     outer = table.outer_group_of(here)
     if outer is not None:
         for host in outer.owners_at(oid, 1):
-            found[host] = Upstream(host, may_read_source=True)
-    return [upstream for host, upstream in found.items() if host not in (here, requester)]
+            if host != requester:
+                found[host] = Upstream(host, may_read_source=True)
+    return [upstream for host, upstream in found.items() if host != here]
+
+
+def is_left_to(
+    table: ring.Ring,
+    former: ring.Ring | None,
+    here: ids.HostId,
+    oid: ids.Oid,
+    requester: ids.HostId | None,
+) -> bool:
+    """Say whether ``here``, the former home, leaves a content to the new one that asks it.
+
+    Both have the new table then.  A former home that has not got it reads for the new home and for
+    those who ask by the former table alike.
+    """
+    is_former_home = former is not None and home(former, here, oid) == here
+    return is_former_home and home(table, here, oid) == requester != here
 
 
 def _is_too_far(table: ring.Ring, here: ids.HostId, host: ids.HostId) -> bool:

@@ -65,6 +65,7 @@ class Asking(base.Connection):
             may_refer=get.may_refer and self.minor_version >= 1,
             is_soon=get.is_soon and self.minor_version >= 2,
             is_relayed=get.is_relayed and self.minor_version >= 3,
+            is_moved=get.is_moved and self.minor_version >= 4,
         )
         waiter = self._waiting[request_id] = _Waiter(get)
         try:

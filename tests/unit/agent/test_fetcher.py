@@ -83,7 +83,7 @@ class Cloud:
                 return peer_wire.Refer(1, self.busy[question.host])
             self.relayed += question.is_relayed
             data = await self.hosts[question.host].serve(
-                wanted, question.may_read_source, question.is_relayed, name
+                wanted, question.may_read_source, question.is_relayed, name, question.is_moved
             )
             return bytes(len(data)) if question.host in self.lying else data
 
@@ -545,6 +545,30 @@ async def test_hosts_with_the_old_and_the_new_table_make_the_source_be_read_once
     async with trio.open_nursery() as nursery:
         for name in ("h2", "h3", "h4"):
             nursery.start_soon(read_everywhere, cloud, moved, (name,))
+    assert sorted(cloud.source.reads) == [n * CHUNK for n in moved]
+
+
+@pytest.mark.parametrize("informed", range(16))
+async def test_whoever_has_the_new_table_already_the_source_is_read_once(
+    cloud, autojump_clock, informed
+):
+    """A table reaches hosts at different times: here each set of the four has it."""
+    before, after = cloud.ring, placed(cloud, 2, vnodes={"h1": 400})
+    moved = [n for n in range(40) if homes(after, n) == "h1" != homes(before, n)]
+    for number, name in enumerate(cloud.hosts):
+        tables = (after, before) if informed >> number & 1 else (before, None)
+        for part in (cloud.hosts[name], cloud.hosts[name]._home, cloud.peers[name]):
+            part._current_ring, part._former_ring = [lambda table=table: table for table in tables]
+    rng = random.Random(informed)
+
+    async def read(name, chunk_no):
+        await trio.sleep(rng.random() * 0.03)
+        await read_everywhere(cloud, [chunk_no], (name,))
+
+    async with trio.open_nursery() as nursery:
+        for chunk_no in moved:
+            for name in cloud.hosts:
+                nursery.start_soon(read, name, chunk_no)
     assert sorted(cloud.source.reads) == [n * CHUNK for n in moved]
 
 

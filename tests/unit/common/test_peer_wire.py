@@ -23,6 +23,7 @@ REFERRED_GET = GET._replace(may_refer=True, may_read_source=False)
 ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
 REFER = peer_wire.Refer(0x01020304, (ids.HostId("host-7.example"), ids.HostId("h2")))
 NEW_HELLO = HELLO._replace(minor_version=3)
+MOVED_HELLO = HELLO._replace(minor_version=4)
 RELAYED_GET = GET._replace(is_relayed=True)
 GONE = peer_wire.Gone((1, 2**64 - 1))
 LET_GO = peer_wire.LetGo((CID, ids.Cid(bytes([255]) * 32)))
@@ -34,6 +35,7 @@ SAID = {
     ("peer-wire-v1-minor1", "server"): [HELLO, REFER],
     ("peer-wire-v1-minor2", "client"): [SOON_HELLO, GET._replace(is_soon=True, may_refer=True)],
     ("peer-wire-v1-minor3", "client"): [NEW_HELLO, RELAYED_GET, GONE, LET_GO],
+    ("peer-wire-v1-minor4", "client"): [MOVED_HELLO, GET._replace(is_moved=True)],
 }
 ACCEPTED = {"client": peer_wire.FROM_CLIENT, "server": peer_wire.FROM_SERVER}
 BOTH = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
@@ -255,7 +257,7 @@ def bad_get(**changes) -> bytes:
         {"length": 4 * 2**20 + 1},
         {"offset": 2**63 - 1},
         {"timeout": 0},
-        {"flags": 16},
+        {"flags": 32},
         {"cid": bytes(32)},
     ],
 )

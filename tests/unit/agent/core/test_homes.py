@@ -64,10 +64,34 @@ def test_new_home_asks_the_former_one_and_the_former_one_the_new_one():
     for oid in OIDS:
         old, new = homes.home(before, "h1", oid), homes.home(after, "h1", oid)
         if oid in moved:
-            assert homes.upstreams(after, before, new, oid) == [homes.Upstream(old, False)]
+            assert homes.upstreams(after, before, new, oid) == [homes.Upstream(old, True)]
             assert homes.upstreams(after, before, old, oid) == [homes.Upstream(new, True)]
         for bystander in {*PODS} - {old, new}:
             assert homes.upstreams(after, before, bystander, oid) == []
+
+
+def test_new_home_without_the_new_table_asks_the_home_that_it_knows():
+    before, after = table(1), table(2, vnodes={"h1": 200})
+    oid = next(o for o in OIDS if homes.home(before, "h1", o) != homes.home(after, "h1", o))
+    old, new = homes.home(before, "h1", oid), homes.home(after, "h1", oid)
+    assert homes.upstreams(before, None, new, oid, "h9", is_moved=True) == [
+        homes.Upstream(old, True)
+    ]
+    assert homes.upstreams(before, None, new, oid, old, is_moved=True) == []
+    assert homes.upstreams(before, None, old, oid, "h9", is_moved=True) == []
+    # It asks as its guest's host, too; then the former home has it read the chunk itself.
+    assert homes.upstreams(after, before, old, oid, requester=new) == [homes.Upstream(new, True)]
+
+
+def test_former_home_leaves_a_chunk_to_the_new_one_where_it_has_the_new_table():
+    before, after = table(1), table(2, vnodes={"h1": 200})
+    for oid in OIDS:
+        old, new = homes.home(before, "h1", oid), homes.home(after, "h1", oid)
+        assert homes.is_left_to(after, before, old, oid, new) == (old != new)
+        assert not homes.is_left_to(before, None, old, oid, new)
+        assert not homes.is_left_to(after, None, old, oid, new)
+        assert not homes.is_left_to(after, before, old, oid, None)
+        assert not any(homes.is_left_to(after, before, h, oid, new) for h in {*PODS} - {old, new})
 
 
 def test_nobody_is_asked_for_what_he_is_asking_for():
@@ -82,7 +106,7 @@ def test_former_home_that_left_the_ring_is_asked():
     after = table(2, {host: place for host, place in PODS.items() if host != "h4"})
     oid = next(o for o in OIDS if homes.home(before, "h1", o) == "h4")
     new = homes.home(after, "h1", oid)
-    assert homes.upstreams(after, before, new, oid) == [homes.Upstream("h4", False)]
+    assert homes.upstreams(after, before, new, oid) == [homes.Upstream("h4", True)]
 
 
 def test_former_home_is_not_asked_where_the_new_table_puts_it_too_far():
