@@ -211,14 +211,16 @@ def test_ring_file_is_followed_while_the_agent_runs(tmp_path, images, image_id):
     with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
         agent, path = cloud["h1"], cloud.ring_file
         hosts.write_ring(path, cloud.ports, epoch=5)
-        hosts.wait_until(lambda: epoch(cloud, "h1") == 5, "the newer table")
+        for name in cloud.ports:
+            hosts.wait_until(lambda name=name: epoch(cloud, name) == 5, "the newer table")
         hosts.write_ring(path, {"h9": 9}, epoch=4)
         hosts.wait_until(lambda: "older than 5 in use; not taken" in agent.log(), "a warning")
         path.write_text('{"version": 1, "epoch": 6, "hosts": [')
         hosts.wait_until(lambda: "the last table stays in use" in agent.log(), "a warning")
         assert agent.status()["ring"] == {"epoch": 5, "hosts": 2}
         hosts.write_ring(path, {"h1": cloud.ports["h1"]}, epoch=7)
-        hosts.wait_until(lambda: epoch(cloud, "h1") == 7, "the newest table")
+        for name in cloud.ports:  # a former home without it would read for the new one
+            hosts.wait_until(lambda name=name: epoch(cloud, name) == 7, "the newest table")
         assert agent.image_path(image_id).read_bytes() == DATA
         assert agent.status()["exchange"]["source_bytes"] == len(DATA)
         assert agent.log().count("older than 5") == 1
