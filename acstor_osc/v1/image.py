@@ -2,6 +2,7 @@
 """``openstack acstor image …``."""
 
 import argparse
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from acstor_osc import client
 ORIGINS = ("local", "boot", "peer", "source")
 SIZES = ("size_bytes", "cached_bytes")
 WAIT_S = 3600.0
+TAKEN_S = 60.0
+"""Within this time a host that hears of a task says so: several collections."""
 FINAL = ("ready", "refused", "failed")
 
 
@@ -190,9 +193,13 @@ def ask(
     what: str,
     body: Mapping[str, object],
 ) -> Any:
-    """Ask hosts for something about an image; return the columns and the rows of their tasks."""
+    """Ask hosts for something about an image; return the columns and the rows of their tasks.
+
+    :raises exceptions.CommandError: some failed, did not hear of it, or take longer than waited for
+    """
     api = asking.app.client_manager.acstor
     asked = api.post(f"/v1/images/{image_id}/{what}", body)
+    taken_by_s = time.monotonic() + TAKEN_S
 
     def tasks() -> dict[str, dict[str, Any]]:
         found = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
@@ -202,10 +209,20 @@ def ask(
             if host["task"] and host["task"]["request"] == asked["request"]
         }
 
+    def look() -> tuple[int, int]:
+        known = tasks()
+        silent = [host for host in asked["hosts"] if host not in known]
+        if silent and time.monotonic() > taken_by_s:
+            raise exceptions.CommandError(
+                f"{what} {image_id}: {len(silent)} of {len(asked['hosts'])} hosts did not hear of "
+                f"it ({', '.join(silent[:5])}): were they cut off from the message bus? Ask again"
+            )
+        return sum(map(_percent, known.values())), 100 * len(asked["hosts"])
+
     if parsed_args.wait and asked["hosts"]:
         client.wait(
             f"{what} {image_id}",
-            lambda: (sum(map(_percent, tasks().values())), 100 * len(asked["hosts"])),
+            look,
             parsed_args.timeout,
             f"openstack acstor image host list {image_id}",
         )

@@ -195,7 +195,13 @@ def test_what_is_known_is_shown_while_the_broker_is_gone(cloud: Cloud) -> None:
     finally:
         lab.rabbitmq.start()
         lab.rabbitmq.wait_ready()
-    cloud.acstor("image", "pre-seed", "web", "--wait")
+    words = ("image", "pre-seed", "web", "--wait", "--timeout", "10")
+    runs.wait_for(  # what was cast before an agent listens again is lost, and said to be
+        lambda: acstor_decision.openstack(lab, "admin", *words).returncode == 0,
+        DEADLINE_S,
+        "agents that hear of tasks again",
+        lambda: str(cloud.acstor("image", "host", "list", "web")),
+    )
 
 
 def test_who_sees_all_does_without_names_while_glance_is_gone(cloud: Cloud) -> None:

@@ -227,6 +227,13 @@ def test_pre_seed_that_takes_too_long_says_how_to_look_at_it(run, glance, bus, a
         run(image.PreSeedImage, IMAGE, "--host", "h0001", "--wait", "--timeout", "0")
 
 
+def test_hosts_that_do_not_hear_of_a_pre_seed_are_named(run, glance, monkeypatch):
+    glance.add(IMAGE)
+    monkeypatch.setattr(image, "TAKEN_S", -1.0)
+    with pytest.raises(exceptions.CommandError, match=r"1 of 1 hosts did not hear of it \(h0001\)"):
+        run(image.PreSeedImage, IMAGE, "--host", "h0001", "--wait")
+
+
 def test_prepare_waits_for_the_image_to_change(run, glance, bus, monkeypatch):
     glance.add(IMAGE, acstor_state="", acstor_chunk_map="")
 
