@@ -22,6 +22,7 @@ from acstor_agent.core import gossip
 from acstor_agent.core import homes
 from acstor_agent.core import identity
 from acstor_agent.core import neighbours
+from acstor_agent.core import pace
 from acstor_agent.core import peer_health
 from acstor_agent.sources import verify
 from acstor_common import errors
@@ -110,6 +111,7 @@ class Exchange:
         self._ask_peer = ask_peer
         self._tell = tell
         self._health = health
+        self._paces = {True: pace.Pace(), False: pace.Pace()}  # of homes, of holders
         self._topology = topology
         self._clock = clock
         self._gossip = gossip.Gossip()
@@ -191,6 +193,7 @@ class Exchange:
         ask = Ask(host, address, errand, may_read_source, may_refer, is_relayed, is_moved)
         prefix = gossip.Prefix(oid)
         self._gossip.asked(host)
+        asked_s = self._clock()
         try:
             answer = await self._ask_peer(ask, want)
             if not isinstance(answer, peer_wire.Refer):
@@ -209,8 +212,30 @@ class Exchange:
             raise
         finally:
             self._gossip.answered(host)
-        self._health.succeeded(host, self._clock())
+        self._judge(ask, want, answer, self._clock() - asked_s)
         return answer
+
+    def _judge(self, ask: Ask, want: Want, answer: Bytes | peer_wire.Refer, took_s: float) -> None:
+        """Note that a host answered; right bytes that come much too late are a failure, too.
+
+        What nobody waits for is late on purpose, and who refers to others answers at once: such an
+        answer says nothing about a host that has been slow.
+        """
+        paces = self._paces[ask.may_read_source]
+        is_compared = ask.errand is errand_.Errand.GUEST_WAITS and isinstance(answer, Bytes)
+        if is_compared and paces.is_slow(ask.host, took_s):
+            self._note_late(ask.host, want, took_s)
+        elif is_compared or not paces.has_been_slow(ask.host):
+            self._health.succeeded(ask.host, self._clock())
+
+    def too_late(self, host: ids.HostId, want: Want, took_s: float, may_read_source: bool) -> None:
+        """Note that another place was faster than ``host``, which has not answered yet."""
+        self._paces[may_read_source].is_slow(host, took_s)
+        self._note_late(host, want, took_s)
+
+    def _note_late(self, host: ids.HostId, want: Want, took_s: float) -> None:
+        error = errors.SourceUnreachable(str(want), host, f"it needs {took_s:.2f} s or more")
+        self.failed(host, peer_health.FailureKind.UNREACHABLE, error)
 
     def _has_moved_to(self, host: ids.HostId, oid: ids.Oid) -> bool:
         """Say that ``host`` is a chunk's home by the last table, and was not by the one before."""

@@ -29,7 +29,6 @@ from acstor_agent.core import counters
 from acstor_agent.core import errand as errand_
 from acstor_agent.core import hedge
 from acstor_agent.core import homes
-from acstor_agent.core import peer_health
 from acstor_agent.core import places
 from acstor_agent.core import preference
 from acstor_agent.core import public_cache
@@ -386,7 +385,7 @@ class Fetcher:
         self, rival: journey_.Rival, flight: flights.Flight[Fetched], journey: journey_.Journey
     ) -> None:
         """Ask the places that are left; if that is faster, the slow one has failed."""
-        slow, asked_s = journey.host, journey.asked_s
+        slow, asked_s = journey.asked[-1], journey.asked_s
         try:
             with rival.scope:
                 fetched = await self._travel(journey)
@@ -398,8 +397,7 @@ class Fetcher:
         finally:
             rival.ended.set()
 
-    def _note_loser(self, host: ids.HostId | None, took_s: float, want: Want) -> None:
+    def _note_loser(self, slow: places.Place, took_s: float, want: Want) -> None:
         """Hold it against a peer that another place, asked later, was faster."""
-        if host is not None:
-            error = errors.SourceUnreachable(str(want), host, f"no answer after {took_s:.2f} s")
-            self._peers.failed(host, peer_health.FailureKind.UNREACHABLE, error)
+        if slow.host is not None:
+            self._peers.too_late(slow.host, want, took_s, slow.may_read_source)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which answers of peers took many times longer than those of other peers.
+
+A host whose link is full answers everything, late.  It never fails, so it would
+stay the home of its share of all chunks, and everybody would wait for it.
+
+The one rule: only likes are compared.  What one host took is held against what the
+*other* hosts took for the same kind of request of late; so a slow source or a slow
+link of this host, which make all answers late, make nobody look slow.
+"""
+
+import collections
+import math
+import statistics
+
+from acstor_common import ids
+
+TIMES = 4.0
+"""A host is slow if its last answer, and those before, took so many times longer than others'."""
+SHORTEST_S = 0.25
+"""No answer is slow that took less."""
+SHARE_OF_NEWEST = 0.25
+"""What a host's newest answer counts in what is usual for it."""
+MAX_HOSTS = 64
+"""Hosts that are compared, those that answered last."""
+
+
+class Pace:
+    """What the hosts of a cloud take for one kind of request.
+
+    >>> pace = Pace()
+    >>> pace.is_slow(ids.HostId("h1"), 0.1), pace.is_slow(ids.HostId("h2"), 2.0)
+    (False, True)
+    """
+
+    def __init__(self) -> None:
+        self._usual_s: collections.OrderedDict[ids.HostId, float] = collections.OrderedDict()
+
+    def is_slow(self, host: ids.HostId, took_s: float) -> bool:
+        """Take note of an answer; say whether others are many times faster."""
+        before_s = self._usual_s.pop(host, took_s)
+        self._usual_s[host] = before_s + SHARE_OF_NEWEST * (took_s - before_s)
+        if len(self._usual_s) > MAX_HOSTS:
+            self._usual_s.popitem(last=False)
+        return took_s >= SHORTEST_S and self._has_been_slow(host, took_s)
+
+    def has_been_slow(self, host: ids.HostId) -> bool:
+        """Say whether others are many times faster than what is usual for a host."""
+        return self._usual_s.get(host, 0.0) >= SHORTEST_S and self._has_been_slow(host)
+
+    def _has_been_slow(self, host: ids.HostId, took_s: float = math.inf) -> bool:
+        others = [usual_s for other, usual_s in self._usual_s.items() if other != host]
+        own_s = min(took_s, self._usual_s[host])
+        return bool(others) and own_s > TIMES * statistics.median(others)
