@@ -15,8 +15,7 @@ from prometheus_client import core
 from prometheus_client import registry
 
 from acstor_agent.core import counters
-from acstor_common import errors
-from acstor_common import ring
+from acstor_common import metrics_endpoint
 
 Picture = Callable[[], dict[str, Any]]
 
@@ -61,19 +60,7 @@ def serve(address: str, picture: Picture) -> Callable[[], None]:
     """
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(picture))
-    prometheus_client.ProcessCollector(registry=own)
-    try:
-        host, port = ring.parse_address(address)
-        server, thread = prometheus_client.start_http_server(port, host, registry=own)
-    except (ValueError, OSError) as e:
-        raise errors.Unusable("metrics_listen", f"{address}: {e}") from e
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return stop
+    return metrics_endpoint.serve(address, own, "[acstor_agent] metrics_listen")
 
 
 def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:

@@ -14,8 +14,7 @@ import prometheus_client
 from prometheus_client import core
 from prometheus_client import registry
 
-from acstor_common import errors
-from acstor_common import ring
+from acstor_common import metrics_endpoint
 from acstor_decision.core import threshold
 
 _NO_THRESHOLDS = threshold.Thresholds()
@@ -96,19 +95,7 @@ def serve(address: str, picture: Callable[[], Picture]) -> Callable[[], None]:
     """
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(picture))
-    prometheus_client.ProcessCollector(registry=own)
-    try:
-        host, port = ring.parse_address(address)
-        server, thread = prometheus_client.start_http_server(port, host, registry=own)
-    except (ValueError, OSError) as e:
-        raise errors.Unusable("[acstor_decision] metrics_listen", f"{address}: {e}") from e
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return stop
+    return metrics_endpoint.serve(address, own, "[acstor_decision] metrics_listen")
 
 
 def _of_instance(picture: Picture) -> Iterator[core.Metric]:

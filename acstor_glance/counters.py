@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import prometheus_client
 
-from acstor_common import errors
+from acstor_common import metrics_endpoint
 
 
 class Counters:
@@ -37,23 +37,12 @@ class Counters:
         self.waiting = self._gauge("acstor_glance_waiting_images", "Images that wait for a worker")
         self.working = self._gauge("acstor_glance_working_images", "Images that are prepared now")
 
-    def serve(self, host: str, port: int) -> Callable[[], None]:
+    def serve(self, address: str) -> Callable[[], None]:
         """Start the Prometheus endpoint in a thread; return what stops it.
 
         :raises errors.Unusable: the address cannot be used
         """
-        prometheus_client.ProcessCollector(registry=self.registry)
-        try:
-            server, thread = prometheus_client.start_http_server(port, host, registry=self.registry)
-        except OSError as exc:
-            raise errors.Unusable("metrics_listen", f"{host}:{port}: {exc}") from exc
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        return stop
+        return metrics_endpoint.serve(address, self.registry, "[acstor_glance] metrics_listen")
 
     def _counter(
         self, name: str, text: str, labels: tuple[str, ...] | list[str] = ()

@@ -12,7 +12,6 @@ from oslo_config import cfg
 
 from acstor_common import conf as common_conf
 from acstor_common import errors
-from acstor_common import ring
 from acstor_glance import boot_images
 from acstor_glance import boot_service
 from acstor_glance import conf as glance_conf
@@ -73,15 +72,9 @@ def run(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    stop_metrics = None
-    if metrics_listen:
-        try:
-            stop_metrics = counters.serve(*ring.parse_address(metrics_listen))
-        except ValueError as exc:
-            raise errors.Unusable("metrics_listen", str(exc)) from exc
+    stop_metrics = counters.serve(metrics_listen) if metrics_listen else lambda: None
     listener.run()
-    if stop_metrics is not None:
-        stop_metrics()
+    stop_metrics()
     return 0
 
 
