@@ -216,21 +216,18 @@ class Exchange:
         return answer
 
     def _judge(self, ask: Ask, want: Want, answer: Bytes | peer_wire.Refer, took_s: float) -> None:
-        """Note that a host answered; right bytes that come much too late are a failure, too.
-
-        What nobody waits for is late on purpose, and who refers to others answers at once: such an
-        answer says nothing about a host that has been slow.
-        """
+        """Note that a host answered; right bytes that come much too late are a failure, too."""
+        is_waited_for = ask.errand is errand_.Errand.GUEST_WAITS and isinstance(answer, Bytes)
         paces = self._paces[ask.may_read_source]
-        is_compared = ask.errand is errand_.Errand.GUEST_WAITS and isinstance(answer, Bytes)
-        if is_compared and paces.is_slow(ask.host, took_s):
-            self._note_late(ask.host, want, took_s)
-        elif is_compared or not paces.has_been_slow(ask.host):
-            self._health.succeeded(ask.host, self._clock())
+        match paces.judge(ask.host, took_s, is_waited_for):
+            case pace.Verdict.LATE:
+                self._note_late(ask.host, want, took_s)
+            case pace.Verdict.IN_TIME:
+                self._health.succeeded(ask.host, self._clock())
 
     def too_late(self, host: ids.HostId, want: Want, took_s: float, may_read_source: bool) -> None:
         """Note that another place was faster than ``host``, which has not answered yet."""
-        self._paces[may_read_source].is_slow(host, took_s)
+        self._paces[may_read_source].note(host, took_s)
         self._note_late(host, want, took_s)
 
     def _note_late(self, host: ids.HostId, want: Want, took_s: float) -> None:

@@ -61,7 +61,7 @@ class Cloud:
         self.names = identity_of_chunks
         self.source = MemorySource()
         self.dead, self.lying, self.frozen, self.asked, self.told = set(), set(), set(), [], []
-        self.busy, self.peers = {}, {}
+        self.busy, self.peers, self.slow = {}, {}, set()
         self.former, self.relayed, self.news = None, 0, []
         self.ring = ring.Ring(
             1, tuple(ring.RingHost(n, f"10.0.0.{i}:7201", 100) for i, n in enumerate(names, 1))
@@ -79,6 +79,8 @@ class Cloud:
                 raise errors.SourceUnreachable(str(wanted), question.host, "refused")
             if question.host in self.frozen:
                 await trio.sleep(60)
+            if question.host in self.slow:
+                await trio.sleep(1)
             if question.may_refer and question.host in self.busy:
                 return peer_wire.Refer(1, self.busy[question.host])
             self.relayed += question.is_relayed
@@ -309,6 +311,25 @@ async def test_frozen_home_is_raced_and_left_alone(cloud, autojump_clock, nurser
         await host.fetch(want(chunk_no), 10)
     assert trio.current_time() - began < 5
     assert 1 <= host.hedge.races <= 4
+
+
+@pytest.mark.expect_log("is left alone")
+async def test_slow_home_is_left_alone_though_it_answers_and_comes_back(cloud, autojump_clock):
+    home = cloud.home(want(0))
+    name = others(cloud, want(0))[0]
+    cloud.slow.add(home)
+    began = trio.current_time()
+    for chunk_no in range(40):
+        await cloud.hosts[name].fetch(want(chunk_no), 10)
+    at_home = [wanted for wanted in map(want, range(40)) if cloud.home(wanted) == home]
+    assert trio.current_time() - began < len(at_home) / 2
+    assert set(cloud.peers[name].quarantined()) == {home}
+    cloud.slow.clear()
+    await trio.sleep(600)
+    for wanted in at_home:
+        cloud.caches[name].drop(wanted.cid)
+        await cloud.hosts[name].fetch(wanted, 10)
+    assert not cloud.peers[name].quarantined()
 
 
 async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock, nursery):
