@@ -13,6 +13,8 @@ from oslo_log import log
 
 GROUP = cfg.OptGroup("acstor", title="What every acstor process of a host shares")
 
+Options = Iterable[tuple[cfg.OptGroup, Sequence[cfg.Opt]]]
+
 OPTS = [
     cfg.StrOpt(
         "control_socket",
@@ -38,18 +40,31 @@ def load(
     args: Sequence[str],
     prog: str,
     register: Callable[[cfg.ConfigOpts], None],
-    options: Iterable[tuple[cfg.OptGroup, Sequence[cfg.Opt]]],
+    options: Options,
 ) -> None:
-    """Read the files that the command line ``args`` names into ``conf``, and set up the log.
+    """Read a service's configuration into ``conf`` as :func:`read` does, and set up the log."""
+    log.register_options(conf)
+    read(conf, args, prog, register, options)
+    log.setup(conf, "acstor")
 
+
+def read(
+    conf: cfg.ConfigOpts,
+    args: Sequence[str],
+    prog: str,
+    register: Callable[[cfg.ConfigOpts], None],
+    options: Options,
+    project: str = "acstor",
+) -> None:
+    """Read the files that the command line ``args`` names into ``conf``.
+
+    :param prog: whose files are read where ``args`` names none, with ``project``
     :param register: registers the room's options
     :param options: those whose values are looked at now, not when they are first asked for
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
-    log.register_options(conf)
     register(conf)
-    conf(args, project="acstor", prog=prog)
+    conf(args, project=project, prog=prog)
     for group, members in options:
         for option in members:
             _ = conf[group.name][option.dest]
-    log.setup(conf, "acstor")

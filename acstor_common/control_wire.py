@@ -31,6 +31,7 @@ class Fallback(enum.StrEnum):
     OTHER_NAME = "other-name"
     MIRROR_UNREADABLE = "mirror-unreadable"
     MIRROR_LOST = "mirror-lost"
+    HOLES_UNKNOWN = "holes-unknown"
 
 
 class Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, frozen=True):
@@ -57,6 +58,18 @@ class PreSeed(Request, frozen=True, tag="pre-seed"):
     """Bring all of an image to this host, behind everything that guests wait for."""
 
     image_id: str
+
+
+class Zeros(Request, frozen=True, tag="zeros"):
+    """Which chunks of an image have only zeros, as :meth:`ChunkMap.zeros` says it."""
+
+    image_id: str
+
+
+class Hydrate(Request, frozen=True, tag="hydrate"):
+    """Copy what a disk still has of its image into its own file, so that it depends on nobody."""
+
+    disk_id: str
 
 
 class MakeDisk(Request, frozen=True, tag="make-disk"):
@@ -134,6 +147,8 @@ AnyRequest = (
     | Ensure
     | Drop
     | PreSeed
+    | Zeros
+    | Hydrate
     | MakeDisk
     | DropDisk
     | CountFallback

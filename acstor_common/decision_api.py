@@ -12,7 +12,9 @@ the table at once calls ``GET_RING``.
 
 What operators ask for goes as a task to agents (``IMAGE_TASK_GIVEN``) or as a
 request to those who prepare images (``IMAGE_WANTED``).  Nobody answers: an agent
-tells in its samples what has become of a task, and Glance what of an image.
+tells in its samples what has become of a task, and Glance what of an image.  A task
+of which an agent tells nothing is given to it again, so the same request may come
+more than once.
 """
 
 import enum
@@ -64,6 +66,7 @@ class TaskKind(enum.StrEnum):
     """What an agent can be asked to do about an image."""
 
     PRE_SEED = "pre_seed"  # bring all of it to the host
+    HYDRATE = "hydrate"  # let the host's disks that began as it depend on it no more
     RECORD_BOOTS = "record_boots"  # record the next boots, whatever was recorded before
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 import trio
 
-from acstor_agent import cache_files
+from acstor_agent.cache import cache_files
 from acstor_agent.core import cache_slab
 from acstor_agent.core import cache_slot
 from acstor_agent.core import public_cache

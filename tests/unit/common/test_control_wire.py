@@ -14,6 +14,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         control_wire.Ensure(IMAGE),
         control_wire.Drop(IMAGE),
         control_wire.PreSeed(IMAGE),
+        control_wire.Zeros(IMAGE),
         control_wire.GetRing(),
         control_wire.CountFallback(control_wire.Fallback.NOT_RAW, 2),
     ],

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rooms' doors to the message bus share: how one is opened, and how it begins to hear.
+
+The one rule: a broker that is away, or a message that makes no sense, ends nothing.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import oslo_messaging  # type: ignore[import-untyped]
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+AGAIN_AFTER_S = 1.0
+
+Heard = Callable[[Any], None]
+"""Gets a message's payload, unchecked, in a thread; what it raises is logged."""
+
+
+def open_transport(
+    conf: cfg.ConfigOpts,
+    get: Callable[[cfg.ConfigOpts], Any] = oslo_messaging.get_rpc_transport,
+) -> Any:
+    """Return the way to the broker that the configuration names; connects to nothing.
+
+    :param conf: the global configuration: oslo.messaging works with no other
+    :raises errors.Unusable: what it names is no broker that oslo.messaging knows
+    """
+    oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
+    try:
+        return get(conf)
+    except (oslo_messaging.MessagingException, ValueError) as e:
+        raise errors.Unusable("[DEFAULT] transport_url", str(e)) from e
+
+
+def serve(transport: Any, target: Any, endpoint: object, stopping: threading.Event) -> Any:
+    """Begin to hear what is sent to a target, once the broker is there; return the server.
+
+    It waits for the broker, so call it in a thread.
+
+    :return: None if it was told to stop before
+    """
+    return start(
+        lambda: oslo_messaging.get_rpc_server(transport, target, [endpoint], executor="threading"),
+        target.topic,
+        stopping,
+    )
+
+
+def start(make: Callable[[], Any], topic: str, stopping: threading.Event) -> Any:
+    """Make a server and start it, again and again until the broker takes it; return it.
+
+    It waits for the broker, so call it in a thread.  Each reason is logged once in a row.
+
+    :param topic: what is listened to, for the log
+    :return: None if it was told to stop before
+    """
+    told = ""
+    while not stopping.is_set():
+        try:
+            server = make()
+            server.start()  # waits for the broker, and looks for it again when it goes
+        except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
+            if str(e) != told:
+                told = str(e)
+                LOG.warning("cannot listen to %s on the message bus yet: %s", topic, told)
+            stopping.wait(AGAIN_AFTER_S)
+        else:
+            return server
+    return None
+
+
+class Endpoint:
+    """Methods that others may call, as oslo.messaging wants them.
+
+    :param heard: what to do with the payload, by method
+    """
+
+    target = oslo_messaging.Target(version=decision_api.VERSION)
+
+    def __init__(self, heard: Mapping[str, Heard]) -> None:
+        for method, callback in heard.items():
+            setattr(self, method, self._safely(method, callback))
+
+    @staticmethod
+    def _safely(method: str, callback: Heard) -> Callable[..., None]:
+        def hear(_context: object, payload: object = None) -> None:
+            try:
+                callback(payload)
+            except (errors.AcstorError, ValueError, OSError) as e:
+                LOG.warning("message %s is of no use: %s", method, e)
+
+        return hear

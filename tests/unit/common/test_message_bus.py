@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doors to the bus open and start, on kombu's broker in memory; real ones are in functional."""
+
+import threading
+from collections.abc import Iterator
+
+import oslo_messaging
+import pytest
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common import message_bus
+
+WAIT_S = 30.0
+
+
+@pytest.fixture
+def conf() -> Iterator[cfg.ConfigOpts]:
+    cfg.CONF([], project="acstor", default_config_files=[])
+    yield cfg.CONF
+    cfg.CONF.reset()
+
+
+@pytest.fixture
+def transport(conf) -> Iterator[oslo_messaging.Transport]:
+    made = message_bus.open_transport(conf, in_memory)
+    yield made
+    made.cleanup()
+
+
+def in_memory(conf: cfg.ConfigOpts) -> oslo_messaging.Transport:
+    return oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
+
+
+class Refusing:
+    """A server that a broker refuses some times."""
+
+    def __init__(self, server: object, refusals: list[Exception]) -> None:
+        self._server, self._refusals = server, refusals
+
+    def start(self) -> None:
+        if self._refusals:
+            raise self._refusals.pop(0)
+        self._server.start()
+
+
+@pytest.mark.expect_log("cannot listen to towers on the message bus yet: no broker")
+@pytest.mark.expect_log("cannot listen to towers on the message bus yet: odd")
+def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkeypatch, watched_log):
+    monkeypatch.setattr(message_bus, "AGAIN_AFTER_S", 0.01)
+    heard = threading.Event()
+    endpoint = message_bus.Endpoint({"lit": lambda _: heard.set()})
+    made = []
+    refusals = [*map(oslo_messaging.MessageDeliveryFailure, 3 * ["no broker"]), RuntimeError("odd")]
+    real = oslo_messaging.get_rpc_server
+
+    def refusing_server(*args: object, **kwargs: object) -> Refusing:
+        made.append(real(*args, **kwargs))
+        return Refusing(made[-1], refusals)
+
+    monkeypatch.setattr(oslo_messaging, "get_rpc_server", refusing_server)
+    target = oslo_messaging.Target(topic="towers", server="h1")
+    assert message_bus.serve(transport, target, endpoint, threading.Event()) is not None
+    assert len(made) == 5
+    assert len(watched_log.messages) == 2, "each reason is logged once"
+    try:
+        client = oslo_messaging.get_rpc_client(transport, target)
+        client.cast({}, "lit", payload=1)
+        assert heard.wait(WAIT_S)
+    finally:
+        made[-1].stop()
+        made[-1].wait()
+
+
+@pytest.mark.expect_log("cannot listen to towers on the message bus yet: no broker")
+def test_who_is_told_to_stop_looks_for_the_broker_no_longer():
+    stopping = threading.Event()
+
+    def make() -> None:
+        stopping.set()
+        raise OSError("no broker")
+
+    assert message_bus.start(make, "towers", stopping) is None
+
+
+def test_a_kind_of_broker_that_nobody_knows_is_refused(conf):
+    def pigeons(conf: cfg.ConfigOpts) -> oslo_messaging.Transport:
+        return oslo_messaging.get_rpc_transport(conf, "pigeon://loft/")
+
+    with pytest.raises(errors.Unusable, match="transport_url"):
+        message_bus.open_transport(conf, pigeons)
