@@ -14,38 +14,40 @@ import pyfuse3
 import trio
 from oslo_config import cfg
 
-from acstor_agent import boot_recording
-from acstor_agent import booting
-from acstor_agent import bus
-from acstor_agent import cache_files
-from acstor_agent import control_requests
-from acstor_agent import control_socket
-from acstor_agent import decision_link
 from acstor_agent import disk_io
-from acstor_agent import disks
-from acstor_agent import exchange
-from acstor_agent import fetcher
-from acstor_agent import fuse
-from acstor_agent import fuse_connection
-from acstor_agent import image_tasks
-from acstor_agent import metrics
-from acstor_agent import mirror
-from acstor_agent import mirrors
-from acstor_agent import peer_endpoint
-from acstor_agent import peer_net
-from acstor_agent import prefetching
-from acstor_agent import ring_keeper
 from acstor_agent import settings
-from acstor_agent import status
-from acstor_agent import supervisor
-from acstor_agent import trace_spool
-from acstor_agent import traffic_meter
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import home as home_
+from acstor_agent.chunks import serving
+from acstor_agent.chunks import want as want_
+from acstor_agent.cloud import bus
+from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import traffic_meter
+from acstor_agent.control import control_requests
+from acstor_agent.control import control_socket
+from acstor_agent.control import image_tasks
+from acstor_agent.control import metrics
+from acstor_agent.control import status
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
 from acstor_agent.core import errand
 from acstor_agent.core import identity
 from acstor_agent.core import peer_health
-from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.disks import disks
+from acstor_agent.images import boot_recording
+from acstor_agent.images import booting
+from acstor_agent.images import mirror
+from acstor_agent.images import mirrors
+from acstor_agent.images import prefetching
+from acstor_agent.images import trace_spool
+from acstor_agent.mount import fuse
+from acstor_agent.mount import fuse_connection
+from acstor_agent.peers import peer_endpoint
+from acstor_agent.peers import peer_net
+from acstor_agent.process import supervisor
 from acstor_agent.sources import build
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -132,8 +134,8 @@ class Agent:
         self._named = identity.ByContent() if own.content_exchange else identity.ByPlace()
         self._peers = peer_net.PeerNet(
             self._host,
-            serve=self._serve_peer,
-            serve_nowait=self._serve_peer_nowait,
+            serve=lambda host, get: self._serving.answer(host, get),
+            serve_nowait=lambda host, get: self._serving.answer_nowait(host, get),
             heard=self._heard,
             tls=settings.peer_tls(own),
             ring_epoch=lambda: self._ring.ring.epoch,
@@ -152,15 +154,31 @@ class Agent:
             topology=settings.topology(own.advertise_to),
         )
         self._source = build.build(own.sources, conf, nursery)
-        self._chunks = fetcher.Fetcher(
+        home = home_.Home(
             self._host,
             nursery,
             cache=cache,
             source=self._source,
+            peers=self._exchange,
             current_ring=self._ring.current,
             former_ring=self._ring.former,
+        )
+        self._chunks = fetcher.Fetcher(
+            self._host,
+            nursery,
+            cache=cache,
+            home=home,
+            current_ring=self._ring.current,
             peers=self._exchange,
             background_limit=own.fetch_limit,
+        )
+        self._serving = serving.Serving(
+            self._host,
+            cache=cache,
+            chunks=self._chunks,
+            home=home,
+            peers=self._exchange,
+            sent=self._sent,
         )
         maps, heads = state_dir / "maps", state_dir / "boot"
         maps.mkdir(exist_ok=True)
@@ -209,7 +227,7 @@ class Agent:
         )
         fetched = self._chunks.counters.fetched.get
         self._tasks = image_tasks.ImageTasks(
-            self._images, self._recording, self._requests.pre_seed, fetched
+            self._images, self._recording, self._requests.pre_seed, self._requests.hydrate, fetched
         )
         self._decision = self._link_to_decision(self._bus) if self._bus else None
 
@@ -336,9 +354,7 @@ class Agent:
 
     # Peers
 
-    async def _ask_peer(
-        self, ask: exchange.Ask, want: exchange.Want
-    ) -> exchange.Bytes | peer_wire.Refer:
+    async def _ask_peer(self, ask: exchange.Ask, want: want_.Want) -> want_.Bytes | peer_wire.Refer:
         answer = await self._peers.fetch(
             ask.host,
             ask.address,
@@ -358,29 +374,9 @@ class Agent:
             self._decision.received(ask.host, len(answer))
         return answer
 
-    async def _serve_peer(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes:
-        want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
-        with disk_io.as_stream(requests.Stream(requests.Klass.PEER, host)):
-            data = await self._chunks.serve(
-                want, get.may_read_source, get.is_relayed, host, get.is_moved
-            )
-        if not get.is_relayed:
-            self._exchange.gave(want, host)
-        self._gave(host, data)
-        return data
-
-    def _serve_peer_nowait(self, host: ids.HostId, get: peer_wire.Get) -> exchange.Bytes | None:
-        want = exchange.Want(get.image_id, get.offset, get.length, get.cid)
-        data = self._chunks.serve_nowait(want)
-        if data is not None:
-            if get.may_read_source and not get.is_relayed:  # who takes this host for the home
-                self._exchange.gave(want, host)
-            self._gave(host, data)
-        return data
-
-    def _gave(self, host: ids.HostId, data: exchange.Bytes) -> None:
+    def _sent(self, host: ids.HostId, count: int) -> None:
         if self._decision is not None:
-            self._decision.sent(host, len(data))
+            self._decision.sent(host, count)
 
     def _heard(self, host: ids.HostId, news: peer_wire.News) -> None:
         match news:

@@ -19,7 +19,6 @@ import os
 import pathlib
 from collections.abc import Callable
 from collections.abc import Iterator
-from typing import Any
 from typing import TypeVar
 
 import trio
@@ -96,7 +95,6 @@ class DiskIo:
         self._changed = trio.Event()
         self.stalls = 0
         self.policy = NONE
-        self.run: Callable[..., Any] = self._run_now
         self.change_policy(policy)
 
     @property
@@ -132,10 +130,9 @@ class DiskIo:
         made = pregather.Pregather(self._limits) if make is pregather.Pregather else make()
         self._scheduler.change_policy(made)
         self.policy = policy
-        self.run = self._run_in_turn if self.is_scheduling else self._run_now
         self._pump()
 
-    async def _run_now(
+    async def run(
         self,
         place: int,
         length: int,
@@ -144,22 +141,13 @@ class DiskIo:
         *args: object,
         limiter: trio.CapacityLimiter | None = None,
     ) -> T:
-        return await trio.to_thread.run_sync(function, *args, limiter=limiter)
-
-    async def _run_in_turn(
-        self,
-        place: int,
-        length: int,
-        is_write: bool,
-        function: Callable[..., T],
-        *args: object,
-        limiter: trio.CapacityLimiter | None = None,
-    ) -> T:
-        """Do ``function(*args)`` in a thread when the scheduler says so.
+        """Do ``function(*args)`` in a thread: at once with the policy ``none``, else in turn.
 
         :param place: where on the disk it begins (see :meth:`place`)
         :param length: bytes that it moves, at least 1
         """
+        if not self.is_scheduling:
+            return await trio.to_thread.run_sync(function, *args, limiter=limiter)
         turn = trio.Event()
         request = requests.Request(_stream.get(), place, length, is_write, token=turn)
         self._scheduler.submit(request, trio.current_time())

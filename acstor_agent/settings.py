@@ -9,11 +9,11 @@ import ipaddress
 from oslo_config import cfg
 
 from acstor_agent import disk_io
-from acstor_agent import peer_net
 from acstor_agent.core import neighbours
 from acstor_agent.core import readahead
 from acstor_agent.core import unit_ahead
 from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.peers import peer_net
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import ring

@@ -8,8 +8,8 @@ from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
 from acstor_agent import daemon
-from acstor_agent import service_manager
-from acstor_agent import supervisor
+from acstor_agent.process import service_manager
+from acstor_agent.process import supervisor
 from acstor_common import conf as common_conf
 from acstor_common import errors
 
@@ -41,8 +41,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     """
     own = conf.acstor_agent
     folders = {pathlib.Path(folder).resolve() for folder in (own.state_dir, own.cache_dir)}
-    for path in (conf.acstor.mount_point, pathlib.Path(conf.acstor.control_socket).parent):
-        supervisor.make_folder(pathlib.Path(path))
+    supervisor.make_folder(pathlib.Path(conf.acstor.control_socket).parent)
     with supervisor.lock_folders(sorted(folders)):
         return supervisor.Supervisor(
             pathlib.Path(conf.acstor.mount_point),

@@ -15,6 +15,7 @@ import tqdm
 from oslo_config import cfg
 
 from acstor_agent.core import disk_header
+from acstor_common import arguments
 from acstor_common import conf as common_conf
 from acstor_common import control_wire
 from acstor_common import errors
@@ -22,6 +23,7 @@ from acstor_common import ids
 
 CONNECT_TIMEOUT_S = 10.0
 UNIT_BYTES = 1024 * 1024
+MAX_BYTES = (1 << 63) - 1
 
 
 def main() -> int:
@@ -61,23 +63,34 @@ def _parser() -> argparse.ArgumentParser:
         ("pre-seed", "bring all of an image to this host", control_wire.PreSeed),
     ):
         added = command(name, text, lambda o, kind=kind: kind(o.image_id), _fields)
-        added.add_argument("image_id", type=ids.parse_image_id)
+        added.add_argument("image_id", type=arguments.typed(ids.parse_image_id))
     added = command(
         "make-disk",
         "make a writable disk that begins as an image",
         lambda o: control_wire.MakeDisk(o.disk_id, o.image_id, o.size),
         _fields,
     )
-    added.add_argument("disk_id", type=disk_header.parse_disk_id)
-    added.add_argument("image_id", type=ids.parse_image_id)
-    added.add_argument("--size", type=int, help="in bytes, at least the image's (the image's)")
+    added.add_argument("disk_id", type=arguments.typed(disk_header.parse_disk_id))
+    added.add_argument("image_id", type=arguments.typed(ids.parse_image_id))
+    added.add_argument(
+        "--size",
+        type=arguments.number(1, MAX_BYTES),
+        help="in bytes, at least the image's (the image's)",
+    )
+    added = command(
+        "hydrate",
+        "copy what a disk still has of its image into the disk's own file",
+        lambda o: control_wire.Hydrate(o.disk_id),
+        _fields,
+    )
+    added.add_argument("disk_id", type=arguments.typed(disk_header.parse_disk_id))
     added = command(
         "drop-disk",
         "delete a disk that nobody has open, with all that was written to it",
         lambda o: control_wire.DropDisk(o.disk_id),
         _fields,
     )
-    added.add_argument("disk_id", type=disk_header.parse_disk_id)
+    added.add_argument("disk_id", type=arguments.typed(disk_header.parse_disk_id))
     added = command(
         "set-ring",
         "use the v-node table in a file, if its epoch is higher",

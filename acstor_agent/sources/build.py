@@ -6,6 +6,7 @@ longer reads), retry (a passing fault), verify (bytes that are wrong are not
 asked for again here), and failover around all of them.
 """
 
+import inspect
 import random
 from collections.abc import Sequence
 
@@ -64,6 +65,10 @@ def _load(name: str) -> type[base.Driver]:
     driver = manager.driver
     if not (isinstance(driver, type) and issubclass(driver, base.Driver)):
         raise errors.Unusable(_OPTION, f"{name!r} is no source: {driver!r}", _installed())
+    if inspect.isabstract(driver):
+        lacks = ", ".join(sorted(driver.__abstractmethods__))
+        remedy = "It was written for another version of acstor"
+        raise errors.Unusable(_OPTION, f"the source {name!r} lacks {lacks}", remedy)
     return driver
 
 

@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 
-from acstor_agent import disks
 from acstor_agent.core import disk_header
+from acstor_agent.disks import disks
 from tests.fakes import one_host
 
 PAGE = 4096

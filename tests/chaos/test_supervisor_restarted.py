@@ -7,10 +7,12 @@ mount, the agent and the readers are real.
 
 import contextlib
 import signal
+import time
 
 import pytest
 
-from acstor_agent import openers
+from acstor_agent.mount import fuse_attributes
+from acstor_agent.mount import openers
 from tests.fakes import descriptor_keeper
 from tests.fakes import guest_readers
 from tests.fakes import hosts
@@ -84,6 +86,20 @@ def test_readers_see_no_error_when_a_supervisor_goes_and_comes_back(managed, num
     assert (tally.errors, tally.wrong) == ([], [])
     assert tally.reads > 0
     assert managed.log().count("taking back the mount") == 3
+
+
+def test_mount_that_waited_for_long_is_taken_back(managed):
+    """The kernel has forgotten by then what it knew of the mount, and nobody can be asked."""
+    truth = managed.images.path(managed.image_id)
+    mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
+    with guest_readers.Readers(truth, [mirror], seed=1) as readers:
+        hosts.wait_until(lambda: openers.pids_with_open(str(mirror)), "the readers", DEADLINE_S)
+        managed.end(signal.SIGKILL)
+        time.sleep(fuse_attributes.LAST_S + 1.0)
+        managed.start()
+        tally = readers.stop()
+    assert (tally.errors, tally.wrong) == ([], [])
+    assert managed.log().count("taking back the mount") == 1
 
 
 def test_stop_without_readers_unmounts_and_the_manager_keeps_nothing(managed):

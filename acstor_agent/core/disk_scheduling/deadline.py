@@ -6,6 +6,8 @@ a batch begins with the oldest request if its deadline has passed.  Reads go
 before writes, which are passed over ``WRITES_STARVED`` times at most.
 
 Simplified: neighbouring requests are not merged, and the disk has one at a time.
+Linux 2.6.18, which Ling 2015 had, also ended a batch at the first request that did not
+begin where the last one ended; later versions go on to the next one, as is done here.
 """
 
 import itertools

@@ -19,6 +19,11 @@ request to request: requests that come together make the mean too short to wait
 for, and each time that others were served instead makes it longer, until the zone
 is not waited for at all.
 
+One interval is no regularity: a file's indirect block and the data behind it are two
+requests, one right after the other, and then none.  So a mean of fewer than
+INTERVALS_KNOWN says nothing, and until a zone has that many it goes on as part of the
+unit before it, where a sequential reader comes from.
+
 A request counts when it is answered.  Counted when it arrives, as in the paper, its
 weight has decayed by the time that it waited in the queue: where random requests
 keep a sequential reader's waiting, its zones look no denser than theirs, and it is
@@ -31,7 +36,7 @@ it: while others are, nothing decays.  The caller passes such a clock.
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 SECTOR_BYTES = 512
@@ -39,6 +44,8 @@ ZONE_BYTES = 2000 * SECTOR_BYTES
 DECAY = 2.0
 WINDOW_S = 0.020
 ZONE_LIMIT = 1024
+INTERVALS_KNOWN = 2
+"""From this many intervals of a zone on their mean is believed."""
 _NEVER = -1
 
 
@@ -191,24 +198,26 @@ class Navigator:
         # A sum that was added up in another order may differ in its last digits.
         return zone is not None and self._density(zone) >= self.threshold * (1 - 1e-9)
 
+    def _is_regular(self, number: int) -> bool:
+        return self._is_dense(number) and self._zones[number].intervals >= INTERVALS_KNOWN
+
     def unit_at(self, offset: int) -> Unit | None:
         """Return the unit that holds ``offset``, None if none does."""
+        return self._unit_at(offset, self._is_dense)
+
+    def regular_unit_at(self, offset: int) -> Unit | None:
+        """Return the unit that holds ``offset`` of those whose interval is known, or None."""
+        return self._unit_at(offset, self._is_regular)
+
+    def _unit_at(self, offset: int, begins: Callable[[int], bool]) -> Unit | None:
         number = offset // self.zone_bytes
-        for dense in (number, number - 1):
-            if self._is_dense(dense):
-                return self._unit_of(dense)
-        return None
+        first = next((zone for zone in (number, number - 1) if begins(zone)), None)
+        return None if first is None else self._unit_of(first, begins)
 
-    def _unit_of(self, dense: int) -> Unit:
-        zones = 1 if self._is_dense(dense + 1) else 2
-        start = dense * self.zone_bytes
-        return Unit(start, start + zones * self.zone_bytes, self._zones[dense].interval_s)
-
-    def units(self) -> Iterator[Unit]:
-        """Yield all units, in the order in which their zones were last touched."""
-        for number, zone in self._zones.items():
-            if zone.leaves != _NEVER and self._is_dense(number):
-                yield self._unit_of(number)
+    def _unit_of(self, first: int, begins: Callable[[int], bool]) -> Unit:
+        zones = 1 if begins(first + 1) else 2
+        start = first * self.zone_bytes
+        return Unit(start, start + zones * self.zone_bytes, self._zones[first].interval_s)
 
     def __len__(self) -> int:
         """Count the zones that are remembered."""

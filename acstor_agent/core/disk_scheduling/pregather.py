@@ -31,6 +31,7 @@ Where the paper is silent or cannot be meant, this was chosen:
   of the time, and only the kernel's coarse clock can have made nine waits of ten
   succeed.  4 ms is that clock of the paper's kernel.
 * Prediction windows count the time for which the stream had the disk (section 3).
+* A fine timer needs a unit whose interval is known (navigator.INTERVALS_KNOWN).
 """
 
 import dataclasses
@@ -168,7 +169,7 @@ class Pregather(policy.Policy):
             return
         if not habit.queue:
             self._set_coarse(habit, request, now_s)
-        elif (unit := habit.navigator.unit_at(request.stop - 1)) is not None:
+        elif (unit := habit.navigator.regular_unit_at(request.stop - 1)) is not None:
             self._set_timer(_TimerKind.FINE, now_s, unit.interval_s, unit)
 
     def _set_coarse(
@@ -184,8 +185,6 @@ class Pregather(policy.Policy):
     ) -> None:
         tick_s = self._limits.tick_s
         expires_s = now_s + interval_s
-        if math.isinf(interval_s):  # nobody knows: no reason to wait
-            return
         if tick_s:
             expires_s = math.ceil(expires_s / tick_s) * tick_s
         self._timer = _Timer(kind, expires_s, interval_s, unit)

@@ -6,8 +6,8 @@ import json
 import pytest
 import trio
 
-from acstor_agent import boot_recording
-from acstor_agent import trace_spool
+from acstor_agent.images import boot_recording
+from acstor_agent.images import trace_spool
 from acstor_common import errors
 from acstor_common import trace_message
 from tests.fakes import one_host

@@ -5,9 +5,9 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent import booting
-from acstor_agent import status
+from acstor_agent.control import status
 from acstor_agent.core import boot_memory
+from acstor_agent.images import booting
 from acstor_agent.sources import base
 from acstor_common import boot_image
 from acstor_common import errors

@@ -11,7 +11,7 @@ import oslo_messaging
 import pytest
 from oslo_config import cfg
 
-from acstor_agent import bus
+from acstor_agent.cloud import bus
 from acstor_common import errors
 
 WAIT_S = 30.0

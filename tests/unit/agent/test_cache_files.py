@@ -13,8 +13,8 @@ import threading
 import pytest
 import trio
 
-from acstor_agent import cache_files
 from acstor_agent import disk_io
+from acstor_agent.cache import cache_files
 from acstor_agent.core import cache_slab
 from acstor_agent.core import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
@@ -69,8 +69,7 @@ def disk_path(tmp_path):
 
 
 async def settle(cache: cache_files.CacheFiles) -> None:
-    while cache._dirty:
-        await cache._write_batch()
+    await cache._behind.flush()
 
 
 async def fill(folder, count=24, **options) -> None:

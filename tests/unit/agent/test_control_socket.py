@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent import control_socket
+from acstor_agent.control import control_socket
 from acstor_common import control_wire
 from acstor_common import errors
 

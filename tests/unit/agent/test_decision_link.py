@@ -8,8 +8,8 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent import decision_link
-from acstor_agent import traffic_meter
+from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import links
 from acstor_common import decision_api
 from acstor_common import errors

@@ -10,10 +10,11 @@ import uuid
 import pytest
 import trio
 
-from acstor_agent import disk
-from acstor_agent import disks
-from acstor_agent import fetcher
+from acstor_agent.chunks import want as want_
 from acstor_agent.core import disk_header
+from acstor_agent.disks import disk
+from acstor_agent.disks import disk_files
+from acstor_agent.disks import disks
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import geometry
@@ -159,9 +160,9 @@ async def test_written_bytes_are_not_among_those_that_peers_can_have(host, made)
     for data in (secret, part):
         cid = ids.cid_of(data)
         assert cid not in host.cache
-        want = fetcher.Want(one_host.IMAGE, CHUNK, CHUNK, cid)
+        want = want_.Want(one_host.IMAGE, CHUNK, CHUNK, cid)
         with pytest.raises(errors.ChunkUnavailable):
-            await host.chunks.serve(want, may_read_source=True)
+            await host.serving.serve(want, may_read_source=True)
     image = bytes(await (await host.mirrors.attach(one_host.IMAGE)).read(0, 3 * CHUNK))
     assert image == DATA[: 3 * CHUNK]
 
@@ -368,15 +369,15 @@ async def test_files_are_for_the_agent_alone(made, tmp_path):
 
 async def test_bytes_of_a_lost_disk_are_not_overwritten(host, made, tmp_path):
     await made.write(0, b"precious")
-    disk.state_path(tmp_path / "disks", DISK).unlink()
+    disk_files.state_path(tmp_path / "disks", DISK).unlink()
     with pytest.raises(errors.Unusable, match="state is lost"):
         await make(host, tmp_path)
-    assert disk.data_path(tmp_path / "disks", DISK).read_bytes()[:8] == b"precious"
+    assert disk_files.data_path(tmp_path / "disks", DISK).read_bytes()[:8] == b"precious"
 
 
 async def test_make_that_was_killed_half_way_can_be_done_again(host, tmp_path):
     every = all_disks(host, tmp_path)
-    with disk.data_path(tmp_path / "disks", DISK).open("wb") as file:
+    with disk_files.data_path(tmp_path / "disks", DISK).open("wb") as file:
         file.truncate(5)
     (tmp_path / "disks" / f".incoming-{DISK}").write_bytes(b"half")
     one = await every.make(DISK, await host.mirrors.attach(one_host.IMAGE))
@@ -384,7 +385,7 @@ async def test_make_that_was_killed_half_way_can_be_done_again(host, tmp_path):
 
 
 async def test_drop_that_was_killed_half_way_can_be_done_again(host, made, tmp_path):
-    disk.data_path(tmp_path / "disks", DISK).unlink()
+    disk_files.data_path(tmp_path / "disks", DISK).unlink()
     every = all_disks(host, tmp_path)
     with pytest.raises(errors.FormatError, match="is missing"):
         await every.open(DISK)
@@ -394,7 +395,7 @@ async def test_drop_that_was_killed_half_way_can_be_done_again(host, made, tmp_p
 
 @pytest.mark.parametrize("spoil", [lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: b""])
 async def test_damaged_state_is_refused_and_left_as_it_is(host, made, tmp_path, spoil):
-    path = disk.state_path(tmp_path / "disks", DISK)
+    path = disk_files.state_path(tmp_path / "disks", DISK)
     path.write_bytes(spoil(path.read_bytes()))
     before = path.read_bytes()
     with pytest.raises(errors.FormatError, match=DISK):
@@ -404,8 +405,8 @@ async def test_damaged_state_is_refused_and_left_as_it_is(host, made, tmp_path, 
 
 async def test_state_of_another_disk_is_refused(host, made, tmp_path):
     folder = tmp_path / "disks"
-    disk.state_path(folder, DISK).rename(disk.state_path(folder, OTHER_DISK))
-    disk.data_path(folder, DISK).rename(disk.data_path(folder, OTHER_DISK))
+    disk_files.state_path(folder, DISK).rename(disk_files.state_path(folder, OTHER_DISK))
+    disk_files.data_path(folder, DISK).rename(disk_files.data_path(folder, OTHER_DISK))
     with pytest.raises(errors.FormatError, match=f"state of disk {DISK}"):
         await all_disks(host, tmp_path).open(OTHER_DISK)
 

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from acstor_agent import disk_io
-from acstor_agent import status
+from acstor_agent.control import status
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
 

@@ -4,9 +4,12 @@ import random
 import pytest
 import trio
 
-from acstor_agent import cache_files
-from acstor_agent import exchange
-from acstor_agent import fetcher
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import home as home_
+from acstor_agent.chunks import serving
+from acstor_agent.chunks import want as want_
 from acstor_agent.core import counters
 from acstor_agent.core import gossip
 from acstor_agent.core import identity
@@ -27,7 +30,7 @@ Errand = fetcher.Errand
 
 def want(chunk_no):
     data = BYTES[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
-    return fetcher.Want(IMAGE, chunk_no * CHUNK, CHUNK, ids.cid_of(data))
+    return want_.Want(IMAGE, chunk_no * CHUNK, CHUNK, ids.cid_of(data))
 
 
 class MemorySource(base.Source):
@@ -61,7 +64,7 @@ class Cloud:
         self.names = identity_of_chunks
         self.source = MemorySource()
         self.dead, self.lying, self.frozen, self.asked, self.told = set(), set(), set(), [], []
-        self.busy, self.peers, self.slow = {}, {}, set()
+        self.busy, self.peers, self.serving, self.slow = {}, {}, {}, set()
         self.former, self.relayed, self.news = None, 0, []
         self.ring = ring.Ring(
             1, tuple(ring.RingHost(n, f"10.0.0.{i}:7201", 100) for i, n in enumerate(names, 1))
@@ -84,7 +87,7 @@ class Cloud:
             if question.may_refer and question.host in self.busy:
                 return peer_wire.Refer(1, self.busy[question.host])
             self.relayed += question.is_relayed
-            data = await self.hosts[question.host].serve(
+            data = await self.serving[question.host].serve(
                 wanted, question.may_read_source, question.is_relayed, name, question.is_moved
             )
             return bytes(len(data)) if question.host in self.lying else data
@@ -101,17 +104,33 @@ class Cloud:
             topology=neighbours.Topology.RING,
             clock=trio.current_time,
         )
-        return fetcher.Fetcher(
+        home = home_.Home(
             ids.HostId(name),
             nursery,
             cache=self.caches[name],
             source=verify.VerifySource(self.source),
+            peers=self.peers[name],
             current_ring=lambda: self.ring,
             former_ring=lambda: self.former,
+        )
+        chunks = fetcher.Fetcher(
+            ids.HostId(name),
+            nursery,
+            cache=self.caches[name],
+            home=home,
+            current_ring=lambda: self.ring,
             peers=self.peers[name],
             background_limit=4,
             clock=trio.current_time,
         )
+        self.serving[name] = serving.Serving(
+            ids.HostId(name),
+            cache=self.caches[name],
+            chunks=chunks,
+            home=home,
+            peers=self.peers[name],
+        )
+        return chunks
 
     def _told(self, name, host, news):
         if isinstance(news, peer_wire.Advertise):
@@ -156,13 +175,13 @@ async def test_home_that_wants_what_it_just_read_for_a_peer_does_not_read_it_aga
     """The moment matters: between the look in the cache and the read somebody else's may end."""
     for chunk_no in range(36):
         wanted = want(chunk_no)
-        host = cloud.hosts[cloud.home(wanted)]
+        home = cloud.home(wanted)
         cloud.source.delay_s = 0
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(host.serve, wanted, True)
+            nursery.start_soon(cloud.serving[home].serve, wanted, True)
             for _ in range(chunk_no % 6):
                 await trio.lowlevel.checkpoint()
-            await host.fetch(wanted, 10)
+            await cloud.hosts[home].fetch(wanted, 10)
         assert cloud.source.reads.count(wanted.offset) == 1
 
 
@@ -254,7 +273,7 @@ async def test_reader_who_gives_up_does_not_stop_the_others(cloud, autojump_cloc
 
 async def test_peer_that_may_not_read_the_source_hears_that_the_chunk_is_missing(cloud):
     with pytest.raises(errors.ChunkMissing):
-        await cloud.hosts["h1"].serve(want(0), may_read_source=False)
+        await cloud.serving["h1"].serve(want(0), may_read_source=False)
     assert cloud.source.reads == []
 
 
@@ -364,15 +383,15 @@ async def test_requester_follows_a_referral_and_then_asks_plainly(cloud, autojum
 async def test_host_that_will_have_the_chunk_keeps_the_question(cloud, autojump_clock):
     wanted = want(0)
     cloud.source.delay_s = 0.5
-    first = cloud.hosts[others(cloud, wanted)[0]]
+    first = others(cloud, wanted)[0]
     got = []
 
     async def ask_early():
         await trio.sleep(0.1)
-        got.append(bytes(await first.serve(wanted, may_read_source=False)))
+        got.append(bytes(await cloud.serving[first].serve(wanted, may_read_source=False)))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(first.fetch, wanted, 10)
+        nursery.start_soon(cloud.hosts[first].fetch, wanted, 10)
         nursery.start_soon(ask_early)
     assert got == [BYTES[:CHUNK]]
 

@@ -3,7 +3,7 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent import flights
+from acstor_agent.chunks import flights
 from acstor_common import errors
 from acstor_common import ids
 

@@ -3,10 +3,11 @@
 
 import pytest
 import trio
+import trio.testing
 
-from acstor_agent import boot_recording
-from acstor_agent import image_tasks
+from acstor_agent.control import image_tasks
 from acstor_agent.core import counters
+from acstor_agent.images import boot_recording
 from acstor_common import decision_api
 from acstor_common import errors
 from tests.fakes import one_host
@@ -35,6 +36,7 @@ class Host:
             made.mirrors,
             self.recording,
             self.pre_seed,
+            self.hydrate,
             made.chunks.counters.fetched.get,
             clock=lambda: self.now_s,
         )
@@ -47,6 +49,13 @@ class Host:
         await self.may_go_on.wait()
         for offset in range(0, len(DATA), CHUNK):
             await image.read(offset, CHUNK)
+        return {"done_bytes": len(DATA)}
+
+    async def hydrate(self, image_id, report):
+        await report(0, 7)
+        if self.failure:
+            raise self.failure
+        return {"done_bytes": 7}
 
     async def told(self, image_id=one_host.IMAGE):
         return (await self.tasks.news())[image_id].task
@@ -103,6 +112,7 @@ async def test_a_pre_seed_tells_how_far_it_is(host):
     host.tasks.take(task(6, image_id=one_host.OTHER))
     told = await host.wait(lambda told: told.done)
     assert (told.request, told.state, told.done, told.total) == (5, State.RUNNING, CHUNK, len(DATA))
+    await host.tasks.news()  # what changed while the last look was made
     assert (await host.tasks.news()) is None
     host.now_s += image_tasks.LOOK_AGAIN_S
     assert (await host.told(one_host.OTHER)).state is State.WAITING
@@ -110,6 +120,17 @@ async def test_a_pre_seed_tells_how_far_it_is(host):
     host.may_go_on.set()
     told = await host.wait(lambda told: told.state is State.DONE)
     assert (told.done, told.total) == (len(DATA), len(DATA))
+
+
+async def test_a_task_that_is_given_again_is_told_again_and_done_once(host):
+    host.may_go_on.set()
+    host.tasks.take(task(5))
+    await host.wait(lambda told: told.state is State.DONE)
+    host.failure = errors.ChunkUnavailable("image x", "source", "it would be done again")
+    host.tasks.take(task(5))
+    assert (await host.told()).state is State.DONE
+    await trio.testing.wait_all_tasks_blocked()
+    assert (await host.wait(lambda told: True)).state is State.DONE
 
 
 @pytest.mark.expect_log("cannot pre_seed: image")

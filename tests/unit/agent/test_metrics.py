@@ -7,9 +7,9 @@ import trio
 from prometheus_client import parser
 
 from acstor_agent import disk_io
-from acstor_agent import metrics
-from acstor_agent import peer_endpoint
-from acstor_agent import status
+from acstor_agent.control import metrics
+from acstor_agent.control import status
+from acstor_agent.peers import peer_endpoint
 from acstor_common import errors
 from tests.fakes import one_host
 

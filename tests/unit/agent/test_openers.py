@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from acstor_agent import openers
+from acstor_agent.mount import openers
 
 
 @pytest.fixture

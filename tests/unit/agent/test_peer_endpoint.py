@@ -4,7 +4,7 @@ import socket
 import pytest
 import trio
 
-from acstor_agent import peer_endpoint
+from acstor_agent.peers import peer_endpoint
 
 
 async def echo(stream):

@@ -2,8 +2,8 @@
 import pytest
 import trio
 
-from acstor_agent import fetcher
-from acstor_agent import pre_seed
+from acstor_agent.chunks import fetcher
+from acstor_agent.images import pre_seed
 from acstor_common import errors
 from tests.fakes import one_host
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import trio
 
-from acstor_agent import ring_keeper
+from acstor_agent.cloud import ring_keeper
 from acstor_common import errors
 
 

@@ -3,9 +3,9 @@ import msgspec
 import pytest
 import trio
 
-from acstor_agent import peer_endpoint
-from acstor_agent import status
+from acstor_agent.control import status
 from acstor_agent.core import counters
+from acstor_agent.peers import peer_endpoint
 from tests.fakes import one_host
 
 ENDPOINT = peer_endpoint.Endpoint(trio.aclose_forcefully)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from acstor_agent import supervisor
+from acstor_agent.process import supervisor
 from acstor_common import errors
 
 
@@ -39,7 +39,7 @@ def test_refusal_of_one_folder_lets_go_of_the_others(tmp_path):
 def test_lock_ends_with_its_process(tmp_path):
     script = (
         "import os, pathlib, sys\n"
-        "from acstor_agent import supervisor\n"
+        "from acstor_agent.process import supervisor\n"
         "with supervisor.lock_folders([pathlib.Path(sys.argv[1])]): os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script, tmp_path], check=False)

@@ -73,6 +73,39 @@ def test_zone_without_an_interval_predicts_none() -> None:
     assert math.isinf(unit.interval_s)
 
 
+def read_in_order(found: navigator.Navigator, zone: int, requests: int, at_s: float) -> float:
+    """Read a zone, each request 1 ms after the answer to the last one; return when it is done."""
+    for _ in range(requests):
+        found.arrived(zone * ZONE, at_s)
+        found.answered(zone * ZONE, at_s)
+        at_s += 0.001
+    return at_s
+
+
+def test_one_interval_is_no_regularity() -> None:
+    found = navigator.Navigator()
+    at_s = read_in_order(found, 7, 2, 0.0)
+    assert found.unit_at(7 * ZONE) is not None
+    assert found.regular_unit_at(7 * ZONE) is None
+    read_in_order(found, 7, 1, at_s)
+    unit = found.regular_unit_at(7 * ZONE)
+    assert unit is not None
+    assert unit.interval_s == pytest.approx(0.001)
+
+
+def test_reader_that_enters_a_zone_takes_its_regularity_along() -> None:
+    found = navigator.Navigator()
+    at_s = read_in_order(found, 7, 3, 0.0)
+    at_s = read_in_order(found, 8, 2, at_s)
+    unit = found.regular_unit_at(8 * ZONE)
+    assert unit is not None
+    assert (unit.start, unit.stop) == (7 * ZONE, 9 * ZONE)
+    read_in_order(found, 8, 1, at_s)
+    unit = found.regular_unit_at(8 * ZONE)
+    assert unit is not None
+    assert unit.start == 8 * ZONE
+
+
 def test_time_that_goes_backwards_stands_still() -> None:
     found = touched(1, at_s=1.0)
     found.answered(ZONE, 0.2)
@@ -86,6 +119,30 @@ def test_memory_is_bounded_and_the_oldest_zone_is_forgotten() -> None:
     assert len(found) == 10
     assert found.density(0) == 0
     assert found.density(999 * ZONE) == 1
+
+
+class Counting(navigator.Navigator):
+    """Counts how often it looks at a zone's density: what all of its work is made of."""
+
+    looked = 0
+
+    def _density(self, zone: navigator._Zone) -> float:
+        self.looked += 1
+        return super()._density(zone)
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.001, 0.1])
+@pytest.mark.parametrize("zones", [10, 1000])
+def test_work_for_a_request_does_not_grow_with_the_zones(zones: int, pause_s: float) -> None:
+    found = Counting()
+    requests = 5000
+    for number in range(requests):
+        offset, now_s = number * 7 % zones * ZONE, number * pause_s
+        found.arrived(offset, now_s)
+        found.answered(offset, now_s)
+        found.regular_unit_at(offset)
+    assert len(found) == zones
+    assert found.looked <= 8 * requests
 
 
 @hypothesis.given(TOUCHES)
@@ -110,7 +167,7 @@ def test_sum_over_zones_is_what_equation_4_says(touches: list[tuple[int, float]]
 
 
 @hypothesis.given(TOUCHES)
-def test_units_are_one_zone_or_two_and_hold_their_dense_zone(
+def test_units_are_one_zone_or_two_and_begin_with_a_dense_one(
     touches: list[tuple[int, float]],
 ) -> None:
     found = navigator.Navigator()
@@ -118,10 +175,33 @@ def test_units_are_one_zone_or_two_and_hold_their_dense_zone(
     for zone, pause_s in touches:
         now_s += pause_s
         found.answered(zone * ZONE, now_s)
-    for unit in found.units():
-        assert unit.stop - unit.start in (ZONE, 2 * ZONE)
-        assert found.density(unit.start) >= found.threshold * (1 - 1e-6)
-        assert found.unit_at(unit.start) == unit
+    for zone in range(42):
+        unit = found.unit_at(zone * ZONE)
+        is_expected = any(
+            found.density(at * ZONE) >= found.threshold * (1 - 1e-9) for at in (zone, zone - 1)
+        )
+        assert (unit is not None) == is_expected
+        if unit is not None:
+            assert unit.holds(zone * ZONE)
+            assert unit.stop - unit.start in (ZONE, 2 * ZONE)
+            assert found.density(unit.start) >= found.threshold * (1 - 1e-9)
+
+
+@hypothesis.given(TOUCHES)
+def test_regular_units_are_dense_and_hold_what_was_asked_for(
+    touches: list[tuple[int, float]],
+) -> None:
+    found = navigator.Navigator()
+    now_s = 0.0
+    for zone, pause_s in touches:
+        now_s += pause_s
+        found.arrived(zone * ZONE, now_s)
+        found.answered(zone * ZONE, now_s)
+        unit = found.regular_unit_at(zone * ZONE)
+        if unit is not None:
+            assert unit.holds(zone * ZONE)
+            assert math.isfinite(unit.interval_s)
+            assert found.density(unit.start) >= found.threshold * (1 - 1e-6)
 
 
 @hypothesis.given(st.floats(0, 1), st.floats(0, 1))

@@ -215,6 +215,17 @@ def test_classes_go_one_after_the_other() -> None:
     assert [request.stream.klass for request in disk.served] == list(requests.Klass)
 
 
+def test_streams_are_served_by_distance_each_once_in_a_round() -> None:
+    disk = Disk(pregather.Pregather())
+    places = {"c": 30, "a": 10, "d": 40, "b": 20}
+    disk.submit(
+        *(read(name, at * GB + n * GB // 100) for name, at in places.items() for n in (1, 2))
+    )
+    disk.drain()
+    order = [request.stream.name for request in disk.served]
+    assert order == list("aabbccdd")
+
+
 def lone_reader() -> tuple[Disk, int]:
     """Return a disk whose only stream reads every 5 ms, in order, and where it reads next."""
     disk = Disk(pregather.Pregather())
@@ -223,6 +234,20 @@ def lone_reader() -> tuple[Disk, int]:
         disk.drain()
         disk.now_s += 0.005
     return disk, 50 * 4096
+
+
+def test_two_requests_in_a_row_are_nothing_to_wait_for() -> None:
+    """Random readers read a file's indirect block and the data behind it, and then go away."""
+    disk = Disk(pregather.Pregather())
+    disk.submit(*(read("guest", (100 + number) * GB) for number in range(20)))
+    for number in range(1, 20):
+        disk.submit(read("guest", number * GB))
+        disk.serve_one()
+        disk.submit(read("guest", number * GB + 65536))
+        disk.serve_one()
+    disk.drain()
+    ends = disk.scheduler.account.waits
+    assert ends["expired"] == ends["expired_alone"] == 0
 
 
 def waits_of_next(disk: Disk, *coming: requests.Request) -> dict[str, int]:

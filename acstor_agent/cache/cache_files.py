@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public cache of this host: chunks by CID, on the local disk.
+
+The rule guarded here: nobody ever gets bytes that do not match their CID.
+Bytes that this process stored were verified by the one who stored them; bytes
+of a former run are hashed at their first use.  A disk that is full or broken
+costs chunks, never an answer.
+
+A new chunk is answered from memory until it is on disk (write_behind.py).
+Methods without ``async`` never wait and must be called from the event loop's
+thread, but ``in``.
+"""
+
+import contextlib
+import gc
+import os
+import pathlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import trio
+from oslo_log import log as logging
+
+from acstor_agent import disk_io
+from acstor_agent.cache import slab_files
+from acstor_agent.cache import write_behind
+from acstor_agent.core import cache_slot
+from acstor_agent.core import public_cache
+from acstor_common import errors
+from acstor_common import ids
+
+LOG = logging.getLogger(__name__)
+
+READ_THREADS = 32
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Spare the collector from looking at many new objects of which none is garbage.
+
+    It takes a third of the time of opening a large cache.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class CacheFiles:
+    """Chunks by CID on the local disk, bounded in bytes.
+
+    Make it with :meth:`open`, keep :meth:`run` running, and end with :meth:`aclose`.
+    """
+
+    def __init__(
+        self,
+        files: slab_files.SlabFiles,
+        core: public_cache.PublicCache,
+        pending_limit_bytes: int = write_behind.PENDING_LIMIT_BYTES,
+        io: disk_io.DiskIo | None = None,
+    ) -> None:
+        self._files = files
+        self._io = io or disk_io.DiskIo()
+        self._core = core
+        self.lookup = core.lookup
+        """Returns the slot of a CID, to be read before the next checkpoint; this is a use."""
+        self.read_nowait = files.read_nowait
+        self._behind = write_behind.WriteBehind(
+            files, core, self._io, self.store, pending_limit_bytes
+        )
+        self.run = self._behind.run
+        """Brings new chunks to disk, for ever."""
+        self.wait_for_room = self._behind.wait_for_room
+        self._healed = self._refused = 0
+        self._reader_threads = trio.CapacityLimiter(READ_THREADS)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | os.PathLike[str],
+        limit_bytes: int,
+        slab_bytes: int,
+        policy: str = "lru",
+        pending_limit_bytes: int = write_behind.PENDING_LIMIT_BYTES,
+        io: disk_io.DiskIo | None = None,
+    ) -> "CacheFiles":
+        """Open the cache in ``folder`` with the chunks that a former run left there.
+
+        It blocks (about 3 us per chunk): call it before serving begins.
+
+        :param limit_bytes: upper bound of the slab files' lengths, all together
+        :param slab_bytes: the cache grows by files of this length
+        :param policy: ``lru``, ``lfu`` or ``fifo``
+        :param pending_limit_bytes: chunks in memory from which on producers are to wait
+        :param io: the way to the disk; one without a scheduler if not given
+        :raises errors.Unusable: the folder cannot be written, or another process has it
+        """
+        files = slab_files.SlabFiles(pathlib.Path(folder))
+        core = public_cache.PublicCache(limit_bytes, slab_bytes, policy)
+        try:
+            with _no_garbage_collection():
+                actions = core.restore(files.load())
+            for action in actions:
+                files.perform(action)
+        except OSError as exc:
+            files.close()
+            raise errors.Unusable(f"cache folder {folder}", exc.strerror or str(exc)) from exc
+        except errors.Unusable:
+            files.close()
+            raise
+        return cls(files, core, pending_limit_bytes, io)
+
+    def __contains__(self, cid: object) -> bool:
+        """Say whether the chunk is in the cache; may be asked from any thread."""
+        return cid in self._core
+
+    def iter_cids(self) -> Iterator[ids.Cid]:
+        """Iterate over the CIDs that are in the cache now; may be called from any thread."""
+        return iter(self._core.cids())
+
+    @property
+    def statistics(self) -> public_cache.Statistics:
+        """The cache in numbers."""
+        core = self._core
+        names = [keep_class.name.lower() for keep_class in public_cache.KeepClass]
+        return public_cache.Statistics(
+            chunks=len(core),
+            stored_bytes=sum(core.class_bytes),
+            disk_bytes=core.disk_bytes,
+            limit_bytes=core.limit_bytes,
+            slabs=core.slab_count,
+            evictions=core.evictions,
+            healed=self._healed,
+            refused=self._refused,
+            write_errors=self._behind.errors,
+            pending_bytes=self._behind.pending_bytes,
+            chunks_by_class=dict(zip(names, core.class_chunks, strict=True)),
+            bytes_by_class=dict(zip(names, core.class_bytes, strict=True)),
+        )
+
+    # Reading
+
+    async def read(self, parts: Sequence[slab_files.Part], buffer: memoryview) -> list[ids.Cid]:
+        """Fill ``buffer`` with ``parts``, back to back, in a thread.
+
+        :return: chunks that proved bad or have left the cache; they are no longer in it, and the
+            buffer is good only if there are none
+        """
+        slots = [slot for slot, _, _ in parts]
+        gone = [slot.cid for slot in slots if slot.is_gone]
+        if gone:
+            return gone
+        wanted = [slab_files.ReadPart(slot, slot.data, start, stop) for slot, start, stop in parts]
+        for slot in slots:
+            self._core.hold(slot)
+        try:
+            good, bad = await self._io.run(
+                self._io.place(*slab_files.where(slots[0])),
+                len(buffer),
+                False,
+                self._files.read,
+                wanted,
+                buffer,
+                limiter=self._reader_threads,
+            )
+            for slot in good:
+                slot.is_verified = not slot.is_gone
+            for slot in bad:
+                self._heal(slot)
+        finally:
+            for slot in slots:
+                self._core.release(slot)
+        return list(dict.fromkeys(slot.cid for slot in bad))
+
+    def read_chunk_nowait(self, cid: ids.Cid) -> cache_slot.Data | None:
+        """Return the bytes of a chunk, None if the cache has not got it or that takes waiting.
+
+        They may be those in memory: nobody may change them.
+        """
+        slot = self._core.lookup(cid)
+        if slot is None or not slot.is_verified:
+            return None
+        if slot.data is not None:
+            return slot.data
+        buffer = bytearray(slot.length)
+        return buffer if self.read_nowait([(slot, 0, slot.length)], memoryview(buffer)) else None
+
+    async def read_chunk(self, cid: ids.Cid) -> cache_slot.Data | None:
+        """Return the bytes of a chunk, None if the cache has not got it; nobody may change them."""
+        data = self.read_chunk_nowait(cid)
+        slot = self._core.lookup(cid)
+        if data is not None or slot is None:
+            return data
+        buffer = bytearray(slot.length)
+        bad = await self.read([(slot, 0, slot.length)], memoryview(buffer))
+        return None if bad else buffer
+
+    def _heal(self, slot: cache_slot.Slot) -> None:
+        if slot.is_gone:
+            return
+        LOG.warning(
+            "Chunk %s is damaged in slab file %d; dropped", slot.cid.hex(), slot.slab.number
+        )
+        self._healed += 1
+        self._drop(slot)
+
+    # Changing what is in the cache
+
+    def store(
+        self,
+        cid: ids.Cid,
+        data: cache_slot.Data,
+        keep_class: public_cache.KeepClass = public_cache.KeepClass.BORROWED,
+    ) -> bool:
+        """Take in a chunk whose ``data`` were verified; if it is here, only raise its class.
+
+        Nobody may change ``data`` from now on.
+
+        :return: False if it was not stored, because it is all zeros or nothing can make room;
+            that is no error
+        """
+        if cid == ids.ZERO_CID:
+            return False
+        if self.promote(cid, keep_class):
+            return True
+        if not self._behind.can_take(len(data)):
+            self._refused += 1
+            return False
+        try:
+            slot, actions = self._core.place(cid, len(data), keep_class)
+        except errors.CacheFull:
+            self._refused += 1
+            return False
+        slot.data = data
+        slot.is_verified = True
+        self._behind.add(slot, actions)
+        return True
+
+    def promote(self, cid: ids.Cid, keep_class: public_cache.KeepClass) -> bool:
+        """Raise the class of a chunk; say whether it is in the cache at all."""
+        slot = self._core.peek(cid)
+        if slot is None:
+            return False
+        if self._core.promote(slot, keep_class):
+            self._behind.mark(slot)
+        return True
+
+    def on_gone(self, tell: Callable[[ids.Cid], None]) -> None:
+        """Have ``tell`` called, from the event loop, with each chunk that leaves the cache."""
+        self._core.gone = tell
+
+    def let_go(self, cid: ids.Cid) -> bool:
+        """Make a borrowed chunk the first to make room; say whether it is one."""
+        return (slot := self._core.peek(cid)) is not None and self._core.let_go(slot)
+
+    def drop(self, cid: ids.Cid) -> bool:
+        """Take a chunk out of the cache; say whether it was there."""
+        if (slot := self._core.peek(cid)) is not None:
+            self._drop(slot)
+        return slot is not None
+
+    def _drop(self, slot: cache_slot.Slot) -> None:
+        self._behind.mark(slot)  # its record must be cleared before its place is used again
+        self._core.drop(slot)
+
+    # Bringing it to disk
+
+    @property
+    def has_room(self) -> bool:
+        """Say whether the chunks in memory are below their limit."""
+        return self._behind.has_room
+
+    async def aclose(self) -> None:
+        """Write what is pending and close the files; nothing may be read afterwards."""
+        await self._behind.aclose()

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the public cache waits in memory for the disk, and the writer that brings it there.
+
+The rule guarded here: every slot with something to write is in the table
+``_dirty`` and held exactly once by it, so its place is not handed out meanwhile.
+Methods without ``async`` never wait and must be called from the event loop's thread.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import trio
+from oslo_log import log as logging
+
+from acstor_agent import disk_io
+from acstor_agent.cache import slab_files
+from acstor_agent.core import cache_slot
+from acstor_agent.core import public_cache
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_common import geometry
+from acstor_common import ids
+
+LOG = logging.getLogger(__name__)
+
+PENDING_LIMIT_BYTES = 32 * geometry.MIB
+BATCH_BYTES = 8 * geometry.MIB
+BATCH_JOBS = 512  # below IOV_MAX, so that neighbours need one call
+GATHER_S = 0.01
+"""How long the writer lets chunks gather: one thread hop then serves many of them."""
+
+Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
+
+
+class WriteBehind:
+    """Brings slots to disk, many at a time; keep :meth:`run` running.
+
+    ``pending_bytes`` are those in memory now, ``errors`` counts what could not be written.
+
+    :param store: takes in a chunk again whose place could not be made
+    :param pending_limit_bytes: chunks in memory from which on producers are to wait
+    """
+
+    def __init__(
+        self,
+        files: slab_files.SlabFiles,
+        core: public_cache.PublicCache,
+        io: disk_io.DiskIo,
+        store: Store,
+        pending_limit_bytes: int = PENDING_LIMIT_BYTES,
+    ) -> None:
+        self.pending_bytes = self.errors = 0
+        self._files = files
+        self._core = core
+        self._io = io
+        self._store = store
+        self._pending_limit_bytes = pending_limit_bytes
+        self._actions: list[public_cache.SlabAction] = []
+        self._dirty: dict[cache_slot.Slot, requests.Stream] = {}
+        self._work = trio.Event()
+        self._room = trio.Event()
+        self._writing = trio.Lock()
+        self._writer_thread = trio.CapacityLimiter(1)
+
+    def can_take(self, length_bytes: int) -> bool:
+        """Say whether a chunk more is bearable, from producers that did not wait for room."""
+        return self.pending_bytes + length_bytes <= 2 * self._pending_limit_bytes
+
+    def add(self, slot: cache_slot.Slot, actions: Sequence[public_cache.SlabAction]) -> None:
+        """Take a slot with a new chunk's ``data``, and what is to be done before it is written."""
+        self.pending_bytes += slot.length
+        self._actions += actions
+        self.mark(slot)
+
+    def mark(self, slot: cache_slot.Slot) -> None:
+        """Note that what the disk says of a slot is no longer so."""
+        if slot not in self._dirty:
+            self._dirty[slot] = disk_io.stream_of_later()
+            self._core.hold(slot)
+        self._work.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Say whether the chunks in memory are below their limit."""
+        return self.pending_bytes < self._pending_limit_bytes
+
+    async def wait_for_room(self) -> None:
+        """Wait until the chunks in memory are below their limit."""
+        while not self.has_room:
+            await self._room.wait()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Bring new chunks to disk, for ever."""
+        task_status.started()
+        while True:
+            await self._work.wait()
+            if self.pending_bytes < BATCH_BYTES:
+                await trio.sleep(GATHER_S)
+            self._work = trio.Event()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what is pending."""
+        while self._dirty:
+            await self._write_batch()
+
+    async def aclose(self) -> None:
+        """Write what is pending and close the files; nothing may be read afterwards."""
+        with trio.CancelScope(shield=True):
+            await self.flush()
+            async with self._writing:
+                self._files.close()
+
+    async def _write_batch(self) -> None:
+        with trio.CancelScope(shield=True):
+            async with self._writing:
+                actions, self._actions = self._actions, []
+                stream = next(iter(self._dirty.values()), None)
+                jobs = list(self._next_jobs(stream))
+                with disk_io.as_stream(stream):
+                    unmade, failed = await self._io.run(
+                        self._io.place(*slab_files.where(jobs[0].slot)) if jobs else 0,
+                        max(1, sum(len(job.data or b"") for job in jobs)),
+                        True,
+                        self._files.perform_batch,
+                        actions,
+                        jobs,
+                        limiter=self._writer_thread,
+                    )
+                self._settle(jobs, unmade, failed)
+        self._room.set()
+        self._room = trio.Event()
+
+    def _next_jobs(self, stream: requests.Stream | None) -> Iterator[slab_files.WriteJob]:
+        """Yield the oldest jobs; where a scheduler tells streams apart, those of one stream."""
+        batch_bytes = count = 0
+        for slot, its in self._dirty.items():
+            if batch_bytes >= BATCH_BYTES or count == BATCH_JOBS:
+                return
+            if its != stream and self._io.is_scheduling:
+                continue
+            count += 1
+            data = None if slot.is_gone else slot.data
+            batch_bytes += len(data or b"")
+            yield slab_files.WriteJob(slot, data, slot.keep_class, slot.is_gone)
+
+    def _settle(
+        self,
+        jobs: list[slab_files.WriteJob],
+        unmade: dict[cache_slot.Slab, OSError],
+        failed: dict[cache_slot.Slot, OSError],
+    ) -> None:
+        if failed:
+            self.errors += len(failed)
+            LOG.warning("%d chunks cannot be written: %s", len(failed), next(iter(failed.values())))
+        for job in jobs:
+            if job.slot.slab not in unmade:
+                self._settle_job(job, has_failed=job.slot in failed)
+        for slab, exc in unmade.items():
+            self._lose_slab(slab, exc)
+
+    def _settle_job(self, job: slab_files.WriteJob, has_failed: bool) -> None:
+        """Let go of the slot, unless it changed while the job was being done."""
+        slot = job.slot
+        if has_failed and job.data is not None:
+            self._core.drop(slot)
+        has_changed = (slot.is_gone, slot.keep_class) != (job.is_gone, job.keep_class)
+        self._forget_data(slot)
+        if has_failed or not has_changed:
+            self._clean(slot)
+
+    def _forget_data(self, slot: cache_slot.Slot) -> None:
+        if slot.data is not None:
+            slot.data = None
+            self.pending_bytes -= slot.length
+
+    def _clean(self, slot: cache_slot.Slot) -> None:
+        del self._dirty[slot]
+        self._core.release(slot)
+
+    def _lose_slab(self, slab: cache_slot.Slab, exc: OSError) -> None:
+        """Go on without a slab that could not be made; its chunks look for other places."""
+        LOG.warning("The cache stops growing, slab file %d cannot be made: %s", slab.number, exc)
+        self.errors += 1
+        stranded = [slot for slot in self._dirty if slot.slab is slab]
+        again = [(s.cid, s.data, s.keep_class) for s in stranded if not s.is_gone]
+        self._core.lose_slab(slab)
+        for slot in stranded:
+            self._forget_data(slot)
+            self._clean(slot)
+        for cid, data, keep_class in again:
+            if data is not None:
+                self._store(cid, data, keep_class)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads chunks through: what a home does for everybody, and any host when nobody else can help.
+
+A home reads the source once for all who ask.  Before it does it may ask one other
+host: the former home of the content, after a new v-node table, or the home of a
+wider group (``core/homes.py`` says whom).
+
+Two tables keep the promises.  ``_reads`` holds the reads of the source under way,
+``_relays`` the questions to others, each of which ends in a read of the source if
+nobody has the chunk.  A question that was relayed joins only the former: so no
+home ever waits for a home that waits for it.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import flights
+from acstor_agent.chunks import want as want_
+from acstor_agent.core import counters
+from acstor_agent.core import errand as errand_
+from acstor_agent.core import homes
+from acstor_agent.core import public_cache
+from acstor_agent.sources import base
+from acstor_common import ids
+from acstor_common import ring
+
+LOG = logging.getLogger(__name__)
+
+KeepClass = public_cache.KeepClass
+
+
+class ReadThrough(NamedTuple):
+    """A chunk that was read through, and whether the source or another home gave it."""
+
+    data: want_.Bytes
+    origin: counters.Origin
+
+
+class Home:
+    """The way of chunks from the source into this host.
+
+    :param former_ring: returns the table that was in force before, while it is worth asking
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        nursery: trio.Nursery,
+        *,
+        cache: cache_files.CacheFiles,
+        source: base.Source,
+        peers: exchange.Exchange,
+        current_ring: Callable[[], ring.Ring],
+        former_ring: Callable[[], ring.Ring | None],
+    ) -> None:
+        self._here = here
+        self._cache = cache
+        self._source = source
+        self._peers = peers
+        self._current_ring = current_ring
+        self._former_ring = former_ring
+        self.counters = counters.ExchangeCounters()
+        self._reads: flights.Flights[want_.Bytes] = flights.Flights(nursery)
+        self._relays: flights.Flights[ReadThrough] = flights.Flights(nursery)
+
+    def is_home_of(self, want: want_.Want) -> bool:
+        """Say whether this host is the home of a chunk, as it sees the ring."""
+        return homes.home(self._current_ring(), self._here, self._peers.oid(want)) == self._here
+
+    def is_left_to(self, want: want_.Want, requester: ids.HostId | None) -> bool:
+        """Say whether a home that asks for a chunk reads it itself; see ``homes.is_left_to``."""
+        return homes.is_left_to(
+            self._current_ring(), self._former_ring(), self._here, self._peers.oid(want), requester
+        )
+
+    def reading(self, want: want_.Want) -> flights.Flight[want_.Bytes] | None:
+        """Return the read of the source that is under way for a chunk."""
+        return self._reads.get(want.cid)
+
+    async def read(
+        self,
+        want: want_.Want,
+        errand: errand_.Errand,
+        keep: KeepClass,
+        requester: ids.HostId | None = None,
+        is_moved: bool = False,
+    ) -> ReadThrough:
+        """Return a chunk that is not here, from an upstream or from the source, and keep it.
+
+        Nothing is awaited before it is in one of the tables.
+
+        :param requester: the peer that asks for it; None for this host itself
+        :param is_moved: this host is the home by the peer's table, and was not by the one before
+        """
+        upstreams = [
+            upstream
+            for upstream in homes.upstreams(
+                self._current_ring(),
+                self._former_ring(),
+                self._here,
+                self._peers.oid(want),
+                requester,
+                is_moved,
+            )
+            if self._peers.is_usable(upstream.host)
+        ]
+        if not upstreams and self._relays.get(want.cid) is None:
+            return ReadThrough(await self.read_source(want, keep), counters.Origin.SOURCE)
+
+        async def relay(_: flights.Flight[ReadThrough]) -> ReadThrough:
+            return await self._relay(want, errand, keep, upstreams)
+
+        return await self._relays.join(want.cid, relay).wait()
+
+    async def _relay(
+        self,
+        want: want_.Want,
+        errand: errand_.Errand,
+        keep: KeepClass,
+        upstreams: list[homes.Upstream],
+    ) -> ReadThrough:
+        for upstream in upstreams:
+            try:
+                data = await self._peers.ask_upstream(
+                    upstream.host, want, errand, upstream.may_read_source
+                )
+            except exchange.PEER_ERRORS as e:
+                LOG.debug("%s", e)
+                continue
+            self.counters.relayed_bytes += len(data)
+            self._take_in(want, data, keep, upstream.host)
+            return ReadThrough(data, counters.Origin.HOME)
+        here = await self._cache.read_chunk(want.cid)
+        if here is not None:  # it was read for a relayed question meanwhile
+            return ReadThrough(here, counters.Origin.CACHE)
+        return ReadThrough(await self.read_source(want, keep), counters.Origin.SOURCE)
+
+    async def read_source(self, want: want_.Want, keep: KeepClass) -> want_.Bytes:
+        """Return a chunk from the source, read once for all who want it now, and keep it.
+
+        Nothing is awaited before it is in the table.
+        """
+
+        async def read(_: flights.Flight[want_.Bytes]) -> want_.Bytes:
+            blob, offset = base.blob_at(want.image_id, want.offset)
+            data = await self._source.read(blob, offset, want.length, want.cid)
+            self.counters.source_bytes += len(data)
+            self._take_in(want, data, keep, None)
+            return data
+
+        return await self._reads.join(want.cid, read).wait()
+
+    def _take_in(
+        self,
+        want: want_.Want,
+        data: want_.Bytes,
+        keep: KeepClass,
+        giver: ids.HostId | None,
+    ) -> None:
+        self._cache.store(want.cid, data, keep)
+        self._peers.have(want, giver)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The message bus, as far as an agent has to do with it: the only place of oslo.messaging here.
+
+The one rule: nobody in the agent waits for the broker.  What is to be sent goes
+into a bounded queue that a thread empties; the oldest message is dropped when it
+is full, and a broker that is gone is looked for again and again.  What comes in is
+handed to callbacks in threads of oslo.messaging.
+
+oslo.messaging works with the global configuration alone, so :func:`open_bus`
+reads the agent's files a second time, into that.  Its threads live until
+:meth:`Bus.stop`, or until the process ends: one that waits for a broker cannot be
+stopped, and keeps nobody from leaving.
+"""
+
+import collections
+import logging
+import threading
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import oslo_messaging
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import message_bus
+
+LOG = logging.getLogger(__name__)
+
+QUEUE_LIMIT = 64
+"""Messages that wait for the broker; at one sample in 5 s those of the last 5 minutes."""
+SEND_RETRIES = 1
+AGAIN_AFTER_S = 1.0
+STOP_WAIT_S = 5.0
+
+
+class _Message(NamedTuple):
+    topic: str
+    method: str
+    payload: Mapping[str, Any]
+    is_fanout: bool
+
+
+def open_bus(host: str, files: Sequence[str], folders: Sequence[str] = ()) -> "Bus | None":
+    """Return the bus that the configuration names; None if it names none.
+
+    :param host: the name under which this agent can be sent a message alone
+    :param files: the agent's configuration files
+    :param folders: its configuration folders
+    :raises errors.Unusable: what it names is no broker that oslo.messaging knows
+    """
+    args = [part for file in files for part in ("--config-file", file)]
+    args += [part for folder in folders for part in ("--config-dir", folder)]
+    cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
+    transport = message_bus.open_transport(cfg.CONF)
+    if cfg.CONF.get_location("transport_url").location is cfg.Locations.opt_default:
+        transport.cleanup()
+        return None
+    return Bus(host, transport)
+
+
+class Bus:
+    """Casts messages and hears them.
+
+    ``sent`` and ``dropped`` count messages since the start.
+
+    :param host: the name under which this agent can be sent a message alone
+    """
+
+    def __init__(self, host: str, transport: oslo_messaging.transport.Transport) -> None:
+        self.sent = 0
+        self.dropped = 0
+        self._host = host
+        self._transport = transport
+        self._queue: collections.deque[_Message] = collections.deque()
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._servers: list[oslo_messaging.MessageHandlingServer] = []
+        self._sender = threading.Thread(target=self._send_all, name="bus-sender", daemon=True)
+        self._sender.start()
+
+    def cast(
+        self, topic: str, method: str, payload: Mapping[str, Any], *, is_fanout: bool = False
+    ) -> None:
+        """Send a message when the broker is there; never waits, may be called from any thread.
+
+        :param topic: who is to hear it: one of those that listen there, or all (``is_fanout``)
+        :param payload: what JSON can say (:func:`acstor_common.decision_api.encode`)
+        """
+        with self._changed:
+            self._queue.append(_Message(topic, method, payload, is_fanout))
+            if len(self._queue) > QUEUE_LIMIT:
+                self._queue.popleft()
+                self.dropped += 1
+            self._changed.notify()
+
+    def listen(self, topic: str, heard: Mapping[str, message_bus.Heard]) -> None:
+        """Hear what is sent to ``topic``, to all there or to this host, once the broker is there.
+
+        :param heard: what to do with the payload, by method
+        """
+        threading.Thread(
+            target=self._serve,
+            args=(topic, message_bus.Endpoint(heard)),
+            name="bus-listener",
+            daemon=True,
+        ).start()
+
+    def stop(self) -> None:
+        """Let go of the broker; what waits to be sent is dropped.  Waits a few seconds at most."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify()
+        last = threading.Thread(target=self._close, name="bus-closer", daemon=True)
+        last.start()
+        last.join(STOP_WAIT_S)
+
+    def _close(self) -> None:
+        self._sender.join()
+        for server in self._servers:
+            server.stop()
+            server.wait()
+        self._transport.cleanup()
+
+    # In threads of their own
+
+    def _serve(self, topic: str, endpoint: message_bus.Endpoint) -> None:
+        target = oslo_messaging.Target(topic=topic, server=self._host)
+        server = message_bus.serve(self._transport, target, endpoint, self._stopping)
+        if server is not None:
+            self._servers.append(server)
+
+    def _send_all(self) -> None:
+        was_sent = True
+        while (message := self._take()) is not None:
+            try:
+                self._send(message)
+            except (oslo_messaging.MessagingException, OSError) as e:
+                if was_sent:
+                    LOG.warning("the message bus is out of reach: %s; trying again", e)
+                was_sent = False
+                self._put_back(message)
+                self._stopping.wait(AGAIN_AFTER_S)
+            else:
+                if not was_sent:
+                    LOG.info("the message bus is back")
+                was_sent = True
+                self.sent += 1
+
+    def _take(self) -> _Message | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._stopping.is_set())
+            return None if self._stopping.is_set() else self._queue.popleft()
+
+    def _put_back(self, message: _Message) -> None:
+        with self._changed:
+            if len(self._queue) < QUEUE_LIMIT:
+                self._queue.appendleft(message)
+            else:
+                self.dropped += 1
+
+    def _send(self, message: _Message) -> None:
+        target = oslo_messaging.Target(
+            topic=message.topic, fanout=message.is_fanout, version=decision_api.VERSION
+        )
+        client = oslo_messaging.get_rpc_client(self._transport, target, retry=SEND_RETRIES)
+        client.cast({}, message.method, payload=message.payload)

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This host and the decision service: samples go there, v-node tables come from there.
+
+The one rule: nothing here makes a reader wait, and nothing that the service, the
+broker or the network does not do ends the agent: the last table stays in force.
+"""
+
+import collections
+import logging
+import random
+import time
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import fetcher
+from acstor_agent.cloud import bus
+from acstor_agent.cloud import traffic_meter
+from acstor_agent.core import counters
+from acstor_agent.core import links
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import ring
+from acstor_common import sketch
+
+LOG = logging.getLogger(__name__)
+
+SKETCH_AGAIN_S = 30.0
+"""A sketch of a full cache takes some tenths of a second of a processor."""
+MOST_PEERS = 256
+"""Peers that a sample names, those with the most bytes."""
+
+Images = dict[str, decision_api.HeldImage] | None
+
+
+class Held(NamedTuple):
+    """What the host has exchanged since the start, and what it holds now.
+
+    :param chunks: bytes of chunks that came and went
+    """
+
+    chunks: links.Carried
+    cache_bytes: int
+    cache_limit_bytes: int
+
+
+def held_by(chunks: fetcher.Fetcher, cache: cache_files.CacheFiles) -> Held:
+    """Return what a host's parts have exchanged, and what they hold."""
+    counted, statistics = chunks.counters, cache.statistics
+    given = (counters.Origin.PEER, counters.Origin.HOME)
+    came = sum(tally.bytes[origin] for tally in counted.fetched.values() for origin in given)
+    moved = links.Carried(came + counted.source_bytes, counted.served_bytes)
+    return Held(moved, statistics.stored_bytes, statistics.limit_bytes)
+
+
+class DecisionLink:
+    """Casts a sample in every collection and takes the tables that come.
+
+    :param address: where other agents reach this one
+    :param held: returns what the host holds
+    :param cids: returns the contents of the cache; is called in a thread
+    :param epoch: returns the epoch of the table in force
+    :param put_ring: puts a table in force; raises ValueError if it is not newer
+    :param images: returns what is to be told of images; None if nothing new is
+    :param take_task: takes what is asked of this host about an image
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        address: str,
+        place: str,
+        *,
+        message_bus: bus.Bus,
+        meter: traffic_meter.TrafficMeter,
+        collection_s: float,
+        held: Callable[[], Held],
+        cids: Callable[[], Iterable[ids.Cid]],
+        epoch: Callable[[], int],
+        put_ring: Callable[[ring.Ring, bytes], None],
+        images: Callable[[], Awaitable[Images]],
+        take_task: Callable[[decision_api.ImageTask], None],
+    ) -> None:
+        self._here, self._address, self._place = here, address, place
+        self._bus, self._meter = message_bus, meter
+        self._collection_s = collection_s
+        self._held, self._cids, self._epoch, self._put_ring = held, cids, epoch, put_ring
+        self._images, self._take_task = images, take_task
+        self._session = random.getrandbits(63)
+        self._started_s = time.time()
+        self._number = 0
+        self._peers: collections.Counter[tuple[ids.HostId, bool]] = collections.Counter()
+        self._sketch: tuple[int, ...] = ()
+        self._sketched_s = -SKETCH_AGAIN_S
+        self._can_look = True
+
+    def received(self, peer: ids.HostId, count: int) -> None:
+        """Count bytes of a chunk that a peer gave."""
+        self._peers[peer, True] += count
+
+    def sent(self, peer: ids.HostId, count: int) -> None:
+        """Count bytes of a chunk that a peer was given."""
+        self._peers[peer, False] += count
+
+    async def run(self) -> None:
+        """Send a sample in every collection, for ever."""
+        token = trio.lowlevel.current_trio_token()
+        heard = {
+            decision_api.RING_PUBLISHED: lambda payload: self._hear(payload, token),
+            decision_api.IMAGE_TASK_GIVEN: lambda payload: self._hear_task(payload, token),
+        }
+        self._bus.listen(decision_api.AGENT_TOPIC, heard)
+        look = await self._look()
+        before = self._held()
+        while True:
+            await trio.sleep(self._collection_s)
+            newer, held = await self._look(), self._held()
+            if look is not None and newer is not None:
+                peers = self._take_peers()
+                await self._make_sketch()
+                images = await self._images()
+                sample = self._sample(look, newer, before, held, peers, images)
+                payload = decision_api.encode(sample)
+                self._bus.cast(
+                    decision_api.TOPIC, decision_api.SAMPLE_COLLECTED, payload, is_fanout=True
+                )
+            look, before = newer, held
+
+    async def _look(self) -> traffic_meter.Look | None:
+        try:
+            look = await trio.to_thread.run_sync(self._meter.look)
+        except errors.Unusable as e:
+            if self._can_look:
+                LOG.warning("%s; the decision service hears nothing of this host", e)
+            self._can_look = False
+            return None
+        self._can_look = True
+        return look
+
+    async def _make_sketch(self) -> None:
+        """Sketch what the cache holds, now and then."""
+        now_s = trio.current_time()
+        if now_s - self._sketched_s >= SKETCH_AGAIN_S:
+            self._sketch = await trio.to_thread.run_sync(lambda: sketch.make(self._cids()))
+            self._sketched_s = now_s
+
+    def _take_peers(self) -> dict[str, decision_api.Traffic]:
+        """Return the bytes by peer since the last sample, of the busiest peers."""
+        counted, self._peers = self._peers, collections.Counter()
+        totals: collections.Counter[ids.HostId] = collections.Counter()
+        for (peer, _), count in counted.items():
+            totals[peer] += count
+        return {
+            peer: decision_api.Traffic(counted[peer, True], counted[peer, False])
+            for peer, _ in totals.most_common(MOST_PEERS)
+        }
+
+    def _sample(
+        self,
+        look: traffic_meter.Look,
+        newer: traffic_meter.Look,
+        before: Held,
+        held: Held,
+        peers: dict[str, decision_api.Traffic],
+        images: Images,
+    ) -> decision_api.Sample:
+        total = links.carried(look.links, newer.links)
+        moved = links.Carried(
+            held.chunks.received - before.chunks.received, held.chunks.sent - before.chunks.sent
+        )
+        chunks = links.on_the_link(moved, total)
+        self._number += 1
+        return decision_api.Sample(
+            host=self._here,
+            address=self._address,
+            location=self._place,
+            session=self._session,
+            started_s=self._started_s,
+            number=self._number,
+            sent_s=time.time(),
+            interval_s=max(0.001, newer.at_s - look.at_s),
+            link_bytes_s=newer.link_bytes_s,
+            total=decision_api.Traffic(total.received, total.sent),
+            chunks=decision_api.Traffic(chunks.received, chunks.sent),
+            cache_bytes=held.cache_bytes,
+            cache_limit_bytes=held.cache_limit_bytes,
+            ring_epoch=self._epoch(),
+            sketch=self._sketch,
+            peers=peers,
+            images=images,
+        )
+
+    # In a thread of the bus
+
+    def _hear(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
+        """Look at a table here, for a large one takes seconds, and let the agent take it."""
+        sent = decision_api.decode(payload, decision_api.RingTable)
+        if sent.epoch <= self._epoch():
+            return
+        data = sent.table.encode()
+        table = ring.decode(data, f"epoch {sent.epoch} of the decision service")
+        try:
+            trio.from_thread.run_sync(self._put_ring, table, data, trio_token=token)
+        except trio.RunFinishedError:
+            LOG.debug("epoch %d came when the agent had ended", sent.epoch)
+        except ValueError as e:
+            LOG.debug("%s", e)  # a newer one was faster
+
+    def _hear_task(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
+        task = decision_api.decode(payload, decision_api.ImageTask)
+        try:
+            trio.from_thread.run_sync(self._take_task, task, trio_token=token)
+        except trio.RunFinishedError:
+            LOG.debug("a task for image %s came when the agent had ended", task.image_id)

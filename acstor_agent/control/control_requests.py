@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators and nova-compute may ask an agent for, and what is done then.
+
+The one rule: an image or a disk that a process has open is never taken away.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import trio
+import xxhash
+
+from acstor_agent import disk_io
+from acstor_agent.chunks import fetcher
+from acstor_agent.cloud import ring_keeper
+from acstor_agent.control import control_socket
+from acstor_agent.core import disk_header
+from acstor_agent.core.disk_scheduling import scheduler
+from acstor_agent.disks import disks
+from acstor_agent.disks import hydration
+from acstor_agent.images import booting
+from acstor_agent.images import mirror
+from acstor_agent.images import mirrors
+from acstor_agent.images import pre_seed
+from acstor_agent.mount import openers
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import ring
+
+LOG = logging.getLogger(__name__)
+
+
+class ControlRequests:
+    """The answers to control requests.
+
+    :param picture: returns the agent's status; is called in a thread
+    :param change_policy: lets the host's own disk be scheduled by a policy
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        mount_point: str,
+        read_deadline_s: float,
+        *,
+        images: mirrors.Mirrors,
+        made: disks.Disks,
+        chunks: fetcher.Fetcher,
+        boots: booting.Host,
+        rings: ring_keeper.RingKeeper,
+        io: disk_io.DiskIo,
+        picture: Callable[[], dict[str, Any]],
+        change_policy: Callable[[str], None],
+    ) -> None:
+        self.nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
+        self._host, self._mount_point = here, mount_point
+        self._read_deadline_s = read_deadline_s
+        self._images, self._disks, self._chunks, self._boots = images, made, chunks, boots
+        self._ring, self._io = rings, io
+        self._picture, self._change_policy = picture, change_policy
+
+    async def handle(  # noqa: C901 - a branch for each request
+        self, request: control_wire.AnyRequest, report: control_socket.Report
+    ) -> Any:
+        """Return the answer to a request.
+
+        :param report: told how far a long one is
+        :raises errors.AcstorError: it cannot be fulfilled
+        """
+        match request:
+            case control_wire.Status():
+                return await trio.to_thread.run_sync(self._picture)
+            case control_wire.Ensure(image_id):
+                found = await self._attach(image_id)
+                found.boots.begin()
+                return {"image_id": found.map.image_id, "size_bytes": found.size_bytes}
+            case control_wire.Drop(image_id):
+                return await self._drop(ids.parse_image_id(image_id))
+            case control_wire.PreSeed(image_id):
+                return await self.pre_seed(image_id, report)
+            case control_wire.Zeros(image_id):
+                return await self._zeros(image_id)
+            case control_wire.Hydrate(disk_id):
+                return await self._hydrate(disk_header.parse_disk_id(disk_id), report)
+            case control_wire.MakeDisk():
+                return await self._make_disk(request)
+            case control_wire.DropDisk(disk_id):
+                return await self._drop_disk(disk_header.parse_disk_id(disk_id))
+            case control_wire.CountFallback(reason, times):
+                self.nova_fallbacks[reason.value] += times
+                return None
+            case control_wire.SetRing(table):
+                return {"epoch": self._ring.put(bytes(table)).epoch}
+            case control_wire.SetDiskPolicy(policy):
+                return self._set_disk_policy(policy)
+            case control_wire.GetRing():
+                return msgspec.Raw(ring.encode(self._ring.ring))
+
+    def _set_disk_policy(self, policy: str) -> dict[str, str]:
+        if policy not in (disk_io.AUTO, *scheduler.POLICIES):
+            raise errors.Unusable(f"disk policy {policy}", "there is no such policy")
+        self._change_policy(policy)
+        LOG.info("disk policy: %s", self._io.policy)
+        return {"policy": self._io.policy}
+
+    async def _attach(self, image_id: str) -> mirror.Mirror:
+        parsed = ids.parse_image_id(image_id)
+        deadline_s = self._read_deadline_s
+        with trio.move_on_after(deadline_s):
+            return await self._images.attach(parsed)
+        raise errors.DeadlineExceeded(f"the chunk map of image {parsed}", deadline_s)
+
+    async def _zeros(self, image_id: str) -> dict[str, Any]:
+        image_map = (await self._attach(image_id)).map
+        cut = image_map.geometry
+        bits = await trio.to_thread.run_sync(image_map.zeros)
+        return {"size_bytes": cut.size_bytes, "chunk_bytes": cut.chunk_bytes, "zeros": bits}
+
+    async def _drop(self, image_id: ids.ImageId) -> dict[str, str]:
+        await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
+        if made := await self._disks.of_image(image_id):
+            raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
+        self._images.detach(image_id)
+        self._boots.forget(image_id)
+        return {"image_id": image_id}
+
+    async def _make_disk(self, request: control_wire.MakeDisk) -> dict[str, Any]:
+        disk_id = disk_header.parse_disk_id(request.disk_id)
+        image = await self._attach(request.image_id)
+        made = await self._disks.make(disk_id, image, request.size_bytes)
+        return {
+            "disk_id": disk_id,
+            "image_id": made.header.image_id,
+            "size_bytes": made.size_bytes,
+            "path": f"{self._mount_point}/disks/{disk_id}.raw",
+        }
+
+    async def _drop_disk(self, disk_id: disk_header.DiskId) -> dict[str, str]:
+        await self._check_closed(f"disks/{disk_id}.raw", f"disk {disk_id}")
+        await self._disks.drop(disk_id)
+        return {"disk_id": disk_id}
+
+    async def _check_closed(self, name: str, what: str) -> None:
+        path = f"{self._mount_point}/{name}"
+        pids = await trio.to_thread.run_sync(openers.pids_with_open, path)
+        if pids:
+            raise errors.Unusable(what, f"is open in processes {pids}")
+
+    async def _hydrate(
+        self, disk_id: disk_header.DiskId, report: control_socket.Report
+    ) -> dict[str, int]:
+        try:
+            made = await self._disks.open(disk_id)
+        except FileNotFoundError as e:
+            raise errors.Unusable(f"disk {disk_id}", "there is no such disk") from e
+        image = await self._attach(made.header.image_id)
+        return await hydration.hydrate([made], image, self._chunks, report)
+
+    async def hydrate(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
+        """Let all disks of this host that began as an image depend on it no more."""
+        known = await self._disks.of_image(ids.parse_image_id(image_id))
+        if not known:  # a chunk map is not to be fetched for that
+            return {"done_bytes": 0}
+        made = [await self._disks.open(disk_id) for disk_id in known]
+        image = await self._attach(image_id)
+        return await hydration.hydrate(made, image, self._chunks, report)
+
+    async def pre_seed(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
+        """Bring all of an image to this host; see :func:`pre_seed.pre_seed`."""
+        return await pre_seed.pre_seed(
+            await self._attach(image_id),
+            self._chunks,
+            report,
+            is_home=self._chunks.is_home_of,
+            first_chunk=xxhash.xxh3_64_intdigest(self._host.encode()),
+        )

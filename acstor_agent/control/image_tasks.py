@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host is asked to do about images over the bus, and what it tells about them.
+
+The one rule: who asks waits for nothing and is told nothing directly; samples say
+what has become of a task.  So whatever goes wrong with one is kept until then.
+"""
+
+import collections
+import logging
+import time
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+import msgspec
+import trio
+
+from acstor_agent.control import control_socket
+from acstor_agent.core import counters
+from acstor_agent.images import boot_recording
+from acstor_agent.images import mirror
+from acstor_agent.images import mirrors
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ids
+
+LOG = logging.getLogger(__name__)
+
+MOST_WAITING = 64
+"""Images that wait to be brought here."""
+MOST_REMEMBERED = 128
+"""Images whose last task is told."""
+MOST_IMAGES = 256
+"""Images that a sample names, those used last."""
+LOOK_AGAIN_S = 15.0
+"""At images without a task; to count what of one is cached takes 1 ms for 10,000 chunks."""
+
+Bring = Callable[[str, control_socket.Report], Awaitable[Mapping[str, int]]]
+"""Does something about an image, reports how far it is, and returns the bytes done."""
+Fetched = Callable[[ids.ImageId], counters.Tally | None]
+
+
+class ImageTasks:
+    """The tasks of this host.
+
+    :param pre_seed: brings an image here
+    :param hydrate: lets the disks here that began as an image depend on it no more
+    :param fetched: returns what was moved to this host of an image
+    """
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        recording: boot_recording.BootRecording,
+        pre_seed: Bring,
+        hydrate: Bring,
+        fetched: Fetched,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._images, self._recording = images, recording
+        self._bring_by = {
+            decision_api.TaskKind.PRE_SEED: pre_seed,
+            decision_api.TaskKind.HYDRATE: hydrate,
+        }
+        self._fetched, self._clock = fetched, clock
+        self._told = collections.OrderedDict[str, decision_api.TaskProgress]()
+        self._held: dict[str, decision_api.HeldImage] = {}
+        self._changed: set[str] = set()
+        self._looked_s = -LOOK_AGAIN_S
+        self._asked, self._to_do = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
+
+    def take(self, task: decision_api.ImageTask) -> None:
+        """Take a task; it takes the place of an earlier one of the same image in what is told.
+
+        One that is given again was taken before: who gave it has not heard so yet.
+        """
+        told = self._told.get(task.image_id)
+        if told is not None and told.request == task.request:
+            self._changed.add(task.image_id)
+            return
+        LOG.info("image %s: asked to %s", task.image_id, task.kind)
+        if task.kind is decision_api.TaskKind.RECORD_BOOTS:
+            self._record(task)
+            return
+        try:
+            self._asked.send_nowait(task)
+        except trio.WouldBlock:
+            self._fail(task, f"{MOST_WAITING} other images wait to be brought here")
+        else:
+            self._tell(task, decision_api.TaskState.WAITING)
+
+    async def run(self) -> None:
+        """Bring one image after the other, for ever."""
+        async for task in self._to_do:
+            await self._bring(task)
+
+    async def news(self) -> dict[str, decision_api.HeldImage] | None:
+        """Return what is to be told of the images here; None if nothing new is."""
+        now_s = self._clock()
+        for image_id, told in list(self._told.items()):
+            self._look_at_recording(image_id, told)
+        changed, self._changed = self._changed, set()
+        if now_s - self._looked_s >= LOOK_AGAIN_S:
+            self._looked_s = now_s
+            self._held = await trio.to_thread.run_sync(lambda: self._look(self._present()))
+        elif changed:
+            self._held |= await trio.to_thread.run_sync(self._look, changed)
+        else:
+            return None
+        return self._held
+
+    async def _bring(self, task: decision_api.ImageTask) -> None:
+        async def report(done: int, total: int) -> None:
+            self._tell(task, decision_api.TaskState.RUNNING, done, total)
+
+        self._tell(task, decision_api.TaskState.RUNNING)
+        try:
+            came = await self._bring_by[task.kind](task.image_id, report)
+        except (errors.AcstorError, ValueError, OSError) as e:
+            self._fail(task, str(e))
+            return
+        done_bytes = came["done_bytes"]
+        self._tell(task, decision_api.TaskState.DONE, done_bytes, done_bytes)
+
+    def _record(self, task: decision_api.ImageTask) -> None:
+        try:
+            self._recording.record_more(ids.parse_image_id(task.image_id), task.boots)
+        except errors.Unusable as e:
+            self._fail(task, str(e))
+        else:
+            self._tell(task, decision_api.TaskState.RUNNING, 0, task.boots)
+
+    def _look_at_recording(self, image_id: str, told: decision_api.TaskProgress) -> None:
+        is_open = told.state is decision_api.TaskState.RUNNING
+        if told.kind is not decision_api.TaskKind.RECORD_BOOTS or not is_open:
+            return
+        left = self._recording.left(ids.parse_image_id(image_id))
+        done = max(0, told.total - left)
+        if done != told.done:
+            state = decision_api.TaskState.RUNNING if left else decision_api.TaskState.DONE
+            self._told[image_id] = msgspec.structs.replace(told, state=state, done=done)
+            self._changed.add(image_id)
+
+    def _fail(self, task: decision_api.ImageTask, why: str) -> None:
+        LOG.warning("image %s: cannot %s: %s", task.image_id, task.kind, why)
+        self._tell(task, decision_api.TaskState.FAILED, why=why[: decision_api.MAX_WHY])
+
+    def _tell(
+        self,
+        task: decision_api.ImageTask,
+        state: decision_api.TaskState,
+        done: int = 0,
+        total: int = 0,
+        why: str = "",
+    ) -> None:
+        self._told[task.image_id] = decision_api.TaskProgress(
+            request=task.request, kind=task.kind, state=state, done=done, total=total, why=why
+        )
+        self._told.move_to_end(task.image_id)
+        if len(self._told) > MOST_REMEMBERED:
+            self._told.popitem(last=False)
+        self._changed.add(task.image_id)
+
+    # In a thread
+
+    def _present(self) -> set[str]:
+        """Return the images that are here, and those that only a task names."""
+        last = sorted(self._images.attached(), key=self._images.touched_ns, reverse=True)
+        return {*last[:MOST_IMAGES], *list(self._told)}
+
+    def _look(self, wanted: Iterable[str]) -> dict[str, decision_api.HeldImage]:
+        found = {}
+        for image_id in map(ids.parse_image_id, wanted):
+            image, told = self._images.get_nowait(image_id), self._told.get(image_id)
+            found[str(image_id)] = held_image(image, self._fetched(image_id), told)
+        return found
+
+
+def held_image(
+    image: mirror.Mirror | None,
+    fetched: counters.Tally | None,
+    task: decision_api.TaskProgress | None,
+) -> decision_api.HeldImage:
+    """Return what is told of one image; of one that was not read since the start it is little."""
+    given = (fetched or counters.Tally()).bytes
+    came = decision_api.FetchedBytes(
+        given[counters.Origin.PEER] + given[counters.Origin.HOME], given[counters.Origin.SOURCE]
+    )
+    if image is None:
+        return decision_api.HeldImage(fetched=came, task=task)
+    read, head = image.counters.read.bytes, image.boots.head
+    return decision_api.HeldImage(
+        size_bytes=image.size_bytes,
+        cached_bytes=image.cached_bytes(),
+        boot_image=image.boots.state.value,
+        boot_revision=head.header.revision if head else 0,
+        read=decision_api.ReadBytes(
+            local=read[counters.Origin.ZERO] + read[counters.Origin.CACHE],
+            boot=read[counters.Origin.BOOT],
+            peer=read[counters.Origin.PEER] + read[counters.Origin.HOME],
+            source=read[counters.Origin.SOURCE],
+        ),
+        fetched=came,
+        task=task,
+    )

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent tells about itself: one picture, shown by ``status`` and by the metrics.
+
+The field names are read by machines: they are never changed.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from acstor_agent import disk_io
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import fetcher
+from acstor_agent.core import counters
+from acstor_agent.disks import disk
+from acstor_agent.images import booting
+from acstor_agent.images import mirror
+from acstor_agent.peers import peer_endpoint
+
+
+def of_image(
+    image: mirror.Mirror | None, fetched: counters.Tally | None, touched_ns: int
+) -> dict[str, Any]:
+    """Return what is known of one image; one that was not read since the start has no numbers."""
+    read = image.counters if image else counters.ReadCounters()
+    return {
+        "size_bytes": image.size_bytes if image else None,
+        "chunk_bytes": image.map.geometry.chunk_bytes if image else None,
+        "cached_bytes": image.cached_bytes() if image else None,
+        "touched_s": touched_ns / 1e9,
+        "read": read.read.as_dict(),
+        "fetched": (fetched or counters.Tally()).as_dict(),
+        "reads_in_flight": read.in_flight,
+        "failed_reads": read.failed_reads,
+        "latency": of_latency(read.latency),
+        "boot_image": of_boot_image(image.boots) if image else None,
+    }
+
+
+def of_boot_image(boots: booting.Booting) -> dict[str, Any]:
+    """Return what has become of an image's boot image since the start."""
+    head = boots.head
+    return {
+        "state": boots.state.value,
+        "revision": head.header.revision if head else None,
+        "chunks": head.header.chunk_count if head else None,
+        "chunks_in_memory": len(boots.in_memory),
+    }
+
+
+def of_boots(host: booting.Host) -> dict[str, Any]:
+    """Return the boot images of this host in numbers."""
+    counted = host.counters
+    return {
+        "memory_bytes": host.memory.used_bytes,
+        "limit_bytes": host.memory.limit_bytes,
+        "loaded": counted.loaded,
+        "dropped": counted.dropped,
+        "ignored": counted.ignored,
+        "refused": counted.refused,
+        "failed": counted.failed,
+        "recorded": counted.recorded,
+    }
+
+
+def of_disk(made: disk.Disk | None) -> dict[str, Any]:
+    """Return what is known of one disk; one that was not used since the start has no numbers."""
+    if made is None:
+        return {"image_id": None, "size_bytes": None, "written_bytes": None, "unsynced_bytes": None}
+    cut = made.header.cut
+    return {
+        "image_id": made.header.image_id,
+        "size_bytes": cut.size_bytes,
+        "written_bytes": min(made.written_chunks * cut.chunk_bytes, cut.size_bytes),
+        "unsynced_bytes": min(made.unsynced_chunks * cut.chunk_bytes, cut.size_bytes),
+    }
+
+
+def of_latency(latency: counters.Latency) -> dict[str, Any]:
+    """Return a histogram's summary; quantiles are bucket bounds, in seconds."""
+    return {
+        "count": latency.count,
+        "total_s": latency.total_s,
+        "p50_s": latency.quantile(0.5),
+        "p99_s": latency.quantile(0.99),
+        "longest_s": latency.longest_s,
+        "buckets": latency.buckets,
+    }
+
+
+def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
+    """Return the public cache in numbers."""
+    return dataclasses.asdict(cache.statistics)
+
+
+def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
+    """Return what was scheduled on the host's own disk since the start, by stream."""
+    account = io.account
+    return {
+        "policy": io.policy,
+        "waiting": io.waiting,
+        "stalls": io.stalls,
+        "seeks": dict(account.seeks),
+        "waits": account.waits,
+        "streams": {
+            str(stream): {
+                "requests": count.requests,
+                "bytes": count.bytes,
+                "slices": count.slices,
+                "slice_s": io.slice_s(stream),
+                "waits": dict(count.waits),
+                "latency": of_latency(count.latency),
+            }
+            for stream, count in account.streams.copy().items()
+        },
+    }
+
+
+def of_exchange(
+    chunks: fetcher.Fetcher, peers: exchange.Exchange, endpoint: peer_endpoint.Endpoint
+) -> dict[str, Any]:
+    """Return what entered and left the host, and the peers that are left alone."""
+    counted = chunks.counters
+    return {
+        "chunks_in_flight": chunks.in_flight,
+        "source_bytes": counted.source_bytes,
+        "relayed_bytes": counted.relayed_bytes,
+        "served_bytes": counted.served_bytes,
+        "served_chunks": counted.served_chunks,
+        "invalid_chunks": peers.invalid_chunks,
+        "fallbacks": counted.fallbacks,
+        "races": chunks.hedge.races,
+        "referrals_followed": peers.referrals,
+        "source_first": chunks.preference.source_firsts,
+        "is_source_first": chunks.preference.is_source_first,
+        "advertised": peers.told.sent,
+        "advertised_ignored": peers.told.ignored,
+        "advertised_denied": peers.told.denied,
+        "taken_back": peers.told.taken_back,
+        "copies_told": peers.copies.told,
+        "copies_let_go": counted.let_go,
+        "endpoint_reopened": endpoint.reopened,
+        "quarantined": {host: round(left_s, 1) for host, left_s in peers.quarantined().items()},
+    }
+
+
+def total(tallies: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Add up requests and bytes by origin.
+
+    >>> total([counters.Tally().as_dict()])["zero"]
+    {'requests': 0, 'bytes': 0}
+    """
+    result = counters.Tally().as_dict()
+    for tally in tallies:
+        for origin, counts in tally.items():
+            for name, count in counts.items():
+                result[origin][name] += count
+    return result

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One writable disk: an image's content, copied on reference when a part of it is written (S0).
+
+What was written lies in a sparse file at its own place; a state file says
+which chunks do.  The rule: a chunk's mark follows its bytes.  A write is
+answered when the bytes, then the marks were handed to the kernel, so a killed
+worker or agent loses nothing; such a mark (UNSYNCED) holds until the host
+goes down.  ``sync`` makes the bytes safe first and only then the marks
+(WRITTEN), so after a power failure a chunk is all the guest's or all the
+image's, never a mixture with something foreign.
+
+Nothing here knows a CID: chunks that were written can be asked of nobody.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import AsyncIterator
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent.chunks import want as want_
+from acstor_agent.core import chunk_state
+from acstor_agent.core import disk_header
+from acstor_agent.core import disk_plan
+from acstor_agent.disks import disk_files
+from acstor_agent.images import mirror
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+Attach = Callable[[disk_header.DiskHeader], Awaitable[mirror.Mirror]]
+"""Returns the mirror of the image that a disk began as."""
+_Place = tuple[disk_plan.Stretch, memoryview]
+
+
+class Disk:
+    """A writable disk.
+
+    :param attach: returns the image's mirror; asked only where the image is needed
+    :param io: the way to the host's disk; one without a scheduler if not given
+    """
+
+    def __init__(
+        self, files: disk_files.DiskFiles, attach: Attach, io: disk_io.DiskIo | None = None
+    ) -> None:
+        self.header = files.header
+        self._io = io or disk_io.DiskIo()
+        self._files = files
+        self._attach = attach
+        self._states = chunk_state.ChunkStates(files.header.cut.chunk_count)
+        for chunk_no in (*files.written, *files.unsynced):
+            self._states.apply(chunk_no, chunk_state.ChunkEvent.WHOLE_WRITTEN)
+        self.written_chunks = len(files.written) + len(files.unsynced)
+        self._unsynced = set(files.unsynced)
+        self._locks: dict[int, trio.Lock] = {}
+        self._syncing = trio.Lock()
+        self._sync_failure: OSError | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the disk."""
+        return self.header.cut.size_bytes
+
+    @property
+    def fd(self) -> int:
+        """The file whose attributes (owner, mode, times, blocks) are the disk's."""
+        return self._files.data_fd
+
+    @property
+    def unsynced_chunks(self) -> int:
+        """How many chunks were written first since the last sync."""
+        return len(self._unsynced)
+
+    async def read(self, offset: int, length: int) -> want_.Bytes:
+        """Return a range of the disk, cut at its end; use it before anything is awaited.
+
+        :raises errors.AcstorError: a chunk of the image is not to be had
+        """
+        length = max(0, min(length, self.size_bytes - offset, mirror.MAX_READ_BYTES))
+        stretches = self._plan_read(offset, length)
+        if len(stretches) == 1 and stretches[0].origin is disk_plan.Origin.IMAGE:
+            return await (await self._attach(self.header)).read(offset, length)
+        buffer = bytearray(length)
+        view = memoryview(buffer)
+        if len(stretches) != 1 or not self._read_nowait(stretches[0], view):
+            await self._fill(_places(stretches, view))
+        return buffer
+
+    def _plan_read(self, offset: int, length: int) -> list[disk_plan.Stretch]:
+        header = self.header
+        return disk_plan.plan_read(header.cut, header.image_bytes, self._states, offset, length)
+
+    def _read_nowait(self, stretch: disk_plan.Stretch, view: memoryview) -> bool:
+        is_ours = stretch.origin is disk_plan.Origin.DISK
+        return is_ours and self._files.read_nowait(view, stretch.start)
+
+    async def _fill(self, places: Iterable[_Place]) -> None:
+        """Bring stretches into their places (zeros before), all at once; one failure ends it."""
+        failures: list[errors.AcstorError | OSError] = []
+        async with trio.open_nursery() as nursery:
+
+            async def fill(stretch: disk_plan.Stretch, view: memoryview) -> None:
+                try:
+                    await self._fill_one(stretch, view)
+                except (errors.AcstorError, OSError) as e:
+                    failures.append(e)
+                    nursery.cancel_scope.cancel()
+
+            for place in places:
+                nursery.start_soon(fill, *place)
+        if failures:
+            raise failures[0]
+
+    async def _fill_one(self, stretch: disk_plan.Stretch, view: memoryview) -> None:
+        if stretch.origin is disk_plan.Origin.DISK:
+            await self._io.run(
+                self._place(stretch.start), len(view), False, self._files.read, view, stretch.start
+            )
+        elif stretch.origin is disk_plan.Origin.IMAGE:
+            image = await self._attach(self.header)
+            for at in range(0, len(view), mirror.MAX_READ_BYTES):
+                part = view[at : at + mirror.MAX_READ_BYTES]
+                part[:] = await image.read(stretch.start + at, len(part))
+
+    async def write(self, offset: int, data: bytes) -> int:
+        """Write at ``offset`` what fits on the disk; return how much that is.
+
+        Bytes of the image that are missing in a chunk which is written in part are fetched first.
+        To do the same write again does no harm.
+
+        :raises OSError: EFBIG behind the disk's end; ENOSPC and others of the host's own disk
+        :raises errors.AcstorError: what is missing is not to be had; nothing has changed
+        """
+        if offset >= self.size_bytes and data:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        data = data[: self.size_bytes - offset]
+        cut = self.header.cut
+        async with self._alone(disk_plan.chunks_of(cut, offset, len(data))) as chunks:
+            if chunks:
+                await self._write(offset, data)
+        return len(data)
+
+    async def _write(self, offset: int, data: bytes) -> None:
+        header = self.header
+        plan = disk_plan.plan_write(header.cut, header.image_bytes, self._states, offset, len(data))
+        before, after = (bytearray(_length(side)) for side in (plan.before, plan.after))
+        if before or after:
+            await self._fill(
+                [*_places(plan.before, memoryview(before)), *_places(plan.after, memoryview(after))]
+            )
+        parts = [before, data, after]
+        fresh = list(disk_header.runs(plan.fresh))
+        start = offset - len(before)
+        length = sum(map(len, parts))
+        await self._io.run(self._place(start), length, True, self._files.write, parts, start, fresh)
+        disk_plan.note_written(self._states, plan)
+        self.written_chunks += len(plan.fresh)
+        self._unsynced.update(plan.fresh)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, chunks: range) -> AsyncIterator[range]:
+        """Keep other writes off these chunks; locked in order, so nobody waits in a ring."""
+        held: list[trio.Lock] = []
+        try:
+            for chunk_no in chunks:
+                lock = self._locks.setdefault(chunk_no, trio.Lock())
+                try:
+                    lock.acquire_nowait()
+                except trio.WouldBlock:
+                    await lock.acquire()
+                held.append(lock)
+            yield chunks
+        finally:
+            for lock in held:
+                lock.release()
+            for chunk_no in chunks:
+                lock_or_none = self._locks.get(chunk_no)
+                if lock_or_none is not None and not lock_or_none.locked():
+                    del self._locks[chunk_no]
+
+    def chunks_of_image(self) -> list[int]:
+        """Return the chunks whose bytes are still the image's."""
+        header = self.header
+        whole = disk_plan.chunks_of(header.cut, 0, header.image_bytes)
+        return [n for n in whole if not disk_plan.is_on_disk(self._states, n)]
+
+    async def keep(self, chunk_no: int, data: want_.Bytes) -> None:
+        """Put the image's bytes of a chunk into the disk's own file, unless a guest wrote there.
+
+        :raises OSError: ENOSPC and others of the host's own disk; nothing has changed
+        """
+        cut = self.header.cut
+        start, length = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
+        async with self._alone(range(chunk_no, chunk_no + 1)):
+            if disk_plan.is_on_disk(self._states, chunk_no):
+                return
+            whole = [bytes(data).ljust(length, b"\0")]  # behind the image's end are zeros
+            fresh = [(chunk_no, 1)]
+            place = self._place(start)
+            await self._io.run(place, length, True, self._files.write, whole, start, fresh)
+            self._states.apply(chunk_no, chunk_state.ChunkEvent.WHOLE_WRITTEN)
+            self.written_chunks += 1
+            self._unsynced.add(chunk_no)
+
+    async def sync(self) -> None:
+        """Make safe on the host's disk every write that was answered.
+
+        Once this has failed it fails for good: the kernel tells of bytes that it could not write
+        one time only, and nobody knows afterwards which they were.
+
+        :raises OSError: the host's disk cannot
+        """
+        async with self._syncing:
+            if self._sync_failure is not None:
+                raise OSError(*self._sync_failure.args)
+            unsynced, self._unsynced = self._unsynced, set()
+            try:
+                runs = list(disk_header.runs(unsynced))
+                await self._io.run(self._place(0), 1, True, self._files.sync, runs)
+            except OSError as e:
+                self._unsynced |= unsynced
+                self._sync_failure = e
+                LOG.error("disk %s: syncs fail from now on: %s", self.header.disk_id, e)
+                raise
+
+    def _place(self, offset: int) -> int:
+        """Return the address of a byte of this disk on the host's disk."""
+        return self._io.place(("disk", self.header.disk_id), offset, self.size_bytes)
+
+    async def aclose(self) -> None:
+        """Let go of the files; from now on the disk fails with EBADF."""
+        async with self._syncing:
+            self._files.close()
+
+
+def _length(stretches: Sequence[disk_plan.Stretch]) -> int:
+    return sum(stretch.stop - stretch.start for stretch in stretches)
+
+
+def _places(stretches: Sequence[disk_plan.Stretch], view: memoryview) -> Iterator[_Place]:
+    """Cut ``view`` into the places of stretches that lie back to back."""
+    at = 0
+    for stretch in stretches:
+        end = at + stretch.stop - stretch.start
+        yield stretch, view[at:end]
+        at = end

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two files of a writable disk: what was written, sparse, at its own place; and which chunks.
+
+The rule: a chunk's mark follows its bytes.  Marks are UNSYNCED until both files are
+safe, and hold then until the host goes down; WRITTEN ones hold for good
+(``doc/source/format/disk.rst``).  Everything here blocks: call it in a thread.
+"""
+
+import contextlib
+import logging
+import os
+import pathlib
+from collections.abc import Iterable
+from collections.abc import Sequence
+
+from acstor_agent.core import disk_header
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+DATA_ENDING = ".data"
+STATE_ENDING = ".acdisk"
+_INCOMING = ".incoming-"
+
+
+class DiskFiles:
+    """The two files of one disk.  Everything here blocks: call it in a thread.
+
+    :param folder: where they lie
+    :param boot_id: names the time since the host was started (16 bytes)
+    :raises errors.FormatError: a file is damaged, missing or not of this disk
+    """
+
+    def __init__(self, folder: pathlib.Path, disk_id: disk_header.DiskId, boot_id: bytes) -> None:
+        self._path = state_path(folder, disk_id)
+        with contextlib.ExitStack() as opened:
+            self._state_fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            opened.callback(os.close, self._state_fd)
+            self.header, marks, former_boot_id = self._read_state(disk_id)
+            self.data_fd = self._open_data(data_path(folder, disk_id))
+            opened.callback(os.close, self.data_fd)
+            self.written = list(disk_header.marked(marks, disk_header.WRITTEN))
+            self.unsynced = list(disk_header.marked(marks, disk_header.UNSYNCED))
+            if boot_id != former_boot_id:
+                self._begin_boot(boot_id)
+            opened.pop_all()
+
+    def _read_state(
+        self, disk_id: disk_header.DiskId
+    ) -> tuple[disk_header.DiskHeader, bytes, bytes]:
+        what = str(self._path)
+        raw = os.pread(self._state_fd, disk_header.AT_MARKS, 0)
+        header, boot_id = disk_header.unpack(raw, what)
+        if header.disk_id != disk_id:
+            raise errors.FormatError(what, 0, f"this is the state of disk {header.disk_id}")
+        if os.fstat(self._state_fd).st_size != header.file_bytes:
+            raise errors.FormatError(what, 0, f"{header.file_bytes} bytes are expected")
+        marks = os.pread(self._state_fd, header.cut.chunk_count, disk_header.AT_MARKS)
+        disk_header.check_marks(marks, header, what)
+        return header, marks, boot_id
+
+    def _open_data(self, path: pathlib.Path) -> int:
+        size_bytes = self.header.cut.size_bytes
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError as e:
+            raise errors.FormatError(str(path), 0, "what was written is missing") from e
+        if os.fstat(fd).st_size != size_bytes:
+            os.close(fd)
+            raise errors.FormatError(str(path), 0, f"{size_bytes} bytes are expected")
+        return fd
+
+    def _begin_boot(self, boot_id: bytes) -> None:
+        """Give up chunks that were not safe when the host went down; their marks go first."""
+        if self.unsynced:
+            LOG.warning(
+                "disk %s: %d chunks were not synced when the host went down; they are the image's",
+                self.header.disk_id,
+                len(self.unsynced),
+            )
+        self._mark(disk_header.runs(self.unsynced), disk_header.UNWRITTEN)
+        os.fdatasync(self._state_fd)
+        os.pwrite(self._state_fd, boot_id, disk_header.AT_BOOT_ID)
+        os.fdatasync(self._state_fd)
+        self.unsynced = []
+
+    def _mark(self, runs: Iterable[tuple[int, int]], mark: int) -> None:
+        for first, count in runs:
+            _write_all(self._state_fd, [bytes([mark]) * count], disk_header.AT_MARKS + first)
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """Fill ``into`` with what was written at ``offset``."""
+        if os.preadv(self.data_fd, [into], offset) != len(into):
+            raise errors.FormatError(str(self._path), offset, "what was written is cut off")
+
+    def read_nowait(self, into: memoryview, offset: int) -> bool:
+        """Do as :meth:`read` if that needs no wait; False if it does."""
+        try:
+            return os.preadv(self.data_fd, [into], offset, os.RWF_NOWAIT) == len(into)
+        except OSError:  # not in the page cache, or not to be had in this way: read() finds out
+            return False
+
+    def write(
+        self, parts: list[bytes | bytearray], offset: int, fresh: Iterable[tuple[int, int]]
+    ) -> None:
+        """Write ``parts`` back to back, then mark the runs of chunks that are new in the file."""
+        _write_all(self.data_fd, parts, offset)
+        self._mark(fresh, disk_header.UNSYNCED)
+
+    def sync(self, unsynced: Iterable[tuple[int, int]]) -> None:
+        """Make safe what was written, then the marks of these runs of chunks."""
+        os.fdatasync(self.data_fd)
+        self._mark(unsynced, disk_header.WRITTEN)
+        os.fdatasync(self._state_fd)
+
+    def close(self) -> None:
+        """Let go of both files, and forget their numbers: they may soon be those of others."""
+        fds, self.data_fd, self._state_fd = (self.data_fd, self._state_fd), -1, -1
+        for fd in fds:
+            os.close(fd)
+
+
+def state_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
+    """Return the file that says which chunks were written; a disk exists while it does."""
+    return folder / f"{disk_id}{STATE_ENDING}"
+
+
+def data_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
+    """Return the file with the bytes that were written."""
+    return folder / f"{disk_id}{DATA_ENDING}"
+
+
+def create(folder: pathlib.Path, header: disk_header.DiskHeader, boot_id: bytes) -> None:
+    """Make the files of a new disk; they are there as a whole or not at all.
+
+    :raises errors.Unusable: there is such a disk, or what a lost one has written
+    """
+    data, state = data_path(folder, header.disk_id), state_path(folder, header.disk_id)
+    incoming = folder / f"{_INCOMING}{header.disk_id}"
+    if state.exists():
+        raise errors.Unusable(f"disk {header.disk_id}", "exists already")
+    if data.exists() and data.stat().st_blocks:
+        raise errors.Unusable(
+            str(data), "has bytes of a disk whose state is lost", "Move it away if it is not needed"
+        )
+    try:
+        with open(os.open(data, os.O_RDWR | os.O_CREAT, 0o600), "rb+") as file:
+            file.truncate(header.cut.size_bytes)
+            os.fsync(file.fileno())
+        with incoming.open("wb") as file:
+            file.write(disk_header.pack(header, boot_id))
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, header.file_bytes)
+            os.fsync(file.fileno())
+        incoming.rename(state)
+    except OSError:
+        incoming.unlink(missing_ok=True)
+        data.unlink(missing_ok=True)
+        raise
+    _sync_folder(folder)
+
+
+def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
+    """Delete the files of a disk; after a kill half-way it can be done again."""
+    data_path(folder, disk_id).unlink(missing_ok=True)
+    state_path(folder, disk_id).unlink()
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, parts: Sequence[bytes | bytearray], offset: int) -> None:
+    """Write ``parts`` back to back; a disk that is full raises before the end."""
+    done, length = os.pwritev(fd, parts, offset), sum(map(len, parts))
+    while done < length:  # cut short: the next try says why
+        done += os.pwrite(fd, b"".join(parts)[done:], offset + done)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writable disks of this host: made on request, found again by their files.
+
+A disk exists while its state file does, so a worker or a host that restarts
+knows its disks without asking anybody.  Opening one does not need its image:
+what was written can be read while no source answers.
+"""
+
+import contextlib
+import logging
+import pathlib
+import uuid
+from collections.abc import Callable
+
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent.core import disk_header
+from acstor_agent.disks import disk
+from acstor_agent.disks import disk_files
+from acstor_agent.images import mirror
+from acstor_agent.images import mirrors
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+
+LOG = logging.getLogger(__name__)
+
+SYNC_INTERVAL_S = 5.0
+"""How long a chunk that was written may stay unsafe if nobody asks for a sync."""
+_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+
+
+def this_boot() -> bytes:
+    """Return what names the time since this host was started."""
+    return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
+
+
+class Disks:
+    """All writable disks of this host.
+
+    :param folder: where their files are; nobody else may look into it
+    :param attach_deadline_s: how long a read may wait for an image's chunk map
+    :param boot_id: see :func:`this_boot`
+    :param io: the way to the host's disk; one without a scheduler if not given
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        images: mirrors.Mirrors,
+        attach_deadline_s: float,
+        boot_id: Callable[[], bytes] = this_boot,
+        io: disk_io.DiskIo | None = None,
+    ) -> None:
+        self._io = io or disk_io.DiskIo()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder = folder
+        self._images = images
+        self._attach_deadline_s = attach_deadline_s
+        self._boot_id = boot_id()
+        self._disks: dict[disk_header.DiskId, disk.Disk] = {}
+        self._opening = trio.Lock()
+
+    def all(self) -> list[disk_header.DiskId]:
+        """Return the disks of this host, whether opened since the start or not."""
+        found = []
+        for path in self._folder.glob(f"*{disk_files.STATE_ENDING}"):
+            try:
+                found.append(disk_header.parse_disk_id(path.stem))
+            except ValueError:
+                LOG.warning("%s: not the name of a disk's state; left alone", path)
+        return sorted(found)
+
+    def get_nowait(self, disk_id: disk_header.DiskId) -> disk.Disk | None:
+        """Return the disk if it was opened since the start."""
+        return self._disks.get(disk_id)
+
+    def exists(self, disk_id: disk_header.DiskId) -> bool:
+        """Say whether there is such a disk."""
+        return disk_files.state_path(self._folder, disk_id).exists()
+
+    async def open(self, disk_id: disk_header.DiskId) -> disk.Disk:
+        """Return a disk.
+
+        :raises FileNotFoundError: there is no such disk
+        :raises errors.FormatError: its files are damaged
+        """
+        async with self._opening:
+            if disk_id not in self._disks:
+                self._disks[disk_id] = await trio.to_thread.run_sync(self._open, disk_id)
+            return self._disks[disk_id]
+
+    def _open(self, disk_id: disk_header.DiskId) -> disk.Disk:
+        files = disk_files.DiskFiles(self._folder, disk_id, self._boot_id)
+        return disk.Disk(files, self._attach, self._io)
+
+    async def make(
+        self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None
+    ) -> disk.Disk:
+        """Make a disk that begins as ``image``, with zeros behind its end.
+
+        :param size_bytes: length of the disk; that of the image if not given
+        :raises errors.Unusable: there is such a disk already, or it cannot have this size
+        """
+        cut = image.map.geometry
+        size = cut.size_bytes if size_bytes is None else size_bytes
+        try:
+            header = disk_header.DiskHeader(
+                disk_id,
+                image.map.image_id,
+                geometry.Geometry(size, cut.chunk_bytes),
+                cut.size_bytes,
+            )
+        except ValueError as e:
+            raise errors.Unusable(f"disk {disk_id}", str(e)) from e
+        async with self._opening:
+            await trio.to_thread.run_sync(disk_files.create, self._folder, header, self._boot_id)
+        LOG.info("disk %s: made from image %s", disk_id, header.image_id)
+        return await self.open(disk_id)
+
+    async def drop(self, disk_id: disk_header.DiskId) -> None:
+        """Delete a disk that nobody has open, with all that was written to it.
+
+        :raises errors.Unusable: there is no such disk
+        """
+        async with self._opening:
+            opened = self._disks.pop(disk_id, None)
+            if opened is not None:
+                await opened.aclose()
+            try:
+                await trio.to_thread.run_sync(disk_files.remove, self._folder, disk_id)
+            except FileNotFoundError as e:
+                raise errors.Unusable(f"disk {disk_id}", "there is no such disk") from e
+        LOG.info("disk %s: dropped", disk_id)
+
+    async def of_image(self, image_id: ids.ImageId) -> list[disk_header.DiskId]:
+        """Return the disks that began as an image; those with a damaged state are left out."""
+        found = []
+        for disk_id in self.all():
+            try:
+                if (await self.open(disk_id)).header.image_id == image_id:
+                    found.append(disk_id)
+            except (errors.FormatError, OSError) as e:
+                LOG.warning("disk %s: %s", disk_id, e)
+        return found
+
+    async def run(self) -> None:
+        """Sync now and then what guests do not ask to be synced."""
+        while True:
+            await trio.sleep(SYNC_INTERVAL_S)
+            await self.sync()
+
+    async def sync(self) -> None:
+        """Make safe what was written to any disk."""
+        for opened in list(self._disks.values()):
+            if opened.unsynced_chunks:
+                with contextlib.suppress(OSError):  # it was logged; who asks for a sync is told
+                    await opened.sync()
+
+    async def _attach(self, header: disk_header.DiskHeader) -> mirror.Mirror:
+        found = self._images.get_nowait(header.image_id)
+        if found is None:
+            try:
+                with trio.fail_after(self._attach_deadline_s):
+                    found = await self._images.attach(header.image_id)
+            except trio.TooSlowError as e:
+                raise errors.DeadlineExceeded(
+                    f"the chunk map of image {header.image_id}", self._attach_deadline_s
+                ) from e
+        if found.size_bytes != header.image_bytes:
+            raise errors.Unusable(
+                f"disk {header.disk_id}",
+                f"its image {header.image_id} had {header.image_bytes} bytes when it was made, "
+                f"and has {found.size_bytes} now",
+            )
+        return found

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boots of one image: its boot image, in memory before guests ask and dropped after it.
+
+The head of the boot image comes from the source (and is kept on disk); its
+frames come like chunks, through the cache, other hosts and the source, each
+frame once.  A chunk enters memory when it hashes to its CID in the chunk map,
+and can be read from that moment; a guest that needs a chunk whose frame is not
+there yet has that frame hurried instead of fetching the chunk beside it.  The
+one rule: whatever is wrong with a boot image, the guest reads on without it.
+"""
+
+import contextlib
+import enum
+import logging
+import pathlib
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import trio
+
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import want as want_
+from acstor_agent.core import boot_memory
+from acstor_agent.core import counters
+from acstor_agent.sources import base
+from acstor_common import boot_image
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import whole_file
+
+LOG = logging.getLogger(__name__)
+
+UNDER_WAY = 8
+"""Frames of one boot image that are being loaded at a time."""
+HEAD_PATIENCE_S = 1.0
+"""How long a guest's read waits to learn whether its chunk is in the boot image."""
+LOOK_AGAIN_S = 60.0
+"""An image without a boot image, or with a bad one, is not looked at again for this long."""
+TICK_S = 1.0
+
+
+class State(enum.Enum):
+    """What has become of an image's boot image; the values are shown by ``status``."""
+
+    UNKNOWN = "unknown"  # no guest has begun since the start
+    LOADING = "loading"
+    READY = "ready"  # all of it that is of use is in memory
+    DROPPED = "dropped"  # the boot is over
+    NONE = "none"  # there is none
+    IGNORED = "ignored"  # it is damaged, or of other bytes
+    REFUSED = "refused"  # there is no room in memory
+    FAILED = "failed"  # it could not be had
+
+
+class BootCounters:
+    """What is counted of all boot images of this host."""
+
+    __slots__ = ("dropped", "failed", "ignored", "loaded", "recorded", "refused")
+
+    def __init__(self) -> None:
+        self.loaded = self.dropped = self.ignored = self.refused = self.failed = 0
+        self.recorded = 0
+
+
+class Host:
+    """What the boots of all images share.
+
+    :param folder: where heads of boot images are kept
+    :param frame_patience_s: how long a read waits for a frame before it fetches its chunk alone
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        *,
+        source: base.Source,
+        chunks: fetcher.Fetcher,
+        cache: cache_files.CacheFiles,
+        nursery: trio.Nursery,
+        memory: boot_memory.BootMemory,
+        frame_patience_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder
+        self.source = source
+        self.chunks = chunks
+        self.cache = cache
+        self.nursery = nursery
+        self.memory = memory
+        self.frame_patience_s = frame_patience_s
+        self.clock = clock
+        self.counters = BootCounters()
+        self._images: dict[ids.ImageId, Booting] = {}
+
+    def booting(self, image_map: chunk_map.ChunkMap) -> "Booting":
+        """Return the boots of an image that is attached now."""
+        made = self._images[image_map.image_id] = Booting(image_map, self)
+        return made
+
+    def make_room(self, image_id: ids.ImageId, size_bytes: int) -> bool:
+        """Take memory for a boot image; say whether there is room."""
+        dropped = self.memory.take(image_id, size_bytes, self.clock())
+        for other in dropped or ():
+            self._images[other].drop()
+        return dropped is not None
+
+    def forget(self, image_id: ids.ImageId) -> None:
+        """Let go of an image that was dropped from this host."""
+        gone = self._images.pop(image_id, None)
+        if gone is not None:
+            gone.forget()
+
+    async def run(self) -> None:
+        """Drop boot images whose boots are over, for ever."""
+        while True:
+            await trio.sleep(TICK_S)
+            now_s = self.clock()
+            for image_id, image in self._images.items():
+                if image.was_read():
+                    self.memory.used(image_id, now_s)
+            for image_id in self.memory.take_due(now_s):
+                self._images[image_id].drop()
+
+
+class Booting:
+    """The boots of one image.
+
+    ``in_memory`` has the chunks of the boot image by CID; it is empty except while guests boot.
+    """
+
+    def __init__(self, image_map: chunk_map.ChunkMap, host: Host) -> None:
+        self.in_memory: dict[ids.Cid, memoryview] = {}
+        self.state = State.UNKNOWN
+        self.head: boot_image.Head | None = None
+        self._map = image_map
+        self._host = host
+        self._path = host.folder / f"{image_map.image_id}{base.BlobKind.BOOT_IMAGE.value}"
+        self._what = f"boot image of image {image_map.image_id}"
+        self._frames: dict[ids.Cid, boot_image.Frame] = {}
+        self._is_head_known = trio.Event()
+        self._scope = trio.CancelScope()
+        self._look_again_s = 0.0
+        self._tally = counters.Tally()
+        self._requests_seen = 0
+
+    def watch(self, tally: counters.Tally) -> None:
+        """Let the reads that ``tally`` counts show whether the boot image is of use."""
+        self._tally = tally
+
+    # What guests do
+
+    def begin(self) -> None:
+        """Note that a guest is about to boot: have the boot image in memory."""
+        host = self._host
+        host.memory.begun(self._map.image_id, host.clock())
+        if self.state in (State.LOADING, State.READY) or host.clock() < self._look_again_s:
+            return
+        if not host.memory.limit_bytes:
+            return
+        self.state = State.LOADING
+        self._is_head_known = trio.Event()
+        self._scope = trio.CancelScope()
+        host.nursery.start_soon(self._load, self._scope)
+
+    def covers(self, cid: ids.Cid) -> bool:
+        """Say whether a chunk is in memory or comes with a frame that is being loaded."""
+        return cid in self.in_memory or (self.state is State.LOADING and cid in self._frames)
+
+    def may_bring(self, cid: ids.Cid) -> bool:
+        """Say whether :meth:`bring` is worth a call."""
+        if self.state is State.LOADING and not self._is_head_known.is_set():
+            return True
+        frame = self._frames.get(cid)
+        return frame is not None and (self.state is State.LOADING or self._is_local(frame))
+
+    async def bring(self, cid: ids.Cid) -> fetcher.Fetched | None:
+        """Return a chunk that a guest waits for if the boot image has it; None if it has not."""
+        if self.state is State.LOADING and not self._is_head_known.is_set():
+            with trio.move_on_after(HEAD_PATIENCE_S):
+                await self._is_head_known.wait()
+        frame = self._frames.get(cid)
+        if frame is None or (self.state is not State.LOADING and not self._is_local(frame)):
+            return None
+        try:
+            with trio.move_on_after(self._host.frame_patience_s):
+                chunks, origin = await self._unpacked(frame, fetcher.Errand.GUEST_WAITS)
+                self._keep(chunks)
+                return fetcher.Fetched(chunks[cid], origin) if cid in chunks else None
+        except errors.BootImageFormatError as e:
+            self._ignore(e)
+        except exchange.PEER_ERRORS as e:
+            LOG.debug("%s: %s", self._what, e)
+        return None
+
+    def was_read(self) -> bool:
+        """Say whether guests have read of it since the last time that this was asked."""
+        requests = self._tally.requests[counters.Origin.BOOT]
+        was_read, self._requests_seen = requests != self._requests_seen, requests
+        return was_read
+
+    def drop(self) -> None:
+        """Give the memory back: the boot is over."""
+        self._scope.cancel()
+        self._end(State.DROPPED)
+        self._host.counters.dropped += 1
+        LOG.info("%s: dropped from memory", self._what)
+
+    def forget(self) -> None:
+        """Stop everything; the image is not mirrored here any more."""
+        self._scope.cancel()
+        self._end(State.NONE)
+        self._frames = {}
+        self._path.unlink(missing_ok=True)
+
+    def _end(self, state: State) -> None:
+        self.state = state
+        self.in_memory = {}
+        self._is_head_known.set()
+        self._host.memory.free(self._map.image_id)
+
+    # Loading
+
+    async def _load(self, scope: trio.CancelScope) -> None:
+        with scope:
+            try:
+                await self._load_head()
+                await self._load_frames()
+                await self._look_for_newer()
+            except errors.BootImageFormatError as e:
+                self._ignore(e)
+            except errors.ChunkMissing as e:
+                self._forget_head()
+                self._give_up(State.NONE, e)
+            except exchange.PEER_ERRORS as e:
+                if isinstance(e, errors.ChunkInvalid):  # another one has taken its place
+                    self._forget_head()
+                self._host.counters.failed += 1
+                self._give_up(State.FAILED, e)
+
+    def _give_up(self, state: State, why: errors.AcstorError) -> None:
+        self._look_again_s = self._host.clock() + LOOK_AGAIN_S
+        LOG.info("%s: not used: %s", self._what, why)
+        self._end(state)
+
+    def _ignore(self, why: errors.BootImageFormatError) -> None:
+        """Use nothing of a boot image that is damaged, and say so."""
+        if self.state is State.IGNORED:
+            return
+        LOG.warning("%s; ignored, guests boot without it", why)
+        self._host.counters.ignored += 1
+        self._scope.cancel()
+        self._end(State.IGNORED)
+        self._look_again_s = self._host.clock() + LOOK_AGAIN_S
+        self._frames = {}
+        self._forget_head()
+
+    async def _load_head(self) -> None:
+        if self.head is None:
+            try:
+                await self._take_head(self._path.read_bytes(), str(self._path))
+            except (FileNotFoundError, errors.BootImageFormatError):
+                await self._download_head()
+        self._is_head_known.set()
+
+    async def _download_head(self) -> None:
+        header = await self._read_header()
+        raw = await self._read_source(0, header.head_bytes)
+        await self._take_head(raw, self._what)
+        with whole_file.written(self._path, is_durable=False) as file:
+            file.write(raw)
+
+    async def _read_header(self) -> boot_image.Header:
+        raw = await self._read_source(0, boot_image.HEADER_BYTES)
+        header = boot_image.parse_header(raw, self._what)
+        self._check(header)
+        return header
+
+    async def _read_source(self, offset: int, length: int) -> bytes:
+        blob = base.Blob(self._map.image_id, base.BlobKind.BOOT_IMAGE)
+        return await self._host.source.read(blob, offset, length)
+
+    def _check(self, header: boot_image.Header) -> None:
+        of = boot_image.Binding(
+            self._map.image_id,
+            self._map.geometry,
+            chunk_map.OsHash(self._map.os_hash_algo, self._map.os_hash_value),
+        )
+        boot_image.check_binding(header, of, self._what)
+
+    async def _take_head(self, raw: bytes, what: str) -> None:
+        self.head, self._frames = await trio.to_thread.run_sync(self._parse_head, raw, what)
+
+    def _parse_head(
+        self, raw: bytes, what: str
+    ) -> tuple[boot_image.Head, dict[ids.Cid, boot_image.Frame]]:
+        head = boot_image.parse_head(raw, what)
+        self._check(head.header)
+        cid_of = self._map.cid
+        frames = {cid_of(number): frame for frame in head.frames for number in frame.chunk_nos}
+        return head, frames
+
+    async def _look_for_newer(self) -> None:
+        """Take the head of a boot image with a higher revision, for the next boot."""
+        with contextlib.suppress(errors.ChunkUnavailable):
+            header = await self._read_header()
+            if self.head is not None and header.revision > self.head.header.revision:
+                LOG.info("%s: revision %d is there", self._what, header.revision)
+                self._forget_head()
+
+    def _forget_head(self) -> None:
+        """Let the next boot take the head from the source."""
+        self.head = None
+        self._path.unlink(missing_ok=True)
+
+    async def _load_frames(self) -> None:
+        head = self.head
+        if head is None:
+            return
+        if not self._host.make_room(self._map.image_id, head.raw_bytes):
+            self._host.counters.refused += 1
+            LOG.warning("%s: no room for %d bytes in memory", self._what, head.raw_bytes)
+            self._end(State.REFUSED)
+            return
+        left = iter(head.frames)
+        failures: list[errors.AcstorError] = []
+        async with trio.open_nursery() as nursery:
+            for _ in range(UNDER_WAY):
+                nursery.start_soon(self._load_some, left, failures, nursery.cancel_scope)
+        if failures:
+            raise failures[0]
+        self.state = State.READY
+        self._host.counters.loaded += 1
+        LOG.info("%s: revision %d is in memory", self._what, head.header.revision)
+
+    async def _load_some(
+        self,
+        left: Iterator[boot_image.Frame],
+        failures: list[errors.AcstorError],
+        scope: trio.CancelScope,
+    ) -> None:
+        """Load one frame after the other until none is left; one failure ends it for all."""
+        try:
+            for frame in left:
+                if self._is_needed(frame):
+                    chunks, _ = await self._unpacked(frame, fetcher.Errand.READ_AHEAD)
+                    self._keep(chunks)
+        except (*exchange.PEER_ERRORS, errors.BootImageFormatError) as e:
+            failures.append(e)
+            scope.cancel()
+
+    def _is_needed(self, frame: boot_image.Frame) -> bool:
+        """Say whether a frame has something that cannot be read here without it."""
+        cids = [self._map.cid(chunk_no) for chunk_no in frame.chunk_nos]
+        if all(cid in self.in_memory for cid in cids):
+            return False
+        return self._is_local(frame) or not all(map(self._host.chunks.has, cids))
+
+    def _is_local(self, frame: boot_image.Frame) -> bool:
+        return self._host.chunks.has(frame.cid)
+
+    async def _unpacked(
+        self, frame: boot_image.Frame, errand: fetcher.Errand
+    ) -> tuple[dict[ids.Cid, memoryview], counters.Origin]:
+        """Return the chunks of a frame, each checked, and where the frame came from."""
+        want = want_.Want(
+            self._map.image_id,
+            base.AT_BOOT_IMAGE + frame.offset,
+            frame.stored_bytes,
+            frame.cid,
+        )
+        fetched = await self._host.chunks.fetch_once(want, errand)
+        chunks = await trio.to_thread.run_sync(
+            boot_image.unpack_checked, self._map, frame, fetched.data, self._what
+        )
+        return chunks, fetched.origin
+
+    def _keep(self, chunks: dict[ids.Cid, memoryview]) -> None:
+        """Keep chunks in memory while guests boot; afterwards the cache is their place."""
+        if self.state in (State.LOADING, State.READY):
+            self.in_memory.update(chunks)
+            return
+        for cid, data in chunks.items():
+            self._host.cache.store(cid, bytes(data))

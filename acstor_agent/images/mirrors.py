@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images that this host mirrors, and their chunk maps on disk.
+
+A map is taken from the source when its image is attached and kept in a folder,
+so a worker or a host that restarts knows its images without asking anybody.
+The time stamp of that file is the mirror's time stamp: Nova touches the mirror
+of an image that is in use, and here it is remembered.
+"""
+
+import logging
+import mmap
+import os
+import pathlib
+from collections.abc import Awaitable
+from collections.abc import Callable
+
+import trio
+
+from acstor_agent.images import mirror
+from acstor_agent.sources import base
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import whole_file
+
+LOG = logging.getLogger(__name__)
+
+MAP_READ_BYTES = 1 * geometry.MIB
+MAX_MAP_BYTES = 4096 * geometry.MIB
+"""A source that offers a longer map is wrong: it would be of an image of 8 TiB."""
+
+
+class Mirrors:
+    """All mirrors of this host.
+
+    :param folder: where chunk maps are kept
+    :param make: makes the mirror of an image from its map
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        source: base.Source,
+        make: Callable[[chunk_map.ChunkMap], Awaitable[mirror.Mirror]],
+    ) -> None:
+        self._folder = folder
+        self._source = source
+        self._make = make
+        self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
+        self._attaching: dict[ids.ImageId, trio.Lock] = {}
+        whole_file.remove_leftovers(folder)
+
+    def attached(self) -> list[ids.ImageId]:
+        """Return the images that this host mirrors, whether read since the start or not."""
+        found = []
+        for path in self._folder.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
+            try:
+                found.append(ids.parse_image_id(path.stem))
+            except ValueError:
+                LOG.warning("%s: not the name of a chunk map; left alone", path)
+        return sorted(found)
+
+    def open(self) -> list[mirror.Mirror]:
+        """Return the mirrors of the attached images whose maps are open."""
+        return list(self._mirrors.values())
+
+    def get_nowait(self, image_id: ids.ImageId) -> mirror.Mirror | None:
+        """Return the mirror if the image is attached and its map is open."""
+        return self._mirrors.get(image_id)
+
+    async def attach(self, image_id: ids.ImageId) -> mirror.Mirror:
+        """Return the mirror of an image, attached now if it is not yet.
+
+        :raises errors.ChunkUnavailable: the source has no such image, or does not answer
+        :raises errors.ChunkMapFormatError: what the source has is not a map of this image
+        """
+        lock = self._attaching.setdefault(image_id, trio.Lock())
+        try:
+            async with lock:
+                if image_id not in self._mirrors:
+                    self._mirrors[image_id] = await self._make(await self._map_of(image_id))
+                return self._mirrors[image_id]
+        finally:
+            if not lock.statistics().tasks_waiting and not lock.locked():
+                self._attaching.pop(image_id, None)
+
+    def detach(self, image_id: ids.ImageId) -> None:
+        """Forget an image; its chunks stay in the cache until others need the room.
+
+        :raises errors.Unusable: it is not attached
+        """
+        try:
+            self._path(image_id).unlink()
+        except FileNotFoundError as e:
+            raise errors.Unusable(f"image {image_id}", "is not attached here") from e
+        self._mirrors.pop(image_id, None)
+        LOG.info("image %s: dropped", image_id)
+
+    def touched_ns(self, image_id: ids.ImageId) -> int:
+        """Return the mirror's time stamp."""
+        try:
+            return self._path(image_id).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def touch(self, image_id: ids.ImageId, mtime_ns: int) -> None:
+        """Remember the mirror's time stamp."""
+        os.utime(self._path(image_id), ns=(mtime_ns, mtime_ns))
+
+    def _path(self, image_id: ids.ImageId) -> pathlib.Path:
+        return self._folder / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
+
+    async def _map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap:
+        path = self._path(image_id)
+        if path.exists():
+            try:
+                return await trio.to_thread.run_sync(_open_map, path, image_id)
+            except errors.ChunkMapFormatError as e:
+                LOG.warning("%s; taking it from the source again", e)
+        await self._download_map(image_id, path)
+        LOG.info("image %s: attached", image_id)
+        return await trio.to_thread.run_sync(_open_map, path, image_id)
+
+    async def _download_map(self, image_id: ids.ImageId, path: pathlib.Path) -> None:
+        """Take an image's map from the source; it gets its name only when it has been checked."""
+        blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
+        what = f"{blob.name} from {self._source.where}"
+        size_bytes = await self._source.size_bytes(blob)
+        if size_bytes > MAX_MAP_BYTES:
+            raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
+        with whole_file.written(path, 0o600, is_durable=False) as incoming:
+            for offset in range(0, size_bytes, MAP_READ_BYTES):
+                length = min(MAP_READ_BYTES, size_bytes - offset)
+                incoming.write(await self._source.read(blob, offset, length))
+            incoming.flush()
+            incoming_map = await trio.to_thread.run_sync(
+                _open_map, pathlib.Path(incoming.name), image_id, what
+            )
+            await self._check_image(incoming_map)
+            await trio.to_thread.run_sync(os.fsync, incoming.fileno())
+
+    async def _check_image(self, image_map: chunk_map.ChunkMap) -> None:
+        """Compare the map with the image that the source has now."""
+        blob = base.Blob(image_map.image_id, base.BlobKind.IMAGE)
+        size_bytes = await self._source.size_bytes(blob)
+        if size_bytes != image_map.geometry.size_bytes:
+            raise errors.ChunkMapFormatError(
+                f"chunk map of image {image_map.image_id}",
+                chunk_map.AT_SIZE_BYTES,
+                f"it is of {image_map.geometry.size_bytes} bytes, but {blob.name} from "
+                f"{self._source.where} has {size_bytes}",
+            )
+
+
+def _open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk_map.ChunkMap:
+    """Map the file into memory and check all of it."""
+    what = what or str(path)
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            raise errors.ChunkMapFormatError(what, 0, "is empty")
+        buffer = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+    return chunk_map.ChunkMap.parse(buffer, what, expected_image_id=image_id)

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mirror as a file system: ``images/<image id>.raw``, read-only; ``disks/<disk id>.raw``.
+
+A guest's disk outlives the process behind it, so nothing here may depend on
+what a former worker knew: inode numbers and file handles are made from ids, a
+look-up attaches the image by itself, and a write may be done twice.
+
+What Nova and libvirt do to a base file is answered as follows: utime is
+accepted and kept (Nova tells in this way that the image is in use), chown and
+chmod are refused with EPERM and resizing or opening for writing with EROFS,
+which libvirt takes for an answer; ENOSYS would make it refuse to start a guest.
+What it does to a disk that a guest writes (chown, chmod, utime) is done and
+kept; only its length stays as it is, which is answered with EPERM.
+"""
+
+import errno
+import functools
+import logging
+import os
+import time
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import ParamSpec
+from typing import TypeVar
+
+import pyfuse3
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import want as want_
+from acstor_agent.core import disk_header
+from acstor_agent.core import inodes
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.disks import disk
+from acstor_agent.disks import disks
+from acstor_agent.images import mirror
+from acstor_agent.images import mirrors
+from acstor_agent.mount import fuse_attributes
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common import ids
+
+LOG = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_IMAGES = pyfuse3.InodeT(2)
+_DISKS = pyfuse3.InodeT(3)
+_FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
+_ENDING = base.BlobKind.IMAGE.value
+
+
+def _answers_errors(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """Turn every error of an operation into an errno; this is the only place that does.
+
+    pyfuse3 ends its main loop at an error of any other kind, and the kernel would send the same
+    request to the next worker: one bad request must not take every guest's disk away.
+    """
+
+    @functools.wraps(operation)
+    async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await operation(*args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except errors.AcstorError as e:
+            LOG.warning("%s %s: %s", operation.__name__, args[1:3], e)
+            raise pyfuse3.FUSEError(errno.EIO) from e
+        except OSError as e:
+            LOG.warning("%s %s: %s", operation.__name__, args[1:3], e)
+            raise pyfuse3.FUSEError(e.errno or errno.EIO) from e
+        except Exception as e:
+            LOG.exception("%s %s", operation.__name__, args[1:3])
+            raise pyfuse3.FUSEError(errno.EIO) from e
+
+    return guarded
+
+
+class MirrorOperations(pyfuse3.Operations):
+    """pyfuse3's requests, answered from the mirrors of this host.
+
+    :param attach_deadline_s: how long a look-up may wait for an image's chunk map
+    :param open_recording: returns the number by which the reads of a new opener are known
+    """
+
+    enable_writeback_cache = False
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        writable: disks.Disks,
+        cache: cache_files.CacheFiles,
+        attach_deadline_s: float,
+        open_recording: Callable[[mirror.Mirror], int] = lambda _: 0,
+    ) -> None:
+        super().__init__()
+        self._images = images
+        self._disks = writable
+        self._cache = cache
+        self._attach_deadline_s = attach_deadline_s
+        self._open_recording = open_recording
+        self._inodes = inodes.Inodes()
+        self._attached()
+        self._made()
+
+    def name_guests(self, is_on: bool) -> None:
+        """Let I/O belong to the guest that it is for, or spare the cost of that.
+
+        A guest is the disk that it has for itself, or one opening of an image.
+        """
+        for operation in ("read", "write", "fsync"):
+            if is_on:
+                self.__dict__[operation] = self._as_guest(getattr(type(self), operation))
+            else:
+                self.__dict__.pop(operation, None)
+
+    def _as_guest(self, operation: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        async def named(fh: pyfuse3.FileHandleT, *args: object) -> T:
+            with disk_io.as_stream(requests.Stream(requests.Klass.GUEST, self._inodes.guest(fh))):
+                return await operation(self, fh, *args)
+
+        return named
+
+    @_answers_errors
+    async def lookup(
+        self, parent_inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Find a name; an image that is not attached yet is attached now."""
+        if parent_inode == pyfuse3.ROOT_INODE:
+            for inode, folder in _FOLDERS.items():
+                if name == folder:
+                    return fuse_attributes.of_folder(inode)
+        if parent_inode not in _FOLDERS:
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        file_id = _id_in(name)
+        if parent_inode == _IMAGES:
+            await self._attach(file_id)
+            return await self.getattr(_inode_of_image(file_id), ctx)
+        disk_id = disk_header.DiskId(file_id)
+        if not self._disks.exists(disk_id):
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        self._inodes.know_disks([disk_id])
+        return await self.getattr(_inode_of_disk(disk_id), ctx)
+
+    @_answers_errors
+    async def getattr(
+        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Return what stat() shows; the blocks are those that are really cached."""
+        if inode == pyfuse3.ROOT_INODE or inode in _FOLDERS:
+            return fuse_attributes.of_folder(inode)
+        if inode in self._inodes.disks:
+            return fuse_attributes.of_disk(inode, await self._disk(inode))
+        found = await self._mirror(inode)
+        touched_ns = self._images.touched_ns(found.map.image_id)
+        return await fuse_attributes.of_image(inode, found, touched_ns)
+
+    @_answers_errors
+    async def setattr(
+        self,
+        inode: pyfuse3.InodeT,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: pyfuse3.FileHandleT | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Accept a new time stamp, and a new owner and mode of a disk; refuse everything else."""
+        if inode in self._inodes.disks:
+            fuse_attributes.set_on_disk(await self._disk(inode), attr, fields)
+            return await self.getattr(inode, ctx)
+        if fields.update_size:
+            raise pyfuse3.FUSEError(errno.EROFS)
+        if fields.update_uid or fields.update_gid or fields.update_mode:
+            raise pyfuse3.FUSEError(errno.EPERM)
+        if fields.update_mtime and inode in self._inodes.openings:
+            self._images.touch(self._inodes.openings[inode].image_id, attr.st_mtime_ns)
+        return await self.getattr(inode, ctx)
+
+    @_answers_errors
+    async def open(
+        self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileInfo:
+        """Open a disk, or an image for reading.
+
+        An image's bytes never change, so the kernel may keep its pages; those of a disk go, since
+        a disk that was dropped and made again has the same inode.
+        """
+        if inode in self._inodes.disks:
+            if flags & os.O_TRUNC:
+                raise pyfuse3.FUSEError(errno.EPERM)
+            await self._disk(inode)
+            return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(inode), keep_cache=False)
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
+            raise pyfuse3.FUSEError(errno.EROFS)
+        found = await self._mirror(inode)
+        found.boots.begin()
+        handle = self._inodes.open(inode, self._open_recording(found))
+        return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
+
+    @_answers_errors
+    async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> want_.Bytes:
+        """Return bytes of an image or a disk; EIO when the deadline has passed."""
+        opening = self._inodes.openings.get(fh)
+        found = self._images.get_nowait(opening.image_id) if opening else None
+        if opening is not None and found is not None:
+            if found.recorder is not None:
+                found.recorder.read(opening.opener, off, size, time.monotonic())
+            return await found.read(off, size)
+        if fh in self._inodes.disks:
+            return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
+        met = await self._mirror(pyfuse3.InodeT(fh))
+        met.boots.begin()  # a former worker may have ended while a guest booted
+        return await met.read(off, size)
+
+    @_answers_errors
+    async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
+        """Write to a disk."""
+        return await (await self._disk(pyfuse3.InodeT(fh))).write(off, buf)
+
+    @_answers_errors
+    async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        """Make safe what was written to a disk.
+
+        An image has nothing to make safe, but ENOSYS would end every fsync of every file.
+        """
+        if fh in self._inodes.disks:
+            await (await self._disk(pyfuse3.InodeT(fh))).sync()
+
+    async def flush(self, fh: pyfuse3.FileHandleT) -> None:
+        """Accept that a file is closed: what was written outlives us without more ado."""
+
+    async def opendir(
+        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileHandleT:
+        """Open one of the folders."""
+        return pyfuse3.FileHandleT(inode)
+
+    @_answers_errors
+    async def readdir(
+        self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
+    ) -> None:
+        """List the folders in the root, and what they hold in them."""
+        for number, (name, inode) in enumerate(self._entries(fh)[start_id:], start_id + 1):
+            try:
+                attributes = await self.getattr(inode, pyfuse3.RequestContext())
+            except pyfuse3.FUSEError:
+                continue
+            if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(name), attributes, number):
+                return
+
+    def _entries(self, folder: int) -> Sequence[tuple[bytes, pyfuse3.InodeT]]:
+        if folder == pyfuse3.ROOT_INODE:
+            return [(name, inode) for inode, name in _FOLDERS.items()]
+        if folder == _DISKS:
+            return [
+                (f"{disk_id}{_ENDING}".encode(), _inode_of_disk(disk_id))
+                for disk_id in self._made()
+            ]
+        return [
+            (f"{image_id}{_ENDING}".encode(), _inode_of_image(image_id))
+            for image_id in self._attached()
+        ]
+
+    def _attached(self) -> list[ids.ImageId]:
+        """Return the images that are attached, and know their inodes from now on."""
+        attached = self._images.attached()
+        for image_id in attached:
+            self._inodes.know_image(image_id)
+        return attached
+
+    def _made(self) -> list[disk_header.DiskId]:
+        """Return the disks that there are, and know their inodes from now on."""
+        made = self._disks.all()
+        self._inodes.know_disks(made)
+        return made
+
+    async def access(
+        self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
+    ) -> bool:
+        """Everybody may look; the kernel checks the permission bits by itself."""
+        return True
+
+    @_answers_errors
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        """Show the public cache's size and what is left of it."""
+        return fuse_attributes.of_cache(self._cache.statistics)
+
+    async def _mirror(self, inode: pyfuse3.InodeT) -> mirror.Mirror:
+        """Return the mirror of an inode, opened now if this worker has not met it yet."""
+        opening = self._inodes.openings.get(inode)
+        if opening is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        image_id = opening.image_id
+        return self._images.get_nowait(image_id) or await self._attach(image_id)
+
+    async def _disk(self, inode: pyfuse3.InodeT) -> disk.Disk:
+        """Return the disk of an inode, opened now if this worker has not met it yet."""
+        disk_id = self._inodes.disks.get(inode)
+        if disk_id is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        return self._disks.get_nowait(disk_id) or await self._disks.open(disk_id)
+
+    async def _attach(self, image_id: ids.ImageId) -> mirror.Mirror:
+        try:
+            with trio.fail_after(self._attach_deadline_s):
+                found = await self._images.attach(image_id)
+        except trio.TooSlowError as e:
+            raise errors.DeadlineExceeded(
+                f"the chunk map of image {image_id}", self._attach_deadline_s
+            ) from e
+        except errors.ChunkMissing as e:
+            LOG.info("%s", e)
+            raise pyfuse3.FUSEError(errno.ENOENT) from e
+        self._inodes.know_image(image_id)
+        return found
+
+
+def _inode_of_image(image_id: ids.ImageId) -> pyfuse3.InodeT:
+    return pyfuse3.InodeT(inodes.inode_of_image(image_id))
+
+
+def _inode_of_disk(disk_id: disk_header.DiskId) -> pyfuse3.InodeT:
+    return pyfuse3.InodeT(inodes.inode_of_disk(disk_id))
+
+
+def _id_in(name: bytes) -> ids.ImageId:
+    """Return the id that a file's name is made of."""
+    try:
+        stem, dot, ending = name.decode("ascii").rpartition(".")
+        found = ids.parse_image_id(stem)
+    except ValueError:
+        raise pyfuse3.FUSEError(errno.ENOENT) from None
+    if dot + ending != _ENDING or stem != found:
+        raise pyfuse3.FUSEError(errno.ENOENT)
+    return found

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stat() and statfs() show of folders, images, disks and the public cache.
+
+Nothing here waits, but for :func:`of_image`, which counts what is cached.
+"""
+
+import errno
+import os
+import stat
+
+import pyfuse3
+import trio
+
+from acstor_agent.core import public_cache
+from acstor_agent.disks import disk
+from acstor_agent.images import mirror
+
+LAST_S = 10.0
+"""How long the kernel may believe sizes and block counts; the latter grow while chunks arrive."""
+
+_STAT_BLOCK_BYTES = 512
+
+
+async def of_image(
+    inode: pyfuse3.InodeT, found: mirror.Mirror, touched_ns: int
+) -> pyfuse3.EntryAttributes:
+    """Return the attributes of a mirror; the blocks are those that are really cached.
+
+    :param touched_ns: its time stamp
+    """
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = inode
+    entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | 0o444)
+    entry.st_nlink = 1
+    entry.st_size = found.size_bytes
+    entry.st_blksize = found.map.geometry.chunk_bytes
+    entry.st_blocks = await trio.to_thread.run_sync(found.cached_bytes) // _STAT_BLOCK_BYTES
+    entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = touched_ns
+    entry.attr_timeout = entry.entry_timeout = LAST_S
+    return entry
+
+
+def of_disk(inode: pyfuse3.InodeT, found: disk.Disk) -> pyfuse3.EntryAttributes:
+    """Return the attributes of the file that holds what was written; names are not remembered."""
+    kept = os.fstat(found.fd)
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = inode
+    entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | stat.S_IMODE(kept.st_mode))
+    entry.st_nlink = 1
+    entry.st_uid, entry.st_gid = kept.st_uid, kept.st_gid
+    entry.st_size = found.size_bytes
+    entry.st_blksize = found.header.cut.chunk_bytes
+    entry.st_blocks = kept.st_blocks
+    entry.st_atime_ns, entry.st_mtime_ns = kept.st_atime_ns, kept.st_mtime_ns
+    entry.st_ctime_ns = kept.st_ctime_ns
+    entry.attr_timeout, entry.entry_timeout = LAST_S, 0
+    return entry
+
+
+def set_on_disk(
+    found: disk.Disk, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields
+) -> None:
+    """Give a disk a new owner, mode or time stamps; what asks for another length gets EPERM."""
+    if fields.update_size and attr.st_size != found.size_bytes:
+        raise pyfuse3.FUSEError(errno.EPERM)
+    if fields.update_uid or fields.update_gid:
+        uid = attr.st_uid if fields.update_uid else -1
+        gid = attr.st_gid if fields.update_gid else -1
+        os.fchown(found.fd, uid, gid)
+    if fields.update_mode:
+        os.fchmod(found.fd, attr.st_mode & 0o777)
+    if fields.update_atime or fields.update_mtime:
+        kept = os.fstat(found.fd)
+        atime_ns = attr.st_atime_ns if fields.update_atime else kept.st_atime_ns
+        mtime_ns = attr.st_mtime_ns if fields.update_mtime else kept.st_mtime_ns
+        os.utime(found.fd, ns=(atime_ns, mtime_ns))
+
+
+def of_folder(inode: pyfuse3.InodeT) -> pyfuse3.EntryAttributes:
+    """Return the attributes of a folder, which nobody can change."""
+    entry = pyfuse3.EntryAttributes()
+    entry.st_ino = inode
+    entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | 0o555)
+    entry.st_nlink = 2
+    entry.attr_timeout = entry.entry_timeout = LAST_S
+    return entry
+
+
+def of_cache(statistics: public_cache.Statistics) -> pyfuse3.StatvfsData:
+    """Return the public cache's size and what is left of it."""
+    answer = pyfuse3.StatvfsData()
+    answer.f_bsize = answer.f_frsize = _STAT_BLOCK_BYTES
+    answer.f_blocks = statistics.limit_bytes // _STAT_BLOCK_BYTES
+    left = max(0, statistics.limit_bytes - statistics.disk_bytes)
+    answer.f_bfree = answer.f_bavail = left // _STAT_BLOCK_BYTES
+    answer.f_namemax = 255
+    return answer

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A FUSE connection that outlives the process which serves it.
+
+The connection lives as long as somebody holds the /dev/fuse descriptor that it
+was mounted with.  The supervisor opens and mounts it and keeps the descriptor;
+each worker is put behind it by :func:`adopt`.
+
+libfuse will only serve a session whose FUSE_INIT it has answered itself, and
+the kernel sends FUSE_INIT once.  So libfuse is given one end of a socket pair
+first.  The saved request is played to it there, its answer is taken to the
+kernel (which ignores every answer but the first), and then the real descriptor
+is put in the socket's place.  Requests that a dead worker had taken and not
+answered are queued again by FUSE_NOTIFY_RESEND (Linux 6.9 or newer).
+
+The rule: no answer may depend on what a former worker knew.
+"""
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import platform
+import select
+import signal
+import socket
+import stat
+import struct
+from typing import NamedTuple
+
+import pyfuse3
+import trio
+
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+FS_TYPE = "fuse.acstor"
+INIT_BYTES_LIMIT = 64 * 1024
+INIT_WAIT_S = 10.0
+MAX_BACKGROUND = 256
+"""Asynchronous requests (O_DIRECT with AIO, kernel read-ahead) that the kernel sends at a time."""
+
+_FUSE_INIT = 26
+_NOTIFY_RESEND = 7
+_IN_HEADER = struct.Struct("<IIQQIIII")  # length, opcode, unique, node, uid, gid, pid, padding
+_OUT_HEADER = struct.Struct("<IiQ")  # length, error, unique
+_BACKGROUND = struct.Struct("<HH")  # max_background, congestion_threshold
+_BACKGROUND_OFFSET = _OUT_HEADER.size + 16
+_MS_NOSUID, _MS_NODEV = 2, 4
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
+_RESEND_KERNEL = (6, 9)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Connection(NamedTuple):
+    """A mount, as long as somebody holds its descriptor.
+
+    :param init_request: the FUSE_INIT that the kernel sent when it was mounted
+    """
+
+    fuse_fd: int
+    init_request: bytes
+
+
+def kernel_can_resend() -> bool:
+    """Say whether this kernel gives a dead worker's unanswered requests to the next one."""
+    release = platform.release().split("-")[0].split(".")
+    return tuple(int(part) for part in release[:2]) >= _RESEND_KERNEL
+
+
+def mounted_type(mount_point: str) -> str | None:
+    """Return the type of the file system mounted on ``mount_point``, None if there is none."""
+    wanted = _resolved(mount_point)
+    found = None
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            fields, _, tail = line.partition(" - ")
+            path = fields.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
+            if path == wanted:
+                found = tail.split(" ")[0]
+    return found
+
+
+def _resolved(mount_point: str) -> str:
+    """Return the path without links, and ask nothing of what is mounted there.
+
+    :func:`os.path.realpath` asks for the attributes of each part: of a mount that waits for its
+    next agent, that agent would wait for ever.
+    """
+    parent, name = os.path.split(os.path.abspath(mount_point))
+    path = os.path.join(os.path.realpath(parent), name)
+    try:
+        os.readlink(path)
+    except OSError:  # it is no link
+        return path
+    return os.path.realpath(path)
+
+
+def mount(mount_point: str) -> Connection:
+    """Mount on the folder ``mount_point``.
+
+    :raises errors.Unusable: no /dev/fuse, no such folder, something is mounted there already
+    """
+    _free_mount_point(mount_point)
+    try:
+        fuse_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as e:
+        raise errors.Unusable(
+            "/dev/fuse", os.strerror(e.errno), "Load the fuse module and run the agent as root"
+        ) from e
+    options = f"fd={fuse_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
+    try:
+        _check(
+            _libc.mount(
+                b"acstor",
+                os.fsencode(mount_point),
+                FS_TYPE.encode(),
+                ctypes.c_ulong(_MS_NOSUID | _MS_NODEV),
+                options.encode(),
+            )
+        )
+        return Connection(fuse_fd, _read_init(fuse_fd))
+    except OSError as e:
+        os.close(fuse_fd)
+        raise errors.Unusable(mount_point, f"cannot mount: {os.strerror(e.errno)}") from e
+
+
+def _free_mount_point(mount_point: str) -> None:
+    """Make sure that nothing is mounted there; clear what a dead agent left behind."""
+    try:
+        if mounted_type(mount_point) == FS_TYPE:
+            os.statvfs(mount_point)  # asks the agent; attributes the kernel may remember
+        is_folder = stat.S_ISDIR(os.stat(mount_point).st_mode)
+    except OSError as e:
+        if e.errno != errno.ENOTCONN:
+            raise errors.Unusable(mount_point, os.strerror(e.errno), "Make the folder") from e
+        LOG.warning("%s: clearing the mount that a dead agent left behind", mount_point)
+        unmount(mount_point)
+        return
+    if not is_folder:
+        raise errors.Unusable(mount_point, "is not a folder")
+    present = mounted_type(mount_point)
+    if present is not None:
+        raise errors.Unusable(
+            mount_point,
+            f"a file system of type {present} is mounted there already",
+            "Stop the agent that serves it, or unmount it",
+        )
+
+
+def _read_init(fuse_fd: int) -> bytes:
+    """Take the FUSE_INIT request that the kernel sends as soon as it is mounted."""
+    readable, _, _ = select.select([fuse_fd], [], [], INIT_WAIT_S)
+    if not readable:
+        raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+    request = os.read(fuse_fd, INIT_BYTES_LIMIT)
+    if len(request) < _IN_HEADER.size or _IN_HEADER.unpack_from(request)[1] != _FUSE_INIT:
+        raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
+    return request
+
+
+def is_connected(fuse_fd: int, mount_point: str) -> bool:
+    """Say whether a descriptor still is the connection of a mount; no question is asked of it."""
+    if mounted_type(mount_point) != FS_TYPE:
+        return False
+    poll = select.poll()
+    poll.register(fuse_fd, select.POLLERR)
+    return not poll.poll(0)
+
+
+def unmount(mount_point: str, even_if_used: bool = True) -> bool:
+    """Take the mount away; return False if it was left because it is in use.
+
+    :param even_if_used: detach one that is in use, whose users see errors from then on
+    """
+    if _libc.umount2(os.fsencode(mount_point), 0) == 0:
+        return True
+    if ctypes.get_errno() == errno.EBUSY:
+        if not even_if_used:
+            return False
+        LOG.warning("%s: still in use; detaching it, its users will see I/O errors", mount_point)
+    if _libc.umount2(os.fsencode(mount_point), _MNT_DETACH) != 0:
+        LOG.warning("%s: cannot unmount: %s", mount_point, os.strerror(ctypes.get_errno()))
+    return True
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it is gone."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+async def adopt(fuse_fd: int, init_request: bytes, operations: pyfuse3.Operations) -> None:
+    """Put pyfuse3 behind a connection that is mounted already; afterwards run pyfuse3.main().
+
+    :param fuse_fd: the descriptor that the connection was mounted with
+    :param init_request: the FUSE_INIT that the kernel sent when it was mounted
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        session_fd = theirs.detach()
+        pyfuse3.init(operations, f"/dev/fd/{session_fd}", set(pyfuse3.default_options))
+        ours.send(init_request)
+        async with trio.open_nursery() as nursery:
+            stopped = trio.Event()
+            nursery.start_soon(_run_main, stopped)
+            reply = await _receive(ours)
+            while not stopped.is_set():
+                trio.lowlevel.notify_closing(session_fd)
+                await trio.sleep(0.001)
+    _answer_init(fuse_fd, reply)
+    os.dup2(fuse_fd, session_fd, inheritable=False)
+    _resend(fuse_fd)
+
+
+async def _run_main(stopped: trio.Event) -> None:
+    await pyfuse3.main()
+    stopped.set()
+
+
+async def _receive(end: socket.socket) -> bytes:
+    await trio.lowlevel.wait_readable(end)
+    return end.recv(INIT_BYTES_LIMIT)
+
+
+def _answer_init(fuse_fd: int, reply: bytes) -> None:
+    """Take libfuse's answer to the kernel, which wants it from the first worker only."""
+    answer = bytearray(reply)
+    _BACKGROUND.pack_into(answer, _BACKGROUND_OFFSET, MAX_BACKGROUND, MAX_BACKGROUND * 3 // 4)
+    try:
+        os.write(fuse_fd, answer)
+    except OSError as e:
+        if e.errno != errno.ENOENT:  # a former worker has answered it
+            raise
+
+
+def _resend(fuse_fd: int) -> None:
+    """Ask for the requests again that a former worker has taken and not answered."""
+    with contextlib.suppress(OSError):  # an older kernel; kernel_can_resend() has said so
+        os.write(fuse_fd, _OUT_HEADER.pack(_OUT_HEADER.size, _NOTIFY_RESEND, 0))

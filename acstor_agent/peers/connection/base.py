@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both ends of a connection between agents do: read, write, and end.
+
+The one rule: a connection may end at any moment, for any reason, and then
+everybody who waits on it hears of it at once; nothing else suffers.
+
+What is to be sent goes straight to the socket while that takes it, else to the
+outbox, which one task per connection empties.  Bulk connections let demand
+connections of the same process go first, but never wait long for them.
+"""
+
+import abc
+import collections
+import dataclasses
+import logging
+import math
+from collections.abc import Awaitable
+from collections.abc import Callable
+
+import trio
+
+from acstor_agent.peers import peer_link
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import peer_wire
+
+LOG = logging.getLogger(__name__)
+
+BULK_YIELDS_S = 0.05
+"""How long bulk data lets demand data go first, each time."""
+NEARLY_BYTES = 16 * geometry.KIB
+"""An answer of which so little has not arrived is out of the way of the next."""
+LOOK_FIRST_S, LOOK_LONGEST_S = 0.00025, 0.008
+"""How soon to look whether an answer has arrived: 64 KiB take 0.05 ms at 10 Gbit/s, 21 ms at 25
+Mbit/s."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the peer network.
+
+    :param incoming: connections from other agents
+    :param outgoing: connections to other agents; an idle one makes room for a new one
+    :param requests: requests that are being answered on one connection; further ones wait in
+        the socket
+    :param answer_bytes: bytes of the answers to them
+    :param hello_s: time for connecting and for Hello
+    :param idle_s: a connection without requests is closed after this; by the server after twice
+        that
+    :param silence_s: a connection is dropped when a frame or the outbox makes no progress so long
+    :param serve_s: no request is worked on for longer, whatever its sender says
+    """
+
+    incoming: int = 2048
+    outgoing: int = 1024
+    requests: int = 128
+    answer_bytes: int = 16 * geometry.MIB
+    hello_s: float = 5.0
+    idle_s: float = 60.0
+    silence_s: float = 20.0
+    serve_s: float = 60.0
+
+
+class DemandGate:
+    """Lets bulk connections wait while demand connections have something to send.
+
+    Only while that moves: a demand connection whose other side does not read holds nobody up.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = 0  # demand connections whose outbox is not empty
+        self._last_move = -math.inf
+        self._cleared = trio.Event()
+
+    def begin(self) -> None:
+        """Note that a demand connection has something in its outbox."""
+        self._waiting += 1
+        self.move()
+
+    def move(self) -> None:
+        """Note that some of it was sent."""
+        self._last_move = trio.current_time()
+
+    def end(self) -> None:
+        """Note that its outbox is empty or given up."""
+        self._waiting -= 1
+        if not self._waiting:
+            self._cleared.set()
+            self._cleared = trio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Say that bulk data need not wait."""
+        return not self._waiting or trio.current_time() - self._last_move >= BULK_YIELDS_S
+
+    async def wait(self) -> None:
+        """Return when demand data is gone or does not move, or after BULK_YIELDS_S."""
+        if not self.is_open:
+            with trio.move_on_after(BULK_YIELDS_S):
+                await self._cleared.wait()
+
+
+class Connection(abc.ABC):
+    """What both ends have: a link, an outbox, and the tasks that read and write.
+
+    :param receiver: has already received Hello
+    :param peer: the other side in words, for logs and errors
+    """
+
+    def __init__(
+        self,
+        link: peer_link.Link,
+        receiver: peer_wire.Receiver,
+        peer: str,
+        klass: peer_wire.Klass,
+        gate: DemandGate,
+    ) -> None:
+        self.peer = peer
+        self.klass = klass
+        self.is_closed = False
+        self.last_progress = trio.current_time()
+        self._progress = (0, 0)  # what is to come of a frame, what is in the outbox
+        self.outbox_bytes = 0
+        self.failure: errors.AcstorError | None = None
+        self._link = link
+        self._receiver = receiver
+        self._gate = gate
+        self._scope = trio.CancelScope()
+        self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
+        self._has_outbox = trio.Event()
+        self._has_changed = trio.Event()  # less is to be done or to be sent
+        self._has_sent = trio.Event()  # less is in the outbox
+
+    @property
+    @abc.abstractmethod
+    def is_idle(self) -> bool:
+        """Say that no request is under way."""
+
+    @abc.abstractmethod
+    def _handle(self, message: peer_wire.Message) -> None:
+        """Act on a message, without waiting."""
+
+    @property
+    @abc.abstractmethod
+    def _is_full(self) -> bool:
+        """Say that the next message must wait, and with it whatever the other side sends."""
+
+    def post(self, message: peer_wire.Message) -> None:
+        """Send ``message``, or put it in the outbox if the socket is full; never waits."""
+        buffers = peer_wire.encode(message)
+        if self.is_closed:
+            return
+        if not self._outbox:
+            if self.klass is peer_wire.Klass.DEMAND or self._gate.is_open:
+                buffers = rest_of(buffers, self._send_nowait(buffers))
+            if not buffers:
+                return
+            if self.klass is peer_wire.Klass.DEMAND:
+                self._gate.begin()
+        self._outbox.extend(buffers)
+        self.outbox_bytes += sum(map(len, buffers))
+        self._has_outbox.set()
+
+    def _send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
+        """Send what can be sent now; a lost connection is noticed by the tasks that wait on it."""
+        try:
+            return self._link.send_nowait(buffers)
+        except OSError:
+            return 0
+
+    async def run(self, early: list[peer_wire.Message]) -> None:
+        """Read and write until the connection ends; ``failure`` tells why, if not by itself.
+
+        :param early: messages that came together with Hello
+        """
+        try:
+            with self._scope:
+                async with trio.open_nursery() as self._nursery:
+                    self._nursery.start_soon(self._until_it_ends, self._write)
+                    await self._until_it_ends(self._read, early)
+        finally:
+            self.close()
+            self._link.close()
+            if self._outbox and self.klass is peer_wire.Klass.DEMAND:
+                self._gate.end()
+
+    async def _until_it_ends(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Do ``work``; when it ends, for whatever reason, end the connection."""
+        try:
+            await work(*args)
+        except peer_link.LINK_ERRORS as error:
+            self.fail(errors.SourceUnreachable("the answer", self.peer, peer_link.reason(error)))
+        except errors.RemoteProtocolError as error:
+            LOG.warning("Connection dropped: %s", error)
+            self.fail(error)
+        finally:
+            self.close()
+
+    def fail(self, failure: errors.AcstorError) -> None:
+        """End the connection because of ``failure``; the first one counts."""
+        self.failure = self.failure or failure
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; nothing is sent on it from now on."""
+        self.is_closed = True
+        self._has_sent.set()
+        self._scope.cancel()
+
+    async def _read(self, messages: list[peer_wire.Message] | None) -> None:
+        while messages is not None:
+            self.last_progress = trio.current_time()
+            for message in messages:
+                if self._is_full:
+                    await self._wait_for_room()
+                self._handle(message)
+            messages = await self._link.receive(self._receiver)
+
+    async def _write(self) -> None:
+        while True:
+            if not self._outbox:
+                self._has_outbox = trio.Event()
+                await self._has_outbox.wait()
+            if self.klass is peer_wire.Klass.BULK:
+                await self._gate.wait()
+            some = [self._outbox[i] for i in range(min(len(self._outbox), 16))]
+            sent = await self._link.send_some(some)
+            self.last_progress = trio.current_time()
+            self.outbox_bytes -= sent
+            for _ in some:
+                self._outbox.popleft()
+            self._outbox.extendleft(reversed(rest_of(some, sent)))
+            if self.klass is peer_wire.Klass.DEMAND:
+                self._gate.move()
+                if not self._outbox:
+                    self._gate.end()
+            self._has_changed.set()
+            self._has_sent.set()
+            self._has_sent = trio.Event()
+
+    async def drained(self) -> None:
+        """Return when the socket has taken all that was posted, or the connection is closed."""
+        while self._outbox and not self.is_closed:
+            await self._has_sent.wait()
+
+    @property
+    def is_delivered(self) -> bool:
+        """Say that nearly all that was posted has arrived, or the connection is closed."""
+        if self.is_closed or self._outbox:
+            return self.is_closed
+        return self._link.undelivered_bytes <= NEARLY_BYTES
+
+    async def delivered(self) -> None:
+        """Return when :attr:`is_delivered` holds: the kernel tells nobody, so look at it."""
+        await self.drained()
+        wait_s = LOOK_FIRST_S
+        while not self.is_delivered:
+            await trio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LOOK_LONGEST_S)
+
+    async def _wait_for_room(self) -> None:
+        while self._is_full:
+            self._has_changed = trio.Event()
+            await self._has_changed.wait()
+
+    def is_stuck(self, now: float, silence_s: float) -> bool:
+        """Say that the other side owes something and is silent; to be asked again and again.
+
+        A frame that waits because we are full is not the other side's fault.
+        """
+        is_frame_awaited = not self._receiver.is_between_frames and not self._is_full
+        progress = (self._receiver.wanted_bytes, self.outbox_bytes)
+        if progress != self._progress:
+            self._progress, self.last_progress = progress, now
+        is_owed = is_frame_awaited or bool(self._outbox) or self._is_answer_awaited
+        return is_owed and now - self.last_progress > silence_s
+
+    @property
+    def _is_answer_awaited(self) -> bool:
+        """Say that the other side has requests of ours, and must at least show that it lives."""
+        return False
+
+
+def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer]:
+    """Return what is left to send of ``buffers`` after ``sent`` bytes."""
+    for number, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return [memoryview(buffer)[sent:] if sent else buffer, *buffers[number + 1 :]]
+        sent -= len(buffer)
+    return []
+
+
+def describe(get: peer_wire.Get) -> str:
+    """Return what is asked for in words."""
+    return f"{get.length} bytes of image {get.image_id} at {get.offset}"

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This host among its peers: connections that are opened, kept, bounded and closed.
+
+The one rule: a peer can cost time, never the daemon.  Whatever comes or does
+not come over a connection ends in an answer, in one of the errors that
+:meth:`PeerNet.fetch` names, or in a dropped connection and a line in the log.
+
+Bytes are handed on as they came: whoever asked checks them against the CID.
+"""
+
+import contextlib
+import logging
+import ssl
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent.peers import peer_endpoint
+from acstor_agent.peers import peer_link
+from acstor_agent.peers.connection import answering
+from acstor_agent.peers.connection import asking
+from acstor_agent.peers.connection import base
+from acstor_agent.peers.connection import hello
+from acstor_agent.peers.connection import uplink
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+
+LOG = logging.getLogger(__name__)
+
+EARLY_MESSAGES = 16
+"""News that wait for a connection; more are not sent."""
+
+Limits = base.Limits
+PeerTls = peer_link.PeerTls
+Serve = answering.Serve
+ServeNowait = answering.ServeNowait
+Heard = answering.Heard
+
+
+class _Line:
+    """The connection to one host for one class, from the first wish for it on."""
+
+    def __init__(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> None:
+        self.host, self.address, self.klass = host, address, klass
+        self.ip, self.port = ring.parse_address(address)
+        self.peer = f"{host} ({address})"
+        self.scope = trio.CancelScope()
+        self.is_decided = trio.Event()  # there is a connection or a failure
+        self.connection: asking.Asking | None = None
+        self.early: list[peer_wire.News] = []  # to be sent when there is a connection
+        self.failure: errors.AcstorError | None = None
+
+
+class PeerNet:
+    """Asks other agents for chunks, and answers theirs.
+
+    :param host_id: this host
+    :param serve: gives the bytes that a peer asks for; it may raise errors.ChunkUnavailable's
+        family, which becomes a refusal
+    :param serve_nowait: gives them if that takes no waiting, else None: then ``serve`` is asked
+    :param heard: is told what a peer tells without being asked
+    :param tls: certificates, or None for clear text
+    :param ring_epoch: returns the epoch of the v-node table in force, for Hello
+    :param is_reachable: whether a host can be asked by others; if so they may be referred to it
+    :raises errors.Unusable: a certificate or key cannot be used
+    """
+
+    def __init__(
+        self,
+        host_id: ids.HostId,
+        *,
+        serve: Serve,
+        serve_nowait: ServeNowait = lambda host, get: None,
+        heard: Heard = lambda host, news: None,
+        tls: PeerTls | None = None,
+        ring_epoch: Callable[[], int] = lambda: 0,
+        is_reachable: Callable[[ids.HostId], bool] = lambda host: False,
+        limits: Limits | None = None,
+    ) -> None:
+        self._host_id = host_id
+        self._serve = serve
+        self._serve_nowait = serve_nowait
+        self._heard = heard
+        self._ring_epoch = ring_epoch
+        self._limits = limits or Limits()
+        self._server_tls: ssl.SSLContext | None = tls.context(is_server=True) if tls else None
+        self._client_tls: ssl.SSLContext | None = tls.context(is_server=False) if tls else None
+        self.endpoint = peer_endpoint.Endpoint(self._accept)
+        self._gate = base.DemandGate()
+        self._uplink = uplink.Uplink(is_reachable)
+        self._lines: dict[tuple[ids.HostId, peer_wire.Klass], _Line] = {}
+        self._answering: set[answering.Answering] = set()
+        self._incoming = 0
+        self._nursery: trio.Nursery | None = None
+        self._scopes: set[trio.CancelScope] = set()
+
+    @property
+    def connections(self) -> tuple[int, int]:
+        """Number of connections from other agents, and to other agents."""
+        return self._incoming, len(self._lines)
+
+    async def aclose(self) -> None:
+        """End :meth:`run` and :meth:`serve_forever` and close every connection."""
+        for scope in self._scopes:
+            scope.cancel()
+        await trio.lowlevel.checkpoint()
+
+    @contextlib.contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """Cancel what is inside when :meth:`aclose` is called."""
+        with trio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
+
+    # Asking
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the connections to other agents until :meth:`aclose`."""
+        with self._until_closed():
+            try:
+                async with trio.open_nursery() as self._nursery:
+                    self._nursery.start_soon(self._sweep, self._asking, self._limits.idle_s)
+                    task_status.started()
+            finally:
+                self._nursery = None
+
+    def _asking(self) -> list[base.Connection]:
+        return [line.connection for line in self._lines.values() if line.connection]
+
+    async def fetch(
+        self,
+        host: ids.HostId,
+        address: str,
+        klass: peer_wire.Klass,
+        *,
+        image_id: ids.ImageId,
+        offset: int,
+        length: int,
+        cid: ids.Cid,
+        may_read_source: bool,
+        timeout_s: float,
+        may_refer: bool = False,
+        is_soon: bool = False,
+        is_relayed: bool = False,
+        is_moved: bool = False,
+    ) -> peer_wire.Buffer | peer_wire.Refer:
+        """Return ``length`` bytes of an image from ``host``; they are not checked against ``cid``.
+
+        :param address: where the agent of ``host`` listens, ``ip:port``
+        :param may_read_source: the host may read through, from its source, what it has not got
+        :param timeout_s: for everything, connecting included
+        :param may_refer: the host may name others to ask instead, in a Refer
+        :param is_soon: a guest is about to want them: they go before other answers in bulk
+        :param is_relayed: this host asks as a home, for others
+        :param is_moved: ``host`` is the home since the last v-node table only
+        :raises errors.ChunkMissing: the host says that it cannot give them
+        :raises errors.SourceUnreachable: no connection, connection lost, no answer in time, or the
+            host says that it cannot give them now
+        :raises errors.RemoteProtocolError: it is another host, or it broke the protocol
+        """
+        timeout_ms = max(1, int(timeout_s * 1000))
+        get = peer_wire.Get(
+            0,
+            image_id,
+            offset,
+            length,
+            cid,
+            may_read_source,
+            timeout_ms,
+            may_refer=may_refer,
+            is_soon=is_soon,
+            is_relayed=is_relayed,
+            is_moved=is_moved,
+        )
+        with trio.move_on_after(timeout_s):
+            line = self._line(host, address, klass)
+            if not line.is_decided.is_set():
+                await line.is_decided.wait()
+            if line.connection:
+                return await line.connection.ask(get)
+            raise self._failure_of(line, get)
+        raise errors.SourceUnreachable(
+            base.describe(get),
+            f"{host} ({address})",
+            f"no answer within {timeout_s:g} s",
+        )
+
+    def tell(self, host: ids.HostId, address: str, news: peer_wire.News) -> None:
+        """Tell ``host`` something; where that cannot be done at once nothing is lost by it."""
+        try:
+            line = self._line(host, address, peer_wire.Klass.BULK)
+        except errors.ChunkUnavailable as e:
+            LOG.debug("not told: %s", e)
+            return
+        if line.connection:
+            line.connection.tell(news)
+        elif len(line.early) < EARLY_MESSAGES:
+            line.early.append(news)
+
+    def _failure_of(self, line: _Line, get: peer_wire.Get) -> errors.AcstorError:
+        if isinstance(line.failure, errors.RemoteProtocolError):
+            return errors.RemoteProtocolError(line.peer, line.failure.why)
+        why = str(line.failure or "closed")
+        return errors.SourceUnreachable(base.describe(get), line.peer, why)
+
+    def _line(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> _Line:
+        """Return the line to ``host``; begin to connect if there is none to this address."""
+        line = self._lines.get((host, klass))
+        if line and line.address == address and not (line.connection and line.connection.is_closed):
+            return line
+        if self._nursery is None:
+            raise errors.LocalProtocolError("fetch() before run()")
+        if line:
+            line.scope.cancel()
+        else:
+            self._make_room()
+        line = self._lines[host, klass] = _Line(host, address, klass)
+        self._nursery.start_soon(self._run_line, line)
+        return line
+
+    def _make_room(self) -> None:
+        """Close the connection that is idle for longest if there are too many."""
+        if len(self._lines) < self._limits.outgoing:
+            return
+        idle = [c for c in self._asking() if c.is_idle]
+        if not idle:
+            raise errors.SourceUnreachable(
+                "another connection", "this host", f"all {len(self._lines)} connections are in use"
+            )
+        min(idle, key=lambda connection: connection.last_progress).close()
+
+    async def _run_line(self, line: _Line) -> None:
+        try:
+            with line.scope:
+                line.connection, early = await self._dial(line)
+                line.is_decided.set()
+                for message in line.early:
+                    line.connection.tell(message)
+                await line.connection.run(early)
+        except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
+            why = f"cannot connect: {peer_link.reason(error)}"
+            line.failure = errors.SourceUnreachable("a connection", line.peer, why)
+        except errors.RemoteProtocolError as error:
+            LOG.warning("Connection dropped: %s", error)
+            line.failure = error
+        finally:
+            line.is_decided.set()
+            if self._lines.get((line.host, line.klass)) is line:
+                del self._lines[line.host, line.klass]
+
+    async def _dial(self, line: _Line) -> tuple[asking.Asking, list[peer_wire.Message]]:
+        with trio.fail_after(self._limits.hello_s):
+            link = await peer_link.connect(
+                line.ip, line.port, self._client_tls, self._limits.silence_s
+            )
+            try:
+                receiver = peer_wire.Receiver(line.peer, peer_wire.FROM_SERVER)
+                ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
+                theirs, early = await hello.greet(link, receiver, ours, line.host)
+            except BaseException:
+                link.close()
+                raise
+        connection = asking.Asking(link, receiver, line.peer, line.klass, self._gate)
+        connection.minor_version = theirs.minor_version
+        return connection, early
+
+    # Answering
+
+    async def serve_forever(
+        self,
+        listeners: Iterable[trio.SocketListener],
+        task_status: trio.TaskStatus[peer_endpoint.Listeners] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Answer other agents until :meth:`aclose`; the listeners are closed at the end.
+
+        One that dies is opened again at its address.
+        """
+        with self._until_closed():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(
+                    self._sweep, lambda: list(self._answering), 2 * self._limits.idle_s
+                )
+                nursery.start_soon(self._show_life)
+                nursery.start_soon(self._uplink.run)
+                await self.endpoint.serve(list(listeners), nursery, task_status)
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        peer = "an unknown address"
+        self._incoming += 1
+        try:
+            peer = _describe_address(stream.socket.getpeername())
+            if self._incoming > self._limits.incoming:
+                LOG.warning("Connection from %s refused: there are %d", peer, self._incoming - 1)
+                return
+            connection, early = await self._welcome(stream, peer)
+            self._answering.add(connection)
+            try:
+                await connection.run(early)
+            finally:
+                self._answering.discard(connection)
+        except trio.TooSlowError:
+            LOG.warning("Connection from %s dropped: no Hello in time", peer)
+        except (*peer_link.LINK_ERRORS, errors.RemoteProtocolError) as error:
+            LOG.warning("Connection from %s dropped: %s", peer, peer_link.reason(error))
+        finally:
+            self._incoming -= 1
+
+    async def _welcome(
+        self, stream: trio.SocketStream, peer: str
+    ) -> tuple[answering.Answering, list[peer_wire.Message]]:
+        with trio.fail_after(self._limits.hello_s):
+            link = await peer_link.accept(stream, self._server_tls, self._limits.silence_s)
+            try:
+                receiver = peer_wire.Receiver(peer, peer_wire.FROM_CLIENT)
+                theirs, early = await hello.welcome(
+                    link, receiver, self._host_id, self._ring_epoch()
+                )
+            except BaseException:
+                link.close()
+                raise
+        receiver.peer = peer = f"{theirs.host_id} ({peer})"
+        connection = answering.Answering(
+            link,
+            receiver,
+            peer,
+            theirs,
+            self._gate,
+            self._serve,
+            self._serve_nowait,
+            self._heard,
+            self._uplink,
+            self._limits,
+        )
+        return connection, early
+
+    async def _show_life(self) -> None:
+        """Tell those who wait for answers that this host works on them."""
+        interval_s = self._limits.silence_s / 4
+        while True:
+            await trio.sleep(interval_s)
+            for connection in self._answering:
+                connection.show_life(trio.current_time(), interval_s)
+
+    # Both
+
+    async def _sweep(
+        self, connections: Callable[[], Sequence[base.Connection]], idle_s: float
+    ) -> None:
+        """End connections that are idle for too long, or on which nothing moves."""
+        while True:
+            await trio.sleep(min(idle_s, self._limits.silence_s) / 4)
+            now = trio.current_time()
+            for connection in connections():
+                if connection.is_stuck(now, self._limits.silence_s):
+                    why = f"nothing moved for {self._limits.silence_s:g} s"
+                    connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
+                elif connection.is_idle and now - connection.last_progress > idle_s:
+                    connection.close()
+
+
+def _describe_address(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    ip, port = address[:2]
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

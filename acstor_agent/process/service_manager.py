@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent tells the service manager (sd_notify(3)), and what it leaves with it.
+
+The messages are datagrams to the socket that the manager names.  A manager with
+a descriptor store keeps the FUSE connection for us: the descriptor, and the
+FUSE_INIT request that came with it, in a memory file.  When the supervisor is
+started again, both are handed to it, and guests that read meanwhile see a pause.
+"""
+
+import array
+import contextlib
+import os
+import socket
+
+from acstor_agent.mount import fuse_connection
+
+FIRST_FD = 3
+"""Where descriptors that a manager hands over begin (sd_listen_fds(3))."""
+FUSE, INIT = "fuse", "fuse-init"
+
+
+def notify_ready() -> None:
+    """Tell a service manager that waits for it (Type=notify) that the mirror is served."""
+    _tell("READY=1")
+
+
+def _tell(text: str, *descriptors: int) -> bool:
+    """Send a message; return whether there is a manager that took it."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return False
+    handed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        try:
+            manager.connect(address.replace("@", "\0", 1))
+            manager.sendmsg([text.encode()], handed if descriptors else [])
+        except OSError:
+            return False
+    return True
+
+
+class DescriptorStore:
+    """The store of the service manager that started this process, if it has one."""
+
+    def put(self, connection: fuse_connection.Connection) -> bool:
+        """Leave a connection with the manager; return whether it was handed over."""
+        kept = os.memfd_create(INIT)
+        try:
+            os.write(kept, connection.init_request)
+            return _tell(f"FDSTORE=1\nFDNAME={FUSE}", connection.fuse_fd) and _tell(
+                f"FDSTORE=1\nFDNAME={INIT}", kept
+            )
+        finally:
+            os.close(kept)
+
+    def take(self) -> fuse_connection.Connection | None:
+        """Return the connection that the manager handed to this process, once."""
+        handed = _handed_over()
+        fuse_fd, kept = handed.pop(FUSE, None), handed.pop(INIT, None)
+        init_request = b"" if kept is None else os.pread(kept, fuse_connection.INIT_BYTES_LIMIT, 0)
+        for spare in (*handed.values(), kept):
+            if spare is not None:
+                os.close(spare)
+        if fuse_fd is None or not init_request:
+            return None
+        return fuse_connection.Connection(fuse_fd, init_request)
+
+    def forget(self) -> None:
+        """Have the manager let go of what it keeps."""
+        for name in (FUSE, INIT):
+            _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
+
+def _handed_over() -> dict[str, int]:
+    """Return the descriptors that are meant for this process, by name; children get none."""
+    environment = {name: os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS")}
+    names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
+    if environment["LISTEN_PID"] != str(os.getpid()):
+        return {}
+    found = {}
+    for fd in range(FIRST_FD, FIRST_FD + int(environment["LISTEN_FDS"] or 0)):
+        with contextlib.suppress(OSError):  # one that is closed
+            os.set_inheritable(fd, False)
+            found[names[fd - FIRST_FD] if fd - FIRST_FD < len(names) else str(fd)] = fd
+    return found

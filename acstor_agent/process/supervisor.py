@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the FUSE connection and the locks, and a worker behind them, whatever happens to workers.
+
+The supervisor holds what must outlive a worker: the lock on the folders, the
+/dev/fuse descriptor and the FUSE_INIT request that came with it.  Workers are
+forked from it, so a new one needs no time to start and finds all of that in
+place.  It never touches the mount itself: a process that holds the descriptor
+and waits for an answer from it would wait for itself.
+
+Where a service manager keeps descriptors, the connection is left with it as
+well.  Then a supervisor that was killed, or restarted while guests read, takes
+back the connection instead of mounting.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import logging
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import NoReturn
+from typing import Protocol
+
+from acstor_agent.mount import fuse_connection
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
+STOP_WAIT_S = 10.0
+RESTART_STEP_S = 0.2
+"""While workers die young, the restarts wait longer and longer, up to the longest."""
+RESTART_LONGEST_S = 5.0
+STEADY_AFTER_S = 1.0
+"""A worker that lived this long was not killed by its start: the next one starts at once."""
+EXIT_UNUSABLE = 78
+"""What a worker exits with when starting again cannot help (EX_CONFIG of sysexits.h)."""
+
+
+class Store(Protocol):
+    """Who keeps a connection while no supervisor runs."""
+
+    def put(self, connection: fuse_connection.Connection) -> bool:
+        """Keep it; return whether that was done."""
+
+    def take(self) -> fuse_connection.Connection | None:
+        """Return what was kept, None if it is nothing."""
+
+    def forget(self) -> None:
+        """Keep nothing any more."""
+
+
+class NoStore:
+    """Nobody keeps it: the mount ends with its supervisor."""
+
+    def put(self, connection: fuse_connection.Connection) -> bool:
+        """Keep nothing."""
+        return False
+
+    def take(self) -> fuse_connection.Connection | None:
+        """Return nothing."""
+        return None
+
+    def forget(self) -> None:
+        """Have nothing to forget."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inheritance:
+    """What a worker gets from its supervisor."""
+
+    fuse_fd: int
+    init_request: bytes
+    ready: Callable[[], None]
+
+
+def make_folder(folder: pathlib.Path) -> None:
+    """Make a folder, and those above it, where they are missing.
+
+    :raises errors.Unusable: it cannot be made
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        if e.errno != errno.ENOTCONN:  # a dead mount; it is cleared when the agent mounts
+            raise errors.Unusable(str(folder), f"cannot be made: {e.strerror}") from e
+
+
+@contextlib.contextmanager
+def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
+    """Make the folders and keep other agents away from them.
+
+    :raises errors.Unusable: a folder cannot be made or written, or another agent uses it
+    """
+    with contextlib.ExitStack() as stack:
+        for folder in folders:
+            make_folder(folder)
+            try:
+                lock = stack.enter_context((folder / ".lock").open("a+"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                raise errors.Unusable(
+                    str(folder), "another agent uses it", "Give each agent folders of its own"
+                ) from e
+            except OSError as e:
+                raise errors.Unusable(str(folder), f"cannot be used: {e.strerror}") from e
+            os.set_inheritable(lock.fileno(), True)
+        yield
+
+
+class Supervisor:
+    """One mount and the worker behind it.
+
+    :param mount_point: folder to mount on
+    :param work: what a worker does; it returns when it is told to stop (SIGTERM)
+    :param is_ready: called once, when the first worker serves
+    :param store: who keeps the connection while no supervisor runs
+    """
+
+    def __init__(
+        self,
+        mount_point: pathlib.Path,
+        work: Callable[[Inheritance], None],
+        is_ready: Callable[[], None],
+        store: Store | None = None,
+    ) -> None:
+        self._mount_point = mount_point
+        self._store = store or NoStore()
+        self._is_kept = False
+        self._work = work
+        self._is_ready = is_ready
+        self._worker_pid = 0
+        self._stopping = False
+        self._was_ready = False
+
+    def run(self) -> int:
+        """Mount, keep a worker running until SIGTERM or SIGINT, unmount; return an exit status.
+
+        :raises errors.Unusable: the mount point cannot be used
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        connection = self._connect()
+        if not fuse_connection.kernel_can_resend():
+            LOG.warning(
+                "this kernel is older than 6.9: reads that are under way when a worker dies will "
+                "hang until the agent is stopped"
+            )
+        for number in STOPS:
+            signal.signal(number, self._stop)
+        try:
+            return self._keep_worker(connection.fuse_fd, connection.init_request)
+        finally:
+            self._disconnect(connection)
+
+    def _connect(self) -> fuse_connection.Connection:
+        """Take back the connection that was kept, if its mount is still there, or mount.
+
+        Nothing may be asked of a mount that was kept: only a worker answers, and there is none.
+        """
+        point = str(self._mount_point)
+        connection = self._store.take()
+        if connection and fuse_connection.is_connected(connection.fuse_fd, point):
+            LOG.info("%s: taking back the mount that the service manager kept", point)
+            self._is_kept = True
+            return connection
+        if connection:
+            os.close(connection.fuse_fd)
+            self._store.forget()
+        make_folder(self._mount_point)
+        made = fuse_connection.mount(point)
+        self._is_kept = self._store.put(made)
+        return made
+
+    def _disconnect(self, connection: fuse_connection.Connection) -> None:
+        """Unmount; what guests use stays where a store keeps it, for the supervisor to come."""
+        point = str(self._mount_point)
+        if not fuse_connection.unmount(point, even_if_used=not self._is_kept):
+            LOG.warning("%s: guests use it; leaving it to the service manager", point)
+        else:
+            self._store.forget()
+        os.close(connection.fuse_fd)
+
+    def _stop(self, number: int, frame: object) -> None:
+        """Pass the word on to the worker; there is one whenever these signals are let in."""
+        self._stopping = True
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._worker_pid, signal.SIGTERM)
+        signal.signal(signal.SIGALRM, self._kill)
+        signal.setitimer(signal.ITIMER_REAL, STOP_WAIT_S)
+
+    def _kill(self, number: int, frame: object) -> None:
+        LOG.warning("worker %d does not stop; killing it", self._worker_pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._worker_pid, signal.SIGKILL)
+
+    def _keep_worker(self, fuse_fd: int, init_request: bytes) -> int:
+        delay_s = 0.0
+        while True:
+            started_s = time.monotonic()
+            status = self._one_worker(fuse_fd, init_request)
+            if self._stopping:
+                return 0
+            if os.waitstatus_to_exitcode(status) == EXIT_UNUSABLE and not self._was_ready:
+                return 1
+            LOG.error("worker %d ended (%s); starting another", self._worker_pid, _how(status))
+            if time.monotonic() - started_s > STEADY_AFTER_S:
+                delay_s = 0.0
+            if signal.sigtimedwait(STOPS, delay_s) is not None:
+                return 0
+            delay_s = min(RESTART_LONGEST_S, 2 * delay_s + RESTART_STEP_S)
+
+    def _one_worker(self, fuse_fd: int, init_request: bytes) -> int:
+        """Run one worker to its end; return its wait status."""
+        ready_read, ready_write = os.pipe()
+        self._worker_pid = os.fork()
+        if not self._worker_pid:
+            os.close(ready_read)
+            self._be_worker(Inheritance(fuse_fd, init_request, lambda: _say_ready(ready_write)))
+        os.close(ready_write)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        with open(ready_read, "rb") as ready:
+            if ready.read() and not self._was_ready:
+                self._was_ready = True
+                self._is_ready()
+        status = os.waitpid(self._worker_pid, 0)[1]
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        return status
+
+    def _be_worker(self, inheritance: Inheritance) -> NoReturn:
+        """Be a worker in a fork of this process, and leave without its clean-up.
+
+        A supervisor that comes back must not meet a worker of the one before it.
+        """
+        if self._is_kept:
+            fuse_connection.die_with_parent()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        status = 1
+        try:
+            self._work(inheritance)
+            status = 0
+        except errors.Unusable as e:
+            LOG.error("%s", e)
+            status = EXIT_UNUSABLE
+        except BaseException:
+            LOG.exception("worker %d failed", os.getpid())
+        finally:
+            logging.shutdown()
+            os._exit(status)
+
+
+def _say_ready(pipe: int) -> None:
+    os.write(pipe, b"r")
+    os.close(pipe)
+
+
+def _how(wait_status: int) -> str:
+    """Say in words how a process ended."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
