@@ -18,12 +18,12 @@ from oslo_config import cfg
 
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import message_bus
 from acstor_common import trace_message
 
 LOG = logging.getLogger(__name__)
 
 SEND_RETRIES = 1
-AGAIN_AFTER_S = 1.0
 STOP_WAIT_S = 5.0
 
 Heard = Callable[[decision_api.Sample], None]
@@ -65,11 +65,7 @@ class Rpc:
         self, conf: cfg.ConfigOpts, instance: str, heard: Heard, current_ring: CurrentRing
     ) -> None:
         self.malformed = 0
-        oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
-        try:
-            self._transport = oslo_messaging.get_rpc_transport(conf)
-        except (oslo_messaging.MessagingException, ValueError) as e:
-            raise errors.Unusable("[DEFAULT] transport_url", str(e)) from e
+        self._transport = message_bus.open_transport(conf)
         self._target = oslo_messaging.Target(topic=decision_api.TOPIC, server=instance)
         self._endpoint = _Endpoint(heard, current_ring, self._count_malformed)
         self._server: oslo_messaging.MessageHandlingServer | None = None
@@ -94,28 +90,28 @@ class Rpc:
         """Send a table to one agent alone; say whether the broker took it."""
         return self._send({"server": host}, table)
 
-    def _send(self, to: dict[str, Any], table: decision_api.RingTable) -> bool:
+    def give(self, host: str, task: decision_api.ImageTask) -> bool:
+        """Give a task to one agent alone; say whether the broker took it."""
+        return self._send({"server": host}, task, decision_api.IMAGE_TASK_GIVEN)
+
+    def _send(
+        self,
+        to: dict[str, Any],
+        payload: msgspec.Struct,
+        method: str = decision_api.RING_PUBLISHED,
+    ) -> bool:
         target = oslo_messaging.Target(topic=decision_api.AGENT_TOPIC, **to)
         try:
-            _cast(self._transport, target, decision_api.RING_PUBLISHED, table)
+            _cast(self._transport, target, method, payload)
         except BusUnreachable as e:
-            LOG.warning("epoch %d cannot be sent: %s", table.epoch, e)
+            LOG.warning("%s cannot be sent: %s", method, e)
             return False
         return True
 
     def _serve(self) -> None:
-        while not self._stopping.is_set():
-            server = oslo_messaging.get_rpc_server(
-                self._transport, self._target, [self._endpoint], executor="threading"
-            )
-            try:
-                server.start()  # waits for the broker, and looks for it again when it goes
-            except (oslo_messaging.MessagingException, OSError) as e:
-                LOG.warning("the message bus is out of reach: %s; trying again", e)
-                self._stopping.wait(AGAIN_AFTER_S)
-                continue
-            self._server = server
-            return
+        self._server = message_bus.serve(
+            self._transport, self._target, self._endpoint, self._stopping
+        )
 
     def _close(self) -> None:
         if self._server is not None:
@@ -170,15 +166,14 @@ class Caster:
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
         try:
             transport = self._opened()
-        except (oslo_messaging.MessagingException, ValueError) as e:
+        except errors.Unusable as e:
             raise BusUnreachable(str(e).partition("\n")[0]) from e
         _cast(transport, target, method, payload)
 
     def _opened(self) -> oslo_messaging.Transport:
         with self._opening:
             if self._transport is None:
-                oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
-                self._transport = oslo_messaging.get_rpc_transport(self._conf)
+                self._transport = message_bus.open_transport(self._conf)
         return self._transport
 
 

@@ -34,9 +34,15 @@ LOG = logging.getLogger(__name__)
 HIGHEST_TRUSTED_EPOCH = 1 << 62
 """An agent that claims to have a higher one is not believed: it would leave no epochs."""
 WAITING_SAMPLES = 100_000
+GIVE_AGAIN_S = 45.0
+"""How long a task is given again and again to a host that tells nothing of it; ``openstack acstor``
+waits somewhat longer before it says that a host did not hear of one."""
+TOLD_WITHIN = 2
+"""Collections in which a host that heard of a task tells so, and is heard."""
 
 Publish = Callable[[decision_api.RingTable], bool]
 SendTo = Callable[[str, decision_api.RingTable], bool]
+GiveTo = Callable[[str, decision_api.ImageTask], bool]
 
 
 class Service:
@@ -44,6 +50,7 @@ class Service:
 
     :param publish: sends a table to all agents
     :param send_to: sends a table to one agent
+    :param give_to: gives one agent a task about an image
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class Service:
         *,
         publish: Publish,
         send_to: SendTo,
+        give_to: GiveTo,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -68,7 +76,7 @@ class Service:
         self.leads = False
         self.picture = metrics.Picture()
         self._store, self._lead, self._loads = store, lead, loads
-        self._publish, self._send_to = publish, send_to
+        self._publish, self._send_to, self._give_to = publish, send_to, give_to
         self._clock, self._wall = clock, wall
         self._inbox: queue.Queue[tuple[float, decision_api.Sample]] = queue.Queue(WAITING_SAMPLES)
         self._fresh: dict[str, decision_api.Sample] = {}
@@ -162,6 +170,7 @@ class Service:
             self._put_in_force(decision)
         elif self._clock() - self._published_s > self.own.collection_s:
             self._help_stragglers()
+        self._give_again()
 
     def _note(self) -> None:
         """Note what was heard since the last round."""
@@ -235,6 +244,17 @@ class Service:
         """Send the table to agents whose samples show that they have an older one."""
         for host, sample in sorted(self._fresh.items()):
             if sample.ring_epoch < self.current.epoch and not self._send_to(host, self.current):
+                return
+
+    def _give_again(self) -> None:
+        """Give tasks again that were lost on their way, to hosts that can be heard."""
+        now_s = self._wall()
+        due_s = now_s - TOLD_WITHIN * self.own.collection_s
+        for given in self._store.unheard_tasks(now_s - GIVE_AGAIN_S):
+            if given.host not in self._fresh or given.given_s > due_s:
+                continue
+            LOG.info("%s tells nothing of task %d: given again", given.host, given.task.request)
+            if not self._give_to(given.host, given.task):
                 return
 
     def _new_picture(self) -> metrics.Picture:

@@ -9,6 +9,7 @@ import os
 
 from oslo_config import cfg
 
+import acstor_decision.cmd  # noqa: F401  first of all, for it keeps Eventlet's warning back
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
 from acstor_decision.cmd import decision

@@ -13,6 +13,7 @@ from typing import Any
 
 import flask
 import msgspec
+import webob.exc
 from keystonemiddleware import auth_token
 from oslo_config import cfg
 from oslo_context import context
@@ -33,6 +34,10 @@ LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
 OPEN_PATHS = frozenset({"/", "/healthz"})
 """What is answered without a token: who asks has nothing to send one to yet."""
+KEYSTONE_IS_GONE = (
+    "Keystone does not answer, so this token cannot be checked: ask again when it is back; hosts "
+    "read on without it"
+)
 SEES_ALL = "acstor:image:hosts"
 """Whom this policy lets see the hosts of an image sees the images of all projects."""
 
@@ -44,13 +49,26 @@ def make_app(conf: cfg.ConfigOpts, store: database.Database) -> Wsgi:
     plain = make_plain_app(conf, store)
     if conf.acstor_decision_api.auth == "none":
         return plain
-    guarded = auth_token.AuthProtocol(plain, {"oslo_config_config": conf})
+    guarded = _TokenCheck(plain, {"oslo_config_config": conf})
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         inner = plain if environ.get("PATH_INFO") in OPEN_PATHS else guarded
         return inner(environ, start_response)
 
     return app
+
+
+class _TokenCheck(auth_token.AuthProtocol):
+    """Lets requests with a good token through; without Keystone, with one that it knows already."""
+
+    def process_request(self, request: Any) -> Any:
+        try:
+            return super().process_request(request)
+        except webob.exc.HTTPServiceUnavailable as e:
+            fault = _fault_of(http.HTTPStatus.SERVICE_UNAVAILABLE, KEYSTONE_IS_GONE)
+            raise webob.exc.HTTPServiceUnavailable(
+                body=msgspec.json.encode(fault), content_type="application/json"
+            ) from e
 
 
 def make_plain_app(
@@ -176,7 +194,11 @@ def _fault(error: Exception) -> flask.Response:
         LOG.error("a request failed: %s", error, exc_info=error)
         status = http.HTTPStatus.INTERNAL_SERVER_ERROR
         message = "the service failed; its log says why"
-    return _json(openapi.Fault(openapi.Error(int(status), status.phrase, message)), status)
+    return _json(_fault_of(status, message), status)
+
+
+def _fault_of(status: http.HTTPStatus, message: str) -> openapi.Fault:
+    return openapi.Fault(openapi.Error(int(status), status.phrase, message))
 
 
 def _json(answer: object, status: http.HTTPStatus = http.HTTPStatus.OK) -> flask.Response:

@@ -3,6 +3,7 @@
 
 The one rule: who does it is told over the bus and nobody waits for him; how far it
 is stands in the image (preparation) or in what its hosts tell (everything else).
+Who leads the service gives a task again to hosts that tell nothing of it.
 """
 
 import http
@@ -43,6 +44,15 @@ class Where(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     hosts: HostNames = []
     count: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+
+
+class Hydrate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose disks are to depend on nobody.
+
+    :param hosts: of these; none: of all that are up
+    """
+
+    hosts: HostNames = []
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,6 +105,15 @@ def pre_seed(call: operation.Call) -> Asked:
     return _give(call, task, chosen, is_for_all=not (call.body.hosts or call.body.count))
 
 
+def hydrate(call: operation.Call) -> Asked:
+    """Have disks that began as an image depend on it no more; Glance need not have it any more."""
+    image_id = operation.image_id(call.path["image_id"])
+    if not call.store.image_hosts(image_id, operation.since_s(call)):
+        _visible(call, image_id)
+    task = _task(decision_api.TaskKind.HYDRATE, image_id)
+    return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
+
+
 def record_boots(call: operation.Call) -> Asked:
     """Have the next boots from an image recorded, for a better boot image."""
     image_id = _prepared(call)
@@ -113,6 +132,7 @@ def _give(
     call: operation.Call, task: decision_api.ImageTask, chosen: list[str], *, is_for_all: bool
 ) -> Asked:
     call.bus.give(task, None if is_for_all else chosen)
+    call.store.note_given(chosen, task, call.wall())
     return Asked(task.image_id, task.request, chosen)
 
 
@@ -183,6 +203,17 @@ OPERATIONS = (
         pre_seed,
         rule=operation.ADMIN,
         body=Where,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    operation.Operation(
+        "image:hydrate",
+        "POST",
+        "/v1/images/{image_id}/hydrate",
+        "Have the writable disks that began as an image depend on it no more",
+        Asked,
+        hydrate,
+        rule=operation.ADMIN,
+        body=Hydrate,
         status=http.HTTPStatus.ACCEPTED,
     ),
     operation.Operation(

@@ -46,9 +46,12 @@ class Ring(Publication, frozen=True, kw_only=True):
 
     :param threshold: hosts nearer than this to each other have homes of their own; null: all hosts
         have the same
+    :param outer_threshold: such a home asks the home among the hosts nearer than this before it
+        reads the source; null: it reads the source at once
     """
 
     threshold: int | None
+    outer_threshold: int | None
     owners: tuple[Owner, ...]
 
 
@@ -110,14 +113,18 @@ def _told(row: database.Publication) -> Publication:
 
 def _shown(row: database.Publication) -> Ring:
     table = row.table or ""
-    threshold = msgspec.json.decode(table, type=_Threshold).threshold
+    known = msgspec.json.decode(table, type=_Thresholds)
     return Ring(
-        **_fields(row), threshold=threshold, owners=tuple(owners(row.epoch, table).values())
+        **_fields(row),
+        threshold=known.threshold,
+        outer_threshold=known.outer_threshold,
+        owners=tuple(owners(row.epoch, table).values()),
     )
 
 
-class _Threshold(msgspec.Struct):
+class _Thresholds(msgspec.Struct):
     threshold: int | None = None
+    outer_threshold: int | None = None
 
 
 def _fields(row: database.Publication) -> dict[str, object]:

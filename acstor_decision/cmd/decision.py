@@ -73,6 +73,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         loads,
         publish=lambda table: bus.publish(table),
         send_to=lambda host, table: bus.send(host, table),
+        give_to=lambda host, task: bus.give(host, task),
     )
     bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring)
 

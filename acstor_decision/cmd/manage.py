@@ -10,9 +10,12 @@ import time
 
 from oslo_config import cfg
 
+from acstor_common import arguments
 from acstor_common import errors
 from acstor_decision.cmd import decision
 from acstor_decision.db import database
+
+HISTORY_LIMIT = 10_000
 
 
 def main() -> int:
@@ -42,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("host")
         command.set_defaults(do=_set_drained, is_drained=is_drained)
     history = commands.add_parser("history", help="show the v-node tables that were published")
-    history.add_argument("--limit", type=int, default=20)
+    history.add_argument("--limit", type=arguments.number(1, HISTORY_LIMIT), default=20)
     history.set_defaults(do=_show_history)
     return parser
 

@@ -27,6 +27,7 @@ from sqlalchemy import orm
 
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_decision.db import given_tasks
 from acstor_decision.db import held_images
 from acstor_decision.db import migrations
 from acstor_decision.db import models
@@ -262,6 +263,22 @@ class Database:
     def image_hosts(self, image_id: str, since_s: float) -> list[models.HeldImage]:
         """Return what each host holds of an image, in the order of their ids."""
         return self._read(lambda session: held_images.of_image(session, image_id, since_s))
+
+    # Tasks
+
+    def note_given(
+        self, hosts: Sequence[str], task: decision_api.ImageTask, given_s: float
+    ) -> None:
+        """Note that hosts were given a task about an image, in place of the one before."""
+        if hosts:
+            self._write(lambda session: given_tasks.note(session, hosts, task, given_s))
+
+    def unheard_tasks(self, since_s: float) -> list[given_tasks.Given]:
+        """Return the tasks given since then of which no sample speaks; the others are forgotten."""
+        is_any = sa.select(sa.exists(sa.select(models.GivenTask.host)))
+        if not self._read(lambda session: session.execute(is_any).scalar()):
+            return []
+        return self._write(lambda session: given_tasks.settle(session, since_s))
 
     # Traffic
 

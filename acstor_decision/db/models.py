@@ -59,6 +59,19 @@ class HeldImage(BASE):
     task = sa.Column(sa.Text)
 
 
+class GivenTask(BASE):
+    """The last task that a host was given for an image, until its samples speak of it."""
+
+    __tablename__ = "given_tasks"
+    __table_args__ = MYSQL
+
+    host = sa.Column(sa.String(255), primary_key=True)
+    image_id = sa.Column(sa.String(36), primary_key=True)
+    request = sa.Column(sa.BigInteger, nullable=False)
+    given_s = sa.Column(sa.Double, nullable=False)
+    task = sa.Column(sa.Text, nullable=False)
+
+
 class PublishedRing(BASE):
     """A v-node table that was published; the epoch is given to one table only."""
 

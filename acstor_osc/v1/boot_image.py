@@ -7,6 +7,7 @@ from typing import Any
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_osc import arguments
 from acstor_osc.v1 import image
 
 
@@ -15,7 +16,7 @@ class ShowBootImage(command.ShowOne):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return image.with_image(super().get_parser(prog_name))
+        return arguments.with_image(super().get_parser(prog_name))
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
@@ -41,8 +42,10 @@ class RecordBootImage(command.Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = image.with_wait(image.with_image(super().get_parser(prog_name)))
-        image.with_hosts(parser)
+        parser = arguments.with_wait(
+            arguments.with_image(super().get_parser(prog_name)), image.WAIT_S
+        )
+        arguments.with_hosts(parser)
         parser.add_argument(
             "--boots", type=int, default=1, metavar="<n>", help="on each host (default: 1)"
         )

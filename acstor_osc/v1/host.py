@@ -7,6 +7,7 @@ from typing import Any
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_osc import arguments
 from acstor_osc import client
 
 COLUMNS = (
@@ -28,14 +29,11 @@ class ListHost(command.Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--limit", type=int, metavar="<n>", help="hosts at most")
-        parser.add_argument("--marker", metavar="<host>", help="begin behind this host")
-        return parser
+        return arguments.with_page(super().get_parser(prog_name), "host")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
-        query = {"limit": parsed_args.limit, "marker": parsed_args.marker}
+        query = arguments.page(parsed_args)
         found = self.app.client_manager.acstor.get("/v1/hosts", query)["hosts"]
         rows = [{**host, "load": _load_percent(host)} for host in found]
         return (
@@ -62,17 +60,7 @@ class _SetDrained(command.ShowOne):
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = _with_host(super().get_parser(prog_name))
-        parser.add_argument(
-            "--wait", action="store_true", help="until the v-node table in force says so"
-        )
-        parser.add_argument(
-            "--timeout",
-            type=float,
-            default=WAIT_S,
-            metavar="<seconds>",
-            help=f"wait no longer than this (default: {WAIT_S:g})",
-        )
-        return parser
+        return arguments.with_wait(parser, WAIT_S, "the v-node table in force says so")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the host and their values."""

@@ -11,6 +11,7 @@ from osc_lib import exceptions
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_osc import arguments
 from acstor_osc import client
 
 ORIGINS = ("local", "boot", "peer", "source")
@@ -26,14 +27,11 @@ class ListImage(command.Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument("--limit", type=int, metavar="<n>", help="images at most")
-        parser.add_argument("--marker", metavar="<image>", help="begin behind this id")
-        return parser
+        return arguments.with_page(super().get_parser(prog_name), "image")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
-        query = {"limit": parsed_args.limit, "marker": parsed_args.marker}
+        query = arguments.page(parsed_args)
         found = self.app.client_manager.acstor.get("/v1/images", query)["images"]
         return (
             ["ID", "Name", "State", "Size", "Hosts", "Warm", *_share_titles()],
@@ -55,7 +53,7 @@ class ShowImage(command.ShowOne):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return with_image(super().get_parser(prog_name))
+        return arguments.with_image(super().get_parser(prog_name))
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
@@ -68,7 +66,7 @@ class ListImageHost(command.Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return with_image(super().get_parser(prog_name))
+        return arguments.with_image(super().get_parser(prog_name))
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
@@ -94,7 +92,7 @@ class PrepareImage(command.ShowOne):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = with_wait(with_image(super().get_parser(prog_name)))
+        parser = arguments.with_wait(arguments.with_image(super().get_parser(prog_name)), WAIT_S)
         parser.add_argument(
             "--force", action="store_true", help="again, even if it is prepared or was refused"
         )
@@ -127,9 +125,9 @@ class PreSeedImage(command.Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = with_wait(with_image(super().get_parser(prog_name)))
+        parser = arguments.with_wait(arguments.with_image(super().get_parser(prog_name)), WAIT_S)
         where = parser.add_mutually_exclusive_group()
-        with_hosts(where)
+        arguments.with_hosts(where)
         where.add_argument(
             "--count",
             type=int,
@@ -146,35 +144,19 @@ class PreSeedImage(command.Lister):
         return ask(self, parsed_args, image_id, "pre-seed", where)
 
 
-def with_image(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the image to a command line."""
-    parser.add_argument("image", metavar="<image>", help="id or name of the image")
-    return parser
+class HydrateImage(command.Lister):
+    """Have the writable disks that began as an image depend on no host and no source any more."""
 
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = arguments.with_wait(arguments.with_image(super().get_parser(prog_name)), WAIT_S)
+        arguments.with_hosts(parser)
+        return parser
 
-def with_hosts(parser: Any) -> None:
-    """Add hosts to a command line."""
-    parser.add_argument(
-        "--host",
-        action="append",
-        default=[],
-        dest="hosts",
-        metavar="<host>",
-        help="this host; may be given more than once (default: all that are up)",
-    )
-
-
-def with_wait(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the options about waiting to a command line."""
-    parser.add_argument("--wait", action="store_true", help="until it is done, with its progress")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=WAIT_S,
-        metavar="<seconds>",
-        help=f"wait no longer than this (default: {WAIT_S:g})",
-    )
-    return parser
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the hosts that were asked and how far they are."""
+        image_id = id_of(self.app.client_manager, parsed_args.image)
+        return ask(self, parsed_args, image_id, "hydrate", {"hosts": parsed_args.hosts})
 
 
 def id_of(manager: Any, name: str) -> str:

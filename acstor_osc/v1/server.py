@@ -13,6 +13,7 @@ from osc_lib import exceptions
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_osc import arguments
 from acstor_osc.v1 import image
 
 
@@ -49,7 +50,7 @@ class HydrateServer(command.Lister):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return image.with_wait(_with_server(super().get_parser(prog_name)))
+        return arguments.with_wait(_with_server(super().get_parser(prog_name)), image.WAIT_S)
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the host and how far it is."""

@@ -25,6 +25,7 @@ from acstor_decision.switch_loads import none
 
 WALL_S = 1_000_000.0
 COLLECTION_S = 5.0
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
 
 class Lead:
@@ -59,6 +60,8 @@ class Instance:
         self.lead, self.loads, self.store = Lead(leads), Loads(), store
         self.published: list[decision_api.RingTable] = []
         self.sent: list[tuple[str, int]] = []
+        self.given: list[tuple[str, int]] = []
+        self.has_broker = True
         self.now_s = 0.0
         self.service = service.Service(
             conf,
@@ -67,6 +70,7 @@ class Instance:
             self.loads,
             publish=self.publish,
             send_to=lambda host, table: bool(self.sent.append((host, table.epoch)) or True),
+            give_to=self.give_to,
             clock=lambda: self.now_s,
             wall=lambda: WALL_S + self.now_s,
         )
@@ -74,6 +78,10 @@ class Instance:
     def publish(self, table: decision_api.RingTable) -> bool:
         self.published.append(table)
         return True
+
+    def give_to(self, host: str, task: decision_api.ImageTask) -> bool:
+        self.given.append((host, task.request))
+        return self.has_broker
 
     def epochs(self) -> list[int]:
         return [table.epoch for table in self.published]
@@ -407,3 +415,64 @@ def test_what_is_told_of_images_is_not_lost_behind_a_later_sample_of_the_round(l
     lone.service.hear(sample("h1", 4, 0.0, 1))
     lone.service.round()
     assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1"]
+
+
+def ask(store: database.Database, given_s: float, *hosts: str) -> decision_api.ImageTask:
+    """Let hosts be given a task, of which nothing arrives."""
+    task = decision_api.ImageTask(
+        request=int(given_s), kind=decision_api.TaskKind.PRE_SEED, image_id=IMAGE
+    )
+    store.note_given(hosts, task, WALL_S + given_s)
+    return task
+
+
+def speak(cloud: Cloud, one: Instance, host: str, task: decision_api.ImageTask) -> None:
+    """Let a host tell of a task in the next collection."""
+    told = decision_api.TaskProgress(
+        request=task.request, kind=task.kind, state=decision_api.TaskState.WAITING
+    )
+    said = sample(host, cloud.number + 1, 0.0, one.service.current.epoch)
+    images = {IMAGE: decision_api.HeldImage(task=told)}
+    one.service.hear(msgspec.structs.replace(said, images=images))
+
+
+def test_a_task_is_given_again_until_the_host_speaks_of_it(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    task = ask(store, 10.0, "h1", "h2")
+    cloud.collect()
+    assert lone.given == [], "a host that heard of it may not have told yet"
+    cloud.collect(2)
+    assert lone.given == 2 * [("h1", 10), ("h2", 10)]
+    speak(cloud, lone, "h1", task)
+    del lone.given[:]
+    cloud.collect(2)
+    assert lone.given == 2 * [("h2", 10)]
+
+
+def test_a_task_is_given_up_after_a_while(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    ask(store, 10.0, "h1")
+    cloud.collect(20)
+    assert len(lone.given) == (service.GIVE_AGAIN_S - 2 * COLLECTION_S) // COLLECTION_S + 1
+    assert store.unheard_tasks(0) == []
+
+
+def test_tasks_of_silent_hosts_wait_and_a_broker_that_is_gone_is_asked_once_a_round(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    ask(store, 10.0, "h9", "h1", "h2")
+    lone.has_broker = False
+    cloud.collect(2)
+    assert lone.given == [("h1", 10)]
+    assert [given.host for given in store.unheard_tasks(0)] == ["h1", "h2", "h9"]
+
+
+def test_only_who_leads_gives_tasks_again(configure, store):
+    two = [Instance(configure(instance=name), store, name == "one") for name in ("one", "two")]
+    cloud = Cloud(*two)
+    cloud.collect(2)
+    ask(store, 10.0, "h1")
+    cloud.collect(3)
+    assert two[0].given and not two[1].given

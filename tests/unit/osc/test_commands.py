@@ -164,8 +164,9 @@ def test_waiting_ends_and_says_that_the_work_goes_on(run):
 
 
 def test_tables_and_their_owners(run, store):
-    samples.publish(store, 5, hosts=2)
-    assert fields(run(ring.ShowRing))["epoch"] == 5
+    samples.publish(store, 5, hosts=2, thresholds=(1, 9))
+    shown = fields(run(ring.ShowRing))
+    assert (shown["epoch"], shown["threshold"], shown["outer_threshold"]) == (5, 1, 9)
     assert fields(run(ring.ShowRing, "--epoch", "1"))["owners"].machine_readable()["h0002"] == 4
     assert [row["Epoch"] for row in table(run(ring.ListRing))] == [5, 1]
     assert [row["Epoch"] for row in table(run(ring.ListRing, "--before", "5"))] == [1]
@@ -274,6 +275,16 @@ def test_boots_are_recorded(run, glance, bus, agents):
     )
     assert rows == [{"Host": "h0000", "Task": "record_boots: done, 100 %"}]
     assert bus.tasks[0][0].boots == 2
+
+
+def test_disks_are_hydrated_on_the_hosts_that_are_named(run, store, bus, agents):
+    hold(store)
+    rows = table(run(image.HydrateImage, IMAGE, "--host", "h0002", "--wait"))
+    assert rows == [{"Host": "h0002", "Task": "hydrate: done, 100 %"}]
+    assert bus.tasks[0][0].kind == "hydrate"
+    agents.update(state="failed", why="disk d: 3 chunks cannot be had")
+    with pytest.raises(exceptions.CommandError, match="h0000: disk d: 3 chunks cannot be had"):
+        run(image.HydrateImage, IMAGE, "--wait")
 
 
 def test_server_is_shown_by_its_image_on_its_host_and_hydrated(run, store, glance, bus):

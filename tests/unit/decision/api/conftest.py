@@ -126,7 +126,13 @@ def note(store: database.Database, *samples: decision_api.Sample, overloaded: in
     store.note_samples({one.host: (one, overloaded) for one in samples}, 3600)
 
 
-def publish(store: database.Database, epoch: int, hosts: int, vnodes: int = 3) -> None:
+def publish(
+    store: database.Database,
+    epoch: int,
+    hosts: int,
+    vnodes: int = 3,
+    thresholds: tuple[int | None, int | None] = (None, None),
+) -> None:
     """Publish a table of hosts h0000, h0001 and so on."""
     given = [sample(number) for number in range(hosts)]
     table = ring.Ring(
@@ -140,6 +146,7 @@ def publish(store: database.Database, epoch: int, hosts: int, vnodes: int = 3) -
             )
             for one in given
         ),
+        *thresholds,
     )
     store.publish(
         database.Publication(

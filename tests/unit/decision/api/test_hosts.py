@@ -66,6 +66,14 @@ def test_history_begins_with_the_newest_and_goes_on_before(client, store):
     assert shown["published_at"] == "2027-01-15T08:00:02Z"
 
 
+@pytest.mark.parametrize("thresholds", [(None, None), (1, None), (1, 9)])
+def test_table_shows_how_far_homes_may_be(thresholds, client, store):
+    conftest.publish(store, 1, hosts=2, thresholds=thresholds)
+    for path in ("/v1/ring", "/v1/rings/1"):
+        shown = client.get(path).json
+        assert (shown["threshold"], shown["outer_threshold"]) == thresholds
+
+
 def test_without_a_table_nothing_is_made_up(client):
     assert client.get("/v1/ring").status_code == 404
     assert client.get("/v1/hosts").json == {"hosts": []}

@@ -122,10 +122,19 @@ def test_unknown_images_are_not_found(path, client, store):
     assert client.get(f"/v1/images/no-image{path}").status_code == 400
 
 
-@pytest.mark.parametrize("action", ["prepare", "pre-seed", "record-boots"])
+def test_disks_are_hydrated_though_glance_has_their_image_no_more(client, store, bus):
+    hold(store, {IMAGES[0]: WARM}, {})
+    answer = client.post(f"/v1/images/{IMAGES[0]}/hydrate", json={"hosts": ["h0001"]})
+    assert (answer.status_code, answer.json["hosts"]) == (202, ["h0001"])
+    assert client.post(f"/v1/images/{IMAGES[0]}/hydrate").json["hosts"] == ["h0000", "h0001"]
+    (first, to_one), (_, to_all) = bus.tasks
+    assert (first.kind.value, to_one, to_all) == ("hydrate", ["h0001"], None)
+
+
+@pytest.mark.parametrize("action", ["prepare", "pre-seed", "hydrate", "record-boots"])
 def test_nothing_is_done_about_unknown_images(action, client, store, bus):
     hold(store, {IMAGES[0]: WARM})
-    assert client.post(f"/v1/images/{IMAGES[0]}/{action}").status_code == 404
+    assert client.post(f"/v1/images/{IMAGES[1]}/{action}").status_code == 404
     assert not bus.tasks and not bus.wanted
 
 
@@ -156,6 +165,15 @@ def test_all_hosts_are_asked_at_once_or_some_by_name(client, store, glance, bus)
     assert everywhere["hosts"] == ["h0000", "h0001", "h0002"]
     assert everywhere["request"] == first.request < 1 << 53
     assert (record.kind.value, record.boots) == ("record_boots", 4)
+
+
+def test_who_was_asked_is_noted_to_be_asked_again(client, store, glance, bus):
+    glance.add(IMAGES[0])
+    hold(store, {}, {})
+    client.post(f"/v1/images/{IMAGES[0]}/pre-seed")
+    client.post(f"/v1/images/{IMAGES[0]}/record-boots", json={"hosts": ["h0001"]})
+    noted = [(given.host, given.task) for given in store.unheard_tasks(0)]
+    assert noted == [("h0000", bus.tasks[0][0]), ("h0001", bus.tasks[1][0])]
 
 
 def test_a_count_takes_the_least_busy_hosts_that_are_not_warm(client, store, glance, bus):
@@ -204,3 +222,4 @@ def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
         answer = client.post(f"/v1/images/{IMAGES[0]}/{action}")
         assert answer.status_code == 503
         assert "message bus" in answer.json["error"]["message"]
+    assert store.unheard_tasks(0) == []

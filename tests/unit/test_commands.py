@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command that the package installs starts, and says nothing but what it was asked."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+
+
+def test_the_rest_api_starts_without_a_warning(tmp_path: pathlib.Path) -> None:
+    conf = tmp_path / "acstor-decision.conf"
+    conf.write_text(
+        f"[database]\nconnection = sqlite:///{tmp_path}/db\n[acstor_decision_api]\nauth = none\n"
+    )
+    environment = {**os.environ, "ACSTOR_DECISION_CONF": str(conf)}
+    argv = [sys.executable, "-c", "import acstor_decision.wsgi"]
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_comes_without_a_warning(name: str) -> None:
+    module = SCRIPTS[name].partition(":")[0]
+    code = f"import sys; from {module} import main; sys.exit(main())"
+    argv = [sys.executable, "-c", code, "--help"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage:")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "said"),
+    [
+        ("acstor-agent-ctl", "ensure debian", "not an image id (a UUID is expected): 'debian'"),
+        ("acstor-agent-ctl", "drop-disk root", "not a disk id (a UUID is expected): 'root'"),
+        ("acstor-boot-image", "build x --idle 0", "not a number from 1 to 86400: '0'"),
+        ("acstor-decision-manage", "history --limit -1", "not a number from 1 to 10000: '-1'"),
+        ("acstor-glance-manage", "list debian", "not an image id (a UUID is expected): 'debian'"),
+        ("acstor-simulate", "compare --pods ten", "not a number from 1 to 1000000: 'ten'"),
+    ],
+)
+def test_who_gives_nonsense_is_told_what_would_make_sense(name: str, words: str, said: str) -> None:
+    argv = [sys.executable, "-m", SCRIPTS[name].partition(":")[0], *words.split()]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
