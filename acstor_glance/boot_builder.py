@@ -89,6 +89,7 @@ def build(
     output: pathlib.Path,
     *,
     limits: boot_guest.Limits | None = None,
+    firmware: boot_guest.Firmware = boot_guest.Firmware.BIOS,
     marker: str = DEFAULT_MARKER,
     revision: int = 1,
     progress: Progress = lambda seconds_s, chunks: None,
@@ -107,7 +108,12 @@ def build(
             why = f"it has {size_bytes} bytes, its chunk map says {image_map.geometry.size_bytes}"
             raise errors.Unusable(str(image), why, "Make the chunk map again")
         recording = record(
-            file.fileno(), image_map.geometry, limits or boot_guest.Limits(), marker, progress
+            file.fileno(),
+            image_map.geometry,
+            limits or boot_guest.Limits(),
+            firmware,
+            marker,
+            progress,
         )
         head = write(file.fileno(), image_map, recording.trace, output, revision)
     if not head.header.chunk_count:
@@ -136,9 +142,7 @@ def write(
     :param image: a file descriptor
     :raises errors.ChunkInvalid: a chunk is not what the chunk map says
     """
-    os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
-    of = boot_image.Binding(image_map.image_id, image_map.geometry, os_hash)
-    writer = boot_image.Writer(of, revision)
+    writer = boot_image.Writer(_binding(image_map), revision)
     for chunk_no in trace:
         if not image_map.is_zero(chunk_no):
             writer.add(chunk_no, _read_chunk(image, image_map, chunk_no))
@@ -146,6 +150,24 @@ def write(
     with whole_file.written(output) as file:
         file.writelines(parts)
     return boot_image.parse_head(parts[0], str(output))
+
+
+def check_chunks(
+    raw: bytes, head: boot_image.Head, image_map: chunk_map.ChunkMap, what: str
+) -> None:
+    """Compare the chunks of a boot image with the chunk map.
+
+    :raises errors.BootImageFormatError: they are of another image, or of other bytes
+    """
+    boot_image.check_binding(head.header, _binding(image_map), what)
+    for frame in head.frames:
+        stored = raw[frame.offset : frame.offset + frame.stored_bytes]
+        boot_image.unpack_checked(image_map, frame, stored, what)
+
+
+def _binding(image_map: chunk_map.ChunkMap) -> boot_image.Binding:
+    os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
+    return boot_image.Binding(image_map.image_id, image_map.geometry, os_hash)
 
 
 def _read_chunk(image: int, image_map: chunk_map.ChunkMap, chunk_no: int) -> bytes:
@@ -161,7 +183,12 @@ def _read_chunk(image: int, image_map: chunk_map.ChunkMap, chunk_no: int) -> byt
 
 
 def record(
-    image: int, cut: geometry.Geometry, limits: boot_guest.Limits, marker: str, progress: Progress
+    image: int,
+    cut: geometry.Geometry,
+    limits: boot_guest.Limits,
+    firmware: boot_guest.Firmware,
+    marker: str,
+    progress: Progress,
 ) -> Recording:
     """Boot the image behind a file descriptor and return what it read.
 
@@ -180,7 +207,7 @@ def record(
         recording_export.RecordingExport(image, size_bytes, notes.read) as export,
     ):
         boot_guest.make_overlay(written.fileno(), size_bytes)
-        with boot_guest.running(written.fileno(), export.client, log, limits) as process:
+        with boot_guest.running(written.fileno(), export.client, log, limits, firmware) as process:
             began_s = time.monotonic()
             end = _Watch(process, notes, limits, marker).wait(progress)
             seconds_s = time.monotonic() - began_s

@@ -7,6 +7,7 @@ its disk, its socket and its log are open files, and it dies with this process.
 
 import contextlib
 import dataclasses
+import enum
 import grp
 import json
 import os
@@ -22,10 +23,19 @@ from acstor_common import errors
 from acstor_common import geometry
 
 QEMU = "qemu-system-x86_64"
+UEFI_FIRMWARE = pathlib.Path("/usr/share/ovmf/OVMF.fd")
+"""OVMF as one file that is only read: what a guest stores in variables is gone with it."""
 _ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
 _TRANSLATION_CACHE_MIB = 128
 _QEMU_WORDS_BYTES = 2000
 _STOP_S = 10.0
+
+
+class Firmware(enum.StrEnum):
+    """What starts the guest: the values are those of Nova's property ``hw_firmware_type``."""
+
+    BIOS = "bios"
+    UEFI = "uefi"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,19 +85,22 @@ def make_overlay(written: int, size_bytes: int) -> None:
 
 @contextlib.contextmanager
 def running(
-    written: int, image: socket.socket, log: IO[bytes], limits: Limits
+    written: int, image: socket.socket, log: IO[bytes], limits: Limits, firmware: Firmware
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run QEMU; its standard output is the guest's console.
 
     :param written: file descriptor of what takes the guest's writes
     :param image: where the image can be read; it is QEMU's alone afterwards
 
-    :raises errors.Unusable: it is not installed
+    :raises errors.Unusable: it, or the firmware, is not installed
     """
     if shutil.which(QEMU) is None:
         raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
+    if firmware is Firmware.UEFI and not UEFI_FIRMWARE.is_file():
+        why = "it is not installed, and the image boots by UEFI"
+        raise errors.Unusable(str(UEFI_FIRMWARE), why, "Install ovmf")
     process = subprocess.Popen(
-        [*_confinement(limits), *_argv(written, image.fileno(), limits)],
+        [*_confinement(limits), *_argv(written, image.fileno(), limits, firmware)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -121,7 +134,7 @@ def _confinement(limits: Limits) -> list[str]:
     return ["unshare", "--net", "--ipc", "setpriv", *user, *free, "--pdeathsig", "KILL", *limited]
 
 
-def _argv(written: int, image: int, limits: Limits) -> list[str]:
+def _argv(written: int, image: int, limits: Limits, firmware: Firmware) -> list[str]:
     accel = accelerator()
     export = {"driver": "nbd", "server": {"type": "fd", "str": str(image)}, "read-only": True}
     disk = {
@@ -135,6 +148,7 @@ def _argv(written: int, image: int, limits: Limits) -> list[str]:
     return [
         *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
         *("-machine", "pc", "-accel", speed, "-smp", "1"),
+        *(("-bios", str(UEFI_FIRMWARE)) if firmware is Firmware.UEFI else ()),
         *(("-cpu", "host") if accel == "kvm" else ()),
         *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
         *("-add-fd", f"fd={written},set=1", "-blockdev", json.dumps(disk)),

@@ -103,10 +103,16 @@ class BootImages:
         limits = boot_guest.Limits(
             longest_s=self._conf.boot_longest_s, boot_bytes=self._conf.boot_image_limit_bytes
         )
-        marker = self._conf.boot_marker
         try:
             with self._bytes(image) as path:
-                summary = boot_builder.build(path, image_map, output, limits=limits, marker=marker)
+                summary = boot_builder.build(
+                    path,
+                    image_map,
+                    output,
+                    limits=limits,
+                    firmware=firmware_of(image),
+                    marker=self._conf.boot_marker,
+                )
         except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
             if isinstance(exc, errors.DoesNotBoot):
                 retry = plan.Retry(retry.attempts, None)
@@ -235,6 +241,16 @@ class BootImages:
                 self._images.publish(BOOT_IMAGE, image, file, revision)
         finally:
             path.unlink()
+
+
+def firmware_of(image: image_record.Record) -> boot_guest.Firmware:
+    """Return what Nova would start a guest of this image by: its ``hw_firmware_type``, or BIOS.
+
+    >>> firmware_of({"hw_firmware_type": "uefi"}).value, firmware_of({}).value
+    ('uefi', 'bios')
+    """
+    wants_uefi = image_record.text_of(image, "hw_firmware_type") == boot_guest.Firmware.UEFI
+    return boot_guest.Firmware.UEFI if wants_uefi else boot_guest.Firmware.BIOS
 
 
 def differs(new: Sequence[int], old: Sequence[int]) -> bool:

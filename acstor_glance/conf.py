@@ -7,6 +7,8 @@ listener's file.
 
 import pathlib
 import re
+from collections.abc import Callable
+from collections.abc import Sequence
 
 from keystoneauth1 import loading
 from oslo_config import cfg
@@ -15,8 +17,10 @@ from oslo_config import types
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_glance import boot_builder
+from acstor_glance import boot_guest
 from acstor_glance import trace_store
 
+BOOT_LIMITS = boot_guest.Limits()
 GROUP = cfg.OptGroup("acstor_glance", title="What prepares the images of Glance")
 
 OPTS = [
@@ -128,11 +132,11 @@ OPTS = [
             ("both", "by booting it, and better ones of recorded boots"),
         ],
         help="How boot images are made. To build them needs QEMU and some minutes of a processor "
-        "for each image.",
+        "for each image; for images with the property hw_firmware_type=uefi also OVMF.",
     ),
     cfg.FloatOpt(
         "boot_longest_s",
-        default=300.0,
+        default=BOOT_LIMITS.longest_s,
         min=1.0,
         max=86400.0,
         help="How long an image is booted at most to build its boot image.",
@@ -141,7 +145,7 @@ OPTS = [
         "boot_marker",
         default=boot_builder.DEFAULT_MARKER,
         help="Regular expression of what the serial console of a booted image shows: then the "
-        "boot is over. It is also over when nothing new was read for 30 s.",
+        f"boot is over. It is also over when nothing new was read for {BOOT_LIMITS.idle_s:g} s.",
     ),
     cfg.IntOpt(
         "boot_image_limit_bytes",
@@ -167,7 +171,7 @@ OPTS = [
     ),
     cfg.StrOpt(
         "metrics_listen",
-        default="127.0.0.1:9465",
+        default="127.0.0.1:9466",
         help="Address and port of the listener's Prometheus endpoint; empty turns it off.",
     ),
 ]
@@ -180,6 +184,17 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     loading.register_auth_conf_options(conf, GROUP.name)
     loading.register_session_conf_options(conf, GROUP.name)
     loading.register_adapter_conf_options(conf, GROUP.name, include_deprecated=False)
+
+
+def load(conf: cfg.ConfigOpts, args: Sequence[str], prog: str, read: Callable[..., None]) -> None:
+    """Read the files that the command line ``args`` names into ``conf``.
+
+    :param read: a service's way to do so or a command's, of :mod:`acstor_common.conf`
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    :raises errors.Unusable: an option makes no sense
+    """
+    read(conf, args, prog, register_opts, [(GROUP, OPTS)])
+    check(conf)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:

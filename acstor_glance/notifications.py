@@ -19,6 +19,7 @@ from oslo_config import cfg
 
 from acstor_common import artefacts
 from acstor_common import ids
+from acstor_common import message_bus
 
 LOG = logging.getLogger(__name__)
 
@@ -73,11 +74,16 @@ class Listening:
     """A listener on the broker, in threads of its own; it outlives the broker being away.
 
     :param conf: the global configuration object
+    :raises errors.Unusable: ``transport_url`` names no broker that oslo.messaging knows
     """
 
     def __init__(self, conf: cfg.ConfigOpts, seen: Seen) -> None:
         self._conf, self._seen = conf, seen
         self._listener: Any = None
+        self._transport = message_bus.open_transport(
+            conf, oslo_messaging.get_notification_transport
+        )
+        self._stopping = threading.Event()
         # Connecting waits for a broker that is away, so it must not keep others waiting.
         self._thread = threading.Thread(target=self._start, name="acstor-broker", daemon=True)
 
@@ -87,24 +93,28 @@ class Listening:
 
     def _start(self) -> None:
         own = self._conf.acstor_glance
-        transport = oslo_messaging.get_notification_transport(self._conf)
         targets = [
             oslo_messaging.Target(topic=topic, exchange=own.notification_exchange)
             for topic in own.notification_topics
         ]
-        listener = oslo_messaging.get_notification_listener(
-            transport,
-            targets,
-            [Endpoint(self._seen)],
-            executor="threading",
-            pool=own.notification_pool,
-            allow_requeue=True,
-        )
-        listener.start()
-        self._listener = listener
-        LOG.info("listening for notifications on topics %s", ", ".join(own.notification_topics))
+        topics = ", ".join(own.notification_topics)
+
+        def make() -> Any:
+            return oslo_messaging.get_notification_listener(
+                self._transport,
+                targets,
+                [Endpoint(self._seen)],
+                executor="threading",
+                pool=own.notification_pool,
+                allow_requeue=True,
+            )
+
+        self._listener = message_bus.start(make, topics, self._stopping)
+        if self._listener is not None:
+            LOG.info("listening for notifications on topics %s", topics)
 
     def stop(self) -> None:
         """Take no more messages; those that were not taken wait in the pool's queue."""
+        self._stopping.set()
         if self._listener is not None:
             self._listener.stop()

@@ -10,14 +10,17 @@ import tempfile
 from typing import IO
 
 from acstor_common import artefacts
+from acstor_common import boot_image
+from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import image_record
+from acstor_glance import boot_builder
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import preparer as glance_preparer
 from acstor_glance import stream_prehash
 
-CHUNK_MAP = artefacts.Kind.CHUNK_MAP
+CHUNK_MAP, BOOT_IMAGE = artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +28,13 @@ class Verdict:
     """What was found about one image.
 
     :param fault: empty if its artefacts are whole, or if it rightly has none
+    :param bad_boot_image: the artefact that is at fault, if it is the image's boot image
     """
 
     image_id: str
     state: str
     fault: str
+    bad_boot_image: str = ""
 
 
 def verify(
@@ -46,11 +51,11 @@ def verify(
     """
     state = artefacts.state_of(image)
     why_not = image_record.why_not_served(image)
-    fault = "" if why_not else _fault(images, image, is_thorough, progress)
+    fault, bad = ("", "") if why_not else _fault(images, image, is_thorough, progress)
     if why_not and any(kind.pointer in image for kind in artefacts.Kind):
         fault = f"it points to artefacts, but {why_not}"
     refused = state is artefacts.State.REFUSED and CHUNK_MAP.pointer not in image
-    return Verdict(image["id"], state.value if state else "none", "" if refused else fault)
+    return Verdict(image["id"], state.value if state else "none", "" if refused else fault, bad)
 
 
 def _fault(
@@ -58,21 +63,37 @@ def _fault(
     image: image_record.Record,
     is_thorough: bool,
     progress: glance_preparer.Progress,
-) -> str:
+) -> tuple[str, str]:
+    """Return what is wrong, and the image's boot image if it is that."""
     try:
         for kind in artefacts.Kind:
             _check_pointer(images, image, kind)
         with tempfile.TemporaryFile() as stored:
             _fetch(images, image[CHUNK_MAP.pointer], stored)
             with mapped_file.mapped(stored) as view:
-                chunk_bytes = artefacts.parse_chunk_map(image, view).geometry.chunk_bytes
-            if is_thorough:
-                _compare(images, image, chunk_bytes, stored, progress)
+                image_map = artefacts.parse_chunk_map(image, view)
+                if is_thorough:
+                    _compare(images, image, image_map.geometry.chunk_bytes, stored, progress)
+                _check_boot_image(images, image, image_map)
     except (errors.AcstorError, ValueError) as exc:
         if isinstance(exc, errors.ImageServiceUnreachable):
             raise
-        return str(exc)
-    return ""
+        is_boot_image = isinstance(exc, errors.BootImageFormatError)
+        return str(exc), image[BOOT_IMAGE.pointer] if is_boot_image else ""
+    return "", ""
+
+
+def _check_boot_image(
+    images: glance_images.Images, image: image_record.Record, image_map: chunk_map.ChunkMap
+) -> None:
+    """Raise if the image has a boot image that is not whole, or of other chunks."""
+    artefact_id = artefacts.pointer_of(image, BOOT_IMAGE)
+    if artefact_id is None:
+        return
+    what = f"boot image {artefact_id}"
+    with images.opened(artefact_id) as pieces:
+        raw = b"".join(pieces)
+    boot_builder.check_chunks(raw, boot_image.check([raw], what), image_map, what)
 
 
 def _check_pointer(

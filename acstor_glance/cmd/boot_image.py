@@ -19,6 +19,7 @@ from typing import Any
 
 import tqdm
 
+from acstor_common import arguments
 from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -26,9 +27,11 @@ from acstor_common import geometry
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import mapped_file
+from acstor_glance.cmd import image_files
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 130
+DAY_S = 86400
 DEFAULTS = boot_guest.Limits()
 
 
@@ -75,13 +78,7 @@ def _add_read(
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("image", metavar="IMAGE", type=pathlib.Path, help="file of a raw image")
-    parser.add_argument(
-        *("-o", "--output"),
-        metavar="FILE",
-        type=pathlib.Path,
-        help="file to write; by default IMAGE with the ending .acboot",
-    )
+    image_files.add_files(parser, "FILE", ".acboot")
     parser.add_argument(
         "--map",
         metavar="MAP",
@@ -91,21 +88,21 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--marker",
         metavar="REGEX",
-        type=_regex,
+        type=arguments.typed(_regex),
         default=boot_builder.DEFAULT_MARKER,
         help="what the serial console shows when the boot is over (default: %(default)s)",
     )
     parser.add_argument(
         "--longest",
         metavar="SECONDS",
-        type=_seconds,
+        type=arguments.number(1, DAY_S),
         default=DEFAULTS.longest_s,
         help="stop after this time whatever the guest does (default: %(default)g)",
     )
     parser.add_argument(
         "--idle",
         metavar="SECONDS",
-        type=_seconds,
+        type=arguments.number(1, DAY_S),
         default=DEFAULTS.idle_s,
         help="take the boot to be over when nothing new was read for so long (default: "
         "%(default)g)",
@@ -113,14 +110,22 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory",
         metavar="MIB",
-        type=_mebibytes,
+        type=arguments.number(16, 1 << 20, geometry.MIB),
         default=DEFAULTS.memory_bytes,
         help=f"memory of the guest (default: {DEFAULTS.memory_bytes // geometry.MIB})",
     )
     parser.add_argument(
+        "--firmware",
+        type=boot_guest.Firmware,
+        choices=list(boot_guest.Firmware),
+        default=boot_guest.Firmware.BIOS,
+        help="what the image boots by, its property hw_firmware_type in Glance "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
         "--revision",
         metavar="N",
-        type=_revision,
+        type=arguments.number(1, boot_image.MAX_REVISION),
         default=1,
         help="a boot image with a higher one takes the place of one with a lower one (default: 1)",
     )
@@ -154,6 +159,7 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
             image_map,
             options.output or options.image.with_suffix(".acboot"),
             limits=limits,
+            firmware=options.firmware,
             marker=options.marker,
             revision=options.revision,
             progress=progress,
@@ -183,23 +189,8 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
     head = boot_image.check([raw], what)
     if options.map:
         with _map_of(options.map) as image_map:
-            check_chunks(raw, head, image_map, what)
+            boot_builder.check_chunks(raw, head, image_map, what)
     return {**_facts(head), "checked": "chunk map" if options.map else "checksums"}
-
-
-def check_chunks(
-    raw: bytes, head: boot_image.Head, image_map: chunk_map.ChunkMap, what: str
-) -> None:
-    """Compare the chunks of a boot image with the chunk map.
-
-    :raises errors.BootImageFormatError: they are of another image, or of other bytes
-    """
-    os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
-    of = boot_image.Binding(image_map.image_id, image_map.geometry, os_hash)
-    boot_image.check_binding(head.header, of, what)
-    for frame in head.frames:
-        stored = raw[frame.offset : frame.offset + frame.stored_bytes]
-        boot_image.unpack_checked(image_map, frame, stored, what)
 
 
 def _facts(head: boot_image.Head) -> dict[str, Any]:
@@ -230,26 +221,8 @@ def _regex(text: str) -> str:
     try:
         re.compile(text.encode())
     except re.error as exc:
-        raise argparse.ArgumentTypeError(f"no regular expression: {exc}") from exc
+        raise ValueError(f"no regular expression: {exc}") from exc
     return text
-
-
-def _number(text: str, lowest: int, highest: int) -> int:
-    if not text.isdecimal() or not lowest <= int(text) <= highest:
-        raise argparse.ArgumentTypeError(f"not a number from {lowest} to {highest}: {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    return float(_number(text, 1, 86400))
-
-
-def _mebibytes(text: str) -> int:
-    return _number(text, 16, 1 << 20) * geometry.MIB
-
-
-def _revision(text: str) -> int:
-    return _number(text, 1, boot_image.MAX_REVISION)
 
 
 if __name__ == "__main__":

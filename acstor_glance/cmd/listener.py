@@ -24,17 +24,6 @@ from acstor_glance import reconciler as glance_reconciler
 PROG = "acstor-glance-listener"
 
 
-def load_conf(args: list[str], conf: cfg.ConfigOpts) -> None:
-    """Read the files that the command line ``args`` names into ``conf``.
-
-    :raises cfg.Error: there is no such file, or some option's value makes no sense
-    :raises errors.Unusable: an option makes no sense
-    """
-    options = [(glance_conf.GROUP, glance_conf.OPTS)]
-    common_conf.load(conf, args, PROG, glance_conf.register_opts, options)
-    glance_conf.check(conf)
-
-
 def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counters.Counters]:
     """Put the service together.
 
@@ -54,7 +43,7 @@ def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counte
 def main() -> int:
     """Run the listener until SIGTERM or SIGINT; return an exit status."""
     try:
-        load_conf(sys.argv[1:], cfg.CONF)
+        glance_conf.load(cfg.CONF, sys.argv[1:], PROG, common_conf.load)
         listener, counters = build(cfg.CONF)
         return run(listener, counters, cfg.CONF.acstor_glance.metrics_listen)
     except (errors.AcstorError, cfg.Error) as exc:

@@ -21,7 +21,9 @@ from typing import Any
 import tqdm
 from oslo_config import cfg
 
+from acstor_common import arguments
 from acstor_common import artefacts
+from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
@@ -62,9 +64,7 @@ def load_conf(path: str) -> cfg.ConfigOpts:
     :raises errors.Unusable: an option makes no sense
     """
     conf = cfg.ConfigOpts()
-    glance_conf.register_opts(conf)
-    conf([], project="acstor", prog=PROG, default_config_files=[path], default_config_dirs=[])
-    glance_conf.check(conf)
+    glance_conf.load(conf, ["--config-file", path], PROG, common_conf.read)
     return conf
 
 
@@ -88,7 +88,9 @@ def make_parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="show images, their states and artefacts")
     verify = commands.add_parser("verify", help="check artefacts, down to their bytes")
     verify.add_argument("--bytes", action="store_true", help="read the images too, and compare")
-    verify.add_argument("--repair", action="store_true", help="make anew what is faulty")
+    verify.add_argument(
+        "--repair", action="store_true", help="make anew, or delete, what is faulty"
+    )
     export = commands.add_parser(
         "export", help="stream images into a folder, for stores that agents cannot read"
     )
@@ -108,7 +110,11 @@ def make_parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         if command is not reconcile:
             command.add_argument(
-                "images", metavar="IMAGE", nargs="*", type=_image_id, help="default: all images"
+                "images",
+                metavar="IMAGE",
+                nargs="*",
+                type=arguments.typed(ids.parse_image_id),
+                help="default: all images",
             )
     return parser
 
@@ -154,18 +160,28 @@ class Tool:
 
     def verify(self) -> int:
         """Check the artefacts of the selection; with --repair make the faulty ones anew."""
-        faulty = []
+        faulty, bad_boot_images = [], {}
         for image in self._chosen():
             with self._bar(image) as progress:
                 verdict = verifier.verify(
                     self._images, image, is_thorough=self._options.bytes, progress=progress
                 )
             self._say({"image": verdict.image_id, "state": verdict.state, "fault": verdict.fault})
-            if verdict.fault:
+            if verdict.bad_boot_image:
+                bad_boot_images[verdict.image_id] = verdict.bad_boot_image
+            elif verdict.fault:
                 faulty.append(verdict.image_id)
-        if faulty and self._options.repair:
-            return self._prepare(faulty, is_forced=True)
-        return EXIT_FAULTY if faulty else 0
+        if not self._options.repair:
+            return EXIT_FAULTY if faulty or bad_boot_images else 0
+        for image_id, artefact_id in bad_boot_images.items():
+            self._drop_boot_image(image_id, artefact_id)
+        return self._prepare(faulty, is_forced=True)
+
+    def _drop_boot_image(self, image_id: str, artefact_id: str) -> None:
+        """Delete a boot image; the listener makes another one."""
+        self._images.set_properties(image_id, {artefacts.Kind.BOOT_IMAGE.pointer: ""})
+        self._images.delete(artefact_id)
+        self._say({"artefact": artefact_id, "outcome": "deleted"})
 
     def export(self) -> int:
         """Bring the selection into a folder; without a selection, take out what is not served."""
@@ -247,13 +263,6 @@ class Tool:
             print(
                 "  ".join(f"{name} {value}" for name, value in facts.items() if value), flush=True
             )
-
-
-def _image_id(text: str) -> ids.ImageId:
-    try:
-        return ids.parse_image_id(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from exc
 
 
 if __name__ == "__main__":

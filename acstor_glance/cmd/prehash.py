@@ -13,16 +13,17 @@ import logging
 import pathlib
 import re
 import sys
-from collections.abc import Callable
 from collections.abc import Sequence
 
 import tqdm
 
+from acstor_common import arguments
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_glance import prehash
+from acstor_glance.cmd import image_files
 
 DEFAULT_OS_HASH_ALGO = "sha512"
 """What Glance computes unless its operator says otherwise ([DEFAULT] hashing_algorithm)."""
@@ -62,31 +63,24 @@ def make_parser() -> argparse.ArgumentParser:
         description="Make the chunk map of a raw image: with it hosts check and share its chunks.",
         epilog="A run that was stopped goes on where it was when it is started again.",
     )
-    parser.add_argument("image", metavar="IMAGE", type=pathlib.Path, help="file of a raw image")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="MAP",
-        type=pathlib.Path,
-        help="file to write; by default IMAGE with the ending .acmap",
-    )
+    image_files.add_files(parser, "MAP", ".acmap")
     parser.add_argument(
         "--image-id",
         metavar="UUID",
-        type=_argument(ids.parse_image_id),
+        type=arguments.typed(ids.parse_image_id),
         help="Glance's id of the image; by default taken from a file name <UUID>.raw",
     )
     parser.add_argument(
         "--chunk-size",
         metavar="SIZE",
-        type=_argument(parse_chunk_size),
+        type=arguments.typed(parse_chunk_size),
         default=geometry.DEFAULT_CHUNK_BYTES,
         help="a power of two from 16K to 4M (default: 64K)",
     )
     parser.add_argument(
         "--os-hash",
         metavar="ALGO:HEX|compute",
-        type=_argument(parse_os_hash),
+        type=arguments.typed(parse_os_hash),
         default=chunk_map.UNKNOWN_OS_HASH,
         help="os_hash_algo and os_hash_value of the image in Glance; 'compute' computes the "
         f"{DEFAULT_OS_HASH_ALGO}, which reads the image a second time and takes longer than all "
@@ -95,7 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--workers",
         metavar="N",
-        type=_argument(parse_workers),
+        type=arguments.number(1, 1024),
         help=f"threads that hash (default: one a core, at most {prehash.MAX_DEFAULT_WORKERS})",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -195,22 +189,3 @@ def parse_os_hash(text: str) -> chunk_map.OsHash:
     if not value or len(value) != hashlib.new(algo).digest_size:
         raise ValueError(f"not the hexadecimal digits of a {algo}: {digits!r}")
     return chunk_map.OsHash(algo, value)
-
-
-def parse_workers(text: str) -> int:
-    """Return a number of threads."""
-    if not text.isdecimal() or not 1 <= int(text) <= 1024:
-        raise ValueError(f"not a number from 1 to 1024: {text!r}")
-    return int(text)
-
-
-def _argument(parse: Callable[[str], object]) -> Callable[[str], object]:
-    """Make of ``parse`` a type for argparse that shows what its ValueError says."""
-
-    def parse_argument(text: str) -> object:
-        try:
-            return parse(text)
-        except ValueError as exc:
-            raise argparse.ArgumentTypeError(str(exc)) from exc
-
-    return parse_argument

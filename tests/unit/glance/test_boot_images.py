@@ -158,6 +158,14 @@ def test_image_without_a_chunk_map_or_not_served_has_no_boot_image(glance, made)
     assert not made.make(IMAGE_ID)
 
 
+@pytest.mark.parametrize(
+    ("said", "firmware"),
+    [("uefi", "uefi"), ("bios", "bios"), ("", "bios"), ("UEFI?", "bios"), (7, "bios")],
+)
+def test_firmware_is_what_the_property_says_and_else_novas_default(said, firmware):
+    assert boot_images.firmware_of({"hw_firmware_type": said}) == firmware
+
+
 @pytest.mark.expect_log("no boot image of recorded boots: chunk 3")
 def test_bytes_that_are_not_the_images_make_no_boot_image(glance, made):
     for host in ("h1", "h2"):

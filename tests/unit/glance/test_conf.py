@@ -11,6 +11,7 @@ from oslo_config import generator
 from acstor_common import errors
 from acstor_glance import conf as glance_conf
 from acstor_glance import images
+from acstor_glance.cmd import manage
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SAMPLE = ROOT / "etc/acstor/config-generator/acstor-glance.conf"
@@ -68,3 +69,12 @@ def test_service_user_that_is_not_named_is_said(tmp_path: pathlib.Path) -> None:
         images.connect(loaded(tmp_path))
     with pytest.raises(errors.Unusable, match=r"\[acstor_glance\]"):
         images.connect(loaded(tmp_path, "auth_type = no-such-plugin"))
+
+
+def test_commands_look_at_every_value_before_they_begin(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "acstor-glance.conf"
+    path.write_text("[acstor_glance]\nworkers = 0\n")
+    with pytest.raises(cfg.Error, match=r"workers .* Should be greater than or equal to 1"):
+        manage.load_conf(str(path))
+    with pytest.raises(cfg.Error, match=r"none\.conf"):
+        manage.load_conf(str(tmp_path / "none.conf"))
