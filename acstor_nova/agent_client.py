@@ -6,6 +6,7 @@ nova-compute whether that uses threads or eventlet.  Nothing is kept between
 two requests: an agent that was restarted is a new one to the next request.
 """
 
+import base64
 import contextlib
 import socket
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common import geometry
 
 READ_BYTES = 64 * 1024
 
@@ -45,6 +47,16 @@ class AgentClient:
         :raises errors.AgentUnreachable: it is not done in time
         """
         self._ask(control_wire.PreSeed(image_id), timeout_s)
+
+    def zeros(self, image_id: str) -> tuple[geometry.Geometry, bytes]:
+        """Return how an image is cut, and a bit for each chunk, set if it has only zeros.
+
+        :raises errors.AgentRefused: it does not know the image, or is too old for the question
+        :raises errors.AgentUnreachable: it does not answer in time
+        """
+        said = self._ask(control_wire.Zeros(image_id))
+        cut = geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
+        return cut, base64.b64decode(said["zeros"])
 
     def count_fallback(self, reason: control_wire.Fallback, times: int) -> None:
         """Have fallbacks counted where an operator looks.

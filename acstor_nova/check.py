@@ -16,6 +16,7 @@ from typing import Any
 
 from oslo_config import cfg
 
+from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_nova import agent_client
 from acstor_nova import conf as nova_conf
@@ -60,15 +61,18 @@ def load_conf(config_files: list[str]) -> cfg.ConfigOpts:
     :raises cfg.Error: a file cannot be read, or a value makes no sense
     """
     conf = cfg.ConfigOpts()
+    args = [f"--config-file={name}" for name in config_files]
+    common_conf.read(conf, args, "nova-compute", _register, nova_conf.list_opts(), project="nova")
+    with contextlib.suppress(cfg.DuplicateOptError):  # oslo.config's own, where it is of use
+        conf.register_opt(cfg.StrOpt("driver"), group=register.NAME)
+    return conf
+
+
+def _register(conf: cfg.ConfigOpts) -> None:
     nova_conf.register_opts(conf)
     conf.register_opts(_NOVA_OPTS)
     conf.register_opt(cfg.StrOpt("images_type", default="default"), group="libvirt")
     conf.register_opt(cfg.StrOpt("subdirectory_name", default="_base"), group="image_cache")
-    args = [f"--config-file={name}" for name in config_files]
-    conf(args, project="nova", prog="nova-compute")
-    with contextlib.suppress(cfg.DuplicateOptError):  # oslo.config's own, where it is of use
-        conf.register_opt(cfg.StrOpt("driver"), group=register.NAME)
-    return conf
 
 
 def check(conf: cfg.ConfigOpts, root: pathlib.Path = pathlib.Path("/")) -> list[Finding]:

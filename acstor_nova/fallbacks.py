@@ -47,7 +47,10 @@ class Fallbacks:
         for reason in list(untold):
             try:
                 agent.count_fallback(reason, untold[reason])
-            except (errors.AgentRefused, errors.AgentUnreachable) as e:
+            except errors.AgentRefused as e:  # one that is too old to know this reason
+                LOG.info("fallbacks are not counted by the agent yet: %s", e)
+                continue
+            except errors.AgentUnreachable as e:
                 LOG.info("fallbacks are not counted by the agent yet: %s", e)
                 break
             del untold[reason]

@@ -36,6 +36,7 @@ NAME = "acstor"
 STOCK = "qcow2"
 IMAGEBACKEND = "nova.virt.libvirt.imagebackend"
 DRIVER = "nova.virt.libvirt.driver"
+UTILS = "nova.virt.libvirt.utils"
 _MARK = "_acstor_registered"
 
 
@@ -64,6 +65,7 @@ _ALL_SEAMS = (
     Seam("nova.exception", "InternalError"),
     Seam(DRIVER, "LibvirtDriver.cache_image", ("self", "context", "image_id")),
     Seam("nova.virt.libvirt.imagecache", "get_cache_fname", ("image_id",)),
+    Seam(UTILS, "extract_snapshot", ("disk_path", "source_fmt", "out_path", "dest_fmt")),
 )
 SEAMS = dict.fromkeys(range(31, 35), _ALL_SEAMS)
 """By Nova's major version: 31 is 2025.1, 34 is 2026.2."""
@@ -82,6 +84,7 @@ class Driver(sources.ConfigurationSourceDriver):
             _widen_choices()
             _when_imported(IMAGEBACKEND, _register_backend)
             _when_imported(DRIVER, _register_precache)
+            _when_imported(UTILS, _register_snapshots)
         return NoValues()
 
 
@@ -278,3 +281,31 @@ def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_
     from acstor_nova import imagebackend
 
     return imagebackend.precache(host, stock, context, image_id)
+
+
+def _register_snapshots(module: ModuleType) -> None:
+    """Have Nova read the disks that it makes snapshots of without the zeros of their mirrors."""
+    if getattr(module, _MARK, False):
+        return
+    stock = module.extract_snapshot
+
+    @functools.wraps(stock)
+    def extract_snapshot(disk_path: str, source_fmt: str, out_path: str, dest_fmt: str) -> None:
+        backend = _backend(importlib.import_module(IMAGEBACKEND))
+        if not hasattr(backend, "host"):
+            return stock(disk_path, source_fmt, out_path, dest_fmt)
+        _extract(backend.host, stock, disk_path, source_fmt, out_path, dest_fmt)
+
+    try:
+        check_seams(nova_version(), [UTILS])
+    except Exception as e:
+        LOG.error("snapshots are made as Nova does by itself: %s", e)
+        return
+    module.extract_snapshot = extract_snapshot
+    setattr(module, _MARK, True)
+
+
+def _extract(*args: Any) -> None:
+    from acstor_nova import snapshot
+
+    snapshot.extract(*args)

@@ -5,6 +5,7 @@ import pytest
 
 from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_nova import agent_client
 from tests.fakes import scripted_agent
 
@@ -27,13 +28,18 @@ def test_answers_are_returned(path, client):
         control_wire.Ensure: scripted_agent.done({"image_id": IMAGE, "size_bytes": 7}),
         control_wire.Status: scripted_agent.done({"host": "h1"}),
         control_wire.CountFallback: scripted_agent.done(),
+        control_wire.Zeros: scripted_agent.done(
+            {"size_bytes": 9 << 16, "chunk_bytes": 1 << 16, "zeros": b"\xff\x01"}
+        ),
     }
     with scripted_agent.running(path, answers) as agent:
         assert client.ensure(IMAGE) == 7
+        assert client.zeros(IMAGE) == (geometry.Geometry(9 << 16, 1 << 16), b"\xff\x01")
         assert client.status() == {"host": "h1"}
         client.count_fallback(control_wire.Fallback.NOT_RAW, 3)
     assert agent.asked == [
         control_wire.Ensure(IMAGE),
+        control_wire.Zeros(IMAGE),
         control_wire.Status(),
         control_wire.CountFallback(control_wire.Fallback.NOT_RAW, 3),
     ]

@@ -207,6 +207,25 @@ def test_without_an_agent_images_are_downloaded_and_the_count_is_told_later(nova
     assert os.readlink(nova.base) == str(nova.mirror)
 
 
+@pytest.mark.expect_log(r"\[holes-unknown, 1 since the start\]")
+@pytest.mark.expect_log(r"\[not-raw, 1 since the start\]")
+def test_reason_that_an_older_agent_refuses_keeps_no_other_from_being_told(nova, agent):
+    def answer(request):
+        if request.reason == R.HOLES_UNKNOWN:
+            return scripted_agent.failed("RemoteProtocolError", "no such reason")(request)
+        return scripted_agent.done()(request)
+
+    agent.answers[control_wire.CountFallback] = answer
+    nova.host.fall_back(IMAGE, R.HOLES_UNKNOWN, "no map of holes")
+    nova.host.fall_back(IMAGE, R.NOT_RAW, "its format is qcow2")
+    assert agent.asked[-1] == control_wire.CountFallback(R.NOT_RAW, 1)
+    agent.answers[control_wire.CountFallback] = scripted_agent.done()
+    nova.host.fallbacks.tell(agent=nova.host.agent)
+    nova.host.fallbacks.tell(agent=nova.host.agent)
+    assert agent.asked.count(control_wire.CountFallback(R.NOT_RAW, 1)) == 1
+    assert agent.asked[-1] == control_wire.CountFallback(R.HOLES_UNKNOWN, 1)
+
+
 @pytest.mark.expect_log("agent-unreachable")
 def test_agent_that_hangs_is_waited_for_once(nova, agent):
     agent.answers[control_wire.Ensure] = lambda request: b""

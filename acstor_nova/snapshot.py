@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots that do not read the zeros of an image through its mirror.
+
+Nova has ``qemu-img`` write one whole image of a disk and all that it lies on.
+Here the disk is shown to it with a :mod:`hole_map` between the disk and the
+mirror, which is then read in long pieces past the kernel's page cache.  The rule:
+nothing of the disk is changed, and whatever is wrong, Nova does what it does
+by itself.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_common import ids
+from acstor_nova import hole_map
+from acstor_nova import imagebackend
+from acstor_nova import mirror_link
+
+Extract = Callable[[str, str, str, str], None]
+
+
+def extract(
+    host: imagebackend.Host,
+    stock: Extract,
+    disk_path: str,
+    source_fmt: str,
+    out_path: str,
+    dest_fmt: str,
+) -> None:
+    """Write the image of a disk that nobody writes to.
+
+    :param stock: what Nova does by itself, with the arguments that follow
+    """
+    base = mirror_link.backing_file(disk_path) if source_fmt == "qcow2" else None
+    image_id = mirror_link.image_of(base) if base else None
+    if base is None or image_id is None:
+        return stock(disk_path, source_fmt, out_path, dest_fmt)
+    holes = f"{out_path}.holes"
+    try:
+        _write_map(host, image_id, holes)
+        stock(_with_holes(disk_path, holes, base), source_fmt, out_path, dest_fmt)
+    except Exception as e:
+        why = f"a snapshot could not be made without reading its zeros: {e}"
+        host.fall_back(image_id, _reason(e), why)
+        stock(disk_path, source_fmt, out_path, dest_fmt)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(holes)
+
+
+def _reason(e: Exception) -> control_wire.Fallback:
+    if isinstance(e, errors.AgentUnreachable):
+        return control_wire.Fallback.AGENT_UNREACHABLE
+    return control_wire.Fallback.HOLES_UNKNOWN
+
+
+def _write_map(host: imagebackend.Host, image_id: ids.ImageId, path: str) -> None:
+    cut, zeros = host.agent.zeros(image_id)
+    with open(path, "xb") as file:
+        hole_map.write(file, cut, lambda chunk_no: bool(zeros[chunk_no // 8] >> chunk_no % 8 & 1))
+
+
+def _with_holes(disk_path: str, holes: str, base: str) -> str:
+    """Return what QEMU takes for the name of the disk with the map in its base's place."""
+    data = {"driver": "file", "filename": base, "cache": {"direct": True}}
+    backing = {"driver": "qcow2", "file": _file(holes), "data-file": data}
+    return "json:" + json.dumps({"driver": "qcow2", "file": _file(disk_path), "backing": backing})
+
+
+def _file(path: str) -> dict[str, str]:
+    return {"driver": "file", "filename": path}
