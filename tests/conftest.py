@@ -14,6 +14,7 @@ Only this process is watched; an agent in a process of its own has its own log.
 import logging
 import pathlib
 import re
+import signal
 from collections.abc import Generator
 from collections.abc import Iterator
 
@@ -34,6 +35,9 @@ hypothesis.settings.register_profile(
     "acstor", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("acstor")
+
+# What a shell starts in the background ignores SIGINT, and so would what tests end by it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

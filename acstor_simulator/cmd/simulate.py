@@ -19,6 +19,7 @@ from typing import Any
 import prettytable
 import tqdm
 
+from acstor_common import arguments
 from acstor_simulator import figures
 from acstor_simulator import run
 from acstor_simulator import topology
@@ -80,20 +81,18 @@ def _add_cloud(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 1000000")
-    return int(text)
-
-
-def _amount(text: str) -> float:
+def _parse_amount(text: str) -> float:
     try:
         amount = float(text)
     except ValueError:
         amount = -1.0
     if not 0 <= amount <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1000000")
+        raise ValueError(f"not a number from 0 to 1000000: {text!r}")
     return amount
+
+
+_count = arguments.number(1, 1_000_000)
+_amount = arguments.typed(_parse_amount)
 
 
 def _scenario(options: argparse.Namespace) -> run.Scenario:

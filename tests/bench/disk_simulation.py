@@ -14,7 +14,6 @@ import itertools
 from collections.abc import Callable
 from collections.abc import Generator
 from collections.abc import Iterable
-from collections.abc import Iterator
 
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import request as requests
@@ -98,7 +97,6 @@ class Simulation:
         guests: Iterable[Guest],
         policy: policies.Policy,
         until_s: float = 3600.0,
-        fails: Callable[[requests.Request], bool] = lambda request: False,
     ) -> None:
         self.guests = list(guests)
         self.disk = rotating_disk.RotatingDisk()
@@ -196,9 +194,3 @@ def requests_per_s(guest: Guest, upto_s: float, window_s: float = 1.0) -> list[f
         if when_s < len(windows) * window_s:
             windows[int(when_s / window_s)] += 1
     return [count / window_s for count in windows]
-
-
-def interleave(*parts: Iterator[Access]) -> Iterator[Access]:
-    """Yield from all parts in turn."""
-    for group in itertools.zip_longest(*parts):
-        yield from (access for access in group if access is not None)

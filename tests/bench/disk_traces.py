@@ -49,7 +49,10 @@ def from_blkparse(lines: Iterable[str]) -> Iterator[Traced]:
 
 
 def from_fio(lines: Iterable[str], guest: str) -> Iterator[Traced]:
-    """Yield the requests of a log that fio wrote with ``log_offset=1`` and without averaging.
+    """Yield the requests of a latency log that fio 3 wrote with ``log_offset=1``, not averaged.
+
+    A line has the millisecond in which its request was answered, and how many ns that took: so
+    much earlier it came.
 
     :raises ValueError: a line has no offset
     """
@@ -59,10 +62,11 @@ def from_fio(lines: Iterable[str], guest: str) -> Iterator[Traced]:
             continue
         if len(fields) < 5:
             raise ValueError(f"line {number}: no offset: fio needs log_offset=1")
-        when_ms, _, direction, length, offset = fields[:5]
+        ended_ms, took_ns, direction, length, offset = fields[:5]
         if direction in _FIO_DIRECTIONS and int(length):
             access = simulation.Access(int(offset), int(length), _FIO_DIRECTIONS[direction])
-            yield Traced(int(when_ms) / 1000, guest, access)
+            came_s = int(ended_ms) / 1e3 - int(took_ns) / 1e9
+            yield Traced(max(0.0, came_s), guest, access)
 
 
 def from_iolog(lines: Iterable[str]) -> Iterator[Traced]:

@@ -172,14 +172,24 @@ def applications(
     raise ValueError(f"there is no application {name}")
 
 
-def guest(name: str, parts: Sequence[str], region: int, seed: int, total: int) -> sim.Guest:
-    """Return a guest that runs applications of table 1, and its journal."""
+def guest(
+    name: str,
+    parts: Sequence[str],
+    region: int,
+    seed: int,
+    total: int,
+    files_at: Sequence[int] = FILES_AT,
+) -> sim.Guest:
+    """Return a guest that runs applications of table 1, and its journal.
+
+    :param files_at: where in the region the files of each application begin
+    """
     journal = Journal(region)
     found = [
         application
         for number, part in enumerate(parts)
         for application in applications(
-            part, seed * 10 + number, region + FILES_AT[number], journal, total
+            part, seed * 10 + number, region + files_at[number], journal, total
         )
     ]
     background = commits(random.Random(f"{seed}-journal"), journal, region)

@@ -17,7 +17,7 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_agent import fuse_connection
+from acstor_agent.mount import fuse_connection
 from acstor_common import geometry
 from tests.bench import harness
 from tests.lab import agents

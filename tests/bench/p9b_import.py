@@ -7,6 +7,7 @@ until it is active.  Both ways take turns, so that what else the machine does me
 both; the ratio is that of the medians.
 """
 
+import os
 import pathlib
 import statistics
 import time
@@ -23,7 +24,7 @@ from tests.lab.openstack import glance
 from tests.lab.openstack import installed
 
 IMAGE_BYTES = 512 * geometry.MIB
-TURNS = 3
+TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "3"))
 IMPORTS = 3
 LOOK_EVERY_S = 0.02
 DEADLINE_S = 600.0

@@ -21,12 +21,18 @@ from matplotlib import figure
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import scheduler
+from tests.bench import disk_pictures
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
 from tests.bench import harness
 
 POLICIES = ("pregather", "cfq", "anticipatory", "deadline")
-PAPER_AT_ZERO = {"pregather": 75.78, "cfq": 55.06, "anticipatory": 49.97, "deadline": 12.54}
+PAPER_SEEKS = {  # table 4: % at zero, within the size of a guest's disk, farther
+    "pregather": (75.78, 21.61, 2.61),
+    "cfq": (55.06, 41.61, 3.37),
+    "anticipatory": (49.97, 46.60, 3.43),
+    "deadline": (12.54, 58.45, 29.01),
+}
 PAPER_GAIN = {"cfq": 1.5, "anticipatory": 1.6, "deadline": 2.2}
 PAPER_TABLE_3 = {  # seconds: pregather, cfq, anticipatory, for both applications
     "SRRR": ((26.92, 44.0, 45.83), (33.74, 44.75, 45.94)),
@@ -91,7 +97,7 @@ def run(say: harness.Say) -> harness.Result:
         "waits_random": ends[1],
         "cpu_us_per_request": cpu_us,
     }
-    return harness.Result({"S1": values}, details, lambda picture: draw(picture, four, both))
+    return harness.Result({"S1": values}, details, lambda picture: draw(picture, four))
 
 
 def play(make: Make, policy: str, say: harness.Say) -> Run:
@@ -115,10 +121,12 @@ def seek_shares(found: Run) -> list[float]:
 
 def bandwidth(found: Run) -> float:
     """Return the sum of the guests' bandwidths, each until it ended, in MB/s."""
-    return sum(
-        sum(application.bytes for application in guest.applications) / guest.ended_s / 1e6
-        for guest in found.guests
-    )
+    return sum(map(guest_mb_s, found.guests))
+
+
+def guest_mb_s(guest: simulation.Guest) -> float:
+    """Return a guest's bandwidth until it ended."""
+    return sum(application.bytes for application in guest.applications) / guest.ended_s / 1e6
 
 
 def ended_waits(mixed: Mapping[str, Mapping[str, Run]]) -> dict[str, int]:
@@ -176,8 +184,8 @@ def table_4(four: Mapping[str, Run]) -> str:
     """Return the distribution of seek distances, beside the paper's."""
     rows = []
     for policy, found in four.items():
-        rows.append([policy, *seek_shares(found), PAPER_AT_ZERO[policy]])
-    names = ["Policy", "zero, %", "to 12 GB", "farther", "paper: zero"]
+        rows.append([policy, *seek_shares(found), *PAPER_SEEKS[policy]])
+    names = ["Policy", "zero, %", "to 12 GB", "farther", "paper: zero", "to 12 GB ", "farther "]
     return table("Seek distance, four guests (table 4)", names, rows)
 
 
@@ -185,19 +193,23 @@ def figure_6(four: Mapping[str, Run]) -> str:
     """Return seconds of each application and the bandwidth of all."""
     rows = []
     for policy, found in four.items():
-        ends = [
-            max(a.ended_s or 0.0 for a in guest.applications if a.name == name)
-            for guest, parts in zip(found.guests, workloads.FOUR, strict=True)
-            for name in parts
-        ]
+        ends = application_ends(found)
         gain = bandwidth(four["pregather"]) / bandwidth(found)
-        rows.append([policy, *ends, bandwidth(found), gain, PAPER_GAIN.get(policy, 1.0)])
-    names = [f"{n} {part}" for n, parts in enumerate(workloads.FOUR, 1) for part in parts]
+        rows.append([policy, *ends.values(), bandwidth(found), gain, PAPER_GAIN.get(policy, 1.0)])
     return table(
         "Seconds of each application; MB/s; pregather over it (figure 6)",
-        ["Policy", *names, "MB/s", "gain", "paper"],
+        ["Policy", *ends, "MB/s", "gain", "paper"],
         rows,
     )
+
+
+def application_ends(found: Run) -> dict[str, float]:
+    """Return when each application of the four guests ended, by its guest and name."""
+    return {
+        f"{number} {name}": max(a.ended_s or 0.0 for a in guest.applications if a.name == name)
+        for number, (guest, parts) in enumerate(zip(found.guests, workloads.FOUR, strict=True), 1)
+        for name in parts
+    }
 
 
 def figure_7(four: Mapping[str, Run]) -> str:
@@ -274,31 +286,20 @@ def figures_8_to_11(sort: Mapping[str, Run], both: Mapping[str, Run]) -> str:
     return table("Sort, and sort beside TPC-H (figures 8 to 11)", names, rows)
 
 
-def draw(picture: figure.Figure, four: Mapping[str, Run], both: Mapping[str, Run]) -> None:
-    """Draw regions over time, seek distances, and throughput per guest."""
-    picture.set_size_inches(15, 9)
-    grid = picture.subplots(2, 3)
-    for axes, policy in zip(grid[0], ("cfq", "pregather"), strict=False):
-        for guest in four[policy].guests:
-            points = [done for done in guest.done if done[0] < SHOWN_S][::20]
-            axes.plot([p[0] for p in points], [p[1] / 1e9 for p in points], ",", label=guest.name)
-        axes.set(title=f"{policy}: places over time (figure 1)", xlabel="s", ylabel="GB")
-    seeks = grid[0][2]
-    shares = [100 * at_zero(four[policy]) for policy in POLICIES]
-    seeks.bar(range(len(POLICIES)), shares, width=0.4, label="model")
-    paper = [PAPER_AT_ZERO[policy] for policy in POLICIES]
-    seeks.bar([n + 0.4 for n in range(len(POLICIES))], paper, width=0.4, label="paper")
-    seeks.set(title="Seeks at zero, % (table 4)", xticks=range(len(POLICIES)), xticklabels=POLICIES)
-    seeks.legend()
-    shown = (
-        ("cfq", four, "figure 7"),
-        ("pregather", four, "figure 7"),
-        ("pregather", both, "figure 11"),
-    )
-    for axes, (policy, runs, name) in zip(grid[1], shown, strict=True):
-        for guest in runs[policy].guests:
-            axes.plot(
-                simulation.requests_per_s(guest, min(SHOWN_S, guest.ended_s)), label=guest.name
-            )
-        axes.set(title=f"{policy}: requests/s ({name})", xlabel="s", ylim=(0, None))
-        axes.legend()
+def draw(picture: figure.Figure, four: Mapping[str, Run]) -> None:
+    """Draw the four guests: regions over time, throughput, seek distances, ends, bandwidth."""
+    picture.set_size_inches(18, 12)
+    over_time, rates, rest = picture.subfigures(3, 1)
+    disk_pictures.regions(over_time, four, SHOWN_S)
+    disk_pictures.throughput(rates, four, SHOWN_S)
+    seeks, ends, bandwidths = rest.subplots(1, 3, width_ratios=(1, 1.6, 1))
+    model = {policy: seek_shares(found) for policy, found in four.items()}
+    disk_pictures.seek_shares(seeks, model, PAPER_SEEKS)
+    applications = {policy: application_ends(found) for policy, found in four.items()}
+    disk_pictures.bars(ends, "Seconds of each application (figure 6a)", applications)
+    by_guest = {
+        policy: {guest.name: guest_mb_s(guest) for guest in found.guests}
+        | {"all": bandwidth(found)}
+        for policy, found in four.items()
+    }
+    disk_pictures.bars(bandwidths, "MB/s (figure 6b)", by_guest)

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from matplotlib import figure
 
+from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.core.disk_scheduling import scheduler
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
 from tests.bench import harness
@@ -21,6 +23,12 @@ from tests.bench import s1_disk
 ZONES = (10, 100, 1000, 2000, 10_000, 100_000, 1_000_000, 10_000_000)
 """Lengths of zones in sectors: figure 5."""
 SWEEP_BYTES = workloads.FILE_BYTES // 4
+LAYOUTS = {
+    "side by side": (workloads.FILES_AT[0], workloads.FILES_AT[0] + 1032 * workloads.MIB),
+    "4 GiB apart": workloads.FILES_AT,
+}
+"""Where the two readers' files begin: the second one's right behind the first one's 1 GB and 128
+gaps, in one zone of 10^7 sectors; or as everywhere else, on both sides of such a zone's border."""
 SORT_BLOCKS, QUERY_READS = 4, 3000
 OTHERS = s1_disk.POLICIES[1:]
 PAPER_FIGURE_5 = {"2000 sectors": (46.0, 91.6), "10^7 sectors": (85.0, 71.2)}
@@ -36,6 +44,7 @@ PAPER_IOPS = {"pregather": (300, 80), "cfq": (200, 90)}
 class Point(NamedTuple):
     """Two sequential readers of one guest, with zones of one length."""
 
+    layout: str
     sectors: int
     seconds_s: float
     at_zero: float
@@ -50,7 +59,8 @@ class Point(NamedTuple):
 )
 def run(say: harness.Say) -> harness.Result:
     """Play what the figures show."""
-    sweep = [zones(sectors) for sectors in ZONES]
+    sweep = [zones(layout, sectors) for layout in LAYOUTS for sectors in ZONES]
+    without = {layout: two_readers(layout, scheduler.POLICIES["cfq"]()) for layout in LAYOUTS}
     sort, both = (
         {
             policy: s1_disk.play(
@@ -61,7 +71,7 @@ def run(say: harness.Say) -> harness.Result:
         for queries in (0, QUERY_READS)
     )
     memory_mib, cpu_us = s1_disk.cost()
-    tables = (figure_5(sweep), figures_8_9(sort), figure_10(both), figure_11(both))
+    tables = (figure_5(sweep, without), figures_8_9(sort), figure_10(both), figure_11(both))
     for table in tables:
         say(table)
     say(
@@ -80,19 +90,34 @@ def run(say: harness.Say) -> harness.Result:
     )
 
 
-def zones(sectors: int) -> Point:
-    """Run two sequential readers with zones of this length."""
+def two_readers(layout: str, policy: policies.Policy) -> s1_disk.Run:
+    """Run two sequential readers in one guest, alone."""
+    guest = workloads.guest(
+        "SRSR", ("SR-M", "SR-M"), workloads.REGIONS[0], 1, SWEEP_BYTES, LAYOUTS[layout]
+    )
+    return simulation.Simulation([guest], policy).run()
+
+
+def zones(layout: str, sectors: int) -> Point:
+    """Run them with zones of this length."""
     limits = pregather.Limits(zone_bytes=sectors * workloads.SECTOR)
-    guest = workloads.guest("SRSR", ("SR-M", "SR-M"), workloads.REGIONS[0], 1, SWEEP_BYTES)
-    found = simulation.Simulation([guest], pregather.Pregather(limits)).run()
-    return Point(sectors, found.now_s, s1_disk.at_zero(found))
+    found = two_readers(layout, pregather.Pregather(limits))
+    return Point(layout, sectors, found.now_s, s1_disk.at_zero(found))
 
 
-def figure_5(sweep: list[Point]) -> str:
-    """Return time and seeks at zero by length of zones."""
-    rows = [[point.sectors, point.seconds_s, 100 * point.at_zero] for point in sweep]
+def figure_5(sweep: list[Point], without: Mapping[str, s1_disk.Run]) -> str:
+    """Return time and seeks at zero by length of zones, and with cfq."""
+    rows = []
+    for sectors in ZONES:
+        points = [point for point in sweep if point.sectors == sectors]
+        rows.append(
+            [sectors, *(x for point in points for x in (point.seconds_s, 100 * point.at_zero))]
+        )
+    cells = (x for found in without.values() for x in (found.now_s, 100 * s1_disk.at_zero(found)))
+    rows.append(["cfq", *cells])
     said = "; ".join(f"{at}: {s:.0f} s, {zero} %" for at, (s, zero) in PAPER_FIGURE_5.items())
-    return s1_disk.table(f"Zones (figure 5; paper: {said})", ["Sectors", "s", "zero, %"], rows)
+    names = [f"{layout}: {unit}" for layout in LAYOUTS for unit in ("s", "zero, %")]
+    return s1_disk.table(f"Zones (figure 5; paper: {said})", ["Sectors", *names], rows)
 
 
 def figures_8_9(sort: Mapping[str, s1_disk.Run]) -> str:
@@ -154,10 +179,12 @@ def draw(
     """Draw the figures."""
     picture.set_size_inches(15, 9)
     grid = picture.subplots(2, 3)
-    sectors = [point.sectors for point in sweep]
     zones_axes = grid[0][0]
-    zones_axes.plot(sectors, [point.seconds_s for point in sweep], "o-", label="s")
-    zones_axes.plot(sectors, [100 * point.at_zero for point in sweep], "s-", label="zero, %")
+    for layout, line in zip(LAYOUTS, ("-", "--"), strict=True):
+        points = [point for point in sweep if point.layout == layout]
+        seconds, shares = ([p.seconds_s for p in points], [100 * p.at_zero for p in points])
+        zones_axes.plot(ZONES, seconds, f"o{line}", color="tab:blue", label=f"s, {layout}")
+        zones_axes.plot(ZONES, shares, f"s{line}", color="tab:orange", label=f"zero, %, {layout}")
     zones_axes.set(title="Zones (figure 5)", xscale="log", xlabel="sectors", ylim=(0, None))
     zones_axes.legend()
     bars = {

@@ -28,6 +28,7 @@ from acstor_agent.core import readahead
 from acstor_agent.core import unit_ahead
 from acstor_common import geometry
 from acstor_glance import boot_builder
+from acstor_glance import boot_guest
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
 from tests.bench import harness
@@ -182,7 +183,12 @@ def boot_reads(say: harness.Say) -> dict[str, list[Read]]:
     say("the builder boots the image")
     with raw.open("rb") as image:
         found = boot_builder.record(
-            image.fileno(), cut, boot_builder.Limits(), boot_builder.DEFAULT_MARKER, lambda *_: None
+            image.fileno(),
+            cut,
+            boot_guest.Limits(),
+            boot_guest.Firmware.BIOS,
+            boot_builder.DEFAULT_MARKER,
+            lambda *_: None,
         )
     say(f"{len(found.trace)} chunks in {found.seconds_s:.0f} s, until {found.end.value}")
     paces = {"boot, no pause": 0.0, PACED: found.seconds_s / len(found.trace)}

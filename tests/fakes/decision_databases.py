@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from alembic import autogenerate
 from alembic.runtime import migration
@@ -175,6 +176,34 @@ class Suite:
         store.note_samples({h: (sample(h, images={image_id: huge}), 0) for h in hosts}, 60)
         [found] = store.images("", 9, 0)
         assert found.cached_bytes >= 4 * most and found.read.source >= 4 * most
+
+    def test_tasks_are_kept_until_hosts_speak_of_them(self, store: database.Database) -> None:
+        image_id, other_id = (f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in (1, 2))
+        first, second, other = (
+            decision_api.ImageTask(
+                request=request, kind=decision_api.TaskKind.PRE_SEED, image_id=image
+            )
+            for request, image in ((1, image_id), ((1 << 52) - 1, image_id), (3, other_id))
+        )
+        assert store.unheard_tasks(0) == []
+        store.note_given([], first, 10.0)
+        store.note_given(["h1", "h2"], first, 10.0)
+        store.note_given(["h2"], second, 20.0)
+        store.note_given(["h2"], other, 30.0)
+        waiting = [("h1", 10.0, first), ("h2", 20.0, second), ("h2", 30.0, other)]
+        assert store.unheard_tasks(10.0) == waiting
+        for request, left in ((1, waiting[:2]), (second.request, waiting[:1])):
+            told = decision_api.TaskProgress(
+                request=request, kind=first.kind, state=decision_api.TaskState.WAITING
+            )
+            held = {
+                image_id: decision_api.HeldImage(task=told),
+                other_id: decision_api.HeldImage(task=msgspec.structs.replace(told, request=3)),
+            }
+            store.note_samples({"h2": (sample("h2", images=held), 0)}, 60)
+            assert store.unheard_tasks(10.0) == left
+        assert store.unheard_tasks(10.5) == []
+        assert store.unheard_tasks(0) == []
 
     def test_traffic_is_kept_for_a_while(self, store: database.Database) -> None:
         for second in range(10):

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from acstor_agent import fuse_connection
+from acstor_agent.mount import fuse_connection
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs

@@ -13,6 +13,8 @@ import json
 import os
 import pathlib
 import re
+import signal
+import subprocess
 import time
 import uuid
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from acstor_common import ids
 from acstor_glance import images as glance_images
 from acstor_glance import preparer
 from acstor_glance.cmd import manage
+from tests.fakes import descriptor_keeper
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -43,6 +46,7 @@ STARTED = "Final resource view"
 FLAVORS: dict[str, dict[str, int]] = {
     "tiny": {"ram": 64, "disk": 1},
     "bigger": {"ram": 96, "disk": 2, "ephemeral": 1, "swap": 16},
+    "guest": {"ram": 384, "disk": 2},
 }
 IMAGE_FACTS = {"os_shutdown_timeout": "1", "hw_rng_model": "virtio"}
 """A guest without an operating system does not hear that it should shut down."""
@@ -146,6 +150,11 @@ class Host:
         """Say whether Nova has a mirror there."""
         base = self.base(image_id)
         return base.is_symlink() and os.readlink(base) == str(self.agent.image_path(image_id))
+
+    def zeros_read(self, image_id: str) -> int:
+        """Return how many bytes of zero chunks were read through the image's mirror."""
+        read: int = self.agent.status()["images"][image_id]["read"]["zero"]["bytes"]
+        return read
 
     def run(self, *argv: str | pathlib.Path) -> str:
         """Run a command on the host and return what it writes."""
@@ -322,6 +331,38 @@ def restart_agent(host: Host) -> None:
     host.agent.stop()
     host.agent.start()
     host.agent.wait_ready()
+
+
+@contextlib.contextmanager
+def kept(host: Host, folder: pathlib.Path) -> Iterator[Callable[[signal.Signals], None]]:
+    """Have a host's agent run under a service manager that keeps the mount, for a block.
+
+    Yields what ends the agent's supervisor with a signal and starts the next one.
+    """
+    command = [agents.BIN / "acstor-agent", "--config-file", host.agent.config_file]
+    log = host.agent.folder / "agent.log"
+    running: list[subprocess.Popen[bytes]] = []
+    host.agent.stop()
+    try:
+        with descriptor_keeper.DescriptorKeeper(folder / "notify") as keeper:
+
+            def start() -> None:
+                running.append(keeper.start([*host.compute.machine.enter(), *command], log))
+                keeper.listen("READY=1", DEADLINE_S)
+
+            def restart(number: signal.Signals) -> None:
+                running[-1].send_signal(number)
+                running[-1].wait(DEADLINE_S)
+                start()
+
+            start()
+            yield restart
+    finally:
+        for process in running[-1:]:
+            process.terminate()
+            process.wait(DEADLINE_S)
+        host.agent.start()
+        host.agent.wait_ready()
 
 
 def _write_ring(lab: cloud.Cloud, port: int) -> pathlib.Path:

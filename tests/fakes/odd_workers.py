@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from acstor_agent import supervisor
+from acstor_agent.process import supervisor
 from acstor_common import errors
 
 Work = Callable[[supervisor.Inheritance], None]

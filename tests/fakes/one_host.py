@@ -9,18 +9,21 @@ from collections.abc import Iterable
 
 import trio
 
-from acstor_agent import booting
-from acstor_agent import cache_files
 from acstor_agent import disk_io
-from acstor_agent import exchange
-from acstor_agent import fetcher
-from acstor_agent import mirror
-from acstor_agent import mirrors
-from acstor_agent import prefetching
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import home as home_
+from acstor_agent.chunks import serving
+from acstor_agent.chunks import want as want_
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
 from acstor_agent.core import peer_health
 from acstor_agent.core import readahead
+from acstor_agent.images import booting
+from acstor_agent.images import mirror
+from acstor_agent.images import mirrors
+from acstor_agent.images import prefetching
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
 from acstor_common import boot_image
@@ -90,14 +93,26 @@ class OneHost:
             health=peer_health.PeerHealth(random.Random(1)),
             topology=None,
         )
-        self.chunks = fetcher.Fetcher(
+        home = home_.Home(
             ids.HostId("h1"),
             nursery,
             cache=self.cache,
             source=verify.VerifySource(self.source),
+            peers=self.peers,
+            current_ring=lambda: ring.Ring(0, ()),
+            former_ring=lambda: None,
+        )
+        self.chunks = fetcher.Fetcher(
+            ids.HostId("h1"),
+            nursery,
+            cache=self.cache,
+            home=home,
             current_ring=lambda: ring.Ring(0, ()),
             peers=self.peers,
             background_limit=4,
+        )
+        self.serving = serving.Serving(
+            ids.HostId("h1"), cache=self.cache, chunks=self.chunks, home=home, peers=self.peers
         )
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
         self.now_s = 0.0
@@ -115,7 +130,7 @@ class OneHost:
         self.mirrors = mirrors.Mirrors(self.maps, self.source, self._mirror)
         self._nursery = nursery
 
-    async def _ask_nobody(self, *_: object) -> exchange.Bytes:
+    async def _ask_nobody(self, *_: object) -> want_.Bytes:
         raise AssertionError("there are no peers")
 
     async def _mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent import slab_files
+from acstor_agent.cache import slab_files
 from acstor_agent.cmd import agent
 from tests.fakes import rotating_disk
 

@@ -80,6 +80,21 @@ def test_pre_seeding_and_read_ahead_are_streams_of_their_own(start, images, poli
     assert agent.image_path(read_in_order).read_bytes() == DATA[::-1]
 
 
+@hosts.needs_take_over
+def test_reads_that_need_the_disk_for_a_peer_belong_to_the_peer(tmp_path, images):
+    image_id = images.add(DATA)
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), disk_policy="pregather") as cloud:
+        agent = cloud["h1"]
+        assert agent.image_path(image_id).read_bytes() == DATA
+        hosts.wait_written(agent)
+        hosts.kill(agent.worker_pid())  # the next worker must check each chunk: that takes a thread
+        hosts.wait_until(lambda: is_up(agent), "the next worker")
+        assert cloud["h2"].image_path(image_id).read_bytes() == DATA
+        streams = agent.status()["disk_io"]["streams"]
+    assert streams["peer:h2"]["bytes"] > 0
+    assert streams["peer:h2"]["latency"]["count"] > 0
+
+
 def is_up(agent: agents.Agent) -> bool:
     try:
         return bool(agent.status())

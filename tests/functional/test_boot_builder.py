@@ -23,6 +23,7 @@ from acstor_glance import prehash
 from tests.fakes import boot_sectors
 from tests.lab import guest_image
 from tests.lab import local
+from tests.lab import uefi_image
 
 pytestmark = pytest.mark.skipif(
     shutil.which("qemu-system-x86_64") is None, reason="qemu-system-x86 is not installed"
@@ -31,6 +32,13 @@ IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 MIB = geometry.MIB
 # Time that the guest waits for a processor is not idle time, so on a busy machine it takes longer.
 LIMITS = boot_guest.Limits(longest_s=240.0, idle_s=4.0, memory_bytes=64 * MIB)
+UEFI = {
+    "firmware": boot_guest.Firmware.UEFI,
+    "limits": dataclasses.replace(LIMITS, memory_bytes=256 * MIB),
+}
+needs_uefi = pytest.mark.skipif(
+    not boot_guest.UEFI_FIRMWARE.is_file(), reason="ovmf is not installed: run tools/install.sh"
+)
 COMMAND = [sys.executable, "-m", "acstor_glance.cmd.boot_image"]
 
 
@@ -90,6 +98,12 @@ def test_image_that_reads_for_ever_is_stopped_when_it_has_read_too_much(tmp_path
     assert (summary.end, trace) == ("full", list(range(32)))
 
 
+def test_image_that_takes_too_long_is_stopped(tmp_path):
+    limits = dataclasses.replace(LIMITS, longest_s=20.0, idle_s=60.0)
+    summary, trace = build(tmp_path, boot_sectors.image(boot_sectors.HANG, 4 * MIB), limits)
+    assert (summary.end, trace[0]) == ("time", 0)
+
+
 def test_image_that_writes_for_ever_fills_no_more_than_its_share(tmp_path):
     limits = dataclasses.replace(LIMITS, written_bytes=2 * MIB, idle_s=8.0)
     data = boot_sectors.image(boot_sectors.WRITE_FOREVER, 64 * MIB)
@@ -121,6 +135,7 @@ def test_qemu_is_confined_and_dies_with_the_builder(tmp_path):
         assert (fields["Seccomp"], fields["NoNewPrivs"]) == ("2", "1")
         limits = pathlib.Path(f"/proc/{qemu}/limits").read_text()
         assert f"Max file size             {boot_guest.Limits().written_bytes}" in limits
+        assert f"Max cpu time              {4 * 120 + 60} " in limits
         if os.geteuid() == 0:
             assert fields["Uid"].split()[0] == "65534"
             assert int(fields["CapEff"], 16) == 0
@@ -139,6 +154,22 @@ def qemu_of(pid: int) -> int | None:
         if "Name:\tqemu-system" in status and "Seccomp:\t2" in status:
             return int(child)
     return None
+
+
+@needs_uefi
+def test_uefi_reads_an_image_that_it_cannot_boot_and_gives_up(tmp_path):
+    image, image_map = prepared(tmp_path, boot_sectors.image(boot_sectors.RESET, 4 * MIB))
+    summary = boot_builder.build(image, image_map, tmp_path / "out", **UEFI)
+    assert summary.end == "idle"  # the BIOS would have run what ends QEMU
+    assert 0 < summary.chunks < 64
+
+
+def test_uefi_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(boot_guest, "UEFI_FIRMWARE", tmp_path / "nowhere.fd")
+    image, image_map = prepared(tmp_path, boot_sectors.image(boot_sectors.RESET, 4 * MIB))
+    with pytest.raises(errors.Unusable, match=r"nowhere.fd: it is not installed.*Install ovmf"):
+        boot_builder.build(image, image_map, tmp_path / "out", **UEFI)
+    assert boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS).end == "ended"
 
 
 def wait_for(find, deadline_s: float = 60.0):
@@ -163,6 +194,21 @@ def test_boot_image_of_a_real_image(tmp_path: pathlib.Path, lab_image: guest_ima
     assert "chunk map" in run("verify", str(output), "--map", str(map_path))
     output.write_bytes(output.read_bytes()[:-1])
     assert "bytes are expected" in run("verify", str(output), status=1)
+
+
+@needs_uefi
+def test_image_that_only_uefi_boots_gets_its_boot_image_from_uefi(
+    tmp_path: pathlib.Path, lab_image: guest_image.GuestImage
+):
+    disk = uefi_image.make(lab_image, tmp_path)
+    prehash.prehash(disk, tmp_path / "map", IMAGE_ID)
+    argv = ["build", str(disk), "--map", str(tmp_path / "map"), "--json", "-o"]
+    by_bios = json.loads(run(*argv, str(tmp_path / "bios"), "--idle", "8"))
+    assert by_bios["chunks"] < 20  # it finds nothing to boot
+    by_uefi = json.loads(run(*argv, str(tmp_path / "uefi"), "--firmware", "uefi"))
+    assert by_uefi["end"] == "marker"
+    assert 300 < by_uefi["chunks"] < 3000
+    assert "chunk map" in run("verify", str(tmp_path / "uefi"), "--map", str(tmp_path / "map"))
 
 
 def run(*argv: str, status: int = 0) -> str:

@@ -11,14 +11,20 @@ import pathlib
 import random
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+import oslo_messaging
 import pytest
+from oslo_config import cfg
 
+from acstor_common import decision_api
 from acstor_common import ids
+from acstor_common import ring
 from acstor_decision.core import threshold
+from tests.fakes import decision_databases
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import decision
@@ -230,6 +236,40 @@ def test_hosts_join_by_themselves_with_even_shares(cloud: Cloud) -> None:
         (host, f"10.0.0.{host[1]}:{agents.PEER_PORT}", place, LINK_MBIT * 125_000)
         for host, place in PLACES.items()
     ]
+
+
+@pytest.fixture
+def stranger(cloud: Cloud) -> Iterator[oslo_messaging.RPCClient]:
+    """Somebody who may talk to the broker and is no agent."""
+    cfg.CONF([], project="acstor", default_config_files=[], default_config_dirs=[])
+    oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
+    transport = oslo_messaging.get_rpc_transport(cfg.CONF, url=cloud.rabbit.url)
+    target = oslo_messaging.Target(topic=decision_api.TOPIC, version=decision_api.VERSION)
+    yield oslo_messaging.get_rpc_client(transport, target, timeout=DEADLINE_S)
+    transport.cleanup()
+    cfg.CONF.reset()
+
+
+def test_who_asks_for_the_table_gets_the_one_in_force(cloud: Cloud, stranger: Any) -> None:
+    told = decision_api.decode(stranger.call({}, "get_ring"), decision_api.RingTable)
+    assert set(cloud.epochs().values()) == {told.epoch}
+    assert [host.host for host in ring.decode(told.table.encode(), "table").hosts] == list(PLACES)
+
+
+def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any) -> None:
+    before, leader = cloud.epochs(), cloud.instances[0]
+    to_all = stranger.prepare(fanout=True)
+    forged = {
+        **decision_api.encode(decision_databases.sample("h9", sent_s=time.time())),
+        "address": f"10.0.0.1:{agents.PEER_PORT}",  # that of h1
+        "started_s": time.time(),
+    }
+    for payload in (None, [], {"host": "h1"}, {**forged, "total": {"sent": -1}}, forged):
+        to_all.cast({}, decision_api.SAMPLE_COLLECTED, payload=payload)
+    wait(lambda: leader.log().count("a sample is refused") >= 4, "nonsense refused", cloud.logs)
+    wait(lambda: "h9: sample 1 is refused: taken" in leader.log(), "forgery refused", cloud.logs)
+    cloud.wait_collections(2)
+    assert cloud.epochs() == before
 
 
 def test_a_burst_of_one_collection_moves_nothing(cloud: Cloud) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import requests
 from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
 from oslo_config import cfg
@@ -78,6 +79,19 @@ def test_without_a_token_nobody_gets_in_whatever_he_claims(headers, served, keys
     with pytest.raises(exceptions.Unauthorized):
         session.get(f"{served.url}/v1/hosts", headers=headers, authenticated=False)
     assert session.get(f"{served.url}/healthz", authenticated=False).json() == {"status": "ok"}
+
+
+def test_a_body_of_10_mib_is_refused_by_who_may_send_one_and_who_may_not(
+    served: acstor_decision.DecisionApi, keystone_glance: cloud.Cloud, store: database.Database
+) -> None:
+    session = accounts.session(keystone_glance.keystone.auth_url, "admin")
+    token = session.get_token()
+    for headers, status in (({"X-Auth-Token": token}, 413), ({}, 401)):
+        answer = requests.post(
+            f"{served.url}/v1/hosts/h0001/drain", b"x" * (10 << 20), headers=headers, timeout=30
+        )
+        assert answer.status_code == answer.json()["error"]["code"] == status
+    assert not store.drained()
 
 
 def test_operators_use_the_openstack_command(keystone_glance, served, store):

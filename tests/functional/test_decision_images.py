@@ -9,10 +9,12 @@ import contextlib
 import json
 import pathlib
 import shutil
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from keystoneauth1 import adapter
 
 from acstor_common import ids
 from tests.fakes import hosts
@@ -31,16 +33,19 @@ pytestmark = hosts.needs_fuse
 LINK_MBIT = 50
 DEADLINE_S = 60.0
 IMAGE = local.random_bytes(4 << 20, seed=66)
+API = {"service_type": acstor_decision.SERVICE_TYPE}
 OPEN_TO_TENANTS = {"acstor:image:list": "", "acstor:image:get": ""}
 
 
 class Cloud:
     """Two hosts, an instance, the API, and a listener beside the lab's Glance."""
 
-    def __init__(self, lab: openstack.Cloud) -> None:
-        self.lab = lab
+    def __init__(self, lab: openstack.Cloud, images: local.ImageFolder) -> None:
+        self.lab, self.images = lab, images
         self.agents: dict[str, agents.Agent] = {}
         self.image_id = ids.ImageId("")
+        self.door: relay.Relay
+        self.instance: decision.Instance
 
     def acstor(self, *words: str, user: str = "admin") -> Any:
         """Run ``openstack acstor …`` and return what it says in JSON."""
@@ -55,6 +60,11 @@ class Cloud:
         assert done.returncode != 0, done.stdout
         assert "Traceback" not in done.stderr
         return done.stderr
+
+    def row(self) -> dict[str, Any]:
+        """Return what the list of images says of the image."""
+        [found] = [row for row in self.acstor("image", "list") if row["ID"] == self.image_id]
+        return dict(found)
 
     def image(self) -> dict[str, Any]:
         found: dict[str, Any] = self.acstor("image", "show", self.image_id)
@@ -72,7 +82,7 @@ def cloud(
     folder = tmp_path_factory.mktemp("decision-images")
     images = local.ImageFolder(folder / "images")
     connection = f"sqlite:///{folder}/decision.sqlite"
-    made = Cloud(lab)
+    made = Cloud(lab, images)
     made.image_id = images.add(IMAGE)
     with contextlib.ExitStack() as stack:
         listener = acstor_glance.Listener("listener", lab, folder / "listener", boot_images="none")
@@ -81,6 +91,7 @@ def cloud(
         door = stack.enter_context(relay.Relay(net.source, lab.rabbitmq.port))
         instance = decision.Instance(folder, "one", lab.rabbitmq.url, connection, dead_after=60)
         stack.enter_context(instance)
+        made.door, made.instance = door, instance
         for service in (listener, api):
             stack.callback(service.stop)
             service.start()
@@ -128,6 +139,32 @@ def test_an_image_is_brought_to_the_hosts_that_are_named_and_to_those_that_lack_
     assert shown["fetched"]["source"] > 0 and shown["fetched"]["peer"] > 0
 
 
+def test_disks_are_hydrated_whose_image_glance_does_not_have(cloud):
+    agent, disk_ids = cloud.agents["h1"], [str(uuid.uuid4()) for _ in range(2)]
+    whole, lost = (cloud.images.add(local.random_bytes(2 << 20, seed=n)) for n in (68, 69))
+    for disk_id, image_id in zip(disk_ids, (whole, lost), strict=True):
+        agent.ctl("make-disk", disk_id, image_id)
+    cloud.images.path(lost).unlink()
+    listing = ("image", "host", "list", lost)
+    runs.wait_for(
+        lambda: acstor_decision.openstack(cloud.lab, "admin", *listing).returncode == 0,
+        DEADLINE_S,
+        "the agent's next look at its images",
+        agent.log,
+    )
+    done = cloud.acstor("image", "hydrate", whole, "--wait")
+    assert {row["Host"]: row["Task"] for row in done} == dict.fromkeys(
+        cloud.agents, "hydrate: done, 100 %"
+    )
+    original = cloud.images.path(whole).read_bytes()
+    cloud.images.path(whole).unlink()
+    assert (agent.mount_point / "disks" / f"{disk_ids[0]}.raw").read_bytes() == original
+    why = cloud.refused("image", "hydrate", lost, "--host", "h1", "--wait")
+    assert f"disk {disk_ids[1]}: 32 chunks cannot be had" in why
+    for disk_id in disk_ids:
+        agent.ctl("drop-disk", disk_id)
+
+
 def test_it_is_told_where_guests_found_their_bytes(cloud):
     cloud.acstor("image", "pre-seed", cloud.image_id, "--wait")
     before = cloud.image()["read"]
@@ -138,8 +175,8 @@ def test_it_is_told_where_guests_found_their_bytes(cloud):
         "the next report",
         lambda: str(cloud.image()),
     )
-    row = cloud.acstor("image", "list")[0]
-    assert (row["ID"], row["Name"], row["Local %"]) == (cloud.image_id, "web", 100.0)
+    row = cloud.row()
+    assert (row["Name"], row["Local %"]) == ("web", 100.0)
 
 
 def test_an_image_is_prepared_anew_on_request(cloud):
@@ -195,27 +232,72 @@ def test_what_is_known_is_shown_while_the_broker_is_gone(cloud: Cloud) -> None:
     finally:
         lab.rabbitmq.start()
         lab.rabbitmq.wait_ready()
-    words = ("image", "pre-seed", "web", "--wait", "--timeout", "10")
-    runs.wait_for(  # what was cast before an agent listens again is lost, and said to be
-        lambda: acstor_decision.openstack(lab, "admin", *words).returncode == 0,
+    done = cloud.acstor("image", "pre-seed", "web", "--wait")
+    assert [row["Task"] for row in done] == 2 * ["pre_seed: done, 100 %"]
+
+
+@pytest.mark.parametrize("where", [[], ["h2"]], ids=["all hosts", "one host"])
+def test_a_task_that_was_lost_with_the_broker_reaches_its_hosts(where, cloud: Cloud) -> None:
+    lab, path = cloud.lab, f"/v1/images/{cloud.image_id}"
+    asking = adapter.Adapter(lab.session("admin"), **API)
+
+    def told() -> dict[str, int]:
+        found = asking.get(f"{path}/hosts").json()["hosts"]
+        return {host["host"]: host["task"]["request"] for host in found if host["task"]}
+
+    with cloud.door.shut():  # agents look for the broker and do not find it
+        lab.rabbitmq.kill()  # it forgets their queues: what is sent to them now is nowhere
+        lab.rabbitmq.start()
+        lab.rabbitmq.wait_ready()
+        asked = asking.post(f"{path}/pre-seed", json={"hosts": where}).json()
+    assert asked["request"] not in told().values()
+    runs.wait_for(
+        lambda: (
+            {host for host, request in told().items() if request == asked["request"]}
+            == set(asked["hosts"])
+        ),
         DEADLINE_S,
-        "agents that hear of tasks again",
-        lambda: str(cloud.acstor("image", "host", "list", "web")),
+        "hosts that speak of the task",
+        cloud.instance.log,
     )
+    assert sorted(asked["hosts"]) == (where or sorted(cloud.agents))
+    assert f"task {asked['request']}: given again" in cloud.instance.log()
 
 
 def test_who_sees_all_does_without_names_while_glance_is_gone(cloud: Cloud) -> None:
     lab = cloud.lab
     lab.glance.kill()
     try:
-        [row] = cloud.acstor("image", "list")
-        assert (row["ID"], row["Name"], row["Warm"]) == (cloud.image_id, None, 2)
+        row = cloud.row()
+        assert (row["Name"], row["Warm"]) == (None, 2)
         assert "Glance does not say" in cloud.refused("image", "list", user="tenant")
         assert is_right(cloud, "h1")
     finally:
         lab.glance.start()
         lab.glance.wait_ready()
     assert cloud.image()["name"] == "web"
+
+
+def test_without_keystone_hosts_read_and_the_api_says_what_is_missing(cloud: Cloud) -> None:
+    lab = cloud.lab
+    known, unseen = (adapter.Adapter(lab.session("admin"), **API) for _ in range(2))
+    assert known.get("/v1/hosts").status_code == 200  # the API has seen its token now
+    assert unseen.get_endpoint()  # signs in
+    fresh = cloud.images.add(local.random_bytes(2 << 20, seed=67))
+    lab.keystone.kill()
+    try:
+        for agent in cloud.agents.values():
+            assert agent.image_path(fresh).read_bytes() == cloud.images.path(fresh).read_bytes()
+        assert known.get("/v1/hosts").status_code == 200
+        answer = unseen.get("/v1/hosts", raise_exc=False)
+        assert answer.status_code == answer.json()["error"]["code"] == 503
+        assert "Keystone does not answer" in answer.json()["error"]["message"]
+        assert lab.keystone.url in cloud.refused("host", "list")
+    finally:
+        lab.keystone.start()
+        lab.keystone.wait_ready()
+    assert unseen.get("/v1/hosts").json()["hosts"]
+    assert len(cloud.acstor("host", "list")) == 2
 
 
 def test_commands_are_completed(cloud: Cloud, tmp_path: pathlib.Path) -> None:

@@ -18,6 +18,7 @@ from acstor_common import boot_image
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_glance import boot_guest
 from acstor_glance import images as glance_images
 from acstor_glance import preparer
 from acstor_glance.cmd import manage as manage_command
@@ -130,14 +131,16 @@ def qemu_of(listener: acstor_glance.Listener) -> int | None:
     return None
 
 
+def building(listener: acstor_glance.Listener) -> int:
+    """Wait until a listener's builder has started QEMU; return its process."""
+    runs.wait_for(lambda: bool(qemu_of(listener)), 60.0, "QEMU", listener.log)
+    return qemu_of(listener) or 0
+
+
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
 def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
-    def building(listener: acstor_glance.Listener) -> int:
-        runs.wait_for(lambda: bool(qemu_of(listener)), 60.0, "QEMU", listener.log)
-        return qemu_of(listener) or 0
-
     options = {"boot_images": "built", "retry_first_s": 1, "reconcile_interval_s": 2}
     first = listen("first", **options, boot_longest_s=600)
     image_id = glance.upload(boot_sectors.image(boot_sectors.FLOOD_CONSOLE, 4 * geometry.MIB))
@@ -164,6 +167,39 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
 
 
 @pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
+def test_boot_image_that_was_damaged_or_deleted_is_found_and_made_anew(
+    glance: uploads.Images, listen: Listen
+) -> None:
+    listener = listen(boot_images="built", reconcile_interval_s=2, boot_longest_s=10)
+    image_id = glance.upload(boot_sectors.image(boot_sectors.HANG, 4 * geometry.MIB))
+
+    def another(known: set[str]) -> str:
+        pointer = BOOT_IMAGE.pointer
+        found = glance.wait(
+            image_id,
+            lambda record: record.get(pointer, "") not in {"", *known},
+            "a boot image",
+        )
+        return str(found[pointer])
+
+    def fault(status: int) -> str:
+        [row] = uploads.manage(listener, "verify", image_id, status=status)
+        return str(row["fault"])
+
+    first = another(set())
+    assert fault(status=0) == ""
+    stored = glance.lab.glance.images / first
+    stored.write_bytes(stored.read_bytes()[:-1] + b"?")
+    assert f"boot image {first}" in fault(status=3)
+    rows = uploads.manage(listener, "verify", "--repair", image_id)
+    assert {"artefact": first, "outcome": "deleted"} in rows
+    second = another({first})
+    glance.admin.delete_image(second)
+    another({first, second})
+    assert fault(status=0) == ""
+
+
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
 def test_image_that_does_not_boot_says_so_and_is_not_tried_again(
     glance: uploads.Images, listen: Listen
 ) -> None:
@@ -174,3 +210,23 @@ def test_image_that_does_not_boot_says_so_and_is_not_tried_again(
     )
     assert "it does not boot" in record["acstor_boot_message"]
     assert record["acstor_state"] == "ready"
+
+
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="QEMU is not installed")
+@pytest.mark.skipif(not boot_guest.UEFI_FIRMWARE.is_file(), reason="ovmf is not installed")
+def test_image_is_built_by_the_firmware_that_nova_would_start_it_by(
+    glance: uploads.Images, listen: Listen
+) -> None:
+    data = boot_sectors.image(boot_sectors.HANG, 4 * geometry.MIB)
+    listener = listen(boot_images="built")
+    for properties, expected in (({"hw_firmware_type": "uefi"}, True), ({}, False)):
+        image_id = glance.upload(data, **properties)
+        qemu = building(listener)
+        command = pathlib.Path(f"/proc/{qemu}/cmdline").read_text().split("\0")
+        assert (str(boot_guest.UEFI_FIRMWARE) in command) is expected
+        os.kill(qemu, signal.SIGKILL)
+        glance.wait(
+            image_id,
+            lambda record: "killed it" in record.get("acstor_boot_message", ""),
+            "the end of the build",
+        )

@@ -4,7 +4,12 @@
 Keystone, Glance and RabbitMQ are those of the lab; the listener is a process of its own.
 """
 
+import os
 import pathlib
+import pty
+import subprocess
+import sys
+import termios
 import uuid
 from collections.abc import Callable
 
@@ -111,6 +116,28 @@ def test_image_in_the_file_store_is_read_there(glance: uploads.Images, listen: L
         if f"GET /v2/images/{image_id}/file" in line
     ]
     assert asked == []
+    glance.check_chunk_map(image_id, data)
+
+
+def test_progress_of_the_command_is_shown_on_a_terminal(
+    glance: uploads.Images, tmp_path: pathlib.Path
+) -> None:
+    data = uploads.some_bytes(chunks=256, seed=25)
+    image_id = glance.upload(data)
+    options = acstor_glance.Listener("unused", glance.lab, tmp_path)
+    options.configure()
+    terminal, command_side = pty.openpty()
+    termios.tcsetwinsize(command_side, (24, 120))
+    words = ["--config-file", options.conf_file, "prepare", image_id]
+    command = [sys.executable, "-W", "ignore", "-m", "acstor_glance.cmd.manage", *words]
+    try:
+        done = subprocess.run(command, stderr=command_side, timeout=uploads.DEADLINE_S, check=False)
+        shown = os.read(terminal, 1 << 16).decode()
+    finally:
+        os.close(command_side)
+        os.close(terminal)
+    assert done.returncode == 0, shown
+    assert image_id in shown and "B/s" in shown
     glance.check_chunk_map(image_id, data)
 
 

@@ -4,7 +4,9 @@
 A server counts as alive when it runs and its whole disk can be read and is right.
 """
 
+import contextlib
 import shutil
+import signal
 
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
@@ -163,17 +165,37 @@ def test_server_whose_image_is_on_a_host_outlives_it_in_glance(cluster):
         )
 
 
-def test_guest_boots_and_meets_no_error_while_workers_die(cluster, lab_image):
-    host = cluster.hosts[0]
+@contextlib.contextmanager
+def booting(cluster, lab_image):
+    """Let a guest with an operating system boot on the first host; yield what reads its console."""
     with lab_image.raw.open("rb") as data:
         image_id = cluster.images.map(cluster.images.add(data))
-    cluster.client.create_flavor(name="guest", ram=384, vcpus=1, disk=2)
-    with cluster.server(image_id, host, "guest") as server:
-        read = server.console
-        for words in ("Linux version", "systemd"):
-            runs.wait_for(lambda w=words: w in read(), BOOT_DEADLINE_S, words, read)
-            hosts.kill(host.agent.worker_pid())
-        runs.wait_for(lambda: guest_files.MARKER in read(), BOOT_DEADLINE_S, "the login", read)
-        assert "I/O error" not in read()
+    with cluster.server(image_id, cluster.hosts[0], "guest") as server:
+        yield server.console
         assert cluster.images.downloads(image_id) == 0
+
+
+def waited_for(words, console):
+    runs.wait_for(lambda: words in console(), BOOT_DEADLINE_S, words, console)
+
+
+def test_guest_boots_and_meets_no_error_while_workers_die(cluster, lab_image):
+    host = cluster.hosts[0]
+    with booting(cluster, lab_image) as console:
+        for words in ("Linux version", "systemd"):
+            waited_for(words, console)
+            hosts.kill(host.agent.worker_pid())
+        waited_for(guest_files.MARKER, console)
+        assert "I/O error" not in console()
         assert host.agent.log().count("starting another") >= 2
+
+
+def test_guest_boots_and_meets_no_error_while_supervisors_go_and_come(cluster, lab_image, tmp_path):
+    host = cluster.hosts[0]
+    with nova_hosts.kept(host, tmp_path) as restart, booting(cluster, lab_image) as console:
+        for words, number in (("Linux version", signal.SIGKILL), ("systemd", signal.SIGTERM)):
+            waited_for(words, console)
+            restart(number)
+        waited_for(guest_files.MARKER, console)
+        assert "I/O error" not in console()
+        assert host.agent.log().count("taking back the mount") == 2

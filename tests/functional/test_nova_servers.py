@@ -7,12 +7,14 @@ byte for byte, and Glance's own log says whether anything was downloaded.
 
 import json
 import os
+import subprocess
 
 import pytest
 
 from acstor_common import geometry
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
+from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import installed
 
@@ -91,11 +93,29 @@ def test_snapshot_is_the_server_s_disk_and_boots(cluster, image_id):
     with cluster.server(image_id) as server:
         snapshot_id = server.snapshot()
         assert server.lies_on_mirror()
+    assert "holes-unknown" not in host.fallbacks()
     before = host.fallbacks().get("not-raw", 0)
     with cluster.server(snapshot_id) as copy:
         assert copy.has_bytes_of(image_id)
     assert host.fallbacks()["not-raw"] == before + 1
     assert cluster.images.downloads(snapshot_id) == 1
+
+
+@pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
+def test_snapshot_leaves_the_zeros_of_the_image_alone(cluster, status):
+    data = bytes(512) + local.random_bytes(IMAGE_BYTES, seed=5, zero_share=0.5)
+    image_id = cluster.images.map(cluster.images.add(data))
+    host = cluster.hosts[0]
+    with cluster.server(image_id) as server:
+        if status == "SHUTOFF":
+            server.client.stop_server(server.id)
+            server.wait(status)
+        before = host.zeros_read(image_id)
+        snapshot_id = server.snapshot()
+        assert host.zeros_read(image_id) - before <= MIB, "what Nova looks at of any image"
+        stored = [cluster.images.stored(one) for one in (image_id, snapshot_id)]
+        assert "Images are identical" in host.run("qemu-img", "compare", *stored)
+    assert "holes-unknown" not in host.fallbacks()
 
 
 def test_server_is_shelved_and_comes_back(cluster, image_id):
@@ -146,6 +166,18 @@ def test_image_without_a_map_is_downloaded(cluster):
     with cluster.server(image_id) as server:
         assert server.has_bytes_of(image_id)
     assert cluster.hosts[0].fallbacks()["not-mapped"] >= 1
+
+
+def test_image_in_another_format_is_downloaded_and_converted(cluster, tmp_path):
+    (tmp_path / "raw").write_bytes(bytes(512) + os.urandom(MIB))
+    convert = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "raw", "qcow2"]
+    subprocess.run(convert, cwd=tmp_path, check=True, timeout=60)
+    image_id = cluster.images.add((tmp_path / "qcow2").read_bytes(), disk_format="qcow2")
+    with cluster.server(image_id) as server:
+        assert server.has_bytes_of(image_id)
+        assert not cluster.hosts[0].base(image_id).is_symlink()
+    assert cluster.images.downloads(image_id) == 1
+    assert cluster.hosts[0].fallbacks()["not-raw"] >= 1
 
 
 def test_image_that_is_not_what_glance_says_is_refused(cluster):

@@ -45,6 +45,7 @@ print(json.dumps({
     "images_type": CONF.libvirt.images_type,
     "classes": classes,
     "precache": driver.LibvirtDriver.cache_image.__code__.co_filename,
+    "snapshots": driver.libvirt_utils.extract_snapshot.__code__.co_filename,
 }))
 """
 MIRROR_BASE, STOCK = "acstor_nova.imagebackend.MirrorBase", f"{register.IMAGEBACKEND}.Qcow2"
@@ -108,7 +109,7 @@ def test_release_takes_acstor(tmp_path, version):
     assert found["images_type"] == "acstor"
     for classes in found["classes"].values():
         assert classes[1:3] == [MIRROR_BASE, STOCK]
-    assert found["precache"] == register.__file__
+    assert found["precache"] == found["snapshots"] == register.__file__
     assert "acstor is not used" not in log
 
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from acstor_agent import service_manager
+from acstor_agent.process import service_manager
 from acstor_nova import check
 from tests.lab import agents
 

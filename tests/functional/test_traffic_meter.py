@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_agent import traffic_meter
+from acstor_agent.cloud import traffic_meter
 from acstor_common import errors
 from tests.fakes import hosts
 from tests.lab import network
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 LOOK = """
 import json, sys
-from acstor_agent import traffic_meter
+from acstor_agent.cloud import traffic_meter
 look = traffic_meter.TrafficMeter(json.loads(sys.argv[1]), float(sys.argv[2])).look()
 print(json.dumps([look.link_bytes_s, {one.name: [one.received, one.sent] for one in look.links}]))
 """

@@ -41,6 +41,7 @@ GRUB_MODULES = "biosdisk part_msdos ext2 normal linux serial terminal configfile
 BOOT_CODE_BYTES = 440
 NEEDED_BYTES = 3 * 1024 * MIB
 DEBOOTSTRAP_DEADLINE_S = 1200.0
+SAY_EVERY_S = 5.0
 ROOM = "setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child".split()
 MARKER = guest_files.MARKER
 
@@ -129,38 +130,52 @@ def mirror_of(suite: str) -> str:
     raise errors.Unusable("apt", f"no HTTP mirror for {suite} is configured", "See sources.list(5)")
 
 
-def _commands(folder: pathlib.Path, *scripts: Sequence[str | pathlib.Path]) -> None:
-    """Run commands one after the other in a room of their own; their output goes to a log."""
+def _command(folder: pathlib.Path, say: Say, argv: Sequence[str | pathlib.Path]) -> None:
+    """Run a command in a room of its own; its output goes to a log, the last line is said."""
     log = folder / "build.log"
-    for argv in scripts:
-        words = [*ROOM, *map(str, argv)]
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
-            try:
-                status = process.wait(DEBOOTSTRAP_DEADLINE_S)
-            except BaseException:
-                process.kill()
-                process.wait()
+    words = [*ROOM, *map(str, argv)]
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            status = _wait(process, log, say)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    if status:
+        tail = log.read_text(errors="replace")[-1500:]
+        raise errors.Unusable(f"building the guest image: {argv[0]}", tail.strip())
+
+
+def _wait(process: subprocess.Popen[bytes], log: pathlib.Path, say: Say) -> int:
+    """Wait for a process and say now and then what it logged last; return its status."""
+    begin = time.monotonic()
+    while True:
+        try:
+            return process.wait(SAY_EVERY_S)
+        except subprocess.TimeoutExpired:
+            passed_s = time.monotonic() - begin
+            if passed_s > DEBOOTSTRAP_DEADLINE_S:
                 raise
-        if status:
-            tail = log.read_text(errors="replace")[-1500:]
-            raise errors.Unusable(f"building the guest image: {argv[0]}", tail.strip())
+            lines = log.read_text(errors="replace").splitlines() or [""]
+            say(f"guest image: {passed_s:.0f} s: {lines[-1]}")
 
 
-def _install(recipe: Recipe, mirror: str, folder: pathlib.Path) -> pathlib.Path:
+def _install(recipe: Recipe, mirror: str, folder: pathlib.Path, say: Say) -> pathlib.Path:
     """Make the new system's files below ``folder``, as packages leave them."""
     root = folder / "root"
     include = ",".join((recipe.kernel_package, *recipe.packages))
-    _commands(
+    _command(
         folder,
+        say,
         ["debootstrap", "--variant=minbase", f"--include={include}", recipe.suite, root, mirror],
     )
     return root
 
 
-def _configure(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path) -> None:
+def _configure(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path, say: Say) -> None:
     """Write our files, leave out what a guest does not need, make the small initramfs."""
     for name, text in recipe.files.items():
         path = root / name
@@ -177,7 +192,7 @@ def _configure(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path) -> None
     for name in recipe.left_out:
         shutil.rmtree(root / name, ignore_errors=True)
     update = 'mount -t proc proc "$1/proc" && exec chroot "$1" update-initramfs -c -k all'
-    _commands(folder, ["sh", "-c", update, "sh", root])
+    _command(folder, say, ["sh", "-c", update, "sh", root])
     kernel = next((root / "boot").glob("vmlinuz-*")).name
     initramfs = next((root / "boot").glob("initrd.img-*")).name
     (root / "boot/grub").mkdir(exist_ok=True)
@@ -199,7 +214,7 @@ def _put_boot_loader(raw: pathlib.Path, folder: pathlib.Path) -> None:
         disk.write(code)
 
 
-def _make_disk(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path) -> str:
+def _make_disk(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path, say: Say) -> str:
     """Make guest.raw from the files below ``root`` and return its layout."""
     raw = folder / "guest.raw"
     with raw.open("wb") as disk:
@@ -215,7 +230,7 @@ def _make_disk(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path) -> str:
     mounted = folder / "mounted"
     mounted.mkdir()
     try:
-        _commands(folder, ["sh", "-c", copy, "sh", options, raw, mounted, root])
+        _command(folder, say, ["sh", "-c", copy, "sh", options, raw, mounted, root])
     except errors.Unusable:
         runs.tool([*mkfs, "-d", root, raw, blocks])
         return "packed"
@@ -228,11 +243,12 @@ def _build(recipe: Recipe, mirror: str, folder: pathlib.Path, say: Say) -> None:
         raise errors.Unusable(str(folder), f"building needs {NEEDED_BYTES // MIB} MiB of space")
     begin = time.monotonic()
     say(f"guest image: installing {recipe.suite} from {mirror} (about a minute)")
-    root = _install(recipe, mirror, folder)
+    root = _install(recipe, mirror, folder, say)
     say(f"guest image: {time.monotonic() - begin:.0f} s, packages are installed; initramfs")
-    _configure(recipe, root, folder)
+    _configure(recipe, root, folder, say)
     say(f"guest image: {time.monotonic() - begin:.0f} s, writing the disk")
-    layout = _make_disk(recipe, root, folder)
+    layout = _make_disk(recipe, root, folder, say)
+    say(f"guest image: {time.monotonic() - begin:.0f} s, writing it as qcow2 twice")
     raw, image = folder / "guest.raw", GuestImage(folder)
     runs.tool(["qemu-img", "convert", "-O", "qcow2", raw, image.qcow2])
     runs.tool(["qemu-img", "convert", "-c", "-O", "qcow2", raw, image.compressed])

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from acstor_common import boot_image
 from acstor_common import chunk_map
+from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_glance import prehash
@@ -21,6 +22,7 @@ from tests.lab import network
 from tests.lab import runs
 
 LOOPBACK = "127.0.0.1"
+_PORTS = iter(random.sample(range(20_000, 32_000), 12_000))
 
 
 class LocalHost(network.Host):
@@ -97,11 +99,16 @@ def random_bytes(length: int, seed: int = 0, zero_share: float = 0.0) -> bytes:
 
 
 def unused_port() -> int:
-    """Return a TCP port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port of the loopback that nobody uses, and that this process never returns again.
+
+    No port that the kernel gives to outgoing connections: one of those could be taken before the
+    caller listens.
+    """
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
+    raise errors.Unusable(LOOPBACK, "no port between 20000 and 32000 is free")
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Self
 
 from tests.lab import network
@@ -46,6 +47,14 @@ class Relay:
         self._process.kill()
         self._process.wait()
         self._outside.close()
+
+    @contextlib.contextmanager
+    def shut(self) -> Iterator[None]:
+        """End all connections, and refuse new ones until the block ends."""
+        self._process.kill()
+        self._process.wait()
+        yield
+        self._process = _inside(self.host, "in", self.address, self._path)
 
     def _connect(self) -> socket.socket:
         return socket.create_connection((LOOPBACK, self.port), timeout=5)

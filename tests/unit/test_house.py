@@ -2,6 +2,7 @@
 """The house keeps its own rules: licences, docstrings, options, entry points, the watched log."""
 
 import ast
+import collections
 import importlib
 import itertools
 import os
@@ -21,6 +22,7 @@ from packaging import utils
 
 from acstor_agent import conf as agent_conf
 from acstor_decision import conf as decision_conf
+from acstor_glance import conf as glance_conf
 from acstor_nova import conf as nova_conf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -234,3 +236,35 @@ def test_scripts_know_which_kernels_will_do(
     run = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
     assert run.returncode == status
     assert said in run.stderr if said else not run.stderr
+
+
+def test_services_that_share_a_controller_have_endpoints_of_their_own() -> None:
+    every = [*agent_conf.list_opts(), *decision_conf.list_opts(), *glance_conf.list_opts()]
+    places = [opt.default for _, opts in every for opt in opts if opt.dest == "metrics_listen"]
+    assert len(places) == 3 == len(set(places))
+
+
+def test_the_architecture_shows_every_module_of_the_agent_in_its_layer() -> None:
+    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
+    layers = {
+        one["containers"][0].partition(".")[2]: one["layers"]
+        for one in contracts
+        if one.get("containers", [""])[0].startswith("acstor_agent")
+    }
+    text = (ROOT / "doc/source/contributor/architecture.rst").read_text()
+    picture = text[text.index("\n    cmd  ") :].partition("\nA module")[0]
+    package, shown = "", collections.defaultdict(list)
+    for indent, words in re.findall(r"^( {4}| {6})((?:[a-z_]+(?:  ?|$))+)", picture, re.M):
+        if len(indent) == 4:
+            package = words.strip()
+        shown["" if len(indent) == 4 else package].extend(words.split())
+    for name, members in layers.items():
+        for layer in members:
+            wanted = set(layer.split(" | "))
+            assert set(shown[name][: len(wanted)]) == wanted, f"{name}: {layer}: {shown[name]}"
+            del shown[name][: len(wanted)]
+        assert not shown[name]
+    assert {*shown} - {*layers} == {"process", "cloud"}
+    for name in ("process", "cloud"):
+        files = (ROOT / "acstor_agent" / name).glob("[a-z]*.py")
+        assert {*shown[name]} == {file.stem for file in files}

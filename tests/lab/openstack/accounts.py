@@ -29,7 +29,7 @@ class User:
 USERS: Mapping[str, User] = {
     "admin": User("admin", ("admin",)),
     "glance": User("service", ("admin", "service")),
-    "nova": User("service", ("admin", "service")),
+    "nova": User("service", ("service",)),  # its token goes to Glance beside the tenant's own
     "placement": User("service", ("admin", "service")),
     "acstor": User("service", ("admin", "service")),  # of agents and acstor's own services
     "tenant": User("tenant", ("member",)),

@@ -8,7 +8,6 @@ so that any later command, or the next run after a killed one, ends exactly what
 import contextlib
 import os
 import pathlib
-import random
 import signal
 import socket
 import subprocess
@@ -17,22 +16,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from acstor_common import errors
+from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import installed
 
 LOOPBACK = "127.0.0.1"
 READY_DEADLINE_S = 120.0
 STOP_DEADLINE_S = 30.0
-_PORTS = range(20_000, 32_000)  # none of those that the kernel gives to outgoing connections
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody uses and no connection is given by chance."""
-    for port in random.sample(_PORTS, 200):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((LOOPBACK, port))
-            return port
-    raise errors.Unusable(LOOPBACK, f"no free port in {_PORTS}")
 
 
 def port_of(folder: pathlib.Path, name: str) -> int:
@@ -40,7 +30,7 @@ def port_of(folder: pathlib.Path, name: str) -> int:
     record = folder / "run" / f"{name}.port"
     if not record.exists():
         record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(str(free_port()))
+        record.write_text(str(local.unused_port()))
     return int(record.read_text())
 
 

@@ -5,13 +5,18 @@ The rule: nothing of it is shared with a broker of the system: neither names of 
 port mapper, nor a folder.  It listens on the loopback only.
 """
 
+import os
 import pathlib
+import subprocess
 from collections.abc import Mapping
 from collections.abc import Sequence
 
 from tests.lab.openstack import daemon
 
 _SERVER = "/usr/lib/rabbitmq/bin/rabbitmq-server"
+_CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
+NODE = "acstor@localhost"
+CONTROL_DEADLINE_S = 120.0
 _QUIET = "+sbwt none +sbwtdcpu none +sbwtdio none +S 2:2"  # schedulers that do not spin
 _CONFIG = """\
 listeners.tcp.1 = {address}:{port}
@@ -69,7 +74,7 @@ class RabbitMQ(daemon.Daemon):
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._data / "enabled_plugins"),
             "RABBITMQ_LOG_BASE": str(self.folder / "log"),
             "RABBITMQ_MNESIA_BASE": str(self._data / "mnesia"),
-            "RABBITMQ_NODENAME": "acstor@localhost",
+            "RABBITMQ_NODENAME": NODE,
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 f"-kernel inet_dist_use_interface {{127,0,0,1}} {_QUIET}"
             ),
@@ -88,6 +93,17 @@ class RabbitMQ(daemon.Daemon):
         self._mapper.start()
         self._mapper.wait_ready()
         super().start()
+
+    def control(self, *words: str) -> None:
+        """Have rabbitmqctl do something to the broker that runs.
+
+        :raises subprocess.CalledProcessError: it refuses; its output is in the error
+        """
+        argv = [_CONTROL, "-q", "-n", NODE, *words]
+        environment = {**os.environ, **self.environment()}
+        subprocess.run(
+            argv, env=environment, check=True, capture_output=True, timeout=CONTROL_DEADLINE_S
+        )
 
     def kill(self) -> None:
         """End both at once."""

@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from acstor_agent.core.disk_scheduling import policy as policies
+from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import scheduler
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
@@ -74,6 +76,24 @@ def test_pregather_waits_for_the_sequential_one_of_several_readers() -> None:
     waits = reader_beside_random_ones("pregather").scheduler.account.waits
     assert waits["met"] > 100
     assert waits["met"] > 9 * waits["expired"]
+
+
+def test_zone_that_holds_both_readers_of_a_guest_tells_nothing() -> None:
+    def two_readers(policy: policies.Policy, second: int) -> float:
+        files = (workloads.FILES_AT[0], second)
+        parts = ("SR-S", "SR-S")
+        guest = workloads.guest("SRSR", parts, workloads.REGIONS[0], 1, SMALL, files)
+        return simulation.Simulation([guest], policy).run().now_s
+
+    def pregather_s(sectors: int, second: int) -> float:
+        limits = pregather.Limits(zone_bytes=sectors * workloads.SECTOR)
+        return two_readers(pregather.Pregather(limits), second)
+
+    near, far = workloads.FILES_AT[0] + 2**30, workloads.FILES_AT[1]
+    cfq_s = two_readers(scheduler.POLICIES["cfq"](), near)
+    assert pregather_s(2000, near) < cfq_s / 2
+    assert pregather_s(10**7, near) == pytest.approx(cfq_s, rel=0.02)
+    assert pregather_s(10**7, far) < cfq_s / 2
 
 
 @pytest.mark.parametrize("policy", ["none", "deadline", "anticipatory", "cfq"])

@@ -1,27 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Traces of blktrace and fio become the requests that they recorded."""
 
+import pathlib
+from collections.abc import Iterable
+
 import pytest
 
 from acstor_agent.core.disk_scheduling import scheduler
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_traces
 
+RECORDED = pathlib.Path(__file__).resolve().parents[2] / "data/disk_traces"
+JOBS = {  # of one run of fio (tests/data/README.rst): the latency log, the process
+    "sequential": ("sequential_lat.1.log", "pid-18102"),
+    "random": ("random_lat.2.log", "pid-18103"),
+}
+every_job = pytest.mark.parametrize("job", JOBS)
 BLKPARSE = """\
   8,0    3        1     0.000000000   697  Q   R 223490 + 8 [kjournald]
-  8,0    3        2     0.000001829   697  G   R 223490 + 8 [kjournald]
   8,0    1        3     0.010000000   701  Q  WS 1000 + 88 [tapdisk]
-  8,0    1        4     0.010500000   701  Q   D 1000 + 88 [tapdisk]
-  8,0    1        5     0.010600000   701  Q FWS [tapdisk]
-  8,0    1        6     0.020000000     0  C   R 223490 + 8 [0]
-CPU3 (sda):
- Reads Queued:           1,        4KiB  Writes Queued:           1,       44KiB
-"""
-FIO = """\
-0, 2000, 0, 4096, 8192, 0
-7, 2100, 1, 65536, 0
-
-9, 2100, 2, 4096, 4096
 """
 IOLOG = """\
 fio version 3 iolog
@@ -35,18 +32,48 @@ fio version 3 iolog
 """
 
 
-def test_blkparse_gives_what_was_queued_by_process() -> None:
-    assert list(disk_traces.from_blkparse(BLKPARSE.splitlines())) == [
-        (0.0, "pid-697", simulation.Access(223490 * 512, 4096)),
-        (0.01, "pid-701", simulation.Access(512000, 45056, True)),
-    ]
+def lines(name: str) -> list[str]:
+    return (RECORDED / name).read_text().splitlines()
 
 
-def test_fio_log_gives_reads_and_writes_and_no_trims() -> None:
-    assert list(disk_traces.from_fio(FIO.splitlines(), "job")) == [
-        (0.0, "job", simulation.Access(8192, 4096)),
-        (0.007, "job", simulation.Access(0, 65536, True)),
-    ]
+def accesses(trace: Iterable[disk_traces.Traced]) -> list[simulation.Access]:
+    return [traced.access for traced in trace]
+
+
+@every_job
+def test_three_recordings_of_one_run_tell_of_the_same_requests(job: str) -> None:
+    log, process = JOBS[job]
+    issued = accesses(disk_traces.from_iolog(lines(f"{job}.iolog")))
+    assert len(issued) in (10, 12)
+    assert {access.is_write for access in issued} == ({True, False} if job == "random" else {False})
+    assert accesses(disk_traces.from_fio(lines(log), job)) == issued
+    queued = disk_traces.from_blkparse(lines("blkparse.txt"))
+    assert accesses(traced for traced in queued if traced.guest == process) == issued
+
+
+def test_discards_flushes_and_the_summary_of_a_recording_are_no_requests() -> None:
+    text = lines("blkparse.txt")
+    assert any(" Q  DS " in line for line in text)
+    assert any(" Q FWS " in line for line in text)
+    total = text[text.index("Total (7,0):") + 1].split()
+    assert (total[2], total[6]) == ("62,", "10,")  # as blkparse counts reads and writes
+    found = accesses(disk_traces.from_blkparse(text))
+    assert len([access for access in found if not access.is_write]) == 62
+    assert len([access for access in found if access.is_write]) == 10 - 2  # the discard, the flush
+
+
+@every_job
+def test_latency_log_and_iolog_agree_when_a_request_came(job: str) -> None:
+    logged = disk_traces.from_fio(lines(JOBS[job][0]), job)
+    issued = disk_traces.from_iolog(lines(f"{job}.iolog"))
+    for by_log, by_iolog in zip(logged, issued, strict=True):
+        assert by_log.when_s == pytest.approx(by_iolog.when_s, abs=0.0012)
+
+
+def test_trims_in_a_fio_log_are_passed_over() -> None:
+    log = ["7, 2100, 2, 4096, 4096, 0", "", "8, 2000000, 1, 65536, 0"]
+    (found,) = disk_traces.from_fio(log, "job")
+    assert found == (pytest.approx(0.006), "job", simulation.Access(0, 65536, True))
 
 
 def test_fio_log_without_offsets_is_refused() -> None:
@@ -55,8 +82,8 @@ def test_fio_log_without_offsets_is_refused() -> None:
 
 
 def test_priority_at_the_end_of_a_fio_log_may_be_hexadecimal() -> None:
-    (found,) = disk_traces.from_fio(["12, 84213, 0, 4096, 1048576, 0x0004"], "job")
-    assert found == (0.012, "job", simulation.Access(1048576, 4096))
+    (found,) = disk_traces.from_fio(["12, 2000000, 0, 4096, 1048576, 0x0004"], "job")
+    assert found == (pytest.approx(0.010), "job", simulation.Access(1048576, 4096))
 
 
 def test_iolog_gives_reads_and_writes_by_file_at_their_microseconds() -> None:
@@ -81,3 +108,13 @@ def test_trace_is_played_at_its_own_times(policy: str) -> None:
         "pid-701": 45056,
     }
     assert run.now_s > 0.01
+
+
+@pytest.mark.parametrize("policy", scheduler.POLICIES)
+def test_recording_is_played_to_its_end_by_every_policy(policy: str) -> None:
+    trace = list(disk_traces.from_blkparse(lines("blkparse.txt")))
+    guests = disk_traces.guests(trace)
+    run = simulation.Simulation(guests, scheduler.POLICIES[policy]()).run()
+    done = [(offset, length) for guest in guests for _, offset, length in guest.done]
+    assert sorted(done) == sorted((access.offset, access.length) for access in accesses(trace))
+    assert run.now_s > trace[-1].when_s

@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -166,6 +167,11 @@ def test_benchmarks_are_found_and_sorted_by_number() -> None:
     assert "P9" in known
     assert known == sorted(known, key=harness._natural)
     assert sorted(["P10", "P9", "P1b", "P1"], key=harness._natural) == ["P1", "P1b", "P9", "P10"]
+
+
+def test_every_benchmark_is_in_the_documents() -> None:
+    text = (harness.ROOT / "doc/source/contributor/benchmarks.rst").read_text()
+    assert [name for name in harness.load_all() if not re.search(rf"\b{name}\b", text)] == []
 
 
 BURN = "import time\nwhile time.process_time() < 0.3: pass\n"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pathlib
 import socket
+import subprocess
 import threading
 
 import pytest
@@ -112,3 +113,27 @@ def test_socket_with_a_long_path_is_reached(tmp_path: pathlib.Path) -> None:
             accepted, _ = server.accept()
             with accepted:
                 assert accepted.recv(5) == b"hello"
+
+
+def test_a_build_says_what_it_is_doing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(guest_image, "ROOM", [])
+    monkeypatch.setattr(guest_image, "SAY_EVERY_S", 0.1)
+    said: list[str] = []
+    go_on = tmp_path / "go-on"
+
+    def say(words: str) -> None:
+        said.append(words)
+        if words.endswith("unpacking"):
+            go_on.touch()
+
+    script = f"echo retrieving; echo unpacking; until [ -e {go_on} ]; do sleep 0.05; done"
+    guest_image._command(tmp_path, say, ["sh", "-c", script])
+    assert said[-1].endswith("unpacking")
+
+
+def test_a_build_that_hangs_is_ended(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(guest_image, "ROOM", [])
+    monkeypatch.setattr(guest_image, "SAY_EVERY_S", 0.1)
+    monkeypatch.setattr(guest_image, "DEBOOTSTRAP_DEADLINE_S", 0.3)
+    with pytest.raises(subprocess.TimeoutExpired):
+        guest_image._command(tmp_path, lambda _: None, ["sleep", "600"])

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images as odd as a real Glance takes them: empty, huge, in any format, changing under the reader.
+
+Those that are served get a chunk map that is right, all others say why they are not.
+"""
+
+import pathlib
+import re
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import geometry
+from acstor_common import ids
+from tests.fakes import hosts
+from tests.lab import local
+from tests.lab import runs
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import api
+from tests.lab.openstack import glance as glance_service
+from tests.lab.openstack import uploads
+
+Listen = Callable[..., acstor_glance.Listener]
+HUGE_BYTES = 1 << 40
+OTHER_FORMATS = {
+    "vmdk": ["-f", "vmdk"],
+    "vhd": ["-f", "vpc"],
+    "vhdx": ["-f", "vhdx"],
+    "vdi": ["-f", "vdi"],
+    "ploop": ["-f", "parallels"],
+    "qcow2": ["-f", "qcow2"],
+}
+"""Disk formats of Glance, and how qemu-img makes an image of each."""
+
+
+def put_nothing(glance: uploads.Images, image_id: str, where: str) -> None:
+    """Upload zero bytes; the SDK takes them for no upload at all."""
+    octets = {"Content-Type": "application/octet-stream"}
+    answer = glance.tenant.put(f"/images/{image_id}/{where}", data=b"", headers=octets)
+    assert answer.status_code == 204, answer.text
+
+
+def test_empty_images_are_refused_whichever_way_they_came(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    listener = listen()
+    uploaded_id = glance.create().id
+    put_nothing(glance, uploaded_id, "file")
+    with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path / "spool")):
+        imported = glance.create()
+        put_nothing(glance, imported.id, "stage")
+        glance.tenant.import_image(imported)
+        glance.wait(imported.id, glance_service.is_imported, "the import")
+        for image_id in (uploaded_id, imported.id):
+            record = glance.wait_state(image_id, "refused")
+            assert (record["status"], record["size"]) == ("active", 0)
+            assert record["acstor_message"] == "it is empty"
+    assert glance.artefacts() == []
+    listener.stop()
+    rows = uploads.manage(listener, "verify", uploaded_id, imported.id)
+    assert {(row["state"], row["fault"]) for row in rows} == {("refused", "")}
+
+
+def test_every_format_that_is_not_served_is_refused_by_its_name(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    listen()
+    image_of = {}
+    for disk_format, options in OTHER_FORMATS.items():
+        path = tmp_path / disk_format
+        runs.tool(["qemu-img", "create", "-q", *options, path, "8M"])
+        image_of[disk_format] = glance.upload(path.read_bytes(), disk_format=disk_format)
+    (tmp_path / "folder").mkdir()
+    runs.tool(["genisoimage", "-quiet", "-o", tmp_path / "iso", tmp_path / "folder"])
+    image_of["iso"] = glance.upload((tmp_path / "iso").read_bytes(), disk_format="iso")
+    for name in ("ami", "ari", "aki"):
+        data = uploads.some_bytes(chunks=8)
+        image_of[name] = glance.upload(data, disk_format=name, container_format=name)
+    for disk_format, image_id in image_of.items():
+        said = glance.wait_state(image_id, "refused")["acstor_message"]
+        assert said.startswith(f"its disk format is {disk_format}, and only raw images are served")
+    boxed = glance.upload(uploads.some_bytes(chunks=8), container_format="ova")
+    assert "container format is ova" in glance.wait_state(boxed, "refused")["acstor_message"]
+    huge = tmp_path / "huge"
+    runs.tool(["qemu-img", "create", "-q", "-f", "qcow2", huge, str(HUGE_BYTES)])
+    misnamed = glance.upload(huge.read_bytes())
+    assert "its format is qcow2" in glance.wait_state(misnamed, "refused")["acstor_message"]
+    assert glance.artefacts() == []
+
+
+def grow(glance: uploads.Images, image_id: str, size_bytes: int) -> None:
+    """Make an image in the file store longer by a hole, where no upload would end in time."""
+    with (glance.lab.glance.images / image_id).open("r+b") as stored:
+        stored.truncate(size_bytes)
+    change = f"UPDATE images SET size = {size_bytes} WHERE id = '{image_id}'"
+    glance.lab.mariadb.execute(change, database="glance")
+
+
+@hosts.needs_fuse
+def test_image_of_a_tebibyte_is_hashed_by_its_data_and_read_to_its_end(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    data = uploads.some_bytes(seed=70)
+    image_id = ids.parse_image_id(glance.upload(data))
+    grow(glance, image_id, HUGE_BYTES)
+    end = b"the end of it".rjust(512, b".")
+    with (glance.lab.glance.images / image_id).open("r+b") as stored:
+        stored.seek(HUGE_BYTES - len(end))
+        stored.write(end)
+    chunk_bytes = geometry.MAX_CHUNK_BYTES
+    listen(file_store_dirs=glance.lab.glance.images, chunk_size_bytes=chunk_bytes)
+    record = glance.wait_state(image_id)
+    artefact_id = record[artefacts.Kind.CHUNK_MAP.pointer]
+    raw = glance.admin.get(f"/images/{artefact_id}/file").content
+    found = chunk_map.ChunkMap.parse(raw, "m", expected_size_bytes=HUGE_BYTES)
+    assert sum(not found.is_zero(number) for number in range(len(found))) == 2
+    assert found.cid(0) == ids.cid_of(data.ljust(chunk_bytes, b"\0"))
+    assert found.cid(len(found) - 1) == ids.cid_of(end.rjust(chunk_bytes, b"\0"))
+    user = api.credentials(glance.lab.keystone.auth_url, "acstor")
+    given = {"sources": "glance", "sections": {"source_glance": user}}
+    with local.agent(tmp_path / "host", local.ImageFolder(tmp_path / "none"), **given) as agent:
+        agent.wait_ready()
+        with agent.image_path(image_id).open("rb", buffering=0) as guest:
+            assert guest.read(len(data)) == data
+            guest.seek(HUGE_BYTES // 2)
+            assert guest.read(512) == bytes(512)
+            guest.seek(-len(end), 2)
+            assert (guest.read(), guest.tell()) == (end, HUGE_BYTES)
+
+
+def percents(listener: acstor_glance.Listener, image_id: str) -> list[int]:
+    """Return how far a listener has said to be with hashing an image, in the order it said so."""
+    said = re.findall(rf"image {image_id}: (\d+) % hashed", listener.log())
+    return [int(percent) for percent in said]
+
+
+def test_listener_killed_while_it_hashes_leaves_the_next_one_what_it_has_done(
+    glance: uploads.Images, listen: Listen
+) -> None:
+    image_id = glance.upload(uploads.some_bytes(seed=73))
+    grow(glance, image_id, HUGE_BYTES // 8)
+    options = {"file_store_dirs": glance.lab.glance.images}
+    first = listen("first", **options)
+    runs.wait_for(
+        lambda: max(percents(first, image_id), default=0) >= 50,
+        uploads.DEADLINE_S,
+        "half of the hashing",
+        first.log,
+    )
+    first.kill()
+    assert max(percents(first, image_id)) < 100
+    assert glance.artefacts() == []
+    second = listen("second", **options)
+    record = glance.wait_state(image_id)
+    assert min(percents(second, image_id)) >= 40
+    raw = glance.admin.get(f"/images/{record[artefacts.Kind.CHUNK_MAP.pointer]}/file").content
+    found = chunk_map.ChunkMap.parse(raw, "m", expected_size_bytes=HUGE_BYTES // 8)
+    assert sum(not found.is_zero(number) for number in range(len(found))) == 17
+
+
+def keep_writing(path: pathlib.Path, is_over: threading.Event) -> None:
+    """Write to a staged file again and again, until it is gone or ``is_over``."""
+    while not is_over.is_set() and path.exists():
+        with path.open("r+b") as staged:
+            staged.seek(10 * uploads.CHUNK)
+            staged.write(b"other bytes")
+        time.sleep(0.001)
+
+
+def test_staged_file_that_changes_is_left_to_the_listener_which_hashes_what_was_stored(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    image = glance.create()
+    is_over = threading.Event()
+    with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path / "spool")):
+        glance.tenant.stage_image(image, data=uploads.some_bytes(chunks=512, seed=71))
+        staged = glance.lab.glance.data / "staging" / image.id
+        with uploads.threaded(lambda: keep_writing(staged, is_over)):
+            try:
+                glance.tenant.import_image(image)
+                glance.wait_state(image.id, "failed")
+            finally:
+                is_over.set()
+        record = glance.wait(image.id, glance_service.is_imported, "the import")
+        assert "changed while it was read" in record["acstor_message"]
+        assert glance.artefacts() == []
+        listen()
+        glance.wait_state(image.id)
+        stored = (glance.lab.glance.images / image.id).read_bytes()
+        assert b"other bytes" in stored
+        glance.check_chunk_map(image.id, stored)
+
+
+@pytest.mark.parametrize("is_in_file_store", [False, True], ids=["api", "file-store"])
+def test_sparse_image_gets_its_chunk_map_by_either_way_to_its_bytes(
+    glance: uploads.Images, listen: Listen, *, is_in_file_store: bool
+) -> None:
+    data = bytearray(uploads.some_bytes(chunks=1024, seed=72))
+    data[8 * uploads.CHUNK : 1000 * uploads.CHUNK] = bytes(992 * uploads.CHUNK)
+    options = {"file_store_dirs": glance.lab.glance.images} if is_in_file_store else {}
+    with glance.lab.glance.changed({"fs": {"filesystem_thin_provisioning": True}}):
+        listener = listen(**options)
+        image_id = glance.upload(bytes(data))
+        glance.wait_state(image_id)
+        stored = (glance.lab.glance.images / image_id).stat()
+        assert stored.st_blocks * 512 < len(data) // 4
+        glance.check_chunk_map(image_id, bytes(data))
+        assert uploads.metric(listener, "acstor_glance_hashed_bytes_total") == len(data)

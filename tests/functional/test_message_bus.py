@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real broker that refuses us at first: its operator makes our user while we run."""
+
+import pathlib
+import queue
+from collections.abc import Iterator
+
+import oslo_messaging
+import pytest
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import message_bus
+from acstor_common import trace_message
+from acstor_glance import bus_server
+from tests.lab import runs
+from tests.lab.openstack import rabbitmq as rabbitmq_lab
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def conf(tmp_path: pathlib.Path, rabbitmq: rabbitmq_lab.RabbitMQ) -> Iterator[cfg.ConfigOpts]:
+    path = tmp_path / "acstor-glance.conf"
+    url = rabbitmq.url.replace("guest:guest", "late:secret")
+    path.write_text(f"[DEFAULT]\ntransport_url = {url}\n")
+    cfg.CONF(["--config-file", str(path)], project="acstor")
+    yield cfg.CONF
+    cfg.CONF.reset()
+
+
+@pytest.mark.expect_log("cannot listen to acstor-glance on the message bus yet: .*ACCESS_REFUSED")
+@pytest.mark.allow_log("cannot listen to acstor-glance on the message bus yet: .*NOT_ALLOWED")
+def test_a_listener_whom_the_broker_refuses_hears_once_it_is_let_in(
+    conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ, watched_log
+) -> None:
+    heard: queue.Queue[object] = queue.Queue()
+    server = bus_server.BusServer(conf, {decision_api.IMAGE_WANTED: heard.put})
+    server.start()
+    try:
+        runs.wait_for(lambda: bool(watched_log.messages), WAIT_S, "the refusal", rabbitmq.log)
+        rabbitmq.control("add_user", "late", "secret")
+        rabbitmq.control("set_permissions", "-p", "/", "late", ".*", ".*", ".*")
+        runs.wait_for(lambda: server._server is not None, WAIT_S, "the server", rabbitmq.log)
+        transport = message_bus.open_transport(conf)
+        target = oslo_messaging.Target(
+            topic=trace_message.TOPIC,
+            exchange=decision_api.EXCHANGE,
+            version=decision_api.VERSION,
+        )
+        client = oslo_messaging.get_rpc_client(transport, target)
+        client.cast({}, decision_api.IMAGE_WANTED, payload={"image": "one"})
+        assert heard.get(timeout=WAIT_S) == {"image": "one"}
+        transport.cleanup()
+    finally:
+        server.stop()
+        rabbitmq.control("delete_user", "late")
