@@ -384,6 +384,16 @@ def wait_started(host: compute.Compute) -> None:
     runs.wait_for(is_started, DEADLINE_S, host.name, host.log)
 
 
+def wait_heard(lab: cloud.Cloud) -> None:
+    """Wait until all of Nova listens again at a broker that was started anew.
+
+    What is sent before is lost, and Nova never sends it again.
+    """
+    queues = {"conductor", "scheduler", *(f"compute.{host.host}" for host in lab.computes)}
+    is_heard = lambda: queues <= lab.rabbitmq.heard()  # noqa: E731
+    runs.wait_for(is_heard, DEADLINE_S, "Nova", lab.rabbitmq.log)
+
+
 @contextlib.contextmanager
 def running(lab: cloud.Cloud) -> Iterator[NovaHosts]:
     """Let the lab's compute hosts run with acstor until the block ends."""

@@ -114,6 +114,7 @@ def test_server_outlives_glance_and_the_broker(cluster):
             assert server.has_bytes_of(image_id), "an agent that is new knows the image"
         finally:
             cluster.lab.start_image_services()
+            nova_hosts.wait_heard(cluster.lab)
         server.hard_reboot()
         assert server.lies_on_mirror()
 

@@ -34,7 +34,8 @@ def test_server_is_active_before_its_image_is_there(cluster):
     image_id = cluster.images.new()
     host = cluster.hosts[0]
     with cluster.server(image_id) as server:
-        assert host.agent.status()["images"][image_id]["cached_bytes"] < IMAGE_BYTES / 4
+        shown = host.agent.status()["images"][image_id]
+        assert shown["cached_bytes"] < IMAGE_BYTES / 4, shown
         assert cluster.images.range_bytes(image_id) < IMAGE_BYTES / 4
         assert server.lies_on_mirror()
         assert cluster.images.range_bytes(image_id) <= 1.05 * IMAGE_BYTES, "all was read once"

@@ -94,16 +94,28 @@ class RabbitMQ(daemon.Daemon):
         self._mapper.wait_ready()
         super().start()
 
-    def control(self, *words: str) -> None:
-        """Have rabbitmqctl do something to the broker that runs.
+    def control(self, *words: str) -> str:
+        """Have rabbitmqctl do something to the broker that runs; return what it writes.
 
         :raises subprocess.CalledProcessError: it refuses; its output is in the error
         """
         argv = [_CONTROL, "-q", "-n", NODE, *words]
         environment = {**os.environ, **self.environment()}
-        subprocess.run(
-            argv, env=environment, check=True, capture_output=True, timeout=CONTROL_DEADLINE_S
+        done = subprocess.run(
+            argv,
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=CONTROL_DEADLINE_S,
         )
+        return done.stdout
+
+    def heard(self) -> set[str]:
+        """Return the queues that somebody listens to."""
+        listed = self.control("list_queues", "--no-table-headers", "name", "consumers")
+        rows = [row.split("\t") for row in listed.splitlines()]
+        return {name for name, consumers in rows if int(consumers)}
 
     def kill(self) -> None:
         """End both at once."""

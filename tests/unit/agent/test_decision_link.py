@@ -17,7 +17,7 @@ from acstor_common import ids
 from acstor_common import ring
 from acstor_common import sketch
 
-COLLECTION_S = 5.0
+COLLECTION_S = 1.0
 CIDS = [ids.cid_of(b"%d" % n) for n in range(200)]
 
 
@@ -91,7 +91,7 @@ class Host:
 
 
 @pytest.fixture
-async def host(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> Host:
+async def host(nursery: trio.Nursery) -> Host:
     made = Host()
     nursery.start_soon(made.link.run)
     await trio.sleep(COLLECTION_S / 2)
