@@ -326,11 +326,9 @@ def source_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the agent's options, and those of its sources, with ``conf``."""
     acstor_common.conf.register_opts(conf)
-    conf.register_group(GROUP)
-    conf.register_opts(OPTS, group=GROUP)
+    acstor_common.conf.register(conf, GROUP, OPTS)
     for group, options in source_options():
-        conf.register_group(group)
-        conf.register_opts(options, group=group)
+        acstor_common.conf.register(conf, group, options)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:

@@ -29,10 +29,19 @@ OPTS = [
 ]
 
 
+def register(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: Sequence[cfg.Opt]) -> None:
+    """Register options of a group with ``conf`` alone.
+
+    oslo.config copies a group but not its table of options: objects that are given the same group
+    would share what is set in one of them.
+    """
+    conf.register_group(cfg.OptGroup(group.name, title=group.title, help=group.help))
+    conf.register_opts(options, group=group.name)
+
+
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the shared options with ``conf``."""
-    conf.register_group(GROUP)
-    conf.register_opts(OPTS, group=GROUP)
+    register(conf, GROUP, OPTS)
 
 
 def load(

@@ -10,6 +10,7 @@ import stevedore
 from oslo_config import cfg
 from oslo_db import options as db_options
 
+from acstor_common import conf as common_conf
 from acstor_decision.core import decider
 from acstor_decision.core import members
 
@@ -147,8 +148,7 @@ def switch_load_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the service's options, those of its plug-ins and those of the database."""
     for group, options in list_opts():
-        conf.register_group(group)
-        conf.register_opts(options, group=group)
+        common_conf.register(conf, group, options)
     db_options.set_defaults(conf, connection="sqlite:////var/lib/acstor/decision.sqlite")
 
 

@@ -45,15 +45,14 @@ CHANGED_SHARE = 0.05
 class BootImages:
     """Boot images of the images in Glance."""
 
-    def __init__(
-        self,
-        images: glance_images.Images,
-        conf: cfg.ConfigOpts,
-        claims: glance_claims.Claims,
-    ) -> None:
-        self._images, self._conf, self._claims = images, conf.acstor_glance, claims
-        self._traces = trace_store.TraceStore(glance_conf.state_dir(conf))
-        self._folder = glance_conf.state_dir(conf) / "boot"
+    def __init__(self, images: glance_images.Images, conf: cfg.ConfigOpts) -> None:
+        self._images, self._conf = images, conf.acstor_glance
+        state_dir = glance_conf.state_dir(conf)
+        self._claims = glance_claims.Claims(
+            self._conf.coordination_url, state_dir, BOOT_IMAGE.value
+        )
+        self._traces = trace_store.TraceStore(state_dir)
+        self._folder = state_dir / "boot"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def recorded(self) -> list[ids.ImageId]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims: of all plugins and listeners one works on an image at a time.
+"""Claims: of all plugins and listeners one works on a thing of an image at a time.
 
 The one rule: a claim saves work and guards nothing.  Who gets one reads the image
 again before he begins; and two who work on one image all the same (a coordination
@@ -29,9 +29,11 @@ class Claims:
     shared.
 
     :param url: of the coordination service; without one, files below ``state_dir``
+    :param what: is worked on; a claim to one thing of an image leaves the others free
     """
 
-    def __init__(self, url: str | None, state_dir: pathlib.Path) -> None:
+    def __init__(self, url: str | None, state_dir: pathlib.Path, what: str) -> None:
+        self._what = what
         self._url = url or f"file://{state_dir / 'claims'}"
         self._mine: set[ids.ImageId] = set()
         self._guard = threading.Lock()
@@ -61,7 +63,7 @@ class Claims:
             coordinator = coordination.get_coordinator(self._url, uuid.uuid4().bytes)
             coordinator.start(start_heart=True)
         try:
-            lock = coordinator.get_lock(f"acstor-image-{image_id}".encode())
+            lock = coordinator.get_lock(f"acstor-{self._what}-{image_id}".encode())
             with _translated(self._url):
                 is_ours = bool(lock.acquire(blocking=False))
             try:

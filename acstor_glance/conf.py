@@ -14,6 +14,7 @@ from keystoneauth1 import loading
 from oslo_config import cfg
 from oslo_config import types
 
+from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_glance import boot_builder
@@ -179,8 +180,7 @@ OPTS = [
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options, and those of the service user, with ``conf``."""
-    conf.register_group(GROUP)
-    conf.register_opts(OPTS, group=GROUP)
+    common_conf.register(conf, GROUP, OPTS)
     loading.register_auth_conf_options(conf, GROUP.name)
     loading.register_session_conf_options(conf, GROUP.name)
     loading.register_adapter_conf_options(conf, GROUP.name, include_deprecated=False)

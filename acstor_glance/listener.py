@@ -131,7 +131,7 @@ class Listener:
             LOG.exception("reconcile: unexpected")
             self._counters.reconciles.labels("failed").inc()
             return SOON_S
-        for image_id in findings.todo:
+        for image_id in (*findings.todo, *self._asked):
             self._put(image_id)
         if self._boots is not None:
             self._boots.look_again(findings.to_boot)
@@ -159,10 +159,13 @@ class Listener:
                 if outcome is glance_preparer.Outcome.FAILED:
                     self._is_due.set()  # the next pass sees when it is tried again
                 is_wanted = outcome is glance_preparer.Outcome.PREPARED or is_forced is not None
-                if self._boots is not None and is_wanted:
+                if outcome is glance_preparer.Outcome.CLAIMED:
+                    self._ask_again(image_id, is_forced)
+                elif self._boots is not None and is_wanted:
                     self._boots.put(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; looked at again soon", image_id, exc)
+                self._ask_again(image_id, is_forced)
                 self._is_due.set()
             except Exception:
                 LOG.exception("image %s: unexpected; looked at again soon", image_id)
@@ -170,6 +173,15 @@ class Listener:
             finally:
                 self._queue.done(image_id)
                 self._show_queue()
+
+    def _ask_again(self, image_id: ids.ImageId, is_forced: bool | None) -> None:
+        """Do what an operator asked for when everything is looked at again.
+
+        :param is_forced: None if no operator did
+        """
+        if is_forced is not None:
+            self._asked.setdefault(image_id, is_forced)
+            self._is_due.set()
 
     def _show_queue(self) -> None:
         waiting, working = self._queue.sizes()

@@ -85,7 +85,7 @@ class Preparer:
         self.wanted = {kind: glance_images.FORMAT_VERSIONS[kind] for kind in kinds}
         state_dir = glance_conf.state_dir(conf)
         self.spool = glance_spool.Spool(state_dir)
-        self.claims = glance_claims.Claims(self._conf.coordination_url, state_dir)
+        self.claims = glance_claims.Claims(self._conf.coordination_url, state_dir, CHUNK_MAP.value)
 
     def handle(
         self, image_id: ids.ImageId, *, is_forced: bool = False, progress: Progress | None = None

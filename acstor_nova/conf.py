@@ -57,7 +57,7 @@ OPTS = [
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options, and those that are shared with the agent, with ``conf``."""
     acstor_common.conf.register_opts(conf)
-    conf.register_opts(OPTS, group=acstor_common.conf.GROUP)
+    acstor_common.conf.register(conf, acstor_common.conf.GROUP, OPTS)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:

@@ -84,7 +84,7 @@ class ControlRequests:
             case control_wire.Zeros(image_id):
                 return await self._zeros(image_id)
             case control_wire.Hydrate(disk_id):
-                return await self._hydrate(disk_header.parse_disk_id(disk_id), report)
+                return await self._hydrate_disk(disk_header.parse_disk_id(disk_id), report)
             case control_wire.MakeDisk():
                 return await self._make_disk(request)
             case control_wire.DropDisk(disk_id):
@@ -149,7 +149,7 @@ class ControlRequests:
         if pids:
             raise errors.Unusable(what, f"is open in processes {pids}")
 
-    async def _hydrate(
+    async def _hydrate_disk(
         self, disk_id: disk_header.DiskId, report: control_socket.Report
     ) -> dict[str, int]:
         try:

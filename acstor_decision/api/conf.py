@@ -4,6 +4,7 @@
 from oslo_config import cfg
 from oslo_policy import opts as policy_opts
 
+from acstor_common import conf as common_conf
 from acstor_decision.api import image_service
 
 GROUP = cfg.OptGroup("acstor_decision_api", title="The REST API of the decision service")
@@ -28,7 +29,7 @@ OPTS = [
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the options of the API and of the libraries that only it uses."""
     for group, options in list_opts():
-        conf.register_opts(options, group=group)
+        common_conf.register(conf, group, options)
     policy_opts.set_defaults(conf, policy_file="decision-policy.yaml")
 
 

@@ -35,7 +35,7 @@ def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counte
     reconciler = glance_reconciler.Reconciler(images, conf, preparer.wanted)
     boots = None
     if conf.acstor_glance.boot_images != "none":
-        made = boot_images.BootImages(images, conf, preparer.claims)
+        made = boot_images.BootImages(images, conf)
         boots = boot_service.BootService(conf, made)
     return glance_listener.Listener(conf, preparer, reconciler, counters, boots), counters
 

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from keystoneauth1 import adapter
 
+from acstor_common import artefacts
 from acstor_common import ids
+from acstor_glance import claims
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import decision
@@ -27,6 +29,7 @@ from tests.lab import runs
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud as openstack
+from tests.lab.openstack import uploads
 
 pytestmark = hosts.needs_fuse
 
@@ -46,6 +49,7 @@ class Cloud:
         self.image_id = ids.ImageId("")
         self.door: relay.Relay
         self.instance: decision.Instance
+        self.listener: acstor_glance.Listener
 
     def acstor(self, *words: str, user: str = "admin") -> Any:
         """Run ``openstack acstor …`` and return what it says in JSON."""
@@ -91,7 +95,7 @@ def cloud(
         door = stack.enter_context(relay.Relay(net.source, lab.rabbitmq.port))
         instance = decision.Instance(folder, "one", lab.rabbitmq.url, connection, dead_after=60)
         stack.enter_context(instance)
-        made.door, made.instance = door, instance
+        made.door, made.instance, made.listener = door, instance, listener
         for service in (listener, api):
             stack.callback(service.stop)
             service.start()
@@ -185,6 +189,26 @@ def test_an_image_is_prepared_anew_on_request(cloud):
     assert after["state"] == "ready"
     assert after["chunk_map"] not in (None, before["chunk_map"])
     assert cloud.acstor("image", "prepare", cloud.image_id, "--wait")["state"] == "ready"
+
+
+def test_an_image_that_another_works_on_is_prepared_anew_as_soon_as_it_is_free(cloud):
+    listener = cloud.listener
+    before = cloud.image()["chunk_map"]
+    other = claims.Claims(None, listener.folder / "state", artefacts.Kind.CHUNK_MAP.value)
+    with other.held(cloud.image_id) as is_ours:
+        assert is_ours
+        cloud.acstor("image", "prepare", cloud.image_id, "--force")
+        claimed = 'acstor_glance_images_total{outcome="claimed"}'
+        runs.wait_for(
+            lambda: uploads.metric(listener, claimed) > 0, DEADLINE_S, "the look", listener.log
+        )
+        assert cloud.image()["chunk_map"] == before
+    runs.wait_for(
+        lambda: cloud.image()["chunk_map"] not in (None, before),
+        DEADLINE_S,
+        "a new chunk map",
+        listener.log,
+    )
 
 
 def test_boots_are_recorded_on_request(cloud):

@@ -127,6 +127,24 @@ async def test_glance_that_was_killed_is_unreachable_until_it_is_back(
     assert await source.read(blob, 10, 10) == DATA[10:20]
 
 
+async def test_keystone_that_was_killed_holds_up_only_who_must_sign_in(
+    keystone_glance, images, source
+):
+    blob = image(images.put("tenant", DATA))
+    assert await source.read(blob, 0, 10) == DATA[:10]
+    late = glance.GlanceSource(keystone_glance.session("acstor"))
+    keystone_glance.keystone.kill()
+    try:
+        assert await source.read(blob, 10, 10) == DATA[10:20]
+        with pytest.raises(errors.SourceUnreachable, match="Keystone does not sign us in"):
+            await late.read(blob, 0, 10)
+    finally:
+        keystone_glance.keystone.start()
+        await trio.to_thread.run_sync(keystone_glance.keystone.wait_ready)
+    assert await late.read(blob, 0, 10) == DATA[:10]
+    await late.aclose()
+
+
 async def test_deactivated_image_is_refused_to_new_users_and_deleted_one_to_all(images, source):
     image_id = images.put("tenant", DATA)
     assert await source.size_bytes(image(image_id)) == len(DATA)

@@ -16,7 +16,6 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import trace_message
 from acstor_glance import boot_images
-from acstor_glance import claims
 from acstor_glance import conf as glance_conf
 from acstor_glance import prehash
 
@@ -88,7 +87,7 @@ def conf(tmp_path):
 def made(tmp_path, glance, conf):
     folder = tmp_path / "state"
     folder.mkdir()
-    return boot_images.BootImages(glance, conf, claims.Claims(None, folder))
+    return boot_images.BootImages(glance, conf)
 
 
 def boot(*trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 24):
@@ -192,7 +191,7 @@ def test_killed_process_owes_images_and_leaves_nothing(glance, made, conf, tmp_p
     folder = tmp_path / "state/boot"
     (folder / f"{IMAGE_ID}.acboot").write_bytes(b"half")
     (folder / f".incoming-{IMAGE_ID}.acboot-x").write_bytes(b"half")
-    again = boot_images.BootImages(glance, conf, claims.Claims(None, tmp_path / "state"))
+    again = boot_images.BootImages(glance, conf)
     assert again.recorded() == [IMAGE_ID]
     assert again.make(IMAGE_ID)
     assert glance.published == [(1, [5, 3])]

@@ -16,20 +16,26 @@ OTHER = ids.parse_image_id("0c9e3f7a-1111-4222-8333-444455556666")
 
 
 def hold(folder: pathlib.Path, has_it: Event) -> None:
-    with claims.Claims(None, folder).held(ONE) as is_ours:
+    with claims.Claims(None, folder, "chunk_map").held(ONE) as is_ours:
         if is_ours:
             has_it.set()
         multiprocessing.Event().wait()
 
 
 def test_image_is_claimed_once(tmp_path: pathlib.Path) -> None:
-    mine, yours = claims.Claims(None, tmp_path), claims.Claims(None, tmp_path)
+    mine, yours = (claims.Claims(None, tmp_path, "chunk_map") for _ in range(2))
     with mine.held(ONE) as first, mine.held(ONE) as again, yours.held(ONE) as theirs:
         assert (first, again, theirs) == (True, False, False)
         with yours.held(OTHER) as other:
             assert other
     with yours.held(ONE) as later:
         assert later
+
+
+def test_claim_to_one_thing_of_an_image_leaves_the_others_free(tmp_path: pathlib.Path) -> None:
+    chunk_maps, boot_images = (claims.Claims(None, tmp_path, what) for what in ("map", "boot"))
+    with chunk_maps.held(ONE) as first, boot_images.held(ONE) as second:
+        assert (first, second) == (True, True)
 
 
 def test_claim_ends_when_its_holder_is_killed(tmp_path: pathlib.Path) -> None:
@@ -39,7 +45,7 @@ def test_claim_ends_when_its_holder_is_killed(tmp_path: pathlib.Path) -> None:
     holder.start()
     try:
         assert has_it.wait(60)
-        mine = claims.Claims(None, tmp_path)
+        mine = claims.Claims(None, tmp_path, "chunk_map")
         with mine.held(ONE) as is_ours:
             assert not is_ours
         holder.kill()
@@ -53,7 +59,7 @@ def test_claim_ends_when_its_holder_is_killed(tmp_path: pathlib.Path) -> None:
 
 def test_coordination_service_that_is_away_is_said_without_its_password() -> None:
     url = "etcd3+http://user:secret@127.0.0.1:1/?timeout=1"
-    away = claims.Claims(url, pathlib.Path("/nowhere"))
+    away = claims.Claims(url, pathlib.Path("/nowhere"), "chunk_map")
     with pytest.raises(errors.ImageServiceUnreachable) as caught, away.held(ONE):
         pass
     assert "secret" not in str(caught.value)
