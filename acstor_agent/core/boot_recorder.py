@@ -51,6 +51,12 @@ class BootRecorder:
         if recorder is not None:
             recorder.read(offset, length, now_s)
 
+    def close(self, opener: int) -> None:
+        """Forget an opener that has gone and only looked: its number is free for the next one."""
+        recorder = self._open.get(opener)
+        if recorder is not None and recorder.chunk_count < self._least_chunks:
+            del self._open[opener], self._opened_s[opener]
+
     def take_over(self, now_s: float) -> list[tuple[int, ...]]:
         """Close windows that are over; return the traces of those that were boots.
 

@@ -232,6 +232,13 @@ class MirrorOperations(pyfuse3.Operations):
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         """Accept that a file is closed: what was written outlives us without more ado."""
 
+    async def release(self, fh: pyfuse3.FileHandleT) -> None:
+        """Let go of what was kept for whoever has closed an image."""
+        opening = self._inodes.openings.get(fh)
+        found = self._images.get_nowait(opening.image_id) if opening else None
+        if opening is not None and found is not None and found.recorder is not None:
+            found.recorder.close(opening.opener)
+
     async def opendir(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileHandleT:

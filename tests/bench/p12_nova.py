@@ -38,7 +38,7 @@ from tests.lab.openstack import installed
 DATA_MIB = int(os.environ.get("ACSTOR_BENCH_DATA_MIB", "2048"))
 LINK_MBIT = 100.0
 DEADLINE_S = 1200.0
-TRACE_IDLE_S = 5.0
+TRACE_IDLE_S = 20.0  # the boot loader waits for somebody at the console for 5 s
 FLAVOR = {"ram": 384, "vcpus": 1, "disk": 4 + DATA_MIB // 1024}
 LOGIN = "login: "
 

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from acstor_agent.core import boot_recorder
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -159,3 +160,15 @@ def test_boots_are_recorded_each_by_itself(images, image_id, start):
     messages = [trace_message.decode(json.loads(path.read_bytes())) for path in files]
     assert sorted(message.trace for message in messages) == sorted([tuple(TRACE), tuple(again)])
     assert {message.image_id for message in messages} == {image_id}
+
+
+def test_boot_is_recorded_after_many_have_only_looked_at_the_image(images, image_id, start):
+    """Nova opens an image more often before its first boot than guests can be recorded."""
+    agent = start(boot_record_idle_s=2)
+    for _ in range(2 * boot_recorder.OPENERS):
+        with agent.image_path(image_id).open("rb", buffering=0) as looked:
+            looked.read(CHUNK)
+    with open(agent.image_path(image_id), "rb", buffering=0, opener=directly) as guest:
+        for chunk_no in TRACE:
+            os.pread(guest.fileno(), CHUNK, chunk_no * CHUNK)
+    hosts.wait_until(lambda: agent.status()["boot"]["recorded"] == 1, "the boot")

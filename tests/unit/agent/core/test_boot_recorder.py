@@ -56,6 +56,20 @@ def test_who_only_looked_and_who_copied_the_image_did_not_boot():
     assert made.is_idle
 
 
+def test_who_only_looked_and_is_gone_leaves_its_number_to_the_next():
+    made = recorder()
+    for now_s in range(2 * boot_recorder.OPENERS):
+        looked = made.open(float(now_s))
+        read(made, looked, [0], float(now_s))
+        made.close(looked)
+    guest = made.open(40.0)
+    read(made, guest, [3, 1], 40.0)
+    made.close(guest)
+    made.close(guest + 1)
+    assert guest
+    assert made.take_over(1000.0) == [(3, 1)]
+
+
 def test_more_guests_than_can_be_recorded_get_no_number():
     made = recorder()
     numbers = [made.open(0.0) for _ in range(boot_recorder.OPENERS + 2)]
