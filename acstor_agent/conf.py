@@ -4,6 +4,7 @@
 import itertools
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import stevedore
 from oslo_config import cfg
@@ -318,7 +319,8 @@ OPTS = [
 
 def source_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Yield the option group of every installed source."""
-    for extension in stevedore.ExtensionManager(SOURCES_NAMESPACE):
+    found: stevedore.ExtensionManager[Any] = stevedore.ExtensionManager(SOURCES_NAMESPACE)
+    for extension in found:
         group = cfg.OptGroup(f"source_{extension.name}", title=f"The source {extension.name}")
         yield group, extension.plugin.options()
 

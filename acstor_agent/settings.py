@@ -62,7 +62,7 @@ def reachable_at(own: Options) -> str:
 
     :raises errors.Unusable: they could not use it
     """
-    address = own.peer_address or own.peer_listen
+    address: str = own.peer_address or own.peer_listen
     try:
         ip, _ = ring.parse_address(address)
     except ValueError as e:

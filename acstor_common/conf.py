@@ -15,7 +15,7 @@ GROUP = cfg.OptGroup("acstor", title="What every acstor process of a host shares
 
 Options = Iterable[tuple[cfg.OptGroup, Sequence[cfg.Opt]]]
 
-OPTS = [
+OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         "control_socket",
         default="/run/acstor/control.sock",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
-import oslo_messaging  # type: ignore[import-untyped]
+import oslo_messaging
 from oslo_config import cfg
 
 from acstor_common import decision_api

@@ -5,6 +5,7 @@ import itertools
 import os
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import stevedore
 from oslo_config import cfg
@@ -139,7 +140,8 @@ OPTS = [
 
 def switch_load_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Yield the option group of every installed provider of switch loads that has options."""
-    for extension in stevedore.ExtensionManager(SWITCH_LOADS_NAMESPACE):
+    found: stevedore.ExtensionManager[Any] = stevedore.ExtensionManager(SWITCH_LOADS_NAMESPACE)
+    for extension in found:
         if options := extension.plugin.options():
             title = f"Switch loads: {extension.name}"
             yield cfg.OptGroup(f"switch_loads_{extension.name}", title=title), options

@@ -7,6 +7,7 @@ once, and who comes second steps down.
 """
 
 import logging
+from typing import Any
 from urllib import parse
 
 import tooz
@@ -30,7 +31,7 @@ class Leadership:
         self._url = _with_lease(url, lease_s)
         self._instance = instance
         self._coordinator: coordination.CoordinationDriver | None = None
-        self._lock: locking.Lock | None = None
+        self._lock: Any = None  # a locking.Lock, all of which have acquired
         self._leads = False
         self._was_reachable = True
 

@@ -260,7 +260,7 @@ class Service:
     def _new_picture(self) -> metrics.Picture:
         """Return what is known after a round."""
         now_s, places = self._clock(), self.decider.table.places
-        hosts = {}
+        hosts: dict[str, metrics.HostPicture] = {}
         for host in self.members.living(now_s):
             member = self.members[host]
             vnodes = len(places[host].names) if host in places else 0

@@ -51,7 +51,7 @@ def get_flow(**context: Any) -> linear_flow.Flow:
     )
 
 
-class HashStaged(task.Task):
+class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
     """Makes the chunk map of the staged file."""
 
     def __init__(

@@ -6,8 +6,8 @@ The one rule: it reads and changes nothing.
 
 import dataclasses
 import hashlib
+import io
 import tempfile
-from typing import IO
 
 from acstor_common import artefacts
 from acstor_common import boot_image
@@ -109,7 +109,7 @@ def _check_pointer(
     artefacts.check_belongs(image, images.read(pointer), kind, images.project_id, version)
 
 
-def _fetch(images: glance_images.Images, artefact_id: str, file: IO[bytes]) -> None:
+def _fetch(images: glance_images.Images, artefact_id: str, file: io.BufferedIOBase) -> None:
     with images.opened(artefact_id) as pieces:
         for piece in pieces:
             file.write(piece)
@@ -119,7 +119,7 @@ def _compare(
     images: glance_images.Images,
     image: image_record.Record,
     chunk_bytes: int,
-    stored: IO[bytes],
+    stored: io.BufferedIOBase,
     progress: glance_preparer.Progress,
 ) -> None:
     """Hash the image once more and raise if that gives another map."""

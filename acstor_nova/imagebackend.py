@@ -171,7 +171,7 @@ class MirrorBase:
     path: str
 
     def __init__(self, instance: Any = None, *args: Any, **kwargs: Any) -> None:
-        super().__init__(instance, *args, **kwargs)
+        super().__init__(instance, *args, **kwargs)  # type: ignore[call-arg]
         self._image_ref = getattr(instance, "image_ref", None)
 
     def cache(
@@ -189,8 +189,10 @@ class MirrorBase:
         image id and is made as ever.
         """
 
+        stock = super().cache  # type: ignore[misc]
+
         def make(fetch: Callable[..., None]) -> None:
-            super(MirrorBase, self).cache(fetch, filename, size, safe, *args, **kwargs)
+            stock(fetch, filename, size, safe, *args, **kwargs)
 
         image_id = kwargs.get("image_id")
         if image_id is None:
@@ -221,7 +223,7 @@ class MirrorBase:
         Every start of an instance passes here, also those in which Nova has nobody's token and
         touches no image: after a reboot of the host.
         """
-        info = super().libvirt_info(*args, **kwargs)
+        info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
         image_id = self._image_beneath()
         if image_id is not None:
             try:

@@ -91,7 +91,7 @@ class Driver(sources.ConfigurationSourceDriver):
 class NoValues(sources.ConfigurationSource):
     """A source that knows no option."""
 
-    def get(self, group_name: str, option_name: str, opt: cfg.Opt) -> tuple[Any, None]:
+    def get(self, group_name: str | None, option_name: str, opt: cfg.Opt) -> tuple[Any, None]:
         """Return that the option is not set here."""
         return sources._NoValue, None
 
@@ -120,7 +120,7 @@ def check_seams(version: str, modules: Sequence[str]) -> None:
 
 def _what_is_wrong(seam: Seam) -> str:
     try:
-        found = functools.reduce(
+        found: Any = functools.reduce(
             getattr, seam.name.split("."), importlib.import_module(seam.module)
         )
     except (ImportError, AttributeError):
@@ -283,11 +283,11 @@ def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_
     return imagebackend.precache(host, stock, context, image_id)
 
 
-def _register_snapshots(module: ModuleType) -> None:
+def _register_snapshots(module: Any) -> None:
     """Have Nova read the disks that it makes snapshots of without the zeros of their mirrors."""
     if getattr(module, _MARK, False):
         return
-    stock = module.extract_snapshot
+    stock: Callable[..., None] = module.extract_snapshot
 
     @functools.wraps(stock)
     def extract_snapshot(disk_path: str, source_fmt: str, out_path: str, dest_fmt: str) -> None:

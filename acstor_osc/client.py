@@ -14,6 +14,7 @@ from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 from osc_lib import exceptions as osc_exceptions
+from osc_lib.command import command
 
 SERVICE_TYPE = "acstor"
 LOOK_AGAIN_S = 1.0
@@ -67,6 +68,13 @@ def _message(answer: Any) -> str:
         return f"{answer.json()['error']['message']} (HTTP {answer.status_code})"
     except (ValueError, KeyError, TypeError):
         return f"HTTP {answer.status_code} {answer.reason} for {answer.url}"
+
+
+def of(asking: command.Command) -> Client:
+    """Return the client of the one who gave a command."""
+    manager: Any = asking.app.client_manager  # openstackclient gives it what plug-ins make
+    found: Client = manager.acstor
+    return found
 
 
 def wait(

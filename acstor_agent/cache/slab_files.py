@@ -374,7 +374,7 @@ def _record_of(job: WriteJob) -> bytes:
     return cache_slab.pack_record(slot.cid, slot.sequence, slot.length, job.keep_class)
 
 
-def _write(fd: int, pieces: list[bytes], offset: int) -> None:
+def _write(fd: int, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
     """Write all of ``pieces``, back to back.
 
     :raises OSError: not everything could be written

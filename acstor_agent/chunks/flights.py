@@ -62,7 +62,7 @@ class Flight(Generic[T]):
             raise self._result
         if self._result is None:
             await trio.sleep_forever()
-        return self._result  # type: ignore[return-value]
+        return self._result
 
 
 class Flights(Generic[T]):

@@ -54,7 +54,8 @@ def open_bus(host: str, files: Sequence[str], folders: Sequence[str] = ()) -> "B
     args += [part for folder in folders for part in ("--config-dir", folder)]
     cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
     transport = message_bus.open_transport(cfg.CONF)
-    if cfg.CONF.get_location("transport_url").location is cfg.Locations.opt_default:
+    where = cfg.CONF.get_location("transport_url")
+    if where is None or where.location is cfg.Locations.opt_default:
         transport.cleanup()
         return None
     return Bus(host, transport)

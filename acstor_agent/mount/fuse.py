@@ -20,7 +20,9 @@ import os
 import time
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Coroutine
 from collections.abc import Sequence
+from typing import Any
 from typing import ParamSpec
 from typing import TypeVar
 
@@ -53,7 +55,9 @@ _FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
 _ENDING = base.BlobKind.IMAGE.value
 
 
-def _answers_errors(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+def _answers_errors(
+    operation: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
     """Turn every error of an operation into an errno; this is the only place that does.
 
     pyfuse3 ends its main loop at an error of any other kind, and the kernel would send the same
@@ -201,7 +205,9 @@ class MirrorOperations(pyfuse3.Operations):
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
     @_answers_errors
-    async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> want_.Bytes:
+    async def read(  # type: ignore[override]  # any buffer will do
+        self, fh: pyfuse3.FileHandleT, off: int, size: int
+    ) -> want_.Bytes:
         """Return bytes of an image or a disk; EIO when the deadline has passed."""
         opening = self._inodes.openings.get(fh)
         found = self._images.get_nowait(opening.image_id) if opening else None

@@ -109,7 +109,7 @@ def mount(mount_point: str) -> Connection:
         fuse_fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as e:
         raise errors.Unusable(
-            "/dev/fuse", os.strerror(e.errno), "Load the fuse module and run the agent as root"
+            "/dev/fuse", str(e.strerror), "Load the fuse module and run the agent as root"
         ) from e
     options = f"fd={fuse_fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
     try:
@@ -125,7 +125,7 @@ def mount(mount_point: str) -> Connection:
         return Connection(fuse_fd, _read_init(fuse_fd))
     except OSError as e:
         os.close(fuse_fd)
-        raise errors.Unusable(mount_point, f"cannot mount: {os.strerror(e.errno)}") from e
+        raise errors.Unusable(mount_point, f"cannot mount: {e.strerror}") from e
 
 
 def _free_mount_point(mount_point: str) -> None:
@@ -136,7 +136,7 @@ def _free_mount_point(mount_point: str) -> None:
         is_folder = stat.S_ISDIR(os.stat(mount_point).st_mode)
     except OSError as e:
         if e.errno != errno.ENOTCONN:
-            raise errors.Unusable(mount_point, os.strerror(e.errno), "Make the folder") from e
+            raise errors.Unusable(mount_point, str(e.strerror), "Make the folder") from e
         LOG.warning("%s: clearing the mount that a dead agent left behind", mount_point)
         unmount(mount_point)
         return

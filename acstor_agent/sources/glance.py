@@ -15,6 +15,7 @@ import copy
 import logging
 from collections.abc import Awaitable
 from collections.abc import Callable
+from typing import Any
 from typing import NamedTuple
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ import msgspec
 import trio
 from keystoneauth1 import exceptions
 from keystoneauth1 import loading
+from keystoneauth1 import plugin
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
@@ -89,11 +91,7 @@ class GlanceSource(base.Driver):
         interface: str = "internal",
     ) -> None:
         self._session, self._endpoint = session, endpoint
-        self._catalog_entry = {
-            "service_type": "image",
-            "region_name": region_name,
-            "interface": interface,
-        }
+        self._region_name, self._interface = region_name, interface
         self._link = http_link.Link(GROUP, limits or http_link.Limits())
         self._threads = trio.CapacityLimiter(SIGN_IN_THREADS)
         self._places: collections.OrderedDict[base.Blob, Place] = collections.OrderedDict()
@@ -276,11 +274,13 @@ class GlanceSource(base.Driver):
         if refused is not None and self._session.get_token() == refused:
             self._session.invalidate()
         token = self._session.get_token()
-        endpoint = self._endpoint or self._session.get_endpoint(**self._catalog_entry)
+        endpoint = self._endpoint or self._session.get_endpoint(
+            service_type="image", region_name=self._region_name, interface=self._interface
+        )
         if not endpoint:
             raise exceptions.EndpointNotFound("its catalog has no URL of an image service")
         project_id = self._session.get_project_id() or ""
-        return Pass(token, endpoint.rstrip("/").removesuffix("/v2"), project_id)
+        return Pass(token or "", endpoint.rstrip("/").removesuffix("/v2"), project_id)
 
 
 def _why_refused(image: image_record.Record) -> str:
@@ -302,7 +302,7 @@ def _auth_options() -> list[cfg.Opt]:
     return list(found.values())
 
 
-def _auth(group: cfg.ConfigOpts.GroupAttr) -> object:
+def _auth(group: cfg.ConfigOpts.GroupAttr) -> plugin.BaseAuthPlugin:
     """Return what signs in as the group says.
 
     :raises errors.Unusable: an option is missing
@@ -310,8 +310,9 @@ def _auth(group: cfg.ConfigOpts.GroupAttr) -> object:
     remedy = "Name the service user that reads the images"
     if not group.auth_url:
         raise errors.Unusable(f"[{GROUP}] auth_url", "it is not set", remedy)
-    loader = loading.get_plugin_loader(group.auth_type)
+    loader: loading.BaseLoader[Any] = loading.get_plugin_loader(group.auth_type)
     try:
-        return loader.load_from_options_getter(lambda opt: group[opt.dest])
+        made: plugin.BaseAuthPlugin = loader.load_from_options_getter(lambda opt: group[opt.dest])
     except exceptions.ClientException as error:
         raise errors.Unusable(f"[{GROUP}]", str(error), remedy) from error
+    return made

@@ -58,7 +58,7 @@ def make_app(conf: cfg.ConfigOpts, store: database.Database) -> Wsgi:
     return app
 
 
-class _TokenCheck(auth_token.AuthProtocol):
+class _TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
     """Lets requests with a good token through; without Keystone, with one that it knows already."""
 
     def process_request(self, request: Any) -> Any:

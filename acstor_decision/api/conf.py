@@ -9,7 +9,7 @@ from acstor_decision.api import image_service
 
 GROUP = cfg.OptGroup("acstor_decision_api", title="The REST API of the decision service")
 
-OPTS = [
+OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
         "auth",
         default="keystone",

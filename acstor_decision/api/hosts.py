@@ -4,6 +4,7 @@
 import datetime
 import enum
 import http
+from typing import Any
 
 import msgspec
 
@@ -107,7 +108,7 @@ def _owners(call: operation.Call) -> dict[str, rings.Owner]:
 
 def is_up(call: operation.Call, row: models.Host) -> bool:
     """Say whether a host sends samples."""
-    return row.seen_s is not None and bool(row.seen_s >= operation.since_s(call))
+    return row.seen_s is not None and row.seen_s >= operation.since_s(call)
 
 
 def _state(call: operation.Call, row: models.Host) -> State:
@@ -122,7 +123,7 @@ def _time(seconds: float | None) -> datetime.datetime | None:
 
 def _fields(
     call: operation.Call, row: models.Host, owners: dict[str, rings.Owner]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     owner = owners.get(row.host)
     return {
         "host": row.host,

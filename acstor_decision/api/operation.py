@@ -18,9 +18,9 @@ from keystoneauth1 import plugin
 
 from acstor_common import errors
 from acstor_common import ids
-from acstor_decision import conf as decision_conf
 from acstor_decision import rpc
 from acstor_decision.api import image_service
+from acstor_decision.core import members
 from acstor_decision.db import database
 
 READER = "rule:acstor:reader"
@@ -69,7 +69,7 @@ class Call:
     """
 
     store: database.Database
-    limits: decision_conf.members.Limits
+    limits: members.Limits
     images: image_service.ImageService
     bus: rpc.Caster
     path: dict[str, str] = dataclasses.field(default_factory=dict)

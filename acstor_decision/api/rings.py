@@ -5,6 +5,7 @@ import datetime
 import functools
 import http
 from typing import Annotated
+from typing import Any
 
 import msgspec
 
@@ -127,7 +128,7 @@ class _Thresholds(msgspec.Struct):
     outer_threshold: int | None = None
 
 
-def _fields(row: database.Publication) -> dict[str, object]:
+def _fields(row: database.Publication) -> dict[str, Any]:
     at = datetime.datetime.fromtimestamp(row.published_s, datetime.UTC)
     return {
         "epoch": row.epoch,

@@ -48,6 +48,7 @@ DatabaseError = exception.DBError
 """The database is gone, or does not do what it was asked."""
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class EpochTaken(errors.AcstorError):
@@ -90,7 +91,7 @@ def _told_as_database_errors() -> Iterator[None]:
         raise DatabaseError(e) from e
 
 
-_again = api.wrap_db_retry(
+_again: Callable[[_F], _F] = api.wrap_db_retry(
     max_retries=20,
     retry_interval=0.05,
     max_retry_interval=0.5,

@@ -44,7 +44,10 @@ def note(
 def settle(session: orm.Session, since_s: float) -> list[Given]:
     """Return the tasks that no host has spoken of; forget the others, and those from before."""
     left = []
-    for row, told in session.execute(_with_what_is_told()):
+    held = models.HeldImage
+    is_its = sa.and_(held.host == ROW.host, held.image_id == ROW.image_id)
+    told_of = sa.select(ROW, held.task).outerjoin(held, is_its).order_by(ROW.host, ROW.image_id)
+    for row, told in session.execute(told_of):
         if row.given_s < since_s or _request_of(told) == row.request:
             same = (ROW.host == row.host, ROW.image_id == row.image_id, ROW.request == row.request)
             session.execute(sa.delete(ROW).where(*same))
@@ -52,12 +55,6 @@ def settle(session: orm.Session, since_s: float) -> list[Given]:
             task = msgspec.json.decode(row.task, type=decision_api.ImageTask)
             left.append(Given(row.host, row.given_s, task))
     return left
-
-
-def _with_what_is_told() -> sa.Select[tuple[models.GivenTask, str | None]]:
-    held = models.HeldImage
-    is_its = sa.and_(held.host == ROW.host, held.image_id == ROW.image_id)
-    return sa.select(ROW, held.task).outerjoin(held, is_its).order_by(ROW.host, ROW.image_id)
 
 
 def _request_of(told: str | None) -> int | None:

@@ -4,100 +4,106 @@
 Times are seconds since 1970.  A change here is a new migration beside the others.
 """
 
+from typing import ClassVar
+
 import sqlalchemy as sa
-from oslo_db.sqlalchemy import models
 from sqlalchemy import orm
 from sqlalchemy.dialects import mysql
 
-BASE = orm.declarative_base(cls=models.ModelBase)
 MYSQL = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
 LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
-class Host(BASE):
+class Base(orm.DeclarativeBase):
+    """What all tables have in common."""
+
+    type_annotation_map: ClassVar = {int: sa.BigInteger, float: sa.Double}
+
+
+class Host(Base):
     """A host that has been on the ring, or was drained before, with its last sample."""
 
     __tablename__ = "hosts"
     __table_args__ = MYSQL
 
-    host = sa.Column(sa.String(255), primary_key=True)
-    is_drained = sa.Column(sa.Boolean, nullable=False, default=False)
-    address = sa.Column(sa.String(64), nullable=False, default="")
-    location = sa.Column(sa.String(255), nullable=False, default="")
-    first_seen_s = sa.Column(sa.Double)
-    seen_s = sa.Column(sa.Double)
-    ring_epoch = sa.Column(sa.BigInteger, nullable=False, default=0)
-    link_bytes_s = sa.Column(sa.BigInteger, nullable=False, default=0)
-    received_bytes_s = sa.Column(sa.Double, nullable=False, default=0.0)
-    sent_bytes_s = sa.Column(sa.Double, nullable=False, default=0.0)
-    chunks_received_bytes_s = sa.Column(sa.Double, nullable=False, default=0.0)
-    chunks_sent_bytes_s = sa.Column(sa.Double, nullable=False, default=0.0)
-    cache_bytes = sa.Column(sa.BigInteger, nullable=False, default=0)
-    cache_limit_bytes = sa.Column(sa.BigInteger, nullable=False, default=0)
-    overloaded_in_a_row = sa.Column(sa.Integer, nullable=False, default=0)
-    peers = sa.Column(LONG_TEXT)
+    host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    is_drained: orm.Mapped[bool] = orm.mapped_column(default=False)
+    address: orm.Mapped[str] = orm.mapped_column(sa.String(64), default="")
+    location: orm.Mapped[str] = orm.mapped_column(sa.String(255), default="")
+    first_seen_s: orm.Mapped[float | None]
+    seen_s: orm.Mapped[float | None]
+    ring_epoch: orm.Mapped[int] = orm.mapped_column(default=0)
+    link_bytes_s: orm.Mapped[int] = orm.mapped_column(default=0)
+    received_bytes_s: orm.Mapped[float] = orm.mapped_column(default=0.0)
+    sent_bytes_s: orm.Mapped[float] = orm.mapped_column(default=0.0)
+    chunks_received_bytes_s: orm.Mapped[float] = orm.mapped_column(default=0.0)
+    chunks_sent_bytes_s: orm.Mapped[float] = orm.mapped_column(default=0.0)
+    cache_bytes: orm.Mapped[int] = orm.mapped_column(default=0)
+    cache_limit_bytes: orm.Mapped[int] = orm.mapped_column(default=0)
+    overloaded_in_a_row: orm.Mapped[int] = orm.mapped_column(sa.Integer, default=0)
+    peers: orm.Mapped[str | None] = orm.mapped_column(LONG_TEXT)
 
 
-class HeldImage(BASE):
+class HeldImage(Base):
     """An image on a host, as its agent told last (``decision_api.HeldImage``)."""
 
     __tablename__ = "held_images"
     __table_args__ = (sa.Index("held_images_by_image", "image_id"), MYSQL)
 
-    host = sa.Column(sa.String(255), primary_key=True)
-    image_id = sa.Column(sa.String(36), primary_key=True)
-    size_bytes = sa.Column(sa.BigInteger)
-    cached_bytes = sa.Column(sa.BigInteger)
-    boot_image = sa.Column(sa.String(16), nullable=False)
-    boot_revision = sa.Column(sa.BigInteger, nullable=False)
-    read_local_bytes = sa.Column(sa.BigInteger, nullable=False)
-    read_boot_bytes = sa.Column(sa.BigInteger, nullable=False)
-    read_peer_bytes = sa.Column(sa.BigInteger, nullable=False)
-    read_source_bytes = sa.Column(sa.BigInteger, nullable=False)
-    fetched_peer_bytes = sa.Column(sa.BigInteger, nullable=False)
-    fetched_source_bytes = sa.Column(sa.BigInteger, nullable=False)
-    task = sa.Column(sa.Text)
+    host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    image_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    size_bytes: orm.Mapped[int | None]
+    cached_bytes: orm.Mapped[int | None]
+    boot_image: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    boot_revision: orm.Mapped[int]
+    read_local_bytes: orm.Mapped[int]
+    read_boot_bytes: orm.Mapped[int]
+    read_peer_bytes: orm.Mapped[int]
+    read_source_bytes: orm.Mapped[int]
+    fetched_peer_bytes: orm.Mapped[int]
+    fetched_source_bytes: orm.Mapped[int]
+    task: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
 
 
-class GivenTask(BASE):
+class GivenTask(Base):
     """The last task that a host was given for an image, until its samples speak of it."""
 
     __tablename__ = "given_tasks"
     __table_args__ = MYSQL
 
-    host = sa.Column(sa.String(255), primary_key=True)
-    image_id = sa.Column(sa.String(36), primary_key=True)
-    request = sa.Column(sa.BigInteger, nullable=False)
-    given_s = sa.Column(sa.Double, nullable=False)
-    task = sa.Column(sa.Text, nullable=False)
+    host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    image_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    request: orm.Mapped[int]
+    given_s: orm.Mapped[float]
+    task: orm.Mapped[str] = orm.mapped_column(sa.Text)
 
 
-class PublishedRing(BASE):
+class PublishedRing(Base):
     """A v-node table that was published; the epoch is given to one table only."""
 
     __tablename__ = "rings"
     __table_args__ = MYSQL
 
-    epoch = sa.Column(sa.BigInteger, primary_key=True, autoincrement=False)
-    published_s = sa.Column(sa.Double, nullable=False)
-    reason = sa.Column(sa.String(32), nullable=False)
-    overloaded = sa.Column(LONG_TEXT, nullable=False, default="")
-    moved = sa.Column(sa.Integer, nullable=False)
-    vnodes = sa.Column(sa.Integer, nullable=False)
-    hosts = sa.Column(sa.Integer, nullable=False)
-    instance = sa.Column(sa.String(255), nullable=False)
-    table = sa.Column("ring_table", LONG_TEXT, nullable=False)
+    epoch: orm.Mapped[int] = orm.mapped_column(primary_key=True, autoincrement=False)
+    published_s: orm.Mapped[float]
+    reason: orm.Mapped[str] = orm.mapped_column(sa.String(32))
+    overloaded: orm.Mapped[str] = orm.mapped_column(LONG_TEXT, default="")
+    moved: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    vnodes: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    hosts: orm.Mapped[int] = orm.mapped_column(sa.Integer)
+    instance: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    table: orm.Mapped[str] = orm.mapped_column("ring_table", LONG_TEXT)
 
 
-class Traffic(BASE):
+class Traffic(Base):
     """One host in one collection, in bytes a second."""
 
     __tablename__ = "traffic"
     __table_args__ = (sa.Index("traffic_by_time", "collected_s"), MYSQL)
 
-    host = sa.Column(sa.String(255), primary_key=True)
-    collected_s = sa.Column(sa.Double, primary_key=True)
-    received_bytes_s = sa.Column(sa.Double, nullable=False)
-    sent_bytes_s = sa.Column(sa.Double, nullable=False)
-    chunks_received_bytes_s = sa.Column(sa.Double, nullable=False)
-    chunks_sent_bytes_s = sa.Column(sa.Double, nullable=False)
+    host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    collected_s: orm.Mapped[float] = orm.mapped_column(primary_key=True)
+    received_bytes_s: orm.Mapped[float]
+    sent_bytes_s: orm.Mapped[float]
+    chunks_received_bytes_s: orm.Mapped[float]
+    chunks_sent_bytes_s: orm.Mapped[float]

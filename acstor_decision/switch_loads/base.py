@@ -72,7 +72,7 @@ def load(name: str, conf: cfg.ConfigOpts) -> SwitchLoads:
     """
     namespace = decision_conf.SWITCH_LOADS_NAMESPACE
     try:
-        kind = stevedore.DriverManager(namespace, name).driver
+        kind: Any = stevedore.DriverManager(namespace, name).driver
     except exception.NoMatches as e:
         known = ", ".join(sorted(stevedore.ExtensionManager(namespace).names()))
         raise errors.Unusable(

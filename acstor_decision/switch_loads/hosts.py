@@ -11,6 +11,7 @@ import collections
 from collections.abc import Mapping
 
 from oslo_config import cfg
+from oslo_config import types
 
 from acstor_common import ids
 from acstor_common import location
@@ -28,7 +29,7 @@ class HostsLoads(base.SwitchLoads):
             cfg.ListOpt(
                 "capacity_bytes_s",
                 default=[],
-                item_type=cfg.types.Float(min=1.0),
+                item_type=types.Float(min=1.0),
                 help="What a switch of each level carries, in plus out, in bytes a second; those "
                 "beside the hosts (the innermost part of a location) first.",
             )

@@ -8,6 +8,7 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from acstor_osc import arguments
+from acstor_osc import client
 from acstor_osc.v1 import image
 
 
@@ -20,7 +21,7 @@ class ShowBootImage(command.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
-        api = self.app.client_manager.acstor
+        api = client.of(self)
         image_id = image.id_of(self.app.client_manager, parsed_args.image)
         found = api.get(f"/v1/images/{image_id}")
         hosts = api.get(f"/v1/images/{image_id}/hosts")["hosts"]

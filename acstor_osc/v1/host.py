@@ -34,7 +34,7 @@ class ListHost(command.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         query = arguments.page(parsed_args)
-        found = self.app.client_manager.acstor.get("/v1/hosts", query)["hosts"]
+        found = client.of(self).get("/v1/hosts", query)["hosts"]
         rows = [{**host, "load": _load_percent(host)} for host in found]
         return (
             [title for title, _ in COLUMNS],
@@ -51,7 +51,7 @@ class ShowHost(command.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
-        return _fields(self.app.client_manager.acstor.get(f"/v1/hosts/{parsed_args.host}"))
+        return _fields(client.of(self).get(f"/v1/hosts/{parsed_args.host}"))
 
 
 class _SetDrained(command.ShowOne):
@@ -64,7 +64,7 @@ class _SetDrained(command.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the host and their values."""
-        api = self.app.client_manager.acstor
+        api = client.of(self)
         path = f"/v1/hosts/{parsed_args.host}"
         before = api.post(f"{path}/{self.action}")["vnodes"]
         if parsed_args.wait:

@@ -32,7 +32,7 @@ class ListImage(command.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         query = arguments.page(parsed_args)
-        found = self.app.client_manager.acstor.get("/v1/images", query)["images"]
+        found = client.of(self).get("/v1/images", query)["images"]
         return (
             ["ID", "Name", "State", "Size", "Hosts", "Warm", *_share_titles()],
             [
@@ -58,7 +58,7 @@ class ShowImage(command.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
-        return fields(self.app.client_manager.acstor.get(f"/v1/images/{image_id}"))
+        return fields(client.of(self).get(f"/v1/images/{image_id}"))
 
 
 class ListImageHost(command.Lister):
@@ -71,7 +71,7 @@ class ListImageHost(command.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
-        found = self.app.client_manager.acstor.get(f"/v1/images/{image_id}/hosts")["hosts"]
+        found = client.of(self).get(f"/v1/images/{image_id}/hosts")["hosts"]
         return (
             ["Host", "Cached", "Boot Image", *_share_titles(), "Task"],
             [
@@ -100,7 +100,7 @@ class PrepareImage(command.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the image and their values."""
-        api = self.app.client_manager.acstor
+        api = client.of(self)
         path = f"/v1/images/{id_of(self.app.client_manager, parsed_args.image)}"
         before = api.post(f"{path}/prepare", {"force": parsed_args.force})
         is_ready = before["state"] == "ready" and not parsed_args.force
@@ -179,7 +179,7 @@ def ask(
 
     :raises exceptions.CommandError: some failed, did not hear of it, or take longer than waited for
     """
-    api = asking.app.client_manager.acstor
+    api = client.of(asking)
     asked = api.post(f"/v1/images/{image_id}/{what}", body)
     taken_by_s = time.monotonic() + TAKEN_S
 

@@ -7,6 +7,8 @@ from typing import Any
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_osc import client
+
 HISTORY = ("epoch", "published_at", "reason", "overloaded", "moved", "vnodes", "hosts", "instance")
 
 
@@ -63,7 +65,7 @@ class ListRing(command.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         query = {"limit": parsed_args.limit, "before": parsed_args.before}
-        found = self.app.client_manager.acstor.get("/v1/rings", query)["rings"]
+        found = client.of(self).get("/v1/rings", query)["rings"]
         return (
             [name.replace("_", " ").title() for name in HISTORY],
             [
@@ -83,5 +85,5 @@ def _with_epoch(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _table(asking: command.Command, parsed_args: argparse.Namespace) -> dict[str, Any]:
     path = "/v1/ring" if parsed_args.epoch is None else f"/v1/rings/{parsed_args.epoch}"
-    found: dict[str, Any] = asking.app.client_manager.acstor.get(path)
+    found: dict[str, Any] = client.of(asking).get(path)
     return found

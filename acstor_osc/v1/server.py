@@ -14,6 +14,7 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from acstor_osc import arguments
+from acstor_osc import client
 from acstor_osc.v1 import image
 
 
@@ -33,7 +34,7 @@ class ShowServer(command.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
         place = _place_of(self.app.client_manager, parsed_args.server)
-        found = self.app.client_manager.acstor.get(f"/v1/images/{place.image_id}/hosts")["hosts"]
+        found = client.of(self).get(f"/v1/images/{place.image_id}/hosts")["hosts"]
         for host in found:
             if host["host"] == place.host:
                 titles, values = image.fields({**place._asdict(), **host})

@@ -6,6 +6,8 @@ from typing import Any
 
 from osc_lib.command import command
 
+from acstor_osc import client
+
 RATES = ("received", "sent", "chunks_received", "chunks_sent")
 
 
@@ -27,7 +29,7 @@ class ListTraffic(command.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         query = {"host": parsed_args.host, "last_s": parsed_args.last}
-        found = self.app.client_manager.acstor.get("/v1/traffic", query)["traffic"]
+        found = client.of(self).get("/v1/traffic", query)["traffic"]
         return (
             ["Host", "Collected At", *(name.replace("_", " ").title() for name in RATES)],
             [

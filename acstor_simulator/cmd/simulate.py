@@ -8,6 +8,7 @@ Results go to standard output, progress to standard error.  Exit status: 0 done,
 import argparse
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -110,13 +111,17 @@ def _scenario(options: argparse.Namespace) -> run.Scenario:
     )
 
 
+def _booted(bar: tqdm.tqdm, _: int) -> None:
+    bar.update()
+
+
 def _compare(options: argparse.Namespace) -> None:
     scenario = _scenario(options)
     results: list[dict[str, Any]] = []
     for policy in options.policy or run.POLICIES:
         with tqdm.tqdm(total=scenario.guests, desc=policy, unit=" guests", leave=False) as bar:
             began_s = time.perf_counter()
-            result = run.simulate(scenario, policy, lambda _, bar=bar: bar.update())
+            result = run.simulate(scenario, policy, functools.partial(_booted, bar))
         took_s = time.perf_counter() - began_s
         results.append(
             dataclasses.asdict(result) | {"mean_boot_s": result.mean_boot_s, "took_s": took_s}

@@ -78,7 +78,7 @@ class Suite:
         assert store.is_current()
         with store.engine().connect() as link:
             context = migration.MigrationContext.configure(link)
-            assert autogenerate.compare_metadata(context, models.BASE.metadata) == []
+            assert autogenerate.compare_metadata(context, models.Base.metadata) == []
 
     def test_a_new_database_has_no_epochs(self, store: database.Database) -> None:
         assert store.latest_epoch() == 0

@@ -7,7 +7,7 @@ from acstor_decision.db import models
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=models.BASE.metadata,
+    target_metadata=models.Base.metadata,
     render_as_batch=True,
 )
 with context.begin_transaction():

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks that hosts were given and have not spoken of yet."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0003"
 down_revision = "0002"
 
-MYSQL = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin"}
+MYSQL: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mysql_collate": "utf8mb4_bin",
+}
 
 
 def upgrade() -> None:

@@ -178,7 +178,9 @@ def test_who_was_asked_is_noted_to_be_asked_again(client, store, glance, bus):
 
 def test_a_count_takes_the_least_busy_hosts_that_are_not_warm(client, store, glance, bus):
     glance.add(IMAGES[0])
-    hold(store, {}, {}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD}, {}, {}, {})
+    read_by_nobody = decision_api.HeldImage(size_bytes=SIZE)
+    told = {}, {}, {IMAGES[0]: WARM}, {IMAGES[0]: COLD}, {IMAGES[0]: read_by_nobody}, {}, {}
+    hold(store, *told)
     busy = decision_api.Traffic(10**9, 0)
     conftest.note(store, conftest.sample(0, sent_s=time.time(), total=busy))
     conftest.note(store, conftest.sample(6, sent_s=1.0, total=decision_api.Traffic()))
