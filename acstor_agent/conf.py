@@ -176,7 +176,8 @@ OPTS = [
         default=8 * geometry.MIB,
         min=0,
         help="How far ahead of a sequential reader the agent fetches at most; 0 turns it off. "
-        "Beyond 384 KiB it is at most 1/90 of what the reader has read in order.",
+        "Beyond 384 KiB it is at most 1/90 of what the reader has read in order, and what all "
+        "readers of an image have left unread is at most 1/33 of what was read of it.",
     ),
     cfg.StrOpt(
         "read_ahead_by",

@@ -25,22 +25,16 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import trace_message
 from tests.bench import harness
+from tests.bench import nova_pair
 from tests.fakes import nova_hosts
-from tests.lab import guest_files
 from tests.lab import guest_image
 from tests.lab import network
 from tests.lab import relay
 from tests.lab import runs
 from tests.lab.openstack import cloud
-from tests.lab.openstack import ini
-from tests.lab.openstack import installed
 
 DATA_MIB = int(os.environ.get("ACSTOR_BENCH_DATA_MIB", "2048"))
 LINK_MBIT = 100.0
-DEADLINE_S = 1200.0
-TRACE_IDLE_S = 20.0  # the boot loader waits for somebody at the console for 5 s
-FLAVOR = {"ram": 384, "vcpus": 1, "disk": 4 + DATA_MIB // 1024}
-LOGIN = "login: "
 
 
 @harness.benchmark(
@@ -57,8 +51,7 @@ LOGIN = "login: "
 )
 def run(say: harness.Say) -> harness.Result:
     """Boot the same disk on both hosts, one after the other."""
-    if not installed.is_ready():
-        raise harness.CannotRun(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    nova_pair.check()
     guest = guest_image.ensure(say)
     with runs.Run() as folders, contextlib.ExitStack() as stack:
         raw = make_disk(guest, folders.folder, say)
@@ -66,7 +59,8 @@ def run(say: harness.Say) -> harness.Result:
         stack.callback(lab.stop)
         lab.start_compute_services()
         door = stack.enter_context(slow_way_to(lab))
-        both = stack.enter_context(two_hosts(lab, door))
+        url = f"http://{relay.LOOPBACK}:{door.port}"
+        both = stack.enter_context(nova_pair.running(lab, 4 + DATA_MIB // 1024, url))
         took = {"stock": boot_stock(both, raw, say), "acstor": boot_acstor(both, raw, say)}
         asked_bytes = unique_bytes_asked(both.hosts[0], took["acstor"].image_id, raw)
         glance_bytes = bytes_from_glance(both.images, took["acstor"].image_id)
@@ -119,33 +113,6 @@ def slow_way_to(lab: cloud.Cloud) -> Iterator[relay.Outlet]:
         yield door
 
 
-@contextlib.contextmanager
-def two_hosts(lab: cloud.Cloud, door: relay.Outlet) -> Iterator[nova_hosts.NovaHosts]:
-    """Let the first compute host use acstor, the second not; Glance is behind ``door`` for both."""
-    url = f"http://{relay.LOOPBACK}:{door.port}"
-    slow: ini.Sections = {"glance": {"api_servers": url}, "DEFAULT": {"debug": True}}
-    images = nova_hosts.Images(lab, lab.folder / "acstor-glance")
-    first, second = lab.computes
-    source = {**nova_hosts.service_user(lab), "endpoint_override": url}
-    with contextlib.ExitStack() as stack:
-        agent = stack.enter_context(
-            first.agent(
-                sections={"source_glance": source},
-                sources="glance",
-                boot_record_idle_s=TRACE_IDLE_S,
-                cache_limit_bytes=4 * 1024 * geometry.MIB,
-            )
-        )
-        stack.enter_context(first.changed(ini.merged(nova_hosts.nova_options(agent), slow)))
-        stack.enter_context(second.changed(slow))
-        for compute in (first, second):
-            nova_hosts.wait_started(compute)
-        hosts = [nova_hosts.Host(compute, agent) for compute in (first, second)]
-        both = nova_hosts.NovaHosts(lab, hosts, images)
-        both.client.create_flavor(name="p12", **FLAVOR)
-        yield both
-
-
 def boot_stock(both: nova_hosts.NovaHosts, raw: pathlib.Path, say: harness.Say) -> Boot:
     """Boot from a compressed qcow2 that Nova downloads."""
     qcow2 = raw.with_suffix(".qcow2")
@@ -175,13 +142,9 @@ def boot_acstor(both: nova_hosts.NovaHosts, raw: pathlib.Path, say: harness.Say)
 def boot(both: nova_hosts.NovaHosts, host: nova_hosts.Host, image_id: str) -> Boot:
     """Build a server and wait for its login prompt; delete it."""
     began_s = time.monotonic()
-    with both.server(image_id, host, "p12", DEADLINE_S) as server:
+    with both.server(image_id, host, nova_pair.FLAVOR, nova_pair.DEADLINE_S) as server:
         active_s = time.monotonic() - began_s
-
-        def has_login() -> bool:
-            return LOGIN in server.console().partition(guest_files.MARKER)[2]
-
-        runs.wait_for(has_login, DEADLINE_S, "the login prompt", server.console)
+        nova_pair.wait_login(server)
         return Boot(image_id, active_s, time.monotonic() - began_s)
 
 
@@ -189,7 +152,10 @@ def unique_bytes_asked(host: nova_hosts.Host, image_id: str, raw: pathlib.Path) 
     """Return the length of all chunks with bytes in them that the guest's boot asked for."""
     folder = host.agent.folder / "state" / "traces"
     runs.wait_for(
-        lambda: any(folder.glob("*.actrace")), DEADLINE_S, "the boot's trace", host.agent.log
+        lambda: any(folder.glob("*.actrace")),
+        nova_pair.DEADLINE_S,
+        "the boot's trace",
+        host.agent.log,
     )
     found = [
         trace_message.decode(json.loads(path.read_bytes())) for path in folder.glob("*.actrace")

@@ -50,14 +50,43 @@ def test_random_reader_gets_nothing():
         assert ahead.read(rng.randrange(10**6) * 4096 * 2 + 4096, 4096, 0.0) == (0, 0)
 
 
-def test_two_readers_of_one_image_do_not_disturb_each_other():
+def test_two_readers_of_one_image_are_told_apart():
     ahead = readahead.ReadAhead(MIB)
-    alone = read_in_order(readahead.ReadAhead(MIB), 0, 20)
-    together = []
-    for n in range(20):
-        together.append(ahead.read(n * READ, READ, 0.0))
-        ahead.read(512 * MIB + n * READ, READ, 0.0)
-    assert together == alone
+    far = 512 * MIB
+    ranges = [ahead.read(place + n * READ, READ, 0.0) for n in range(20) for place in (0, far)]
+    for start, some in ((0, ranges[::2]), (far, ranges[1::2])):
+        fetched = [r for r in some if r[1]]
+        assert fetched[0][0] == start + readahead.SEQUENTIAL_READS * READ
+        assert fetched[-1][1] > start + 20 * READ
+        assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(fetched))
+
+
+def test_readers_who_stop_leave_little_unread_together():
+    rng = random.Random(7)
+    ahead = readahead.ReadAhead(8 * MIB)
+    read_bytes = unread_bytes = fetched_bytes = 0
+    for run in range(2000):
+        start, fetched_to = run * 64 * MIB, 0
+        for n in range(rng.randrange(1, 12)):
+            at = start + n * READ
+            begin, stop = ahead.read(at, READ, 0.0)
+            fetched_to = max(fetched_to, stop)
+            fetched_bytes += stop - begin
+            read_bytes += READ
+            left = unread_bytes + max(0, fetched_to - (at + READ))
+            assert left <= max(readahead.FREE_WINDOW_BYTES, read_bytes / readahead.SHARE)
+        unread_bytes = left
+    assert fetched_bytes > 2 * unread_bytes > 0
+
+
+def test_what_was_read_in_another_order_is_not_held_against_anybody():
+    ahead = readahead.ReadAhead(MIB)
+    for run in range(50):
+        ranges = read_in_order(ahead, run * 64 * MIB, readahead.SEQUENTIAL_READS)
+        start, stop = ranges[-1]
+        assert stop - start == readahead.FIRST_WINDOW_BYTES
+        for offset in reversed(range(start, stop, READ)):
+            ahead.read(offset + 4096, READ - 4096, 0.0)
 
 
 def test_silent_readers_are_forgotten():
