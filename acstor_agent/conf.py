@@ -177,7 +177,7 @@ OPTS = [
         min=0,
         help="How far ahead of a sequential reader the agent fetches at most; 0 turns it off. "
         "Beyond 384 KiB it is at most 1/90 of what the reader has read in order, and what all "
-        "readers of an image have left unread is at most 1/33 of what was read of it.",
+        "readers of an image have left unread is at most 1/15 of what was read of it.",
     ),
     cfg.StrOpt(
         "read_ahead_by",

@@ -24,7 +24,7 @@ FREE_WINDOW_BYTES = 384 * 1024
 """Enough for a link of 100 Mbit/s and 30 ms, or of 10 Gbit/s and 0.3 ms.  With the 128 KiB that
 the kernel reads ahead it is less than 2 % of 32 MiB."""
 WORTH = 90
-SHARE = 33
+SHARE = 15
 BLOCK_BYTES = 64 * 1024
 """What is fetched ahead is counted in blocks, and no window is narrower: a block is a chunk, and
 chunks are fetched whole."""

@@ -93,7 +93,7 @@ def _draw_exchange(axes: Any, exchange: dict[str, dict[str, int]]) -> None:
         axes.bar(names, heights, bottom=bottom, label=f"from {giver}", color=colour)
         bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
     axes.set_ylabel("MB of chunks that a host got (acstor)")
-    axes.margins(y=0.3)
+    axes.set_ylim(0, 1.3 * max(bottom))
     axes.legend(fontsize=7, loc="upper left", ncols=2)
 
 
