@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that systemd runs: this machine's own system, booted once more in a container.
+
+It has this machine's programs; what it changes lies in memory, over them, and is gone with it.
+The rule: nothing outlives the container's process, as all mounts lie in namespaces of its own.
+"""
+
+import contextlib
+import pathlib
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Sequence
+from typing import Self
+
+from acstor_common import errors
+from tests.lab import runs
+
+NEEDED = ("systemd-nspawn", "unshare", "nsenter")
+BOOT_S = 60.0
+END_S = 30.0
+BOOTED = "basic.target"
+
+# Arguments: an empty folder, then systemd-nspawn's.
+_SCRIPT = """
+folder=$1; shift
+mount -t tmpfs -o mode=755 tmpfs "$folder"
+mkdir "$folder/upper" "$folder/work" "$folder/root"
+mount -t overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" overlay "$folder/root"
+mount -t tmpfs -o mode=755 tmpfs /run
+exec systemd-nspawn --directory="$folder/root" "$@"
+"""
+
+
+class SystemdHost:
+    """Context manager: the host, booted.
+
+    :param folder: where it keeps its log
+    :param shown: folders that it sees where they are, beside what lies on the root file system
+    :param shown_at: folders of this machine that it cannot change, by where it sees them
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        shown: Sequence[pathlib.Path],
+        shown_at: dict[str, pathlib.Path],
+    ) -> None:
+        self._log = folder / "console.log"
+        self._folder = folder / "host"
+        binds = [f"--bind={path}" for path in ("/dev/fuse", *shown)]
+        binds += [f"--bind-ro={path}:{place}" for place, path in shown_at.items()]
+        self._argv = [
+            *("unshare", "--mount", "--propagation=private", "sh", "-euc", _SCRIPT, "sh"),
+            *(self._folder, "--quiet", "--register=no", "--keep-unit", "--private-network"),
+            *(f"--machine=acstor-{uuid.uuid4().hex[:8]}", *binds, "--boot"),
+            *("--", f"--unit={BOOTED}"),
+        ]
+
+    def __enter__(self) -> Self:
+        """Boot it.
+
+        :raises errors.Unusable: this machine cannot; says what it wrote
+        """
+        for command in NEEDED:
+            if shutil.which(command) is None:
+                raise errors.Unusable(command, "this command is not installed")
+        self._folder.mkdir()
+        with self._log.open("wb") as out:
+            self._process = subprocess.Popen(
+                self._argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        try:
+            runs.wait_for(self._is_booted, BOOT_S, "a container with systemd", self.log)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)  # it shuts down
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def log(self) -> str:
+        """Return what it wrote on its console."""
+        return self._log.read_text(errors="replace")
+
+    def _is_booted(self) -> bool:
+        if self._process.poll() is not None:
+            raise errors.Unusable("a container with systemd", self.log()[-2000:])
+        with contextlib.suppress(errors.Unusable):
+            return self.run("systemctl", "is-active", BOOTED).strip() == "active"
+        return False
+
+    def _first_pid(self) -> int:
+        """Return systemd's pid, as this machine knows it.
+
+        :raises errors.Unusable: it has none yet
+        """
+        pid = self._process.pid
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if not children:
+            raise errors.Unusable("a container with systemd", "it has not begun to boot")
+        return int(children[0])
+
+    def path(self, inside: str | pathlib.Path) -> pathlib.Path:
+        """Return where this machine sees one of its files."""
+        return pathlib.Path(f"/proc/{self._first_pid()}/root{inside}")
+
+    def run(self, *argv: str | pathlib.Path) -> str:
+        """Run a command there and return its output.
+
+        :raises errors.Unusable: it failed; says what it wrote
+        """
+        spaces = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
+        return runs.tool(["nsenter", f"--target={self._first_pid()}", *spaces, "--", *argv])
