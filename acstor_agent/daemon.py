@@ -52,7 +52,6 @@ from acstor_agent.sources import build
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import peer_messages
 from acstor_common import peer_wire
 from acstor_common import trace_message
 
@@ -381,13 +380,13 @@ class Agent:
 
     def _heard(self, host: ids.HostId, news: peer_wire.News) -> None:
         match news:
-            case peer_messages.Advertise(prefixes):
+            case peer_wire.Advertise(prefixes):
                 listened_to = self._exchange.heard(host, prefixes)
                 for image in self._images.open():
                     image.prefetch.advertised(listened_to)
-            case peer_messages.Gone(prefixes):
+            case peer_wire.Gone(prefixes):
                 self._exchange.heard_gone(host, prefixes)
-            case peer_messages.LetGo(cids):
+            case peer_wire.LetGo(cids):
                 for cid in self._exchange.heard_let_go(host, cids):
                     self._chunks.counters.let_go += self._cache.let_go(cid)
 

@@ -16,6 +16,17 @@ import struct
 
 from acstor_common import errors
 from acstor_common import peer_messages
+from acstor_common.peer_messages import Advertise as Advertise
+from acstor_common.peer_messages import Cancel as Cancel
+from acstor_common.peer_messages import Chunk as Chunk
+from acstor_common.peer_messages import Get as Get
+from acstor_common.peer_messages import Gone as Gone
+from acstor_common.peer_messages import Hello as Hello
+from acstor_common.peer_messages import LetGo as LetGo
+from acstor_common.peer_messages import Ping as Ping
+from acstor_common.peer_messages import Pong as Pong
+from acstor_common.peer_messages import Refer as Refer
+from acstor_common.peer_messages import Refuse as Refuse
 
 MAGIC = 0x4143
 """``AC``; its high bit is 0, so a TLS server sees garbage at once, no SSLv2 hello."""
@@ -32,17 +43,6 @@ Buffer = peer_messages.Buffer
 Message = peer_messages.Message
 Klass = peer_messages.Klass
 RefuseCode = peer_messages.RefuseCode
-Hello = peer_messages.Hello
-Get = peer_messages.Get
-Chunk = peer_messages.Chunk
-Refuse = peer_messages.Refuse
-Cancel = peer_messages.Cancel
-Ping = peer_messages.Ping
-Pong = peer_messages.Pong
-Advertise = peer_messages.Advertise
-Refer = peer_messages.Refer
-Gone = peer_messages.Gone
-LetGo = peer_messages.LetGo
 News = peer_messages.News
 NEWS_SINCE = peer_messages.NEWS_SINCE
 Type = peer_messages.Type

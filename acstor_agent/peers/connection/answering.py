@@ -17,7 +17,6 @@ from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import uplink as uplink_
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import peer_messages
 from acstor_common import peer_wire
 
 LOG = logging.getLogger(__name__)
@@ -85,18 +84,18 @@ class Answering(base.Connection):
 
     def _handle(self, message: peer_wire.Message) -> None:
         match message:
-            case peer_messages.Get():
+            case peer_wire.Get():
                 if message.request_id in self._answering:
                     raise errors.RemoteProtocolError(
                         self.peer, f"request id {message.request_id} twice"
                     )
                 self._begin(_Work(message, self._limits.serve_s))
-            case peer_messages.Cancel(request_id):
+            case peer_wire.Cancel(request_id):
                 if work := self._answering.pop(request_id, None):
                     work.scope.cancel()
-            case peer_messages.Advertise() | peer_messages.Gone() | peer_messages.LetGo():
+            case peer_wire.Advertise() | peer_wire.Gone() | peer_wire.LetGo():
                 self._heard(self._host, message)
-            case peer_messages.Ping(token):
+            case peer_wire.Ping(token):
                 self.post(peer_wire.Pong(token))
 
     def _begin(self, work: "_Work") -> None:

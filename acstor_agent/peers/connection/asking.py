@@ -10,7 +10,6 @@ import trio
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_common import errors
-from acstor_common import peer_messages
 from acstor_common import peer_wire
 
 _Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
@@ -94,21 +93,21 @@ class Asking(base.Connection):
 
     def _handle(self, message: peer_wire.Message) -> None:
         match message:
-            case peer_messages.Chunk(request_id, data):
+            case peer_wire.Chunk(request_id, data):
                 waiter = self._waiting.get(request_id)
                 if waiter and len(data) != waiter.get.length:
                     raise errors.RemoteProtocolError(
                         self.peer, f"{len(data)} bytes where {waiter.get.length} were asked for"
                     )
                 self._answer(request_id, message)
-            case peer_messages.Refuse(request_id):
+            case peer_wire.Refuse(request_id):
                 self._answer(request_id, message)
-            case peer_messages.Refer(request_id):
+            case peer_wire.Refer(request_id):
                 waiter = self._waiting.get(request_id)
                 if waiter and not waiter.get.may_refer:
                     raise errors.RemoteProtocolError(self.peer, "Refer where none was allowed")
                 self._answer(request_id, message)
-            case peer_messages.Ping(token):
+            case peer_wire.Ping(token):
                 self.post(peer_wire.Pong(token))
 
     def _answer(self, request_id: int, answer: _Answer) -> None:
