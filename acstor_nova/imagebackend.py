@@ -188,7 +188,6 @@ class MirrorBase:
         What Nova makes by itself (ephemeral and swap disks, copies from another host) has no
         image id and is made as ever.
         """
-
         stock = super().cache  # type: ignore[misc]
 
         def make(fetch: Callable[..., None]) -> None:

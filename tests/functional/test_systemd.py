@@ -78,6 +78,14 @@ class Unit:
 
         runs.wait_for(is_up, DEADLINE_S, UNIT, self.log)
 
+    @contextlib.contextmanager
+    def read_by_guests(self, seed):
+        """Have the image read at random; the block begins when it is."""
+        with guest_readers.Readers(self.truth, [self.mirror], seed=seed) as readers:
+            before = self.status()["read"]
+            hosts.wait_until(lambda: self.status()["read"] != before, "the readers", DEADLINE_S)
+            yield readers
+
     def log(self):
         return self.host.run("journalctl", "--no-pager", "--unit", UNIT)
 
@@ -131,9 +139,7 @@ def test_what_starts_guests_starts_behind_it(unit, service):
     ],
 )
 def test_guests_see_no_error_when_it_is(unit, command):
-    with guest_readers.Readers(unit.truth, [unit.mirror], seed=1) as readers:
-        before = unit.status()["read"]
-        hosts.wait_until(lambda: unit.status()["read"] != before, "the readers", DEADLINE_S)
+    with unit.read_by_guests(seed=1) as readers:
         for _ in range(2):
             pid = unit.shown("MainPID")
             unit.host.run("systemctl", *command, UNIT)
@@ -144,9 +150,7 @@ def test_guests_see_no_error_when_it_is(unit, command):
 
 
 def test_guests_wait_while_an_option_makes_no_sense(unit):
-    with guest_readers.Readers(unit.truth, [unit.mirror], seed=2) as readers:
-        before = unit.status()["read"]
-        hosts.wait_until(lambda: unit.status()["read"] != before, "the readers", DEADLINE_S)
+    with unit.read_by_guests(seed=2) as readers:
         pid = unit.shown("MainPID")
         unit.configure(cache_limit_bytes="enough")
         with pytest.raises(errors.Unusable, match="failed because"):
