@@ -45,10 +45,16 @@ MAX_IMAGES = 1024
 MAX_WHY = 255
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
+MAX_PAYLOAD = 4 * 1024 * 1024
+MAX_CERTIFICATE = 8192
+MAX_TARGETS = ring.MAX_HOSTS
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Word = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 """63 bits."""
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=ring.MAX_EPOCH)]
+Signature = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{86}==$")]
+"""Of 64 bytes, in base64."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -203,7 +209,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     chunks: Traffic = Traffic()
     cache_bytes: Bytes = 0
     cache_limit_bytes: Bytes = 0
-    ring_epoch: Bytes = 0
+    ring_epoch: Epoch = 0
     sketch: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MAX_SKETCH)] = ()
     peers: Annotated[dict[str, Traffic], msgspec.Meta(max_length=MAX_PEERS)] = {}
     images: Annotated[dict[str, HeldImage], msgspec.Meta(max_length=MAX_IMAGES)] | None = None
@@ -218,14 +224,60 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
             ids.parse_image_id(image_id)
 
 
+class Signed(msgspec.Struct, frozen=True):
+    """A message that proves who sent it (:mod:`acstor_common.sealed`).
+
+    Agents send their samples and boot traces so, with their certificate; the decision service
+    sends tasks and requests for images so, without one.
+
+    :param payload: JSON; the signature is over these very bytes
+    :param signature: Ed25519, in base64 (:mod:`acstor_common.signing`)
+    :param certificate: PEM of the host that sent it; empty: the decision service
+    """
+
+    payload: Annotated[str, msgspec.Meta(max_length=MAX_PAYLOAD)]
+    signature: Signature
+    certificate: Annotated[str, msgspec.Meta(max_length=MAX_CERTIFICATE)] = ""
+
+
+class TaskForHosts(msgspec.Struct, frozen=True, kw_only=True):
+    """A task as the decision service signs it: a copy of it means nothing to another host.
+
+    :param hosts: whom it is for; empty: all hosts
+    :param given_s: wall clock when it was given
+    """
+
+    task: ImageTask
+    hosts: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TARGETS)] = ()
+    given_s: Annotated[float, msgspec.Meta(ge=0)]
+
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            ids.parse_host_id(host)
+
+
+class ImageWantedAt(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to prepare an image as the decision service signs it.
+
+    :param request: its number, as of a task
+    :param given_s: wall clock when it was given
+    """
+
+    wanted: ImageWanted
+    request: Word
+    given_s: Annotated[float, msgspec.Meta(ge=0)]
+
+
 class RingTable(msgspec.Struct, frozen=True):
     """A v-node table on its way to agents.
 
     :param table: the table in JSON (doc/source/format/ring.rst)
+    :param signature: the decision service's over the bytes of ``table``, purpose ``table``
     """
 
-    epoch: Bytes
+    epoch: Epoch
     table: Annotated[str, msgspec.Meta(max_length=ring.MAX_FILE_BYTES)]
+    signature: Annotated[str, msgspec.Meta(pattern="^([A-Za-z0-9+/]{86}==)?$")] = ""
 
 
 _T = TypeVar("_T")

@@ -127,6 +127,20 @@ class RemoteProtocolError(ProtocolError):
         return f"{self.peer} broke the protocol: {self.why}"
 
 
+class NotAuthentic(AcstorError):
+    """Who says so cannot be proven: use nothing of it, and tell the log who tried.
+
+    :param what: the thing that proves nothing (a certificate, a signature, a sample)
+    """
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what, why)
+        self.what, self.why = what, why
+
+    def __str__(self) -> str:
+        return f"{self.what} proves nothing: {self.why}"
+
+
 class CacheFull(AcstorError):
     """Nothing more can be stored; serving goes on without caching."""
 

@@ -27,6 +27,8 @@ import ipaddress
 import itertools
 import re
 from collections.abc import Iterator
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -36,13 +38,12 @@ from acstor_common import ids
 from acstor_common import location
 from acstor_common import vnode
 
-FORMAT_VERSION = 3
-LOCATED_VERSION = 2
-"""The version of a table in which every host has the v-nodes that were made for it."""
-PLAIN_VERSION = 1
-"""The version of such a table without locations and thresholds: the oldest agents read it."""
+FORMAT_VERSION = 1
+MAX_EPOCH = (1 << 53) - 1
+"""Every JSON reader can say it exactly."""
 MAX_THRESHOLD = location.MAX_LEVELS + 1
 MAX_HOSTS = 16384
+MAX_REVOKED = 4096
 MAX_VNODES = 10_000
 MAX_POINTS = 1 << 20
 """Bound on the v-nodes of all hosts together: a ring of this size is built in a few seconds."""
@@ -78,74 +79,43 @@ class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def named_host(
     host: ids.HostId, address: str, names: frozenset[vnode.VNode], place: str = ""
 ) -> RingHost:
-    """Return a host that owns these v-nodes, in the oldest form that can say so."""
+    """Return a host that owns these v-nodes, in the shortest form that can say so."""
     is_plain = names == vnode.first(host, len(names)) and names
     packed = None if is_plain else vnode.pack(names)
     return RingHost(host, address, len(names), place, packed)
+
+
+_Epoch = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+_Threshold = Annotated[int, msgspec.Meta(ge=1, le=MAX_THRESHOLD)] | None
+_Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_VNODES)]
+_Names = Annotated[dict[str, str], msgspec.Meta(max_length=MAX_VNODES)]
+_BeforeS = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
+
+
+class _FileHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A host of the file."""
+
+    host: str
+    address: str
+    vnodes: _Count | _Names
+    location: str = ""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The file."""
+
+    version: int
+    epoch: _Epoch
+    hosts: Annotated[tuple[_FileHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
+    threshold: _Threshold = None
+    outer_threshold: _Threshold = None
+    revoked: Annotated[dict[str, _BeforeS], msgspec.Meta(max_length=MAX_REVOKED)] = {}
 
 
 class _Versioned(msgspec.Struct):
     """The one field that every version of the format has."""
 
     version: int
-
-
-_Epoch = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Threshold = Annotated[int, msgspec.Meta(ge=1, le=MAX_THRESHOLD)] | None
-
-
-class _PlainHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host in version 1."""
-
-    host: str
-    address: str
-    vnodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_VNODES)]
-
-
-class _LocatedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host in version 2."""
-
-    host: str
-    address: str
-    vnodes: Annotated[int, msgspec.Meta(ge=1, le=MAX_VNODES)]
-    location: str = ""
-
-
-class _NamedHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A host in version 3."""
-
-    host: str
-    address: str
-    vnodes: Annotated[dict[str, str], msgspec.Meta(max_length=MAX_VNODES)]
-    location: str = ""
-
-
-class _PlainFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Version 1."""
-
-    version: int
-    epoch: _Epoch
-    hosts: Annotated[tuple[_PlainHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
-
-
-class _LocatedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Version 2."""
-
-    version: int
-    epoch: _Epoch
-    hosts: Annotated[tuple[_LocatedHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
-    threshold: _Threshold = None
-    outer_threshold: _Threshold = None
-
-
-class _NamedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Version 3."""
-
-    version: int
-    epoch: _Epoch
-    hosts: Annotated[tuple[_NamedHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
-    threshold: _Threshold = None
-    outer_threshold: _Threshold = None
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -179,6 +149,8 @@ class Ring:
         hosts have the same
     :param outer_threshold: such a home asks the home among the hosts nearer than this before it
         reads the source; None: it asks nobody
+    :param revoked: hosts whose certificates are refused if their validity begins before this wall
+        clock (:func:`acstor_common.certificates.is_revoked`)
     :raises ValueError: two hosts have one id or one address, something of them is out of range, or
         their locations do not go together
     """
@@ -189,9 +161,13 @@ class Ring:
         hosts: tuple[RingHost, ...],
         threshold: int | None = None,
         outer_threshold: int | None = None,
+        revoked: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         _check(hosts)
         _check_thresholds(threshold, outer_threshold)
+        for host in revoked:
+            ids.parse_host_id(host)
+        self.revoked = dict(revoked)
         self.epoch = epoch
         self.threshold = threshold
         self.outer_threshold = outer_threshold
@@ -348,45 +324,26 @@ def decode(data: bytes, what: str) -> Ring:
 
 def _decode(data: bytes) -> Ring:
     version = msgspec.json.decode(data, type=_Versioned).version
-    if version == PLAIN_VERSION:
-        plain = msgspec.json.decode(data, type=_PlainFile)
-        return Ring(plain.epoch, tuple(RingHost(h.host, h.address, h.vnodes) for h in plain.hosts))
-    hosts: Iterator[RingHost]
-    table: _LocatedFile | _NamedFile
-    if version == LOCATED_VERSION:
-        table = msgspec.json.decode(data, type=_LocatedFile)
-        hosts = (RingHost(h.host, h.address, h.vnodes, h.location) for h in table.hosts)
-    elif version == FORMAT_VERSION:
-        table = msgspec.json.decode(data, type=_NamedFile)
-        hosts = (RingHost(h.host, h.address, _count(h), h.location, h.vnodes) for h in table.hosts)
-    else:
-        raise ValueError(
-            f"version {version} is unknown, {PLAIN_VERSION} to {FORMAT_VERSION} are expected"
-        )
-    return Ring(table.epoch, tuple(hosts), table.threshold, table.outer_threshold)
+    if version != FORMAT_VERSION:
+        raise ValueError(f"version {version} is unknown, {FORMAT_VERSION} is expected")
+    table = msgspec.json.decode(data, type=_File)
+    hosts = tuple(_read_host(host) for host in table.hosts)
+    return Ring(table.epoch, hosts, table.threshold, table.outer_threshold, table.revoked)
 
 
-def _count(host: _NamedHost) -> int:
-    """Return how many v-nodes a host has; one beyond the bound, if there are more."""
-    return sum(1 for _ in itertools.islice(vnode.unpack(host.vnodes), MAX_VNODES + 1))
+def _read_host(host: _FileHost) -> RingHost:
+    if isinstance(host.vnodes, int):
+        return RingHost(host.host, host.address, host.vnodes, host.location)
+    count = sum(1 for _ in itertools.islice(vnode.unpack(host.vnodes), MAX_VNODES + 1))
+    return RingHost(host.host, host.address, count, host.location, host.vnodes)
 
 
 def encode(ring: Ring) -> bytes:
-    """Return ``ring`` as a v-node table in JSON, hosts sorted by id.
-
-    It has the lowest version that can say it, so that older agents read it too.
-    """
-    if any(host.names is not None for host in ring.hosts):
-        named = tuple(
-            _NamedHost(h.host, h.address, vnode.pack(h.owned()), h.location) for h in ring.hosts
-        )
-        return msgspec.json.encode(
-            _NamedFile(FORMAT_VERSION, ring.epoch, named, ring.threshold, ring.outer_threshold)
-        )
-    if ring.threshold is None and not any(host.location for host in ring.hosts):
-        plain = tuple(_PlainHost(h.host, h.address, h.vnodes) for h in ring.hosts)
-        return msgspec.json.encode(_PlainFile(PLAIN_VERSION, ring.epoch, plain))
-    located = tuple(_LocatedHost(h.host, h.address, h.vnodes, h.location) for h in ring.hosts)
+    """Return ``ring`` as a v-node table in JSON, hosts sorted by id."""
+    hosts = tuple(
+        _FileHost(h.host, h.address, h.vnodes if h.names is None else h.names, h.location)
+        for h in ring.hosts
+    )
     return msgspec.json.encode(
-        _LocatedFile(LOCATED_VERSION, ring.epoch, located, ring.threshold, ring.outer_threshold)
+        _File(FORMAT_VERSION, ring.epoch, hosts, ring.threshold, ring.outer_threshold, ring.revoked)
     )

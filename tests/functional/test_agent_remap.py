@@ -32,7 +32,7 @@ def located(cloud: hosts.Cloud, epoch: int, **fields: Any) -> dict[str, Any]:
     table = hosts.ring_table(cloud.ports, epoch)
     for host in table["hosts"]:
         host["location"] = PODS[host["host"]]
-    return {**table, "version": 2, **fields}
+    return {**table, **fields}
 
 
 def write(cloud: hosts.Cloud, table: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ def test_older_and_broken_tables_change_nothing_under_readers(tmp_path, images, 
             for epoch in (3, 6, 7, 1, 5):
                 write(cloud, {**hosts.ring_table({"h9": 9}, epoch)})
                 time.sleep(0.2)
-            cloud.ring_file.write_text('{"version": 2, "epoch": 8, "threshold": 0, "hosts": []}')
+            cloud.ring_file.write_text('{"version": 1, "epoch": 8, "threshold": 0, "hosts": []}')
             time.sleep(1.5)
         assert [s["ring"]["epoch"] for s in cloud.statuses().values()] == [7, 7]
         assert count(cloud, "source_bytes") == len(DATA)

@@ -46,10 +46,10 @@ def named(*owned) -> bytes:
         {"host": f"h{i}", "address": f"10.0.0.{i}:7201", "vnodes": names}
         for i, names in enumerate(owned, 1)
     ]
-    return table(version=3, hosts=hosts)
+    return table(hosts=hosts)
 
 
-@pytest.mark.parametrize("name", ["ring-v1.json", "ring-v3.json"])
+@pytest.mark.parametrize("name", ["ring-v1.json", "ring-v1-names.json"])
 def test_golden_table_gives_the_owners_that_are_committed(name):
     golden = json.loads((DATA / name).read_bytes())
     of = ring.decode(json.dumps(golden["table"]).encode(), "golden")
@@ -59,7 +59,7 @@ def test_golden_table_gives_the_owners_that_are_committed(name):
 
 
 def test_golden_table_with_locations_gives_the_homes_that_are_committed():
-    golden = json.loads((DATA / "ring-v2.json").read_bytes())
+    golden = json.loads((DATA / "ring-v1-locations.json").read_bytes())
     of = ring.decode(json.dumps(golden["table"]).encode(), "golden")
     assert json.loads(ring.encode(of)) == golden["table"]
     for case in golden["homes"]:
@@ -240,9 +240,15 @@ def test_located_ring_decodes_to_the_same_table(threshold, outer):
     assert (again.hosts, again.threshold, again.outer_threshold) == (of.hosts, threshold, outer)
 
 
-def test_table_that_needs_no_version_2_is_written_in_version_1():
-    assert json.loads(ring.encode(make_ring(1)))["version"] == 1
-    assert json.loads(ring.encode(located()))["version"] == 2
+def test_what_a_table_does_not_say_is_not_written():
+    assert set(json.loads(ring.encode(make_ring(1)))) == {"version", "epoch", "hosts"}
+    assert "location" not in json.loads(ring.encode(make_ring(1)))["hosts"][0]
+
+
+def test_revoked_hosts_decode_to_the_same_table():
+    of = ring.Ring(5, make_ring(1).hosts, revoked={"h9": 1_700_000_000})
+    assert ring.decode(ring.encode(of), "again").revoked == {"h9": 1_700_000_000}
+    assert ring.decode(ring.encode(make_ring(1)), "again").revoked == {}
 
 
 def test_small_group_of_10_000_hosts_is_found_at_once():
@@ -277,8 +283,7 @@ CROWD = [
         (b"[" * 100_000, ""),
         (b" " * (ring.MAX_FILE_BYTES + 1), "longer"),
         (b"[]", "Expected `object`"),
-        (table(version=4), "version 4"),
-        (table(version=3), "Expected `object`"),
+        (table(version=2), "version 2 is unknown, 1 is expected"),
         (named({"h1": "0-99"}, {"h1": "7"}), "h1#7 is there twice: at h1 and at h2"),
         (named({"h1": "1-0"}), "ascending"),
         (named({"h1": "3,2"}), "ascending"),
@@ -289,22 +294,25 @@ CROWD = [
         (named({"no/slash": "0"}), "no/slash"),
         (named({"h1": "0-10000"}), "10001 v-nodes, 0 to 10000"),
         (named({"h1": "0-1048575"}), "10001 v-nodes, 0 to 10000"),
-        (table(threshold=1), "threshold"),
-        (table(host={"location": "a"}), "location"),
-        (table(version=2, threshold=0), "threshold"),
-        (table(version=2, threshold=ring.MAX_THRESHOLD + 1), "threshold"),
-        (table(version=2, threshold=1.5), "threshold"),
-        (table(version=2, threshold=2, outer_threshold=2), "outer_threshold 2 is not above"),
-        (table(version=2, outer_threshold=2), "outer_threshold 2 is not above"),
-        (table(version=2, host={"location": "a//b"}), "'a//b'"),
-        (table(version=2, host={"location": "/a"}), "not a location"),
-        (table(version=2, host={"location": "a b"}), "not a location"),
-        (table(version=2, host={"location": "a" * 256}), "not a location"),
-        (table(version=2, host={"location": "/".join("abcdefghi")}), "not a location"),
-        (table(version=2, hosts=UNEVEN), "b: location 'x' has more or fewer levels than 'x/y' of"),
+        (table(threshold=0), "threshold"),
+        (table(threshold=ring.MAX_THRESHOLD + 1), "threshold"),
+        (table(threshold=1.5), "threshold"),
+        (table(threshold=2, outer_threshold=2), "outer_threshold 2 is not above"),
+        (table(outer_threshold=2), "outer_threshold 2 is not above"),
+        (table(host={"location": "a//b"}), "'a//b'"),
+        (table(host={"location": "/a"}), "not a location"),
+        (table(host={"location": "a b"}), "not a location"),
+        (table(host={"location": "a" * 256}), "not a location"),
+        (table(host={"location": "/".join("abcdefghi")}), "not a location"),
+        (table(hosts=UNEVEN), "b: location 'x' has more or fewer levels than 'x/y' of"),
         (table(version="1"), "version"),
         (table(epoch=-1), "epoch"),
         (table(epoch=1.5), "epoch"),
+        (table(epoch=2**53), "epoch"),
+        (table(revoked={"h1": -1}), "revoked"),
+        (table(revoked={"h1": 2**53}), "revoked"),
+        (table(revoked={"no/slash": 1}), "no/slash"),
+        (table(revoked={f"h{n}": 1 for n in range(ring.MAX_REVOKED + 1)}), "revoked"),
         (table(surprise=1), "surprise"),
         (table(host={"vnodes": 0}), "vnodes"),
         (table(host={"vnodes": 10_001}), "vnodes"),
@@ -358,15 +366,14 @@ def test_a_host_without_v_nodes_is_on_the_ring_and_home_of_nothing():
     assert ring.decode(named({}), "table").owners_of(CIDS[0]) == ()
 
 
-def test_a_table_is_written_in_the_lowest_version_that_can_say_it():
+def test_v_nodes_are_written_by_name_only_where_their_number_does_not_say_them():
     own = vnode.first(ids.HostId("h1"), 100)
-    for names, place, version in (
-        (own, "", 1),
-        (own, "pod1", 2),
-        (own - vnode.first(ids.HostId("h1"), 1), "", 3),
-        (frozenset(), "", 3),
+    for names, kind in (
+        (own, int),
+        (own - vnode.first(ids.HostId("h1"), 1), dict),
+        (frozenset(), dict),
     ):
-        host = ring.named_host(ids.HostId("h1"), "10.0.0.1:7201", names, place)
+        host = ring.named_host(ids.HostId("h1"), "10.0.0.1:7201", names, "pod1")
         written = ring.encode(ring.Ring(5, (host,)))
-        assert json.loads(written)["version"] == version
+        assert type(json.loads(written)["hosts"][0]["vnodes"]) is kind
         assert frozenset(ring.decode(written, "table").hosts[0].owned()) == names

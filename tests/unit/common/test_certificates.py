@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+import datetime
+import ssl
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509 import oid
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import signing
+
+NOW_S = 1_800_000_000.5
+DAY_S = 86400
+HOST = ids.HostId("Compute_1.rack-3")
+CA = certificates.Authority.create("test", NOW_S, 10 * DAY_S)
+OTHER_CA = certificates.Authority.create("test", NOW_S, 10 * DAY_S)
+KEY = certificates.new_key()
+CSR = certificates.request(HOST, KEY)
+CERT = CA.issue(CSR, HOST, NOW_S, DAY_S)
+
+
+def made_by_hand(*extensions: x509.ExtensionType, common_name: str = "") -> bytes:
+    """Return a certificate of the authority with these extensions and nothing else."""
+    names = [x509.NameAttribute(oid.NameOID.COMMON_NAME, common_name)] if common_name else []
+    issuer = x509.load_pem_x509_certificate(CA.certificate_pem).subject
+    now = datetime.datetime.fromtimestamp(int(NOW_S), datetime.UTC)
+    builder = x509.CertificateBuilder(
+        issuer, x509.Name(names), signing.read_key(KEY).public_key(), 7, now, now
+    )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(signing.read_key(CA.key_pem), None).public_bytes(serialization.Encoding.PEM)
+
+
+def names(*wanted: x509.GeneralName) -> x509.SubjectAlternativeName:
+    return x509.SubjectAlternativeName(wanted)
+
+
+def test_certificate_says_which_host_it_is():
+    read = certificates.read_host_certificate(CERT, CA.certificate_pem)
+    assert read.host == HOST and read.pem == CERT
+    assert read.not_before_s == int(NOW_S) - certificates.BACKDATE_S
+    assert read.not_after_s == int(NOW_S) + DAY_S
+    assert read.public_key == signing.read_key(KEY).public_key()
+
+
+def test_certificate_of_the_wire_is_read_like_that_of_a_file():
+    der = ssl.PEM_cert_to_DER_cert(CERT.decode())
+    read = certificates.read_host_certificate(der, CA.certificate_pem)
+    assert read == certificates.read_host_certificate(CERT, CA.certificate_pem)
+
+
+def test_any_authority_of_the_file_is_trusted():
+    bundle = OTHER_CA.certificate_pem + CA.certificate_pem
+    assert certificates.read_host_certificate(CERT, bundle).host == HOST
+
+
+def test_the_name_comes_from_the_authority_and_never_from_the_request():
+    issued = CA.issue(CSR, ids.HostId("h2"), NOW_S, DAY_S)
+    assert certificates.read_host_certificate(issued, CA.certificate_pem).host == "h2"
+
+
+@pytest.mark.parametrize(
+    ("pem", "ca", "why"),
+    [
+        (CERT, OTHER_CA.certificate_pem, "none of the authorities known here issued it"),
+        (CERT, CERT, "no authority's certificate"),
+        (CERT, b"", "no PEM"),
+        (CA.certificate_pem, CA.certificate_pem, "it is an authority's"),
+        (made_by_hand(common_name=HOST), CA.certificate_pem, "no subjectAltName"),
+        (
+            made_by_hand(names(x509.DNSName("h1"), x509.DNSName("h2"))),
+            CA.certificate_pem,
+            "2 names, one DNS name alone",
+        ),
+        (
+            made_by_hand(names(x509.DNSName("h1"), x509.RFC822Name("a@b.c"))),
+            CA.certificate_pem,
+            "2 names",
+        ),
+        (made_by_hand(names(x509.RFC822Name("h1"))), CA.certificate_pem, "one DNS name"),
+        (made_by_hand(names(x509.DNSName("*.rack"))), CA.certificate_pem, "not a host id"),
+        (made_by_hand(names(x509.DNSName("a/b"))), CA.certificate_pem, "not a host id"),
+        (CERT + b" " * certificates.MAX_CERTIFICATE_BYTES, CA.certificate_pem, "at most"),
+        (CERT, CA.certificate_pem * 1000, "at most"),
+    ],
+)
+def test_certificate_that_proves_no_host_is_refused(pem, ca, why):
+    with pytest.raises(errors.NotAuthentic, match=why):
+        certificates.read_host_certificate(pem, ca)
+
+
+@pytest.mark.filterwarnings("ignore:Parsed a serial number")
+def test_every_byte_of_a_certificate_counts():
+    der = bytearray(ssl.PEM_cert_to_DER_cert(CERT.decode()))
+    unused_bits = len(der) - signing.SIGNATURE_BYTES - 1  # of the signature's BIT STRING
+    for place in set(range(len(der))) - {unused_bits}:
+        der[place] ^= 1
+        with pytest.raises(errors.NotAuthentic):
+            certificates.read_host_certificate(bytes(der), CA.certificate_pem)
+        der[place] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("late_s", "grace_s", "fault"),
+    [
+        (0, 0, ""),
+        (-certificates.BACKDATE_S, 0, ""),
+        (-23 * 3600, 0, "23 h from now: one of the two clocks is wrong"),
+        (-23 * 3600, 7 * DAY_S, "valid from 2027-01-15 07:55:00 UTC on"),
+        (DAY_S, 0, ""),
+        (DAY_S + 90, 0, "valid until 2027-01-16 08:00:00 UTC, 90 s ago"),
+        (DAY_S + 90, 100, ""),
+        (8 * DAY_S, 6 * DAY_S, "7 days ago"),
+    ],
+)
+def test_time_fault_says_by_how_much(late_s, grace_s, fault):
+    read = certificates.read_host_certificate(CERT, CA.certificate_pem)
+    said = certificates.time_fault(read, int(NOW_S) + late_s, grace_s)
+    assert fault in said and bool(said) == bool(fault)
+
+
+def test_revocation_refuses_what_was_issued_before_and_nothing_issued_later():
+    revoked = {HOST: certificates.refused_before(NOW_S)}
+    read = certificates.read_host_certificate(CERT, CA.certificate_pem)
+    assert certificates.is_revoked(read, revoked)
+    later = CA.issue(CSR, HOST, NOW_S + 1, DAY_S)
+    again = certificates.read_host_certificate(later, CA.certificate_pem)
+    assert not certificates.is_revoked(again, revoked)
+    assert not certificates.is_revoked(read, {"h2": revoked[HOST]})
+
+
+@pytest.mark.parametrize("what", ["nothing", "ec", "unsigned"])
+def test_request_that_is_not_its_own_keys_is_refused(what):
+    with pytest.raises(errors.NotAuthentic, match="certificate request"):
+        CA.issue(_bad_request(what), HOST, NOW_S, DAY_S)
+
+
+def _bad_request(what: str) -> bytes:
+    if what == "nothing":
+        return b"-----BEGIN CERTIFICATE REQUEST-----\nAAAA\n-----END CERTIFICATE REQUEST-----\n"
+    if what == "ec":
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+        return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    der = bytearray(x509.load_pem_x509_csr(CSR).public_bytes(serialization.Encoding.DER))
+    der[-1] ^= 1
+    return x509.load_der_x509_csr(bytes(der)).public_bytes(serialization.Encoding.PEM)
+
+
+def test_authority_is_its_certificate_and_its_key():
+    again = certificates.Authority(CA.certificate_pem, CA.key_pem)
+    assert certificates.read_host_certificate(
+        again.issue(CSR, HOST, NOW_S, DAY_S), CA.certificate_pem
+    )
+    for certificate, key in (
+        (CA.certificate_pem, OTHER_CA.key_pem),
+        (CERT, KEY),
+        (CA.certificate_pem, b"key"),
+    ):
+        with pytest.raises(errors.NotAuthentic):
+            certificates.Authority(certificate, key)
+
+
+def test_an_operators_own_authority_may_have_another_kind_of_key():
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, "an operator's")])
+    now = datetime.datetime.fromtimestamp(int(NOW_S), datetime.UTC)
+    builder = x509.CertificateBuilder(subject, subject, key.public_key(), 7, now, now)
+    builder = builder.add_extension(x509.BasicConstraints(True, None), critical=True)
+    ca_pem = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    key_pem = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    issued = certificates.Authority(ca_pem, key_pem).issue(CSR, HOST, NOW_S, DAY_S)
+    assert certificates.read_host_certificate(issued, ca_pem).host == HOST
+
+
+def test_openssl_takes_the_chain_in_its_strict_mode(tmp_path):
+    """What Python 3.13 demands by default: key identifiers, usage and critical constraints."""
+    now_s = datetime.datetime.now(datetime.UTC).timestamp()
+    ca = certificates.Authority.create("test", now_s, DAY_S)
+    (tmp_path / "cert.pem").write_bytes(ca.issue(CSR, HOST, now_s, DAY_S))
+    (tmp_path / "key.pem").write_bytes(KEY)
+    contexts = []
+    for purpose in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(purpose)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        context.load_verify_locations(cadata=ca.certificate_pem.decode())
+        context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+        contexts.append(context)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = contexts[0].wrap_bio(to_server, to_client, server_side=True)
+    client = contexts[1].wrap_bio(to_client, to_server)
+    for side in (client, server, client, server):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    seen = server.getpeercert(binary_form=True)
+    assert certificates.read_host_certificate(seen, ca.certificate_pem).host == HOST
+
+
+@given(st.binary(max_size=400), st.booleans())
+def test_garbage_is_no_certificate_no_request_and_no_authority(garbage, is_pem):
+    if is_pem:
+        garbage = b"-----BEGIN CERTIFICATE-----\n" + garbage + b"\n-----END CERTIFICATE-----\n"
+    with pytest.raises(errors.NotAuthentic):
+        certificates.read_host_certificate(garbage, CA.certificate_pem)
+    with pytest.raises(errors.NotAuthentic):
+        certificates.read_host_certificate(CERT, garbage)
+    with pytest.raises(errors.NotAuthentic):
+        certificates.request_key(garbage)
