@@ -4,12 +4,21 @@
 Nobody reads a global CONF: ``register_opts(conf)`` takes the object.
 """
 
+import contextlib
+import logging
+import pathlib
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 from oslo_config import cfg
+from oslo_config import iniparser
 from oslo_log import log
+
+from acstor_common import stray_options
+
+LOG = logging.getLogger(__name__)
 
 GROUP = cfg.OptGroup("acstor", title="What every acstor process of a host shares")
 
@@ -51,10 +60,62 @@ def load(
     register: Callable[[cfg.ConfigOpts], None],
     options: Options,
 ) -> None:
-    """Read a service's configuration into ``conf`` as :func:`read` does, and set up the log."""
+    """Read a service's configuration into ``conf`` as :func:`read` does, and set up the log.
+
+    What stands in the files and is no option is named in warnings.
+    """
     log.register_options(conf)
     read(conf, args, prog, register, options)
     log.setup(conf, "acstor")
+    warn_of_strays(conf, options)
+
+
+def warn_of_strays(conf: cfg.ConfigOpts, options: Options) -> None:
+    """Name in the log what stands in our sections of the files and is no option."""
+    for stray in strays(conf, options):
+        LOG.warning("%s", stray)
+
+
+def strays(conf: cfg.ConfigOpts, options: Options) -> list[stray_options.Stray]:
+    """Return what stands in our sections of the files that ``conf`` has read and is no option.
+
+    oslo.config lists no options of the files that it has read, and tells of one file only where
+    a section stands in several.  So they are parsed once more, by its own public parser.
+
+    :param options: those of the sections that are judged, registered or not
+    """
+    known = _known(conf, options)
+    found: list[stray_options.Stray] = []
+    for file in _files(conf):
+        sections: dict[str, dict[str, object]] = {}
+        with contextlib.suppress(OSError, iniparser.ParseError):  # it has changed meanwhile
+            cfg.ConfigParser(str(file), sections).parse()
+        names = {section: set(members) for section, members in sections.items()}
+        found += stray_options.find(str(file), names, known)
+    return found
+
+
+def _known(conf: cfg.ConfigOpts, options: Options) -> dict[str, set[str]]:
+    """Return the names that may stand in each section, former ones too."""
+    known: dict[str, set[str]] = {}
+    for group, members in options:
+        names = known.setdefault(group.name, set())
+        if group.name in conf:
+            names.update(conf[group.name])
+        for option in members:
+            names |= {stray_options.plain(option.name), option.dest}
+            for former in option.deprecated_opts:
+                former_name = stray_options.plain(former.name or option.name)
+                known.setdefault(former.group or group.name, set()).add(former_name)
+    known[stray_options.DEFAULT] = {name for name in conf if name not in known}
+    return known
+
+
+def _files(conf: cfg.ConfigOpts) -> Iterator[pathlib.Path]:
+    """Yield the files that ``conf`` has read, in that order."""
+    yield from map(pathlib.Path, conf.config_file or [])
+    for folder in conf.config_dir or []:
+        yield from sorted(pathlib.Path(folder).expanduser().glob("*.conf"))
 
 
 def read(
@@ -69,11 +130,13 @@ def read(
 
     :param prog: whose files are read where ``args`` names none, with ``project``
     :param register: registers the room's options
-    :param options: those whose values are looked at now, not when they are first asked for
+    :param options: those whose values are looked at now, not when they are first asked for, and
+        those that libraries register when they use them
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
     register(conf)
     conf(args, project=project, prog=prog)
     for group, members in options:
         for option in members:
-            _ = conf[group.name][option.dest]
+            if option.dest in conf[group.name]:
+                _ = conf[group.name][option.dest]

@@ -9,6 +9,7 @@ import pathlib
 import re
 from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 
 from keystoneauth1 import loading
 from oslo_config import cfg
@@ -193,8 +194,14 @@ def load(conf: cfg.ConfigOpts, args: Sequence[str], prog: str, read: Callable[..
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     :raises errors.Unusable: an option makes no sense
     """
-    read(conf, args, prog, register_opts, [(GROUP, OPTS)])
+    read(conf, args, prog, register_opts, [*list_opts(), (GROUP, _sign_in_options())])
     check(conf)
+
+
+def _sign_in_options() -> list[cfg.Opt]:
+    """Return the options of all ways to sign in: keystoneauth registers those of the one in use."""
+    loaders: dict[str, loading.BaseLoader[Any]] = loading.get_available_plugin_loaders()
+    return [cfg.Opt(option.dest) for loader in loaders.values() for option in loader.get_options()]
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:

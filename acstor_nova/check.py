@@ -103,6 +103,9 @@ def _configuration(conf: cfg.ConfigOpts) -> Iterator[Finding]:
         else:
             shown = ", ".join(map(str, found)) or "not set"
             yield Finding(what, Level.ERROR, f"it is {shown}", f"Set it to {right} in nova.conf.")
+    for stray in common_conf.strays(conf, nova_conf.list_opts()):
+        remedy = f"Write {stray.nearest}." if stray.nearest else "Take it out."
+        yield Finding("options", Level.WARNING, str(stray), remedy)
 
 
 def _nova() -> Finding:
