@@ -5,10 +5,12 @@ The one rule: what is wrong is told with the option's name, before the agent ser
 """
 
 import ipaddress
+import pathlib
 
 from oslo_config import cfg
 
 from acstor_agent import disk_io
+from acstor_agent import identity_files
 from acstor_agent.core import neighbours
 from acstor_agent.core import readahead
 from acstor_agent.core import unit_ahead
@@ -74,6 +76,14 @@ def reachable_at(own: Options) -> str:
             "Set it to the address and port under which they reach this host",
         )
     return address
+
+
+def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
+    """Return the files that prove who this host is: in the state folder, or where options say."""
+    usual = identity_files.files_in(pathlib.Path(own.state_dir) / "identity")
+    named = {"ca": own.peer_tls_ca, "certificate": own.peer_tls_cert, "key": own.peer_tls_key}
+    found = usual._replace(**{name: pathlib.Path(path) for name, path in named.items() if path})
+    return identity_files.IdentityFiles(here, found)
 
 
 def topology(name: str) -> neighbours.Topology | None:

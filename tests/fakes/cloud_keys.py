@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of a cloud in the test's hands: an authority, and what the decision service signs with.
+
+The one rule: everything is made with the project's own code, as the decision service makes it.
+"""
+
+import pathlib
+import time
+
+from acstor_agent import identity_files
+from acstor_common import certificates
+from acstor_common import decision_api
+from acstor_common import ids
+from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+
+DAY_S = 86_400
+
+
+class CloudKeys:
+    """An authority and a signing key.
+
+    :param now_s: when all of it was made
+    """
+
+    def __init__(self, now_s: float | None = None) -> None:
+        self.now_s = time.time() if now_s is None else now_s
+        self.authority = certificates.Authority.create("a test", self.now_s, 365 * DAY_S)
+        self.signing_key = signing.new_key()
+
+    @property
+    def signers(self) -> bytes:
+        """The public half of the signing key, PEM."""
+        return signing.public_pem(self.signing_key)
+
+    def host(
+        self, name: str, now_s: float | None = None, valid_s: int = DAY_S
+    ) -> identity_files.Set:
+        """Return what the files of a host hold, with a certificate issued at ``now_s``."""
+        key = certificates.new_key()
+        host = ids.parse_host_id(name)
+        issued_s = self.now_s if now_s is None else now_s
+        request = certificates.request(host, key)
+        certificate = self.authority.issue(request, host, issued_s, valid_s)
+        ca = self.authority.certificate_pem
+        return identity_files.Set(ca, certificate, key, self.signers)
+
+    def give(self, state_dir: pathlib.Path, name: str) -> identity_files.Set:
+        """Put the files of a host in its state folder, which is made if it is not there."""
+        state_dir.mkdir(parents=True, exist_ok=True)
+        made = self.host(name)
+        identity_files.write(state_dir / "identity", made)
+        return made
+
+    def table(self, table: ring.Ring, told: int | None = None) -> decision_api.RingTable:
+        """Return a table as the decision service sends it.
+
+        :param told: the epoch beside it, if not its own
+        """
+        data = ring.encode(table)
+        signature = sealed.signature_of(signing.TABLE, data, self.signing_key)
+        return decision_api.RingTable(
+            table.epoch if told is None else told, data.decode(), signature
+        )
+
+    def task(
+        self,
+        task: decision_api.ImageTask,
+        *hosts: str,
+        given_s: float | None = None,
+        purpose: str = signing.TASK,
+    ) -> decision_api.Signed:
+        """Return a task as the decision service gives it.
+
+        :param hosts: whom it is for; all if there are none
+        """
+        at_s = time.time() if given_s is None else given_s
+        given = decision_api.TaskForHosts(task=task, hosts=hosts, given_s=at_s)
+        return sealed.seal(given, purpose, self.signing_key)
+
+    def wanted(
+        self, wanted: decision_api.ImageWanted, request: int = 1, given_s: float | None = None
+    ) -> decision_api.Signed:
+        """Return a request to prepare an image as the decision service gives it."""
+        at_s = time.time() if given_s is None else given_s
+        sent = decision_api.ImageWantedAt(wanted=wanted, request=request, given_s=at_s)
+        return sealed.seal(sent, signing.IMAGE_WANTED, self.signing_key)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import stat
+
+import pytest
+
+from acstor_agent import identity_files
+from acstor_common import ids
+from acstor_common import signing
+from tests.fakes import cloud_keys
+
+H1 = ids.HostId("h1")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def keys():
+    return cloud_keys.CloudKeys()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "identity"
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def files(folder, clock):
+    return identity_files.IdentityFiles(H1, identity_files.files_in(folder), clock)
+
+
+def test_without_files_a_host_proves_nothing_and_believes_nobody(files):
+    assert files.current() == identity_files.Identity()
+    assert files.signers() == ()
+
+
+def test_what_was_written_is_read_and_nobody_else_may(files, folder, keys):
+    written = keys.host("h1")
+    identity_files.write(folder, written)
+    found = files.current()
+    assert (found.certificate.host, found.key, found.ca) == ("h1", written.key, written.ca)
+    assert len(files.signers()) == 1
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert {path.name for path in folder.iterdir()} == {
+        "ca.pem",
+        "cert.pem",
+        "key.pem",
+        "signers.pem",
+    }
+
+
+def test_a_new_set_is_seen_after_some_seconds_or_when_told_so(files, folder, keys, clock):
+    assert files.current().certificate is None
+    identity_files.write(folder, keys.host("h1"))
+    assert files.current().certificate is None
+    clock.now_s += identity_files.LOOK_EVERY_S
+    first = files.current()
+    identity_files.write(folder, keys.host("h1"))
+    assert files.current() is first
+    files.look_again()
+    assert files.current().key not in (b"", first.key)
+
+
+def test_who_opened_the_old_set_can_still_read_it_and_older_ones_go(folder, keys):
+    identity_files.write(folder, keys.host("h1"))
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    first = (folder / "key.pem").read_bytes()
+    for _ in range(3):
+        before = os.path.realpath(folder)
+        identity_files.write(folder, keys.host("h1"))
+        sets = {str(p) for p in folder.parent.glob(".identity-*")}
+        assert sets == {before, os.path.realpath(folder)}
+    os.close(handle)
+    assert (folder / "key.pem").read_bytes() != first
+
+
+def test_a_folder_made_by_hand_is_put_aside(folder, keys):
+    folder.mkdir()
+    (folder / "ca.pem").write_bytes(b"by hand")
+    identity_files.write(folder, keys.host("h1"))
+    assert folder.is_symlink()
+    assert (folder.parent / "identity.by-hand" / "ca.pem").read_bytes() == b"by hand"
+
+
+def test_a_write_that_fails_leaves_the_set_before(folder, keys, monkeypatch):
+    identity_files.write(folder, keys.host("h1"))
+    before = (os.path.realpath(folder), (folder / "key.pem").read_bytes())
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(identity_files, "_link", fail)
+    with pytest.raises(OSError, match="No space"):
+        identity_files.write(folder, keys.host("h1"))
+    assert (os.path.realpath(folder), (folder / "key.pem").read_bytes()) == before
+    assert len(list(folder.parent.glob(".identity-*"))) == 1
+
+
+@pytest.mark.expect_log("the certificate of h2 proves nothing: this host is h1; it is not used")
+def test_the_certificate_of_another_host_is_not_used_and_signers_are(files, folder, keys):
+    identity_files.write(folder, keys.host("h2"))
+    assert files.current().certificate is None
+    assert files.current().key == b""
+    assert len(files.signers()) == 1
+
+
+@pytest.mark.expect_log("the key beside it is another one's")
+def test_a_certificate_beside_another_key_is_not_used(files, folder, keys):
+    identity_files.write(folder, keys.host("h1")._replace(key=signing.new_key()))
+    assert files.current().certificate is None
+
+
+@pytest.mark.expect_log("none of the authorities known here issued it")
+def test_a_certificate_of_another_cloud_is_not_used(files, folder, keys):
+    other = cloud_keys.CloudKeys().authority.certificate_pem
+    identity_files.write(folder, keys.host("h1")._replace(ca=other))
+    assert files.current().certificate is None
+
+
+@pytest.mark.expect_log("signers.pem.*it is not used")
+@pytest.mark.parametrize("signers", [b"rubbish", b"-----BEGIN PUBLIC KEY-----\nAAAA\n"])
+def test_signers_that_are_none_are_said_once(files, folder, keys, clock, watched_log, signers):
+    for _ in range(3):
+        identity_files.write(folder, keys.host("h1")._replace(signers=signers))
+        clock.now_s += identity_files.LOOK_EVERY_S
+        assert files.signers() == ()
+        assert files.current().certificate is not None
+    assert len(watched_log.messages) == 1
+
+
+def test_files_may_lie_elsewhere(tmp_path, folder, keys):
+    made = keys.host("h1")
+    (tmp_path / "a.pem").write_bytes(made.ca)
+    (tmp_path / "c.pem").write_bytes(made.certificate)
+    (tmp_path / "k.pem").write_bytes(made.key)
+    usual = identity_files.files_in(folder)
+    named = usual._replace(
+        ca=tmp_path / "a.pem", certificate=tmp_path / "c.pem", key=tmp_path / "k.pem"
+    )
+    files = identity_files.IdentityFiles(H1, named)
+    assert files.current().certificate.host == "h1"
+    assert files.signers() == ()
