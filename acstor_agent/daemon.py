@@ -24,6 +24,7 @@ from acstor_agent.chunks import serving
 from acstor_agent.chunks import want as want_
 from acstor_agent.cloud import bus
 from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.control import control_requests
@@ -53,6 +54,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
+from acstor_common import signing
 from acstor_common import trace_message
 
 LOG = logging.getLogger(__name__)
@@ -130,7 +132,14 @@ class Agent:
         self._cache = cache
         state_dir = pathlib.Path(own.state_dir)
         ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
-        self._ring = ring_keeper.RingKeeper(state_dir / "ring.json", ring_file, own.former_ring_s)
+        self._identity = settings.identity(own, self._host)
+        self._sender = proofs.Sender(self._identity)
+        self._ring = ring_keeper.RingKeeper(
+            state_dir / "ring.json",
+            ring_file,
+            own.former_ring_s,
+            signers=self._identity.signers,
+        )
         self._named = identity.ByContent() if own.content_exchange else identity.ByPlace()
         self._peers = peer_net.PeerNet(
             self._host,
@@ -238,13 +247,13 @@ class Agent:
         self._operations.name_guests(self._io.is_scheduling)
 
     def _send_trace(self, trace: trace_message.BootTrace) -> None:
-        """Hand a boot trace to those who prepare images; without a bus it is kept here."""
+        """Hand a boot trace to those who prepare images; if that cannot be it is kept here."""
         self._boots.counters.recorded += 1
-        if self._bus is None:
+        signed = self._sender.seal(trace, signing.TRACE) if self._bus else None
+        if self._bus is None or signed is None:
             self._traces.put(trace)
         else:
-            payload = trace_message.encode(trace)
-            self._bus.cast(trace_message.TOPIC, trace_message.BOOT_TRACED, payload)
+            self._bus.cast(trace_message.TOPIC, trace_message.BOOT_TRACED, signed)
 
     def _link_to_decision(self, message_bus: bus.Bus) -> decision_link.DecisionLink:
         own = self._conf.acstor_agent
@@ -257,8 +266,9 @@ class Agent:
             collection_s=own.collection_s,
             held=lambda: decision_link.held_by(self._chunks, self._cache),
             cids=self._cache.iter_cids,
-            epoch=lambda: self._ring.ring.epoch,
-            put_ring=self._ring.take,
+            files=self._identity,
+            sender=self._sender,
+            rings=self._ring,
             images=self._tasks.news,
             take_task=self._tasks.take,
         )
@@ -317,7 +327,8 @@ class Agent:
             "worker_pid": os.getpid(),
             "uptime_s": round(time.time() - self._started_s, 3),
             "mount_point": self._conf.acstor.mount_point,
-            "ring": {"epoch": self._ring.ring.epoch, "hosts": len(self._ring.ring.hosts)},
+            "ring": status.of_ring(self._ring),
+            "identity": status.of_identity(self._identity.current()),
             "images": images,
             "disks": {
                 disk_id: status.of_disk(self._disks.get_nowait(disk_id))

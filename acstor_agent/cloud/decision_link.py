@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host and the decision service: samples go there, v-node tables come from there.
+"""This host and the decision service: samples go there, v-node tables and tasks come from there.
 
 The one rule: nothing here makes a reader wait, and nothing that the service, the
 broker or the network does not do ends the agent: the last table stays in force.
+What comes without the service's signature is refused and named in the log.
 """
 
 import collections
@@ -16,16 +17,21 @@ from typing import NamedTuple
 
 import trio
 
+from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import fetcher
 from acstor_agent.cloud import bus
+from acstor_agent.cloud import proofs
+from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import counters
 from acstor_agent.core import links
+from acstor_agent.core import task_rules
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
 from acstor_common import sketch
 
 LOG = logging.getLogger(__name__)
@@ -64,8 +70,9 @@ class DecisionLink:
     :param address: where other agents reach this one
     :param held: returns what the host holds
     :param cids: returns the contents of the cache; is called in a thread
-    :param epoch: returns the epoch of the table in force
-    :param put_ring: puts a table in force; raises ValueError if it is not newer
+    :param files: say who may sign tables and tasks
+    :param sender: signs samples
+    :param rings: takes tables
     :param images: returns what is to be told of images; None if nothing new is
     :param take_task: takes what is asked of this host about an image
     """
@@ -81,15 +88,18 @@ class DecisionLink:
         collection_s: float,
         held: Callable[[], Held],
         cids: Callable[[], Iterable[ids.Cid]],
-        epoch: Callable[[], int],
-        put_ring: Callable[[ring.Ring, bytes], None],
+        files: identity_files.IdentityFiles,
+        sender: proofs.Sender,
+        rings: ring_keeper.RingKeeper,
         images: Callable[[], Awaitable[Images]],
         take_task: Callable[[decision_api.ImageTask], None],
     ) -> None:
         self._here, self._address, self._place = here, address, place
         self._bus, self._meter = message_bus, meter
         self._collection_s = collection_s
-        self._held, self._cids, self._epoch, self._put_ring = held, cids, epoch, put_ring
+        self._held, self._cids = held, cids
+        self._files, self._sender, self._rings = files, sender, rings
+        self._seen = task_rules.SeenTasks(here)
         self._images, self._take_task = images, take_task
         self._session = random.getrandbits(63)
         self._started_s = time.time()
@@ -124,12 +134,15 @@ class DecisionLink:
                 peers = self._take_peers()
                 await self._make_sketch()
                 images = await self._images()
-                sample = self._sample(look, newer, before, held, peers, images)
-                payload = decision_api.encode(sample)
-                self._bus.cast(
-                    decision_api.TOPIC, decision_api.SAMPLE_COLLECTED, payload, is_fanout=True
-                )
+                self._send(self._sample(look, newer, before, held, peers, images))
             look, before = newer, held
+
+    def _send(self, sample: decision_api.Sample) -> None:
+        payload = self._sender.seal(sample, signing.SAMPLE)
+        if payload is not None:
+            self._bus.cast(
+                decision_api.TOPIC, decision_api.SAMPLE_COLLECTED, payload, is_fanout=True
+            )
 
     async def _look(self) -> traffic_meter.Look | None:
         try:
@@ -189,7 +202,7 @@ class DecisionLink:
             chunks=decision_api.Traffic(chunks.received, chunks.sent),
             cache_bytes=held.cache_bytes,
             cache_limit_bytes=held.cache_limit_bytes,
-            ring_epoch=self._epoch(),
+            ring_epoch=self._rings.told_epoch(),
             sketch=self._sketch,
             peers=peers,
             images=images,
@@ -198,22 +211,41 @@ class DecisionLink:
     # In a thread of the bus
 
     def _hear(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
-        """Look at a table here, for a large one takes seconds, and let the agent take it."""
+        """Look at a table here, for a large one takes seconds, and let the agent take it.
+
+        :raises errors.NotAuthentic: it is not the decision service's, or may not be taken now
+        """
         sent = decision_api.decode(payload, decision_api.RingTable)
-        if sent.epoch <= self._epoch():
-            return
-        data = sent.table.encode()
-        table = ring.decode(data, f"epoch {sent.epoch} of the decision service")
+        if why := self._rings.why_not_taken(sent.epoch):
+            if sent.epoch <= self._rings.ring.epoch:
+                LOG.info("%s: not taken", why)  # as when two instances lead for a moment
+                return
+            raise errors.NotAuthentic(f"v-node table {sent.epoch}", why)
+        table = proofs.checked_table(sent, self._files.signers())
         try:
-            trio.from_thread.run_sync(self._put_ring, table, data, trio_token=token)
+            trio.from_thread.run_sync(self._rings.take, table, sent, trio_token=token)
         except trio.RunFinishedError:
             LOG.debug("epoch %d came when the agent had ended", sent.epoch)
         except ValueError as e:
             LOG.debug("%s", e)  # a newer one was faster
 
     def _hear_task(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
-        task = decision_api.decode(payload, decision_api.ImageTask)
+        """Check a task here and let the agent take it.
+
+        :raises errors.NotAuthentic: it is not the decision service's, not for this host, or old
+        """
+        signed = decision_api.decode(payload, decision_api.Signed)
+        signers = self._files.signers()
+        given = sealed.open_from_service(signed, signing.TASK, signers, decision_api.TaskForHosts)
         try:
-            trio.from_thread.run_sync(self._take_task, task, trio_token=token)
+            trio.from_thread.run_sync(self._take, given, trio_token=token)
         except trio.RunFinishedError:
-            LOG.debug("a task for image %s came when the agent had ended", task.image_id)
+            LOG.debug("a task for image %s came when the agent had ended", given.task.image_id)
+
+    def _take(self, given: decision_api.TaskForHosts) -> None:
+        why = self._seen.why_not(given, time.time())
+        if why:
+            task = given.task
+            LOG.warning("task %s of image %s is not taken: %s", task.kind, task.image_id, why)
+            return
+        self._take_task(given.task)

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The v-node table in force: the newest that came, from a file or from the control socket.
+"""The v-node table in force: from the decision service, a file, or the control socket.
 
-An older table never replaces a newer one.  The table that was replaced is
-remembered for a while, because its homes hold what the new ones have not got yet;
-the one before that is forgotten.  What came over the control socket is
-kept in the state folder, so a worker that restarts goes on with the last table.
+The one rule: what came from elsewhere is believed for its signature alone, also
+when it is found again in the state folder; and which table takes the place of which
+is decided in one place (:mod:`acstor_agent.core.table_rules`).
+
+The table that was replaced is remembered for a while, because its homes hold what
+the new ones have not got yet; the one before that is forgotten.  What did not come
+from the file is kept in the state folder with its signature, so a worker that
+restarts goes on with the last table.  What is kept and not believed is deleted: the
+service sends the current one to a host whose samples show none.
 """
 
 import logging
@@ -12,15 +17,23 @@ import pathlib
 import time
 from collections.abc import Callable
 
+import msgspec
 import trio
 
+from acstor_agent import identity_files
+from acstor_agent.cloud import proofs
+from acstor_agent.core import table_rules
+from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import ids
 from acstor_common import ring
 from acstor_common import whole_file
 
 LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+MAX_KEPT_BYTES = 2 * ring.MAX_FILE_BYTES + 1024
+"""A table as text in JSON: each quote takes two bytes."""
 
 _Stamp = tuple[int, int, int]
 
@@ -28,9 +41,10 @@ _Stamp = tuple[int, int, int]
 class RingKeeper:
     """Holds the ring.
 
-    :param kept: where a table from the control socket is kept
+    :param kept: where a table that did not come from the file is kept
     :param file: the operator's file, looked at every second; None if there is none
     :param former_s: how long the table that was replaced is remembered
+    :param signers: returns who may sign tables; without any none is taken but the operator's
     """
 
     def __init__(
@@ -39,17 +53,21 @@ class RingKeeper:
         file: pathlib.Path | None,
         former_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        signers: Callable[[], identity_files.Signers] = tuple,
     ) -> None:
         self.ring = ring.Ring(0, ())
+        self.is_signed = False
         self._former: ring.Ring | None = None
         self._former_until = 0.0
         self._former_s = former_s
         self._clock = clock
         self._kept = kept
         self._file = file
+        self._signers = signers
         self._stamp: _Stamp | None = None
         if kept.exists():
-            self._read(kept)
+            self._read_kept()
         self._look()
 
     def current(self) -> ring.Ring:
@@ -62,26 +80,95 @@ class RingKeeper:
             self._former = None
         return self._former
 
+    def told_epoch(self) -> int:
+        """Return which table the decision service is to believe that this host has.
+
+        A table of the operator's own says nothing of the service's.
+        """
+        return self.ring.epoch if self.is_signed else 0
+
+    def may_speak(self, host: ids.HostId, not_before_s: float) -> str:
+        """Return why a host may not speak to this one; "" if it may.
+
+        :param host: whom its certificate names
+        :param not_before_s: when that begins to be valid, wall clock
+        """
+        return table_rules.why_not_speak(host, not_before_s, self.ring, self.former())
+
     def put(self, data: bytes) -> ring.Ring:
-        """Take a table that was sent, and keep it.
+        """Take a table of the operator's, and keep it.
 
         :raises errors.RingFormatError: it cannot be used
-        :raises ValueError: its epoch is not higher than that of the one in force
+        :raises ValueError: it may not take the place of the one in force
         """
         new = ring.decode(data, "the table that was sent")
-        self.take(new, data)
+        self._take(new, decision_api.RingTable(new.epoch, data.decode(), ""))
         return new
 
-    def take(self, new: ring.Ring, data: bytes) -> None:
-        """Take a table that was decoded elsewhere from ``data``, and keep it.
+    def why_not_taken(self, epoch: int) -> str:
+        """Return why a signed table of an epoch would not be taken; "" if it would."""
+        return table_rules.why_not_taken(
+            epoch, self.ring.epoch, is_signed=True, is_current_signed=self.is_signed
+        )
 
-        :raises ValueError: its epoch is not higher than that of the one in force
+    def take(self, new: ring.Ring, sent: decision_api.RingTable) -> None:
+        """Take a table whose signature was checked (:func:`proofs.checked_table`), and keep it.
+
+        :raises ValueError: it may not take the place of the one in force
         """
-        if new.epoch <= self.ring.epoch:
-            raise ValueError(f"epoch {new.epoch} is not higher than {self.ring.epoch}")
-        with whole_file.written(self._kept, is_durable=False) as file:
-            file.write(data)
-        self._use(new)
+        self._take(new, sent)
+
+    def _take(self, new: ring.Ring, sent: decision_api.RingTable) -> None:
+        is_signed = bool(sent.signature)
+        why = table_rules.why_not_taken(
+            new.epoch, self.ring.epoch, is_signed=is_signed, is_current_signed=self.is_signed
+        )
+        if why:
+            raise ValueError(why)
+        self._keep(sent)
+        self._use(new, is_signed=is_signed)
+
+    def _keep(self, sent: decision_api.RingTable) -> None:
+        try:
+            with whole_file.written(self._kept, 0o600, is_durable=False) as file:
+                file.write(msgspec.json.encode(sent))
+        except OSError as e:
+            LOG.warning("ring epoch %d is not kept for the next start: %s", sent.epoch, e)
+
+    def _read_kept(self) -> None:
+        try:
+            new, is_signed = self._decode_kept()
+        except errors.Unusable as e:
+            LOG.warning("%s; it is not used", e)
+        except (OSError, msgspec.DecodeError, errors.AcstorError) as e:
+            LOG.warning("the table that was kept is dropped: %s: %s", self._kept, e)
+            self._kept.unlink(missing_ok=True)
+        else:
+            self._use(new, is_signed=is_signed)
+
+    def _decode_kept(self) -> tuple[ring.Ring, bool]:
+        """Return the table that was kept, and whether it is signed.
+
+        :raises errors.Unusable: it cannot be checked now
+        :raises errors.AcstorError: it is not to be believed, or no table
+        """
+        with self._kept.open("rb") as file:
+            raw = file.read(MAX_KEPT_BYTES + 1)
+        if len(raw) > MAX_KEPT_BYTES:
+            raise errors.RingFormatError("a kept table", MAX_KEPT_BYTES, "it is longer than any")
+        sent = msgspec.json.decode(raw, type=decision_api.RingTable)
+        signers = self._signers()
+        if sent.signature and not signers:
+            raise errors.Unusable(f"the v-node table in {self._kept}", proofs.NO_SIGNERS)
+        if signers:
+            new = proofs.checked_table(sent, signers)
+        else:
+            new = ring.decode(sent.table.encode(), "a kept table")
+        if why := table_rules.why_not_taken(
+            new.epoch, 0, is_signed=bool(sent.signature), is_current_signed=False
+        ):
+            raise errors.NotAuthentic("a kept table", why)
+        return new, bool(sent.signature)
 
     async def watch(self) -> None:
         """Follow the operator's file."""
@@ -110,8 +197,13 @@ class RingKeeper:
         except (OSError, errors.RingFormatError) as e:
             LOG.warning("%s; the last table stays in use", e)
             return
-        if new.epoch > self.ring.epoch:
-            self._use(new)
+        why = table_rules.why_not_taken(
+            new.epoch, self.ring.epoch, is_signed=False, is_current_signed=self.is_signed
+        )
+        if not why:
+            self._use(new, is_signed=False)
+        elif self.is_signed or new.epoch >= table_rules.EPOCH_END:
+            LOG.warning("%s is not taken: %s", path, why)
         elif new.epoch < self.ring.epoch:
             LOG.warning(
                 "%s has epoch %d, older than %d in use; not taken", path, new.epoch, self.ring.epoch
@@ -123,8 +215,9 @@ class RingKeeper:
                 new.epoch,
             )
 
-    def _use(self, new: ring.Ring) -> None:
+    def _use(self, new: ring.Ring, *, is_signed: bool) -> None:
         LOG.info("ring epoch %d with %d hosts is in force", new.epoch, len(new.hosts))
+        self.is_signed = is_signed
         self._former = self.ring if self.ring.hosts and self._former_s else None
         self._former_until = self._clock() + self._former_s
         self.ring = new

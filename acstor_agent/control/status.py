@@ -9,14 +9,34 @@ from collections.abc import Iterable
 from typing import Any
 
 from acstor_agent import disk_io
+from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
+from acstor_agent.cloud import ring_keeper
 from acstor_agent.core import counters
 from acstor_agent.disks import disk
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.peers import peer_endpoint
+
+
+def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
+    """Return the v-node table in force in numbers."""
+    return {
+        "epoch": rings.ring.epoch,
+        "hosts": len(rings.ring.hosts),
+        "is_signed": rings.is_signed,
+    }
+
+
+def of_identity(identity: identity_files.Identity) -> dict[str, Any]:
+    """Return what this host can prove, and whom it believes."""
+    certificate = identity.certificate
+    return {
+        "certificate_not_after_s": certificate.not_after_s if certificate else None,
+        "signers": len(identity.signers),
+    }
 
 
 def of_image(

@@ -90,7 +90,7 @@ def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, nam
     for status in statuses.values():
         assert status["exchange"]["fallbacks"] == 0
         assert status["fetched"]["home"]["bytes"] > 0
-        assert status["ring"] == {"epoch": 1, "hosts": len(names)}
+        assert status["ring"] == {"epoch": 1, "hosts": len(names), "is_signed": False}
 
 
 def test_next_host_takes_the_place_of_a_dead_home(tmp_path, images, image_id):
@@ -217,7 +217,7 @@ def test_ring_file_is_followed_while_the_agent_runs(tmp_path, images, image_id):
         hosts.wait_until(lambda: "older than 5 in use; not taken" in agent.log(), "a warning")
         path.write_text('{"version": 1, "epoch": 6, "hosts": [')
         hosts.wait_until(lambda: "the last table stays in use" in agent.log(), "a warning")
-        assert agent.status()["ring"] == {"epoch": 5, "hosts": 2}
+        assert agent.status()["ring"] == {"epoch": 5, "hosts": 2, "is_signed": False}
         hosts.write_ring(path, {"h1": cloud.ports["h1"]}, epoch=7)
         for name in cloud.ports:  # a former home without it would read for the new one
             hosts.wait_until(lambda name=name: epoch(cloud, name) == 7, "the newest table")

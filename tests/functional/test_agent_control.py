@@ -198,7 +198,7 @@ def test_ring_can_be_sent_and_is_kept(images, start):
     assert "epoch 7" in shown and "127.0.0.1:2" in shown
     hosts.kill(agent.worker_pid())
     agent.wait_ready()
-    assert agent.status()["ring"] == {"epoch": 7, "hosts": 2}
+    assert agent.status()["ring"] == {"epoch": 7, "hosts": 2, "is_signed": False}
 
 
 def mode_of(path: pathlib.Path) -> int:

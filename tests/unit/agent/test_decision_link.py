@@ -1,23 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples of a host whose interfaces and bus the test holds in its hands."""
 
+import pathlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
+from acstor_agent import identity_files
 from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import proofs
+from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import links
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
 from acstor_common import sketch
+from tests.fakes import cloud_keys
 
 COLLECTION_S = 1.0
+KEYS = cloud_keys.CloudKeys()
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 CIDS = [ids.cid_of(b"%d" % n) for n in range(200)]
 
 
@@ -50,7 +61,11 @@ class Bus:
             decision_api.SAMPLE_COLLECTED,
             True,
         )
-        self.samples.append(decision_api.decode(payload, decision_api.Sample))
+        signed = decision_api.decode(payload, decision_api.Signed)
+        ca = KEYS.authority.certificate_pem
+        certificate, sample = sealed.open_from_host(signed, signing.SAMPLE, ca, decision_api.Sample)
+        assert certificate.host == sample.host
+        self.samples.append(sample)
 
     def listen(self, topic: str, heard: Mapping[str, Any]) -> None:
         assert topic == decision_api.AGENT_TOPIC
@@ -60,14 +75,21 @@ class Bus:
 class Host:
     """A link, and what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, state_dir: pathlib.Path) -> None:
         self.meter, self.bus = Meter(), Bus()
         self.chunks = links.Carried(0, 0)
-        self.ring = ring.Ring(3, ())
+        here = ids.HostId("h1")
+        self.folder = state_dir / "identity"
+        self.files = identity_files.IdentityFiles(here, identity_files.files_in(self.folder))
+        identity_files.write(self.folder, KEYS.host("h1"))
+        self.rings = ring_keeper.RingKeeper(
+            state_dir / "ring.json", None, signers=self.files.signers
+        )
+        self.rings.take(ring.Ring(3, ()), KEYS.table(ring.Ring(3, ())))
         self.images: decision_link.Images = None
         self.tasks: list[decision_api.ImageTask] = []
         self.link = decision_link.DecisionLink(
-            ids.HostId("h1"),
+            here,
             "10.0.0.1:7201",
             "pod1/rack1",
             message_bus=self.bus,
@@ -75,8 +97,9 @@ class Host:
             collection_s=COLLECTION_S,
             held=lambda: decision_link.Held(self.chunks, 70, 100),
             cids=lambda: iter(CIDS),
-            epoch=lambda: self.ring.epoch,
-            put_ring=self.put,
+            files=self.files,
+            sender=proofs.Sender(self.files),
+            rings=self.rings,
             images=self.news,
             take_task=self.tasks.append,
         )
@@ -84,15 +107,16 @@ class Host:
     async def news(self) -> decision_link.Images:
         return self.images
 
-    def put(self, new: ring.Ring, data: bytes) -> None:
-        if new.epoch <= self.ring.epoch:
-            raise ValueError("old")
-        self.ring = new
+    async def hear(self, method: str, payload: Any) -> None:
+        """Be told something over the bus."""
+        if isinstance(payload, msgspec.Struct):
+            payload = decision_api.encode(payload)
+        await trio.to_thread.run_sync(self.bus.heard[method], payload)
 
 
 @pytest.fixture
-async def host(nursery: trio.Nursery) -> Host:
-    made = Host()
+async def host(nursery: trio.Nursery, tmp_path: pathlib.Path) -> Host:
+    made = Host(tmp_path)
     nursery.start_soon(made.link.run)
     await trio.sleep(COLLECTION_S / 2)
     return made
@@ -139,22 +163,62 @@ async def test_without_an_interface_nothing_is_sent_and_then_it_goes_on(host):
 
 
 async def test_a_newer_table_is_taken_an_older_one_is_not(host):
-    hear = host.bus.heard[decision_api.RING_PUBLISHED]
     for epoch, in_force in ((2, 3), (9, 9), (9, 9), (8, 9)):
-        text = ring.encode(ring.Ring(epoch, ())).decode()
-        payload = decision_api.encode(decision_api.RingTable(epoch, text))
-        await trio.to_thread.run_sync(hear, payload)
-        assert host.ring.epoch == in_force
+        await host.hear(decision_api.RING_PUBLISHED, KEYS.table(ring.Ring(epoch, ())))
+        assert host.rings.ring.epoch == in_force
+
+
+STRANGER = cloud_keys.CloudKeys()
+LEAP = 3 + 1_000_001
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (decision_api.RingTable(9, KEYS.table(ring.Ring(9, ())).table), "none of the keys"),
+        (STRANGER.table(ring.Ring(9, ())), "none of the keys known here made it"),
+        (KEYS.table(ring.Ring(9, ()), told=10), "what is signed says epoch 9"),
+        (KEYS.table(ring.Ring(LEAP, ())), "leaps"),
+        (KEYS.table(ring.Ring((1 << 53) - 1, ())), "leaps"),
+    ],
+)
+async def test_a_table_that_proves_nothing_leaves_the_last_one_in_force(host, sent, why):
+    with pytest.raises(errors.NotAuthentic, match=why):
+        await host.hear(decision_api.RING_PUBLISHED, sent)
+    assert host.rings.ring.epoch == 3
+
+
+async def test_what_a_signature_covers_is_not_looked_into_before(host, monkeypatch):
+    def decode(*_: object) -> None:
+        pytest.fail("a table that nobody signed was read")
+
+    monkeypatch.setattr(proofs.ring, "decode", decode)
+    with pytest.raises(errors.NotAuthentic):
+        await host.hear(decision_api.RING_PUBLISHED, STRANGER.table(ring.Ring(9, ())))
 
 
 @pytest.mark.parametrize("table", ["", "{}", '{"version": 9}', "no table"])
-async def test_a_table_that_makes_no_sense_leaves_the_last_one_in_force(host, table):
-    hear = host.bus.heard[decision_api.RING_PUBLISHED]
+async def test_a_signed_table_that_makes_no_sense_leaves_the_last_one_in_force(host, table):
+    signature = sealed.signature_of(signing.TABLE, table.encode(), KEYS.signing_key)
     with pytest.raises(errors.RingFormatError):
-        await trio.to_thread.run_sync(hear, {"epoch": 9, "table": table})
-    with pytest.raises(errors.RemoteProtocolError):
-        await trio.to_thread.run_sync(hear, {"epoch": -1})
-    assert host.ring.epoch == 3
+        await host.hear(decision_api.RING_PUBLISHED, decision_api.RingTable(9, table, signature))
+    for payload in ({"epoch": -1}, {"epoch": 1 << 53, "table": ""}, None, 7):
+        with pytest.raises(errors.RemoteProtocolError):
+            await host.hear(decision_api.RING_PUBLISHED, payload)
+    assert host.rings.ring.epoch == 3
+
+
+@pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
+async def test_a_host_without_a_certificate_sends_nothing_and_says_so_once(host, watched_log):
+    identity_files.write(host.folder, KEYS.host("h1")._replace(certificate=b""))
+    host.files.look_again()
+    await trio.sleep(3 * COLLECTION_S)
+    assert host.bus.samples == []
+    assert len(watched_log.messages) == 1
+    identity_files.write(host.folder, KEYS.host("h1"))
+    host.files.look_again()
+    await trio.sleep(COLLECTION_S)
+    assert len(host.bus.samples) == 1
 
 
 async def test_a_sample_says_of_images_what_is_new(host):
@@ -167,11 +231,59 @@ async def test_a_sample_says_of_images_what_is_new(host):
     assert told == [{image_id: decision_api.HeldImage(size_bytes=9, cached_bytes=4)}, None]
 
 
-async def test_a_task_is_taken_and_nonsense_is_not(host):
-    hear = host.bus.heard[decision_api.IMAGE_TASK_GIVEN]
-    task = {"request": 1, "kind": "pre_seed", "image_id": "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"}
-    await trio.to_thread.run_sync(hear, task)
-    for wrong in ({}, task | {"kind": "erase"}, task | {"image_id": "../x"}, task | {"boots": 0}):
+TASK = decision_api.ImageTask(request=1, kind=decision_api.TaskKind.PRE_SEED, image_id=IMAGE)
+
+
+@pytest.mark.expect_log("task pre_seed of image .* is not taken: it was taken before")
+async def test_a_signed_task_is_taken_and_a_copy_of_it_is_not(host):
+    given = KEYS.task(TASK, "h1")
+    await host.hear(decision_api.IMAGE_TASK_GIVEN, given)
+    await host.hear(decision_api.IMAGE_TASK_GIVEN, given)
+    assert host.tasks == [TASK]
+
+
+@pytest.mark.expect_log("is not taken: it is for other hosts")
+async def test_a_task_of_another_host_is_not_taken(host):
+    await host.hear(decision_api.IMAGE_TASK_GIVEN, KEYS.task(TASK, "h2"))
+    assert host.tasks == []
+
+
+@pytest.mark.expect_log("is not taken: it was given 86400 s ago by this host's clock")
+async def test_a_task_of_yesterday_is_not_taken(host):
+    given = KEYS.task(TASK, given_s=time.time() - 86_400)
+    await host.hear(decision_api.IMAGE_TASK_GIVEN, given)
+    assert host.tasks == []
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        STRANGER.task(TASK),
+        KEYS.task(TASK, purpose=signing.TABLE),
+        msgspec.structs.replace(KEYS.task(TASK, "h2"), payload=KEYS.task(TASK).payload),
+        sealed.seal(  # a host's own key signs no tasks
+            decision_api.TaskForHosts(task=TASK, given_s=time.time()),
+            signing.TASK,
+            KEYS.host("h1").key,
+            KEYS.host("h1").certificate,
+        ),
+    ],
+)
+async def test_a_forged_task_is_not_taken(host, forged):
+    with pytest.raises(errors.NotAuthentic):
+        await host.hear(decision_api.IMAGE_TASK_GIVEN, forged)
+    assert host.tasks == []
+
+
+async def test_a_task_that_makes_no_sense_is_not_taken(host):
+    task = decision_api.encode(TASK)
+    wrong = (task | {"kind": "erase"}, task | {"image_id": "../x"}, task | {"boots": 0})
+    for one in ({}, task, *({"task": bad, "given_s": time.time()} for bad in wrong)):
+        text = msgspec.json.encode(one)
+        signature = sealed.signature_of(signing.TASK, text, KEYS.signing_key)
+        signed = decision_api.Signed(text.decode(), signature)
         with pytest.raises(errors.RemoteProtocolError):
-            await trio.to_thread.run_sync(hear, wrong)
-    assert [(one.request, one.kind.value) for one in host.tasks] == [(1, "pre_seed")]
+            await host.hear(decision_api.IMAGE_TASK_GIVEN, signed)
+    with pytest.raises(errors.RemoteProtocolError):
+        await host.hear(decision_api.IMAGE_TASK_GIVEN, task)
+    assert host.tasks == []

@@ -2,11 +2,17 @@
 import json
 import os
 
+import msgspec
 import pytest
 import trio
 
+from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_common import errors
+from acstor_common import ids
+from acstor_common import ring
+from acstor_common import signing
+from tests.fakes import cloud_keys
 
 
 def table(epoch, *names):
@@ -78,7 +84,7 @@ def test_sent_rubbish_is_refused_and_not_kept(keep, tmp_path, data):
     assert not (tmp_path / "ring.json").exists()
 
 
-@pytest.mark.expect_log("ring.json.*the last table stays in use")
+@pytest.mark.expect_log("the table that was kept is dropped: .*ring.json")
 def test_kept_table_that_went_bad_does_not_keep_the_worker_from_starting(keep, tmp_path, file):
     (tmp_path / "ring.json").write_bytes(b"{")
     file.write_bytes(table(1, "h1"))
@@ -156,3 +162,154 @@ def test_former_table_can_be_turned_off(tmp_path):
     keeper.put(table(1, "h1"))
     keeper.put(table(2, "h2"))
     assert keeper.former() is None
+
+
+# Signed tables
+
+KEYS = cloud_keys.CloudKeys()
+SIGNERS = signing.read_public_keys(KEYS.signers)
+
+
+def signed(epoch, *names, keys=KEYS, told=None, revoked=None):
+    hosts = tuple(ring.RingHost(n, f"10.0.0.{n[1]}:7201", 1) for n in names)
+    return keys.table(ring.Ring(epoch, hosts, revoked=revoked or {}), told)
+
+
+@pytest.fixture
+def joined(tmp_path, file):
+    """Make the keeper of a host that believes the service, again after each restart."""
+    return lambda: ring_keeper.RingKeeper(
+        tmp_path / "ring.json", file, 60.0, lambda: 0.0, signers=lambda: SIGNERS
+    )
+
+
+def take(keeper, sent):
+    keeper.take(proofs.checked_table(sent, SIGNERS), sent)
+
+
+def test_signed_table_outlives_the_worker(joined, tmp_path):
+    take(joined(), signed(9, "h1", "h2"))
+    keeper = joined()
+    assert (keeper.current().epoch, keeper.is_signed, keeper.told_epoch()) == (9, True, 9)
+    assert (tmp_path / "ring.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (signed(9, "h1", keys=cloud_keys.CloudKeys()), "none of the keys known here made it"),
+        (msgspec.structs.replace(signed(9, "h1"), signature=""), "none of the keys"),
+        (msgspec.structs.replace(signed(9, "h1"), table=signed(9, "h2").table), "none of the keys"),
+        (signed(9, "h1", told=10), "what is signed says epoch 9"),
+    ],
+)
+def test_table_without_the_services_signature_is_not_taken(sent, why):
+    with pytest.raises(errors.NotAuthentic, match=why):
+        proofs.checked_table(sent, SIGNERS)
+
+
+def test_table_is_signed_for_no_other_purpose():
+    sent = signed(9, "h1")
+    key = KEYS.signing_key
+    for purpose in (signing.TASK, signing.SAMPLE, "", "tabl"):
+        signature = proofs.sealed.signature_of(purpose, sent.table.encode(), key)
+        with pytest.raises(errors.NotAuthentic):
+            proofs.checked_table(msgspec.structs.replace(sent, signature=signature), SIGNERS)
+
+
+def test_without_signers_no_table_is_taken():
+    with pytest.raises(errors.NotAuthentic, match="knows nobody who may sign it"):
+        proofs.checked_table(signed(9, "h1"), ())
+
+
+def test_signed_tables_are_higher_and_do_not_leap(joined):
+    keeper = joined()
+    take(keeper, signed(1 << 52, "h1"))  # the first may have any epoch
+    for epoch in (1 << 52, 1, (1 << 52) + 1_000_001):
+        with pytest.raises(ValueError, match=r"not higher|leaps"):
+            take(keeper, signed(epoch, "h2"))
+    take(keeper, signed((1 << 52) + 1_000_000, "h3"))
+    assert keeper.current().hosts[0].host == "h3"
+    assert keeper.former().epoch == 1 << 52
+
+
+def test_signed_table_takes_the_place_of_the_operators_whatever_its_epoch(joined, file):
+    file.write_bytes(table(70, "h1"))
+    keeper = joined()
+    assert (keeper.current().epoch, keeper.told_epoch()) == (70, 0)
+    take(keeper, signed(3, "h2"))
+    assert (keeper.current().epoch, keeper.told_epoch(), keeper.former().epoch) == (3, 3, 70)
+    with pytest.raises(ValueError, match="the table in force is signed"):
+        keeper.put(table(71, "h1"))
+
+
+@pytest.mark.expect_log("is not taken: the table in force is signed by the decision service")
+async def test_the_operators_file_says_nothing_once_a_signed_table_is_there(
+    joined, file, nursery, autojump_clock
+):
+    keeper = joined()
+    take(keeper, signed(3, "h2"))
+    nursery.start_soon(keeper.watch)
+    replace(file, table(70, "h1"))
+    await trio.sleep(1.1)
+    assert keeper.current().epoch == 3
+    nursery.cancel_scope.cancel()
+
+
+def poisons():
+    sent = signed(9, "h1")
+    leap = json.loads(table(1, "h1")) | {"epoch": (1 << 63) - 1}
+    return {
+        "nothing": b"",
+        "garbage": os.urandom(1000),
+        "a bare table, as it was kept before": table(9, "h1"),
+        "a bare table with a huge epoch": json.dumps(leap).encode(),
+        "unsigned": msgspec.json.encode(msgspec.structs.replace(sent, signature="")),
+        "of a stranger": msgspec.json.encode(signed(9, "h1", keys=cloud_keys.CloudKeys())),
+        "another table": msgspec.json.encode(
+            msgspec.structs.replace(sent, table=signed(9, "h2").table)
+        ),
+        "another epoch": msgspec.json.encode(signed(9, "h1", told=8)),
+        "unsigned and huge": msgspec.json.encode(
+            {"epoch": (1 << 63) - 1, "table": json.dumps(leap), "signature": ""}
+        ),
+        "long": b" " * (ring_keeper.MAX_KEPT_BYTES + 1),
+    }
+
+
+@pytest.mark.expect_log("the table that was kept is dropped: .*ring.json")
+@pytest.mark.parametrize("poison", poisons().items(), ids=lambda item: item[0])
+def test_poisoned_table_is_dropped_and_the_next_one_is_taken(joined, tmp_path, poison):
+    (tmp_path / "ring.json").write_bytes(poison[1])
+    keeper = joined()
+    assert (keeper.current().epoch, keeper.told_epoch()) == (0, 0)  # so its samples ask for one
+    assert not (tmp_path / "ring.json").exists()
+    take(keeper, signed(3, "h1"))
+    assert joined().current().epoch == 3
+
+
+@pytest.mark.expect_log("the v-node table in .*ring.json: this host knows nobody who may sign it")
+def test_signed_table_is_left_alone_where_it_cannot_be_checked(joined, keep):
+    take(joined(), signed(9, "h1"))
+    assert keep().current().epoch == 0
+    assert joined().current().epoch == 9
+
+
+@pytest.mark.expect_log("ring epoch 9 is not kept for the next start: .*No such file")
+def test_table_that_cannot_be_kept_is_in_force_all_the_same(tmp_path):
+    keeper = ring_keeper.RingKeeper(tmp_path / "gone" / "ring.json", None, signers=lambda: SIGNERS)
+    take(keeper, signed(9, "h1"))
+    assert keeper.current().epoch == 9
+
+
+def test_hosts_of_the_tables_may_speak_unless_revoked(joined):
+    keeper = joined()
+    h1, h2, h3 = (ids.HostId(name) for name in ("h1", "h2", "h3"))
+    assert keeper.may_speak(h1, 100.0)
+    take(keeper, signed(1, "h1", "h2"))
+    assert not keeper.may_speak(h1, 100.0)
+    take(keeper, signed(2, "h1", revoked={"h1": 101}))
+    assert "revoked" in keeper.may_speak(h1, 100.0)
+    assert not keeper.may_speak(h1, 101.0)
+    assert not keeper.may_speak(h2, 100.0)  # of the former table
+    assert "not on the v-node table" in keeper.may_speak(h3, 100.0)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host proves to others, and what others have to prove to it.
+
+The one rule: nothing that came over the message bus is looked into before its
+signature was checked; who may publish there may still do no more than waste time.
+"""
+
+import logging
+from typing import Any
+
+import msgspec
+
+from acstor_agent import identity_files
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+
+LOG = logging.getLogger(__name__)
+
+NO_SIGNERS = "this host knows nobody who may sign it (signers.pem)"
+
+
+def checked_table(sent: decision_api.RingTable, signers: identity_files.Signers) -> ring.Ring:
+    """Return the table that the decision service signed; a large one takes seconds.
+
+    :raises errors.NotAuthentic: it did not sign this one, or another epoch was told than it says
+    :raises errors.RingFormatError: it is no table that can be used
+    """
+    what = f"v-node table {sent.epoch}"
+    if not signers:
+        raise errors.NotAuthentic(what, NO_SIGNERS)
+    data = sent.table.encode()
+    sealed.check(signers, signing.TABLE, data, sent.signature)
+    table = ring.decode(data, what)
+    if table.epoch != sent.epoch:
+        raise errors.NotAuthentic(what, f"what is signed says epoch {table.epoch}")
+    return table
+
+
+class Sender:
+    """Seals what this host sends.
+
+    ``sealed`` counts messages, ``unproven`` those that could not be sent.
+    """
+
+    def __init__(self, files: identity_files.IdentityFiles) -> None:
+        self._files = files
+        self._is_told = False
+        self.sealed = 0
+        self.unproven = 0
+
+    def seal(self, payload: msgspec.Struct, purpose: str) -> dict[str, Any] | None:
+        """Return a message that proves to come from this host; None if it can prove nothing."""
+        identity = self._files.current()
+        if identity.certificate is None:
+            self.unproven += 1
+            if not self._is_told:
+                LOG.warning(
+                    "no samples and boot traces are sent: this host has no certificate (%s)",
+                    self._files.files.certificate,
+                )
+            self._is_told = True
+            return None
+        self._is_told = False
+        self.sealed += 1
+        signed = sealed.seal(payload, purpose, identity.key, identity.certificate.pem)
+        return decision_api.encode(signed)

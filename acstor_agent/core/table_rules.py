@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which v-node table takes the place of which, and whom the tables let speak.
+
+The one rule: once a signed table is in force only signed ones follow it, each with
+a higher epoch, and none from so far ahead that no honest one could follow.  A table
+that was signed takes the place of one that was not, whatever their epochs: the two
+are numbered by different people.
+"""
+
+from acstor_common import ids
+from acstor_common import ring
+
+EPOCH_END = 1 << 53
+"""Epochs are below: beyond it JSON's numbers are not exact everywhere."""
+MAX_LEAP = 1_000_000
+"""Epochs that a host may have missed: of two months, with a new table every 5 s."""
+
+
+def why_not_taken(epoch: int, current: int, *, is_signed: bool, is_current_signed: bool) -> str:
+    """Return why a table cannot take the place of the one in force; "" if it can.
+
+    >>> why_not_taken(7, 7, is_signed=True, is_current_signed=True)
+    'epoch 7 is not higher than 7'
+    >>> why_not_taken(1, 7, is_signed=True, is_current_signed=False)
+    ''
+
+    :param epoch: that of the new table
+    :param current: that of the table in force; 0 if there is none
+    """
+    if epoch >= EPOCH_END:
+        return f"epoch {epoch} is out of range"
+    if is_signed and not is_current_signed:
+        return ""
+    if is_current_signed and not is_signed:
+        return "the table in force is signed by the decision service, this one is not"
+    if epoch <= current:
+        return f"epoch {epoch} is not higher than {current}"
+    if is_signed and epoch > current + MAX_LEAP:
+        return f"epoch {epoch} leaps: at most {MAX_LEAP} above {current} is taken"
+    return ""
+
+
+def why_not_speak(
+    host: ids.HostId, not_before_s: float, current: ring.Ring, former: ring.Ring | None
+) -> str:
+    """Return why a host may not speak to this one; "" if it may.
+
+    :param host: whom its certificate names
+    :param not_before_s: when that begins to be valid, wall clock
+    :param current: the table in force; what it revokes is revoked
+    :param former: the one before it, if that still counts
+    """
+    if host not in current and (former is None or host not in former):
+        return "it is not on the v-node table"
+    if not_before_s < current.revoked.get(host, 0):
+        return "its certificate was revoked"
+    return ""

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from acstor_agent.core import table_rules
+from acstor_common import ids
+from acstor_common import ring
+
+H1, H2, H3 = (ids.HostId(name) for name in ("h1", "h2", "h3"))
+LEAP = table_rules.MAX_LEAP
+
+
+def table(epoch, *names, revoked=None):
+    hosts = tuple(ring.RingHost(n, f"10.0.0.{n[1]}:7201", 1) for n in names)
+    return ring.Ring(epoch, hosts, revoked=revoked or {})
+
+
+@pytest.mark.parametrize(
+    ("epoch", "current", "is_signed", "is_current_signed", "why"),
+    [
+        (1, 0, False, False, ""),
+        (1, 0, True, False, ""),
+        (6, 5, True, True, ""),
+        (6, 5, False, False, ""),
+        (5, 5, True, True, "not higher"),
+        (5, 5, False, False, "not higher"),
+        (4, 5, True, True, "not higher"),
+        (1, 10**15, True, False, ""),  # what an operator numbered says nothing of the service's
+        (6, 5, False, True, "signed"),
+        (5 + LEAP, 5, True, True, ""),
+        (6 + LEAP, 5, True, True, "leaps"),
+        (6 + LEAP, 5, False, False, ""),  # the operator's own
+        ((1 << 53) - 1, 0, True, False, ""),  # the first may be any
+        (1 << 53, 0, True, False, "out of range"),
+        (1 << 53, 0, False, False, "out of range"),
+        (1 << 63, 5, True, True, "out of range"),
+    ],
+)
+def test_which_table_takes_the_place_of_which(epoch, current, is_signed, is_current_signed, why):
+    found = table_rules.why_not_taken(
+        epoch, current, is_signed=is_signed, is_current_signed=is_current_signed
+    )
+    assert why in found
+    assert bool(found) == bool(why)
+
+
+def test_hosts_of_the_table_in_force_and_of_the_former_one_may_speak():
+    now, before = table(2, "h1"), table(1, "h2")
+    assert table_rules.why_not_speak(H1, 100.0, now, before) == ""
+    assert table_rules.why_not_speak(H2, 100.0, now, before) == ""
+    assert "not on the v-node table" in table_rules.why_not_speak(H3, 100.0, now, before)
+    assert "not on the v-node table" in table_rules.why_not_speak(H2, 100.0, now, None)
+    assert table_rules.why_not_speak(H1, 100.0, table(0), None)
+
+
+def test_certificates_from_before_a_revocation_say_nothing_and_later_ones_do():
+    now, before = table(2, "h1", revoked={"h1": 100, "h2": 100}), table(1, "h2")
+    for host in (H1, H2):
+        assert "revoked" in table_rules.why_not_speak(host, 99.0, now, before)
+        assert table_rules.why_not_speak(host, 100.0, now, before) == ""
+
+
+def test_what_the_former_table_revoked_counts_no_more():
+    assert table_rules.why_not_speak(H1, 9.0, table(2, "h1"), table(1, revoked={"h1": 100})) == ""
