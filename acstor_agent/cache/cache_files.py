@@ -2,9 +2,8 @@
 """The public cache of this host: chunks by CID, on the local disk.
 
 The rule guarded here: nobody ever gets bytes that do not match their CID.
-Bytes that this process stored were verified by the one who stored them; bytes
-of a former run are hashed at their first use.  A disk that is full or broken
-costs chunks, never an answer.
+Who stores bytes has verified them; from then on their checksums prove them,
+at each read.  A disk that is full or broken costs chunks, never an answer.
 
 A new chunk is answered from memory until it is on disk (write_behind.py).
 Methods without ``async`` never wait and must be called from the event loop's
@@ -24,6 +23,7 @@ from oslo_log import log as logging
 
 from acstor_agent import disk_io
 from acstor_agent.cache import slab_files
+from acstor_agent.cache import slab_io
 from acstor_agent.cache import write_behind
 from acstor_agent.core import cache_slot
 from acstor_agent.core import public_cache
@@ -68,7 +68,7 @@ class CacheFiles:
         self._core = core
         self.lookup = core.lookup
         """Returns the slot of a CID, to be read before the next checkpoint; this is a use."""
-        self.read_nowait = files.read_nowait
+        self.read_nowait = files.io.read_nowait
         self._behind = write_behind.WriteBehind(
             files, core, self._io, self.store, pending_limit_bytes
         )
@@ -144,7 +144,7 @@ class CacheFiles:
 
     # Reading
 
-    async def read(self, parts: Sequence[slab_files.Part], buffer: memoryview) -> list[ids.Cid]:
+    async def read(self, parts: Sequence[slab_io.Part], buffer: memoryview) -> list[ids.Cid]:
         """Fill ``buffer`` with ``parts``, back to back, in a thread.
 
         :return: chunks that proved bad or have left the cache; they are no longer in it, and the
@@ -154,21 +154,19 @@ class CacheFiles:
         gone = [slot.cid for slot in slots if slot.is_gone]
         if gone:
             return gone
-        wanted = [slab_files.ReadPart(slot, slot.data, start, stop) for slot, start, stop in parts]
+        wanted = [slab_io.ReadPart(slot, slot.data, start, stop) for slot, start, stop in parts]
         for slot in slots:
             self._core.hold(slot)
         try:
-            good, bad = await self._io.run(
-                self._io.place(*slab_files.where(slots[0])),
+            bad = await self._io.run(
+                self._io.place(*slab_io.where(slots[0])),
                 len(buffer),
                 False,
-                self._files.read,
+                self._files.io.read,
                 wanted,
                 buffer,
                 limiter=self._reader_threads,
             )
-            for slot in good:
-                slot.is_verified = not slot.is_gone
             for slot in bad:
                 self._heal(slot)
         finally:
@@ -182,7 +180,7 @@ class CacheFiles:
         They may be those in memory: nobody may change them.
         """
         slot = self._core.lookup(cid)
-        if slot is None or not slot.is_verified:
+        if slot is None:
             return None
         if slot.data is not None:
             return slot.data
@@ -236,7 +234,6 @@ class CacheFiles:
             self._refused += 1
             return False
         slot.data = data
-        slot.is_verified = True
         self._behind.add(slot, actions)
         return True
 

@@ -15,6 +15,7 @@ from oslo_log import log as logging
 
 from acstor_agent import disk_io
 from acstor_agent.cache import slab_files
+from acstor_agent.cache import slab_io
 from acstor_agent.core import cache_slot
 from acstor_agent.core import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
@@ -119,7 +120,7 @@ class WriteBehind:
                 jobs = list(self._next_jobs(stream))
                 with disk_io.as_stream(stream):
                     unmade, failed = await self._io.run(
-                        self._io.place(*slab_files.where(jobs[0].slot)) if jobs else 0,
+                        self._io.place(*slab_io.where(jobs[0].slot)) if jobs else 0,
                         max(1, sum(len(job.data or b"") for job in jobs)),
                         True,
                         self._files.perform_batch,
@@ -131,7 +132,7 @@ class WriteBehind:
         self._room.set()
         self._room = trio.Event()
 
-    def _next_jobs(self, stream: requests.Stream | None) -> Iterator[slab_files.WriteJob]:
+    def _next_jobs(self, stream: requests.Stream | None) -> Iterator[slab_io.WriteJob]:
         """Yield the oldest jobs; where a scheduler tells streams apart, those of one stream."""
         batch_bytes = count = 0
         for slot, its in self._dirty.items():
@@ -142,11 +143,11 @@ class WriteBehind:
             count += 1
             data = None if slot.is_gone else slot.data
             batch_bytes += len(data or b"")
-            yield slab_files.WriteJob(slot, data, slot.keep_class, slot.is_gone)
+            yield slab_io.WriteJob(slot, data, slot.keep_class, slot.is_gone)
 
     def _settle(
         self,
-        jobs: list[slab_files.WriteJob],
+        jobs: list[slab_io.WriteJob],
         unmade: dict[cache_slot.Slab, OSError],
         failed: dict[cache_slot.Slot, OSError],
     ) -> None:
@@ -159,7 +160,7 @@ class WriteBehind:
         for slab, exc in unmade.items():
             self._lose_slab(slab, exc)
 
-    def _settle_job(self, job: slab_files.WriteJob, has_failed: bool) -> None:
+    def _settle_job(self, job: slab_io.WriteJob, has_failed: bool) -> None:
         """Let go of the slot, unless it changed while the job was being done."""
         slot = job.slot
         if has_failed and job.data is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a slab file: header, one record per slot, slots.
+"""The bytes of a slab file: header, one record per slot, checksums of each slot, slots.
 
 The byte-level description is doc/source/format/cache_slab.rst.  Bytes in,
 bytes out: nothing here opens a file.  A record that does not prove itself by
@@ -12,12 +12,13 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from acstor_agent.core import cache_checksums
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 
 MAGIC = b"ACSTSLAB"
-VERSION = 1
+VERSION = 2
 ALIGNMENT_BYTES = 4096
 MIN_SLOT_BYTES = 4096
 MAX_SLOT_BYTES = geometry.MAX_CHUNK_BYTES
@@ -56,7 +57,7 @@ class SlabLayout:
 
     >>> layout = SlabLayout.within(1 << 20, slot_bytes=65536)
     >>> layout.slot_count, layout.data_offset, layout.file_bytes
-    (15, 4096, 987136)
+    (15, 8192, 991232)
     """
 
     slot_bytes: int
@@ -68,7 +69,8 @@ class SlabLayout:
 
         It may have no slot at all, if not even one fits.
         """
-        count = max(0, (slab_bytes - HEADER_BYTES) // (slot_bytes + RECORD_BYTES))
+        each = slot_bytes + RECORD_BYTES + cache_checksums.table_bytes(slot_bytes)
+        count = max(0, (slab_bytes - HEADER_BYTES) // each)
         while count and cls(slot_bytes, count).file_bytes > slab_bytes:
             count -= 1
         return cls(slot_bytes, count)
@@ -79,9 +81,15 @@ class SlabLayout:
         return HEADER_BYTES + self.slot_count * RECORD_BYTES
 
     @property
+    def sums_offset(self) -> int:
+        """First byte of the checksums of slot 0 in the file."""
+        return _align(self.table_bytes)
+
+    @property
     def data_offset(self) -> int:
         """First byte of slot 0 in the file."""
-        return _align(self.table_bytes)
+        sums = self.slot_count * cache_checksums.table_bytes(self.slot_bytes)
+        return _align(self.sums_offset + sums)
 
     @property
     def file_bytes(self) -> int:

@@ -9,6 +9,7 @@ import abc
 import collections
 import enum
 
+from acstor_agent.core import cache_checksums
 from acstor_agent.core import cache_slab
 from acstor_common import ids
 
@@ -39,6 +40,8 @@ class Slab:
         "layout",
         "number",
         "slots",
+        "sums_bytes",
+        "sums_offset",
         "used_at",
     )
 
@@ -47,6 +50,8 @@ class Slab:
         self.layout = layout
         self.group = group
         self.data_offset = layout.data_offset
+        self.sums_offset = layout.sums_offset
+        self.sums_bytes = cache_checksums.table_bytes(layout.slot_bytes)  # of one slot
         self.slots: list[Slot | None] = [None] * layout.slot_count
         self.free = list(range(layout.slot_count - 1, -1, -1))  # pop() gives neighbours in order
         self.held = 0  # slots that are held
@@ -75,7 +80,6 @@ class Slot:
         "holds",
         "is_gone",
         "is_parked",
-        "is_verified",
         "keep_class",
         "length",
         "offset",
@@ -102,7 +106,6 @@ class Slot:
         self.order = slab.group.orders[keep_class]
         self.offset = slab.data_offset + slot_no * slab.layout.slot_bytes
         self.data: Data | None = None
-        self.is_verified = False  # the bytes in the file were seen to match the CID
         self.is_gone = False
         self.is_parked = False
         self.holds = 0

@@ -289,7 +289,6 @@ class PublicCache:
         del self._index[slot.cid]
         slot.slab.slots[slot.slot_no] = None
         slot.is_gone = True
-        slot.is_verified = False
         self.gone(slot.cid)
 
     def _free(self, slot: cache_slot.Slot) -> None:

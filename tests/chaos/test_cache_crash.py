@@ -23,7 +23,7 @@ import pytest
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.cache import slab_files
+from acstor_agent.cache import slab_io
 from acstor_agent.core import public_cache
 from acstor_common import ids
 
@@ -83,7 +83,7 @@ def child(work: Callable[[], None]) -> Iterator[tuple[int, int]]:
 
 
 def report_changes(pipe: int) -> None:
-    write_run, drop = slab_files.SlabFiles._write_run, public_cache.PublicCache.drop
+    write_run, drop = slab_io.SlabIo._write_run, public_cache.PublicCache.drop
 
     def reporting_write(self, run):
         write_run(self, run)
@@ -94,7 +94,7 @@ def report_changes(pipe: int) -> None:
         os.write(pipe, b"-" + slot.cid)
         drop(self, slot)
 
-    slab_files.SlabFiles._write_run = reporting_write
+    slab_io.SlabIo._write_run = reporting_write
     public_cache.PublicCache.drop = reporting_drop
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.cache import slab_files
+from acstor_agent.cache import slab_io
 from acstor_agent.cmd import agent
 from tests.fakes import rotating_disk
 
@@ -36,10 +36,10 @@ class RotatingStore:
 
 def install(store: RotatingStore) -> None:
     """Put a disk under the slab files of this process."""
-    read, write = slab_files.SlabFiles.read, slab_files.SlabFiles._write_run
+    read, write = slab_io.SlabIo.read, slab_io.SlabIo._write_run
 
     def slow_read(
-        self: slab_files.SlabFiles, parts: Iterable[slab_files.ReadPart], buffer: memoryview
+        self: slab_io.SlabIo, parts: Iterable[slab_io.ReadPart], buffer: memoryview
     ) -> Any:
         wanted = list(parts)
         for part in wanted:
@@ -48,20 +48,20 @@ def install(store: RotatingStore) -> None:
                 store.use(slot.slab.number, slot.offset + part.start, part.stop - part.start)
         return read(self, wanted, buffer)
 
-    def slow_write(self: slab_files.SlabFiles, run: Sequence[slab_files.WriteJob]) -> None:
+    def slow_write(self: slab_io.SlabIo, run: Sequence[slab_io.WriteJob]) -> None:
         first = run[0].slot
         length = sum(len(job.data or b"") for job in run)
         store.use(first.slab.number, first.offset, length)
         write(self, run)
 
     def nothing_cached(
-        self: slab_files.SlabFiles, parts: Sequence[slab_files.Part], buffer: memoryview
+        self: slab_io.SlabIo, parts: Sequence[slab_io.Part], buffer: memoryview
     ) -> bool:
         return False
 
-    slab_files.SlabFiles.read = slow_read  # type: ignore[method-assign]
-    slab_files.SlabFiles._write_run = slow_write  # type: ignore[method-assign]
-    slab_files.SlabFiles.read_nowait = nothing_cached  # type: ignore[method-assign]
+    slab_io.SlabIo.read = slow_read  # type: ignore[method-assign]
+    slab_io.SlabIo._write_run = slow_write  # type: ignore[method-assign]
+    slab_io.SlabIo.read_nowait = nothing_cached  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -130,7 +130,9 @@ async def test_parts_fill_the_buffer_back_to_back_wherever_they_lie(disk_path):
             assert bytes(buffer) == expected + b"\0\0\0"
 
 
-async def test_neighbours_on_disk_are_read_by_one_call(disk_path, monkeypatch):
+async def test_neighbours_on_disk_are_read_by_one_call_and_one_for_their_checksums(
+    disk_path, monkeypatch
+):
     calls = []
 
     def counting(fd, buffers, offset, flags=0):
@@ -146,54 +148,90 @@ async def test_neighbours_on_disk_are_read_by_one_call(disk_path, monkeypatch):
         buffer = bytearray(15 * 64 * KIB)
         assert cache.read_nowait(parts_of(cache, CIDS[:15]), memoryview(buffer))
         assert bytes(buffer) == b"".join(CHUNKS[:15])
-        assert len(calls) == 1
+        assert len(calls) == 2
 
 
-async def test_after_a_restart_bytes_are_hashed_before_their_first_use(disk_path):
+async def test_after_a_restart_chunks_are_read_at_once(disk_path):
     await fill(disk_path)
     async with running(disk_path) as cache:
         assert set(cache.iter_cids()) == set(CIDS)
         view = memoryview(bytearray(4096))
-        part = parts_of(cache, CIDS[:1], 0, 4096)
-        assert not cache.read_nowait(part, view)
-        assert await cache.read(part, view) == []
+        assert cache.read_nowait(parts_of(cache, CIDS[:1], 0, 4096), view)
         assert view == CHUNKS[0][:4096]
-        assert cache.read_nowait(part, view)
 
 
 @pytest.mark.expect_log(r"^Chunk .* is damaged in slab file 0; dropped")
-async def test_flipped_bit_is_seen_and_the_chunk_dropped_for_good(tmp_path, caplog):
-    await fill(tmp_path)
-    flip_a_bit(tmp_path, CIDS[1])
-    async with running(tmp_path) as cache:
-        view = memoryview(bytearray(3 * 4096))
-        assert await cache.read(parts_of(cache, CIDS[:3], 0, 4096), view) == [CIDS[1]]
+@pytest.mark.parametrize("is_read_before", [False, True])
+async def test_flipped_bit_is_seen_and_the_chunk_dropped_for_good(
+    disk_path, caplog, is_read_before
+):
+    await fill(disk_path)
+    async with running(disk_path) as cache:
+        if is_read_before:
+            assert await cache.read_chunk(CIDS[1]) == CHUNKS[1]
+        flip_a_bit(disk_path, CIDS[1])
+        assert cache.read_chunk_nowait(CIDS[1]) is None
+        parts, view = parts_of(cache, CIDS[:3], 36_864, 40_960), memoryview(bytearray(3 * 4096))
+        assert not cache.read_nowait(parts, view)
+        assert await cache.read(parts, view) == [CIDS[1]]
         assert CIDS[1] not in cache and cache.statistics.healed == 1
         assert CIDS[1].hex() in caplog.text
         assert await cache.read_chunk(CIDS[1]) is None
         assert await cache.read_chunk(CIDS[2]) == CHUNKS[2]
-    async with running(tmp_path) as cache:
+    async with running(disk_path) as cache:
         assert CIDS[1] not in cache
         assert cache.store(CIDS[1], CHUNKS[1])
-    async with running(tmp_path) as cache:
+    async with running(disk_path) as cache:
         assert await cache.read_chunk(CIDS[1]) == CHUNKS[1]
         assert cache.statistics.healed == 0
 
 
-@pytest.mark.parametrize("call", ["pread", "preadv"])
+async def test_read_of_other_blocks_than_the_rotten_one_is_answered(disk_path):
+    await fill(disk_path, count=1)
+    async with running(disk_path) as cache:
+        flip_a_bit(disk_path, CIDS[0])  # in the tenth block
+        view = memoryview(bytearray(32 * KIB))
+        assert cache.read_nowait(parts_of(cache, CIDS[:1], 0, 32 * KIB), view)
+        assert view == CHUNKS[0][: 32 * KIB]
+        assert not cache.read_nowait(parts_of(cache, CIDS[:1], 36_870, 36_871), view[:1])
+
+
+@pytest.mark.expect_log(r"^Chunk .* is damaged in slab file 0; dropped")
+async def test_chunk_whose_data_were_lost_in_a_power_failure_is_not_its_slots_former_one(tmp_path):
+    await fill(tmp_path, count=1, limit_bytes=SLAB_BYTES)
+    path = tmp_path / "slab-00000.acslab"
+    former = path.read_bytes()
+    async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
+        slot = cache.lookup(CIDS[0])
+        data_offset, sums_offset = slot.slab.data_offset, slot.slab.sums_offset
+        cache.drop(CIDS[0])
+        await settle(cache)
+        assert cache.store(CIDS[1], CHUNKS[1])
+        await settle(cache)
+        slot = cache.lookup(CIDS[1])
+        assert slot.slot_no == 0
+        set_bytes(path, sums_offset, former[sums_offset:])  # data and checksums never arrived
+        assert former[data_offset : data_offset + 64 * KIB] == CHUNKS[0]
+        assert await cache.read_chunk(CIDS[1]) is None
+        assert cache.statistics.healed == 1
+
+
+@pytest.mark.parametrize("is_data", [True, False])
 @pytest.mark.expect_log("cannot be read: .*Input/output error")
 @pytest.mark.expect_log("damaged in slab file 0")
-async def test_chunk_that_cannot_be_read_is_dropped(tmp_path, monkeypatch, call):
+async def test_chunk_that_cannot_be_read_is_dropped(tmp_path, monkeypatch, is_data):
     await fill(tmp_path)
 
-    def broken(*args):
-        raise OSError(errno.EIO, "Input/output error")
+    def broken(fd, buffers, offset, flags=0):
+        if (offset >= slot.slab.data_offset) == is_data:
+            raise OSError(errno.EIO, "Input/output error")
+        return preadv(fd, buffers, offset, flags)
 
+    preadv = os.preadv
     async with running(tmp_path) as cache:
-        if call == "preadv":
-            assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]  # verified now
+        slot = cache.lookup(CIDS[0])
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, broken)
+            patch.setattr(os, "preadv", broken)
             assert await cache.read_chunk(CIDS[0]) is None
         assert CIDS[0] not in cache and cache.statistics.healed == 1
 
@@ -229,7 +267,7 @@ async def test_disk_without_nowait_reads_is_read_in_threads():
                     assert exc.errno == errno.EOPNOTSUPP
             parts, view = parts_of(cache, CIDS[:1]), memoryview(bytearray(64 * KIB))
             assert not cache.read_nowait(parts, view)
-            assert not cache._files._nowait_flags
+            assert not cache._files.io._nowait_flags
             assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
 
 
@@ -298,12 +336,14 @@ async def test_chunk_that_is_here_is_only_promoted_and_that_survives_a_restart(t
 async def test_chunk_that_a_thread_reads_is_not_overwritten(tmp_path, monkeypatch):
     go_on, is_reading = threading.Event(), threading.Event()
 
-    def slow(fd, length, offset):
+    def slow(fd, buffers, offset, flags=0):
+        if flags:
+            raise BlockingIOError
         is_reading.set()
         go_on.wait(5)
-        return pread(fd, length, offset)
+        return preadv(fd, buffers, offset, flags)
 
-    pread = os.pread
+    preadv = os.preadv
     await fill(tmp_path, count=15, limit_bytes=SLAB_BYTES)
     results = []
 
@@ -313,7 +353,7 @@ async def test_chunk_that_a_thread_reads_is_not_overwritten(tmp_path, monkeypatc
     async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
         for cid in CIDS[1:15]:
             cache.lookup(cid)  # so the chunk that is being read would be the first to go
-        monkeypatch.setattr(os, "pread", slow)
+        monkeypatch.setattr(os, "preadv", slow)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
             await trio.to_thread.run_sync(is_reading.wait, 5)

@@ -8,11 +8,12 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from acstor_agent.core import cache_checksums
 from acstor_agent.core import cache_slab
 from acstor_common import errors
 from acstor_common import ids
 
-GOLDEN = pathlib.Path(__file__).parents[3] / "data" / "cache_slab-v1.acslab"
+GOLDEN = pathlib.Path(__file__).parents[3] / "data" / "cache_slab-v2.acslab"
 LAYOUT = cache_slab.SlabLayout(4096, 3)
 CID = ids.cid_of(b"acstor")
 
@@ -23,7 +24,10 @@ def test_slab_holds_as_many_slots_as_fit(slab_bytes, exponent):
     one_more = cache_slab.SlabLayout(layout.slot_bytes, layout.slot_count + 1)
     assert layout.slot_count == 0 or layout.file_bytes <= slab_bytes
     assert one_more.file_bytes > slab_bytes
-    assert layout.data_offset % 4096 == 0 and layout.data_offset >= layout.table_bytes
+    assert layout.sums_offset % 4096 == 0 and layout.sums_offset >= layout.table_bytes
+    sums_bytes = layout.slot_count * cache_checksums.table_bytes(1 << exponent)
+    assert layout.data_offset % 4096 == 0
+    assert layout.data_offset >= layout.sums_offset + sums_bytes
 
 
 @hypothesis.given(st.integers(1, 4 << 20))
@@ -53,7 +57,7 @@ def test_header_with_a_flipped_bit_is_refused(bit):
         cache_slab.unpack_header(bytes(raw), LAYOUT.file_bytes, "slab-00001")
 
 
-def forge(version=1, slot_bytes=4096, slot_count=3) -> bytes:
+def forge(version=2, slot_bytes=4096, slot_count=3) -> bytes:
     raw = cache_slab._HEADER.pack(cache_slab.MAGIC, version, slot_bytes, slot_count)
     return raw + struct.pack("<I", cache_slab.zlib.crc32(raw))
 
@@ -61,7 +65,8 @@ def forge(version=1, slot_bytes=4096, slot_count=3) -> bytes:
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        (forge(version=2), "version 2 is unknown"),
+        (forge(version=1), "version 1 is unknown"),
+        (forge(version=3), "version 3 is unknown"),
         (forge(slot_bytes=5000), "no slot has 5000 bytes"),
         (forge(slot_bytes=2048), "no slot has 2048 bytes"),
         (forge(slot_bytes=0), "no slot has 0 bytes"),
@@ -112,15 +117,18 @@ def test_no_rubbish_is_taken_for_a_record(table):
     assert list(cache_slab.unpack_records(table, 4096)) == []
 
 
-def test_file_of_version_1_is_still_understood():
+def test_file_of_version_2_is_still_understood():
     raw = GOLDEN.read_bytes()
     layout = cache_slab.unpack_header(raw[:64], len(raw), GOLDEN.name)
-    assert layout == cache_slab.SlabLayout(slot_bytes=4096, slot_count=3)
+    assert layout == cache_slab.SlabLayout(slot_bytes=8192, slot_count=3)
     records = list(cache_slab.unpack_records(raw[64 : layout.table_bytes], layout.slot_bytes))
     assert [(r.slot_no, r.sequence, r.length, r.keep_class) for r in records] == [
-        (0, 1, 4096, 0),
-        (2, 3, 1000, 2),
+        (0, 1, 8192, 0),
+        (2, 3, 5000, 2),
     ]
     for record in records:
         begin = layout.data_offset + record.slot_no * layout.slot_bytes
-        assert ids.cid_of(raw[begin : begin + record.length]) == record.cid
+        data = raw[begin : begin + record.length]
+        assert ids.cid_of(data) == record.cid
+        begin = layout.sums_offset + record.slot_no * 24
+        assert raw[begin : begin + 24] == cache_checksums.table_of(data, record.cid, 8192)
