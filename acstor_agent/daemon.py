@@ -36,6 +36,7 @@ from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
 from acstor_agent.core import errand
 from acstor_agent.core import identity
+from acstor_agent.core import inodes
 from acstor_agent.core import peer_health
 from acstor_agent.disks import disks
 from acstor_agent.images import boot_recording
@@ -65,15 +66,16 @@ MAX_REQUESTS = 256
 """Requests of the kernel that are being answered at a time."""
 
 
-def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> None:
+def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
     """Be a worker until SIGTERM.
 
+    :param secret: of this host (see ``process/host_secret.py``)
     :raises errors.Unusable: the configuration, or what it names, cannot be used
     """
-    trio.run(functools.partial(_work, conf, inheritance))
+    trio.run(functools.partial(_work, conf, inheritance, secret))
 
 
-async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> None:
+async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
     own = conf.acstor_agent
     supervisor.make_folder(pathlib.Path(own.cache_dir))
     io = disk_io.DiskIo(
@@ -84,7 +86,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance) -> No
     )
     try:
         async with trio.open_nursery() as nursery:
-            agent = Agent(conf, nursery, cache, io)
+            agent = Agent(conf, nursery, cache, io, inodes.Inodes(inodes.keyed(secret)))
             await agent.start(inheritance)
             with trio.open_signal_receiver(signal.SIGTERM) as stops:
                 inheritance.ready()
@@ -111,6 +113,7 @@ class Agent:
     """The parts of a worker.
 
     :param nursery: where all of them live
+    :param known: the numbers by which the kernel knows images and disks
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Agent:
         nursery: trio.Nursery,
         cache: cache_files.CacheFiles,
         io: disk_io.DiskIo,
+        known: inodes.Inodes,
     ) -> None:
         own = conf.acstor_agent
         self._io = io
@@ -203,10 +207,14 @@ class Agent:
             ),
             frame_patience_s=self._peer_patience_s,
         )
-        self._images = mirrors.Mirrors(maps, self._source, self._make_mirror)
+        self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
         cache.on_gone(self._gone)
         self._disks = disks.Disks(
-            state_dir / "disks", self._images, own.read_deadline_s, io=self._io
+            state_dir / "disks",
+            self._images,
+            own.read_deadline_s,
+            io=self._io,
+            claim=known.know_disk,
         )
         self._bus = bus.open_bus(self._host, conf.config_file or [], conf.config_dir or [])
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
@@ -218,7 +226,12 @@ class Agent:
             self._send_trace,
         )
         self._operations = fuse.MirrorOperations(
-            self._images, self._disks, self._cache, own.read_deadline_s, self._recording.open
+            self._images,
+            self._disks,
+            self._cache,
+            own.read_deadline_s,
+            known,
+            self._recording.open,
         )
 
         self._requests = control_requests.ControlRequests(

@@ -173,6 +173,21 @@ class Unusable(AcstorError):
         return f"{self.what}: {self.why}" + (f". {self.remedy}" if self.remedy else "")
 
 
+class NumberTaken(AcstorError):
+    """Two things would be known by one number: the second is refused, never mistaken for the first.
+
+    :param what: the one that is refused, with its whole id
+    :param owner: who has the number
+    """
+
+    def __init__(self, what: str, owner: str, number: int) -> None:
+        super().__init__(what, owner, number)
+        self.what, self.owner, self.number = what, owner, number
+
+    def __str__(self) -> str:
+        return f"{self.what} is refused: its number {self.number:#x} is that of {self.owner}"
+
+
 class NotRaw(Unusable):
     """The bytes are of another format, whatever the image's record says: it is never served."""
 

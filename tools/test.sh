@@ -10,7 +10,7 @@ source "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
 UNIT=(acstor_common acstor_agent/core acstor_decision/core acstor_simulator tests/unit tests/contract)
-FUNCTIONAL=(tests/functional tests/chaos)
+FUNCTIONAL=(tests/functional tests/security tests/chaos)
 
 part=all
 case ${1:-} in

@@ -8,6 +8,7 @@ from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
 from acstor_agent import daemon
+from acstor_agent.process import host_secret
 from acstor_agent.process import service_manager
 from acstor_agent.process import supervisor
 from acstor_common import conf as common_conf
@@ -43,9 +44,10 @@ def run(conf: cfg.ConfigOpts) -> int:
     folders = {pathlib.Path(folder).resolve() for folder in (own.state_dir, own.cache_dir)}
     supervisor.make_folder(pathlib.Path(conf.acstor.control_socket).parent)
     with supervisor.lock_folders(sorted(folders)):
+        secret = host_secret.of(pathlib.Path(own.state_dir))
         return supervisor.Supervisor(
             pathlib.Path(conf.acstor.mount_point),
-            lambda inheritance: daemon.work(conf, inheritance),
+            lambda inheritance: daemon.work(conf, inheritance, secret),
             service_manager.notify_ready,
             service_manager.DescriptorStore(),
         ).run()

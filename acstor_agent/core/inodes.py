@@ -1,33 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers by which the kernel knows images, disks and who has opened an image.
 
-The one rule: every number is made from ids and never handed out in turn, so
-each worker knows those that a former one has given to the kernel.
+The one rule: a number stands for one id or for nobody.  Ids are longer than numbers, so each
+number that is made keeps the whole id, and whoever comes second to a number is refused by name.
+That nobody can choose to come second is the key's doing: numbers are a keyed hash of ids
+(BLAKE3's keyed mode, a pseudo-random function), and tenants choose ids but do not know the key.
+
+Numbers are made from ids and never handed out in turn, so each worker of a host, which
+all have one key, knows those that a former one has given to the kernel.
+
+========  =========================================================
+bits      meaning
+========  =========================================================
+63, 62    10 for an image, 01 for a disk; folders have numbers below
+61 to 56  who has opened an image; 0 in every inode
+55 to 0   the first 56 bits of the keyed hash
+========  =========================================================
 """
 
 import itertools
+from collections.abc import Callable
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import xxhash
+import blake3
 
 from acstor_agent.core import boot_recorder
 from acstor_agent.core import disk_header
+from acstor_common import errors
 from acstor_common import ids
 
-_OPENER_SHIFT = 56
-_OTHER_OPENERS = range(boot_recorder.OPENERS + 1, 2 * boot_recorder.OPENERS + 1)
+KEY_BYTES = 32
+_IMAGE, _DISK = 1 << 63, 1 << 62
+_OPENER_SHIFT, _OPENER_BITS = 56, 6
+_HASH_BITS = _OPENER_SHIFT
+_OPENER_MASK = (1 << _OPENER_BITS) - 1
+_OTHER_OPENERS = range(boot_recorder.OPENERS + 1, 1 << _OPENER_BITS)
 """Numbers of guests that are not recorded; those of one image take turns with them."""
 
-
-def inode_of_image(image_id: ids.ImageId) -> int:
-    """Return the inode number of a mirror."""
-    return xxhash.xxh3_64_intdigest(ids.image_id_bytes(image_id)) | 1 << 63
+Hash = Callable[[bytes], int]
+"""Makes a number of some bits of an id; bits that are not the hash's are cut off."""
 
 
-def inode_of_disk(disk_id: disk_header.DiskId) -> int:
-    """Return the inode number of a disk, never that of a mirror."""
-    return (xxhash.xxh3_64_intdigest(disk_id.encode()) & (1 << 63) - 1) | 1 << 62
+def keyed(key: bytes) -> Hash:
+    """Return the hash of a host.
+
+    :param key: KEY_BYTES bytes that nobody outside of the host knows
+    """
+
+    def number(name: bytes) -> int:
+        return int.from_bytes(blake3.blake3(name, key=key).digest(length=_HASH_BITS // 8), "big")
+
+    return number
 
 
 class Opening(NamedTuple):
@@ -43,41 +67,106 @@ class Opening(NamedTuple):
 class Inodes:
     """The images and disks that are known by their numbers.
 
-    ``openings`` are those of images, by handle; the handle without an opener is the inode.
+    ``openings`` are those of images, by handle, as far as they were met (see :meth:`opening`).
 
-    >>> inodes = Inodes()
-    >>> inodes.know_image(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
-    >>> handle = inodes.open(inode_of_image("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), 3)
-    >>> inodes.openings[handle]
+    >>> inodes = Inodes(keyed(bytes(KEY_BYTES)))
+    >>> inode = inodes.know_image(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
+    >>> inodes.opening(inodes.open(inode, 3))
     Opening(image_id='7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11', opener=3)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number_of: Hash) -> None:
+        self._number_of = number_of
         self.openings: dict[int, Opening] = {}
         self.disks: dict[int, disk_header.DiskId] = {}
+        self._images: dict[int, ids.ImageId] = {}
+        self._owners: dict[int, str] = {}
         self._other_openers = itertools.cycle(_OTHER_OPENERS)
 
-    def know_image(self, image_id: ids.ImageId) -> None:
-        """Know an image by its inode, and by the handles of all who may have opened it."""
-        inode = inode_of_image(image_id)
-        if inode not in self.openings:
-            for opener in range(_OTHER_OPENERS.stop):
-                self.openings[inode ^ opener << _OPENER_SHIFT] = Opening(image_id, opener)
+    def of_image(self, image_id: ids.ImageId) -> int:
+        """Return the inode number of a mirror."""
+        return self._number(b"image " + ids.image_id_bytes(image_id)) | _IMAGE
 
-    def know_disks(self, disk_ids: Iterable[disk_header.DiskId]) -> None:
-        """Know disks by their inodes."""
-        self.disks.update((inode_of_disk(disk_id), disk_id) for disk_id in disk_ids)
+    def of_disk(self, disk_id: disk_header.DiskId) -> int:
+        """Return the inode number of a disk."""
+        return self._number(b"disk " + disk_id.encode()) | _DISK
+
+    def _number(self, name: bytes) -> int:
+        return self._number_of(name) & ((1 << _HASH_BITS) - 1)
+
+    def know_image(self, image_id: ids.ImageId) -> int:
+        """Know an image by its inode, which is returned, and by the handles of who opens it.
+
+        :raises errors.NumberTaken: another image has this number
+        """
+        inode = self.of_image(image_id)
+        self._own(inode, f"image {image_id}")
+        self._images[inode] = image_id
+        return inode
+
+    def know_disk(self, disk_id: disk_header.DiskId) -> int:
+        """Know a disk by its inode, which is returned.
+
+        :raises errors.NumberTaken: another disk has this number
+        """
+        inode = self.of_disk(disk_id)
+        self._own(inode, f"disk {disk_id}")
+        self.disks[inode] = disk_id
+        return inode
+
+    def _own(self, inode: int, what: str) -> None:
+        owner = self._owners.setdefault(inode, what)
+        if owner != what:
+            raise errors.NumberTaken(what, owner, inode)
+
+    def know_at_start(
+        self, image_ids: Iterable[ids.ImageId], disk_ids: Iterable[disk_header.DiskId]
+    ) -> list[errors.NumberTaken]:
+        """Know all that a host has; a number that two of them claim is nobody's.
+
+        Which of the two a former worker had known by it cannot be told any more, and a guess
+        would be a guest that reads what is not his.
+        """
+        refused = []
+        knows = itertools.chain(
+            ((self.know_image, one) for one in image_ids),
+            ((self.know_disk, one) for one in disk_ids),
+        )
+        for know, one in knows:
+            try:
+                know(one)  # type: ignore[operator]  # each has its own kind of id
+            except errors.NumberTaken as e:
+                self._disown(e)
+                refused.append(e)
+        return refused
+
+    def _disown(self, taken: errors.NumberTaken) -> None:
+        self._owners[taken.number] = f"{taken.owner}, {taken.what}"
+        self._images.pop(taken.number, None)
+        self.disks.pop(taken.number, None)
 
     def open(self, inode: int, recorded_as: int) -> int:
         """Return the handle of one more who opens a mirror.
 
         :param recorded_as: the number by which its reads are recorded, 0 if they are not
         """
-        return inode ^ (recorded_as or next(self._other_openers)) << _OPENER_SHIFT
+        handle = inode | (recorded_as or next(self._other_openers)) << _OPENER_SHIFT
+        self.opening(handle)
+        return handle
+
+    def opening(self, handle: int) -> Opening | None:
+        """Return what a handle or the inode of a mirror stands for, None for that of nobody."""
+        found = self.openings.get(handle)
+        if found is None:
+            opener = handle >> _OPENER_SHIFT & _OPENER_MASK
+            image_id = self._images.get(handle ^ opener << _OPENER_SHIFT)
+            if image_id is not None:
+                found = self.openings[handle] = Opening(image_id, opener)
+        return found
 
     def guest(self, handle: int) -> str:
         """Return the name of the guest that reads or writes: its disk, or its opening."""
-        opening = self.openings.get(handle)
+        opening = self.opening(handle)
         if opening is None:
             return self.disks.get(handle, "")
         return f"{opening.image_id}/{opening.opener}"

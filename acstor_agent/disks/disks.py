@@ -43,6 +43,7 @@ class Disks:
     :param attach_deadline_s: how long a read may wait for an image's chunk map
     :param boot_id: see :func:`this_boot`
     :param io: the way to the host's disk; one without a scheduler if not given
+    :param claim: is told of a disk before it is made, and may refuse it
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class Disks:
         attach_deadline_s: float,
         boot_id: Callable[[], bytes] = this_boot,
         io: disk_io.DiskIo | None = None,
+        claim: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
     ) -> None:
+        self._claim = claim
         self._io = io or disk_io.DiskIo()
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = folder
@@ -102,6 +105,7 @@ class Disks:
 
         :param size_bytes: length of the disk; that of the image if not given
         :raises errors.Unusable: there is such a disk already, or it cannot have this size
+        :raises errors.NumberTaken: the kernel would take it for another disk
         """
         cut = image.map.geometry
         size = cut.size_bytes if size_bytes is None else size_bytes
@@ -115,6 +119,7 @@ class Disks:
         except ValueError as e:
             raise errors.Unusable(f"disk {disk_id}", str(e)) from e
         async with self._opening:
+            self._claim(disk_id)
             await trio.to_thread.run_sync(disk_files.create, self._folder, header, self._boot_id)
         LOG.info("disk %s: made from image %s", disk_id, header.image_id)
         return await self.open(disk_id)

@@ -36,6 +36,7 @@ class Mirrors:
 
     :param folder: where chunk maps are kept
     :param make: makes the mirror of an image from its map
+    :param claim: is told of an image before it counts as attached, and may refuse it
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class Mirrors:
         folder: pathlib.Path,
         source: base.Source,
         make: Callable[[chunk_map.ChunkMap], Awaitable[mirror.Mirror]],
+        claim: Callable[[ids.ImageId], object] = lambda image_id: None,
     ) -> None:
         self._folder = folder
         self._source = source
         self._make = make
+        self._claim = claim
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching: dict[ids.ImageId, trio.Lock] = {}
         whole_file.remove_leftovers(folder)
@@ -74,6 +77,7 @@ class Mirrors:
 
         :raises errors.ChunkUnavailable: the source has no such image, or does not answer
         :raises errors.ChunkMapFormatError: what the source has is not a map of this image
+        :raises errors.NumberTaken: the kernel would take it for another image
         """
         lock = self._attaching.setdefault(image_id, trio.Lock())
         try:
@@ -138,6 +142,7 @@ class Mirrors:
                 _open_map, pathlib.Path(incoming.name), image_id, what
             )
             await self._check_image(incoming_map)
+            self._claim(image_id)
             await trio.to_thread.run_sync(os.fsync, incoming.fileno())
 
     async def _check_image(self, image_map: chunk_map.ChunkMap) -> None:

@@ -21,6 +21,8 @@ import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Coroutine
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import ParamSpec
@@ -48,6 +50,7 @@ LOG = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
+FileId = TypeVar("FileId", ids.ImageId, disk_header.DiskId)
 
 _IMAGES = pyfuse3.InodeT(2)
 _DISKS = pyfuse3.InodeT(3)
@@ -88,6 +91,7 @@ class MirrorOperations(pyfuse3.Operations):
 
     :param attach_deadline_s: how long a look-up may wait for an image's chunk map
     :param open_recording: returns the number by which the reads of a new opener are known
+    :param known: the numbers by which the kernel knows images and disks
     """
 
     enable_writeback_cache = False
@@ -98,6 +102,7 @@ class MirrorOperations(pyfuse3.Operations):
         writable: disks.Disks,
         cache: cache_files.CacheFiles,
         attach_deadline_s: float,
+        known: inodes.Inodes,
         open_recording: Callable[[mirror.Mirror], int] = lambda _: 0,
     ) -> None:
         super().__init__()
@@ -106,9 +111,9 @@ class MirrorOperations(pyfuse3.Operations):
         self._cache = cache
         self._attach_deadline_s = attach_deadline_s
         self._open_recording = open_recording
-        self._inodes = inodes.Inodes()
-        self._attached()
-        self._made()
+        self._inodes = known
+        for taken in known.know_at_start(images.attached(), writable.all()):
+            LOG.error("%s; neither is served", taken)
 
     def name_guests(self, is_on: bool) -> None:
         """Let I/O belong to the guest that it is for, or spare the cost of that.
@@ -142,12 +147,11 @@ class MirrorOperations(pyfuse3.Operations):
         file_id = _id_in(name)
         if parent_inode == _IMAGES:
             await self._attach(file_id)
-            return await self.getattr(_inode_of_image(file_id), ctx)
+            return await self.getattr(pyfuse3.InodeT(self._inodes.of_image(file_id)), ctx)
         disk_id = disk_header.DiskId(file_id)
         if not self._disks.exists(disk_id):
             raise pyfuse3.FUSEError(errno.ENOENT)
-        self._inodes.know_disks([disk_id])
-        return await self.getattr(_inode_of_disk(disk_id), ctx)
+        return await self.getattr(pyfuse3.InodeT(self._inodes.know_disk(disk_id)), ctx)
 
     @_answers_errors
     async def getattr(
@@ -179,8 +183,9 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         if fields.update_uid or fields.update_gid or fields.update_mode:
             raise pyfuse3.FUSEError(errno.EPERM)
-        if fields.update_mtime and inode in self._inodes.openings:
-            self._images.touch(self._inodes.openings[inode].image_id, attr.st_mtime_ns)
+        opening = self._inodes.opening(inode)
+        if fields.update_mtime and opening is not None:
+            self._images.touch(opening.image_id, attr.st_mtime_ns)
         return await self.getattr(inode, ctx)
 
     @_answers_errors
@@ -240,7 +245,7 @@ class MirrorOperations(pyfuse3.Operations):
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         """Let go of what was kept for whoever has closed an image."""
-        opening = self._inodes.openings.get(fh)
+        opening = self._inodes.opening(fh)
         found = self._images.get_nowait(opening.image_id) if opening else None
         if opening is not None and found is not None and found.recorder is not None:
             found.recorder.close(opening.opener)
@@ -268,27 +273,8 @@ class MirrorOperations(pyfuse3.Operations):
         if folder == pyfuse3.ROOT_INODE:
             return [(name, inode) for inode, name in _FOLDERS.items()]
         if folder == _DISKS:
-            return [
-                (f"{disk_id}{_ENDING}".encode(), _inode_of_disk(disk_id))
-                for disk_id in self._made()
-            ]
-        return [
-            (f"{image_id}{_ENDING}".encode(), _inode_of_image(image_id))
-            for image_id in self._attached()
-        ]
-
-    def _attached(self) -> list[ids.ImageId]:
-        """Return the images that are attached, and know their inodes from now on."""
-        attached = self._images.attached()
-        for image_id in attached:
-            self._inodes.know_image(image_id)
-        return attached
-
-    def _made(self) -> list[disk_header.DiskId]:
-        """Return the disks that there are, and know their inodes from now on."""
-        made = self._disks.all()
-        self._inodes.know_disks(made)
-        return made
+            return list(_named(self._disks.all(), self._inodes.know_disk))
+        return list(_named(self._images.attached(), self._inodes.know_image))
 
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
@@ -303,7 +289,7 @@ class MirrorOperations(pyfuse3.Operations):
 
     async def _mirror(self, inode: pyfuse3.InodeT) -> mirror.Mirror:
         """Return the mirror of an inode, opened now if this worker has not met it yet."""
-        opening = self._inodes.openings.get(inode)
+        opening = self._inodes.opening(inode)
         if opening is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
         image_id = opening.image_id
@@ -331,12 +317,15 @@ class MirrorOperations(pyfuse3.Operations):
         return found
 
 
-def _inode_of_image(image_id: ids.ImageId) -> pyfuse3.InodeT:
-    return pyfuse3.InodeT(inodes.inode_of_image(image_id))
-
-
-def _inode_of_disk(disk_id: disk_header.DiskId) -> pyfuse3.InodeT:
-    return pyfuse3.InodeT(inodes.inode_of_disk(disk_id))
+def _named(
+    found: Iterable[FileId], know: Callable[[FileId], int]
+) -> Iterator[tuple[bytes, pyfuse3.InodeT]]:
+    """Yield the files that a folder lists; who is refused a number is left out."""
+    for file_id in found:
+        try:
+            yield f"{file_id}{_ENDING}".encode(), pyfuse3.InodeT(know(file_id))
+        except errors.NumberTaken as e:
+            LOG.error("%s", e)
 
 
 def _id_in(name: bytes) -> ids.ImageId:

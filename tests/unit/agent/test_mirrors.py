@@ -4,6 +4,7 @@ import os
 import pytest
 import trio
 
+from acstor_agent.images import mirrors
 from acstor_agent.sources import base
 from acstor_common import errors
 from tests.fakes import one_host
@@ -132,3 +133,17 @@ async def test_what_a_killed_worker_left_goes(tmp_path):
     (tmp_path / "maps" / ".incoming-abc").write_bytes(b"half a map")
     async with one_host.one_host(tmp_path) as host:
         assert list(host.maps.iterdir()) == []
+
+
+async def test_image_that_is_refused_leaves_no_map(host):
+    def refuse(image_id: object) -> None:
+        raise errors.NumberTaken(f"image {image_id}", "another image", 1)
+
+    async def make(image_map: object) -> None:
+        pytest.fail("it was not to be attached")
+
+    refusing = mirrors.Mirrors(host.maps, host.source, make, refuse)
+    with pytest.raises(errors.NumberTaken):
+        await refusing.attach(IMAGE)
+    assert refusing.attached() == []
+    assert list(host.maps.iterdir()) == []

@@ -2,46 +2,92 @@
 import itertools
 import uuid
 
+import pytest
+
 from acstor_agent.core import boot_recorder
 from acstor_agent.core import disk_header
 from acstor_agent.core import inodes
+from acstor_common import errors
 from acstor_common import ids
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 DISK = disk_header.DiskId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+KEY = bytes(range(32))
+
+
+def host(key: bytes = KEY) -> inodes.Inodes:
+    return inodes.Inodes(inodes.keyed(key))
+
+
+def one_number_for_all(name: bytes) -> int:
+    return 7
 
 
 def test_next_worker_knows_every_handle_that_a_former_one_has_given():
-    former, this = inodes.Inodes(), inodes.Inodes()
-    for known in (former, this):
-        known.know_image(IMAGE)
-    inode = inodes.inode_of_image(IMAGE)
+    former, this = host(), host()
+    inode = former.know_image(IMAGE)
+    this.know_image(IMAGE)
     recorded = [former.open(inode, number) for number in range(1, boot_recorder.OPENERS + 1)]
-    others = [former.open(inode, 0) for _ in range(20)]
-    assert [this.openings[handle].opener for handle in recorded] == [1, 2, 3, 4, 5, 6, 7]
-    assert {this.openings[handle].image_id for handle in (inode, *recorded, *others)} == {IMAGE}
+    others = [former.open(inode, 0) for _ in range(80)]
+    assert [this.opening(handle).opener for handle in recorded] == [1, 2, 3, 4, 5, 6, 7]
+    assert {this.opening(handle).image_id for handle in (inode, *recorded, *others)} == {IMAGE}
 
 
 def test_guest_that_is_not_recorded_never_has_the_number_of_one_that_is():
-    known = inodes.Inodes()
-    known.know_image(IMAGE)
-    handles = [known.open(inodes.inode_of_image(IMAGE), 0) for _ in range(20)]
+    known = host()
+    inode = known.know_image(IMAGE)
+    handles = [known.open(inode, 0) for _ in range(80)]
     assert min(known.openings[handle].opener for handle in handles) > boot_recorder.OPENERS
     assert all(a != b for a, b in itertools.pairwise(handles))
 
 
 def test_guest_is_named_by_its_disk_or_its_opening():
-    known = inodes.Inodes()
-    known.know_image(IMAGE)
-    known.know_disks([DISK])
-    assert known.guest(inodes.inode_of_disk(DISK)) == DISK
-    assert known.guest(known.open(inodes.inode_of_image(IMAGE), 3)) == f"{IMAGE}/3"
+    known = host()
+    assert known.guest(known.know_disk(DISK)) == DISK
+    assert known.guest(known.open(known.know_image(IMAGE), 3)) == f"{IMAGE}/3"
     assert known.guest(12345) == ""
 
 
-def test_no_inode_of_a_disk_is_one_of_an_image():
-    some_ids = [str(uuid.UUID(int=n)) for n in range(100)]
-    images = {inodes.inode_of_image(ids.parse_image_id(one)) for one in some_ids}
-    disks = {inodes.inode_of_disk(disk_header.DiskId(one)) for one in some_ids}
-    assert len(images) == len(disks) == 100
-    assert not images & disks
+def test_no_number_or_handle_of_one_is_one_of_another():
+    known = host()
+    some_ids = [str(uuid.UUID(int=n)) for n in range(200)]
+    numbers = [known.know_disk(disk_header.DiskId(one)) for one in some_ids]
+    for inode in [known.know_image(ids.parse_image_id(one)) for one in some_ids]:
+        numbers += [inode, *(known.open(inode, opener) for opener in range(1, 64))]
+    assert len(set(numbers)) == len(numbers) == 200 + 200 * 64
+    assert min(numbers) > 3  # the root's and the folders'
+
+
+def test_number_says_nothing_without_the_key():
+    assert host().of_image(IMAGE) != host(bytes(32)).of_image(IMAGE)
+
+
+def test_second_image_of_a_number_is_refused_by_name():
+    known = inodes.Inodes(one_number_for_all)
+    handle = known.open(known.know_image(IMAGE), 1)
+    with pytest.raises(errors.NumberTaken) as refused:
+        known.know_image(OTHER)
+    assert IMAGE in str(refused.value) and OTHER in str(refused.value)
+    assert known.opening(handle) == (IMAGE, 1)
+    assert known.know_image(IMAGE) == known.of_image(OTHER)
+
+
+def test_second_disk_of_a_number_is_refused_and_no_image_is_one():
+    known = inodes.Inodes(one_number_for_all)
+    known.know_image(IMAGE)
+    assert known.know_disk(DISK)
+    with pytest.raises(errors.NumberTaken, match=f"disk {OTHER} .* disk {DISK}"):
+        known.know_disk(disk_header.DiskId(OTHER))
+
+
+@pytest.mark.parametrize("order", [(IMAGE, OTHER), (OTHER, IMAGE)])
+def test_number_that_two_have_at_the_start_is_nobodys(order):
+    known = inodes.Inodes(one_number_for_all)
+    (refused,) = known.know_at_start(order, [DISK])
+    assert IMAGE in str(refused) and OTHER in str(refused)
+    assert known.opening(known.of_image(IMAGE)) is None
+    for image_id in order:
+        with pytest.raises(errors.NumberTaken):
+            known.know_image(image_id)
+    assert known.disks == {known.of_disk(DISK): DISK}
