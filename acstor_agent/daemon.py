@@ -45,6 +45,7 @@ from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import prefetching
 from acstor_agent.images import trace_spool
+from acstor_agent.images import waiting
 from acstor_agent.mount import fuse
 from acstor_agent.mount import fuse_connection
 from acstor_agent.peers import peer_endpoint
@@ -62,8 +63,6 @@ LOG = logging.getLogger(__name__)
 
 SHARE_OF_DEADLINE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
-MAX_REQUESTS = 256
-"""Requests of the kernel that are being answered at a time."""
 
 
 def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
@@ -209,12 +208,14 @@ class Agent:
         )
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
         cache.on_gone(self._gone)
+        self._waiting = waiting.Waiting(deadline_s=own.read_deadline_s)
         self._disks = disks.Disks(
             state_dir / "disks",
             self._images,
             own.read_deadline_s,
             io=self._io,
             claim=known.know_disk,
+            reads=self._waiting,
         )
         self._bus = bus.open_bus(self._host, conf.config_file or [], conf.config_dir or [])
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
@@ -294,7 +295,9 @@ class Agent:
         await self._nursery.start(self._cache.run)
         await self._nursery.start(self._peers.run)
         await fuse_connection.adopt(inheritance.fuse_fd, inheritance.init_request, self._operations)
-        self._nursery.start_soon(functools.partial(pyfuse3.main, max_tasks=MAX_REQUESTS))
+        self._nursery.start_soon(
+            functools.partial(pyfuse3.main, max_tasks=fuse_connection.MAX_REQUESTS)
+        )
         self._nursery.start_soon(self._boots.run)
         self._nursery.start_soon(self._recording.run)
         self._nursery.start_soon(self._traces.run)
@@ -353,6 +356,7 @@ class Agent:
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
             "disk_io": status.of_disk_io(self._io),
+            "guests": status.of_guests(self._waiting, self._disks.writes),
             "nova": {"fallbacks": dict(self._requests.nova_fallbacks)},
         }
 
@@ -374,6 +378,7 @@ class Agent:
             ahead=settings.read_ahead(own),
             prefetch=ahead,
             boots=boots,
+            waiting=self._waiting,
         )
 
     # Peers

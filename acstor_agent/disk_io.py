@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import trio
 
+from acstor_agent.core import turns
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import request as requests
@@ -41,6 +42,7 @@ BLOCK_DEVICES = pathlib.Path("/sys/dev/block")
 
 _OURS = requests.Stream(requests.Klass.BACKGROUND, "agent")
 _stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar("stream", default=_OURS)
+_asker: contextvars.ContextVar[turns.Asker | None] = contextvars.ContextVar("asker", default=None)
 
 
 @contextlib.contextmanager
@@ -49,11 +51,30 @@ def as_stream(stream: requests.Stream | None) -> Iterator[None]:
 
     So does what tasks do that are started there.
     """
-    before = _stream.set(stream or _stream.get())
+    if stream is None:
+        yield
+        return
+    before, former = _stream.set(stream), _asker.set(None)
     try:
         yield
     finally:
+        _asker.reset(former)
         _stream.reset(before)
+
+
+def asker() -> turns.Asker:
+    """Return whom that is for which is done here: the work that others may join, or a stream."""
+    return _asker.get() or turns.Asker(_stream.get())
+
+
+@contextlib.contextmanager
+def as_work(work: turns.Asker) -> Iterator[None]:
+    """Let tasks that are started within the block do what ``work`` is for."""
+    former = _asker.set(work)
+    try:
+        yield
+    finally:
+        _asker.reset(former)
 
 
 def stream_of_later() -> requests.Stream:

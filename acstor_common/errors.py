@@ -94,6 +94,17 @@ class DeadlineExceeded(AcstorError):
         )
 
 
+class Crowded(AcstorError):
+    """One who has most of what waits asked for more than all may have waiting together."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__(who)
+        self.who = who
+
+    def __str__(self) -> str:
+        return f"{self.who} has too much waiting"
+
+
 class ProtocolError(AcstorError):
     """The rules of a protocol were broken; the subclass says by whom."""
 

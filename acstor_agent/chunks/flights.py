@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import trio
 
+from acstor_agent import disk_io
+from acstor_agent.core import turns
 from acstor_common import errors
 from acstor_common import ids
 
@@ -27,12 +29,14 @@ WISHES = 1024
 class Flight(Generic[T]):
     """One chunk under way, from the first wish for it until it lands.
 
-    ``scope`` is for work that is to end when something else has brought it.
+    ``scope`` is for work that is to end when something else has brought it, ``asker`` whom it is
+    for: the most urgent of all who have joined it.
     """
 
-    __slots__ = ("_is_landed", "_result", "landed", "scope")
+    __slots__ = ("_is_landed", "_result", "asker", "landed", "scope")
 
-    def __init__(self) -> None:
+    def __init__(self, asker: turns.Asker) -> None:
+        self.asker = asker
         self.scope = trio.CancelScope()
         self._is_landed = trio.Event()
         self._result: T | errors.AcstorError | None = None
@@ -84,10 +88,13 @@ class Flights(Generic[T]):
 
         Nothing is awaited here: what the caller has looked at before still holds.
         """
+        asker = disk_io.asker()
         flight = self._under_way.get(cid)
         if flight is None:
-            flight = self._under_way[cid] = Flight()
-            self._nursery.start_soon(self._fly, cid, flight, work)
+            flight = self._under_way[cid] = Flight(turns.Asker(asker.stream))
+            with disk_io.as_work(flight.asker):
+                self._nursery.start_soon(self._fly, cid, flight, work)
+        asker.waits_for(flight.asker)
         return flight
 
     async def _fly(

@@ -37,6 +37,7 @@ class Collector(registry.Collector):
         yield from _of_boots(status["boot"])
         yield from _of_cache(status["cache"])
         yield from _of_disk_io(status["disk_io"])
+        yield from _of_guests(status["guests"])
         fallbacks = core.CounterMetricFamily(
             "acstor_nova_fallbacks",
             "Disks that Nova made without acstor, by the reason",
@@ -156,6 +157,20 @@ def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
         ("write_errors", "Chunks or slab files that could not be written"),
     ):
         yield core.CounterMetricFamily(f"acstor_cache_{name}", text, cache[name])
+
+
+def _of_guests(guests: dict[str, Any]) -> Iterator[core.Metric]:
+    waiting = core.GaugeMetricFamily(
+        "acstor_guests_waiting", "Requests that wait for what is not here", labels=["kind"]
+    )
+    for kind in ("reads", "writes"):
+        waiting.add_metric([kind], guests[f"waiting_{kind}"])
+    yield waiting
+    yield core.CounterMetricFamily(
+        "acstor_guests_refused",
+        "Requests that failed because their guest had most of too many waiting",
+        guests["refused"],
+    )
 
 
 def _of_disk_io(io: dict[str, Any]) -> Iterator[core.Metric]:

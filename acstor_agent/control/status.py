@@ -18,6 +18,7 @@ from acstor_agent.core import counters
 from acstor_agent.disks import disk
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
+from acstor_agent.images import waiting
 from acstor_agent.peers import peer_endpoint
 
 
@@ -134,6 +135,15 @@ def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
             }
             for stream, count in account.streams.copy().items()
         },
+    }
+
+
+def of_guests(reads: waiting.Waiting, writes: waiting.Waiting) -> dict[str, Any]:
+    """Return how many requests of guests wait for what is not here, and how many were refused."""
+    return {
+        "waiting_reads": len(reads),
+        "waiting_writes": len(writes),
+        "refused": reads.refused + writes.refused,
     }
 
 

@@ -27,6 +27,7 @@ import blake3
 
 from acstor_agent.core import boot_recorder
 from acstor_agent.core import disk_header
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import errors
 from acstor_common import ids
 
@@ -58,10 +59,22 @@ class Opening(NamedTuple):
     """What the handle of a mirror stands for.
 
     :param opener: who has opened it, by the number that it was given
+    :param guest: whose its reads are
     """
 
     image_id: ids.ImageId
     opener: int
+    guest: requests.Stream
+
+
+def guest_of_disk(disk_id: disk_header.DiskId) -> requests.Stream:
+    """Return whose the reads and writes of a disk are: the guest's that has it for itself."""
+    return requests.Stream(requests.Klass.GUEST, disk_id)
+
+
+def guest_of_opening(image_id: ids.ImageId, opener: int) -> requests.Stream:
+    """Return whose the reads of one who has opened an image are."""
+    return requests.Stream(requests.Klass.GUEST, f"{image_id}/{opener}")
 
 
 class Inodes:
@@ -71,8 +84,8 @@ class Inodes:
 
     >>> inodes = Inodes(keyed(bytes(KEY_BYTES)))
     >>> inode = inodes.know_image(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
-    >>> inodes.opening(inodes.open(inode, 3))
-    Opening(image_id='7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11', opener=3)
+    >>> str(inodes.opening(inodes.open(inode, 3)).guest)
+    'guest:7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11/3'
     """
 
     def __init__(self, number_of: Hash) -> None:
@@ -161,12 +174,14 @@ class Inodes:
             opener = handle >> _OPENER_SHIFT & _OPENER_MASK
             image_id = self._images.get(handle ^ opener << _OPENER_SHIFT)
             if image_id is not None:
-                found = self.openings[handle] = Opening(image_id, opener)
+                found = self.openings[handle] = Opening(
+                    image_id, opener, guest_of_opening(image_id, opener)
+                )
         return found
 
-    def guest(self, handle: int) -> str:
-        """Return the name of the guest that reads or writes: its disk, or its opening."""
+    def guest(self, handle: int) -> requests.Stream:
+        """Return the guest that reads or writes: its disk, or its opening."""
         opening = self.opening(handle)
-        if opening is None:
-            return self.disks.get(handle, "")
-        return f"{opening.image_id}/{opening.opener}"
+        if opening is not None:
+            return opening.guest
+        return guest_of_disk(self.disks.get(handle, disk_header.DiskId("")))

@@ -30,8 +30,10 @@ from acstor_agent.chunks import want as want_
 from acstor_agent.core import chunk_state
 from acstor_agent.core import disk_header
 from acstor_agent.core import disk_plan
+from acstor_agent.core import inodes
 from acstor_agent.disks import disk_files
 from acstor_agent.images import mirror
+from acstor_agent.images import waiting
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
@@ -46,12 +48,22 @@ class Disk:
 
     :param attach: returns the image's mirror; asked only where the image is needed
     :param io: the way to the host's disk; one without a scheduler if not given
+    :param reads: where reads wait
+    :param writes: where writes wait
     """
 
     def __init__(
-        self, files: disk_files.DiskFiles, attach: Attach, io: disk_io.DiskIo | None = None
+        self,
+        files: disk_files.DiskFiles,
+        attach: Attach,
+        io: disk_io.DiskIo | None = None,
+        reads: waiting.Waiting | None = None,
+        writes: waiting.Waiting | None = None,
     ) -> None:
         self.header = files.header
+        self._guest = inodes.guest_of_disk(files.header.disk_id)
+        self._reads = reads or waiting.Waiting()
+        self._writes = writes or waiting.Waiting(waiting.WRITES_LIMIT_BYTES)
         self._io = io or disk_io.DiskIo()
         self._files = files
         self._attach = attach
@@ -87,20 +99,23 @@ class Disk:
         length = max(0, min(length, self.size_bytes - offset, mirror.MAX_READ_BYTES))
         stretches = self._plan_read(offset, length)
         if len(stretches) == 1 and stretches[0].origin is disk_plan.Origin.IMAGE:
-            return await (await self._attach(self.header)).read(offset, length)
-        buffer = bytearray(length)
-        view = memoryview(buffer)
-        if len(stretches) != 1 or not self._read_nowait(stretches[0], view):
-            await self._fill(_places(stretches, view))
-        return buffer
+            return await (await self._attach(self.header)).read(offset, length, self._guest)
+        if len(stretches) == 1 and (kept := self._read_nowait(stretches[0])) is not None:
+            return kept
+        async with self._reads.turn(self._guest):
+            buffer = bytearray(length)
+            await self._fill(_places(stretches, memoryview(buffer)))
+            return buffer
 
     def _plan_read(self, offset: int, length: int) -> list[disk_plan.Stretch]:
         header = self.header
         return disk_plan.plan_read(header.cut, header.image_bytes, self._states, offset, length)
 
-    def _read_nowait(self, stretch: disk_plan.Stretch, view: memoryview) -> bool:
-        is_ours = stretch.origin is disk_plan.Origin.DISK
-        return is_ours and self._files.read_nowait(view, stretch.start)
+    def _read_nowait(self, stretch: disk_plan.Stretch) -> bytearray | None:
+        if stretch.origin is not disk_plan.Origin.DISK:
+            return None
+        buffer = bytearray(stretch.stop - stretch.start)
+        return buffer if self._files.read_nowait(memoryview(buffer), stretch.start) else None
 
     async def _fill(self, places: Iterable[_Place]) -> None:
         """Bring stretches into their places (zeros before), all at once; one failure ends it."""
@@ -142,15 +157,38 @@ class Disk:
         if offset >= self.size_bytes and data:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         data = data[: self.size_bytes - offset]
-        cut = self.header.cut
-        async with self._alone(disk_plan.chunks_of(cut, offset, len(data))) as chunks:
+        chunks = disk_plan.chunks_of(self.header.cut, offset, len(data))
+        if not self._writes.has_room(len(data)) and self._write_nowait(offset, data, chunks):
+            return len(data)
+        async with self._writes.turn(self._guest, len(data)), self._alone(chunks):
             if chunks:
                 await self._write(offset, data)
         return len(data)
 
-    async def _write(self, offset: int, data: bytes) -> None:
+    def _write_nowait(self, offset: int, data: bytes, chunks: range) -> bool:
+        """Write at once, in the event loop, what would have to wait for nothing but its turn.
+
+        Where too much waits already this is better than to refuse it: it frees its memory, and
+        all wait for the host's disk a little, as they do anyway.
+        """
+        plan = self._plan_write(offset, data)
+        if plan.before or plan.after or any(chunk_no in self._locks for chunk_no in chunks):
+            return False
+        self._files.write([data], offset, list(disk_header.runs(plan.fresh)))
+        self._note_written(plan)
+        return True
+
+    def _plan_write(self, offset: int, data: bytes) -> disk_plan.WritePlan:
         header = self.header
-        plan = disk_plan.plan_write(header.cut, header.image_bytes, self._states, offset, len(data))
+        return disk_plan.plan_write(header.cut, header.image_bytes, self._states, offset, len(data))
+
+    def _note_written(self, plan: disk_plan.WritePlan) -> None:
+        disk_plan.note_written(self._states, plan)
+        self.written_chunks += len(plan.fresh)
+        self._unsynced.update(plan.fresh)
+
+    async def _write(self, offset: int, data: bytes) -> None:
+        plan = self._plan_write(offset, data)
         before, after = (bytearray(_length(side)) for side in (plan.before, plan.after))
         if before or after:
             await self._fill(
@@ -161,9 +199,7 @@ class Disk:
         start = offset - len(before)
         length = sum(map(len, parts))
         await self._io.run(self._place(start), length, True, self._files.write, parts, start, fresh)
-        disk_plan.note_written(self._states, plan)
-        self.written_chunks += len(plan.fresh)
-        self._unsynced.update(plan.fresh)
+        self._note_written(plan)
 
     @contextlib.asynccontextmanager
     async def _alone(self, chunks: range) -> AsyncIterator[range]:

@@ -20,6 +20,7 @@ from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
+from acstor_agent.images import waiting
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -44,6 +45,7 @@ class Disks:
     :param boot_id: see :func:`this_boot`
     :param io: the way to the host's disk; one without a scheduler if not given
     :param claim: is told of a disk before it is made, and may refuse it
+    :param reads: where reads wait that need more than a disk's own bytes in memory
     """
 
     def __init__(
@@ -54,8 +56,11 @@ class Disks:
         boot_id: Callable[[], bytes] = this_boot,
         io: disk_io.DiskIo | None = None,
         claim: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
+        reads: waiting.Waiting | None = None,
     ) -> None:
         self._claim = claim
+        self._reads = reads
+        self.writes = waiting.Waiting(waiting.WRITES_LIMIT_BYTES)
         self._io = io or disk_io.DiskIo()
         folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = folder
@@ -96,7 +101,7 @@ class Disks:
 
     def _open(self, disk_id: disk_header.DiskId) -> disk.Disk:
         files = disk_files.DiskFiles(self._folder, disk_id, self._boot_id)
-        return disk.Disk(files, self._attach, self._io)
+        return disk.Disk(files, self._attach, self._io, self._reads, self.writes)
 
     async def make(
         self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None

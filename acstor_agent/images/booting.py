@@ -19,12 +19,14 @@ from collections.abc import Iterator
 
 import trio
 
+from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import boot_memory
 from acstor_agent.core import counters
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
 from acstor_common import boot_image
 from acstor_common import chunk_map
@@ -164,7 +166,9 @@ class Booting:
         self.state = State.LOADING
         self._is_head_known = trio.Event()
         self._scope = trio.CancelScope()
-        host.nursery.start_soon(self._load, self._scope)
+        guest = requests.Stream(requests.Klass.GUEST, self._map.image_id)
+        with disk_io.as_stream(guest):  # who boots waits for the head
+            host.nursery.start_soon(self._load, self._scope)
 
     def covers(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is in memory or comes with a frame that is being loaded."""

@@ -18,8 +18,10 @@ from acstor_agent.core import cache_slot
 from acstor_agent.core import counters
 from acstor_agent.core import read_plan
 from acstor_agent.core import readahead
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images import booting
 from acstor_agent.images import prefetching
+from acstor_agent.images import waiting as waiting_
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
@@ -46,6 +48,7 @@ class Mirror:
     :param ahead: says what to fetch before a guest asks for it
     :param prefetch: fetches what neighbours advertise
     :param boots: has the boot image in memory while guests boot
+    :param waiting: where reads wait for what is not here
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class Mirror:
         ahead: readahead.Predictor,
         prefetch: prefetching.Prefetching,
         boots: booting.Booting,
+        waiting: waiting_.Waiting,
     ) -> None:
+        self._waiting = waiting
         self.map = image_map
         self.prefetch = prefetch
         self.boots = boots
@@ -84,9 +89,13 @@ class Mirror:
         """Return what to ask for to have a chunk of this image."""
         return prefetching.want_of(self.map, chunk_no)
 
-    async def read(self, offset: int, length: int) -> want_.Bytes:
+    async def read(
+        self, offset: int, length: int, guest: requests.Stream | None = None
+    ) -> want_.Bytes:
         """Return a range of the image, cut at its end; use it before anything is awaited.
 
+        :param guest: who waits if it is not here; None if that is known already
+        :raises errors.Crowded: the guest has too much waiting
         :raises errors.DeadlineExceeded: a chunk did not come in time
         :raises errors.ChunkUnavailable: a chunk is nowhere to be had
         """
@@ -96,7 +105,7 @@ class Mirror:
         self._read_ahead(offset, length, began_s)  # before the wait: it is on its way meanwhile
         data: want_.Bytes | None = self._read_nowait(offset, length)
         if data is None:
-            data = await self._read(offset, length)
+            data = await self._read(offset, length, guest)
         self.prefetch.read(offset, length)
         self.counters.latency.add(time.perf_counter() - began_s)
         return data
@@ -141,17 +150,23 @@ class Mirror:
             self.counters.read.add(_LOCAL_ORIGIN[step.kind], step.stop - step.start)
         return view
 
-    async def _read(self, offset: int, length: int) -> bytearray:
+    async def _read(self, offset: int, length: int, guest: requests.Stream | None) -> bytearray:
         """Wait for what is not here; the answer has a buffer of its own."""
-        buffer = bytearray(length)
         self.counters.in_flight += 1
         try:
-            await self._fill(offset, memoryview(buffer))
+            if guest is None:
+                return await self._filled(offset, length)
+            async with self._waiting.turn(guest):
+                return await self._filled(offset, length)
         except errors.AcstorError:
             self.counters.failed_reads += 1
             raise
         finally:
             self.counters.in_flight -= 1
+
+    async def _filled(self, offset: int, length: int) -> bytearray:
+        buffer = bytearray(length)
+        await self._fill(offset, memoryview(buffer))
         return buffer
 
     async def _fill(self, offset: int, view: memoryview) -> None:

@@ -73,6 +73,8 @@ def _answers_errors(
             return await operation(*args, **kwargs)
         except pyfuse3.FUSEError:
             raise
+        except errors.Crowded as e:  # has been told, and not for each of thousands
+            raise pyfuse3.FUSEError(errno.EIO) from e
         except errors.AcstorError as e:
             LOG.warning("%s %s: %s", operation.__name__, args[1:3], e)
             raise pyfuse3.FUSEError(errno.EIO) from e
@@ -128,7 +130,7 @@ class MirrorOperations(pyfuse3.Operations):
 
     def _as_guest(self, operation: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         async def named(fh: pyfuse3.FileHandleT, *args: object) -> T:
-            with disk_io.as_stream(requests.Stream(requests.Klass.GUEST, self._inodes.guest(fh))):
+            with disk_io.as_stream(self._inodes.guest(fh)):
                 return await operation(self, fh, *args)
 
         return named
@@ -219,12 +221,12 @@ class MirrorOperations(pyfuse3.Operations):
         if opening is not None and found is not None:
             if found.recorder is not None:
                 found.recorder.read(opening.opener, off, size, time.monotonic())
-            return await found.read(off, size)
+            return await found.read(off, size, opening.guest)
         if fh in self._inodes.disks:
             return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
         met = await self._mirror(pyfuse3.InodeT(fh))
         met.boots.begin()  # a former worker may have ended while a guest booted
-        return await met.read(off, size)
+        return await met.read(off, size, self._inodes.guest(fh))
 
     @_answers_errors
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
@@ -304,7 +306,8 @@ class MirrorOperations(pyfuse3.Operations):
 
     async def _attach(self, image_id: ids.ImageId) -> mirror.Mirror:
         try:
-            with trio.fail_after(self._attach_deadline_s):
+            guest = requests.Stream(requests.Klass.GUEST, image_id)
+            with trio.fail_after(self._attach_deadline_s), disk_io.as_stream(guest):
                 found = await self._images.attach(image_id)
         except trio.TooSlowError as e:
             raise errors.DeadlineExceeded(

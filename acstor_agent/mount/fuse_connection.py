@@ -38,8 +38,13 @@ LOG = logging.getLogger(__name__)
 FS_TYPE = "fuse.acstor"
 INIT_BYTES_LIMIT = 64 * 1024
 INIT_WAIT_S = 10.0
-MAX_BACKGROUND = 256
-"""Asynchronous requests (O_DIRECT with AIO, kernel read-ahead) that the kernel sends at a time."""
+MAX_BACKGROUND = 32_768
+"""Background requests that the kernel sends at a time: all reads and writes with O_DIRECT, and
+read-ahead.  Those of all guests share it, in the order of their coming, so it must never be full:
+what is here would wait behind what is not.  images/waiting.py keeps fewer than this waiting."""
+MAX_REQUESTS = MAX_BACKGROUND + 4096
+"""Requests that are answered at a time; those that are not in the background are as many as there
+are threads that look up, open, or read through the page cache."""
 
 _FUSE_INIT = 26
 _NOTIFY_RESEND = 7

@@ -3,7 +3,8 @@
 
 A bounded number of inner reads is in flight; what waits for a place is what is
 joined, so nothing is delayed while there are free ones.  A read inside a range
-that is already in flight waits for that one.
+that is already in flight waits for that one.  Who has the next place is decided
+by ``core/turns.py``: guests first, and nobody behind all that another one wants.
 
 Inner reads run as tasks of the nursery that the caller gives, because none of
 those who wait for one may take it with him when he is cancelled.  The CID is
@@ -15,6 +16,9 @@ import dataclasses
 
 import trio
 
+from acstor_agent import disk_io
+from acstor_agent.core import turns
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import geometry
@@ -28,6 +32,7 @@ class _Want:
     blob: base.Blob
     start: int
     stop: int
+    asker: turns.Asker
     done: trio.Event = dataclasses.field(default_factory=trio.Event)
     answer: bytes | Exception = b""
 
@@ -82,6 +87,7 @@ class CoalesceSource(base.Wrapper):
         super().__init__(inner)
         self._nursery, self._max_bytes = nursery, max_bytes
         self._in_flight = in_flight or inner.in_flight
+        self._turns = turns.Turns(self._in_flight)
         self._waiting: list[_Want] = []
         self._running: list[_InnerRead] = []
 
@@ -97,7 +103,8 @@ class CoalesceSource(base.Wrapper):
         base.check_range(blob, offset, length)
         if length == 0:
             return b""
-        want = _Want(blob, offset, offset + length)
+        want = _Want(blob, offset, offset + length, disk_io.asker())
+        want.asker.when_hurried = self._start_some  # a guest may have a place that others may not
         self._take(want)
         try:
             await want.done.wait()
@@ -139,14 +146,25 @@ class CoalesceSource(base.Wrapper):
             inner_read.wants.remove(want)
 
     def _start_some(self) -> None:
-        while self._waiting and len(self._running) < self._in_flight:
-            inner_read = join_around_first(self._waiting, self._max_bytes)
+        while (first := self._next()) is not None:
+            inner_read = join_around_first([first, *self._waiting], self._max_bytes)
             taken = set(inner_read.wants)
             self._waiting = [want for want in self._waiting if want not in taken]
             self._running.append(inner_read)
-            self._nursery.start_soon(self._perform, inner_read)
+            stream = first.asker.stream
+            self._turns.took(stream)
+            self._nursery.start_soon(self._perform, inner_read, stream)
 
-    async def _perform(self, inner_read: _InnerRead) -> None:
+    def _next(self) -> _Want | None:
+        if not self._waiting or len(self._running) >= self._in_flight:
+            return None
+        firsts: dict[requests.Stream, _Want] = {}
+        for want in self._waiting:
+            firsts.setdefault(want.asker.stream, want)
+        chosen = self._turns.next_of(list(firsts))
+        return None if chosen is None else list(firsts.values())[chosen]
+
+    async def _perform(self, inner_read: _InnerRead, stream: requests.Stream) -> None:
         blob, length = inner_read.wants[0].blob, inner_read.stop - inner_read.start
         answer: bytes | Exception = self._closed(inner_read.wants[0])
         try:
@@ -156,6 +174,7 @@ class CoalesceSource(base.Wrapper):
             answer = error
         finally:
             self._running.remove(inner_read)
+            self._turns.gave_back(stream)
             inner_read.settle(answer)
             self._start_some()
 
@@ -173,7 +192,9 @@ def join_around_first(wants: list[_Want], max_bytes: int) -> _InnerRead:
     first = wants[0]
     joined = _InnerRead([first], first.start, first.stop)
     limit = max(max_bytes, first.stop - first.start)
-    others = sorted((w for w in wants[1:] if w.blob == first.blob), key=lambda w: w.start)
+    others = sorted(
+        (w for w in wants if w is not first and w.blob == first.blob), key=lambda w: w.start
+    )
     after = [w for w in others if w.start >= first.start]
     before = [w for w in reversed(others) if w.start < first.start]
     for want in after + before:

@@ -24,6 +24,7 @@ from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import prefetching
+from acstor_agent.images import waiting
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
 from acstor_common import boot_image
@@ -115,6 +116,7 @@ class OneHost:
             ids.HostId("h1"), cache=self.cache, chunks=self.chunks, home=home, peers=self.peers
         )
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
+        self.waiting = waiting.Waiting(deadline_s=DEADLINE_S)
         self.now_s = 0.0
         self.memory = boot_memory.BootMemory(BOOT_LIMIT_BYTES, BOOT_IDLE_S, BOOT_LONGEST_S)
         self.boots = booting.Host(
@@ -146,6 +148,7 @@ class OneHost:
                 image_map, index, self.chunks, self._nursery, 256, boots.covers
             ),
             boots=boots,
+            waiting=self.waiting,
         )
 
     def add(self, data: bytes, image_id: ids.ImageId = IMAGE) -> None:

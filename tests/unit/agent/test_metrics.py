@@ -9,6 +9,7 @@ from prometheus_client import parser
 from acstor_agent import disk_io
 from acstor_agent.control import metrics
 from acstor_agent.control import status
+from acstor_agent.images import waiting
 from acstor_agent.peers import peer_endpoint
 from acstor_common import errors
 from tests.fakes import one_host
@@ -33,6 +34,7 @@ async def picture_of(host):
         "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
+        "guests": status.of_guests(host.waiting, waiting.Waiting()),
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
     }
@@ -99,6 +101,7 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
 
 def test_agent_without_images_has_metrics_too():
     picture = {"images": {}, "ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
+    picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0}
     picture["exchange"] = dict.fromkeys(
         [
             "chunks_in_flight",

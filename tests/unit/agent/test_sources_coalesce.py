@@ -5,6 +5,9 @@ import pytest
 import trio
 import trio.testing
 
+from acstor_agent import disk_io
+from acstor_agent.chunks import flights
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
 from acstor_common import errors
@@ -244,3 +247,56 @@ async def test_random_readers_faults_and_cancellations_give_right_bytes_or_an_er
     assert min(done.count(outcome) for outcome in ("right", "failed", "gone")) > 5
     assert inner.in_flight_most == 2
     assert len(inner.reads) < 200
+
+
+GUEST, OTHER_GUEST = (requests.Stream(requests.Klass.GUEST, name) for name in ("a/8", "b/8"))
+PEER = requests.Stream(requests.Klass.PEER, "h2")
+
+
+async def test_guests_read_passes_those_of_peers_and_of_a_flood(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery, in_flight=1), nursery)
+    for number in range(30):
+        with disk_io.as_stream(PEER):
+            await readers.start(f"peer{number}", 2 * number, 1)
+    for number in range(30):
+        with disk_io.as_stream(GUEST):
+            await readers.start(f"flood{number}", 1_000 + 2 * number, 1)
+    with disk_io.as_stream(OTHER_GUEST):
+        await readers.start("other", 3_000, 5)
+    await trio.sleep(3.1)
+    assert readers.outcomes["other"] == DATA[3_000:3_005]
+    assert len(readers.outcomes) == 3
+
+
+async def test_peers_that_hang_leave_a_place_for_a_guest(clock, nursery):
+    inner = slow(delay_s=1000.0)
+    readers = Readers(coalesce.CoalesceSource(inner, nursery, in_flight=8), nursery)
+    for number in range(30):
+        with disk_io.as_stream(PEER):
+            await readers.start(number, 2 * number, 1)
+    assert len(inner.reads) == 7
+    with disk_io.as_stream(GUEST):
+        await readers.start("guest", 3_000, 5)
+    assert inner.reads[-1] == (3_000, 5)
+
+
+async def test_read_that_a_guest_joins_is_as_urgent_as_the_guest(clock, nursery):
+    inner = slow(delay_s=1000.0)
+    source = coalesce.CoalesceSource(inner, nursery, in_flight=4)
+    wanted = flights.Flights(nursery)
+
+    async def read(_):
+        return await source.read(BLOB, 3_000, 5)
+
+    readers = Readers(source, nursery)
+    with disk_io.as_stream(PEER):
+        for number in range(5):
+            await readers.start(number, 2 * number, 1)
+        wanted.join(b"cid", read)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(inner.reads) == 3
+    with disk_io.as_stream(GUEST):
+        wanted.join(b"cid", read)
+    await trio.testing.wait_all_tasks_blocked()
+    assert inner.reads[3:] == [(3_000, 5)]

@@ -44,9 +44,9 @@ def test_guest_that_is_not_recorded_never_has_the_number_of_one_that_is():
 
 def test_guest_is_named_by_its_disk_or_its_opening():
     known = host()
-    assert known.guest(known.know_disk(DISK)) == DISK
-    assert known.guest(known.open(known.know_image(IMAGE), 3)) == f"{IMAGE}/3"
-    assert known.guest(12345) == ""
+    assert str(known.guest(known.know_disk(DISK))) == f"guest:{DISK}"
+    assert str(known.guest(known.open(known.know_image(IMAGE), 3))) == f"guest:{IMAGE}/3"
+    assert str(known.guest(12345)) == "guest:"
 
 
 def test_no_number_or_handle_of_one_is_one_of_another():
@@ -69,7 +69,7 @@ def test_second_image_of_a_number_is_refused_by_name():
     with pytest.raises(errors.NumberTaken) as refused:
         known.know_image(OTHER)
     assert IMAGE in str(refused.value) and OTHER in str(refused.value)
-    assert known.opening(handle) == (IMAGE, 1)
+    assert known.opening(handle)[:2] == (IMAGE, 1)
     assert known.know_image(IMAGE) == known.of_image(OTHER)
 
 

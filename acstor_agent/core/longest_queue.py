@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who waits, and who must go when it is too much: the newest of the one that has most waiting.
+
+Longest queue drop (Suter et al., "Design considerations for supporting TCP with per-flow
+queueing", IEEE INFOCOM 1998): who asks for little is never refused because of one that asks for
+much, and no share has to be set aside for anybody.
+"""
+
+import collections
+from typing import Generic
+from typing import TypeVar
+
+Who = TypeVar("Who")
+Token = TypeVar("Token")
+
+
+class LongestQueueDrop(Generic[Who, Token]):
+    """What waits, by whom it is for, each with a weight.
+
+    :param limit: of all weights together
+
+    >>> waiting = LongestQueueDrop(limit=3)
+    >>> [waiting.enter("flood", token, 1) for token in "abc"]
+    [None, None, None]
+    >>> waiting.enter("other", "d", 1)  # somebody must go, but not this one
+    'c'
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+        self._weights: collections.Counter[Who] = collections.Counter()
+        self._tokens: dict[Who, dict[Token, int]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tokens.values()))
+
+    def enter(self, who: Who, token: Token, weight: int) -> Token | None:
+        """Let one more wait; return the one that must go, which does not wait any more."""
+        self._tokens.setdefault(who, {})[token] = weight
+        self._add(who, weight)
+        if self.total <= self.limit:
+            return None
+        most = max(self._weights, key=self._weights.__getitem__)
+        newest = next(reversed(self._tokens[most]))
+        self.leave(most, newest)
+        return newest
+
+    def leave(self, who: Who, token: Token) -> None:
+        """Let one wait no more; nothing happens if it does not."""
+        tokens = self._tokens.get(who, {})
+        weight = tokens.pop(token, None)
+        if weight is not None:
+            self._add(who, -weight)
+        if not tokens:
+            self._tokens.pop(who, None)
+            self._weights.pop(who, None)
+
+    def _add(self, who: Who, weight: int) -> None:
+        self._weights[who] += weight
+        self.total += weight

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where guests wait for what is not here, so that no guest takes room or turns from another.
+
+A few requests of each guest are worked on at a time, the others stand in the guest's own line,
+where one costs a task and nothing else.  When all lines together are too long, the newest
+request of the guest that has most fails.  The rule: what is here is answered without coming here.
+"""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent.core import longest_queue
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_common import errors
+from acstor_common import geometry
+
+LOG = logging.getLogger(__name__)
+
+AT_ONCE = 32
+"""Requests of one guest that are worked on: at 1 MiB each these are 512 chunks on their way."""
+REQUEST_BYTES = 16 * geometry.KIB
+"""What a request that waits costs, as measured: its task, and the pages that libfuse has touched
+for it."""
+READS_LIMIT_BYTES = 12_288 * REQUEST_BYTES
+WRITES_LIMIT_BYTES = 128 * geometry.MIB
+"""Of what guests have sent; libfuse has each piece a second time."""
+TELLS_EVERY_S = 60.0
+
+
+class Waiting:
+    """Requests of guests that wait.
+
+    :param limit_bytes: what all of them may cost
+    :param deadline_s: how long one may stand in its guest's line
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int = READS_LIMIT_BYTES,
+        deadline_s: float = float("inf"),
+        at_once: int = AT_ONCE,
+    ) -> None:
+        self.refused = 0
+        self._deadline_s, self._at_once = deadline_s, at_once
+        self._queue: longest_queue.LongestQueueDrop[requests.Stream, trio.CancelScope] = (
+            longest_queue.LongestQueueDrop(limit_bytes)
+        )
+        self._lines: dict[requests.Stream, trio.CapacityLimiter] = {}
+        self._told_s = -TELLS_EVERY_S
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def has_room(self, more_bytes: int) -> bool:
+        """Say whether one more may wait without anybody being refused."""
+        return self._queue.total + REQUEST_BYTES + more_bytes <= self._queue.limit
+
+    @contextlib.asynccontextmanager
+    async def turn(self, guest: requests.Stream, more_bytes: int = 0) -> AsyncIterator[None]:
+        """Wait for the guest's turn; what is done within the block is the guest's.
+
+        :param more_bytes: what the request holds while it waits
+        :raises errors.Crowded: the guest has most of what waits, and it is too much
+        :raises errors.DeadlineExceeded: its turn did not come in time
+        """
+        with trio.CancelScope() as scope:
+            loser = self._queue.enter(guest, scope, REQUEST_BYTES + more_bytes)
+            if loser is not None:
+                loser.cancel()
+            try:
+                async with self._line(guest):
+                    with disk_io.as_stream(guest):
+                        yield
+            finally:
+                self._queue.leave(guest, scope)
+        if scope.cancelled_caught:
+            self._tell(guest)
+            raise errors.Crowded(str(guest))
+
+    @contextlib.asynccontextmanager
+    async def _line(self, guest: requests.Stream) -> AsyncIterator[None]:
+        line = self._lines.setdefault(guest, trio.CapacityLimiter(self._at_once))
+        try:
+            with trio.move_on_after(self._deadline_s) as late:
+                await line.acquire()
+            if late.cancelled_caught:
+                raise errors.DeadlineExceeded(f"the turn of {guest}", self._deadline_s)
+            try:
+                yield
+            finally:
+                line.release()
+        finally:
+            if not line.borrowed_tokens and not line.statistics().tasks_waiting:
+                self._lines.pop(guest, None)
+
+    def _tell(self, guest: requests.Stream) -> None:
+        self.refused += 1
+        if trio.current_time() - self._told_s >= TELLS_EVERY_S:
+            self._told_s = trio.current_time()
+            LOG.warning(
+                "%s has more waiting than any other, and it is too much: its newest fail "
+                "(%d were refused since the start)",
+                guest,
+                self.refused,
+            )
