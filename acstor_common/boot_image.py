@@ -28,7 +28,7 @@ from acstor_common import geometry
 from acstor_common import ids
 
 MAGIC = b"\x89aboot\r\n"
-VERSION = 1
+VERSION = 2
 COMPRESSION_ZSTD = 1
 MAX_CHUNKS = 1 << 18
 """Chunks that a boot image may hold: 16 GiB of 64 KiB chunks, far beyond any boot."""
@@ -60,6 +60,12 @@ class Binding(NamedTuple):
     image_id: ids.ImageId
     cut: geometry.Geometry
     os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
+
+    @classmethod
+    def of(cls, image_map: chunk_map.ChunkMap) -> "Binding":
+        """Return the image that a chunk map is of."""
+        os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
+        return cls(image_map.image_id, image_map.geometry, os_hash)
 
 
 class Header(NamedTuple):
@@ -132,6 +138,8 @@ class Writer:
 
     Zero chunks, and chunks with a content that came before, are left out: they cost nothing.
 
+    :param key: of the image's own scope, if its chunk map has one: frames are named in it
+
     >>> cut = geometry.Geometry(size_bytes=65536, chunk_bytes=65536)
     >>> of = Binding(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), cut)
     >>> writer = Writer(of, revision=1)
@@ -142,9 +150,15 @@ class Writer:
     """
 
     def __init__(
-        self, of: Binding, revision: int, frame_bytes: int = FRAME_BYTES, level: int = LEVEL
+        self,
+        of: Binding,
+        revision: int,
+        frame_bytes: int = FRAME_BYTES,
+        level: int = LEVEL,
+        key: ids.ScopeKey | None = None,
     ) -> None:
         self._of = of
+        self._key = key
         self._revision = revision
         self._frame_chunks = max(1, frame_bytes // of.cut.chunk_bytes)
         self._compressor = zstandard.ZstdCompressor(level=level, write_checksum=False)
@@ -208,7 +222,8 @@ class Writer:
         )
         head = fields + blake3.blake3(fields).digest()
         head += b"".join(map(_CHUNK_NO.pack, self._chunk_nos))
-        head += b"".join(_FRAME.pack(len(stored), ids.cid_of(stored)) for stored in self._frames)
+        named = ((len(stored), ids.cid_of(stored, self._key)) for stored in self._frames)
+        head += b"".join(_FRAME.pack(*frame) for frame in named)
         return head + blake3.blake3(head).digest()
 
 
@@ -328,16 +343,21 @@ def _parse_frames(
 
 
 def unpack_frame(
-    cut: geometry.Geometry, frame: Frame, stored: Buffer, what: str
+    cut: geometry.Geometry,
+    frame: Frame,
+    stored: Buffer,
+    what: str,
+    keys: chunk_map.ScopeKeys = (),
 ) -> list[tuple[int, memoryview]]:
     """Return the chunks of a frame, ``(chunk_no, bytes)`` in the order of first touch.
 
     It takes about 1 ms for each MiB.  The chunks are what the frame says; only the image's chunk
     map can tell that they are right.
 
+    :param keys: of the scopes of the image's chunk map
     :raises errors.BootImageFormatError: the bytes are not the frame's
     """
-    if len(stored) != frame.stored_bytes or ids.cid_of(stored) != frame.cid:
+    if len(stored) != frame.stored_bytes or not ids.Content(frame.cid, keys).matches(stored):
         raise _fault(what, frame.offset, f"frame {frame.number} does not match its checksum")
     raw = memoryview(_decompressed(frame, stored, what))
     return list(_cut(cut, frame, raw))
@@ -370,17 +390,19 @@ def unpack_checked(
     :raises errors.BootImageFormatError: the bytes are not the frame's, or not the image's
     """
     by_cid = {}
-    for chunk_no, data in unpack_frame(image_map.geometry, frame, stored, what):
-        cid = image_map.cid(chunk_no)
-        if ids.cid_of(data) != cid:
+    cut, keys = image_map.geometry, image_map.scope_keys
+    for chunk_no, data in unpack_frame(cut, frame, stored, what, keys):
+        content = image_map.content(chunk_no)
+        if not content.matches(data):
             raise _fault(what, frame.offset, f"chunk {chunk_no} is not what the chunk map says")
-        by_cid[cid] = data
+        by_cid[content.cid] = data
     return by_cid
 
 
-def check(parts: Iterable[Buffer], what: str) -> Head:
+def check(parts: Iterable[Buffer], what: str, keys: chunk_map.ScopeKeys = ()) -> Head:
     """Check a whole boot image that comes in pieces of any length; return its head.
 
+    :param keys: of the scopes of the image's chunk map
     :raises errors.BootImageFormatError: something of it is not right
     """
     buffer = b"".join(parts)
@@ -389,7 +411,7 @@ def check(parts: Iterable[Buffer], what: str) -> Head:
         raise _fault(what, len(buffer), f"{head.size_bytes} bytes are expected")
     for frame in head.frames:
         stored = buffer[frame.offset : frame.offset + frame.stored_bytes]
-        unpack_frame(head.header.binding.cut, frame, stored, what)
+        unpack_frame(head.header.binding.cut, frame, stored, what, keys)
     return head
 
 

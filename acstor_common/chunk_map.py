@@ -6,6 +6,9 @@ bytes are described in ``doc/source/format/chunk_map.rst``.  The one rule: a map
 is believed only after :meth:`ChunkMap.parse` has checked it, and it is never
 unpacked: a map of 1 TiB is 512 MiB long, so it stays the buffer that it came in
 (bytes, or a mapped file) and a CID is cut out when it is asked for.
+
+A map with scope keys is a secret: who has it can find out who else in the scope has
+which chunks (:mod:`acstor_common.ids`).
 """
 
 import re
@@ -19,13 +22,15 @@ from acstor_common import geometry
 from acstor_common import ids
 
 MAGIC = b"\x89acmap\r\n"
-VERSION = 1
+VERSION = 2
 ALGORITHM_BLAKE3_256 = 1
 MAX_OS_HASH_VALUE_BYTES = 64
+MAX_SCOPE_KEYS = 8
 
 # Magic, version, CID algorithm, chunk bytes, image bytes, chunks, image id, name and value of the
-# image's hash, length of that value; the rest up to the checksum is reserved and zero.
-_HEADER = struct.Struct("<8sHHIQQ16s16s64sH30x")
+# image's hash, length of that value, number of scope keys, reserved and zero, the keys.
+_KEYS_BYTES = MAX_SCOPE_KEYS * ids.SCOPE_KEY_BYTES
+_HEADER = struct.Struct(f"<8sHHIQQ16s16s64sHH28x{_KEYS_BYTES}s")
 _DIGEST_BYTES = 32
 HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
 TRAILER_BYTES = _DIGEST_BYTES
@@ -33,8 +38,11 @@ TRAILER_BYTES = _DIGEST_BYTES
 # Where the header's fields begin, for messages.
 _AT_VERSION, _AT_ALGORITHM, _AT_CHUNK_BYTES, AT_SIZE_BYTES = 8, 10, 12, 16
 _AT_CHUNK_COUNT, _AT_IMAGE_ID, AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48, 128
+_AT_KEY_COUNT, _AT_KEYS = 130, 160
 
 _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
+
+_EVEN_BYTES = bytes(range(0, 256, 2))
 
 _read_cid = struct.Struct(f"{ids.CID_BYTES}s").unpack_from
 
@@ -52,6 +60,10 @@ class OsHash(NamedTuple):
 
 UNKNOWN_OS_HASH = OsHash("", b"")
 
+ScopeKeys = tuple[ids.ScopeKey, ...]
+"""The scopes that a map's keyed CIDs are of: the image's own first, then those of what it was made
+from.  Empty: all its CIDs are plain."""
+
 
 class _Header(NamedTuple):
     """The fields of _HEADER, in its order."""
@@ -66,6 +78,8 @@ class _Header(NamedTuple):
     os_hash_algo: bytes
     os_hash_value: bytes
     os_hash_value_bytes: int
+    key_count: int
+    keys: bytes
 
 
 def length_bytes(cut: geometry.Geometry) -> int:
@@ -78,13 +92,16 @@ def length_bytes(cut: geometry.Geometry) -> int:
 
 
 def header_bytes(
-    image_id: ids.ImageId, cut: geometry.Geometry, os_hash: OsHash = UNKNOWN_OS_HASH
+    image_id: ids.ImageId,
+    cut: geometry.Geometry,
+    os_hash: OsHash = UNKNOWN_OS_HASH,
+    scope_keys: ScopeKeys = (),
 ) -> bytes:
     """Return the header of a map.
 
-    :raises ValueError: ``os_hash`` does not fit into a header
+    :raises ValueError: ``os_hash`` or ``scope_keys`` do not fit into a header
     """
-    why = fault_of_os_hash(os_hash)
+    why = fault_of_os_hash(os_hash) or _fault_of_keys(scope_keys)
     if why:
         raise ValueError(why)
     fields = _HEADER.pack(
@@ -98,6 +115,8 @@ def header_bytes(
         os_hash.algo.encode("ascii"),
         os_hash.value,
         len(os_hash.value),
+        len(scope_keys),
+        b"".join(scope_keys),
     )
     return fields + blake3.blake3(fields).digest()
 
@@ -113,9 +132,13 @@ class MapBuilder:
     """
 
     def __init__(
-        self, image_id: ids.ImageId, cut: geometry.Geometry, os_hash: OsHash = UNKNOWN_OS_HASH
+        self,
+        image_id: ids.ImageId,
+        cut: geometry.Geometry,
+        os_hash: OsHash = UNKNOWN_OS_HASH,
+        scope_keys: ScopeKeys = (),
     ) -> None:
-        self.header = header_bytes(image_id, cut, os_hash)
+        self.header = header_bytes(image_id, cut, os_hash, scope_keys)
         self._hasher = blake3.blake3(self.header)
         self._missing_bytes = cut.chunk_count * ids.CID_BYTES
 
@@ -140,20 +163,35 @@ class MapBuilder:
 class ChunkMap:
     """One image's CIDs, read in place from the bytes of its map.
 
-    ``image_id``, ``geometry``, ``os_hash_algo`` and ``os_hash_value`` say which image it is of.
+    ``image_id``, ``geometry``, ``os_hash_algo`` and ``os_hash_value`` say which image it is of,
+    ``scope_keys`` what its keyed CIDs are checked with.
     The buffer must stay as it is, and open, while the map is used.
     """
 
-    __slots__ = ("_buffer", "_count", "geometry", "image_id", "os_hash_algo", "os_hash_value")
+    __slots__ = (
+        "_buffer",
+        "_count",
+        "geometry",
+        "image_id",
+        "os_hash_algo",
+        "os_hash_value",
+        "scope_keys",
+    )
 
     def __init__(
-        self, buffer: Buffer, image_id: ids.ImageId, cut: geometry.Geometry, os_hash: OsHash
+        self,
+        buffer: Buffer,
+        image_id: ids.ImageId,
+        cut: geometry.Geometry,
+        os_hash: OsHash,
+        scope_keys: ScopeKeys = (),
     ) -> None:
         self._buffer = buffer
         self._count = cut.chunk_count
         self.image_id = image_id
         self.geometry = cut
         self.os_hash_algo, self.os_hash_value = os_hash
+        self.scope_keys = scope_keys
 
     @classmethod
     def parse(
@@ -168,18 +206,19 @@ class ChunkMap:
         """Check ``buffer`` (bytes, mmap, memoryview of bytes) and return it as a map.
 
         :param what: the map as its owner knows it (a path, an image id), for errors
-        :param check_trailer: hash the whole buffer (1 ms for each 5 MiB); leave it out only for
-            bytes that this host has checked before
+        :param check_trailer: hash the whole buffer (1 ms for each 5 MiB), look at each CID; leave
+            it out only for bytes that this host has checked before
         :raises errors.ChunkMapFormatError: it is not a chunk map, it is damaged, or it is the map
             of another image than expected
         """
         with memoryview(buffer) as view:
-            image_id, cut, os_hash = _parse_header(view, what)
+            image_id, cut, os_hash, scope_keys = _parse_header(view, what)
             _check_expected(image_id, cut, expected_image_id, expected_size_bytes, what)
             _check_length(view, cut, what)
             if check_trailer:
                 _check_trailer(view, what)
-        return cls(buffer, image_id, cut, os_hash)
+                _check_cids(view, scope_keys, what)
+        return cls(buffer, image_id, cut, os_hash, scope_keys)
 
     def __len__(self) -> int:
         """Return the number of chunks."""
@@ -194,6 +233,13 @@ class ChunkMap:
             raise IndexError(f"image {self.image_id} has no chunk {chunk_no}")
         cid: ids.Cid = _read_cid(self._buffer, HEADER_BYTES + chunk_no * ids.CID_BYTES)[0]
         return cid
+
+    def content(self, chunk_no: int) -> ids.Content:
+        """Return what the bytes of a chunk must be.
+
+        :raises IndexError: the image has no such chunk
+        """
+        return ids.Content(self.cid(chunk_no), self.scope_keys)
 
     def is_zero(self, chunk_no: int) -> bool:
         """Say whether the chunk has only zeros: it is never stored, sent or asked for."""
@@ -211,7 +257,9 @@ class ChunkMap:
         return bytes(bits)
 
 
-def _parse_header(view: memoryview, what: str) -> tuple[ids.ImageId, geometry.Geometry, OsHash]:
+def _parse_header(
+    view: memoryview, what: str
+) -> tuple[ids.ImageId, geometry.Geometry, OsHash, ScopeKeys]:
     """Check the header by itself: what it is first, then its checksum, then each field."""
     header = _unpack_header(view, what)
     if header.algorithm != ALGORITHM_BLAKE3_256:
@@ -229,7 +277,8 @@ def _parse_header(view: memoryview, what: str) -> tuple[ids.ImageId, geometry.Ge
             _AT_CHUNK_COUNT,
             f"{header.chunk_count} chunks do not fit an image of {cut.size_bytes} bytes",
         )
-    return ids.image_id_from_bytes(header.image_id), cut, _parse_os_hash(header, what)
+    image_id = ids.image_id_from_bytes(header.image_id)
+    return image_id, cut, _parse_os_hash(header, what), _parse_keys(header, what)
 
 
 def _unpack_header(view: memoryview, what: str) -> _Header:
@@ -260,6 +309,28 @@ def _parse_os_hash(header: _Header, what: str) -> OsHash:
     if why:
         raise errors.ChunkMapFormatError(what, AT_OS_HASH_ALGO, why)
     return os_hash
+
+
+def _parse_keys(header: _Header, what: str) -> ScopeKeys:
+    count, size = header.key_count, ids.SCOPE_KEY_BYTES
+    if count > MAX_SCOPE_KEYS:
+        raise errors.ChunkMapFormatError(what, _AT_KEY_COUNT, f"{count} scope keys are too many")
+    keys = tuple(ids.ScopeKey(header.keys[size * n : size * (n + 1)]) for n in range(count))
+    why = _fault_of_keys(keys)
+    if any(header.keys[size * count :]):
+        why = "there are bytes behind the last scope key"
+    if why:
+        raise errors.ChunkMapFormatError(what, _AT_KEYS, why)
+    return keys
+
+
+def _fault_of_keys(keys: ScopeKeys) -> str:
+    """Say why ``keys`` cannot stand in the header of a map; empty if they can."""
+    if len(keys) > MAX_SCOPE_KEYS:
+        return f"{len(keys)} scope keys are too many"
+    if any(len(key) != ids.SCOPE_KEY_BYTES or not any(key) for key in keys):
+        return "a scope key is no key"
+    return "a scope key is there twice" if len(set(keys)) != len(keys) else ""
 
 
 def fault_of_os_hash(os_hash: OsHash) -> str:
@@ -309,3 +380,13 @@ def _check_trailer(view: memoryview, what: str) -> None:
     body_bytes = view.nbytes - TRAILER_BYTES
     if blake3.blake3(view[:body_bytes]).digest() != view[body_bytes:]:
         raise errors.ChunkMapFormatError(what, body_bytes, "the map's checksum does not match")
+
+
+def _check_cids(view: memoryview, scope_keys: ScopeKeys, what: str) -> None:
+    """Refuse keyed CIDs in a map without keys: nobody could ever check their chunks."""
+    if scope_keys:
+        return
+    ends = bytes(view[HEADER_BYTES + ids.CID_BYTES - 1 : -TRAILER_BYTES : ids.CID_BYTES])
+    if odd := ends.translate(None, _EVEN_BYTES):
+        offset = HEADER_BYTES + ends.index(odd[0]) * ids.CID_BYTES
+        raise errors.ChunkMapFormatError(what, offset, "a keyed CID, and the map has no scope key")

@@ -4,10 +4,18 @@
 A CID says *what* the bytes are: it crosses tenants, so it is a cryptographic
 hash.  An OID, its first 64 bits, says *where* to ask: two contents may share
 one, so it proves nothing.
+
+A plain CID tells everybody who has the same bytes that somebody else has them, too
+(Harnik et al. 2010, "Side channels in cloud services: deduplication in cloud
+storage").  A keyed one tells it only within its scope: it is BLAKE3's keyed hash, and
+who has not the key can neither make nor check it.  The one rule: what kind a CID is
+stands in the CID itself, and :meth:`Content.matches` is the one place that compares
+bytes with either.
 """
 
 import re
 import uuid
+from typing import NamedTuple
 from typing import NewType
 
 import blake3
@@ -19,15 +27,23 @@ HostId = NewType("HostId", str)
 """A host of the cloud, as Nova names it: letters, digits, ``.``, ``_``, ``-``; at most 255."""
 
 Cid = NewType("Cid", bytes)
-"""Content id: the 32 bytes of the chunk's BLAKE3-256."""
+"""Content id: the 32 bytes of the chunk's BLAKE3-256, but for the lowest bit of the last one: it is
+0 if the hash is plain and 1 if it is keyed with the key of a scope."""
+
+ScopeKey = NewType("ScopeKey", bytes)
+"""Key of a scope of deduplication, 32 bytes; a secret of those who may read its images."""
 
 Oid = NewType("Oid", int)
 """Object id: the first 64 bits of a CID, its position on the ring.  Locates, never identifies."""
 
 CID_BYTES = 32
+SCOPE_KEY_BYTES = 32
 OID_BYTES = 8
 ZERO_CID = Cid(bytes(CID_BYTES))
 """Reserved: a chunk of zeros only, whatever its length.  It is never stored, sent or asked for."""
+
+_PLAIN_ENDS = [bytes([byte & 0xFE]) for byte in range(256)]
+_KEYED_ENDS = [bytes([byte | 1]) for byte in range(256)]
 
 _HOST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
@@ -71,9 +87,45 @@ def parse_host_id(text: str) -> HostId:
     return HostId(text)
 
 
-def cid_of(data: bytes | bytearray | memoryview) -> Cid:
-    """Return the CID of a chunk's bytes, also for a chunk of zeros (see ZERO_CID for those)."""
-    return Cid(blake3.blake3(data).digest())
+class Content(NamedTuple):
+    """What the bytes of a chunk must be: their CID, and the keys that it may have been made with.
+
+    >>> key = ScopeKey(bytes(range(32)))
+    >>> Content(cid_of(b"bytes", key), (key,)).matches(b"bytes")
+    True
+    >>> Content(cid_of(b"bytes", key)).matches(b"bytes")
+    False
+    """
+
+    cid: Cid
+    keys: tuple[ScopeKey, ...] = ()
+
+    def matches(self, data: bytes | bytearray | memoryview) -> bool:
+        """Say whether ``data`` is this content; a keyed one matches nothing without its key."""
+        if not is_keyed(self.cid):
+            return cid_of(data) == self.cid
+        return any(cid_of(data, key) == self.cid for key in self.keys)
+
+
+def cid_of(data: bytes | bytearray | memoryview, key: ScopeKey | None = None) -> Cid:
+    """Return the CID of a chunk's bytes, also for a chunk of zeros (see ZERO_CID for those).
+
+    :param key: of the scope in which the name is to mean something; None: everywhere
+    """
+    if key is None:
+        digest = blake3.blake3(data).digest()
+        return Cid(digest[:-1] + _PLAIN_ENDS[digest[-1]])
+    digest = blake3.blake3(data, key=key).digest()
+    return Cid(digest[:-1] + _KEYED_ENDS[digest[-1]])
+
+
+def is_keyed(cid: Cid) -> bool:
+    """Say whether a CID means something only in a scope.
+
+    >>> is_keyed(cid_of(b"bytes")), is_keyed(cid_of(b"bytes", ScopeKey(bytes(range(32)))))
+    (False, True)
+    """
+    return bool(cid[-1] & 1)
 
 
 def oid_of(cid: Cid) -> Oid:

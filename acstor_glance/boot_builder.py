@@ -34,7 +34,6 @@ from acstor_common import boot_trace
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
-from acstor_common import ids
 from acstor_common import whole_file
 from acstor_glance import boot_guest
 from acstor_glance import recording_export
@@ -142,7 +141,8 @@ def write(
     :param image: a file descriptor
     :raises errors.ChunkInvalid: a chunk is not what the chunk map says
     """
-    writer = boot_image.Writer(_binding(image_map), revision)
+    own_scope = next(iter(image_map.scope_keys), None)
+    writer = boot_image.Writer(boot_image.Binding.of(image_map), revision, key=own_scope)
     for chunk_no in trace:
         if not image_map.is_zero(chunk_no):
             writer.add(chunk_no, _read_chunk(image, image_map, chunk_no))
@@ -159,21 +159,16 @@ def check_chunks(
 
     :raises errors.BootImageFormatError: they are of another image, or of other bytes
     """
-    boot_image.check_binding(head.header, _binding(image_map), what)
+    boot_image.check_binding(head.header, boot_image.Binding.of(image_map), what)
     for frame in head.frames:
         stored = raw[frame.offset : frame.offset + frame.stored_bytes]
         boot_image.unpack_checked(image_map, frame, stored, what)
 
 
-def _binding(image_map: chunk_map.ChunkMap) -> boot_image.Binding:
-    os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
-    return boot_image.Binding(image_map.image_id, image_map.geometry, os_hash)
-
-
 def _read_chunk(image: int, image_map: chunk_map.ChunkMap, chunk_no: int) -> bytes:
     cut = image_map.geometry
     data = os.pread(image, cut.chunk_length(chunk_no), cut.chunk_offset(chunk_no))
-    if ids.cid_of(data) != image_map.cid(chunk_no):
+    if not image_map.content(chunk_no).matches(data):
         what = f"chunk {chunk_no} of image {image_map.image_id}"
         raise errors.ChunkInvalid(what, "the image", "it is not what the chunk map says")
     return data

@@ -65,10 +65,12 @@ def export(
     if not path.exists():
         _write_image(images, image, path, progress)
         outcome = Outcome.EXPORTED
-    for kind, artefact in found.items():
-        if artefact is not None and _write_artefact(
-            images, image, kind, artefact["id"], stem.with_suffix(ENDINGS[kind])
-        ):
+    read = {kind: _read(images, artefact["id"]) for kind, artefact in found.items() if artefact}
+    image_map = artefacts.parse_chunk_map(image, read[artefacts.Kind.CHUNK_MAP])
+    if raw := read.get(artefacts.Kind.BOOT_IMAGE):
+        boot_image.check([raw], f"boot image of image {image['id']}", image_map.scope_keys)
+    for kind, raw in read.items():
+        if _write_artefact(raw, stem.with_suffix(ENDINGS[kind])):
             outcome = Outcome.EXPORTED
     return outcome
 
@@ -113,20 +115,13 @@ def _write_image(
             raise errors.Unusable(f"image {image['id']}", why)
 
 
-def _write_artefact(
-    images: glance_images.Images,
-    image: image_record.Record,
-    kind: artefacts.Kind,
-    artefact_id: str,
-    path: pathlib.Path,
-) -> bool:
-    """Write an artefact unless it is there already; say whether that was needed."""
+def _read(images: glance_images.Images, artefact_id: str) -> bytes:
     with images.opened(artefact_id) as pieces:
-        raw = b"".join(pieces)
-    if kind is artefacts.Kind.CHUNK_MAP:
-        artefacts.parse_chunk_map(image, raw)
-    else:
-        boot_image.check([raw], f"boot image {artefact_id}")
+        return b"".join(pieces)
+
+
+def _write_artefact(raw: bytes, path: pathlib.Path) -> bool:
+    """Write an artefact unless it is there already; say whether that was needed."""
     if path.exists() and path.read_bytes() == raw:
         return False
     with whole_file.written(path, MODE) as file:

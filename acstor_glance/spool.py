@@ -104,7 +104,7 @@ def _bind(
     found: chunk_map.ChunkMap, waiting: memoryview, os_hash: chunk_map.OsHash, file: IO[bytes]
 ) -> None:
     """Write the map ``waiting`` with the image's hash in its header."""
-    builder = chunk_map.MapBuilder(found.image_id, found.geometry, os_hash)
+    builder = chunk_map.MapBuilder(found.image_id, found.geometry, os_hash, found.scope_keys)
     file.write(builder.header)
     end = len(waiting) - chunk_map.TRAILER_BYTES
     for start in range(chunk_map.HEADER_BYTES, end, _COPY_BYTES):

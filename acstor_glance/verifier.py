@@ -93,7 +93,8 @@ def _check_boot_image(
     what = f"boot image {artefact_id}"
     with images.opened(artefact_id) as pieces:
         raw = b"".join(pieces)
-    boot_builder.check_chunks(raw, boot_image.check([raw], what), image_map, what)
+    head = boot_image.check([raw], what, image_map.scope_keys)
+    boot_builder.check_chunks(raw, head, image_map, what)
 
 
 def _check_pointer(

@@ -184,7 +184,7 @@ class Exchange:
         try:
             answer = await self._ask_peer(ask, want)
             if not isinstance(answer, peer_wire.Refer):
-                verify.check_chunk(answer, want.cid, want, host)
+                verify.check_chunk(answer, want.content, want, host)
         except (errors.ChunkInvalid, errors.RemoteProtocolError) as e:
             self.invalid_chunks += 1
             self._gossip.denied(host, prefix, self._clock())

@@ -148,7 +148,7 @@ class Home:
 
         async def read(_: flights.Flight[want_.Bytes]) -> want_.Bytes:
             blob, offset = base.blob_at(want.image_id, want.offset)
-            data = await self._source.read(blob, offset, want.length, want.cid)
+            data = await self._source.read(blob, offset, want.length, want.content)
             self.counters.source_bytes += len(data)
             self._take_in(want, data, keep, None)
             return data

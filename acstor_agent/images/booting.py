@@ -288,12 +288,7 @@ class Booting:
         return await self._host.source.read(blob, offset, length)
 
     def _check(self, header: boot_image.Header) -> None:
-        of = boot_image.Binding(
-            self._map.image_id,
-            self._map.geometry,
-            chunk_map.OsHash(self._map.os_hash_algo, self._map.os_hash_value),
-        )
-        boot_image.check_binding(header, of, self._what)
+        boot_image.check_binding(header, boot_image.Binding.of(self._map), self._what)
 
     async def _take_head(self, raw: bytes, what: str) -> None:
         self.head, self._frames = await trio.to_thread.run_sync(self._parse_head, raw, what)
@@ -375,6 +370,7 @@ class Booting:
             base.AT_BOOT_IMAGE + frame.offset,
             frame.stored_bytes,
             frame.cid,
+            self._map.scope_keys,
         )
         fetched = await self._host.chunks.fetch_once(want, errand)
         chunks = await trio.to_thread.run_sync(

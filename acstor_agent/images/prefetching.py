@@ -38,6 +38,7 @@ def want_of(image_map: chunk_map.ChunkMap, chunk_no: int) -> want_.Want:
         cut.chunk_offset(chunk_no),
         cut.chunk_length(chunk_no),
         image_map.cid(chunk_no),
+        image_map.scope_keys,
     )
 
 

@@ -92,12 +92,14 @@ class Source(abc.ABC):
         """Return the length of ``blob``."""
 
     @abc.abstractmethod
-    async def read(self, blob: Blob, offset: int, length: int, cid: ids.Cid | None = None) -> bytes:
+    async def read(
+        self, blob: Blob, offset: int, length: int, content: ids.Content | None = None
+    ) -> bytes:
         """Return exactly ``length`` bytes of ``blob`` from ``offset`` on.
 
         A read of 0 bytes returns ``b""`` and asks nobody, not even whether the blob exists.
 
-        :param cid: what the bytes must hash to, where the range is one chunk; only the verify
+        :param content: what the bytes must be, where the range is one chunk; only the verify
             wrapper looks at it, every other source passes it on or ignores it
         :raises errors.ChunkMissing: the blob ends before ``offset + length``
         :raises errors.LocalProtocolError: ``offset`` or ``length`` is negative
@@ -129,7 +131,9 @@ class Driver(Source):
         :raises errors.Unusable: an option is missing or makes no sense
         """
 
-    async def read(self, blob: Blob, offset: int, length: int, cid: ids.Cid | None = None) -> bytes:
+    async def read(
+        self, blob: Blob, offset: int, length: int, content: ids.Content | None = None
+    ) -> bytes:
         """Read the range; one of no bytes is read here."""
         check_range(blob, offset, length)
         return await self.read_range(blob, offset, length) if length else b""
@@ -154,9 +158,11 @@ class Wrapper(Source):
         """Ask the inner source."""
         return await self._inner.size_bytes(blob)
 
-    async def read(self, blob: Blob, offset: int, length: int, cid: ids.Cid | None = None) -> bytes:
+    async def read(
+        self, blob: Blob, offset: int, length: int, content: ids.Content | None = None
+    ) -> bytes:
         """Ask the inner source."""
-        return await self._inner.read(blob, offset, length, cid)
+        return await self._inner.read(blob, offset, length, content)
 
     async def aclose(self) -> None:
         """Close the inner source."""

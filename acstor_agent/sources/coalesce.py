@@ -97,7 +97,7 @@ class CoalesceSource(base.Wrapper):
         return self._in_flight
 
     async def read(
-        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
+        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
         """Read the range, with others where it can be."""
         base.check_range(blob, offset, length)

@@ -42,10 +42,10 @@ class FailoverSource(base.Source):
         return await self._first(lambda source: source.size_bytes(blob))
 
     async def read(
-        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
+        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
         """Read from the first source that can."""
-        return await self._first(lambda source: source.read(blob, offset, length, cid))
+        return await self._first(lambda source: source.read(blob, offset, length, content))
 
     async def aclose(self) -> None:
         """Close all the sources."""

@@ -48,10 +48,10 @@ class RetrySource(base.Wrapper):
         return await self._retry(lambda: self._inner.size_bytes(blob))
 
     async def read(
-        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
+        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
         """Read until there is an answer."""
-        return await self._retry(lambda: self._inner.read(blob, offset, length, cid))
+        return await self._retry(lambda: self._inner.read(blob, offset, length, content))
 
     async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         for attempt in range(1, self._attempts):

@@ -10,21 +10,24 @@ from acstor_common import ids
 
 
 def check_chunk(
-    data: bytes | bytearray | memoryview, cid: ids.Cid, what: object, where: object
+    data: bytes | bytearray | memoryview, content: ids.Content, what: object, where: object
 ) -> None:
     """Refuse bytes that are not the chunk they should be.
 
     :param what: the chunk; its words are made only for the error
     :param where: the place that gave the bytes, likewise
-    :raises errors.ChunkInvalid: ``data`` does not hash to ``cid``
+    :raises errors.ChunkInvalid: ``data`` does not match ``content``
     """
-    actual = ids.cid_of(data)
-    if actual != cid:
+    if content.matches(data):
+        return
+    cid, keys = content
+    if ids.is_keyed(cid) and not keys:
         raise errors.ChunkInvalid(
-            str(what),
-            str(where),
-            f"the CID is {actual.hex()} instead of {cid.hex()} ({len(data)} bytes)",
+            str(what), str(where), f"the key of its CID {cid.hex()} is not known"
         )
+    actual = ids.cid_of(data, keys[0] if ids.is_keyed(cid) else None)
+    why = f"the CID is {actual.hex()} instead of {cid.hex()} ({len(data)} bytes)"
+    raise errors.ChunkInvalid(str(what), str(where), why)
 
 
 class VerifySource(base.Wrapper):
@@ -34,10 +37,10 @@ class VerifySource(base.Wrapper):
     """
 
     async def read(
-        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
+        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
-        """Read, and raise ChunkInvalid if the bytes do not hash to ``cid``."""
-        data = await self._inner.read(blob, offset, length, cid)
-        if cid is not None:
-            check_chunk(data, cid, blob.part(offset, length), self.where)
+        """Read, and raise ChunkInvalid if the bytes are not ``content``."""
+        data = await self._inner.read(blob, offset, length, content)
+        if content is not None:
+            check_chunk(data, content, blob.part(offset, length), self.where)
         return data

@@ -24,6 +24,7 @@ from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_common import ids
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import mapped_file
@@ -186,9 +187,15 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
     """Check a whole boot image, against the chunk map if there is one."""
     what = str(options.path)
     raw = options.path.read_bytes()
-    head = boot_image.check([raw], what)
-    if options.map:
+    if not options.map:
+        head = boot_image.parse_head(raw, what)
+        if any(ids.is_keyed(frame.cid) for frame in head.frames):
+            why = "its frames are named in a scope, whose key the chunk map has"
+            raise errors.Unusable(what, why, "Give the chunk map with --map")
+        head = boot_image.check([raw], what)
+    else:
         with _map_of(options.map) as image_map:
+            head = boot_image.check([raw], what, image_map.scope_keys)
             boot_builder.check_chunks(raw, head, image_map, what)
     return {**_facts(head), "checked": "chunk map" if options.map else "checksums"}
 

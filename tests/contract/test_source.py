@@ -107,7 +107,7 @@ async def test_image_and_chunk_map_are_different_blobs(source):
 
 async def test_right_cid_changes_nothing(source):
     chunk = BLOBS[IMAGE][:65_536]
-    assert await source.read(IMAGE, 0, 65_536, ids.cid_of(chunk)) == chunk
+    assert await source.read(IMAGE, 0, 65_536, ids.Content(ids.cid_of(chunk))) == chunk
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,8 @@ async def test_neighbours_cost_few_requests_and_no_byte_twice(nginx, nursery):
     chunks = [DATA[at : at + 65_536] for at in range(0, 32 * 65_536, 65_536)]
 
     async def read(number):
-        cid = ids.cid_of(chunks[number])
-        assert await source.read(BLOB, number * 65_536, 65_536, cid) == chunks[number]
+        content = ids.Content(ids.cid_of(chunks[number]))
+        assert await source.read(BLOB, number * 65_536, 65_536, content) == chunks[number]
 
     async with trio.open_nursery() as readers:
         for number in [*range(32), *range(32)]:

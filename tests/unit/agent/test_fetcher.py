@@ -46,7 +46,7 @@ class MemorySource(base.Source):
     async def size_bytes(self, blob):
         return len(BYTES)
 
-    async def read(self, blob, offset, length, cid=None):
+    async def read(self, blob, offset, length, content=None):
         self.reads.append(offset)
         await trio.sleep(self.delay_s)
         if self.failure:

@@ -48,10 +48,10 @@ async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nur
         conf.set_override("url", server.url, group="source_http")
         source = build.build(["file", "http"], conf, nursery)
         assert source.where == f"{tmp_path}, {server.url}"
-        assert await source.read(BLOB, 5, 50, ids.cid_of(DATA[5:55])) == DATA[5:55]
+        assert await source.read(BLOB, 5, 50, ids.Content(ids.cid_of(DATA[5:55]))) == DATA[5:55]
         assert server.asked == []
         (tmp_path / BLOB.name).write_bytes(DATA[::-1])
-        assert await source.read(BLOB, 5, 50, ids.cid_of(DATA[5:55])) == DATA[5:55]
+        assert await source.read(BLOB, 5, 50, ids.Content(ids.cid_of(DATA[5:55]))) == DATA[5:55]
         (tmp_path / BLOB.name).unlink()
         assert await source.size_bytes(BLOB) == len(DATA)
         assert len(server.asked) == 2
@@ -73,7 +73,7 @@ async def test_wrapped_driver_joins_retries_and_verifies(autojump_clock, nursery
     source = build.wrapped(inner, nursery, random.Random(1))
 
     async def read_chunk():
-        assert await source.read(BLOB, 0, 4096, ids.cid_of(DATA[:4096])) == DATA[:4096]
+        assert await source.read(BLOB, 0, 4096, ids.Content(ids.cid_of(DATA[:4096]))) == DATA[:4096]
 
     nursery.start_soon(read_chunk)
     await read_chunk()

@@ -143,7 +143,7 @@ async def test_failure_reaches_all_who_were_joined_and_nobody_else(clock, nurser
 
 async def test_bug_of_the_inner_source_is_raised_where_it_was_asked(nursery):
     class Broken(faulty_source.MemorySource):
-        async def read(self, blob, offset, length, cid=None):
+        async def read(self, blob, offset, length, content=None):
             raise ZeroDivisionError("a bug")
 
     with pytest.raises(ZeroDivisionError, match="a bug"):

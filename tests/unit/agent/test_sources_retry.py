@@ -22,9 +22,9 @@ class Flaky(faulty_source.FaultySource):
         self.asked_at = []
         self.sizes_asked = 0
 
-    async def read(self, blob, offset, length, cid=None):
+    async def read(self, blob, offset, length, content=None):
         self.asked_at.append(trio.current_time())
-        return await super().read(blob, offset, length, cid)
+        return await super().read(blob, offset, length, content)
 
     async def size_bytes(self, blob):
         self.sizes_asked += 1

@@ -15,7 +15,9 @@ OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
 CHUNK_MAP = artefacts.Kind.CHUNK_MAP
 
 
-def why(image: dict, artefact: dict, kind: artefacts.Kind = CHUNK_MAP, version: int = 1) -> str:
+def why(
+    image: dict, artefact: dict, kind: artefacts.Kind = CHUNK_MAP, version: int = chunk_map.VERSION
+) -> str:
     return artefacts.why_foreign(image, artefact, kind, records.SERVICE_PROJECT, version)
 
 
@@ -27,7 +29,7 @@ def test_artefact_made_for_an_image_belongs_to_it() -> None:
 
 
 def test_artefact_is_hidden_private_and_of_the_service_project() -> None:
-    made = artefacts.new_artefact(records.image(), CHUNK_MAP, records.SERVICE_PROJECT, 1)
+    made = artefacts.new_artefact(records.image(), CHUNK_MAP, records.SERVICE_PROJECT, 2)
     assert (made["os_hidden"], made["visibility"]) == (True, "private")
     assert made["owner"] == records.SERVICE_PROJECT
     assert (made["disk_format"], made["container_format"]) == ("raw", "bare")
@@ -45,7 +47,7 @@ def test_artefact_is_hidden_private_and_of_the_service_project() -> None:
         ({"acstor_os_hash_value": "00" * 64}, "of other bytes"),
         ({"acstor_os_hash_algo": "sha256"}, "of other bytes"),
         ({"acstor_os_hash_value": "no digits"}, "of other bytes"),
-        ({"acstor_format": "2"}, "format version 2 is not known"),
+        ({"acstor_format": "1"}, "format version 1 is not known"),
         ({"acstor_format": None}, "format version unknown is not known"),
         ({"status": "queued"}, "its status is queued"),
     ],
@@ -72,8 +74,8 @@ def test_artefact_forged_by_a_tenant_has_no_effect() -> None:
     image = records.image()
     forged = records.artefact(image, owner=records.TENANT)
     with pytest.raises(errors.ForeignArtefact, match="is ignored: acstor's service project did"):
-        artefacts.check_belongs(image, forged, CHUNK_MAP, records.SERVICE_PROJECT, 1)
-    artefacts.check_belongs(image, records.artefact(image), CHUNK_MAP, records.SERVICE_PROJECT, 1)
+        artefacts.check_belongs(image, forged, CHUNK_MAP, records.SERVICE_PROJECT, 2)
+    artefacts.check_belongs(image, records.artefact(image), CHUNK_MAP, records.SERVICE_PROJECT, 2)
 
 
 def test_nobodys_project_owns_no_artefacts() -> None:
@@ -84,7 +86,7 @@ def test_nobodys_project_owns_no_artefacts() -> None:
 def test_image_without_a_hash_has_no_artefacts() -> None:
     image = records.image(os_hash_algo=None, os_hash_value=None)
     with pytest.raises(ValueError, match="no hash in Glance"):
-        artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, 1)
+        artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, 2)
     bound_to_nothing = {
         **records.artefact(records.image()),
         artefacts.OS_HASH_ALGO: "",

@@ -21,7 +21,7 @@ from acstor_common import ids
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER_ID = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
-GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "boot_image-v1.acboot"
+GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "boot_image-v2.acboot"
 CHUNK = 16 * geometry.KIB
 CUT = geometry.Geometry(size_bytes=6 * CHUNK + 100, chunk_bytes=CHUNK)
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(b"image").digest())
@@ -112,13 +112,26 @@ def test_empty_boot_image_is_legal() -> None:
     assert (list(head.trace), head.frames, head.size_bytes) == ([], (), 192 + 32)
 
 
-def test_golden_file_of_version_1_is_read_as_it_was_written() -> None:
+def test_golden_file_of_version_2_is_read_as_it_was_written() -> None:
     raw = GOLDEN.read_bytes()
     head = boot_image.check([raw], "golden")
     assert head.header == boot_image.Header(OF, revision=7, chunk_count=4, frame_chunks=2)
     assert unpacked(raw) == [(n, CHUNKS[n]) for n in (5, 0, 1, 3)]
     first, second = head.frames
     assert first.stored_bytes < first.raw_bytes and second.stored_bytes == second.raw_bytes
+
+
+def test_frames_of_a_private_image_are_named_in_its_scope() -> None:
+    key, other = ids.ScopeKey(b"k" * 32), ids.ScopeKey(b"o" * 32)
+    writer = boot_image.Writer(OF, revision=7, key=key)
+    for chunk_no in (5, 0, 1):
+        writer.add(chunk_no, CHUNKS[chunk_no])
+    raw = b"".join(writer.parts())
+    head = boot_image.check([raw], "it", (other, key))
+    assert all(ids.is_keyed(frame.cid) for frame in head.frames)
+    for keys in ((), (other,)):
+        with pytest.raises(errors.BootImageFormatError, match="frame 0"):
+            boot_image.check([raw], "it", keys)
 
 
 def test_any_flipped_byte_is_noticed() -> None:
@@ -182,7 +195,7 @@ def test_every_boot_image_survives_the_round_trip(
 @pytest.mark.parametrize(
     ("at", "fmt", "value", "offset", "why"),
     [
-        (8, "H", 2, 8, "format version 2 is not known"),
+        (8, "H", 1, 8, "format version 1 is not known"),
         (10, "H", 2, 10, "compression 2 is not known"),
         (12, "I", 65537, 12, "chunks of 65537 bytes are not allowed"),
         (24, "I", 8, 24, "8 chunks are too many"),

@@ -18,18 +18,20 @@ from acstor_common import ids
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER_ID = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
-GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "chunk_map-v1.acmap"
+GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "chunk_map-v2.acmap"
 CUT = geometry.Geometry(size_bytes=3 * 65536 + 100, chunk_bytes=65536)
 CIDS = [ids.cid_of(b"a"), ids.ZERO_CID, ids.cid_of(b"b"), ids.cid_of(b"a")]
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(b"image").digest())
+KEYS = (ids.ScopeKey(bytes(range(1, 33))), ids.ScopeKey(bytes(range(33, 65))))
 
 
 def build(
     cut: geometry.Geometry = CUT,
     cids: list[ids.Cid] = CIDS,
     os_hash: chunk_map.OsHash = OS_HASH,
+    scope_keys: chunk_map.ScopeKeys = (),
 ) -> bytes:
-    builder = chunk_map.MapBuilder(IMAGE_ID, cut, os_hash)
+    builder = chunk_map.MapBuilder(IMAGE_ID, cut, os_hash, scope_keys)
     return builder.header + b"".join(builder.feed(cid) for cid in cids) + builder.trailer()
 
 
@@ -37,7 +39,7 @@ def forge(raw: bytes, at: int, fmt: str, *values: object) -> bytes:
     """Write a field and make both checksums right again, as an attacker would."""
     forged = bytearray(raw)
     struct.pack_into("<" + fmt, forged, at, *values)
-    forged[160:192] = blake3.blake3(forged[:160]).digest()
+    forged[416:448] = blake3.blake3(forged[:416]).digest()
     forged[-32:] = blake3.blake3(forged[:-32]).digest()
     return bytes(forged)
 
@@ -59,8 +61,11 @@ def test_map_gives_back_what_was_put_in() -> None:
     assert [found.is_zero(chunk_no) for chunk_no in range(4)] == [False, True, False, False]
 
 
-def test_golden_file_of_version_1_is_read_and_written_alike() -> None:
-    image = (b"acstor one\n" * 1490)[:16384] + bytes(16384) + (b"acstor two\n" * 91)[:1000]
+GOLDEN_IMAGE = (b"acstor one\n" * 1490)[:16384] + bytes(16384) + (b"acstor two\n" * 91)[:1000]
+
+
+def test_golden_file_of_version_2_is_read_and_written_alike() -> None:
+    image = GOLDEN_IMAGE
     chunks = [image[:16384], image[16384:32768], image[32768:]]
     cids = [ids.cid_of(chunks[0]), ids.ZERO_CID, ids.cid_of(chunks[2])]
     os_hash = chunk_map.OsHash("sha512", hashlib.sha512(image).digest())
@@ -68,6 +73,58 @@ def test_golden_file_of_version_1_is_read_and_written_alike() -> None:
     assert raw == build(geometry.Geometry(33768, 16384), cids, os_hash)
     found = chunk_map.ChunkMap.parse(raw, "golden", expected_image_id=IMAGE_ID)
     assert [found.cid(chunk_no) for chunk_no in range(3)] == cids
+
+
+def test_golden_file_with_scope_keys_is_read_and_written_alike() -> None:
+    cids = [ids.cid_of(GOLDEN_IMAGE[:16384], KEYS[1]), ids.ZERO_CID]
+    cids.append(ids.cid_of(GOLDEN_IMAGE[32768:], KEYS[0]))
+    os_hash = chunk_map.OsHash("sha512", hashlib.sha512(GOLDEN_IMAGE).digest())
+    raw = GOLDEN.with_name("chunk_map-v2-keyed.acmap").read_bytes()
+    assert raw == build(geometry.Geometry(33768, 16384), cids, os_hash, KEYS)
+    found = chunk_map.ChunkMap.parse(raw, "golden", expected_image_id=IMAGE_ID)
+    assert found.scope_keys == KEYS
+    assert found.content(0).matches(GOLDEN_IMAGE[:16384])  # of a scope that it inherited
+    assert found.content(2).matches(GOLDEN_IMAGE[32768:])
+    assert not found.content(2).matches(GOLDEN_IMAGE[:16384])
+
+
+def test_keyed_cid_in_a_map_without_keys_is_refused_where_it_stands() -> None:
+    cids = [*CIDS[:3], ids.cid_of(b"a", KEYS[0])]
+    fault = refusal(build(cids=cids))
+    assert fault.offset == chunk_map.HEADER_BYTES + 3 * ids.CID_BYTES and "keyed" in fault.why
+    assert chunk_map.ChunkMap.parse(build(cids=cids, scope_keys=KEYS[:1]), "m").cid(3) == cids[3]
+
+
+@pytest.mark.parametrize(
+    ("at", "fmt", "value", "words"),
+    [
+        (130, "H", 9, "9 scope keys are too many"),
+        (130, "H", 0xFFFF, "65535 scope keys are too many"),
+        (130, "H", 3, "no key"),  # the third one is all zeros
+        (130, "H", 1, "behind the last"),
+        (192, "32s", KEYS[0], "twice"),
+        (415, "B", 1, "behind the last"),
+    ],
+)
+def test_scope_keys_that_no_map_has_are_refused(
+    at: int, fmt: str, value: object, words: str
+) -> None:
+    fault = refusal(forge(build(scope_keys=KEYS), at, fmt, value))
+    assert words in fault.why and fault.offset in (130, 160)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        tuple(ids.ScopeKey(bytes([n]) * 32) for n in range(1, 10)),
+        (ids.ScopeKey(b"short"),),
+        (ids.ScopeKey(bytes(32)),),
+        (KEYS[0], KEYS[0]),
+    ],
+)
+def test_scope_keys_that_no_map_can_have_are_not_written(keys: chunk_map.ScopeKeys) -> None:
+    with pytest.raises(ValueError, match="scope key"):
+        build(scope_keys=keys)
 
 
 def test_map_of_an_empty_image_has_no_chunks() -> None:
@@ -129,18 +186,18 @@ def test_every_truncation_is_noticed_even_without_the_trailer() -> None:
         assert refusal(raw[:length], check_trailer=False).offset <= length
 
 
-@hypothesis.given(strategies.binary(max_size=400))
+@hypothesis.given(strategies.binary(max_size=700))
 def test_rubbish_is_not_a_chunk_map(rubbish: bytes) -> None:
     refusal(rubbish)
     refusal(chunk_map.MAGIC + rubbish)
 
 
 def test_too_long_map_is_refused() -> None:
-    assert "too long: 353 bytes instead of 352" in str(refusal(build() + b"\0"))
+    assert "too long: 609 bytes instead of 608" in str(refusal(build() + b"\0"))
 
 
 def test_foreign_file_is_told_from_a_damaged_map() -> None:
-    assert str(refusal(b"QFI\xfb" + bytes(400))) == "the map: byte 0: not a chunk map"
+    assert str(refusal(b"QFI\xfb" + bytes(500))) == "the map: byte 0: not a chunk map"
     assert str(refusal(b"")) == "the map: byte 0: not a chunk map"
     assert "header's checksum" in str(refusal(build()[:20] + b"\xff" + build()[21:]))
     assert "the map's checksum" in str(refusal(build()[:-1] + b"\xff"))
@@ -148,7 +205,7 @@ def test_foreign_file_is_told_from_a_damaged_map() -> None:
 
 def test_damaged_cid_is_left_to_the_trailer() -> None:
     raw = build()
-    damaged = raw[:200] + b"\xff" + raw[201:]
+    damaged = raw[:456] + b"\xff" + raw[457:]
     assert "the map's checksum" in str(refusal(damaged))
     chunk_map.ChunkMap.parse(damaged, "checked before", check_trailer=False)
 
@@ -156,7 +213,7 @@ def test_damaged_cid_is_left_to_the_trailer() -> None:
 @pytest.mark.parametrize(
     ("at", "fmt", "value", "offset", "why"),
     [
-        (8, "H", 2, 8, "format version 2 is not known"),
+        (8, "H", 1, 8, "format version 1 is not known"),
         (10, "H", 2, 10, "CID algorithm 2 is not known"),
         (12, "I", 65537, 12, "chunks of 65537 bytes are not allowed"),
         (12, "I", 0, 12, "chunks of 0 bytes are not allowed"),

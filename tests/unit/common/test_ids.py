@@ -6,11 +6,33 @@ from hypothesis import strategies as st
 
 from acstor_common import ids
 
+KEY, OTHER = ids.ScopeKey(b"k" * 32), ids.ScopeKey(b"o" * 32)
 
-def test_cid_is_the_blake3_of_the_bytes():
-    data = b"acstor" * 1000
-    assert ids.cid_of(data) == ids.cid_of(memoryview(data)) == blake3.blake3(data).digest()
-    assert len(ids.cid_of(b"")) == ids.CID_BYTES
+
+@given(st.binary(max_size=200))
+def test_cid_is_the_blake3_of_the_bytes_but_for_its_last_bit(data):
+    digest, keyed = blake3.blake3(data).digest(), blake3.blake3(data, key=KEY).digest()
+    assert (
+        ids.cid_of(data) == ids.cid_of(memoryview(data)) == digest[:31] + bytes([digest[31] & ~1])
+    )
+    assert ids.cid_of(data, KEY) == keyed[:31] + bytes([keyed[31] | 1])
+    assert not ids.is_keyed(ids.cid_of(data)) and ids.is_keyed(ids.cid_of(data, KEY))
+
+
+@given(st.binary(max_size=200))
+def test_content_is_matched_by_whoever_has_its_key(data):
+    plain, keyed = ids.cid_of(data), ids.cid_of(data, KEY)
+    assert ids.Content(plain).matches(data) and ids.Content(plain, (KEY,)).matches(data)
+    assert ids.Content(keyed, (OTHER, KEY)).matches(data)
+    assert not ids.Content(keyed).matches(data) and not ids.Content(keyed, (OTHER,)).matches(data)
+    for content in (ids.Content(plain), ids.Content(keyed, (KEY,))):
+        assert not content.matches(data + b"x")
+
+
+def test_cid_with_its_last_bit_turned_names_nothing():
+    turned = ids.Cid(ids.cid_of(b"a")[:31] + bytes([ids.cid_of(b"a")[31] ^ 1]))
+    assert not ids.Content(turned).matches(b"a")
+    assert not ids.Content(turned, (KEY,)).matches(b"a")
 
 
 @given(st.binary(min_size=32, max_size=32))
