@@ -36,6 +36,10 @@ class Kind(enum.StrEnum):
         return PREFIX + self.value
 
 
+SCOPE_SECRET = "scope_secret"
+"""What ``acstor_kind`` says of the cloud's secret for scopes, which is of no image."""
+
+
 class State(enum.StrEnum):
     """How far the preparation of an image is; the value of its property ``acstor_state``."""
 
@@ -64,8 +68,9 @@ OS_HASH_ALGO = "acstor_os_hash_algo"
 OS_HASH_VALUE = "acstor_os_hash_value"
 FORMAT = "acstor_format"  # version of the artefact's own format
 REVISION = "acstor_revision"  # grows when a better one takes its place
+SCOPE = "acstor_scope"  # of a chunk map: scope in which the image's chunks are named
 
-ARTEFACT_PROPERTIES = (KIND, OF_IMAGE, OS_HASH_ALGO, OS_HASH_VALUE, FORMAT, REVISION)
+ARTEFACT_PROPERTIES = (KIND, OF_IMAGE, OS_HASH_ALGO, OS_HASH_VALUE, FORMAT, REVISION, SCOPE)
 """Every property that acstor sets on its artefacts."""
 
 MESSAGE_CHARACTERS = 255
@@ -132,9 +137,11 @@ def new_artefact(
     project_id: str,
     format_version: int,
     revision: int = 1,
+    scope_name: str = "",
 ) -> dict[str, Any]:
     """Return the record with which an artefact of ``image`` is made in Glance.
 
+    :param scope_name: of a chunk map: the scope in which it names chunks
     :raises ValueError: the image has no hash yet, so nothing can be bound to it
     """
     os_hash = image_record.os_hash_of(image)
@@ -142,18 +149,30 @@ def new_artefact(
         raise ValueError(f"image {image_record.text_of(image, 'id')} has no hash in Glance")
     image_id = image_record.image_id_of(image)
     return {
-        "name": f"acstor {kind.value} of {image_id}",
-        "owner": project_id,
-        "visibility": "private",
-        "os_hidden": True,
-        "disk_format": image_record.SERVED_DISK_FORMAT,
-        "container_format": image_record.SERVED_CONTAINER_FORMAT,
-        KIND: kind.value,
+        **_hidden(f"acstor {kind.value} of {image_id}", kind.value, project_id),
         OF_IMAGE: image_id,
         OS_HASH_ALGO: os_hash.algo,
         OS_HASH_VALUE: os_hash.value.hex(),
         FORMAT: str(format_version),
         REVISION: str(revision),
+        **({SCOPE: scope_name} if scope_name else {}),
+    }
+
+
+def new_secret(project_id: str) -> dict[str, Any]:
+    """Return the record with which the cloud's secret for scopes is made in Glance."""
+    return _hidden("acstor secret of the scopes", SCOPE_SECRET, project_id)
+
+
+def _hidden(name: str, kind: str, project_id: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "owner": project_id,
+        "visibility": "private",
+        "os_hidden": True,
+        "disk_format": image_record.SERVED_DISK_FORMAT,
+        "container_format": image_record.SERVED_CONTAINER_FORMAT,
+        KIND: kind,
     }
 
 

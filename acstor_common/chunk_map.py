@@ -234,6 +234,11 @@ class ChunkMap:
         cid: ids.Cid = _read_cid(self._buffer, HEADER_BYTES + chunk_no * ids.CID_BYTES)[0]
         return cid
 
+    @property
+    def checksum(self) -> bytes:
+        """The map's trailer: 32 bytes that no other map has."""
+        return bytes(self._buffer[-TRAILER_BYTES:])
+
     def content(self, chunk_no: int) -> ids.Content:
         """Return what the bytes of a chunk must be.
 

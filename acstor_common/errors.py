@@ -203,6 +203,10 @@ class NotRaw(Unusable):
     """The bytes are of another format, whatever the image's record says: it is never served."""
 
 
+class WrongBytes(Unusable):
+    """The bytes are not those that Glance has a hash of: nothing is published of them."""
+
+
 class DoesNotBoot(Unusable):
     """Nothing of the image is read when it is booted: it has no boot image."""
 

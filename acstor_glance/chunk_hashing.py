@@ -2,12 +2,20 @@
 """From a buffer of an image's bytes to the CIDs of its chunks."""
 
 from acstor_common import ids
+from acstor_common import scope
 
 
-def append_cids(buffer: bytearray, length: int, chunk_bytes: int, cids: bytearray) -> None:
+def append_cids(
+    buffer: bytearray,
+    length: int,
+    chunk_bytes: int,
+    cids: bytearray,
+    naming: scope.Naming,
+    chunk_no: int,
+) -> None:
     """Append the CIDs of the chunks in the first ``length`` bytes of ``buffer``.
 
-    The buffer begins at a chunk of the image; only the image's last chunk may be short.
+    The buffer begins at chunk ``chunk_no`` of the image; only the image's last chunk may be short.
     """
     zeros = bytes(chunk_bytes)
     window = memoryview(buffer)
@@ -17,4 +25,4 @@ def append_cids(buffer: bytearray, length: int, chunk_bytes: int, cids: bytearra
         if buffer.startswith(zeros[: stop - start], start):
             cids += ids.ZERO_CID
         else:
-            cids += ids.cid_of(window[start:stop])
+            cids += naming.name(chunk_no + start // chunk_bytes, window[start:stop])

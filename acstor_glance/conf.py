@@ -18,6 +18,7 @@ from oslo_config import types
 from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_common import scope
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import trace_store
@@ -40,12 +41,30 @@ OPTS = [
         help="Chunk size of images that are prepared from now on; a power of two. Images share "
         "content only with images of the same chunk size.",
     ),
+    cfg.StrOpt(
+        "dedup_scope",
+        default=scope.DedupScope.PROJECT.value,
+        choices=[
+            (
+                "project",
+                "with images of the same project, and with the public, community or "
+                "shared image that they were made from",
+            ),
+            ("cloud", "with every image"),
+        ],
+        help="With which images a private or shared image shares the chunks that both have. "
+        "With 'cloud' a tenant finds out whether another tenant's image holds bytes that he can "
+        "guess: they come from a cache then, and sooner. With 'project' what is written in one "
+        "project is fetched and stored once more for each other one. Public and community images "
+        "share with all. It is about images that are prepared from now on.",
+    ),
     cfg.IntOpt(
         "hash_threads",
         default=2,
         min=1,
         max=64,
-        help="Threads that hash one image's file at a time.",
+        help="Threads that hash one image's file at a time; one of them computes the hash that "
+        "Glance has of it, which is compared.",
     ),
     cfg.IntOpt(
         "workers",

@@ -112,7 +112,7 @@ def _write_image(
         file.truncate(file.tell())
         if hasher.digest() != os_hash.value:
             why = f"its bytes do not have the {os_hash.algo} that Glance says"
-            raise errors.Unusable(f"image {image['id']}", why)
+            raise errors.WrongBytes(f"image {image['id']}", why)
 
 
 def _read(images: glance_images.Images, artefact_id: str) -> bytes:

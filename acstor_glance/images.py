@@ -124,12 +124,16 @@ class Images:
                 for image in self._client.images.list(page_size=PAGE_IMAGES, filters=query):
                     yield dict(image)
 
-    def every_artefact(self, of_image: str | None = None) -> Iterator[image_record.Record]:
-        """Yield all artefacts, or those of one image."""
+    def every_artefact(
+        self, of_image: str | None = None, kind: str | None = None
+    ) -> Iterator[image_record.Record]:
+        """Yield all artefacts, or those of one image, or of one kind."""
         project_id = self.project_id
         filters = {"owner": project_id}
         if of_image:
             filters[artefacts.OF_IMAGE] = of_image
+        if kind:
+            filters[artefacts.KIND] = kind
         for record in self.every(**filters):
             if artefacts.is_artefact(record, project_id):
                 yield record
@@ -187,26 +191,47 @@ class Images:
         image: image_record.Record,
         file: IO[bytes],
         revision: int = 1,
+        scope_name: str = "",
     ) -> ids.ImageId:
         """Store ``file`` as the artefact of ``image``, point to it, delete the ones before it.
 
         A kill at any moment leaves the old artefact in force or the new one; what is left over
         is an orphan that a reconcile deletes.
 
+        :param scope_name: of a chunk map: the scope in which it names chunks
         :raises ValueError: the image has no hash yet
         :raises errors.ImageGone: the image was deleted meanwhile
         """
-        made = artefacts.new_artefact(image, kind, self.project_id, FORMAT_VERSIONS[kind], revision)
-        artefact_id = self._create(made)
+        made = artefacts.new_artefact(
+            image, kind, self.project_id, FORMAT_VERSIONS[kind], revision, scope_name
+        )
+        artefact_id = self.store(made, file)
         try:
-            with translated(f"upload of {made['name']}"):
-                self._client.images.upload(artefact_id, file)
             self.set_properties(image["id"], {kind.pointer: artefact_id})
         except errors.AcstorError:
             self._delete_quietly(artefact_id)
             raise
         self._delete_others(kind, image["id"], artefact_id)
         return artefact_id
+
+    def store(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
+        """Make an image of ``record`` with the bytes of ``file``; if that fails nothing stays."""
+        image_id = self._create(record)
+        try:
+            with translated(f"upload of {record['name']}"):
+                self._client.images.upload(image_id, file)
+        except errors.AcstorError:
+            self._delete_quietly(image_id)
+            raise
+        return image_id
+
+    def members(self, image_id: str) -> list[str]:
+        """Return the projects that a shared image is shared with, whether they accepted it or not.
+
+        :raises errors.ImageGone: there is no such image
+        """
+        with translated(f"members of image {image_id}"):
+            return [str(m["member_id"]) for m in self._client.image_members.list(image_id)]
 
     def _delete_others(self, kind: artefacts.Kind, image_id: str, artefact_id: ids.ImageId) -> None:
         """Delete an image's other artefacts of a kind; keep the one that it points to now."""

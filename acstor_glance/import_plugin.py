@@ -11,10 +11,12 @@ knows the image's hash only when the import has ended, so the map waits in the s
 and a thread publishes it then.
 """
 
+import contextlib
 import logging
 import pathlib
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from oslo_config import cfg
@@ -25,10 +27,12 @@ from acstor_common import artefacts
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import scope
 from acstor_glance import conf as glance_conf
 from acstor_glance import images as glance_images
 from acstor_glance import prehash
 from acstor_glance import preparer as glance_preparer
+from acstor_glance import scopes as glance_scopes
 from acstor_glance import spool as glance_spool
 
 LOG = logging.getLogger(__name__)
@@ -105,13 +109,15 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         """Make the map in the spool; return what is to be said on the image."""
         own = self._conf.acstor_glance
         try:
-            summary = prehash.prehash(
-                staged,
-                spool.path(self._image_id),
-                self._image_id,
-                chunk_bytes=own.chunk_size_bytes,
-                workers=own.hash_threads,
-            )
+            with self._naming() as naming:
+                summary = prehash.prehash(
+                    staged,
+                    spool.path(self._image_id),
+                    self._image_id,
+                    chunk_bytes=own.chunk_size_bytes,
+                    workers=own.hash_threads,
+                    naming=naming,
+                )
         except errors.NotRaw as exc:
             return artefacts.State.REFUSED, f"{exc.why}. {exc.remedy}"
         except errors.AcstorError as exc:
@@ -121,6 +127,20 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         LOG.info("image %s: %d chunks hashed in %.1f s",
                  self._image_id, summary.chunks, summary.seconds_s)  # fmt: skip
         return artefacts.State.HASHED, ""
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[scope.Naming]:
+        """Yield how chunks are named; whether the image is open to all only Glance's API says.
+
+        What changes until the import has ended is seen when the map is to be published.
+        """
+        if self._conf.acstor_glance.dedup_scope == scope.DedupScope.CLOUD:
+            yield scope.PLAIN
+            return
+        images = glance_images.connect(self._conf)
+        image = images.read(self._image_id)
+        with glance_scopes.Scopes(images, self._conf).naming(image) as naming:
+            yield naming
 
 
 class Publishing(threading.Thread):

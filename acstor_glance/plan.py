@@ -173,6 +173,8 @@ def why_orphan(
 
     :param images: all images that there are, by their ids; read after the artefact was
     """
+    if image_record.text_of(artefact, artefacts.KIND) == artefacts.SCOPE_SECRET:
+        return ""
     of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
     image = images.get(of_image)
     if _age_s(artefact, now) < grace_s and image is not None:

@@ -21,6 +21,7 @@ from acstor_common import artefacts
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import scope
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
@@ -28,6 +29,7 @@ from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import plan
 from acstor_glance import prehash
+from acstor_glance import scopes as glance_scopes
 from acstor_glance import spool as glance_spool
 from acstor_glance import stream_prehash
 
@@ -84,6 +86,7 @@ class Preparer:
         kinds = [CHUNK_MAP, *(step.kind for step in after_chunk_map)]
         self.wanted = {kind: glance_images.FORMAT_VERSIONS[kind] for kind in kinds}
         state_dir = glance_conf.state_dir(conf)
+        self.scopes = glance_scopes.Scopes(images, conf)
         self.spool = glance_spool.Spool(state_dir)
         self.claims = glance_claims.Claims(self._conf.coordination_url, state_dir, CHUNK_MAP.value)
 
@@ -174,20 +177,26 @@ class Preparer:
     ) -> None:
         """Publish the image's chunk map: the import plugin's, or one made from its bytes."""
         counted = self._counting(image, progress)
-        with self.spool.bound(image) as waiting:
-            if waiting is not None and not is_forced:
-                self._images.publish(CHUNK_MAP, image, waiting)
+        with self.scopes.naming(image) as naming:
+            with self.spool.bound(image, naming.scope_keys) as waiting:
+                if waiting is not None and not is_forced:
+                    self._publish(image, waiting)
+                    return
+            path = self._images.local_path(image, self._conf.file_store_dirs)
+            if path is not None:
+                self._hash_file(image, path, naming, counted)
                 return
-        path = self._images.local_path(image, self._conf.file_store_dirs)
-        if path is not None:
-            self._hash_file(image, path, counted)
-            return
-        with self.spool.scratch() as file, self._images.opened(image["id"]) as pieces:
-            stream_prehash.write_map(image, pieces, self._conf.chunk_size_bytes, file, counted)
-            self._publish(image, file)
+            with self.spool.scratch() as file, self._images.opened(image["id"]) as pieces:
+                chunk_bytes = self._conf.chunk_size_bytes
+                stream_prehash.write_map(image, pieces, chunk_bytes, file, counted, naming)
+                self._publish(image, file)
 
     def _hash_file(
-        self, image: image_record.Record, path: pathlib.Path, progress: Progress
+        self,
+        image: image_record.Record,
+        path: pathlib.Path,
+        naming: scope.Naming,
+        progress: Progress,
     ) -> None:
         image_id = image_record.image_id_of(image)
         map_path = self.spool.work_path(image_id)
@@ -199,6 +208,7 @@ class Preparer:
             os_hash=image_record.os_hash_of(image),
             workers=self._conf.hash_threads,
             progress=progress,
+            naming=naming,
         )
         with map_path.open("rb") as file:
             self._publish(image, file)
@@ -206,9 +216,20 @@ class Preparer:
     def _publish(self, image: image_record.Record, file: IO[bytes]) -> None:
         """Publish a map after a last look at it: it is of this image, of all of it."""
         with mapped_file.mapped(file) as view:
-            artefacts.parse_chunk_map(image, view)
+            is_keyed = bool(artefacts.parse_chunk_map(image, view).scope_keys)
         file.seek(0)
-        self._images.publish(CHUNK_MAP, image, file)
+        named_in = scope.DedupScope.PROJECT if is_keyed else scope.DedupScope.CLOUD
+        before = self._images.artefact_of(image, CHUNK_MAP)
+        self._images.publish(CHUNK_MAP, image, file, scope_name=named_in)
+        if before is not None and before.get(artefacts.SCOPE) != named_in:
+            self._drop_boot_image(image)
+
+    def _drop_boot_image(self, image: image_record.Record) -> None:
+        """Let a boot image go whose frames are named in another scope; the listener makes one."""
+        boot_image = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
+        if boot_image is not None:
+            self._images.set_properties(image["id"], {artefacts.Kind.BOOT_IMAGE.pointer: ""})
+            self._images.delete(boot_image["id"])
 
     def _counting(self, image: image_record.Record, progress: Progress) -> Progress:
         """Return what counts bytes, logs every tenth of them and passes them on."""

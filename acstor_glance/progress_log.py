@@ -6,10 +6,10 @@ it is whole, so what a crash left torn or unwritten is cut off and done again.
 The header names the image by size, mtime and inode: the log of an image that
 changed since is started over.
 
-Layout: the header (magic, size, mtime_ns, inode, chunk bytes, record bytes and
-the BLAKE3-256 of those), then for each record its CIDs and BLAKE3-256 (previous
-hash + CIDs).  A log lives only between two runs on one host and has no version:
-a change of layout changes the magic.
+Layout: the header (magic, size, mtime_ns, inode, chunk bytes, record bytes, how
+chunks are named, and the BLAKE3-256 of those), then for each record its CIDs and
+BLAKE3-256 (previous hash + CIDs).  A log lives only between two runs on one host and
+has no version: a change of layout changes the magic.
 """
 
 import fcntl
@@ -27,14 +27,21 @@ from acstor_common import ids
 
 LOG = logging.getLogger(__name__)
 
-MAGIC = b"\x89acpart1"
-_HEADER = struct.Struct("<8sQqQIQ")
+MAGIC = b"\x89acpart2"
+_HEADER = struct.Struct("<8sQqQIQ32s")
 _DIGEST_BYTES = 32
 
 
-def header_bytes(cut: geometry.Geometry, mtime_ns: int, inode: int, record_bytes: int) -> bytes:
-    """Return what a log of this image, read in this way, begins with."""
-    fields = _HEADER.pack(MAGIC, cut.size_bytes, mtime_ns, inode, cut.chunk_bytes, record_bytes)
+def header_bytes(
+    cut: geometry.Geometry, mtime_ns: int, inode: int, record_bytes: int, naming: bytes
+) -> bytes:
+    """Return what a log of this image, read in this way, begins with.
+
+    :param naming: fingerprint of how its chunks are named
+    """
+    fields = _HEADER.pack(
+        MAGIC, cut.size_bytes, mtime_ns, inode, cut.chunk_bytes, record_bytes, naming
+    )
     return fields + blake3.blake3(fields).digest()
 
 
@@ -106,7 +113,7 @@ class ProgressLog:
                 self.chunk_count += len(cids) // ids.CID_BYTES
         elif found:
             LOG.warning(
-                "%s: the image changed since the last run, or the chunk size did; starting over",
+                "%s: the image changed since the last run, or its cut or names did; starting over",
                 self.path,
             )
         self._cut_off()

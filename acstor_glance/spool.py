@@ -73,8 +73,14 @@ class Spool:
             raise errors.Unusable(str(self._folder), exc.strerror or str(exc)) from exc
 
     @contextlib.contextmanager
-    def bound(self, image: image_record.Record) -> Iterator[IO[bytes] | None]:
-        """Yield the finished map of an active image, if its map waits here; else None."""
+    def bound(
+        self, image: image_record.Record, scope_keys: chunk_map.ScopeKeys
+    ) -> Iterator[IO[bytes] | None]:
+        """Yield the finished map of an active image, if its map waits here; else None.
+
+        :param scope_keys: of how its chunks are to be named; one that names them otherwise was
+            made before the image was given to another project, shown to all, or hidden from them
+        """
         image_id = image_record.image_id_of(image)
         with self.scratch() as file:
             try:
@@ -85,8 +91,12 @@ class Spool:
                         expected_image_id=image_id,
                         expected_size_bytes=image_record.size_bytes_of(image),
                     )
-                    _bind(found, buffer, image_record.os_hash_of(image), file)
+                    is_usable = found.scope_keys == scope_keys
+                    if is_usable:
+                        _bind(found, buffer, image_record.os_hash_of(image), file)
             except (FileNotFoundError, errors.ChunkMapFormatError):
+                is_usable = False
+            if not is_usable:
                 yield None  # none was made, or of other bytes than were imported in the end
                 return
             file.seek(0)

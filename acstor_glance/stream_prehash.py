@@ -17,6 +17,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import image_record
+from acstor_common import scope
 from acstor_glance import chunk_hashing
 from acstor_glance import raw_format
 
@@ -30,16 +31,19 @@ def write_map(
     chunk_bytes: int,
     file: IO[bytes],
     progress: Callable[[int], None] = lambda done_bytes: None,
+    naming: scope.Naming = scope.PLAIN,
 ) -> None:
     """Write the chunk map of ``image`` to ``file``.
 
     :param pieces: the image's bytes, in order, in pieces of any length
     :param progress: told how many bytes of the image are done
+    :param naming: names the chunks
     :raises errors.Unusable: the bytes are not raw, or not those that Glance has a hash of
     """
     os_hash = image_record.os_hash_of(image)
     cut = geometry.Geometry(image_record.size_bytes_of(image), chunk_bytes)
-    builder = chunk_map.MapBuilder(image_record.image_id_of(image), cut, os_hash)
+    image_id = image_record.image_id_of(image)
+    builder = chunk_map.MapBuilder(image_id, cut, os_hash, naming.scope_keys)
     name = f"image {image['id']}"
     hasher = _hasher(name, os_hash.algo)
     file.write(builder.header)
@@ -51,14 +55,15 @@ def write_map(
             raise _differs(name, f"more than {cut.size_bytes}")
         hasher.update(memoryview(buffer)[:length])
         cids = bytearray()
-        chunk_hashing.append_cids(buffer, length, chunk_bytes, cids)
+        chunk_no = done_bytes // chunk_bytes
+        chunk_hashing.append_cids(buffer, length, chunk_bytes, cids, naming, chunk_no)
         file.write(builder.feed(bytes(cids)))
         done_bytes += length
         progress(done_bytes)
     if done_bytes < cut.size_bytes:
         raise _differs(name, f"{done_bytes} of {cut.size_bytes}")
     if hasher.digest() != os_hash.value:
-        raise errors.Unusable(name, f"its bytes do not have the {os_hash.algo} that Glance says")
+        raise errors.WrongBytes(name, f"its bytes do not have the {os_hash.algo} that Glance says")
     file.write(builder.trailer())
 
 

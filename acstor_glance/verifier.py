@@ -14,6 +14,7 @@ from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import image_record
+from acstor_common import scope
 from acstor_glance import boot_builder
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
@@ -73,7 +74,7 @@ def _fault(
             with mapped_file.mapped(stored) as view:
                 image_map = artefacts.parse_chunk_map(image, view)
                 if is_thorough:
-                    _compare(images, image, image_map.geometry.chunk_bytes, stored, progress)
+                    _compare(images, image, image_map, stored, progress)
                 _check_boot_image(images, image, image_map)
     except (errors.AcstorError, ValueError) as exc:
         if isinstance(exc, errors.ImageServiceUnreachable):
@@ -119,13 +120,18 @@ def _fetch(images: glance_images.Images, artefact_id: str, file: io.BufferedIOBa
 def _compare(
     images: glance_images.Images,
     image: image_record.Record,
-    chunk_bytes: int,
+    image_map: chunk_map.ChunkMap,
     stored: io.BufferedIOBase,
     progress: glance_preparer.Progress,
 ) -> None:
-    """Hash the image once more and raise if that gives another map."""
+    """Hash the image once more and raise if that gives another map.
+
+    Its chunks are named like those of the stored map, whatever scope the image is of by now.
+    """
+    naming = scope.Naming(next(iter(image_map.scope_keys), None), image_map)
+    chunk_bytes = image_map.geometry.chunk_bytes
     with tempfile.TemporaryFile() as fresh, images.opened(image["id"]) as pieces:
-        stream_prehash.write_map(image, pieces, chunk_bytes, fresh, progress)
+        stream_prehash.write_map(image, pieces, chunk_bytes, fresh, progress, naming)
         for file in (fresh, stored):
             file.seek(0)
         digests = {hashlib.file_digest(file, "sha256").digest() for file in (fresh, stored)}

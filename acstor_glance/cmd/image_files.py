@@ -2,7 +2,12 @@
 """The arguments of commands that make a file of an image."""
 
 import argparse
+import contextlib
 import pathlib
+from collections.abc import Iterator
+from typing import IO
+
+from acstor_common import errors
 
 
 def add_files(parser: argparse.ArgumentParser, metavar: str, ending: str) -> None:
@@ -14,3 +19,17 @@ def add_files(parser: argparse.ArgumentParser, metavar: str, ending: str) -> Non
         type=pathlib.Path,
         help=f"file to write; by default IMAGE with the ending {ending}",
     )
+
+
+@contextlib.contextmanager
+def readable(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Yield a file that is open for reading.
+
+    :raises errors.Unusable: it cannot be opened
+    """
+    try:
+        file = path.open("rb")
+    except OSError as exc:
+        raise errors.Unusable(str(path), exc.strerror or str(exc)) from exc
+    with file:
+        yield file

@@ -27,6 +27,7 @@ from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import scope
 from acstor_glance import conf as glance_conf
 from acstor_glance import exporter
 from acstor_glance import images as glance_images
@@ -154,9 +155,19 @@ class Tool:
                     "state": state.value if state else "none",
                     **{k.value: artefacts.pointer_of(image, k) for k in artefacts.Kind},
                     "message": image_record.text_of(image, artefacts.MESSAGE) if state else "",
+                    **self._scope_facts(image),
                 }
             )
         return 0
+
+    def _scope_facts(self, image: image_record.Record) -> dict[str, str]:
+        """Return in which scope an image is named, and which is due if that is another one."""
+        image_map = self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP)
+        if image_map is None:
+            return {"scope": "", "scope_due": ""}
+        named_in = image_record.text_of(image_map, artefacts.SCOPE)
+        due = scope.scope_of(image, scope.DedupScope(self._conf.acstor_glance.dedup_scope))
+        return {"scope": named_in, "scope_due": "" if named_in == due else due.value}
 
     def verify(self) -> int:
         """Check the artefacts of the selection; with --repair make the faulty ones anew."""

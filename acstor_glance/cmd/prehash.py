@@ -6,13 +6,16 @@ Results go to standard output, everything else to standard error.  Exit status:
 """
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
+import os
 import pathlib
 import re
 import sys
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 import tqdm
@@ -22,6 +25,8 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import scope
+from acstor_glance import mapped_file
 from acstor_glance import prehash
 from acstor_glance.cmd import image_files
 
@@ -38,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = make_parser()
     options = parser.parse_args(argv)
+    if options.base and not options.scope_key_file:
+        parser.error("--base needs --scope-key-file: plain names are the same everywhere")
     try:
         image_id = options.image_id or image_id_of_name(options.image)
     except ValueError as exc:
@@ -82,9 +89,23 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="ALGO:HEX|compute",
         type=arguments.typed(parse_os_hash),
         default=chunk_map.UNKNOWN_OS_HASH,
-        help="os_hash_algo and os_hash_value of the image in Glance; 'compute' computes the "
-        f"{DEFAULT_OS_HASH_ALGO}, which reads the image a second time and takes longer than all "
-        "the rest",
+        help="os_hash_algo and os_hash_value of the image in Glance, which are compared with the "
+        f"image's bytes; 'compute' computes the {DEFAULT_OS_HASH_ALGO}. Either takes longer than "
+        "all the rest, which is done meanwhile",
+    )
+    parser.add_argument(
+        "--scope-key-file",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="file with the key (64 hexadecimal digits) of the scope in which the chunks are "
+        "named; without it they are named for everybody",
+    )
+    parser.add_argument(
+        "--base",
+        metavar="MAP",
+        type=pathlib.Path,
+        help="chunk map of the image that this one was made from: what both have at the same "
+        "place keeps its name; with --scope-key-file",
     )
     parser.add_argument(
         "--workers",
@@ -100,8 +121,8 @@ def make_parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:
     """Hash the image and show how far it is."""
     output = options.output or options.image.with_suffix(".acmap")
-    passes = 1 + bool(options.os_hash.algo and not options.os_hash.value)
-    with Bar(options.image, passes, show=not options.quiet and sys.stderr.isatty()) as bar:
+    is_shown = not options.quiet and sys.stderr.isatty()
+    with naming_of(options) as naming, Bar(options.image, is_shown) as bar:
         return prehash.prehash(
             options.image,
             output,
@@ -110,14 +131,47 @@ def run(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:
             os_hash=options.os_hash,
             workers=options.workers,
             progress=bar.update,
+            naming=naming,
         )
+
+
+@contextlib.contextmanager
+def naming_of(options: argparse.Namespace) -> Iterator[scope.Naming]:
+    """Yield how the chunks are to be named.
+
+    :raises errors.Unusable: a file cannot be read, or others can read the key
+    :raises errors.ChunkMapFormatError: ``--base`` is no chunk map
+    """
+    if not options.scope_key_file:
+        yield scope.PLAIN
+        return
+    key = read_key(options.scope_key_file)
+    if not options.base:
+        yield scope.Naming(key)
+        return
+    with image_files.readable(options.base) as file, mapped_file.mapped(file) as view:
+        yield scope.Naming(key, chunk_map.ChunkMap.parse(view, str(options.base)))
+
+
+def read_key(path: pathlib.Path) -> ids.ScopeKey:
+    """Return the key in a file.
+
+    :raises errors.Unusable: it cannot be read, is no key, or others than its owner can read it
+    """
+    with image_files.readable(path) as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise errors.Unusable(str(path), "others can read this key", "chmod 600")
+        text = file.read(200).decode("ascii", "replace").strip()
+    if not re.fullmatch("[0-9a-fA-F]{64}", text) or not int(text, 16):
+        raise errors.Unusable(str(path), "no key", "openssl rand -hex 32 makes one")
+    return ids.ScopeKey(bytes.fromhex(text))
 
 
 class Bar:
     """A progress bar in bytes; what an earlier run did does not count for the rate."""
 
-    def __init__(self, image: pathlib.Path, passes: int, show: bool) -> None:
-        self._image, self._passes, self._show = image, passes, show
+    def __init__(self, image: pathlib.Path, show: bool) -> None:
+        self._image, self._show = image, show
         self._bar: tqdm.tqdm | None = None
 
     def __enter__(self) -> "Bar":
@@ -132,7 +186,7 @@ class Bar:
         if self._bar is None:
             self._bar = tqdm.tqdm(
                 desc=self._image.name,
-                total=self._image.stat().st_size * self._passes,
+                total=self._image.stat().st_size,
                 initial=done_bytes,
                 unit="B",
                 unit_scale=True,

@@ -54,6 +54,7 @@ def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigO
     conf([], default_config_files=[], default_config_dirs=[])
     conf.set_override("state_dir", str(tmp_path / "state"), "acstor_glance")
     conf.set_override("publish_deadline_s", 0, "acstor_glance")
+    conf.set_override("dedup_scope", "cloud", "acstor_glance")  # which asks nobody
     monkeypatch.setattr(import_plugin.cfg, "CONF", conf)
     return conf
 
@@ -200,3 +201,14 @@ def test_import_that_fails_later_leaves_no_map(
     with pytest.raises(OSError, match="no space in the store"):
         taskflow.engines.run(flow, store={"file_path": str(staged)})
     assert waiting_maps(tmp_path) == []
+
+
+@pytest.mark.expect_log("left to the listener: .*auth_type: is not set")
+def test_private_image_whose_scope_nobody_tells_is_left_to_the_listener(
+    conf: cfg.ConfigOpts, staged: pathlib.Path
+) -> None:
+    conf.clear_override("dedup_scope", "acstor_glance")
+    wrapper = Wrapper()
+    run(wrapper, staged)
+    assert wrapper.properties["acstor_state"] == "failed"
+    assert not waiting_maps(staged.parents[1])

@@ -14,6 +14,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import scope
 from acstor_common import whole_file
 from acstor_glance import prehash
 from acstor_glance import progress_log
@@ -149,7 +150,7 @@ def test_open_file_is_hashed_and_its_position_kept(image: pathlib.Path) -> None:
 
 
 def test_hash_of_the_image_is_kept_or_computed(image: pathlib.Path) -> None:
-    given = chunk_map.OsHash("sha256", b"\1" * 32)
+    given = chunk_map.OsHash("sha256", hashlib.sha256(image.read_bytes()).digest())
     make(image, os_hash=given)
     found = chunk_map.ChunkMap.parse(map_of(image).read_bytes(), "m")
     assert (found.os_hash_algo, found.os_hash_value) == given
@@ -157,7 +158,70 @@ def test_hash_of_the_image_is_kept_or_computed(image: pathlib.Path) -> None:
     make(image, os_hash=chunk_map.OsHash("sha512", b""), progress=seen.append)
     found = chunk_map.ChunkMap.parse(map_of(image).read_bytes(), "m")
     assert found.os_hash_value == hashlib.sha512(image.read_bytes()).digest()
-    assert seen == sorted(seen) and seen[-1] == 2 * image.stat().st_size
+    assert seen == sorted(seen) and (seen[0], seen[-1]) == (0, image.stat().st_size)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_chunks_are_the_same_with_and_without_the_image_s_hash(
+    image: pathlib.Path, workers: int
+) -> None:
+    os_hash = chunk_map.OsHash("sha512", hashlib.sha512(image.read_bytes()).digest())
+    make(image, os_hash=os_hash, workers=workers)
+    assert cids_of(map_of(image)) == expected_cids(image)
+
+
+@pytest.mark.parametrize("at", [0, CHUNK * 20 + 7, -1])
+def test_image_that_glance_has_another_hash_of_leaves_no_map(image: pathlib.Path, at: int) -> None:
+    raw = bytearray(image.read_bytes())
+    raw[at] ^= 1
+    os_hash = chunk_map.OsHash("sha512", hashlib.sha512(raw).digest())
+    with pytest.raises(errors.WrongBytes, match="do not have the sha512 that Glance says"):
+        make(image, os_hash=os_hash)
+    assert not map_of(image).exists() and not part_of(image).exists()
+
+
+def test_hash_of_an_image_with_holes_is_that_of_its_zeros(tmp_path: pathlib.Path) -> None:
+    image = tmp_path / "image.raw"
+    with image.open("wb") as file:
+        file.truncate(9 * CHUNK + 100)
+        file.seek(3 * CHUNK)
+        file.write(b"data")
+    os_hash = chunk_map.OsHash("sha512", hashlib.sha512(image.read_bytes()).digest())
+    make(image, os_hash=os_hash)
+    assert cids_of(map_of(image)) == expected_cids(image)
+
+
+def test_stopped_run_hashes_the_image_from_its_start_and_keeps_the_chunks(
+    image: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os_hash = chunk_map.OsHash("sha512", hashlib.sha512(image.read_bytes()).digest())
+    with pytest.raises(Stop):
+        make(image, os_hash=os_hash, progress=stop_at(5 * RECORD))
+    named: list[int] = []
+
+    class Counting(scope.Naming):
+        def name(self, chunk_no: int, data: scope.Data) -> ids.Cid:
+            named.append(chunk_no)
+            return super().name(chunk_no, data)
+
+    summary = make(image, os_hash=os_hash, naming=Counting())
+    assert summary.resumed_chunks == 20
+    assert named and min(named) >= 20
+    assert cids_of(map_of(image)) == expected_cids(image)
+
+
+@pytest.mark.expect_log("its cut or names did; starting over")
+def test_log_of_other_names_is_started_over(image: pathlib.Path) -> None:
+    stop_run(image)
+    key = ids.ScopeKey(b"k" * 32)
+    assert make(image, naming=scope.Naming(key)).resumed_chunks == 0
+    found = chunk_map.ChunkMap.parse(map_of(image).read_bytes(), "m")
+    plain = expected_cids(image)
+    assert found.scope_keys == (key,)
+    for chunk_no, cid in enumerate(plain):
+        assert found.is_zero(chunk_no) == (cid == ids.ZERO_CID)
+        assert ids.is_keyed(found.cid(chunk_no)) != (cid == ids.ZERO_CID)
+    assert map_of(image).stat().st_mode & 0o777 == 0o600
 
 
 def test_stopped_run_goes_on_where_it_stopped(image: pathlib.Path) -> None:
@@ -208,7 +272,7 @@ def test_log_torn_in_its_header_is_started_over(image: pathlib.Path, cut: int) -
     assert cids_of(map_of(image)) == expected_cids(image)
 
 
-@pytest.mark.expect_log("or the chunk size did; starting over")
+@pytest.mark.expect_log("its cut or names did; starting over")
 def test_other_chunk_size_is_started_over(image: pathlib.Path) -> None:
     stop_run(image)
     assert make(image, chunk_bytes=2 * CHUNK).resumed_chunks == 0

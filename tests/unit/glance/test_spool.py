@@ -29,26 +29,26 @@ def test_waiting_map_is_bound_to_the_hash_that_glance_found(waiting: spool.Spool
     image = records.image()
     with pytest.raises(errors.ChunkMapFormatError, match="made for other bytes"):
         artefacts.parse_chunk_map(image, waiting.path(IMAGE_ID).read_bytes())
-    with waiting.bound(image) as file:
+    with waiting.bound(image, ()) as file:
         assert file is not None
         found = artefacts.parse_chunk_map(image, file.read())
     assert len(found) == -(-len(records.BYTES) // 16384)
 
 
 def test_map_of_other_bytes_than_were_imported_is_no_use(waiting: spool.Spool) -> None:
-    with waiting.bound(records.image(size=len(records.BYTES) + 1)) as file:
+    with waiting.bound(records.image(size=len(records.BYTES) + 1), ()) as file:
         assert file is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x89acmap", b"x" * 500])
 def test_damaged_map_is_no_use(waiting: spool.Spool, damage: bytes) -> None:
     waiting.path(IMAGE_ID).write_bytes(damage)
-    with waiting.bound(records.image()) as file:
+    with waiting.bound(records.image(), ()) as file:
         assert file is None
 
 
 def test_image_without_a_map_has_none(tmp_path: pathlib.Path) -> None:
-    with spool.Spool(tmp_path).bound(records.image()) as file:
+    with spool.Spool(tmp_path).bound(records.image(), ()) as file:
         assert file is None
 
 

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of a raw image that is being hashed.
+
+The one rule: it is only read, and whoever changes it meanwhile is noticed.
+"""
+
+import contextlib
+import errno
+import os
+import pathlib
+import stat
+from collections.abc import Iterator
+from typing import IO
+
+from acstor_common import errors
+from acstor_glance import raw_format
+
+
+class Changed(errors.Unusable):
+    """Somebody wrote to the image while it was read."""
+
+
+class ImageFile:
+    """The open file of an image, and what tells that it changed."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.fd = file.fileno()
+        self.name = str(file.name)
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise errors.Unusable(self.name, "not a regular file")
+        self.size_bytes, self.mtime_ns = status.st_size, status.st_mtime_ns
+        self.inode, self._device = status.st_ino, status.st_dev
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill ``view`` from ``offset`` on."""
+        done = 0
+        while done < len(view):
+            with named(self.name):
+                count = os.preadv(self.fd, [view[done:]], offset + done)
+            if count == 0:
+                raise self._changed()
+            done += count
+
+    def data_from(self, offset: int, stop: int) -> int:
+        """Return where the next byte that is not in a hole lies, ``stop`` at most."""
+        try:
+            return min(os.lseek(self.fd, offset, os.SEEK_DATA), stop)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # only a hole from here to the end
+                return stop
+            raise errors.Unusable(self.name, str(exc.strerror)) from exc
+
+    def check_unchanged(self) -> None:
+        """Raise if somebody wrote to the image since it was opened."""
+        status = os.fstat(self.fd)
+        if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
+            raise self._changed()
+
+    def check_raw(self) -> None:
+        """Raise if the image is qcow2 or another format that a guest cannot read as it is."""
+        head = bytearray(min(raw_format.INSPECTED_BYTES, self.size_bytes))
+        self.read_into(memoryview(head), 0)
+        why = raw_format.why_not_raw(bytes(head))
+        if why:
+            raise errors.NotRaw(self.name, why, "Convert it first (qemu-img convert -O raw)")
+
+    def check_apart_from(self, *paths: pathlib.Path) -> None:
+        """Raise if writing to one of ``paths`` would destroy the image."""
+        for path in paths:
+            with named(path):
+                if not path.exists():
+                    continue
+                status = path.stat()
+            if (status.st_ino, status.st_dev) == (self.inode, self._device):
+                raise errors.Unusable(str(path), "is the image itself; give the map another name")
+            if not stat.S_ISREG(status.st_mode):
+                raise errors.Unusable(str(path), "is in the way and not a regular file")
+
+    def _changed(self) -> Changed:
+        return Changed(self.name, "changed while it was read", "Run again when nobody writes to it")
+
+
+@contextlib.contextmanager
+def opened(image: str | os.PathLike[str] | IO[bytes]) -> Iterator[ImageFile]:
+    """Yield an image by its path, or an open file of it, whose position stays as it is.
+
+    :raises errors.Unusable: it cannot be opened, or is not a regular file
+    """
+    if not isinstance(image, (str, os.PathLike)):
+        position = os.lseek(image.fileno(), 0, os.SEEK_CUR)
+        try:
+            yield ImageFile(image)
+        finally:
+            os.lseek(image.fileno(), position, os.SEEK_SET)
+        return
+    with named(image):
+        file = open(image, "rb", buffering=0)
+    with file:
+        yield ImageFile(file)
+
+
+@contextlib.contextmanager
+def named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Make an error of the family from an error of the system about ``path``."""
+    try:
+        yield
+    except OSError as exc:
+        raise errors.Unusable(os.fspath(path), exc.strerror or str(exc)) from exc

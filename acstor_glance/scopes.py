@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds out how the chunks of an image are to be named, from what Glance says of it.
+
+The cloud's secret is an artefact in Glance like the chunk maps: hidden, private, of
+acstor's service project, made by whoever needs it first.  So all hosts have the same
+one without handwork, it is kept as long as the maps are, and who may read it may
+read every image anyway.  It lies in the artefact's bytes, for its properties are in
+Glance's notifications.  The one rule: the oldest one that is whole counts, so that
+two who make one at the same time agree from the next image on.
+
+If it is lost, new private images share nothing with those before; nothing else.
+"""
+
+import contextlib
+import hashlib
+import io
+import logging
+import secrets
+import tempfile
+from collections.abc import Iterator
+
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_common import scope
+from acstor_glance import images as glance_images
+from acstor_glance import mapped_file
+
+LOG = logging.getLogger(__name__)
+
+CHUNK_MAP = artefacts.Kind.CHUNK_MAP
+
+
+class Scopes:
+    """The scopes of the images of one cloud."""
+
+    def __init__(self, images: glance_images.Images, conf: cfg.ConfigOpts) -> None:
+        self._images = images
+        self._dedup_scope = scope.DedupScope(conf.acstor_glance.dedup_scope)
+
+    @contextlib.contextmanager
+    def naming(self, image: image_record.Record) -> Iterator[scope.Naming]:
+        """Yield how the chunks of an image are named; it is of use inside the block only.
+
+        :raises errors.ImageServiceError: Glance does not say
+        :raises errors.Unusable: the cloud's secret is damaged
+        """
+        if scope.scope_of(image, self._dedup_scope) is scope.DedupScope.CLOUD:
+            yield scope.PLAIN
+            return
+        owner = image_record.text_of(image, "owner")
+        with self._base_map(image, owner) as base:
+            yield scope.Naming(scope.key_of(self._secret(), owner), base)
+
+    # What the image was made from
+
+    @contextlib.contextmanager
+    def _base_map(
+        self, image: image_record.Record, owner: str
+    ) -> Iterator[chunk_map.ChunkMap | None]:
+        """Yield the chunk map of the image that this one was made from; None if it has none."""
+        base = self._base_of(image, owner)
+        artefact = self._images.artefact_of(base, CHUNK_MAP) if base is not None else None
+        if base is None or artefact is None:
+            yield None
+            return
+        with tempfile.TemporaryFile() as file:
+            with self._images.opened(artefact["id"]) as pieces:
+                file.writelines(pieces)
+            with mapped_file.mapped(file) as view:
+                yield self._parsed(base, view)
+
+    def _base_of(self, image: image_record.Record, owner: str) -> image_record.Record | None:
+        """Return what the image says it was made from, if its owner may read that."""
+        try:
+            base_id = ids.parse_image_id(image_record.text_of(image, scope.BASE_IMAGE))
+        except ValueError:
+            return None
+        base = self._images.read_or_none(base_id) if base_id != image["id"] else None
+        if base is None or image_record.why_not_served(base):
+            return None
+        if scope.may_see(owner, base) or scope.may_see(owner, base, self._members(base)):
+            return base
+        LOG.info("image %s: shares nothing with image %s, which its owner may not read",
+                 image["id"], base_id)  # fmt: skip
+        return None
+
+    def _members(self, image: image_record.Record) -> list[str]:
+        is_shared = image_record.text_of(image, "visibility") == "shared"
+        return self._images.members(image["id"]) if is_shared else []
+
+    def _parsed(self, base: image_record.Record, view: memoryview) -> chunk_map.ChunkMap | None:
+        try:
+            return artefacts.parse_chunk_map(base, view)
+        except errors.ChunkMapFormatError as exc:
+            LOG.warning("image %s: nothing is shared with it: %s", base["id"], exc)
+            return None
+
+    # The secret
+
+    def _secret(self) -> bytes:
+        """Return the cloud's secret; make it if there is none."""
+        found = self._oldest_secret()
+        if found is None:
+            LOG.info("The secret of this cloud's scopes is made: private images share no chunks "
+                     "with those that were named with another one")  # fmt: skip
+            record = artefacts.new_secret(self._images.project_id)
+            self._images.store(record, io.BytesIO(secrets.token_bytes(scope.SECRET_BYTES)))
+            found = self._oldest_secret()
+        if found is None:
+            raise errors.ImageServiceUnreachable("the secret of the scopes", "it was just deleted")
+        return self._read_secret(found)
+
+    def _oldest_secret(self) -> image_record.Record | None:
+        found = [
+            record
+            for record in self._images.every_artefact(kind=artefacts.SCOPE_SECRET)
+            if image_record.text_of(record, "status") == image_record.ACTIVE
+        ]
+        return min(found, key=_age, default=None)
+
+    def _read_secret(self, record: image_record.Record) -> bytes:
+        with self._images.opened(record["id"]) as pieces:
+            raw = b"".join(pieces) if image_record.size_bytes_of(record) <= 1024 else b""
+        algo, value = image_record.os_hash_of(record)
+        is_whole = not algo or hashlib.new(algo, raw).digest() == value
+        if len(raw) != scope.SECRET_BYTES or not is_whole:
+            what = f"the secret of the scopes (image {record['id']} in Glance)"
+            why = "it is damaged"
+            raise errors.Unusable(what, why, "Delete it: another one is made, see the guide")
+        return raw
+
+
+def _age(record: image_record.Record) -> tuple[str, str]:
+    """Return what sorts older images before younger ones, and the same everywhere."""
+    return image_record.text_of(record, "created_at"), image_record.text_of(record, "id")

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in memory: what the real :class:`acstor_glance.images.Images` asks Glance for.
+
+What it makes of the answers (which artefact counts, what is published in which
+order) is the real one's.
+"""
+
+import contextlib
+import hashlib
+import uuid
+from collections.abc import Iterator
+from typing import IO
+from typing import Any
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_glance import images as glance_images
+from tests.fakes import glance_records
+
+
+class MemoryImages(glance_images.Images):
+    """A Glance that answers at once; ``records``, ``data`` and ``shared_with`` may be changed."""
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda: glance_records.SERVICE_PROJECT)
+        self.records: dict[str, dict[str, Any]] = {}
+        self.data: dict[str, bytes] = {}
+        self.shared_with: dict[str, list[str]] = {}
+
+    def add(self, data: bytes, **record: Any) -> dict[str, Any]:
+        """Put an active image here and return its record."""
+        image_id = record.pop("id", str(uuid.uuid4()))
+        self.records[image_id] = glance_records.image(
+            id=image_id,
+            size=len(data),
+            os_hash_value=hashlib.sha512(data).hexdigest(),
+            **record,
+        )
+        self.data[image_id] = data
+        return self.records[image_id]
+
+    def read(self, image_id: str) -> image_record.Record:
+        if image_id not in self.records:
+            raise errors.ImageGone(f"image {image_id}", "there is none")
+        return dict(self.records[image_id])
+
+    def every(self, **filters: Any) -> Iterator[image_record.Record]:
+        for record in list(self.records.values()):
+            if all(record.get(name) == value for name, value in filters.items()):
+                yield dict(record)
+
+    @contextlib.contextmanager
+    def opened(self, image_id: str) -> Iterator[Iterator[bytes]]:
+        self.read(image_id)
+        yield iter([self.data[image_id]])
+
+    def store(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
+        made = self.add(file.read(), **record)
+        made["created_at"] = f"2026-01-01T00:00:{len(self.records):02}Z"
+        return ids.ImageId(made["id"])
+
+    def members(self, image_id: str) -> list[str]:
+        return self.shared_with.get(image_id, [])
+
+    def set_properties(self, image_id: str, properties: dict[str, str]) -> None:
+        record = self.records[image_id]
+        for name, value in properties.items():
+            if value:
+                record[name] = value
+            else:
+                record.pop(name, None)
+
+    def delete(self, image_id: str) -> None:
+        self.records.pop(image_id, None)
+
+    def local_path(self, image: image_record.Record, folders: Any) -> None:
+        return None
