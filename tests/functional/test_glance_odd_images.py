@@ -16,6 +16,8 @@ from acstor_common import artefacts
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_glance import prehash
+from acstor_glance import spool
 from tests.fakes import hosts
 from tests.lab import local
 from tests.lab import runs
@@ -111,8 +113,11 @@ def test_image_of_a_tebibyte_is_hashed_by_its_data_and_read_to_its_end(
     with (glance.lab.glance.images / image_id).open("r+b") as stored:
         stored.seek(HUGE_BYTES - len(end))
         stored.write(end)
+    # Glance's hash of it would take half an hour, so its map comes as the import plugin's do.
     chunk_bytes = geometry.MAX_CHUNK_BYTES
-    listen(file_store_dirs=glance.lab.glance.images, chunk_size_bytes=chunk_bytes)
+    waiting = spool.Spool(tmp_path / "state").path(image_id)
+    prehash.prehash(glance.lab.glance.images / image_id, waiting, image_id, chunk_bytes=chunk_bytes)
+    listen(chunk_size_bytes=chunk_bytes, dedup_scope="cloud")
     record = glance.wait_state(image_id)
     artefact_id = record[artefacts.Kind.CHUNK_MAP.pointer]
     raw = glance.admin.get(f"/images/{artefact_id}/file").content
@@ -210,3 +215,18 @@ def test_sparse_image_gets_its_chunk_map_by_either_way_to_its_bytes(
         assert stored.st_blocks * 512 < len(data) // 4
         glance.check_chunk_map(image_id, bytes(data))
         assert uploads.metric(listener, "acstor_glance_hashed_bytes_total") == len(data)
+
+
+def test_file_in_the_store_that_is_not_what_glance_hashed_is_refused(
+    glance: uploads.Images, listen: Listen
+) -> None:
+    data = uploads.some_bytes(seed=71)
+    image_id = glance.upload(data)
+    with (glance.lab.glance.images / image_id).open("r+b") as stored:
+        stored.seek(uploads.CHUNK + 5)
+        stored.write(bytes([data[uploads.CHUNK + 5] ^ 1]))
+    listener = listen(file_store_dirs=glance.lab.glance.images)
+    said = glance.wait_state(image_id, "failed")["acstor_message"]
+    assert "its bytes do not have the sha512 that Glance says" in said
+    assert glance.artefacts_of(image_id) == []
+    assert "do not have the sha512" in listener.log()
