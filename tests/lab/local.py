@@ -16,6 +16,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import scope
 from acstor_glance import prehash
 from tests.lab import agents
 from tests.lab import network
@@ -44,11 +45,16 @@ class ImageFolder:
         data: bytes,
         image_id: str | None = None,
         chunk_bytes: int = geometry.DEFAULT_CHUNK_BYTES,
+        naming: scope.Naming = scope.PLAIN,
     ) -> ids.ImageId:
-        """Write an image and its map; return the image's id."""
+        """Write an image and its map; return the image's id.
+
+        Images of the lab share with all (``dedup_scope = cloud``) unless ``naming`` says otherwise.
+        """
         chosen = ids.parse_image_id(image_id or str(uuid.uuid4()))
         self.path(chosen).write_bytes(data)
-        prehash.prehash(self.path(chosen), self.map_path(chosen), chosen, chunk_bytes=chunk_bytes)
+        map_path = self.map_path(chosen)
+        prehash.prehash(self.path(chosen), map_path, chosen, chunk_bytes=chunk_bytes, naming=naming)
         return chosen
 
     def adopt(self, image: pathlib.Path) -> ids.ImageId:
@@ -63,10 +69,10 @@ class ImageFolder:
     ) -> boot_image.Head:
         """Write the boot image of an image that was added; return its head."""
         data = self.path(image_id).read_bytes()
-        of_image = chunk_map.ChunkMap.parse(self.map_path(image_id).read_bytes(), str(image_id))
+        of_image = self.map_of(image_id)
         cut = of_image.geometry
-        os_hash = chunk_map.OsHash(of_image.os_hash_algo, of_image.os_hash_value)
-        writer = boot_image.Writer(boot_image.Binding(image_id, cut, os_hash), revision)
+        own_scope = next(iter(of_image.scope_keys), None)
+        writer = boot_image.Writer(boot_image.Binding.of(of_image), revision, key=own_scope)
         for chunk_no in trace:
             start = cut.chunk_offset(chunk_no)
             writer.add(chunk_no, data[start : start + cut.chunk_length(chunk_no)])
@@ -81,6 +87,10 @@ class ImageFolder:
     def boot_image_path(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return where an image's boot image lies."""
         return self.folder / f"{image_id}.acboot"
+
+    def map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap:
+        """Return an image's chunk map."""
+        return chunk_map.ChunkMap.parse(self.map_path(image_id).read_bytes(), str(image_id))
 
     def map_path(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return where an image's chunk map lies."""

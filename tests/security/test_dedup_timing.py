@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tenant looks by time which of his guesses another tenant's image holds.
+
+The attack of Harnik et al. (2010, "Side channels in cloud services") on a real agent:
+the victim's guest has read its image, so its chunks are in the cache of the host.
+The attacker's image on the same host holds guesses, half of them right; he reads
+each once and times it.  The source answers slowly, as a source over a network does.
+
+With names for all (``dedup_scope = cloud``) he knows them all, so the test can fail;
+with names in the scope of each project he knows nothing.
+"""
+
+import contextlib
+import mmap
+import os
+import pathlib
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import scope
+from tests.fakes import hosts
+from tests.fakes import http_server
+from tests.lab import agents
+from tests.lab import local
+
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+GUESSES = 24
+"""Right ones, and as many wrong ones."""
+SOURCE_S = 0.01
+SECRET = b"the secret of this cloud in tests"[: scope.SECRET_BYTES]
+KNOWS, CHANCE = 0.95, 0.37
+"""Share of pairs in which the right guess came first: what tells guesses apart, and how far from a
+half chance brings it (four standard deviations of Mann and Whitney's U with 24 and 24: 0.34)."""
+
+
+def chunk(number: int) -> bytes:
+    return random.Random(number).randbytes(CHUNK)
+
+
+VICTIM = b"".join(chunk(number) for number in range(GUESSES))
+RIGHT = random.Random(2010).sample(range(2 * GUESSES), GUESSES)
+"""Where in the attacker's image the right guesses lie."""
+
+
+def guesses() -> bytes:
+    right = iter(range(GUESSES))
+    return b"".join(
+        chunk(next(right)) if place in RIGHT else chunk(1000 + place)
+        for place in range(2 * GUESSES)
+    )
+
+
+def naming(dedup_scope: str, project: str) -> scope.Naming:
+    if dedup_scope == scope.DedupScope.CLOUD:
+        return scope.PLAIN
+    return scope.Naming(scope.key_of(SECRET, project))
+
+
+class Cloud:
+    """One host, a slow source, and an image of each tenant."""
+
+    def __init__(self, images: local.ImageFolder, dedup_scope: str) -> None:
+        self.victim = images.add(VICTIM, naming=naming(dedup_scope, "victim"))
+        self.attacker = images.add(guesses(), naming=naming(dedup_scope, "attacker"))
+        self.maps = {image: images.map_of(image) for image in (self.victim, self.attacker)}
+
+
+@contextlib.contextmanager
+def attacked(
+    folder: pathlib.Path, cloud: Cloud, images: local.ImageFolder
+) -> Iterator[agents.Agent]:
+    """Run an agent whose cache holds the victim's image."""
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
+    with http_server.serve(files) as server:
+        server.always = http_server.slow(SOURCE_S)
+        given = {"read_ahead_limit_bytes": 0, **hosts.http_options(server.url)}
+        with hosts.running(folder / "h1", images, **given) as agent:
+            assert agent.image_path(cloud.victim).read_bytes() == VICTIM
+            yield agent
+
+
+def first_byte_s(path: pathlib.Path) -> list[float]:
+    """Return how long the first read of each guess takes, past the page cache, in any order."""
+    took_s = [0.0] * (2 * GUESSES)
+    buffer = mmap.mmap(-1, 4096)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        for place in random.Random(1).sample(range(2 * GUESSES), 2 * GUESSES):
+            began_s = time.perf_counter()
+            os.preadv(fd, [buffer], place * CHUNK)
+            took_s[place] = time.perf_counter() - began_s
+    finally:
+        os.close(fd)
+    return took_s
+
+
+def share_right_first(took_s: list[float]) -> float:
+    """Return in what share of pairs of a right guess and a wrong one the right one was faster."""
+    right = [took_s[place] for place in RIGHT]
+    wrong = [took_s[place] for place in range(2 * GUESSES) if place not in RIGHT]
+    return sum(r < w for r in right for w in wrong) / (len(right) * len(wrong))
+
+
+@hosts.needs_fuse
+@pytest.mark.parametrize("dedup_scope", list(scope.DedupScope))
+def test_guesses_of_another_project_s_chunks_are_told_by_time_only_in_one_scope(
+    dedup_scope: scope.DedupScope, tmp_path: pathlib.Path
+) -> None:
+    images = local.ImageFolder(tmp_path / "images")
+    cloud = Cloud(images, dedup_scope)
+    with attacked(tmp_path, cloud, images) as agent:
+        took_s = first_byte_s(agent.image_path(cloud.attacker))
+        origins = agent.status()["images"][cloud.attacker]["read"]
+    requests = {name: found["requests"] for name, found in origins.items() if found["requests"]}
+    share = share_right_first(took_s)
+    if dedup_scope is scope.DedupScope.CLOUD:
+        assert requests == {"cache": GUESSES, "source": GUESSES}
+        assert share >= KNOWS
+    else:
+        assert requests == {"source": 2 * GUESSES}
+        assert abs(share - 0.5) <= CHANCE
+
+
+@pytest.mark.parametrize("dedup_scope", list(scope.DedupScope))
+def test_nothing_that_hosts_tell_each_other_is_of_two_projects(
+    dedup_scope: scope.DedupScope, tmp_path: pathlib.Path
+) -> None:
+    """CIDs, and the OIDs and prefixes of them that advertisements and hints are made of."""
+    cloud = Cloud(local.ImageFolder(tmp_path / "images"), dedup_scope)
+    victim, attacker = (
+        {
+            name
+            for number in range(len(found))
+            for name in (found.cid(number), ids.oid_of(found.cid(number)), found.cid(number)[:4])
+        }
+        for found in (cloud.maps[cloud.victim], cloud.maps[cloud.attacker])
+    )
+    common = len(victim & attacker)
+    assert common == (3 * GUESSES if dedup_scope is scope.DedupScope.CLOUD else 0)
