@@ -96,6 +96,10 @@ def test_json_summary_is_for_machines(image: pathlib.Path) -> None:
         (["x", "--os-hash", "sha512:77"], "not the hexadecimal digits of a sha512: '77'"),
         (["x", "--os-hash", "shake_128:"], "not the hexadecimal digits of a shake_128: ''"),
         (["x", "--os-hash", "what:77"], "not a hash algorithm: 'what'"),
+        (
+            ["x", "--base", "m", "--image-id", IMAGE_ID],
+            "--base needs --scope-key-file: plain names are the same everywhere",
+        ),
     ],
 )
 def test_wrong_usage_is_explained(
@@ -104,6 +108,54 @@ def test_wrong_usage_is_explained(
     done = run(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.strip().endswith(complaint)
+
+
+def test_image_that_is_not_what_its_hash_says_gets_no_map(image: pathlib.Path) -> None:
+    done = run(image, "--os-hash", f"sha512:{'00' * 64}", cwd=image.parent)
+    assert done.returncode == 1
+    assert "its bytes do not have the sha512 that Glance says" in done.stderr
+    assert not image.with_suffix(".acmap").exists()
+
+
+def test_image_is_named_in_a_scope_and_keeps_the_names_of_its_base(image: pathlib.Path) -> None:
+    folder = image.parent
+    assert run(image, "-o", "base", "--quiet", cwd=folder).returncode == 0
+    raw = bytearray(image.read_bytes())
+    raw[65536] ^= 1
+    image.write_bytes(raw)
+    key_file = folder / "key"
+    key_file.write_text("0123456789abcdef" * 4 + "\n")
+    key_file.chmod(0o600)
+    done = run(image, "--scope-key-file", key_file, "--base", "base", "--quiet", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    base = chunk_map.ChunkMap.parse((folder / "base").read_bytes(), "base")
+    found = chunk_map.ChunkMap.parse(image.with_suffix(".acmap").read_bytes(), "m")
+    assert [key.hex() for key in found.scope_keys] == ["0123456789abcdef" * 4]
+    changed = [n for n in range(len(found)) if found.cid(n) != base.cid(n)]
+    assert changed == [1] and ids.is_keyed(found.cid(1))
+    assert found.content(1).matches(raw[65536 : 2 * 65536])
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "complaint"),
+    [
+        ("01" * 32, 0o640, "others can read this key"),
+        ("01" * 31, 0o600, "no key"),
+        ("00" * 32, 0o600, "no key"),
+        ("", 0o600, "no key"),
+        (None, 0o600, "No such file"),
+    ],
+)
+def test_scope_key_that_is_none_is_refused(
+    image: pathlib.Path, text: str | None, mode: int, complaint: str
+) -> None:
+    key_file = image.parent / "key"
+    if text is not None:
+        key_file.write_text(text)
+        key_file.chmod(mode)
+    done = run(image, "--scope-key-file", key_file, cwd=image.parent)
+    assert done.returncode == 1 and complaint in done.stderr
+    assert not image.with_suffix(".acmap").exists()
 
 
 def test_failure_is_one_line_and_status_1(tmp_path: pathlib.Path) -> None:
