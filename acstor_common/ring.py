@@ -14,7 +14,7 @@ refers those who ask to others; so a host that leaves moves what it owned, and
 nothing else.
 
 A table may have locations and a threshold.  Then each host asks the first owner
-that is nearer to it than the threshold (Zhang et al. 2017, Algorithm 1), so every
+that is nearer to it than the threshold (Wu et al. 2017, Algorithm 1), so every
 group of near hosts has a home of its own for each content; :meth:`Ring.group_of`
 is the ring of one group.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which hosts hold copies of the chunks that this host is the home of, and who has one too many.
 
-A home sees who asks it for a chunk, and takes those hosts for holders (Zhang et
+A home sees who asks it for a chunk, and takes those hosts for holders (Wu et
 al. 2017, 3.5: chunks that more hosts hold than a limit are de-duplicated, least
 recently used first).  When one more than the limit holds a chunk, the one that
 asked longest ago is told to let it go first.

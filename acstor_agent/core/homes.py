@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which hosts are a content's owners for this host, and whom a home asks before the source.
 
-A home is found by the requester's location (Zhang et al. 2017, Algorithm 1): the
+A home is found by the requester's location (Wu et al. 2017, Algorithm 1): the
 first owner that is nearer to it than the table's threshold.  So each group of near
 hosts reads the source once.  Before it does, its home may ask others that are
 likely to have the chunk: *upstreams*.

@@ -180,7 +180,7 @@ def located(threshold: int | None = None, outer: int | None = None, count: int =
 
 
 def algorithm_1(of: ring.Ring, cid: ids.Cid, src: str, threshold: int) -> str:
-    """Zhang et al. 2017, Algorithm 1, lines 7 to 14, word by word."""
+    """Wu et al. 2017, Algorithm 1, lines 7 to 14, word by word."""
     where = {host: location.parse(text) for host, text in of.locations().items()}
     node_list = of
     while True:
