@@ -27,15 +27,20 @@ def run(*argv):
     return done.returncode, done.stdout + done.stderr
 
 
+def verify(unit):
+    # Whether the manual pages of Documentation= exist says only whether this machine has man.
+    return run("systemd-analyze", "verify", "--man=no", unit)
+
+
 @needs("systemd-analyze")
 def test_systemd_takes_the_units(tmp_path):
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace(INSTALLED_AT, str(agents.BIN)))
-    assert run("systemd-analyze", "verify", unit) == (0, "")
+    assert verify(unit) == (0, "")
     service = tmp_path / "nova-compute.service"
     service.write_text("[Service]\nExecStart=/bin/true\n")
     shutil.copytree(UNITS / "nova-compute.service.d", tmp_path / "nova-compute.service.d")
-    assert run("systemd-analyze", "verify", service) == (0, "")
+    assert verify(service) == (0, "")
 
 
 def test_unit_keeps_the_mount():
