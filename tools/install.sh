@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
+# Usage: tools/install.sh [unit]
+#
 # Install what acstor needs: the packages of bindep.txt, and a virtualenv .venv with the
-# versions of constraints.txt.  Safe to run again; a second run only looks.
+# versions of constraints.txt.  Safe to run again; a second run only looks.  "unit" leaves the
+# packages of the lab out: what is there is enough for the unit tests.
 set -euo pipefail
 # shellcheck source=tools/lib.sh
 source "$(dirname "$0")/lib.sh"
@@ -10,7 +13,8 @@ POLICY=/usr/sbin/policy-rc.d # Debian's own switch: exit status 101 forbids to s
 
 missing_packages() {
     local wanted installed
-    wanted=$(awk '!/^#/ && NF { print $1 }' "$ROOT/bindep.txt" | sort)
+    wanted=$(awk -v part="$part" '!/^#/ && NF && (part != "unit" || !/ lab]/) { print $1 }' \
+        "$ROOT/bindep.txt" | sort)
     installed=$(dpkg-query --show --showformat='${db:Status-Status} ${Package}\n' |
         awk '$1 == "installed" { print $2 }' | sort -u)
     comm -23 <(echo "$wanted") <(echo "$installed")
@@ -109,6 +113,11 @@ install_venv() {
     echo "$key" >"$stamp"
 }
 
+part=${1:-all}
+case $part in
+    all | unit) ;;
+    *) fail "there is no part '$part' to install." "Usage: tools/install.sh [unit]" ;;
+esac
 require_amd64
 command -v apt-get >/dev/null ||
     fail "there is no apt-get here." "Use Debian 12, Debian 13 or Ubuntu 24.04."
