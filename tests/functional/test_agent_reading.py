@@ -22,6 +22,7 @@ pytestmark = hosts.needs_fuse
 KIB, MIB = geometry.KIB, geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 UNKNOWN = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+CLOSE_S = 5.0
 needs_qemu = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
 
 
@@ -260,3 +261,14 @@ def test_guests_writes_stay_in_the_overlay(images, start, tmp_path):
     done = subprocess.run(argv, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0 and "failed" not in done.stdout, done.stdout + done.stderr
     assert path.read_bytes() == data == images.path(image_id).read_bytes()
+
+
+def test_file_is_closed_without_an_agent_that_hangs(images, start):
+    """QEMU of a deleted server closes its base; not even SIGKILL ended it while it waited."""
+    agent = start()
+    path = agent.image_path(images.add(local.random_bytes(MIB)))
+    path.read_bytes()  # the first close of a mount is the only one that the agent hears of
+    reader = subprocess.Popen(["sh", "-c", "exec 3<$0; read line; exec 3<&-", path], stdin=-1)
+    with hosts.frozen(agent.worker_pid()):
+        reader.communicate(b"close\n", timeout=CLOSE_S)
+    assert reader.returncode == 0
