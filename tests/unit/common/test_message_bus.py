@@ -44,8 +44,8 @@ class Refusing:
         self._server.start()
 
 
-@pytest.mark.expect_log("cannot listen to towers on the message bus yet: no broker")
-@pytest.mark.expect_log("cannot listen to towers on the message bus yet: odd")
+@pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: no broker")
+@pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: odd")
 def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkeypatch, watched_log):
     monkeypatch.setattr(message_bus, "AGAIN_AFTER_S", 0.01)
     heard = threading.Event()
@@ -59,7 +59,7 @@ def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkey
         return Refusing(made[-1], refusals)
 
     monkeypatch.setattr(oslo_messaging, "get_rpc_server", refusing_server)
-    target = oslo_messaging.Target(topic="towers", server="h1")
+    target = oslo_messaging.Target(topic="lighthouses", server="h1")
     assert message_bus.serve(transport, target, endpoint, threading.Event()) is not None
     assert len(made) == 5
     assert len(watched_log.messages) == 2, "each reason is logged once"
@@ -72,7 +72,7 @@ def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkey
         made[-1].wait()
 
 
-@pytest.mark.expect_log("cannot listen to towers on the message bus yet: no broker")
+@pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: no broker")
 def test_who_is_told_to_stop_looks_for_the_broker_no_longer():
     stopping = threading.Event()
 
@@ -80,7 +80,7 @@ def test_who_is_told_to_stop_looks_for_the_broker_no_longer():
         stopping.set()
         raise OSError("no broker")
 
-    assert message_bus.start(make, "towers", stopping) is None
+    assert message_bus.start(make, "lighthouses", stopping) is None
 
 
 def test_a_kind_of_broker_that_nobody_knows_is_refused(conf):
