@@ -179,7 +179,7 @@ def decode_request(line: bytes) -> AnyRequest:
     """
     try:
         return _request_decoder.decode(line)
-    except (msgspec.DecodeError, RecursionError) as e:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise errors.RemoteProtocolError("control client", str(e)) from e
 
 
@@ -190,5 +190,5 @@ def decode_reply(line: bytes) -> AnyReply:
     """
     try:
         return _reply_decoder.decode(line)
-    except (msgspec.DecodeError, RecursionError) as e:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
         raise errors.RemoteProtocolError("acstor-agent", str(e)) from e

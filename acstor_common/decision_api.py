@@ -52,6 +52,8 @@ MAX_TARGETS = ring.MAX_HOSTS
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Word = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 """63 bits."""
+Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
+"""A wall clock in s; infinity is none."""
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=ring.MAX_EPOCH)]
 Signature = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{86}==$")]
 """Of 64 bytes, in base64."""
@@ -200,9 +202,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     address: Annotated[str, msgspec.Meta(max_length=64)]
     location: Annotated[str, msgspec.Meta(max_length=255)] = ""
     session: Word
-    started_s: Annotated[float, msgspec.Meta(ge=0)]
+    started_s: Moment
     number: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
-    sent_s: Annotated[float, msgspec.Meta(ge=0)]
+    sent_s: Moment
     interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
     link_bytes_s: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
     total: Traffic
@@ -249,7 +251,7 @@ class TaskForHosts(msgspec.Struct, frozen=True, kw_only=True):
 
     task: ImageTask
     hosts: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TARGETS)] = ()
-    given_s: Annotated[float, msgspec.Meta(ge=0)]
+    given_s: Moment
 
     def __post_init__(self) -> None:
         for host in self.hosts:
@@ -265,7 +267,7 @@ class ImageWantedAt(msgspec.Struct, frozen=True, kw_only=True):
 
     wanted: ImageWanted
     request: Word
-    given_s: Annotated[float, msgspec.Meta(ge=0)]
+    given_s: Moment
 
 
 class RingTable(msgspec.Struct, frozen=True):
@@ -303,7 +305,7 @@ def decode(payload: object, kind: type[_T]) -> _T:
     """
     try:
         return msgspec.convert(payload, kind)
-    except (msgspec.ValidationError, RecursionError) as e:
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as e:
         raise errors.RemoteProtocolError(_sender(payload), str(e)) from e
 
 

@@ -60,5 +60,5 @@ def decode(payload: object) -> BootTrace:
     """
     try:
         return msgspec.convert(payload, BootTrace)
-    except (msgspec.ValidationError, RecursionError) as e:
+    except (msgspec.ValidationError, UnicodeError, RecursionError) as e:
         raise errors.RemoteProtocolError("the sender of a boot trace", str(e)) from e

@@ -23,7 +23,10 @@ def why_not_raw(head: bytes) -> str:
 
     :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
     """
-    foreign = _formats_of(head) - RAW_FORMATS
+    try:
+        foreign = _formats_of(head) - RAW_FORMATS
+    except Exception as e:  # the library has no family of errors: fuzzing it found AttributeError
+        return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
     if not foreign:
         return ""
     return f"its format is {' or '.join(sorted(foreign))}, but images are served raw"

@@ -75,7 +75,7 @@ class TraceStore:
         try:
             raw = self._path(image_id).read_bytes()
             return msgspec.json.decode(raw, type=list[trace_message.BootTrace])
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeError):
             return []  # what is damaged is worth no more than what is missing
 
     def _make_room(self, image_id: ids.ImageId) -> None:

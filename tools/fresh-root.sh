@@ -100,12 +100,12 @@ room() {
     mount -t devpts -o newinstance,ptmxmode=0666,mode=620,gid=5 devpts "$folder/dev/pts"
     mount -t tmpfs -o mode=1777 shm "$folder/dev/shm"
     mount -t tmpfs -o mode=755 run "$folder/run"
-    mkdir --parents "$folder/run/lock" "$folder/.former"
+    mkdir --parents "$folder"/run/{lock,former}
     cd "$folder"
-    pivot_root . .former
+    pivot_root . run/former
     # shellcheck disable=SC2016  # the inner shell expands these
     exec env --ignore-environment "${variables[@]}" /bin/bash -c '
-        umount --lazy /.former && rmdir /.former && cd "$0" || exit 1
+        umount --lazy /run/former && rmdir /run/former && cd "$0" || exit 1
         # Not exec: process 1 collects the orphans of the others.
         "$@"
         exit $?' "$CLONE" "$@"

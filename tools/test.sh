@@ -9,7 +9,7 @@ set -euo pipefail
 source "$(dirname "$0")/lib.sh"
 cd "$ROOT"
 
-UNIT=(acstor_common acstor_agent/core acstor_decision/core acstor_simulator tests/unit tests/contract)
+UNIT=(acstor_common acstor_agent/core acstor_decision/core acstor_simulator tests/unit tests/contract tests/security/fuzz)
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
 
 part=all

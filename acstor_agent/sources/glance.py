@@ -231,7 +231,7 @@ class GlanceSource(base.Driver):
                 text = await http_link.body_up_to(asked, response, RECORD_LIMIT_BYTES)
             try:
                 return msgspec.json.decode(text, type=dict)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
                 raise asked.unreachable(f"the answer is no record of an image: {error}") from error
 
         try:

@@ -112,7 +112,7 @@ def pause_s(headers: Mapping[str, str]) -> float:
         # A date counts from the server's own clock, so that ours does not matter.
         stop, now = (email.utils.parsedate_to_datetime(d) for d in (after, headers.get("Date", "")))
         return min(max(0.0, (stop - now).total_seconds()), RETRY_AFTER_LIMIT_S)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0.0
 
 

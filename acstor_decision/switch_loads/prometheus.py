@@ -4,7 +4,6 @@
 import collections
 import json
 import math
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
@@ -68,7 +67,7 @@ class PrometheusLoads(base.SwitchLoads):
         try:
             with urllib.request.urlopen(url, timeout=base.TIMEOUT_S) as answer:
                 return _series(json.loads(answer.read(LONGEST_BYTES)))
-        except (OSError, urllib.error.URLError, ValueError, LookupError, TypeError) as e:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
             raise base.LoadsUnknown(self.own.url, f"{type(e).__name__}: {e}") from e
 
 

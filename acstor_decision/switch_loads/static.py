@@ -47,7 +47,7 @@ class StaticLoads(base.SwitchLoads):
         try:
             with path.open("rb") as file:
                 found = msgspec.json.decode(file.read(LONGEST_BYTES), type=_File)
-        except (OSError, msgspec.DecodeError) as e:
+        except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as e:
             raise base.LoadsUnknown(str(path), str(e)) from e
         return [
             [threshold.SwitchLoad(switch.traffic, switch.capacity) for switch in level]

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One target under libFuzzer, which follows the code that inputs reach (the library atheris).
+
+A process of its own for each run: libFuzzer ends its process.  The first argument is the target's
+name, the others are libFuzzer's.  The rule: our own code is instrumented before it is imported.
+"""
+
+import random
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["acstor_common", "acstor_agent", "acstor_glance"]):
+    from tests.security.fuzz import corpus
+    from tests.security.fuzz import mutations
+    from tests.security.fuzz import targets
+
+MEASURED = 512
+"""One input of so many is measured for memory too: that makes it many times slower."""
+
+
+def main() -> None:
+    target = targets.BY_NAME[sys.argv[1]]
+    kept = corpus.inputs(target)
+    count = 0
+
+    def try_one(data: bytes) -> None:
+        nonlocal count
+        count += 1
+        (target.try_measured if count % MEASURED == 0 else target.try_one)(data)
+
+    def mutate(data: bytes, max_size: int, seed: int) -> bytes:
+        rng = random.Random(seed)
+        if rng.randrange(3):
+            damaged = mutations.mutate(data, kept, rng)
+        else:
+            damaged = bytearray(atheris.Mutate(data, max_size))
+        if rng.randrange(4):
+            target.mend(damaged)
+        return bytes(damaged[:max_size])
+
+    # libFuzzer asks for splices with the mutator above as well; its own would break every checksum.
+    atheris.Setup([sys.argv[0], *sys.argv[2:]], try_one, custom_mutator=mutate)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that come over sockets and the bus: frames, control lines, tables, samples, HTTP."""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from acstor_agent.sources import http_range
+from acstor_common import control_wire
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+from acstor_common import trace_message
+from tests.security.fuzz import stored
+from tests.security.fuzz.target import Target
+
+CID = ids.cid_of(b"a chunk")
+HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.Klass.BULK, 1)
+ACCEPTS = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
+
+
+def _received(data: bytes, split: random.Random) -> list[Any]:
+    to = peer_wire.Receiver("peer-1", ACCEPTS)
+    messages: list[Any] = []
+    while data:
+        space = to.get_buffers()[0]
+        assert space.nbytes and to.wanted_bytes >= 1
+        length = min(len(data), len(space), split.choice((1, 7, 100, 9000)))
+        space[:length] = data[:length]
+        messages += to.received(length)
+        data = data[length:]
+    return messages
+
+
+def _parse_frames(data: bytes) -> list[Any]:
+    to = peer_wire.Receiver("peer-1", ACCEPTS)
+    return to.feed(data)
+
+
+def _check_frames(taken: list[Any], data: bytes) -> None:
+    assert _received(data, random.Random(len(data))) == taken  # however the network cuts it
+    written = b"".join(bytes(part) for message in taken for part in peer_wire.encode(message))
+    assert _parse_frames(written) == taken
+
+
+def _frame_seeds() -> list[bytes]:
+    messages: list[peer_wire.Message] = [
+        peer_wire.Get(1, stored.IMAGE, 65536, 65536, CID, False, 100),
+        peer_wire.Chunk(1, b"bytes"),
+        peer_wire.Refuse(1, peer_wire.RefuseCode.MISSING, "not here"),
+        peer_wire.Cancel(1),
+        peer_wire.Ping(7),
+        peer_wire.Pong(7),
+        peer_wire.Advertise((1, 2, 3)),
+        peer_wire.Gone((1 << 63,)),
+        peer_wire.LetGo((CID,)),
+        peer_wire.Refer(1, (ids.HostId("h1"), ids.HostId("h2"))),
+    ]
+    hello = b"".join(map(bytes, peer_wire.encode(HELLO)))
+    frames = [b"".join(map(bytes, peer_wire.encode(message))) for message in messages]
+    unknown = b"AC\x01\xc8" + (5).to_bytes(4, "big") + b"later"
+    return [hello, hello + unknown + frames[4], hello + b"".join(frames)] + [
+        hello + frame for frame in frames
+    ]
+
+
+PEER_FRAMES = Target(
+    "peer_frames", _parse_frames, (errors.RemoteProtocolError,), _frame_seeds, _check_frames
+)
+
+
+def _check_ring(taken: ring.Ring, data: bytes) -> None:
+    again = ring.decode(ring.encode(taken), "again")
+    assert (again.epoch, again.hosts) == (taken.epoch, taken.hosts)
+    assert (again.threshold, again.outer_threshold) == (taken.threshold, taken.outer_threshold)
+    assert again.owners_of(CID, 3) == taken.owners_of(CID, 3)
+
+
+def _ring_seeds() -> list[bytes]:
+    hosts = [{"host": f"h{n}", "address": f"10.0.0.{n}:7201", "vnodes": 3} for n in (1, 2)]
+    located = [{**host, "location": f"pod1/rack{n}"} for n, host in enumerate(hosts)]
+    packed = [{**host, "vnodes": {host["host"]: "0-2,7"}} for host in located]
+    tables = [
+        {"version": 1, "epoch": 1, "hosts": hosts},
+        {"version": 2, "epoch": 2, "hosts": located, "threshold": 1, "outer_threshold": 2},
+        {"version": 3, "epoch": 3, "hosts": packed, "threshold": 2},
+        {"version": 1, "epoch": 0, "hosts": []},
+    ]
+    return [json.dumps(table).encode() for table in tables]
+
+
+RING = Target(
+    "ring",
+    lambda data: ring.decode(data, "fuzz"),
+    (errors.RingFormatError,),
+    _ring_seeds,
+    _check_ring,
+    max_bytes=1500,
+    time_limit_s=10.0,  # a table may make MAX_POINTS points of few bytes
+    floor_bytes=600 << 20,
+)
+
+
+class NotJson(Exception):
+    """The bus itself refuses what is no JSON."""
+
+
+def _on_the_bus(data: bytes) -> Any:
+    """Return what oslo.messaging would hand over: it reads JSON with Python's own reader."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise NotJson from e
+
+
+def _same_again(read: Callable[[Any], Any]) -> Callable[[Any, bytes], None]:
+    def check(taken: Any, _data: bytes) -> None:
+        written = json.dumps(msgspec.to_builtins(taken), allow_nan=False)
+        assert read(json.loads(written)) == taken
+
+    return check
+
+
+def _of_the_bus(name: str, read: Callable[[Any], Any], examples: list[msgspec.Struct]) -> Target:
+    return Target(
+        name,
+        lambda data: read(_on_the_bus(data)),
+        (NotJson, errors.RemoteProtocolError),
+        lambda: [msgspec.json.encode(example) for example in examples],
+        _same_again(read),
+    )
+
+
+def _decoder(kind: type[Any]) -> Callable[[Any], Any]:
+    return lambda payload: decision_api.decode(payload, kind)
+
+
+TASK_EXAMPLE = decision_api.ImageTask(
+    request=1, kind=decision_api.TaskKind.PRE_SEED, image_id=stored.IMAGE
+)
+PROGRESS = decision_api.TaskProgress(
+    request=1, kind=decision_api.TaskKind.HYDRATE, state=decision_api.TaskState.FAILED, why="no"
+)
+HELD = decision_api.HeldImage(size_bytes=10, cached_bytes=5, boot_image="used", task=PROGRESS)
+SAMPLE_EXAMPLE = decision_api.Sample(
+    host="h1",
+    address="10.0.0.1:7201",
+    location="pod1/rack1",
+    session=1,
+    started_s=1.5,
+    number=1,
+    sent_s=10.0,
+    interval_s=5.0,
+    link_bytes_s=1000,
+    total=decision_api.Traffic(1, 2),
+    sketch=(1, 2),
+    peers={"h2": decision_api.Traffic(3, 4)},
+    images={stored.IMAGE: HELD},
+)
+TRACE_EXAMPLE = trace_message.BootTrace(
+    host="h1", image_id=stored.IMAGE, size_bytes=1 << 20, chunk_bytes=65536, trace=(0, 3, 1)
+)
+WANTED = decision_api.ImageWanted(stored.IMAGE, True)
+
+SAMPLE = _of_the_bus("sample", _decoder(decision_api.Sample), [SAMPLE_EXAMPLE])
+TASK = _of_the_bus("image_task", _decoder(decision_api.ImageTask), [TASK_EXAMPLE])
+IMAGE_WANTED = _of_the_bus("image_wanted", _decoder(decision_api.ImageWanted), [WANTED])
+BOOT_TRACE = _of_the_bus("boot_trace", trace_message.decode, [TRACE_EXAMPLE])
+
+
+def _line_target(name: str, read: Callable[[bytes], Any], examples: list[Any]) -> Target:
+    def check(taken: Any, _data: bytes) -> None:
+        assert read(control_wire.encode(taken)) == taken
+
+    return Target(
+        name,
+        read,
+        (errors.RemoteProtocolError,),
+        lambda: [control_wire.encode(example) for example in examples],
+        check,
+    )
+
+
+CONTROL_REQUEST = _line_target(
+    "control_request",
+    control_wire.decode_request,
+    [
+        control_wire.Status(),
+        control_wire.Ensure(stored.IMAGE),
+        control_wire.MakeDisk(stored.DISK, stored.IMAGE, 1 << 20),
+        control_wire.CountFallback(control_wire.Fallback.NOT_RAW, 3),
+        control_wire.SetRing(msgspec.Raw(b'{"version":1,"epoch":1,"hosts":[]}')),
+        control_wire.SetDiskPolicy("none"),
+    ],
+)
+CONTROL_REPLY = _line_target(
+    "control_reply",
+    control_wire.decode_reply,
+    [
+        control_wire.Done({"images": {}}),
+        control_wire.Failed("NotRaw", "it is qcow2"),
+        control_wire.Progress(1, 2),
+    ],
+)
+
+ASKED = http_range.Asked("an image, bytes 100-199", "http://192.0.2.1/image", 100, 100)
+
+
+def _parse_answer(data: bytes) -> int | None:
+    status, *lines = data.decode("latin-1").split("\n")
+    headers = dict(line.partition(": ")[::2] for line in lines)
+    number = int(status) if status.isascii() and status.isdecimal() and len(status) < 5 else 0
+    assert 0.0 <= http_range.pause_s(headers) <= http_range.RETRY_AFTER_LIMIT_S
+    http_range.is_of_empty_blob(number, headers)
+    return http_range.check_answer(ASKED, number, headers)
+
+
+def _check_answer(taken: int | None, _data: bytes) -> None:
+    assert taken is None or taken >= ASKED.offset + ASKED.length
+
+
+HTTP_ANSWER = Target(
+    "http_answer",
+    _parse_answer,
+    (errors.ChunkUnavailable,),
+    lambda: [
+        b"206\nContent-Range: bytes 100-199/4096\nContent-Length: 100",
+        b"206\nContent-Range: bytes 100-149/150",
+        b"416\nContent-Range: bytes */0",
+        b"503\nRetry-After: Fri, 31 Dec 1999 23:59:59 GMT\nDate: Fri, 31 Dec 1999 23:59:50 GMT",
+        b"429\nRetry-After: 120",
+    ],
+    _check_answer,
+)
+
+ALL = (
+    PEER_FRAMES,
+    RING,
+    SAMPLE,
+    TASK,
+    IMAGE_WANTED,
+    BOOT_TRACE,
+    CONTROL_REQUEST,
+    CONTROL_REPLY,
+    HTTP_ANSWER,
+)

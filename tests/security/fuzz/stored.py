@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that lie on disks and in Glance: chunk map, boot image, disk header, slab file."""
+
+import random
+import zlib
+
+import blake3
+
+from acstor_agent.core import cache_slab
+from acstor_agent.core import disk_header
+from acstor_common import boot_image
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from tests.security.fuzz.target import Target
+
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+DISK = disk_header.parse_disk_id("11111111-2222-4333-8444-555555555555")
+CHUNK_BYTES = 16 * geometry.KIB
+CUT = geometry.Geometry(3 * CHUNK_BYTES + 100, CHUNK_BYTES)
+OS_HASH = chunk_map.OsHash("sha256", bytes(range(32)))
+DIGEST_BYTES = 32
+
+
+def _mend_digests(data: bytearray, header_bytes: int, stop: int) -> None:
+    """Make the checksum of the header right, and that of all before ``stop``."""
+    for end in (header_bytes, stop):
+        body = end - DIGEST_BYTES
+        if 0 < body and end <= len(data):
+            data[body:end] = blake3.blake3(bytes(data[:body])).digest()
+
+
+def _map_seeds() -> list[bytes]:
+    seeds = []
+    for cut, os_hash in (
+        (CUT, OS_HASH),
+        (geometry.Geometry(0, 65536), chunk_map.UNKNOWN_OS_HASH),
+        (geometry.Geometry(65536, 65536), OS_HASH),
+    ):
+        builder = chunk_map.MapBuilder(IMAGE, cut, os_hash)
+        cids = b"".join(ids.cid_of(bytes([n])) for n in range(cut.chunk_count))
+        header = chunk_map.header_bytes(IMAGE, cut, os_hash)
+        seeds.append(header + builder.feed(cids) + builder.trailer())
+    return seeds
+
+
+def _check_map(taken: chunk_map.ChunkMap, data: bytes) -> None:
+    os_hash = chunk_map.OsHash(taken.os_hash_algo, taken.os_hash_value)
+    header = chunk_map.header_bytes(taken.image_id, taken.geometry, os_hash)
+    cids = b"".join(taken.cid(number) for number in range(len(taken)))
+    assert cids == data[len(header) : len(data) - chunk_map.TRAILER_BYTES]
+    again = chunk_map.ChunkMap.parse(
+        header + data[len(header) :], "again", check_trailer=False
+    )  # what is reserved is not kept
+    assert (again.image_id, again.geometry) == (taken.image_id, taken.geometry)
+    assert (again.os_hash_algo, again.os_hash_value) == os_hash
+    assert len(taken.zeros()) == -(-len(taken) // 8)
+
+
+CHUNK_MAP = Target(
+    "chunk_map",
+    lambda data: chunk_map.ChunkMap.parse(data, "fuzz"),
+    (errors.ChunkMapFormatError,),
+    _map_seeds,
+    _check_map,
+    lambda data: _mend_digests(data, chunk_map.HEADER_BYTES, len(data)),
+)
+
+
+def _boot_seeds() -> list[bytes]:
+    rng = random.Random(1)
+    of = boot_image.Binding(IMAGE, CUT, OS_HASH)
+    seeds = []
+    for order in ((2, 0, 3), (), (1,)):
+        writer = boot_image.Writer(of, revision=3)
+        for number in order:
+            length = CUT.chunk_length(number)
+            data = rng.randbytes(length) if number == 1 else bytes([number]) * length
+            writer.add(number, data)
+        seeds.append(b"".join(writer.parts()))
+    return seeds
+
+
+def _mend_boot(data: bytearray) -> None:
+    _mend_digests(data, boot_image.HEADER_BYTES, 0)
+    try:
+        head_bytes = boot_image.parse_header(bytes(data), "fuzz").head_bytes
+    except errors.BootImageFormatError:
+        return
+    _mend_digests(data, boot_image.HEADER_BYTES, head_bytes)
+
+
+def _check_boot(taken: boot_image.Head, data: bytes) -> None:
+    cut = taken.header.binding.cut
+    trace = list(taken.trace)
+    assert len(set(trace)) == len(trace) and all(0 <= n < cut.chunk_count for n in trace)
+    assert taken.raw_bytes == sum(map(cut.chunk_length, trace))
+    assert taken.size_bytes == len(data)
+
+
+BOOT_IMAGE = Target(
+    "boot_image",
+    lambda data: boot_image.check([data[: len(data) // 2], data[len(data) // 2 :]], "fuzz"),
+    (errors.BootImageFormatError,),
+    _boot_seeds,
+    _check_boot,
+    _mend_boot,
+    max_bytes=40_000,
+)
+
+
+def _parse_disk(data: bytes) -> tuple[disk_header.DiskHeader, bytes]:
+    header, boot_id = disk_header.unpack(data, "fuzz")
+    disk_header.check_marks(data[disk_header.AT_MARKS :], header, "fuzz")
+    return header, boot_id
+
+
+def _check_disk(taken: tuple[disk_header.DiskHeader, bytes], data: bytes) -> None:
+    assert _same_disk(taken, disk_header.pack(*taken))
+    assert taken[0].file_bytes == len(data)
+    marks = data[disk_header.AT_MARKS :]
+    told = sum(len(list(disk_header.marked(marks, mark))) for mark in (0, 1, 2))
+    assert told == taken[0].cut.chunk_count
+
+
+def _same_disk(taken: tuple[disk_header.DiskHeader, bytes], written: bytes) -> bool:
+    return disk_header.unpack(written, "fuzz") == taken
+
+
+def _mend_disk(data: bytearray) -> None:
+    _mend_digests(data, disk_header.HEADER_BYTES, 0)
+
+
+DISK_HEADER = Target(
+    "disk_header",
+    _parse_disk,
+    (errors.FormatError,),
+    lambda: [
+        disk_header.pack(disk_header.DiskHeader(DISK, IMAGE, CUT, CHUNK_BYTES), bytes(16))
+        + bytes([0, 1, 2, 0])
+    ],
+    _check_disk,
+    _mend_disk,
+)
+
+
+def _parse_slab(data: bytes) -> tuple[cache_slab.SlabLayout, list[cache_slab.Record]]:
+    layout = cache_slab.unpack_header(data[: cache_slab.HEADER_BYTES], 1 << 30, "fuzz")
+    table = data[cache_slab.HEADER_BYTES :][: layout.slot_count * cache_slab.RECORD_BYTES]
+    whole = len(table) - len(table) % cache_slab.RECORD_BYTES
+    return layout, list(cache_slab.unpack_records(table[:whole], layout.slot_bytes))
+
+
+def _check_slab(taken: tuple[cache_slab.SlabLayout, list[cache_slab.Record]], data: bytes) -> None:
+    layout, records = taken
+    for record in records:
+        packed = bytes(cache_slab.RECORD_BYTES) * record.slot_no
+        packed += cache_slab.pack_record(*record[1:])
+        assert list(cache_slab.unpack_records(packed, layout.slot_bytes)) == [record]
+        assert 0 <= record.slot_no < layout.slot_count
+        assert 0 < record.length <= layout.slot_bytes
+
+
+def _slab_seeds() -> list[bytes]:
+    header = cache_slab.pack_header(cache_slab.SlabLayout(65536, 3))
+    used = cache_slab.pack_record(ids.cid_of(b"1"), 7, 65536, 1)
+    small = cache_slab.pack_record(ids.cid_of(b"2"), 9, 100, 0)
+    return [header + used + bytes(cache_slab.RECORD_BYTES) + small]
+
+
+def _mend_slab(data: bytearray) -> None:
+    ends = range(cache_slab.HEADER_BYTES, len(data) + 1, cache_slab.RECORD_BYTES)
+    begin = 0
+    for end in ends:
+        crc = zlib.crc32(data[begin : end - 4])
+        data[end - 4 : end] = crc.to_bytes(4, "little")
+        begin = end
+
+
+SLAB = Target(
+    "cache_slab", _parse_slab, (errors.CacheFormatError,), _slab_seeds, _check_slab, _mend_slab
+)
+
+ALL = (CHUNK_MAP, BOOT_IMAGE, DISK_HEADER, SLAB)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that decide whom and what to trust: certificates, requests, keys, Glance's records.
+
+Certificates and requests are tried as DER, signed anew after each damage by the key that they are
+to be signed with: else the first check would be the only one that is ever tried.
+"""
+
+import base64
+import json
+import pathlib
+import re
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from acstor_common import artefacts
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_common import signing
+from acstor_glance import notifications
+from acstor_glance import raw_format
+from tests.security.fuzz import said
+from tests.security.fuzz import stored
+from tests.security.fuzz.target import Target
+
+HOST = ids.HostId("h1")
+SIGNATURE_BYTES = 64
+
+
+def _key(first: int) -> bytes:
+    """Return a key that is always the same; it protects nothing."""
+    key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(first, first + 32)))
+    plain = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+
+CA_KEY, HOST_KEY = _key(1), _key(100)
+CA = (pathlib.Path(__file__).parent / "ca.pem").read_bytes()
+"""Of CA_KEY; valid until 2123, so that findings can be tried again."""
+
+
+def _der(pem: bytes) -> bytes:
+    found = re.search(rb"-----BEGIN [A-Z ]+-----(.*?)-----END", pem, re.DOTALL)
+    assert found
+    return base64.b64decode(found[1])
+
+
+def _pem(der: bytes, label: str) -> bytes:
+    body = base64.encodebytes(der)
+    return b"-----BEGIN %b-----\n%b-----END %b-----\n" % (label.encode(), body, label.encode())
+
+
+def _sign(data: bytearray, key: bytes) -> None:
+    """Sign what an X.509 certificate or request says, as far as ``data`` looks like one."""
+    if data[4:6] != b"\x30\x82" or len(data) < 8 + SIGNATURE_BYTES:
+        return
+    stop = 8 + int.from_bytes(data[6:8], "big")
+    if stop + SIGNATURE_BYTES <= len(data):
+        signature = signing.read_key(key).sign(bytes(data[4:stop]))
+        data[-SIGNATURE_BYTES:] = signature
+
+
+def _host_certificates() -> list[bytes]:
+    authority = certificates.Authority(CA, CA_KEY)
+    request = certificates.request(HOST, HOST_KEY)
+    return [_der(authority.issue(request, HOST, 1_800_000_000, 86_400)), _der(CA)]
+
+
+def _check_certificate(taken: certificates.HostCertificate, _data: bytes) -> None:
+    assert ids.parse_host_id(taken.host) == taken.host
+    again = certificates.read_host_certificate(taken.pem, CA)
+    assert again[:3] == taken[:3]
+    for now_s in (0.0, 1.8e9, 4e9):
+        certificates.time_fault(taken, now_s, 0.0)
+
+
+HOST_CERTIFICATE = Target(
+    "host_certificate",
+    lambda data: certificates.read_host_certificate(data, CA),
+    (errors.NotAuthentic,),
+    _host_certificates,
+    _check_certificate,
+    lambda data: _sign(data, CA_KEY),
+)
+CERTIFICATE_REQUEST = Target(
+    "certificate_request",
+    lambda data: certificates.request_key(
+        data if data.startswith(b"--") else _pem(data, "CERTIFICATE REQUEST")
+    ),
+    (errors.NotAuthentic,),
+    lambda: [
+        certificates.request(HOST, HOST_KEY),
+        _der(certificates.request(HOST, HOST_KEY)),
+    ],
+    lambda key, _data: len(certificates.fingerprint(key)) and None,
+    lambda data: _sign(data, HOST_KEY),
+)
+AUTHORITIES = Target(
+    "authorities",
+    lambda data: certificates.read_ca(
+        data if data.startswith(b"--") else _pem(data, "CERTIFICATE")
+    ),
+    (errors.NotAuthentic,),
+    lambda: [CA, CA + CA, _der(CA)],
+)
+SIGNERS = Target(
+    "signers",
+    signing.read_public_keys,
+    (errors.NotAuthentic,),
+    lambda: [signing.public_pem(CA_KEY), signing.public_pem(CA_KEY) + signing.public_pem(HOST_KEY)],
+)
+
+
+def _read_record(data: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise said.NotJson from e
+    if not isinstance(record, dict):
+        raise said.NotJson
+    return record
+
+
+def _check_record(record: dict[str, Any], _data: bytes) -> None:
+    """Ask all that the project asks of a record; nothing of it may raise."""
+    for kind in artefacts.Kind:
+        artefacts.pointer_of(record, kind)
+        artefacts.why_foreign(record, record, kind, "p1", 1)
+    artefacts.state_of(record)
+    artefacts.kind_of(record)
+    artefacts.is_artefact(record, "p1")
+    assert artefacts.revision_of(record) >= 0
+    assert image_record.size_bytes_of(record) >= 0
+    os_hash = image_record.os_hash_of(record)
+    assert image_record.parse_os_hash(os_hash.algo, os_hash.value.hex()) == os_hash
+    image_record.why_not_served(record)
+    for event in notifications.EVENTS:
+        for image_id in notifications.images_of(event, record):
+            assert ids.parse_image_id(image_id) == image_id
+
+
+IMAGE_RECORD = Target(
+    "image_record",
+    _read_record,
+    (said.NotJson,),
+    lambda: [
+        json.dumps(
+            {
+                "id": stored.IMAGE,
+                "owner": "p1",
+                "status": "active",
+                "size": 1024,
+                "disk_format": "raw",
+                "container_format": "bare",
+                "os_hash_algo": "sha256",
+                "os_hash_value": "00ff",
+                artefacts.KIND: "chunk_map",
+                artefacts.OF_IMAGE: stored.IMAGE,
+                artefacts.OS_HASH_ALGO: "sha256",
+                artefacts.OS_HASH_VALUE: "00ff",
+                artefacts.FORMAT: "1",
+                artefacts.REVISION: "7",
+                artefacts.STATE: "ready",
+                artefacts.STATE_OF: stored.IMAGE,
+                artefacts.Kind.CHUNK_MAP.pointer: stored.IMAGE,
+                "properties": {artefacts.OF_IMAGE: stored.IMAGE},
+            }
+        ).encode()
+    ],
+    _check_record,
+)
+RAW_FORMAT = Target(
+    "raw_format",
+    raw_format.why_not_raw,
+    (),
+    lambda: [
+        b"QFI\xfb\0\0\0\3" + bytes(504),
+        b"KDMV" + bytes(508),
+        bytes(510) + b"\x55\xaa",
+        bytes(510) + b"\x55\xaaEFI PART" + bytes(504),
+        b"conectix" + bytes(504),
+        b"vhdxfile" + bytes(504),
+        bytes(32769) + b"CD001" + bytes(100),
+        b"LUKS\xba\xbe\0\1" + bytes(600),
+    ],
+    max_bytes=1 << 16,
+)
+
+ALL = (
+    HOST_CERTIFICATE,
+    CERTIFICATE_REQUEST,
+    AUTHORITIES,
+    SIGNERS,
+    IMAGE_RECORD,
+    RAW_FORMAT,
+)
