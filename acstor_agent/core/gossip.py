@@ -38,11 +38,14 @@ DENIAL_COST = 16
 
 
 class Urgency(enum.IntEnum):
-    """Order in which messages leave a host, questions and answers alike: the lowest first."""
+    """Order in which answers leave a host's uplink: the lowest first.
+
+    Only the swarm's simulated network sorts other messages by it too.
+    """
 
     DEMAND = 0  # a guest waits
     READ_AHEAD = 1  # a guest is about to read it
-    ADVERTISEMENT = 2
+    ADVERTISEMENT = 2  # no answer
     PREFETCH = 3  # nobody waits yet
 
 
