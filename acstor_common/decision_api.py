@@ -304,9 +304,11 @@ def decode(payload: object, kind: type[_T]) -> _T:
     :raises errors.RemoteProtocolError: it is not a ``kind``; names the sender as far as it says
     """
     try:
-        return msgspec.convert(payload, kind)
+        found = msgspec.convert(payload, kind)
+        msgspec.json.encode(found)  # a lone surrogate could be neither checked nor passed on
     except (msgspec.ValidationError, UnicodeError, RecursionError) as e:
         raise errors.RemoteProtocolError(_sender(payload), str(e)) from e
+    return found
 
 
 def _sender(payload: object) -> str:

@@ -140,7 +140,7 @@ class RingKeeper:
             new, is_signed = self._decode_kept()
         except errors.Unusable as e:
             LOG.warning("%s; it is not used", e)
-        except (OSError, msgspec.DecodeError, errors.AcstorError) as e:
+        except (OSError, msgspec.DecodeError, UnicodeError, errors.AcstorError) as e:
             LOG.warning("the table that was kept is dropped: %s: %s", self._kept, e)
             self._kept.unlink(missing_ok=True)
         else:

@@ -86,9 +86,7 @@ def _change_json(thing: Any, rng: random.Random) -> Any:
     if isinstance(thing, int) and rng.random() < 0.5:
         return thing + rng.choice((-1, 1, 1 << 32, -(1 << 62)))
     if isinstance(thing, str) and thing and rng.random() < 0.5:
-        damaged = bytearray(thing.encode(errors="replace"))
-        rng.choice(PLAIN[:-1])(damaged, rng)
-        return damaged.decode(errors="replace")
+        return _text(thing, rng)
     return rng.choice(ODD_VALUES)
 
 
@@ -101,6 +99,15 @@ def _json(data: bytes, rng: random.Random) -> bytes | None:
     for _ in range(rng.choice((1, 1, 2, 4))):
         thing = _change_json(thing, rng)
     return json.dumps(thing).encode()
+
+
+def _text(text: str, rng: random.Random) -> str:
+    """Return a string of JSON damaged: as JSON, where it is some itself, else its letters."""
+    changed = _json(text.encode(errors="replace"), rng) if text[:1] in ("{", "[") else None
+    damaged = bytearray(changed or text.encode(errors="replace"))
+    if changed is None:
+        rng.choice(PLAIN[:-1])(damaged, rng)
+    return damaged.decode(errors="replace")
 
 
 def mutate(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytearray:

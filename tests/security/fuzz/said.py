@@ -110,7 +110,7 @@ class NotJson(Exception):
     """The bus itself refuses what is no JSON."""
 
 
-def _on_the_bus(data: bytes) -> Any:
+def on_the_bus(data: bytes) -> Any:
     """Return what oslo.messaging would hand over: it reads JSON with Python's own reader."""
     try:
         return json.loads(data)
@@ -129,7 +129,7 @@ def _same_again(read: Callable[[Any], Any]) -> Callable[[Any, bytes], None]:
 def _of_the_bus(name: str, read: Callable[[Any], Any], examples: list[msgspec.Struct]) -> Target:
     return Target(
         name,
-        lambda data: read(_on_the_bus(data)),
+        lambda data: read(on_the_bus(data)),
         (NotJson, errors.RemoteProtocolError),
         lambda: [msgspec.json.encode(example) for example in examples],
         _same_again(read),

@@ -2,7 +2,8 @@
 """All targets, by name."""
 
 from tests.security.fuzz import said
+from tests.security.fuzz import signed
 from tests.security.fuzz import stored
 from tests.security.fuzz import trusted
 
-BY_NAME = {target.name: target for target in (*stored.ALL, *said.ALL, *trusted.ALL)}
+BY_NAME = {target.name: target for target in (*stored.ALL, *said.ALL, *trusted.ALL, *signed.ALL)}

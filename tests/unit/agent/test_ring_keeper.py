@@ -261,6 +261,7 @@ def poisons():
     leap = json.loads(table(1, "h1")) | {"epoch": (1 << 63) - 1}
     return {
         "nothing": b"",
+        "no UTF-8": b'{"epoch":1,"table":"\xff"}',
         "garbage": os.urandom(1000),
         "a bare table, as it was kept before": table(9, "h1"),
         "a bare table with a huge epoch": json.dumps(leap).encode(),

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets that came over the bus signed: who could sign may still have written anything.
+
+What is damaged is signed anew by the host, or by the decision service, whose it is.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from acstor_agent.cloud import proofs
+from acstor_common import certificates
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+from tests.security.fuzz import said
+from tests.security.fuzz import trusted
+from tests.security.fuzz.target import Target
+
+SIGNERS = signing.read_public_keys(signing.public_pem(trusted.CA_KEY))
+REFUSALS = (said.NotJson, errors.RemoteProtocolError, errors.NotAuthentic)
+
+
+def _mend(purpose: str, key: bytes, signed: str = "payload") -> Callable[[bytearray], None]:
+    """Return what signs the field ``signed`` of a message, if there is one."""
+
+    def mend(data: bytearray) -> None:
+        try:
+            message = json.loads(bytes(data))
+            text = message[signed].encode()
+            message["signature"] = sealed.signature_of(purpose, text, key)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return
+        data[:] = json.dumps(message).encode()
+
+    return mend
+
+
+def _from_host(data: bytes, purpose: str, kind: type[Any]) -> tuple[Any, Any]:
+    message = decision_api.decode(said.on_the_bus(data), decision_api.Signed)
+    return sealed.open_from_host(message, purpose, trusted.CA, kind)
+
+
+def _host_target(name: str, purpose: str, example: msgspec.Struct) -> Target:
+    def check(taken: tuple[certificates.HostCertificate, Any], _data: bytes) -> None:
+        again = sealed.seal(taken[1], purpose, trusted.HOST_KEY, taken[0].pem)
+        assert sealed.open_from_host(again, purpose, trusted.CA, type(example)) == taken
+
+    signed = sealed.seal(example, purpose, trusted.HOST_KEY, trusted.CERTIFICATE)
+    return Target(
+        name,
+        lambda data: _from_host(data, purpose, type(example)),
+        REFUSALS,
+        lambda: [msgspec.json.encode(signed)],
+        check,
+        _mend(purpose, trusted.HOST_KEY),
+    )
+
+
+def _from_service(data: bytes) -> decision_api.TaskForHosts:
+    message = decision_api.decode(said.on_the_bus(data), decision_api.Signed)
+    return sealed.open_from_service(message, signing.TASK, SIGNERS, decision_api.TaskForHosts)
+
+
+def _task_seeds() -> list[bytes]:
+    task = decision_api.TaskForHosts(task=said.TASK_EXAMPLE, hosts=("h1",), given_s=1.8e9)
+    return [msgspec.json.encode(sealed.seal(task, signing.TASK, trusted.CA_KEY))]
+
+
+def _parse_table(data: bytes) -> ring.Ring:
+    sent = decision_api.decode(said.on_the_bus(data), decision_api.RingTable)
+    return proofs.checked_table(sent, SIGNERS)
+
+
+def _table_seeds() -> list[bytes]:
+    seeds = []
+    for table in said.RING.seeds():
+        signature = sealed.signature_of(signing.TABLE, table, trusted.CA_KEY)
+        epoch = json.loads(table)["epoch"]
+        seeds.append(msgspec.json.encode(decision_api.RingTable(epoch, table.decode(), signature)))
+    return seeds
+
+
+SIGNED_SAMPLE = _host_target("signed_sample", signing.SAMPLE, said.SAMPLE_EXAMPLE)
+SIGNED_TRACE = _host_target("signed_trace", signing.TRACE, said.TRACE_EXAMPLE)
+SIGNED_TASK = Target(
+    "signed_task",
+    _from_service,
+    REFUSALS,
+    _task_seeds,
+    mend=_mend(signing.TASK, trusted.CA_KEY),
+)
+SIGNED_TABLE = Target(
+    "signed_table",
+    _parse_table,
+    (*REFUSALS, errors.RingFormatError),
+    _table_seeds,
+    mend=_mend(signing.TABLE, trusted.CA_KEY, "table"),
+    max_bytes=2000,
+    time_limit_s=said.RING.time_limit_s,
+    floor_bytes=said.RING.floor_bytes,
+)
+
+ALL = (SIGNED_SAMPLE, SIGNED_TRACE, SIGNED_TASK, SIGNED_TABLE)
