@@ -4,9 +4,8 @@
 The image is hostile.  It sees a machine without network, with bounded memory, and
 a disk whose bytes come through :mod:`recording_export`; what it writes goes to a
 temporary file of bounded size.  QEMU itself is held by a seccomp filter, by
-resource limits and, where this process may, by another user and a network of its
-own; it dies with this process.  Its disk, its socket and its log have no names, so a
-builder that is killed leaves nothing behind.
+resource limits and by a :mod:`sandbox`; it dies with this process.  Its disk, its
+socket and its log have no names, so a builder that is killed leaves nothing behind.
 
 The one rule: the guest decides nothing but which chunks are in the trace.  Whether
 it hangs, floods its console, ends QEMU or never stops reading, the builder is done
@@ -37,11 +36,17 @@ from acstor_common import geometry
 from acstor_common import whole_file
 from acstor_glance import boot_guest
 from acstor_glance import recording_export
+from acstor_glance import sandbox
 
 DEFAULT_MARKER = r"\S login: "
 CONSOLE_TAIL_BYTES = 64 * geometry.KIB
 SECTOR_BYTES = 512
 _LOOK_S = 0.25
+_KILLED = [
+    status
+    for number in (signal.SIGKILL, signal.SIGTERM)
+    for status in (-number, 128 + number)  # what started it in its sandbox says it like a shell
+]
 
 Progress = Callable[[float, int], None]
 """Is told the seconds since the start and the chunks read so far, several times a second."""
@@ -91,13 +96,15 @@ def build(
     firmware: boot_guest.Firmware = boot_guest.Firmware.BIOS,
     marker: str = DEFAULT_MARKER,
     revision: int = 1,
+    held_by: sandbox.Sandbox = sandbox.Sandbox.BUBBLEWRAP,
     progress: Progress = lambda seconds_s, chunks: None,
 ) -> Summary:
     """Boot a raw image and write its boot image.
 
     :param image_map: the image's chunk map
     :param marker: regular expression of what the console shows when the boot is over
-    :raises errors.Unusable: QEMU cannot be run, or the image does not boot
+    :param held_by: what keeps QEMU away from this host
+    :raises errors.Unusable: QEMU cannot be run or takes too much, or the image does not boot
     :raises errors.ChunkInvalid: the image is not the one that the chunk map is of
     :raises OSError: the image cannot be read, or the output not written
     """
@@ -112,6 +119,7 @@ def build(
             limits or boot_guest.Limits(),
             firmware,
             marker,
+            held_by,
             progress,
         )
         head = write(file.fileno(), image_map, recording.trace, output, revision)
@@ -183,11 +191,12 @@ def record(
     limits: boot_guest.Limits,
     firmware: boot_guest.Firmware,
     marker: str,
+    held_by: sandbox.Sandbox,
     progress: Progress,
 ) -> Recording:
     """Boot the image behind a file descriptor and return what it read.
 
-    :raises errors.Unusable: QEMU cannot be run
+    :raises errors.Unusable: QEMU cannot be run, or takes more than it may
     """
     window = boot_trace.Window(
         limits.longest_s,
@@ -202,16 +211,17 @@ def record(
         recording_export.RecordingExport(image, size_bytes, notes.read) as export,
     ):
         boot_guest.make_overlay(written.fileno(), size_bytes)
-        with boot_guest.running(written.fileno(), export.client, log, limits, firmware) as process:
+        with boot_guest.running(
+            written.fileno(), export.client, log, limits, firmware, held_by
+        ) as process:
             began_s = time.monotonic()
             end = _Watch(process, notes, limits, marker).wait(progress)
             seconds_s = time.monotonic() - began_s
-            killed_by = -(process.poll() or 0)
+            status = process.poll()
         words = boot_guest.words(log)
-    if killed_by in (signal.SIGKILL, signal.SIGTERM):
-        raise errors.Unusable(
-            boot_guest.QEMU, f"somebody killed it after {seconds_s:.0f} s: {words}"
-        )
+    if status in _KILLED:
+        why = f"it was killed after {seconds_s:.0f} s, by somebody or for want of memory: {words}"
+        raise errors.Unusable(boot_guest.QEMU, why)
     if end is End.ENDED and not notes.trace():
         raise errors.Unusable(boot_guest.QEMU, f"it ended before the image was read: {words}")
     return Recording(notes.trace(), end, seconds_s)
@@ -269,7 +279,10 @@ class _Watch:
         self._marked_s: float | None = None
 
     def wait(self, progress: Progress) -> End:
-        """Return why the boot is over."""
+        """Return why the boot is over.
+
+        :raises errors.Unusable: QEMU takes more memory than it may
+        """
         began_s = time.monotonic()
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -281,11 +294,18 @@ class _Watch:
                 else:
                     time.sleep(_LOOK_S)
                 now_s = time.monotonic()
-                self._notes.starved(boot_guest.starved_s(self._process.pid))
+                self._notes.starved(sandbox.starved_s(self._process.pid))
+                self._check_memory()
                 progress(now_s - began_s, self._notes.state()[0])
                 end = self._end(now_s, now_s - began_s)
                 if end is not None:
                     return end
+
+    def _check_memory(self) -> None:
+        taken, allowed = sandbox.resident_bytes(self._process.pid), self._limits.resident_bytes
+        if taken > allowed:
+            sizes = f"{taken // geometry.MIB} MiB of memory, more than {allowed // geometry.MIB}"
+            raise errors.Unusable(boot_guest.QEMU, f"it took {sizes}, and was killed")
 
     def _take_console(self, selector: selectors.BaseSelector) -> None:
         """Look at what the console shows; only its end is kept, a guest may write for ever."""

@@ -8,12 +8,9 @@ its disk, its socket and its log are open files, and it dies with this process.
 import contextlib
 import dataclasses
 import enum
-import grp
 import json
 import os
 import pathlib
-import pwd
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -21,12 +18,15 @@ from typing import IO
 
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_glance import sandbox
 
 QEMU = "qemu-system-x86_64"
 UEFI_FIRMWARE = pathlib.Path("/usr/share/ovmf/OVMF.fd")
 """OVMF as one file that is only read: what a guest stores in variables is gone with it."""
 _ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
+_RESIDENT_SPARE_BYTES = 768 * geometry.MIB
 _TRANSLATION_CACHE_MIB = 128
+_THREADS = 128
 _QEMU_WORDS_BYTES = 2000
 _STOP_S = 10.0
 
@@ -57,6 +57,11 @@ class Limits:
     written_bytes: int = 1024 * geometry.MIB
     boot_bytes: int = 1024 * geometry.MIB
 
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that QEMU may take, its guest's and its own: some 200 MiB are usual."""
+        return self.memory_bytes + _RESIDENT_SPARE_BYTES
+
 
 def accelerator() -> str:
     """Return "kvm" where the processor virtualizes by itself, else "tcg" (software emulation).
@@ -85,22 +90,30 @@ def make_overlay(written: int, size_bytes: int) -> None:
 
 @contextlib.contextmanager
 def running(
-    written: int, image: socket.socket, log: IO[bytes], limits: Limits, firmware: Firmware
+    written: int,
+    image: socket.socket,
+    log: IO[bytes],
+    limits: Limits,
+    firmware: Firmware,
+    held_by: sandbox.Sandbox,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run QEMU; its standard output is the guest's console.
 
     :param written: file descriptor of what takes the guest's writes
     :param image: where the image can be read; it is QEMU's alone afterwards
 
-    :raises errors.Unusable: it, or the firmware, is not installed
+    :raises errors.Unusable: it, or the firmware, is not installed, or its sandbox cannot be made
     """
-    if shutil.which(QEMU) is None:
+    if not sandbox.is_installed(QEMU):
         raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
     if firmware is Firmware.UEFI and not UEFI_FIRMWARE.is_file():
         why = "it is not installed, and the image boots by UEFI"
         raise errors.Unusable(str(UEFI_FIRMWARE), why, "Install ovmf")
+    sandbox.check(held_by)
+    devices, group = (["/dev/kvm"], "kvm") if accelerator() == "kvm" else ([], "")
+    confined = sandbox.command(held_by, _bounds(limits), devices, group)
     process = subprocess.Popen(
-        [*_confinement(limits), *_argv(written, image.fileno(), limits, firmware)],
+        [*confined, *_argv(written, image.fileno(), limits, firmware)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -116,22 +129,16 @@ def running(
         process.communicate(timeout=_STOP_S)
 
 
-def _confinement(limits: Limits) -> list[str]:
-    """Return what QEMU is started by: its limits and, where we may, its user and its network."""
-    bounds = {
+def _bounds(limits: Limits) -> dict[str, int]:
+    """Return the resource limits of QEMU, by the names that prlimit(1) has for them."""
+    return {
         "cpu": int(limits.longest_s * 4) + 60,  # a processor's second for each of 4 threads
         "fsize": limits.written_bytes,
         "as": limits.memory_bytes + _ADDRESS_SPACE_SPARE_BYTES,
         "nofile": 128,
+        "nproc": _THREADS,
         "core": 0,
     }
-    limited = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
-    if os.geteuid():
-        return ["setpriv", "--pdeathsig", "KILL", "--no-new-privs", *limited]
-    group = "kvm" if accelerator() == "kvm" else grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name
-    user = ["--reuid", "nobody", "--regid", group, "--clear-groups"]
-    free = ["--no-new-privs", "--bounding-set", "-all", "--inh-caps", "-all"]
-    return ["unshare", "--net", "--ipc", "setpriv", *user, *free, "--pdeathsig", "KILL", *limited]
 
 
 def _argv(written: int, image: int, limits: Limits, firmware: Firmware) -> list[str]:
@@ -162,15 +169,3 @@ def words(log: IO[bytes]) -> str:
     """Return what QEMU wrote into its log first."""
     log.seek(0)
     return log.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it said nothing"
-
-
-def starved_s(pid: int) -> float:
-    """Return how long a process has waited for a processor so far, in its unluckiest thread.
-
-    0 where the kernel does not count it, or the process has ended.
-    """
-    longest_ns = 0
-    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
-            longest_ns = max(longest_ns, int(path.read_text().split()[1]))
-    return longest_ns / 1e9

@@ -33,6 +33,7 @@ from acstor_glance import conf as glance_conf
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import plan
+from acstor_glance import sandbox
 from acstor_glance import trace_store
 
 LOG = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class BootImages:
         self._traces = trace_store.TraceStore(state_dir)
         self._folder = state_dir / "boot"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._builds:
+            self._check_sandbox()
 
     def recorded(self) -> list[ids.ImageId]:
         """Return the images of which boots are recorded: a killed process may owe them an image."""
@@ -87,8 +90,19 @@ class BootImages:
 
     # Built
 
+    @property
+    def _builds(self) -> bool:
+        return self._conf.boot_images in ("built", "both")
+
+    def _check_sandbox(self) -> None:
+        """Say now, and not at the first image, that none can be booted; all else goes on."""
+        try:
+            sandbox.check(sandbox.Sandbox(self._conf.builder_sandbox))
+        except errors.Unusable as exc:
+            LOG.error("no boot images will be built: %s", exc)
+
     def _build(self, image: image_record.Record, image_map: chunk_map.ChunkMap) -> bool:
-        if self._conf.boot_images not in ("built", "both"):
+        if not self._builds:
             return False
         present = self._images.artefact_of(image, BOOT_IMAGE)
         found = {present["id"]: present} if present else {}
@@ -111,6 +125,7 @@ class BootImages:
                     limits=limits,
                     firmware=firmware_of(image),
                     marker=self._conf.boot_marker,
+                    held_by=sandbox.Sandbox(self._conf.builder_sandbox),
                 )
         except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
             if isinstance(exc, errors.DoesNotBoot):

@@ -21,6 +21,7 @@ from acstor_common import geometry
 from acstor_common import scope
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
+from acstor_glance import sandbox
 from acstor_glance import trace_store
 
 BOOT_LIMITS = boot_guest.Limits()
@@ -161,6 +162,15 @@ OPTS = [
         min=1.0,
         max=86400.0,
         help="How long an image is booted at most to build its boot image.",
+    ),
+    cfg.StrOpt(
+        "builder_sandbox",
+        default=sandbox.Sandbox.BUBBLEWRAP.value,
+        choices=[
+            ("bubblewrap", "no file, process or network of this host; without it nothing is built"),
+            ("none", "QEMU's own filter and resource limits only: who breaks out of QEMU is here"),
+        ],
+        help="What holds QEMU while it boots an image, which any tenant may have uploaded.",
     ),
     cfg.StrOpt(
         "boot_marker",

@@ -28,6 +28,7 @@ from acstor_common import ids
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import mapped_file
+from acstor_glance import sandbox
 from acstor_glance.cmd import image_files
 
 EXIT_FAILED = 1
@@ -124,6 +125,14 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument(
+        "--sandbox",
+        type=sandbox.Sandbox,
+        choices=list(sandbox.Sandbox),
+        default=sandbox.Sandbox.BUBBLEWRAP,
+        help="what keeps QEMU, which boots the image, away from this host; none trusts QEMU and "
+        "the image (default: %(default)s)",
+    )
+    parser.add_argument(
         "--revision",
         metavar="N",
         type=arguments.number(1, boot_image.MAX_REVISION),
@@ -163,6 +172,7 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
             firmware=options.firmware,
             marker=options.marker,
             revision=options.revision,
+            held_by=options.sandbox,
             progress=progress,
         )
     return dataclasses.asdict(summary)

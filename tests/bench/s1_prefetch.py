@@ -29,6 +29,7 @@ from acstor_agent.core import unit_ahead
 from acstor_common import geometry
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
+from acstor_glance import sandbox
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
 from tests.bench import harness
@@ -188,6 +189,7 @@ def boot_reads(say: harness.Say) -> dict[str, list[Read]]:
             boot_guest.Limits(),
             boot_guest.Firmware.BIOS,
             boot_builder.DEFAULT_MARKER,
+            sandbox.Sandbox.BUBBLEWRAP,
             lambda *_: None,
         )
     say(f"{len(found.trace)} chunks in {found.seconds_s:.0f} s, until {found.end.value}")
