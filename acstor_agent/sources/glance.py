@@ -54,7 +54,7 @@ NO_RANGES = (
 )
 NOT_SEEN = (
     "Glance has no such image, or none that the service user may see: private images of other "
-    "projects need the role admin"
+    "projects need the role acstor-reader and its policies"
 )
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class GlanceSource(base.Driver):
                 default=AUTH_TYPES[0],
                 choices=AUTH_TYPES,
                 help="How to sign in at Keystone: with a user's password or with an application "
-                "credential. The user needs the role admin to read private images.",
+                "credential. The user needs the role acstor-reader alone.",
             ),
             *_auth_options(),
             cfg.StrOpt(

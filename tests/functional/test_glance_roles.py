@@ -1,82 +1,224 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands under etc/glance, tried on a real Glance: role, property protections, metadefs."""
+"""What stands under etc/glance, tried on a real Glance: roles, property protections, metadefs."""
 
+import contextlib
 import json
 import pathlib
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Set
+from typing import Any
 
 import pytest
 import requests
+import trio
+import yaml
+from keystoneauth1 import session as keystone_session
 
+from acstor_agent.sources import base
+from acstor_agent.sources import glance as glance_source
 from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import ids
 from tests.lab import runs
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
+from tests.lab.openstack import installed
 from tests.lab.openstack import uploads
 
 Listen = Callable[..., acstor_glance.Listener]
 NAMESPACE = runs.CHECKOUT / "etc/glance/metadefs/acstor.json"
-ROLE = "acstor-prepare"
+POLICY = runs.CHECKOUT / "etc/glance/policy.d/acstor.yaml"
+PREPARE, READER = "acstor-prepare", "acstor-reader"
+SMALLEST = {
+    PREPARE: {"get_image", "get_images", "download_image", "modify_image"},
+    READER: {"get_image", "get_images", "download_image"},
+}
+DEFAULTS = """
+import json
+from glance import policies
+print(json.dumps({rule.name: rule.check_str for rule in policies.list_rules()}))
+"""
 
 
-@pytest.fixture
-def preparing_user(keystone_glance: cloud.Cloud) -> Iterator[str]:
-    """Make the user of the documentation, in a project of its own; its name and the project's."""
-    identity = keystone_glance.connect("admin").identity
+@contextlib.contextmanager
+def user_with(lab: cloud.Cloud, project_name: str, *roles: str) -> Iterator[str]:
+    """Make a user of the documentation in a project; yield its name."""
+    identity = lab.connect("admin").identity
     name = f"acstor-{uuid.uuid4()}"
-    project = identity.create_project(name=name, domain_id=accounts.DOMAIN)
+    project = identity.find_project(project_name)
     user = identity.create_user(name=name, password=api.PASSWORD, domain_id=accounts.DOMAIN)
-    role = identity.create_role(name=ROLE)
-    for granted in (role, identity.find_role("member"), identity.find_role("service")):
+    made = []
+    for role in roles:
+        known = identity.find_role(role)
+        granted = known or identity.create_role(name=role)
+        made += [] if known else [granted]
         identity.assign_project_role_to_user(project, user, granted)
     try:
         yield name
     finally:
         identity.delete_user(user)
-        identity.delete_project(project)
-        identity.delete_role(role)
+        for role in made:
+            identity.delete_role(role)
 
 
-def test_documented_role_is_enough_and_tenants_cannot_touch_what_it_writes(
-    glance: uploads.Images, listen: Listen, preparing_user: str, tmp_path: pathlib.Path
-) -> None:
-    (tmp_path / "policy.yaml").write_text(f'"context_is_admin": "role:admin or role:{ROLE}"\n')
-    (tmp_path / "policy.yaml").chmod(0o644)
+@pytest.fixture
+def project(keystone_glance: cloud.Cloud) -> Iterator[str]:
+    identity = keystone_glance.connect("admin").identity
+    name = f"acstor-{uuid.uuid4()}"
+    made = identity.create_project(name=name, domain_id=accounts.DOMAIN)
+    yield name
+    identity.delete_project(made)
+
+
+@pytest.fixture
+def preparing_user(keystone_glance: cloud.Cloud, project: str) -> Iterator[str]:
+    with user_with(keystone_glance, project, PREPARE, "member", "service") as name:
+        yield name
+
+
+@pytest.fixture
+def reading_user(keystone_glance: cloud.Cloud, project: str) -> Iterator[str]:
+    with user_with(keystone_glance, project, READER) as name:
+        yield name
+
+
+@pytest.fixture
+def as_documented(keystone_glance: cloud.Cloud, tmp_path: pathlib.Path) -> Iterator[None]:
+    """Have Glance run with what stands under etc/glance."""
+    folder = tmp_path / "policy.d"
+    folder.mkdir()
+    (folder / POLICY.name).write_bytes(POLICY.read_bytes())
     changes = {
-        "oslo_policy": {"policy_file": tmp_path / "policy.yaml"},
+        "oslo_policy": {"policy_dirs": folder},
         "DEFAULT": {
             "property_protection_file": uploads.PROTECTIONS,
             "property_protection_rule_format": "roles",
         },
     }
-    session = accounts.session(glance.lab.keystone.auth_url, preparing_user, preparing_user)
-    glance.project_id = session.get_project_id()
-    data = uploads.some_bytes(seed=50)
-    with glance.lab.glance.changed(changes):
-        listen(username=preparing_user, project_name=preparing_user)
-        image_id = glance.upload(data)
-        glance.wait_state(image_id)
-        artefact = glance.check_chunk_map(image_id, data)
-        assert artefact["owner"] == glance.project_id
+    with keystone_glance.glance.changed(changes):
+        yield
 
-        seen = glance.tenant.get(f"/images/{image_id}").json()
-        assert [name for name in seen if name.startswith(artefacts.PREFIX)] == []
-        forged = str(uuid.uuid4())
-        with pytest.raises(requests.HTTPError, match="403"):
-            glance.patch(image_id, "tenant", acstor_chunk_map=forged)
-        answer = glance.tenant.post(
-            "/images", json={"name": "forged", "acstor_chunk_map": forged, "acstor_kind": "x"}
-        )
-        assert answer.status_code == 403
-        glance.check_chunk_map(image_id, data)
-        glance.delete(image_id)
-        runs.wait_for(
-            lambda: glance.artefacts() == [], 60.0, "the artefact's end", glance.glance_log
-        )
+
+def test_policies_are_the_defaults_of_glance_with_smaller_rights(
+    keystone_glance: cloud.Cloud,
+) -> None:
+    """Only what names context_is_admin stands in the file, and differs by that alone."""
+    python = installed.BIN / "python"
+    defaults = json.loads(runs.tool([python, "-W", "ignore", "-c", DEFAULTS]))
+    shipped = yaml.safe_load(POLICY.read_text())
+    everything = shipped.pop("context_is_admin")
+    assert everything == f"role:admin or role:{PREPARE} or role:{READER}"
+    wanted = {}
+    for name, rule in defaults.items():
+        who = ["role:admin", *(f"role:{role}" for role in SMALLEST if name in SMALLEST[role])]
+        if "rule:context_is_admin" in rule:
+            wanted[name] = rule.replace("rule:context_is_admin", " or ".join(who))
+    assert shipped == wanted
+
+
+def test_documented_role_is_enough_and_tenants_cannot_touch_what_it_writes(
+    glance: uploads.Images,
+    as_documented: None,
+    listen: Listen,
+    preparing_user: str,
+    project: str,
+) -> None:
+    data = uploads.some_bytes(seed=50)
+    session = accounts.session(glance.lab.keystone.auth_url, preparing_user, project)
+    glance.project_id = session.get_project_id()
+    listener = listen(username=preparing_user, project_name=project)
+    image_id = glance.upload(data)
+    glance.wait_state(image_id)
+    artefact = glance.check_chunk_map(image_id, data)
+    assert artefact["owner"] == glance.project_id
+
+    seen = glance.tenant.get(f"/images/{image_id}").json()
+    assert [name for name in seen if name.startswith(artefacts.PREFIX)] == []
+    forged = str(uuid.uuid4())
+    with pytest.raises(requests.HTTPError, match="403"):
+        glance.patch(image_id, "tenant", acstor_chunk_map=forged)
+    answer = glance.tenant.post(
+        "/images", json={"name": "forged", "acstor_chunk_map": forged, "acstor_kind": "x"}
+    )
+    assert answer.status_code == 403
+    glance.check_chunk_map(image_id, data)
+    # "stores": the role service, which lets it ask for locations, may see them.
+    assert_refused(session, image_id, but={"properties of it", "stores"})
+    glance.delete(image_id)
+    runs.wait_for(lambda: glance.artefacts() == [], 60.0, "the artefact's end", glance.glance_log)
+    listener.stop()
+
+
+def test_agents_role_reads_all_images_and_changes_nothing(
+    glance: uploads.Images, as_documented: None, listen: Listen, preparing_user: str,
+    reading_user: str,
+    project: str,
+) -> None:  # fmt: skip
+    data = uploads.some_bytes(seed=51)
+    preparing = accounts.session(glance.lab.keystone.auth_url, preparing_user, project)
+    glance.project_id = preparing.get_project_id()
+    listener = listen(username=preparing_user, project_name=project)
+    image_id = glance.upload(data)
+    glance.wait_state(image_id)
+    listener.stop()
+    session = accounts.session(glance.lab.keystone.auth_url, reading_user, project)
+    found_map, read = trio.run(read_as_an_agent, session, image_id, len(data))
+    assert read == data
+    assert found_map.geometry.size_bytes == len(data)
+    assert_refused(session, image_id)
+    assert glance.tenant.get(f"/images/{image_id}/file").content == data
+
+
+async def read_as_an_agent(
+    session: keystone_session.Session, image_id: str, size_bytes: int
+) -> tuple[chunk_map.ChunkMap, bytes]:
+    """Read an image and its chunk map as the source of an agent does."""
+    source = glance_source.GlanceSource(session)
+    try:
+        blob = base.Blob(ids.parse_image_id(image_id), base.BlobKind.IMAGE)
+        map_blob = base.Blob(ids.parse_image_id(image_id), base.BlobKind.CHUNK_MAP)
+        read = await source.read(blob, 0, size_bytes)
+        raw = await source.read(map_blob, 0, await source.size_bytes(map_blob))
+    finally:
+        await source.aclose()
+    return chunk_map.ChunkMap.parse(raw, "the map"), read
+
+
+def assert_refused(
+    session: keystone_session.Session, image_id: str, but: Set[str] = frozenset()
+) -> None:
+    """Try to change a tenant's image, and Glance, with a role's token."""
+    patch = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
+    octets = {"Content-Type": "application/octet-stream"}
+    own = session.get_project_id()
+
+    def change(name: str, value: str) -> dict[str, Any]:
+        return {"json": [{"op": "add", "path": f"/{name}", "value": value}], "headers": patch}
+
+    tries: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "properties of it": ("PATCH", f"/images/{image_id}", change("acstor_state", "x")),
+        "its visibility": ("PATCH", f"/images/{image_id}", change("visibility", "public")),
+        "its bytes": ("PUT", f"/images/{image_id}/file", {"data": b"x", "headers": octets}),
+        "its members": ("POST", f"/images/{image_id}/members", {"json": {"member": own}}),
+        "its use": ("POST", f"/images/{image_id}/actions/deactivate", {}),
+        "its life": ("DELETE", f"/images/{image_id}", {}),
+        "images of others": ("POST", "/images", {"json": {"name": "x", "owner": "other"}}),
+        "public images": ("POST", "/images", {"json": {"name": "x", "visibility": "public"}}),
+        "the metadata schema": ("POST", "/metadefs/namespaces", {"json": {"namespace": "x"}}),
+        "the cache": ("DELETE", "/cache", {}),
+        "stores": ("GET", "/info/stores/detail", {}),
+    }
+    where = {"endpoint_filter": {"service_type": "image"}}
+    answers = {}
+    for name, (method, path, options) in tries.items():
+        answer = session.request(f"/v2{path}", method, raise_exc=False, **where, **options)
+        answers[name] = answer.status_code
+    allowed = {name for name, status in answers.items() if status not in (403, 404, 409)}
+    assert allowed == but, answers
 
 
 def test_metadef_namespace_is_taken_and_names_every_property(glance: uploads.Images) -> None:
