@@ -306,6 +306,17 @@ OPTS = [
         "themselves; one that cannot say it counts as 1000.",
     ),
     cfg.StrOpt(
+        "stop_with_guests",
+        default="refuse",
+        choices=[
+            ("refuse", "it goes on; where a service manager waits, it stops when they have gone"),
+            ("unmount", "it stops: guests get I/O errors from what they have not read yet"),
+        ],
+        help="What a signal to stop does while guests use mirrors and no service manager keeps the "
+        "mount for the next start. The log says who uses what. SIGKILL ends the agent in any "
+        "case, and so does a shutdown of the host.",
+    ),
+    cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9464",
         help="Address and port of the Prometheus endpoint; empty turns it off.",

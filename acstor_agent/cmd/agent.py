@@ -50,6 +50,7 @@ def run(conf: cfg.ConfigOpts) -> int:
             lambda inheritance: daemon.work(conf, inheritance, secret),
             service_manager.notify_ready,
             service_manager.DescriptorStore(),
+            supervisor.WithGuests(own.stop_with_guests),
         ).run()
 
 

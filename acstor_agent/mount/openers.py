@@ -4,7 +4,71 @@
 An agent that was restarted does not know what was opened before; /proc does.
 """
 
+import contextlib
 import os
+import pathlib
+from typing import NamedTuple
+
+DESCRIBED = 20
+"""How many users of a mount are named; the rest is counted."""
+
+
+class User(NamedTuple):
+    """A process that has something below a mount open."""
+
+    pid: int
+    name: str
+    paths: tuple[str, ...]
+
+
+def users_of(mount_point: str) -> list[User]:
+    """Return who has what open below a mount point; nothing below it is touched."""
+    folder, name = os.path.split(mount_point)
+    below = os.path.join(os.path.realpath(folder), name)
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        paths = {path for path in _open_of(pid) if path == below or path.startswith(f"{below}/")}
+        if paths:
+            found.append(User(pid, _name_of(pid), tuple(sorted(paths))))
+    return found
+
+
+def describe(users: list[User]) -> str:
+    """Say in one line who has what open: pid, what runs there, and which images.
+
+    >>> describe([User(7, "qemu guest=one", ("/m/images/a.raw",))])
+    'process 7 (qemu guest=one) has a.raw open'
+    """
+    if not users:
+        return "nobody in this process's view; another mount namespace may"
+    told = [
+        f"process {user.pid} ({user.name}) has "
+        f"{', '.join(os.path.basename(path) for path in user.paths)} open"
+        for user in users[:DESCRIBED]
+    ]
+    more = [f"and {len(users) - DESCRIBED} more"] if len(users) > DESCRIBED else []
+    return "; ".join(told + more)
+
+
+def _open_of(pid: int) -> list[str]:
+    """Return the paths of what a process has open, with its working folder."""
+    paths = []
+    with contextlib.suppress(OSError):  # it has ended
+        folder = f"/proc/{pid}/fd"
+        for link in (f"/proc/{pid}/cwd", *(f"{folder}/{fd}" for fd in os.listdir(folder))):
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                paths.append(os.readlink(link))
+    return paths
+
+
+def _name_of(pid: int) -> str:
+    """Return what a process calls itself, for QEMU with the name of its guest."""
+    with contextlib.suppress(OSError):
+        words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        guest = [word for word in words if word.startswith(b"guest=")]
+        shown = [os.path.basename(words[0]), *(word.split(b",")[0] for word in guest[:1])]
+        return b" ".join(shown).decode(errors="replace")
+    return "?"
 
 
 def pids_with_open(path: str) -> list[int]:

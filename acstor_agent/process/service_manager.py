@@ -10,13 +10,18 @@ started again, both are handed to it, and guests that read meanwhile see a pause
 import array
 import contextlib
 import os
+import pathlib
 import socket
+import subprocess
 
 from acstor_agent.mount import fuse_connection
+from acstor_agent.process import supervisor
 
 FIRST_FD = 3
 """Where descriptors that a manager hands over begin (sd_listen_fds(3))."""
 FUSE, INIT = "fuse", "fuse-init"
+PATIENCE_S = 30.0
+SYSTEMCTL_S = 5.0
 
 
 def notify_ready() -> None:
@@ -69,6 +74,45 @@ class DescriptorStore:
         """Have the manager let go of what it keeps."""
         for name in (FUSE, INIT):
             _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
+    def stopping(self) -> supervisor.Stopping:
+        """Return why the manager, or somebody behind its back, has sent SIGTERM.
+
+        systemd keeps descriptors while a unit is restarted, by ``systemctl restart`` or because
+        it has ended by itself, and lets go of them when it is stopped.  Only its list of jobs
+        tells one from the other.
+        """
+        if not os.environ.get("NOTIFY_SOCKET"):
+            return supervisor.Stopping.SIGNALLED
+        if _systemctl("is-system-running").strip() == "stopping":
+            return supervisor.Stopping.HOST_STOPS
+        jobs = [line.split() for line in _systemctl("list-jobs", "--no-legend").splitlines()]
+        is_stop = any(job[1:3] == [_unit(), "stop"] for job in jobs)
+        return supervisor.Stopping.UNIT_STOPS if is_stop else supervisor.Stopping.SIGNALLED
+
+    def wait_longer(self, why: str) -> None:
+        """Have the manager wait for :data:`PATIENCE_S` more, and show why."""
+        line = why.replace("\n", " ")
+        _tell(f"EXTEND_TIMEOUT_USEC={int(PATIENCE_S * 1e6)}\nSTATUS={line}")
+
+
+def _unit() -> str:
+    """Return the unit of this process, by its control group (any hierarchy of them has it)."""
+    groups = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+    return next((name for name in (pathlib.PurePath(line).name for line in groups)
+                 if name.endswith(".service")), "")  # fmt: skip
+
+
+def _systemctl(*words: str) -> str:
+    """Return what systemctl says; nothing if it cannot."""
+    try:
+        done = subprocess.run(
+            ["systemctl", "--no-pager", *words],
+            capture_output=True, text=True, timeout=SYSTEMCTL_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 def _handed_over() -> dict[str, int]:

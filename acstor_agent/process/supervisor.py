@@ -10,10 +10,17 @@ and waits for an answer from it would wait for itself.
 Where a service manager keeps descriptors, the connection is left with it as
 well.  Then a supervisor that was killed, or restarted while guests read, takes
 back the connection instead of mounting.
+
+The one rule: a signal to stop does not take the mount from running guests.  Who
+sends it learns from the log who uses what; where nobody would keep the mount the
+agent goes on, and only a service manager that waits for its end is obeyed, as
+soon as nobody uses the mount any more.  Whether it is used is the kernel's to
+say: it is unmounted, unless busy, while the worker still answers.
 """
 
 import contextlib
 import dataclasses
+import enum
 import errno
 import fcntl
 import logging
@@ -27,12 +34,17 @@ from typing import NoReturn
 from typing import Protocol
 
 from acstor_agent.mount import fuse_connection
+from acstor_agent.mount import openers
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
+HELD_BACK = STOPS | {signal.SIGALRM}
+"""What waits while there is no worker: its handlers speak to one."""
 STOP_WAIT_S = 10.0
+LOOK_AGAIN_S = 2.0
+"""How often an agent that is to stop, and may not, looks whether guests have gone."""
 RESTART_STEP_S = 0.2
 """While workers die young, the restarts wait longer and longer, up to the longest."""
 RESTART_LONGEST_S = 5.0
@@ -40,6 +52,21 @@ STEADY_AFTER_S = 1.0
 """A worker that lived this long was not killed by its start: the next one starts at once."""
 EXIT_UNUSABLE = 78
 """What a worker exits with when starting again cannot help (EX_CONFIG of sysexits.h)."""
+
+
+class Stopping(enum.Enum):
+    """Why a supervisor is told to stop, as far as its service manager knows."""
+
+    SIGNALLED = enum.auto()  # somebody sent a signal; what is kept is handed to the next one
+    UNIT_STOPS = enum.auto()  # the unit is to be stopped, and then nothing is kept
+    HOST_STOPS = enum.auto()  # everything ends
+
+
+class WithGuests(enum.StrEnum):
+    """What a signal to stop does while guests use the mount and nobody keeps it."""
+
+    REFUSE = "refuse"
+    UNMOUNT = "unmount"
 
 
 class Store(Protocol):
@@ -53,6 +80,12 @@ class Store(Protocol):
 
     def forget(self) -> None:
         """Keep nothing any more."""
+
+    def stopping(self) -> Stopping:
+        """Return why the supervisor is told to stop."""
+
+    def wait_longer(self, why: str) -> None:
+        """Do not lose patience while the supervisor cannot stop."""
 
 
 class NoStore:
@@ -68,6 +101,13 @@ class NoStore:
 
     def forget(self) -> None:
         """Have nothing to forget."""
+
+    def stopping(self) -> Stopping:
+        """Return that somebody sent a signal, nobody knows why."""
+        return Stopping.SIGNALLED
+
+    def wait_longer(self, why: str) -> None:
+        """Have nobody who waits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +160,7 @@ class Supervisor:
     :param work: what a worker does; it returns when it is told to stop (SIGTERM)
     :param is_ready: called once, when the first worker serves
     :param store: who keeps the connection while no supervisor runs
+    :param with_guests: what a signal to stop does while guests use the mount
     """
 
     def __init__(
@@ -128,22 +169,27 @@ class Supervisor:
         work: Callable[[Inheritance], None],
         is_ready: Callable[[], None],
         store: Store | None = None,
+        with_guests: WithGuests = WithGuests.REFUSE,
     ) -> None:
         self._mount_point = mount_point
         self._store = store or NoStore()
         self._is_kept = False
+        self._is_mounted = True
+        self._with_guests = with_guests
         self._work = work
         self._is_ready = is_ready
         self._worker_pid = 0
         self._stopping = False
+        self._is_asking = False
         self._was_ready = False
+        self._told = ""
 
     def run(self) -> int:
         """Mount, keep a worker running until SIGTERM or SIGINT, unmount; return an exit status.
 
         :raises errors.Unusable: the mount point cannot be used
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         connection = self._connect()
         if not fuse_connection.kernel_can_resend():
             LOG.warning(
@@ -151,7 +197,8 @@ class Supervisor:
                 "hang until the agent is stopped"
             )
         for number in STOPS:
-            signal.signal(number, self._stop)
+            signal.signal(number, self._asked_to_stop)
+        signal.signal(signal.SIGALRM, self._look_again)
         try:
             return self._keep_worker(connection.fuse_fd, connection.init_request)
         finally:
@@ -179,14 +226,57 @@ class Supervisor:
     def _disconnect(self, connection: fuse_connection.Connection) -> None:
         """Unmount; what guests use stays where a store keeps it, for the supervisor to come."""
         point = str(self._mount_point)
-        if not fuse_connection.unmount(point, even_if_used=not self._is_kept):
+        if self._is_mounted and not fuse_connection.unmount(point, even_if_used=not self._is_kept):
             LOG.warning("%s: guests use it; leaving it to the service manager", point)
         else:
             self._store.forget()
         os.close(connection.fuse_fd)
 
-    def _stop(self, number: int, frame: object) -> None:
-        """Pass the word on to the worker; there is one whenever these signals are let in."""
+    # Stopping
+
+    def _asked_to_stop(self, number: int, frame: object) -> None:
+        """Stop, if guests allow it; there is a worker whenever these signals are let in."""
+        if self._stopping or self._is_asking:
+            return
+        self._is_asking = True
+        if self._may_stop():
+            self._stop()
+        self._is_asking = False
+
+    def _may_stop(self) -> bool:
+        """Say whether stopping takes nothing from guests, or does not matter any more.
+
+        Where it does not, the mount is gone afterwards, or left to the store.
+        """
+        why = self._store.stopping()
+        leaves_it = self._is_kept and why is Stopping.SIGNALLED
+        if leaves_it or why is Stopping.HOST_STOPS or self._with_guests is WithGuests.UNMOUNT:
+            return True
+        point = str(self._mount_point)
+        if fuse_connection.unmount(point, even_if_used=False):
+            self._is_mounted = False
+            return True
+        self._refuse(point, why)
+        return False
+
+    def _refuse(self, point: str, why: Stopping) -> None:
+        users = openers.describe(openers.users_of(point))
+        if why is Stopping.UNIT_STOPS:
+            self._store.wait_longer(f"stops when nobody uses {point} any more: {users}")
+            signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
+            if users == self._told:
+                return
+            LOG.error("%s is in use, the agent stops when it is not any more: %s", point, users)
+        else:
+            LOG.error("%s is in use, the agent does not stop: %s", point, users)
+        self._told = users
+
+    def _look_again(self, number: int, frame: object) -> None:
+        """Stop if what kept us from it is gone; the manager still waits."""
+        self._asked_to_stop(number, frame)
+
+    def _stop(self) -> None:
+        """Pass the word on to the worker."""
         self._stopping = True
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._worker_pid, signal.SIGTERM)
@@ -210,7 +300,7 @@ class Supervisor:
             LOG.error("worker %d ended (%s); starting another", self._worker_pid, _how(status))
             if time.monotonic() - started_s > STEADY_AFTER_S:
                 delay_s = 0.0
-            if signal.sigtimedwait(STOPS, delay_s) is not None:
+            if signal.sigtimedwait(HELD_BACK, delay_s) is not None and self._may_stop():
                 return 0
             delay_s = min(RESTART_LONGEST_S, 2 * delay_s + RESTART_STEP_S)
 
@@ -222,13 +312,13 @@ class Supervisor:
             os.close(ready_read)
             self._be_worker(Inheritance(fuse_fd, init_request, lambda: _say_ready(ready_write)))
         os.close(ready_write)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         with open(ready_read, "rb") as ready:
             if ready.read() and not self._was_ready:
                 self._was_ready = True
                 self._is_ready()
         status = os.waitpid(self._worker_pid, 0)[1]
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         return status
 
     def _be_worker(self, inheritance: Inheritance) -> NoReturn:
@@ -240,7 +330,8 @@ class Supervisor:
             fuse_connection.die_with_parent()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         status = 1
         try:
             self._work(inheritance)

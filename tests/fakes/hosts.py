@@ -192,6 +192,7 @@ def configure(folder: pathlib.Path, changes: Mapping[str, Mapping[str, Any]]) ->
             "sources": "file",
             "peer_listen": f"{local.LOOPBACK}:{local.unused_port()}",
             "metrics_listen": "",
+            "stop_with_guests": "unmount",
         },
         "source_file": {"folder": images},
     }

@@ -32,6 +32,7 @@ DEFAULTS: Mapping[str, object] = {
     "cache_limit_bytes": 1024 * geometry.MIB,
     "cache_slab_bytes": 64 * geometry.MIB,
     "metrics_listen": "127.0.0.1:9464",
+    "stop_with_guests": "unmount",  # tests end what they began, in any order
 }
 
 
