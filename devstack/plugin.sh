@@ -7,12 +7,12 @@ _acstor_services() {
     echo acstor-agent acstor-glance-listener acstor-decision acstor-api
 }
 
-# The options of keystoneauth with which acstor's user signs in, in a group of a file.
+# The options of keystoneauth with which a user of acstor's signs in, in a group of a file.
 _acstor_sign_in() {
-    local file=$1 group=$2
+    local file=$1 group=$2 user=${3:-$ACSTOR_USER}
     iniset "$file" "$group" auth_type password
     iniset "$file" "$group" auth_url "$KEYSTONE_SERVICE_URI"
-    iniset "$file" "$group" username "$ACSTOR_USER"
+    iniset "$file" "$group" username "$user"
     iniset "$file" "$group" password "$SERVICE_PASSWORD"
     iniset "$file" "$group" project_name "$ACSTOR_PROJECT"
     iniset "$file" "$group" user_domain_name "$SERVICE_DOMAIN_NAME"
@@ -28,16 +28,27 @@ acstor_install() {
     setup_develop "$ACSTOR_DIR" "$(IFS=,; echo "${extras[*]}")"
 }
 
-acstor_make_accounts() {
-    local role
-    get_or_create_project "$ACSTOR_PROJECT" "$SERVICE_DOMAIN_NAME" >/dev/null
-    get_or_create_user "$ACSTOR_USER" "$SERVICE_PASSWORD" "$SERVICE_DOMAIN_NAME" >/dev/null
-    # admin: to read the private images of all projects, and to set protected properties
-    for role in admin member service; do
+# _acstor_make_user NAME ROLE...
+_acstor_make_user() {
+    local name=$1 role
+    get_or_create_user "$name" "$SERVICE_PASSWORD" "$SERVICE_DOMAIN_NAME" >/dev/null
+    for role in "${@:2}"; do
         get_or_create_role "$role" >/dev/null
-        get_or_add_user_project_role "$role" "$ACSTOR_USER" "$ACSTOR_PROJECT" \
+        get_or_add_user_project_role "$role" "$name" "$ACSTOR_PROJECT" \
             "$SERVICE_DOMAIN_NAME" "$SERVICE_DOMAIN_NAME" >/dev/null
     done
+}
+
+# A file that will hold a password is nobody else's from its first moment.
+_acstor_secret_file() {
+    [[ -e $1 ]] || install -m 600 /dev/null "$1"
+}
+
+acstor_make_accounts() {
+    get_or_create_project "$ACSTOR_PROJECT" "$SERVICE_DOMAIN_NAME" >/dev/null
+    # etc/glance/policy.d/acstor.yaml says what the first role of each may do.
+    _acstor_make_user "$ACSTOR_USER" acstor-prepare member service
+    _acstor_make_user "$ACSTOR_AGENT_USER" acstor-reader
     if is_service_enabled acstor-api; then
         get_or_create_service acstor acstor "acstor: chunks, rings and traffic" >/dev/null
         get_or_create_endpoint acstor "$REGION_NAME" "http://$SERVICE_HOST:$ACSTOR_API_PORT" >/dev/null
@@ -46,6 +57,7 @@ acstor_make_accounts() {
 
 acstor_configure_agent() {
     local conf=$ACSTOR_CONF_DIR/acstor-agent.conf
+    _acstor_secret_file "$conf"
     iniset_rpc_backend acstor "$conf"
     iniset "$conf" acstor mount_point "$ACSTOR_MOUNT_POINT"
     iniset "$conf" acstor control_socket "$ACSTOR_CONTROL_SOCKET"
@@ -57,23 +69,29 @@ acstor_configure_agent() {
     iniset "$conf" acstor_agent peer_listen "0.0.0.0:$ACSTOR_PEER_PORT"
     iniset "$conf" acstor_agent peer_address "$ACSTOR_PEER_ADDRESS:$ACSTOR_PEER_PORT"
     iniset "$conf" acstor_agent sources glance
-    _acstor_sign_in "$conf" source_glance
+    # unstack ends it with the cloud, whatever guests there are
+    iniset "$conf" acstor_agent stop_with_guests unmount
+    _acstor_sign_in "$conf" source_glance "$ACSTOR_AGENT_USER"
 }
 
 acstor_configure_glance() {
     local conf=$ACSTOR_CONF_DIR/acstor-glance.conf file
+    _acstor_secret_file "$conf"
     iniset_rpc_backend acstor "$conf"
     # The plugin runs inside Glance and reads Glance's own files.
     for file in "$conf" "$GLANCE_API_CONF"; do
         iniset "$file" acstor_glance state_dir "$ACSTOR_STATE_DIR/glance"
         _acstor_sign_in "$file" acstor_glance
     done
+    install -d "$GLANCE_CONF_DIR/policy.d"
+    install -m 644 "$ACSTOR_DIR/etc/glance/policy.d/acstor.yaml" "$GLANCE_CONF_DIR/policy.d/"
     iniset "$GLANCE_IMAGE_IMPORT_CONF" image_import_opts image_import_plugins "['acstor_prehash']"
     iniset "$GLANCE_API_CONF" DEFAULT disabled_notifications image.send
 }
 
 acstor_configure_decision() {
     local conf=$ACSTOR_CONF_DIR/acstor-decision.conf
+    _acstor_secret_file "$conf"
     iniset_rpc_backend acstor "$conf"
     iniset "$conf" database connection "$(database_connection_url acstor)"
     iniset "$conf" acstor_decision coordination_url "file://$ACSTOR_STATE_DIR/coordination"
@@ -93,10 +111,11 @@ acstor_configure_nova() {
 
 acstor_make_folders() {
     local folder
-    sudo install -d -o "$STACK_USER" "$ACSTOR_CONF_DIR" "$ACSTOR_STATE_DIR" \
-        "$(dirname "$ACSTOR_CONTROL_SOCKET")"
+    sudo install -d -m 750 -o "$STACK_USER" "$ACSTOR_CONF_DIR"
+    sudo install -d -m 711 -o "$STACK_USER" "$ACSTOR_STATE_DIR"  # QEMU gets to the mirror
+    sudo install -d -o "$STACK_USER" "$(dirname "$ACSTOR_CONTROL_SOCKET")"
     for folder in state cache glance coordination; do
-        mkdir -p "$ACSTOR_STATE_DIR/$folder"
+        install -d -m 700 "$ACSTOR_STATE_DIR/$folder"
     done
 }
 

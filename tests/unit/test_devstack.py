@@ -6,6 +6,7 @@ a service that is not enabled.
 """
 
 import pathlib
+import stat
 import subprocess
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -41,9 +42,10 @@ set -o errexit
 record() { printf '%s\n' "$*" >>"$RECORD"; }
 for name in iniset iniset_rpc_backend setup_develop run_process stop_process recreate_database \
     get_or_create_user get_or_create_role get_or_create_service get_or_create_endpoint \
-    get_or_add_user_project_role get_or_create_project sudo define_plugin enable_service; do
+    get_or_add_user_project_role get_or_create_project define_plugin enable_service; do
     eval "$name() { record $name \"\$@\"; }"
 done
+sudo() { record sudo "$@"; if [[ $1 == install ]]; then command "$@"; fi; }
 is_service_enabled() {
     local wanted
     for wanted in "$@"; do [[ " $ENABLED " == *" $wanted "* ]] && return 0; done
@@ -58,6 +60,8 @@ REGION_NAME=RegionOne KEYSTONE_SERVICE_URI=http://192.0.2.7/identity
 SERVICE_PASSWORD=secret SERVICE_DOMAIN_NAME=Default
 STACK_USER=root LOCAL_HOSTNAME=compute1 NOVA_CONF=nova.conf GLANCE_API_CONF=glance-api.conf
 GLANCE_IMAGE_IMPORT_CONF=glance-image-import.conf TEMPEST_CONFIG=tempest.conf
+GLANCE_CONF_DIR=$FOLDER/etc/glance ACSTOR_DIR=$DEVSTACK/.. ACSTOR_CONF_DIR=$FOLDER/etc/acstor
+ACSTOR_CONTROL_SOCKET=$FOLDER/run/control.sock
 mkdir -p "$FOLDER/bin"
 printf '#!/bin/sh\necho "ran $0 $*" >>"$RECORD"\n' >"$FOLDER/bin/acstor-decision-manage"
 chmod +x "$FOLDER/bin/acstor-decision-manage"
@@ -155,3 +159,41 @@ def test_unstack_ends_every_service_and_the_mount_and_clean_takes_the_rest(play:
     done = [" ".join(words) for words in calls(made, "sudo")]
     assert any(words.startswith("umount") for words in done)
     assert any(words.startswith("rm -rf --one-file-system") for words in done)
+
+
+def test_passwords_are_nobody_elses(play: Play, tmp_path: pathlib.Path) -> None:
+    play(*STACK)
+    files = sorted((tmp_path / "etc/acstor").iterdir())
+    assert [file.name for file in files] == [
+        "acstor-agent.conf",
+        "acstor-decision.conf",
+        "acstor-glance.conf",
+    ]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    folders = {tmp_path / "etc/acstor": 0o750, tmp_path / "data/acstor": 0o711}
+    for name in ("state", "cache", "glance", "coordination"):
+        folders[tmp_path / "data/acstor" / name] = 0o700
+    assert {path: stat.S_IMODE(path.stat().st_mode) for path in folders} == folders
+
+
+def test_agents_user_may_read_and_nobody_is_an_administrator(
+    play: Play, tmp_path: pathlib.Path
+) -> None:
+    made = calls(play(*STACK), "get_or_add_user_project_role")
+    granted = {(user, role) for role, user, *_ in made}
+    assert granted == {
+        ("acstor-agent", "acstor-reader"),
+        ("acstor", "acstor-prepare"),
+        ("acstor", "member"),
+        ("acstor", "service"),
+    }
+    assert (tmp_path / "etc/glance/policy.d/acstor.yaml").is_file()
+    set_users = {
+        (pathlib.Path(file).name, group): value
+        for file, group, name, value in (
+            words for words in calls(play(*STACK), "iniset") if len(words) == 4
+        )
+        if name == "username"
+    }
+    assert set_users[("acstor-agent.conf", "source_glance")] == "acstor-agent"
+    assert set_users[("acstor-glance.conf", "acstor_glance")] == "acstor"
