@@ -76,7 +76,6 @@ def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: byte
 
 async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
     own = conf.acstor_agent
-    supervisor.make_folder(pathlib.Path(own.cache_dir))
     io = disk_io.DiskIo(
         settings.disk_policy(own.disk_policy, own.cache_dir), settings.scheduling_limits(own)
     )

@@ -86,9 +86,13 @@ def stream_of_later() -> requests.Stream:
 def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:
     """Return the policy that suits the device of a folder.
 
-    A virtual disk says that it rotates whatever is behind it, so it gets ``none``.
+    A virtual disk says that it rotates whatever is behind it, so it gets ``none``; so does a
+    folder that is not there.
     """
-    number = os.stat(folder).st_dev
+    try:
+        number = os.stat(folder).st_dev
+    except OSError:
+        return NONE
     device = devices / f"{os.major(number)}:{os.minor(number)}"
     if "/virtio" in os.path.realpath(device):
         return NONE

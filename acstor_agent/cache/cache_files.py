@@ -10,8 +10,6 @@ Methods without ``async`` never wait and must be called from the event loop's
 thread, but ``in``.
 """
 
-import contextlib
-import gc
 import os
 import pathlib
 from collections.abc import Callable
@@ -22,10 +20,12 @@ import trio
 from oslo_log import log as logging
 
 from acstor_agent import disk_io
+from acstor_agent.cache import mending
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import slab_io
 from acstor_agent.cache import write_behind
 from acstor_agent.core import cache_slot
+from acstor_agent.core import cache_trouble
 from acstor_agent.core import public_cache
 from acstor_common import errors
 from acstor_common import ids
@@ -33,21 +33,6 @@ from acstor_common import ids
 LOG = logging.getLogger(__name__)
 
 READ_THREADS = 32
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Spare the collector from looking at many new objects of which none is garbage.
-
-    It takes a third of the time of opening a large cache.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class CacheFiles:
@@ -59,21 +44,20 @@ class CacheFiles:
     def __init__(
         self,
         files: slab_files.SlabFiles,
-        core: public_cache.PublicCache,
+        mends: mending.Mending,
         pending_limit_bytes: int = write_behind.PENDING_LIMIT_BYTES,
         io: disk_io.DiskIo | None = None,
     ) -> None:
         self._files = files
         self._io = io or disk_io.DiskIo()
-        self._core = core
+        self._core = core = mends.core
+        self._mends = mends
         self.lookup = core.lookup
         """Returns the slot of a CID, to be read before the next checkpoint; this is a use."""
         self.read_nowait = files.io.read_nowait
         self._behind = write_behind.WriteBehind(
-            files, core, self._io, self.store, pending_limit_bytes
+            files, mends, self._io, self.store, pending_limit_bytes
         )
-        self.run = self._behind.run
-        """Brings new chunks to disk, for ever."""
         self.wait_for_room = self._behind.wait_for_room
         self._healed = self._refused = 0
         self._reader_threads = trio.CapacityLimiter(READ_THREADS)
@@ -90,29 +74,27 @@ class CacheFiles:
     ) -> "CacheFiles":
         """Open the cache in ``folder`` with the chunks that a former run left there.
 
-        It blocks (about 3 us per chunk): call it before serving begins.
+        It blocks (about 3 us per chunk): call it before serving begins.  A folder that cannot be
+        used, or only read, is a ``trouble``: chunks are not cached until it is mended.
 
         :param limit_bytes: upper bound of the slab files' lengths, all together
         :param slab_bytes: the cache grows by files of this length
         :param policy: ``lru``, ``lfu`` or ``fifo``
         :param pending_limit_bytes: chunks in memory from which on producers are to wait
         :param io: the way to the disk; one without a scheduler if not given
-        :raises errors.Unusable: the folder cannot be written, or another process has it
+        :raises errors.Unusable: another process has the folder
         """
-        files = slab_files.SlabFiles(pathlib.Path(folder))
-        core = public_cache.PublicCache(limit_bytes, slab_bytes, policy)
-        try:
-            with _no_garbage_collection():
-                actions = core.restore(files.load())
-            for action in actions:
-                files.perform(action)
-        except OSError as exc:
-            files.close()
-            raise errors.Unusable(f"cache folder {folder}", exc.strerror or str(exc)) from exc
-        except errors.Unusable:
-            files.close()
-            raise
-        return cls(files, core, pending_limit_bytes, io)
+        files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))
+        mends = mending.Mending(
+            files, lambda: public_cache.PublicCache(limit_bytes, slab_bytes, policy)
+        )
+        mends.open()
+        return cls(files, mends, pending_limit_bytes, io)
+
+    @property
+    def trouble(self) -> cache_trouble.Trouble | None:
+        """What is wrong with the folder since when, None if nothing is."""
+        return self._mends.trouble
 
     def __contains__(self, cid: object) -> bool:
         """Say whether the chunk is in the cache; may be asked from any thread."""
@@ -225,7 +207,7 @@ class CacheFiles:
             return False
         if self.promote(cid, keep_class):
             return True
-        if not self._behind.can_take(len(data)):
+        if not (self._mends.takes_chunks and self._behind.can_take(len(data))):
             self._refused += 1
             return False
         try:
@@ -265,6 +247,13 @@ class CacheFiles:
         self._core.drop(slot)
 
     # Bringing it to disk
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Bring new chunks to disk and look after the folder, for ever."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._behind.run)
+            nursery.start_soon(self._mends.run)
+            task_status.started()
 
     @property
     def has_room(self) -> bool:

@@ -28,62 +28,127 @@ LOG = logging.getLogger(__name__)
 
 _SLAB_NAME = re.compile(r"slab-([0-9]{5}|[1-9][0-9]{5,8})\.acslab(\.new)?")
 _NO_FILE_OF_OURS = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class SlabFiles:
     """A folder with slab files; one process at a time may have it.
 
-    :raises errors.Unusable: the folder cannot be made, locked or written
+    A folder that can be read and not written is good for reading.
+
+    :param slab_bytes: what a slab file more may take; as much must be free to grow
     """
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, slab_bytes: int = 0) -> None:
         self.folder = folder
         self.fds: dict[int, int] = {}
         self.io = slab_io.SlabIo(self.fds)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as exc:
-            raise self._unusable(exc) from exc
-        try:
-            self._claim()
-        except OSError as exc:
-            os.close(self._lock_fd)
-            raise self._unusable(exc) from exc
+        self._slab_bytes = slab_bytes
+        self._lock_fd = -1
+        self._read_only: dict[int, pathlib.Path] = {}
+        self._in_the_way: dict[pathlib.Path, bool] = {}
+        """Files that could not be taken away yet; whether they are ours."""
 
-    def _unusable(self, exc: OSError) -> errors.Unusable:
-        if exc.errno == errno.EWOULDBLOCK:
-            return errors.Unusable(
+    @property
+    def is_open(self) -> bool:
+        """Say whether the folder was there."""
+        return self._lock_fd >= 0
+
+    def open(self) -> None:
+        """Make the folder, for the agent's user alone, and keep other processes away from it.
+
+        :raises errors.Unusable: another process has it
+        :raises OSError: it cannot be made, read or locked
+        """
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            os.close(fd)
+            raise errors.Unusable(
                 f"cache folder {self.folder}",
                 "another process is using it",
                 "Give each agent a cache_dir of its own",
-            )
-        return errors.Unusable(
-            f"cache folder {self.folder}",
-            exc.strerror or str(exc),
-            "The agent's user must be able to make and write files there",
-        )
+            ) from exc
+        except OSError:
+            os.close(fd)
+            raise
+        if self.is_open:
+            os.close(self._lock_fd)
+        self._lock_fd = fd
+        self._close_to_others(fd)
 
-    def _claim(self) -> None:
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        probe = self.folder / "write-test"
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        probe.unlink()
+    def _close_to_others(self, fd: int) -> None:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        if not mode & 0o077:
+            return
+        try:
+            os.fchmod(fd, mode & 0o700)
+        except OSError as exc:
+            LOG.warning("%s is open to others: %s", self.folder, exc.strerror or exc)
+        else:
+            LOG.warning("%s was open to others; now only its owner may enter", self.folder)
 
     def close(self) -> None:
         """Close all files and let go of the folder."""
         for fd in self.fds.values():
             os.close(fd)
         self.fds.clear()
-        os.close(self._lock_fd)
+        if self.is_open:
+            os.close(self._lock_fd)
+        self._lock_fd = -1
+
+    def make_writable(self, is_to_grow: bool) -> None:
+        """Do what could not be done while the folder could not be written; no harm if it can.
+
+        :param is_to_grow: ask for the room of a slab file, too
+        :raises OSError: it cannot be written
+        :raises errors.Unusable: it was replaced by a folder that another process has
+        """
+        if not self.is_in_place():
+            self.open()
+        probe = self.folder / "write-test"
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            slab_io.write(fd, [bytes(slab_io.BLOCK_BYTES)], 0)
+            if is_to_grow:
+                os.posix_fallocate(fd, 0, self._slab_bytes)
+        finally:
+            os.close(fd)
+            probe.unlink()
+        for number, path in list(self._read_only.items()):
+            self._reopen(number, path)
+        for path, is_ours in list(self._in_the_way.items()):
+            self._take_away(path, is_ours)
+
+    def is_in_place(self) -> bool:
+        """Say whether the folder is where it was when it was opened."""
+        try:
+            return os.path.samestat(os.stat(self.folder), os.fstat(self._lock_fd))
+        except FileNotFoundError:
+            return False
+
+    def vanished(self) -> list[int]:
+        """Return the numbers of slab files that somebody deleted."""
+        return [number for number, fd in list(self.fds.items()) if not os.fstat(fd).st_nlink]
+
+    def _reopen(self, number: int, path: pathlib.Path) -> None:
+        """Open a file for writing under the descriptor that readers may be using just now."""
+        if number in self.fds:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            if os.path.samestat(os.fstat(fd), os.fstat(self.fds[number])):
+                os.dup2(fd, self.fds[number], inheritable=False)
+            os.close(fd)
+        del self._read_only[number]
 
     def load(self) -> list[public_cache.FoundSlab]:
         """Open the slab files of a former run and return what their records say.
 
-        A damaged slab file is removed, a file that is not a slab file is renamed; both with a
-        warning.
+        A damaged slab file is removed, a file that is not a slab file is renamed, at once or when
+        the folder can be written again; what cannot be opened is left out; all with a warning.
 
-        :raises errors.Unusable: a slab file cannot be opened
+        :raises OSError: the folder cannot be read
         """
         found = []
         for path in sorted(self.folder.iterdir()):
@@ -91,21 +156,20 @@ class SlabFiles:
             if match is None:
                 continue
             if match[2]:
-                self._remove_damaged(path)  # its maker was killed
+                self._take_away_if_possible(path, True)  # its maker was killed
             elif (slab := self._load_one(path, int(match[1]))) is not None:
                 found.append(slab)
         return found
 
     def _load_one(self, path: pathlib.Path, number: int) -> public_cache.FoundSlab | None:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = self._open(path, number)
         except OSError as exc:
             if exc.errno in _NO_FILE_OF_OURS:
-                self._set_aside(path, "it is not a regular file")
-                return None
-            raise errors.Unusable(
-                f"slab file {path}", exc.strerror or str(exc), "Is LimitNOFILE large enough?"
-            ) from exc
+                self._take_away_if_possible(path, False)
+            else:
+                LOG.warning("Slab file %s is left out: %s", path, exc.strerror or exc)
+            return None
         try:
             layout, records = _read_table(fd, str(path))
         except errors.CacheFormatError as exc:
@@ -115,29 +179,48 @@ class SlabFiles:
         else:
             self.fds[number] = fd
             return public_cache.FoundSlab(number, layout, records)
+        self._read_only.pop(number, None)
         os.close(fd)
         return None
 
+    def _open(self, path: pathlib.Path, number: int) -> int:
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            fd = os.open(path, os.O_RDWR | flags)
+        except OSError as exc:
+            if exc.errno not in _READ_ONLY:
+                raise
+            fd = os.open(path, os.O_RDONLY | flags)
+            self._read_only[number] = path
+            return fd
+        if os.fstat(fd).st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+        return fd
+
     def _reject(self, fd: int, path: pathlib.Path, why: str) -> None:
-        if _is_ours(fd):
+        if is_ours := _is_ours(fd):
             LOG.warning("Slab file thrown away, its chunks will be fetched again: %s", why)
-            self._remove_damaged(path)
-        else:
-            self._set_aside(path, why)
+        self._take_away_if_possible(path, is_ours)
 
-    def _remove_damaged(self, path: pathlib.Path) -> None:
+    def _take_away_if_possible(self, path: pathlib.Path, is_ours: bool) -> None:
+        self._in_the_way[path] = is_ours
         try:
-            path.unlink()
+            self._take_away(path, is_ours)
         except OSError as exc:
-            raise self._unusable(exc) from exc
+            LOG.warning("%s cannot be taken away: %s", path, exc.strerror or exc)
 
-    def _set_aside(self, path: pathlib.Path, why: str) -> None:
-        aside = path.with_name(f"{path.name}.foreign-{os.lstat(path).st_ino}")
-        try:
+    def _take_away(self, path: pathlib.Path, is_ours: bool) -> None:
+        """Remove a file of ours, rename one that is not.
+
+        :raises OSError: that cannot be done
+        """
+        if is_ours:
+            path.unlink(missing_ok=True)
+        elif path.is_symlink() or path.exists():
+            aside = path.with_name(f"{path.name}.foreign-{os.lstat(path).st_ino}")
             path.rename(aside)
-        except OSError as exc:
-            raise self._unusable(exc) from exc
-        LOG.warning("%s is in the place of a slab file (%s); renamed to %s", path, why, aside.name)
+            LOG.warning("%s is in the place of a slab file; renamed to %s", path, aside.name)
+        self._in_the_way.pop(path, None)
 
     def _path(self, slab: cache_slot.Slab) -> pathlib.Path:
         return self.folder / f"slab-{slab.number:05d}.acslab"
@@ -150,8 +233,14 @@ class SlabFiles:
         if isinstance(action, public_cache.MakeSlab):
             self._make(action.slab)
         else:
-            os.close(self.fds.pop(action.slab.number))
-            self._path(action.slab).unlink()
+            self.forget(action.slab)
+            path = self._path(action.slab)
+            self._in_the_way[path] = True
+            self._take_away(path, True)
+
+    def forget(self, slab: cache_slot.Slab) -> None:
+        """Close a slab file that nobody reads."""
+        os.close(self.fds.pop(slab.number))
 
     def perform_batch(
         self, actions: Iterable[public_cache.SlabAction], jobs: Iterable[slab_io.WriteJob]
@@ -173,12 +262,15 @@ class SlabFiles:
         return unmade, {job.slot: exc for job, exc in self.io.write(doable)}
 
     def _make(self, slab: cache_slot.Slab) -> None:
-        new = self._path(slab).with_suffix(".acslab.new")
+        path = self._path(slab)
+        if path in self._in_the_way:
+            self._take_away(path, self._in_the_way[path])
+        new = path.with_suffix(".acslab.new")
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, slab.layout.file_bytes)
             slab_io.write(fd, [cache_slab.pack_header(slab.layout)], 0)
-            new.rename(self._path(slab))
+            new.rename(path)
         except OSError:
             os.close(fd)
             new.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ from acstor_agent.core import cache_slot
 
 LOG = logging.getLogger(__name__)
 
-_BLOCK_BYTES = cache_checksums.BLOCK_BYTES
+BLOCK_BYTES = cache_checksums.BLOCK_BYTES
 are_right = cache_checksums.are_right
 
 
@@ -192,7 +192,7 @@ class SlabIo:
         """
         first, start, _ = run[0]
         last, _, stop = run[-1]
-        if start % _BLOCK_BYTES or (stop % _BLOCK_BYTES and stop != last.length):
+        if start % BLOCK_BYTES or (stop % BLOCK_BYTES and stop != last.length):
             return self._read_wider(run, into, flags)
         fd = self._fds[first.slab.number]
         if os.preadv(fd, [into], first.offset + start, flags) != len(into):

@@ -6,6 +6,7 @@ The rule guarded here: every slot with something to write is in the table
 Methods without ``async`` never wait and must be called from the event loop's thread.
 """
 
+import errno
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import trio
 from oslo_log import log as logging
 
 from acstor_agent import disk_io
+from acstor_agent.cache import mending
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import slab_io
 from acstor_agent.core import cache_slot
@@ -36,6 +38,8 @@ Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
 class WriteBehind:
     """Brings slots to disk, many at a time; keep :meth:`run` running.
 
+    What cannot be written is dropped, counted, and told to ``mends``.
+
     ``pending_bytes`` are those in memory now, ``errors`` counts what could not be written.
 
     :param store: takes in a chunk again whose place could not be made
@@ -45,14 +49,15 @@ class WriteBehind:
     def __init__(
         self,
         files: slab_files.SlabFiles,
-        core: public_cache.PublicCache,
+        mends: mending.Mending,
         io: disk_io.DiskIo,
         store: Store,
         pending_limit_bytes: int = PENDING_LIMIT_BYTES,
     ) -> None:
         self.pending_bytes = self.errors = 0
         self._files = files
-        self._core = core
+        self._mends = mends
+        self._core = mends.core
         self._io = io
         self._store = store
         self._pending_limit_bytes = pending_limit_bytes
@@ -60,7 +65,6 @@ class WriteBehind:
         self._dirty: dict[cache_slot.Slot, requests.Stream] = {}
         self._work = trio.Event()
         self._room = trio.Event()
-        self._writing = trio.Lock()
         self._writer_thread = trio.CapacityLimiter(1)
 
     def can_take(self, length_bytes: int) -> bool:
@@ -90,9 +94,8 @@ class WriteBehind:
         while not self.has_room:
             await self._room.wait()
 
-    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self) -> None:
         """Bring new chunks to disk, for ever."""
-        task_status.started()
         while True:
             await self._work.wait()
             if self.pending_bytes < BATCH_BYTES:
@@ -109,12 +112,12 @@ class WriteBehind:
         """Write what is pending and close the files; nothing may be read afterwards."""
         with trio.CancelScope(shield=True):
             await self.flush()
-            async with self._writing:
+            async with self._mends.writing:
                 self._files.close()
 
     async def _write_batch(self) -> None:
         with trio.CancelScope(shield=True):
-            async with self._writing:
+            async with self._mends.writing:
                 actions, self._actions = self._actions, []
                 stream = next(iter(self._dirty.values()), None)
                 jobs = list(self._next_jobs(stream))
@@ -152,22 +155,36 @@ class WriteBehind:
         failed: dict[cache_slot.Slot, OSError],
     ) -> None:
         if failed:
-            self.errors += len(failed)
-            LOG.warning("%d chunks cannot be written: %s", len(failed), next(iter(failed.values())))
+            self._note_failures(jobs, unmade, failed)
         for job in jobs:
             if job.slot.slab not in unmade:
-                self._settle_job(job, has_failed=job.slot in failed)
+                self._settle_job(job, failed.get(job.slot))
         for slab, exc in unmade.items():
             self._lose_slab(slab, exc)
 
-    def _settle_job(self, job: slab_io.WriteJob, has_failed: bool) -> None:
+    def _note_failures(
+        self,
+        jobs: list[slab_io.WriteJob],
+        unmade: dict[cache_slot.Slab, OSError],
+        failed: dict[cache_slot.Slot, OSError],
+    ) -> None:
+        """Count them; where no chunk at all was written the folder is at fault."""
+        self.errors += len(failed)
+        tried = (job.slot for job in jobs if job.data is not None and job.slot.slab not in unmade)
+        exc = next(iter(failed.values()))
+        if all(slot in failed for slot in tried):
+            self._mends.met(exc)
+        else:
+            LOG.warning("%d chunks cannot be written: %s", len(failed), exc)
+
+    def _settle_job(self, job: slab_io.WriteJob, failure: OSError | None) -> None:
         """Let go of the slot, unless it changed while the job was being done."""
         slot = job.slot
-        if has_failed and job.data is not None:
-            self._core.drop(slot)
+        if failure is not None and job.data is not None:
+            self._core.drop(slot, is_place_bad=failure.errno == errno.EIO)
         has_changed = (slot.is_gone, slot.keep_class) != (job.is_gone, job.keep_class)
         self._forget_data(slot)
-        if has_failed or not has_changed:
+        if failure is not None or not has_changed:
             self._clean(slot)
 
     def _forget_data(self, slot: cache_slot.Slot) -> None:
@@ -181,8 +198,8 @@ class WriteBehind:
 
     def _lose_slab(self, slab: cache_slot.Slab, exc: OSError) -> None:
         """Go on without a slab that could not be made; its chunks look for other places."""
-        LOG.warning("The cache stops growing, slab file %d cannot be made: %s", slab.number, exc)
         self.errors += 1
+        self._mends.met(exc, is_full=True)
         stranded = [slot for slot in self._dirty if slot.slab is slab]
         again = [(s.cid, s.data, s.keep_class) for s in stranded if not s.is_gone]
         self._core.lose_slab(slab)

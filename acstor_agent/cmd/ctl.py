@@ -6,6 +6,7 @@ import json
 import pathlib
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -180,6 +181,13 @@ def _disk_io(io: dict[str, Any]) -> str:
     return f"{io['policy']}, {at_zero}, {waits['met']} of {idle} waits met"
 
 
+def _trouble(trouble: dict[str, Any] | None) -> str:
+    if trouble is None:
+        return "in order"
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trouble["since_s"]))
+    return f"{trouble['what']} (since {since})"
+
+
 def _status(status: dict[str, Any]) -> str:
     cache, exchange = status["cache"], status["exchange"]
     about = {
@@ -189,6 +197,7 @@ def _status(status: dict[str, Any]) -> str:
         "Ring": f"epoch {status['ring']['epoch']}, {status['ring']['hosts']} hosts",
         "Cache": f"{_mib(cache['stored_bytes'])} of {_mib(cache['limit_bytes'])} MiB, "
         f"{cache['evictions']} evicted, {cache['healed']} healed",
+        "Cache folder": _trouble(cache["trouble"]),
         "Read from the source": f"{_mib(exchange['source_bytes'])} MiB",
         "Given to peers": f"{_mib(exchange['served_bytes'])} MiB",
         "Fallbacks": f"{exchange['fallbacks']}, {exchange['invalid_chunks']} invalid answers",

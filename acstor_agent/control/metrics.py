@@ -150,6 +150,8 @@ def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
         ("chunks", "Chunks in the public cache"),
     ):
         yield core.GaugeMetricFamily(f"acstor_cache_{name}", text, cache[name])
+    text = "Whether the cache's folder cannot be used as it should"
+    yield core.GaugeMetricFamily("acstor_cache_trouble", text, bool(cache["trouble"]))
     for name, text in (
         ("evictions", "Chunks that made room for others"),
         ("healed", "Chunks dropped because their bytes had gone bad"),

@@ -111,8 +111,9 @@ def of_latency(latency: counters.Latency) -> dict[str, Any]:
 
 
 def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
-    """Return the public cache in numbers."""
-    return dataclasses.asdict(cache.statistics)
+    """Return the public cache in numbers, and what is wrong with its folder, if anything is."""
+    trouble = cache.trouble._asdict() if cache.trouble else None
+    return {**dataclasses.asdict(cache.statistics), "trouble": trouble}
 
 
 def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:

@@ -80,6 +80,7 @@ class Slot:
         "holds",
         "is_gone",
         "is_parked",
+        "is_place_bad",
         "keep_class",
         "length",
         "offset",
@@ -108,6 +109,7 @@ class Slot:
         self.data: Data | None = None
         self.is_gone = False
         self.is_parked = False
+        self.is_place_bad = False
         self.holds = 0
         self.frequency = 1
         self.sequence = 0

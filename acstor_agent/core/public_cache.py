@@ -180,8 +180,12 @@ class PublicCache:
             slot.is_parked = False
             slot.order.put_back(slot)
 
-    def drop(self, slot: cache_slot.Slot) -> None:
-        """Take a chunk out of the cache; its place is free once nobody holds it."""
+    def drop(self, slot: cache_slot.Slot, is_place_bad: bool = False) -> None:
+        """Take a chunk out of the cache; its place is free once nobody holds it.
+
+        :param is_place_bad: the disk does not take bytes there: it is not used again
+        """
+        slot.is_place_bad = slot.is_place_bad or is_place_bad
         if slot.is_gone:
             return
         self._unlist(slot)
@@ -195,6 +199,27 @@ class PublicCache:
         """
         self._give_up(slab)
         self._ceiling_bytes = self.disk_bytes
+
+    def forget_slab(self, slab: cache_slot.Slab) -> None:
+        """Forget a slab whose file is gone, with all its chunks; nothing in it is held."""
+        self._give_up(slab)
+
+    def slab(self, number: int) -> cache_slot.Slab | None:
+        """Return a slab by its number."""
+        return self._slabs.get(number)
+
+    def grow_again(self) -> None:
+        """Make slabs up to the limit again, after :meth:`lose_slab`."""
+        self._ceiling_bytes = self.limit_bytes
+
+    def take_over(self, other: "PublicCache") -> None:
+        """Become another cache, which nobody else uses; this one is empty.
+
+        Who is told of chunks that leave stays the same.
+        """
+        gone = self.gone
+        self.__dict__.update(other.__dict__)
+        self.gone = gone
 
     def restore(self, found: Iterable[FoundSlab]) -> list[SlabAction]:
         """Take over what a former run left; call it once, on an empty cache.
@@ -293,7 +318,7 @@ class PublicCache:
 
     def _free(self, slot: cache_slot.Slot) -> None:
         slab = slot.slab
-        if self._slabs.get(slab.number) is slab:
+        if self._slabs.get(slab.number) is slab and not slot.is_place_bad:
             slab.free.append(slot.slot_no)
             slab.group.with_free[slab] = None
 

@@ -261,7 +261,7 @@ def small_disk(tmp_path) -> Iterator[pathlib.Path]:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-@pytest.mark.expect_log(r"stops growing, slab file 2 cannot be made: .*No space left")
+@pytest.mark.expect_log(r"The cache stops growing: .*No space left")
 async def test_full_disk_costs_chunks_and_no_answer(small_disk):
     cache = open_cache(small_disk)
     async with trio.open_nursery() as nursery:

@@ -7,15 +7,19 @@ import os
 import pathlib
 import random
 import shutil
+import stat
 import tempfile
 import threading
+import time
 
 import pytest
 import trio
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
+from acstor_agent.cache import mending
 from acstor_agent.core import cache_slab
+from acstor_agent.core import cache_trouble
 from acstor_agent.core import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import errors
@@ -426,7 +430,7 @@ async def test_chunk_that_cannot_be_written_is_dropped_and_its_neighbours_are_no
             assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
 
 
-@pytest.mark.expect_log(r"1 chunks cannot be written: .*short write")
+@pytest.mark.expect_log(r"The cache takes no new chunks: .*short write")
 async def test_short_write_counts_as_a_failed_one(tmp_path, monkeypatch):
     def short(fd, pieces, offset):
         return os.pwrite(fd, pieces[0][:100], offset)
@@ -443,7 +447,7 @@ async def test_short_write_counts_as_a_failed_one(tmp_path, monkeypatch):
         assert list(cache.iter_cids()) == [CIDS[0]]
 
 
-@pytest.mark.expect_log(r"stops growing, slab file 1 cannot be made: .*No space left")
+@pytest.mark.expect_log(r"The cache stops growing: .*No space left")
 async def test_full_disk_stops_the_growth_and_nothing_else(tmp_path, monkeypatch, caplog):
     def full(fd, offset, length):
         if len(list(tmp_path.glob("slab-*.acslab"))) == 1:
@@ -466,7 +470,7 @@ async def test_full_disk_stops_the_growth_and_nothing_else(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["slab-00000.acslab"]
 
 
-@pytest.mark.expect_log(r"stops growing, slab file 0")
+@pytest.mark.expect_log(r"The cache stops growing: .*No space left")
 async def test_disk_that_is_full_from_the_beginning_stores_nothing(tmp_path, monkeypatch):
     def full(fd, offset, length):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -582,15 +586,167 @@ async def test_damaged_record_is_a_free_slot(tmp_path):
         assert sorted(cache.iter_cids()) == sorted([CIDS[0], CIDS[2]])
 
 
-def test_folder_that_cannot_be_made_is_named(tmp_path):
+@pytest.fixture
+def quickly(monkeypatch):
+    """Have a broken folder looked at again after a blink."""
+    monkeypatch.setattr(cache_trouble, "FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr(cache_trouble, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(mending, "CHECK_S", 0.05)
+
+
+async def until(is_true) -> None:
+    with trio.fail_after(10):
+        while not is_true():  # noqa: ASYNC110 - nothing says when it is
+            await trio.sleep(0.01)
+
+
+@pytest.mark.expect_log("The cache takes no new chunks: .*/file/cache: Not a directory")
+@pytest.mark.expect_log("The cache goes on: ")
+async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path, quickly):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(errors.Unusable, match=str(tmp_path / "file" / "cache")):
-        open_cache(tmp_path / "file" / "cache")
+    async with running(tmp_path / "file" / "cache") as cache:
+        assert not cache.store(CIDS[0], CHUNKS[0]) and cache.statistics.refused == 1
+        assert await cache.read_chunk(CIDS[0]) is None
+        what, since_s = cache.trouble
+        assert "Not a directory" in what and 0 <= time.time() - since_s < 60
+        (tmp_path / "file").unlink()
+        await until(lambda: cache.trouble is None)
+        assert cache.store(CIDS[0], CHUNKS[0])
+    again = open_cache(tmp_path / "file" / "cache")
+    assert list(again.iter_cids()) == [CIDS[0]]
+    await again.aclose()
 
 
-def test_folder_that_cannot_be_written_is_named():
-    with pytest.raises(errors.Unusable, match="/proc/self/fdinfo"):
-        open_cache("/proc/self/fdinfo")
+@pytest.mark.expect_log("The cache takes no new chunks: ")
+@pytest.mark.expect_log("The cache goes on: ")
+async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(
+    tmp_path, monkeypatch, quickly
+):
+    await fill(tmp_path)
+
+    def unreadable(path):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "iterdir", unreadable)
+        cache = open_cache(tmp_path)
+    gone = []
+    cache.on_gone(gone.append)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        await until(lambda: cache.trouble is None)
+        for cid, chunk in zip(CIDS, CHUNKS, strict=True):
+            assert await cache.read_chunk(cid) == chunk
+        cache.drop(CIDS[0])
+        assert gone == [CIDS[0]]
+        nursery.cancel_scope.cancel()
+    await cache.aclose()
+
+
+@pytest.mark.expect_log("The cache takes no new chunks: .*Read-only file system")
+@pytest.mark.expect_log("The cache goes on: ")
+async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch, quickly):
+    def failing(fd, pieces, offset):
+        calls.append(offset)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    calls = []
+    await fill(tmp_path, count=10)
+    async with running(tmp_path) as cache:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwritev", failing)
+            assert cache.store(CIDS[10], CHUNKS[10])
+            await settle(cache)
+            assert CIDS[10] not in cache and cache.statistics.write_errors == 1
+            assert "Read-only file system" in cache.trouble.what
+            assert not cache.store(CIDS[10], CHUNKS[10])
+            for number in range(10):
+                assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
+            cache.drop(CIDS[9])
+            await settle(cache)
+            await until(lambda: len(calls) > 4)  # looked at again, in vain
+        await until(lambda: cache.trouble is None)
+        assert cache.store(CIDS[11], CHUNKS[11])
+    async with running(tmp_path) as cache:
+        assert await cache.read_chunk(CIDS[11]) == CHUNKS[11]
+
+
+@pytest.mark.allow_log("The cache takes no new chunks: .*Input/output error")
+@pytest.mark.allow_log("The cache goes on: ")
+async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch, quickly):
+    def bad_place(fd, pieces, offset):
+        if offset == bad_offset:
+            tried.append(offset)
+            raise OSError(errno.EIO, "Input/output error")
+        return pwritev(fd, pieces, offset)
+
+    pwritev, tried = os.pwritev, []
+    async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
+        cache.store(CIDS[0], CHUNKS[0])
+        await settle(cache)
+        bad_offset = cache.lookup(CIDS[0]).offset + 64 * KIB
+        monkeypatch.setattr(os, "pwritev", bad_place)
+        for cid, chunk in zip(CIDS[1:], CHUNKS[1:], strict=True):
+            await until(lambda: cache.trouble is None)
+            cache.store(cid, chunk)
+            await settle(cache)
+        assert tried == [bad_offset]
+        assert cache.statistics.chunks == 14 and cache.statistics.write_errors == 1
+
+
+@pytest.mark.expect_log("The cache stops growing: .*No space left")
+@pytest.mark.expect_log("The cache goes on: ")
+async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch, quickly):
+    def full(fd, offset, length):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with running(tmp_path) as cache:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            cache.store(CIDS[0], CHUNKS[0])
+            await settle(cache)
+            assert cache.trouble is not None and cache.statistics.slabs == 0
+        await until(lambda: cache.trouble is None)
+        for cid, chunk in zip(CIDS, CHUNKS, strict=True):
+            assert cache.store(cid, chunk)
+        await settle(cache)
+        assert cache.statistics.slabs == 2
+
+
+@pytest.mark.expect_log("Slab file 0 was deleted")
+@pytest.mark.allow_log("The cache takes no new chunks: .*removed or replaced")
+@pytest.mark.allow_log("The cache goes on: ")
+@pytest.mark.parametrize("what", ["file", "folder"])
+async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, quickly, what):
+    folder = tmp_path / "cache"
+    await fill(folder, count=15)
+    async with running(folder) as cache:
+        if what == "file":
+            (folder / "slab-00000.acslab").unlink()
+        else:
+            shutil.rmtree(folder)
+        await until(lambda: cache.statistics.slabs == 0 and cache.trouble is None)
+        if what == "folder":
+            await until(folder.exists)
+        assert cache.statistics.chunks == 0
+        for cid, chunk in zip(CIDS, CHUNKS, strict=True):
+            await until(lambda cid=cid, chunk=chunk: cache.store(cid, chunk))
+    async with running(folder) as cache:
+        assert set(cache.iter_cids()) == set(CIDS)
+
+
+@pytest.mark.expect_log("was open to others; now only its owner may enter")
+async def test_folder_and_files_are_the_agents_alone(tmp_path):
+    await fill(tmp_path / "new")
+    assert modes(tmp_path / "new") == {0o700, 0o600}
+    (tmp_path / "new").chmod(0o755)
+    (tmp_path / "new" / "slab-00000.acslab").chmod(0o644)
+    await open_cache(tmp_path / "new").aclose()
+    assert modes(tmp_path / "new") == {0o700, 0o600}
+
+
+def modes(folder: pathlib.Path) -> set[int]:
+    return {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
 
 
 async def test_folder_in_use_is_refused_until_its_user_closes_it(tmp_path):
@@ -601,16 +757,32 @@ async def test_folder_in_use_is_refused_until_its_user_closes_it(tmp_path):
     await open_cache(tmp_path).aclose()
 
 
-async def test_failed_opening_leaves_no_open_file(tmp_path):
+@pytest.mark.expect_log("Slab file . cannot be removed: .*x")
+@pytest.mark.expect_log("The cache takes no new chunks: .*: x")
+@pytest.mark.expect_log("The cache goes on: ")
+async def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path, quickly):
     await fill(tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
-    shutil.copy(tmp_path / "slab-00000.acslab", tmp_path / "slab-00007.acslab")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             pathlib.Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "x"))
         )
-        with pytest.raises(errors.Unusable):
-            open_cache(tmp_path, limit_bytes=SLAB_BYTES)
+        cache = open_cache(tmp_path, limit_bytes=SLAB_BYTES)
+        assert len(list(tmp_path.glob("slab-*"))) == 2
+    async with trio.open_nursery() as nursery:
+        await nursery.start(cache.run)
+        await until(lambda: cache.trouble is None)
+        nursery.cancel_scope.cancel()
+    assert len(list(tmp_path.glob("slab-*"))) == 1
+    await cache.aclose()
+
+
+async def test_folder_that_cannot_be_opened_leaves_no_open_file(tmp_path, monkeypatch):
+    await fill(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))
+    holder = open_cache(tmp_path)
+    with pytest.raises(errors.Unusable):
+        open_cache(tmp_path)
+    await holder.aclose()
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -126,7 +126,7 @@ def test_agent_without_images_has_metrics_too():
         0,
     ) | {"quarantined": {}}
     names = "stored_bytes disk_bytes limit_bytes pending_bytes chunks"
-    names += " evictions healed refused write_errors"
+    names += " evictions healed refused write_errors trouble"
     counted = "memory_bytes limit_bytes loaded dropped ignored refused failed recorded"
     picture["boot"] = dict.fromkeys(counted.split(), 0)
     picture["cache"] = dict.fromkeys(names.split(), 0)

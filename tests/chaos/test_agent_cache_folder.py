@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cache folder that is read-only, gone or broken: guests are served, and caching comes back."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_common import geometry
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+MIB = geometry.MIB
+DATA, MORE = local.random_bytes(4 * MIB), local.random_bytes(4 * MIB)
+
+
+@pytest.fixture
+def images(tmp_path):
+    return local.ImageFolder(tmp_path / "images")
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[pathlib.Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount(folder, "size=64m")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def mount(folder: pathlib.Path, options: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+
+
+def remount(folder: pathlib.Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", folder], check=True)
+
+
+def read_direct(path: pathlib.Path) -> bytes:
+    """Read all of a file past the page cache."""
+    argv = ["dd", f"if={path}", "iflag=direct", "bs=1M", "status=none"]
+    return subprocess.run(argv, check=True, capture_output=True, timeout=20).stdout
+
+
+def from_cache(agent: agents.Agent) -> int:
+    return agent.status()["read"]["cache"]["bytes"]
+
+
+def trouble_of(agent: agents.Agent) -> dict | None:
+    return agent.status()["cache"]["trouble"]
+
+
+def wait_well(agent: agents.Agent) -> None:
+    hosts.wait_until(lambda: trouble_of(agent) is None, "a cache without trouble", 15)
+
+
+def assert_cached(agent: agents.Agent, image_id: str, data: bytes) -> None:
+    """Check that an image that is read is cached, and then read from there."""
+    path = agent.image_path(image_id)
+    assert read_direct(path) == data
+    hosts.wait_written(agent)
+    before = from_cache(agent)
+    assert read_direct(path) == data
+    assert from_cache(agent) - before == len(data)
+
+
+def test_worker_starts_and_reads_from_a_read_only_cache(tmp_path, images, disk):
+    known, unknown = images.add(DATA), images.add(MORE)
+    options = {"cache_dir": disk / "cache", "cache_slab_bytes": 16 * MIB}
+    with hosts.running(tmp_path / "h1", images, **options) as agent:
+        assert_cached(agent, known, DATA)
+        agent.stop()
+        remount(disk, "ro")
+        agent.start()
+        agent.wait_ready()
+        pid = agent.worker_pid()
+        before = from_cache(agent)
+        assert read_direct(agent.image_path(known)) == DATA
+        assert from_cache(agent) - before == len(DATA)
+        for _ in range(2):
+            assert read_direct(agent.image_path(unknown)) == MORE
+        assert "Read-only file system" in trouble_of(agent)["what"]
+        assert "Read-only file system" in agent.ctl("status")
+        assert from_cache(agent) - before == len(DATA)
+        remount(disk, "rw")
+        wait_well(agent)
+        assert_cached(agent, unknown, MORE)
+        assert read_direct(agent.image_path(known)) == DATA
+        assert agent.worker_pid() == pid
+        assert agent.status()["images"][unknown]["failed_reads"] == 0
+
+
+def test_cache_that_becomes_read_only_while_guests_read(tmp_path, images, disk):
+    known, unknown = images.add(DATA), images.add(MORE)
+    options = {"cache_dir": disk / "cache", "cache_slab_bytes": 16 * MIB}
+    with hosts.running(tmp_path / "h1", images, **options) as agent:
+        assert_cached(agent, known, DATA)
+        pid = agent.worker_pid()
+        for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                assert "slab" not in os.readlink(fd) or os.path.exists(os.readlink(fd))
+        hosts.kill(pid)  # files that are open for writing keep a disk from being read-only
+        remount_when_possible(disk)
+        assert read_direct(agent.image_path(known)) == DATA
+        assert read_direct(agent.image_path(unknown)) == MORE
+        remount(disk, "rw")
+        wait_well(agent)
+        assert_cached(agent, unknown, MORE)
+
+
+def remount_when_possible(disk: pathlib.Path) -> None:
+    def is_done() -> bool:
+        return not subprocess.run(
+            ["mount", "-o", "remount,ro", disk], capture_output=True
+        ).returncode
+
+    hosts.wait_until(is_done, "a read-only disk")
+
+
+@pytest.mark.parametrize("what", ["missing", "a file"])
+def test_worker_starts_without_a_folder_and_takes_it_when_it_comes(tmp_path, images, disk, what):
+    image_id = images.add(DATA)
+    if what == "a file":
+        (disk / "cache").touch()
+    remount(disk, "ro")
+    with hosts.running(tmp_path / "h1", images, cache_dir=disk / "cache") as agent:
+        pid = agent.worker_pid()
+        assert read_direct(agent.image_path(image_id)) == DATA
+        assert trouble_of(agent)["what"].startswith(f"{disk}/cache: ")
+        assert agent.status()["cache"]["stored_bytes"] == 0
+        remount(disk, "rw")
+        (disk / "cache").unlink(missing_ok=True)
+        wait_well(agent)
+        assert agent.worker_pid() == pid
+
+
+def test_slab_files_that_are_deleted_cost_nothing_but_fetches(tmp_path, images, disk):
+    image_id = images.add(DATA)
+    with hosts.running(tmp_path / "h1", images, cache_dir=disk / "cache") as agent:
+        assert_cached(agent, image_id, DATA)
+        pid = agent.worker_pid()
+        for path in (disk / "cache").glob("slab-*"):
+            path.unlink()
+        assert read_direct(agent.image_path(image_id)) == DATA  # they are open still
+        agent.stop()
+        agent.start()
+        agent.wait_ready()
+        assert read_direct(agent.image_path(image_id)) == DATA
+        assert agent.status()["images"][image_id]["failed_reads"] == 0
+        assert pid != agent.worker_pid()
