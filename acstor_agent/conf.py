@@ -28,13 +28,16 @@ OPTS = [
     ),
     cfg.StrOpt(
         "state_dir",
-        default="/var/lib/acstor",
-        help="Folder for what must survive a restart: chunk maps of attached images, the lock.",
+        default="/var/lib/acstor/state",
+        help="Folder for what must survive a restart: chunk maps of attached images, what guests "
+        "wrote to disks, the lock. Only the agent's user may enter it (mode 0700).",
     ),
     cfg.StrOpt(
         "cache_dir",
         default="/var/lib/acstor/cache",
-        help="Folder of the public cache. A file system of its own is a good idea.",
+        help="Folder of the public cache. A file system of its own is a good idea. Only the "
+        "agent's user may enter it (mode 0700). While it cannot be written, nothing new is cached "
+        "and guests are served all the same.",
     ),
     cfg.IntOpt(
         "cache_limit_bytes",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``acstor-agent``: the per-host daemon."""
 
+import os
 import pathlib
 import sys
 
@@ -40,11 +41,13 @@ def run(conf: cfg.ConfigOpts) -> int:
 
     :raises errors.Unusable: it cannot start with what it was given
     """
+    os.umask(0o077)  # what the agent keeps is nobody else's
     own = conf.acstor_agent
-    folders = {pathlib.Path(folder).resolve() for folder in (own.state_dir, own.cache_dir)}
+    state_dir = pathlib.Path(own.state_dir).resolve()
+    keep_mirror_open(conf, state_dir)
     supervisor.make_folder(pathlib.Path(conf.acstor.control_socket).parent)
-    with supervisor.lock_folders(sorted(folders)):
-        secret = host_secret.of(pathlib.Path(own.state_dir))
+    with supervisor.lock_folders([state_dir]):
+        secret = host_secret.of(state_dir)
         return supervisor.Supervisor(
             pathlib.Path(conf.acstor.mount_point),
             lambda inheritance: daemon.work(conf, inheritance, secret),
@@ -52,6 +55,23 @@ def run(conf: cfg.ConfigOpts) -> int:
             service_manager.DescriptorStore(),
             supervisor.WithGuests(own.stop_with_guests),
         ).run()
+
+
+def keep_mirror_open(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:
+    """Refuse folders that would hide the mirror from guests, because only the agent may enter them.
+
+    :raises errors.Unusable: the mirror, or the control socket, lies in one
+    """
+    cache_dir = pathlib.Path(conf.acstor_agent.cache_dir).resolve()
+    for option in ("mount_point", "control_socket"):
+        path = pathlib.Path(conf.acstor[option]).resolve()
+        for name, folder in (("state_dir", state_dir), ("cache_dir", cache_dir)):
+            if path.is_relative_to(folder):
+                raise errors.Unusable(
+                    f"[acstor] {option} {path}",
+                    f"it lies in [acstor_agent] {name}, which only the agent may enter",
+                    f"Give {name} a folder of its own",
+                )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 import os
 import pathlib
 import socket
+import stat
 import subprocess
 import time
 
@@ -124,10 +125,9 @@ def test_mounted_mount_point_is_left_alone(tmp_path):
         subprocess.run(["umount", mount_point], check=True)
 
 
-@pytest.mark.parametrize("which", ["cache", "state"])
-def test_folder_that_cannot_be_written_is_named(tmp_path, which):
+def test_state_folder_that_cannot_be_written_is_named(tmp_path):
     config_file = hosts.configure(tmp_path, {})
-    folder = tmp_path / which
+    folder = tmp_path / "state"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], check=True)
     try:
@@ -135,25 +135,37 @@ def test_folder_that_cannot_be_written_is_named(tmp_path, which):
     finally:
         subprocess.run(["umount", folder], check=True)
     assert status == 1
-    assert f"{folder}: cannot be used: Read-only file system" in words
+    assert f"{folder}: cannot be" in words
+    assert "Read-only file system" in words
     assert not hosts.mounts(tmp_path)
 
 
-def test_cache_folder_that_became_unwritable_is_named(tmp_path):
-    """The lock is there already, so opening it does not tell."""
-    config_file = hosts.configure(tmp_path, {})
-    (tmp_path / "cache").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", tmp_path / "cache"], check=True)
-    try:
-        (tmp_path / "cache" / ".lock").touch()
-        if subprocess.run(["chattr", "+i", tmp_path / "cache"], capture_output=True).returncode:
-            pytest.skip("needs a kernel with file attributes on tmpfs")
-        status, words = hosts.refuse(config_file)
-    finally:
-        subprocess.run(["umount", tmp_path / "cache"], check=True)
+@pytest.mark.parametrize("option", ["state_dir", "cache_dir"])
+def test_folder_that_would_hide_the_mirror_is_refused(tmp_path, option):
+    status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": {option: tmp_path}}))
     assert status == 1
-    assert f"{tmp_path}/cache" in words
-    assert not hosts.mounts(tmp_path)
+    assert f"mount_point {tmp_path}/mirror: it lies in [acstor_agent] {option}" in words
+
+
+def test_folders_are_the_agents_alone_and_the_mirror_is_not(tmp_path, images, start):
+    image_id = images.add(b"x" * 5000)
+    agent = start()
+    assert agent.image_path(image_id).read_bytes() == b"x" * 5000
+    hosts.wait_written(agent)
+    for folder in (agent.folder / "state", agent.folder / "cache"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        found = list(folder.rglob("*"))
+        assert found
+        assert [path for path in found if path.stat().st_mode & 0o077] == []
+    agent.stop()
+    for path in (agent.folder / "state", agent.folder / "state" / "maps", agent.folder / "cache"):
+        path.chmod(0o755)
+    agent.start()
+    agent.wait_ready()
+    for path in (agent.folder / "state", agent.folder / "state" / "maps", agent.folder / "cache"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert agent.log().count("was open to others") == 2
+    assert stat.S_IMODE(agent.mount_point.stat().st_mode) & 0o005 == 0o005
 
 
 def refused_beside(agent: agents.Agent, folder: pathlib.Path, changes: dict) -> str:
@@ -170,10 +182,10 @@ def test_second_agent_with_anything_of_the_first_is_refused(tmp_path, images, st
     image_id = images.add(data)
     agent = start()
     with agent.image_path(image_id).open("rb") as guest:
-        for option in ("state_dir", "cache_dir"):
+        for option, why in (("state_dir", "agent uses it"), ("cache_dir", "process is using it")):
             path = agent.folder / option.removesuffix("_dir")
             words = refused_beside(agent, tmp_path / option, {"acstor_agent": {option: path}})
-            assert f"{path}: another agent uses it" in words
+            assert f"{path}: another {why}" in words
         mount_point = {"acstor": {"mount_point": agent.mount_point}}
         words = refused_beside(agent, tmp_path / "mount", mount_point)
         assert f"{agent.mount_point}: a file system of type fuse.acstor is mounted" in words

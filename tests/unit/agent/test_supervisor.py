@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What needs no mount; workers that die are in tests/chaos/test_agent_supervisor.py."""
 
+import pathlib
 import subprocess
 import sys
 
@@ -52,3 +53,37 @@ def test_folder_that_cannot_be_made_is_named(tmp_path):
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(errors.Unusable, match=str(folder)):
             supervisor.make_folder(folder)
+
+
+@pytest.mark.expect_log("was open to others; now only its owner may enter")
+def test_private_folder_is_closed_with_what_lies_in_it(tmp_path):
+    outside = tmp_path / "outside"
+    outside.touch(0o644)
+    folder = tmp_path / "a" / "state"
+    supervisor.make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.parent.stat().st_mode & 0o005 == 0o005
+    folder.chmod(0o755)
+    (folder / "file").touch(0o644)
+    (folder / "maps").mkdir(0o755)
+    (folder / "link").symlink_to(outside)
+    supervisor.make_private(folder)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())}
+    assert modes == {"state": 0o700, "file": 0o600, "maps": 0o700, "link": 0o644}
+
+
+def test_private_folder_that_cannot_be_closed_is_named(tmp_path, monkeypatch):
+    def refuse(path, mode):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(pathlib.Path, "chmod", refuse)
+    (tmp_path / "state").mkdir(0o755)
+    with pytest.raises(errors.Unusable, match="state: cannot be made private"):
+        supervisor.make_private(tmp_path / "state")
+
+
+def test_folder_for_everybody_is_open_whatever_the_umask(tmp_path):
+    with supervisor.umask(0o077):
+        supervisor.make_folder(tmp_path / "mnt" / "mirror")
+    assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "mnt" / "mirror").stat().st_mode & 0o777 == 0o755
