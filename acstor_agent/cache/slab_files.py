@@ -112,11 +112,12 @@ class SlabFiles:
         fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             slab_io.write(fd, [bytes(slab_io.BLOCK_BYTES)], 0)
-            if is_to_grow:
-                os.posix_fallocate(fd, 0, self._slab_bytes)
         finally:
             os.close(fd)
             probe.unlink()
+        disk = os.statvfs(self.folder)
+        if is_to_grow and disk.f_bavail * disk.f_frsize < self._slab_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         for number, path in list(self._read_only.items()):
             self._reopen(number, path)
         for path, is_ours in list(self._in_the_way.items()):
