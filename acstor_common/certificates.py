@@ -227,6 +227,16 @@ def _is_ca(certificate: x509.Certificate) -> bool:
         return False
 
 
+def described(certificate: x509.Certificate) -> str:
+    """Return a certificate in a line for operators: whose, until when, its fingerprint."""
+    return (
+        f"{certificate.subject.rfc4514_string() or 'without a name'}  valid from "
+        f"{certificate.not_valid_before_utc:%Y-%m-%d} until "
+        f"{certificate.not_valid_after_utc:%Y-%m-%d}  SHA-256 "
+        f"{certificate.fingerprint(hashes.SHA256()).hex()}"
+    )
+
+
 def read_host_certificate(pem_or_der: bytes, ca_pem: bytes) -> HostCertificate:
     """Return whose certificate this is.
 

@@ -61,11 +61,14 @@ def public_pem(key_pem: bytes) -> bytes:
 
     :raises errors.NotAuthentic: see :func:`read_key`
     """
-    return (
-        read_key(key_pem)
-        .public_key()
-        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    return pem_of(read_key(key_pem).public_key()).encode()
+
+
+def pem_of(key: PublicKey) -> str:
+    """Return a public key as PEM, SubjectPublicKeyInfo."""
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    ).decode()
 
 
 def read_public_keys(bundle_pem: bytes) -> tuple[ed25519.Ed25519PublicKey, ...]:

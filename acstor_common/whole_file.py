@@ -12,6 +12,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import IO
 
 INCOMING = ".incoming-"
@@ -61,3 +62,15 @@ def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
     """
     for left in folder.glob(f"{INCOMING}{glob.escape(name)}*"):
         left.unlink(missing_ok=True)
+
+
+def write_secrets(folder: pathlib.Path, files: Mapping[str, bytes]) -> None:
+    """Write files that only their owner may read, into a folder that only he may enter.
+
+    :raises OSError: they cannot be written, or the folder cannot be made
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    for name, data in files.items():
+        with written(folder / name, 0o600) as file:
+            file.write(data)

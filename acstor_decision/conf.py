@@ -118,6 +118,36 @@ OPTS = [
         "itself, for where the way to the source is better than that between groups.",
     ),
     cfg.StrOpt(
+        "enrolment",
+        default="automatic",
+        choices=[
+            ("automatic", "whoever comes with a token that the policy acstor:host:enrol allows"),
+            ("approved", "whom an operator has allowed, too: openstack acstor host allow HOST"),
+        ],
+        help="Which new hosts get a certificate. The name of a host belongs to the Keystone user "
+        "and the key that enrolled it first, either way.",
+    ),
+    cfg.IntOpt(
+        "certificate_life_s",
+        default=86400,
+        min=60,
+        max=366 * 86400,
+        help="How long a host's certificate is valid; hosts renew it long before. A shorter life "
+        "lets a stolen key be of use for a shorter time, also where nobody notices the theft.",
+    ),
+    cfg.StrOpt(
+        "ca_cert_file",
+        default="",
+        help="Certificate (PEM) of an authority of your own that issues the hosts' certificates; "
+        "others that hosts are to trust, a former one for instance, may stand behind it. Empty: "
+        "one is made at the first start and kept in the database.",
+    ),
+    cfg.StrOpt(
+        "ca_key_file",
+        default="",
+        help="Key (PEM, without a password) of the first certificate in ca_cert_file.",
+    ),
+    cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9465",
         help="Address and port of the Prometheus endpoint; empty turns it off.",

@@ -8,6 +8,7 @@ at most, since agents that missed a table show it by their next sample.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +20,7 @@ from oslo_config import cfg
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import message_bus
+from acstor_common import signing
 from acstor_common import trace_message
 
 LOG = logging.getLogger(__name__)
@@ -26,7 +28,9 @@ LOG = logging.getLogger(__name__)
 SEND_RETRIES = 1
 STOP_WAIT_S = 5.0
 
-Heard = Callable[[decision_api.Sample], None]
+Heard = Callable[[decision_api.Signed], None]
+Seal = Callable[[msgspec.Struct, str], decision_api.Signed]
+MAX_NAMED = 4096
 CurrentRing = Callable[[], decision_api.RingTable]
 
 
@@ -35,18 +39,37 @@ class _Endpoint:
 
     target = oslo_messaging.Target(version=decision_api.VERSION)
 
-    def __init__(self, heard: Heard, current_ring: CurrentRing, malformed: Callable[[], None]):
+    def __init__(self, heard: Heard, current_ring: CurrentRing, refused: Callable[[str], None]):
         self._heard = heard
         self._current_ring = current_ring
-        self._malformed = malformed
+        self._refused = refused
+        self._unsigned: set[str] = set()
 
     def sample_collected(self, _context: object, payload: object = None) -> None:
         """Take a host's sample."""
+        if isinstance(payload, dict) and "host" in payload and "payload" not in payload:
+            self._refused("unsigned")
+            self._tell_of_unsigned(payload["host"])
+            return
         try:
-            self._heard(decision_api.decode(payload, decision_api.Sample))
+            self._heard(decision_api.decode(payload, decision_api.Signed))
         except errors.RemoteProtocolError as e:
-            self._malformed()
+            self._refused("malformed")
             LOG.warning("a sample is refused: %s", e)
+        except errors.NotAuthentic as e:
+            self._refused("not_authentic")
+            LOG.warning("a sample is refused: %s", e)
+
+    def _tell_of_unsigned(self, host: object) -> None:
+        """Log each host once that has an agent from before samples were signed."""
+        name = ascii(host)[:64]
+        if name not in self._unsigned and len(self._unsigned) < MAX_NAMED:
+            self._unsigned.add(name)
+            LOG.warning(
+                "samples that say to be of %s are refused, nobody has signed them: upgrade the "
+                "agent there, and let it enrol",
+                name,
+            )
 
     def get_ring(self, _context: object, payload: object = None) -> dict[str, Any]:
         """Return the v-node table in force."""
@@ -56,7 +79,7 @@ class _Endpoint:
 class Rpc:
     """Hears samples and sends tables.
 
-    ``malformed`` counts samples that made no sense.
+    ``refused`` counts samples that made no sense or proved nothing.
 
     :param conf: the global configuration, for oslo.messaging knows no other
     """
@@ -64,10 +87,10 @@ class Rpc:
     def __init__(
         self, conf: cfg.ConfigOpts, instance: str, heard: Heard, current_ring: CurrentRing
     ) -> None:
-        self.malformed = 0
+        self.refused = dict.fromkeys(("malformed", "not_authentic", "unsigned"), 0)
         self._transport = message_bus.open_transport(conf)
         self._target = oslo_messaging.Target(topic=decision_api.TOPIC, server=instance)
-        self._endpoint = _Endpoint(heard, current_ring, self._count_malformed)
+        self._endpoint = _Endpoint(heard, current_ring, self._count_refused)
         self._server: oslo_messaging.MessageHandlingServer | None = None
         self._stopping = threading.Event()
 
@@ -90,8 +113,8 @@ class Rpc:
         """Send a table to one agent alone; say whether the broker took it."""
         return self._send({"server": host}, table)
 
-    def give(self, host: str, task: decision_api.ImageTask) -> bool:
-        """Give a task to one agent alone; say whether the broker took it."""
+    def give(self, host: str, task: decision_api.Signed) -> bool:
+        """Give a sealed task to one agent alone; say whether the broker took it."""
         return self._send({"server": host}, task, decision_api.IMAGE_TASK_GIVEN)
 
     def _send(
@@ -119,8 +142,8 @@ class Rpc:
             self._server.wait()
         self._transport.cleanup()
 
-    def _count_malformed(self) -> None:
-        self.malformed += 1
+    def _count_refused(self, why: str) -> None:
+        self.refused[why] += 1
 
 
 class BusUnreachable(errors.AcstorError):
@@ -138,10 +161,13 @@ class Caster:
     """Sends what operators ask for; connects when there is something to send.
 
     :param conf: the global configuration
+    :param seal: signs what is sent, for a purpose
     """
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
-        self._conf = conf
+    def __init__(
+        self, conf: cfg.ConfigOpts, seal: Seal, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._conf, self._seal, self._wall = conf, seal, wall
         self._transport: Any = None
         self._opening = threading.Lock()
 
@@ -150,18 +176,26 @@ class Caster:
 
         :raises BusUnreachable: perhaps some hosts have it already
         """
-        every = [{"fanout": True}] if hosts is None else [{"server": host} for host in hosts]
-        for to in every:
+        every: list[tuple[dict[str, Any], tuple[str, ...]]] = (
+            [({"fanout": True}, ())]
+            if hosts is None
+            else [({"server": host}, (host,)) for host in hosts]
+        )
+        for to, named in every:
             target = oslo_messaging.Target(topic=decision_api.AGENT_TOPIC, **to)
-            self._send(target, decision_api.IMAGE_TASK_GIVEN, task)
+            given = decision_api.TaskForHosts(task=task, hosts=named, given_s=self._wall())
+            sealed = self._seal(given, signing.TASK)
+            self._send(target, decision_api.IMAGE_TASK_GIVEN, sealed)
 
-    def want(self, wanted: decision_api.ImageWanted) -> None:
+    def want(self, wanted: decision_api.ImageWanted, request: int) -> None:
         """Ask one of those who prepare images to prepare one.
 
+        :param request: a number that tells this request from others
         :raises BusUnreachable: it is not asked
         """
         target = oslo_messaging.Target(topic=trace_message.TOPIC)
-        self._send(target, decision_api.IMAGE_WANTED, wanted)
+        asked = decision_api.ImageWantedAt(wanted=wanted, request=request, given_s=self._wall())
+        self._send(target, decision_api.IMAGE_WANTED, self._seal(asked, signing.IMAGE_WANTED))
 
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
         try:

@@ -16,9 +16,14 @@ from collections.abc import Callable
 import msgspec
 from oslo_config import cfg
 
+from acstor_common import certificates
 from acstor_common import decision_api
+from acstor_common import errors
 from acstor_common import ids
 from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision import leadership
 from acstor_decision import metrics
@@ -31,9 +36,11 @@ from acstor_decision.switch_loads import base
 
 LOG = logging.getLogger(__name__)
 
-HIGHEST_TRUSTED_EPOCH = 1 << 62
-"""An agent that claims to have a higher one is not believed: it would leave no epochs."""
+HIGHEST_TRUSTED_EPOCH = ring.MAX_EPOCH // 2
+"""Agents that claim to have a higher one are not believed: it would leave no epochs."""
 WAITING_SAMPLES = 100_000
+WAITING_OF_A_HOST = 32
+"""Samples of one host that wait for the next round; it sends one for each round."""
 GIVE_AGAIN_S = 45.0
 """How long a task is given again and again to a host that tells nothing of it; ``openstack acstor``
 waits somewhat longer before it says that a host did not hear of one."""
@@ -42,7 +49,8 @@ TOLD_WITHIN = 2
 
 Publish = Callable[[decision_api.RingTable], bool]
 SendTo = Callable[[str, decision_api.RingTable], bool]
-GiveTo = Callable[[str, decision_api.ImageTask], bool]
+GiveTo = Callable[[str, decision_api.Signed], bool]
+Heard = tuple[float, certificates.HostCertificate, decision_api.Sample]
 
 
 class Service:
@@ -78,7 +86,11 @@ class Service:
         self._store, self._lead, self._loads = store, lead, loads
         self._publish, self._send_to, self._give_to = publish, send_to, give_to
         self._clock, self._wall = clock, wall
-        self._inbox: queue.Queue[tuple[float, decision_api.Sample]] = queue.Queue(WAITING_SAMPLES)
+        self._keeper = authority.Keeper(self.own, store, wall)
+        self._trust = authority.Trust()
+        self._inbox: queue.Queue[Heard] = queue.Queue(WAITING_SAMPLES)
+        self._waiting: collections.Counter[str] = collections.Counter()
+        self._disbelieved = 0
         self._fresh: dict[str, decision_api.Sample] = {}
         self._published_s = 0.0
         self._has_database = True
@@ -86,12 +98,34 @@ class Service:
         self._heard = self._moved = 0
         self._tables_published: collections.Counter[str] = collections.Counter()
 
-    def hear(self, sample: decision_api.Sample) -> None:
-        """Take a sample for the next round; may be called from any thread, never waits."""
+    def prepare(self) -> None:
+        """Learn whom to believe, before anything is heard.
+
+        :raises errors.Unusable: the operator's authority cannot be used
+        """
+        self._keeper.authority()
+        self._believe()
+
+    def hear(self, message: decision_api.Signed) -> None:
+        """Take a sample for the next round; may be called from any thread, never waits.
+
+        :raises errors.NotAuthentic: nothing proves that it is of the host that it speaks of
+        :raises errors.RemoteProtocolError: it is no sample
+        """
+        certificate, sample = sealed.open_from_host(
+            message, signing.SAMPLE, self._trust.ca, decision_api.Sample
+        )
+        if certificate.host != sample.host:
+            raise errors.NotAuthentic(
+                f"a sample of {sample.host}", f"{certificate.host} has signed it"
+            )
         try:
-            self._inbox.put_nowait((self._clock(), sample))
+            if self._waiting[sample.host] >= WAITING_OF_A_HOST:
+                raise queue.Full
+            self._waiting[sample.host] += 1
+            self._inbox.put_nowait((self._clock(), certificate, sample))
         except queue.Full:
-            LOG.warning("%s: its sample is dropped, %d wait", sample.host, WAITING_SAMPLES)
+            LOG.warning("%s: its sample is dropped, %d wait", sample.host, self._inbox.qsize())
 
     def current_ring(self) -> decision_api.RingTable:
         """Return the table in force; may be called from any thread."""
@@ -100,8 +134,11 @@ class Service:
     def round(self) -> None:
         """Look at what was heard, follow the database, and decide if this instance leads."""
         self._fresh.clear()
-        self._take_samples()
         try:
+            try:
+                self._believe()
+            finally:  # without its database, by what it knew
+                self._take_samples()
             self._follow()
             self.leads = self._lead.is_leader()
             if self.leads:
@@ -122,18 +159,41 @@ class Service:
         self.members.forget_dead(self._clock())
         self.picture = self._new_picture()
 
+    def _believe(self) -> None:
+        """Look whom to believe; a host that was revoked is no member from now on."""
+        self._trust = self._keeper.trust()
+        revoked = self._trust.revoked(self._wall())
+        self.members.expel(host for host in revoked if not self._trust.is_enrolled(host))
+        self.decider.revoke(revoked)
+        if self.current.table:
+            self.current = self._signed(self.current.epoch, self.current.table)
+
+    def _signed(self, epoch: int, text: str) -> decision_api.RingTable:
+        signature = self._trust.sign(signing.TABLE, text.encode())
+        return decision_api.RingTable(epoch, text, signature)
+
     def _take_samples(self) -> None:
         while True:
             try:
-                heard_s, sample = self._inbox.get_nowait()
+                heard_s, certificate, sample = self._inbox.get_nowait()
             except queue.Empty:
+                self._waiting.clear()
                 return
-            refusal = self.members.hear(sample, heard_s, self._wall())
-            if refusal is None:
-                self._keep(sample)
-                self._heard += 1
-            else:
-                LOG.info("%s: sample %d is refused: %s", sample.host, sample.number, refusal.value)
+            if fault := self._trust.fault(certificate, self._wall()):
+                self._disbelieved += 1
+                LOG.warning("%s: sample %d is refused: %s", sample.host, sample.number, fault)
+                continue
+            self._take(sample, heard_s)
+
+    def _take(self, sample: decision_api.Sample, heard_s: float) -> None:
+        refusal = self.members.hear(sample, heard_s, self._wall())
+        if refusal is None:
+            self._keep(sample)
+            self._heard += 1
+            return
+        level = logging.WARNING if refusal is members.Refusal.TAKEN_ADDRESS else logging.INFO
+        told = (sample.host, sample.number, refusal.value, sample.address)
+        LOG.log(level, "%s: sample %d is refused: %s (%s)", *told)
 
     def _keep(self, sample: decision_api.Sample) -> None:
         """Keep a sample for this round, with what an earlier one of the round told of images."""
@@ -155,7 +215,7 @@ class Service:
             self._lead.step_down()
         known = ring.decode((newest.table or "").encode(), f"epoch {newest.epoch} of the database")
         self.decider.replace(table.from_ring(known))
-        self.current = decision_api.RingTable(newest.epoch, newest.table or "")
+        self.current = self._signed(newest.epoch, newest.table or "")
         for host in known.hosts:
             name = ids.HostId(host.host)
             self.members.expect(name, host.address, host.location, self._clock())
@@ -199,11 +259,15 @@ class Service:
         return wanted
 
     def _highest_epoch(self) -> int:
-        """Return the highest epoch that a living host has, or the database."""
+        """Return the epoch of the database, or the one that more than half of the hosts have.
+
+        Theirs is higher when the database was lost or is an old copy. Fewer are not believed: one
+        host that lies would have a table published in every round.
+        """
         living = self.members.living(self._clock())
-        claimed = [self.members[host].last.ring_epoch for host in living]
-        believed = [epoch for epoch in claimed if epoch < HIGHEST_TRUSTED_EPOCH]
-        return max(self.current.epoch, *believed, 0)
+        claimed = sorted(self.members[host].last.ring_epoch for host in living)
+        most = claimed[(len(claimed) - 1) // 2] if claimed else 0
+        return max(self.current.epoch, most if most < HIGHEST_TRUSTED_EPOCH else 0)
 
     def _put_in_force(self, decision: decider.Decision) -> None:
         """Note a table in the database, then tell the agents.
@@ -226,7 +290,7 @@ class Service:
         )
         self._store.publish(new, self.own.ring_history)
         self.decider.adopt(decision)
-        self.current = decision_api.RingTable(epoch, text)
+        self.current = self._signed(epoch, text)
         self._published_s = self._clock()
         self._tables_published[new.reason] += 1
         self._moved += new.moved
@@ -254,7 +318,10 @@ class Service:
             if given.host not in self._fresh or given.given_s > due_s:
                 continue
             LOG.info("%s tells nothing of task %d: given again", given.host, given.task.request)
-            if not self._give_to(given.host, given.task):
+            again = decision_api.TaskForHosts(
+                task=given.task, hosts=(given.host,), given_s=self._wall()
+            )
+            if not self._give_to(given.host, self._keeper.seal(again, signing.TASK)):
                 return
 
     def _new_picture(self) -> metrics.Picture:
@@ -276,7 +343,10 @@ class Service:
             traffic_cv=self.members.traffic_cv(now_s),
             hosts=hosts,
             heard=self._heard,
-            refused={reason.value: times for reason, times in self.members.refused.items()},
+            refused={
+                **{reason.value: times for reason, times in self.members.refused.items()},
+                "disbelieved": self._disbelieved,
+            },
             published=dict(self._tables_published),
             moved=self._moved,
         )

@@ -20,6 +20,8 @@ from oslo_context import context
 from oslo_policy import policy
 from werkzeug import exceptions
 
+from acstor_common import errors
+from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision import rpc
 from acstor_decision.api import image_service
@@ -82,11 +84,13 @@ def make_plain_app(
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.strict_slashes = False
     enforcer = policies.make_enforcer(conf)
+    keeper = authority.Keeper(conf.acstor_decision, store)
     template = operation.Call(
         store=store,
         limits=decision_conf.limits(conf.acstor_decision),
         images=images or image_service.ImageService(conf),
-        bus=bus or rpc.Caster(conf),
+        bus=bus or rpc.Caster(conf, keeper.seal),
+        authority=keeper,
     )
     for known in operations.ALL:
         rule = known.path.replace("{", "<").replace("}", ">")
@@ -117,6 +121,8 @@ def _view(
             query=_query(known),
             body=_body(known),
             sees_all=enforcer.authorize(SEES_ALL, {}, asking, do_raise=False),
+            user_id=asking.user_id or "",
+            address=request.remote_addr or "",
             auth=request.environ.get("keystone.token_auth"),
         )
         return _json(known.handler(call), known.status)
@@ -187,6 +193,10 @@ def _fault(error: Exception) -> flask.Response:
         message = str(error.description or status.phrase)
     elif isinstance(error, (image_service.ImageServiceUnreachable, rpc.BusUnreachable)):
         status, message = http.HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+    elif isinstance(error, errors.Unusable):
+        LOG.error("a request failed: %s", error)
+        status = http.HTTPStatus.SERVICE_UNAVAILABLE
+        message = "the service cannot do this as it is configured; its log says why"
     elif isinstance(error, database.DatabaseError):
         LOG.warning("the database fails: %s", str(error).partition("\n")[0])
         status, message = http.HTTPStatus.SERVICE_UNAVAILABLE, "the database does not answer"

@@ -8,9 +8,12 @@ from typing import Any
 
 import msgspec
 
+from acstor_common import certificates
 from acstor_common import decision_api
+from acstor_common import signing
 from acstor_decision.api import operation
 from acstor_decision.api import rings
+from acstor_decision.core import enrolment
 from acstor_decision.db import models
 
 
@@ -31,16 +34,39 @@ class Rates(msgspec.Struct, frozen=True):
     chunks_sent: float
 
 
+class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host is to the certificate authority.
+
+    :param state: ``enrolled``: it has, or had, a certificate; ``waiting``: an operator has to allow
+        it; ``allowed``: it may enrol once; ``revoked``: it is shut out
+    :param user_id: the Keystone user whose the host is; who asked first, while it waits
+    :param address: where the last request for a certificate came from
+    :param fingerprint: SHA-256 of its public key (SubjectPublicKeyInfo)
+    :param asked_at: when it asked first, if it had to wait
+    :param not_after: its last certificate ends
+    """
+
+    state: enrolment.State
+    user_id: str
+    address: str
+    fingerprint: str
+    asked_at: datetime.datetime | None
+    issued_at: datetime.datetime | None
+    not_after: datetime.datetime | None
+
+
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """One host.
 
     :param vnodes: points of the ring that it owns; its share of them is its share of the contents
     :param ring_epoch: the table that its agent uses
     :param link_bytes_s: what its links carry each way
+    :param enrolment: None: it never asked for a certificate
     """
 
     host: str
     state: State
+    enrolment: Enrolment | None
     is_drained: bool
     address: str
     location: str
@@ -68,20 +94,32 @@ class Hosts(msgspec.Struct, frozen=True):
 
 
 def every(call: operation.Call) -> Hosts:
-    """Answer with all hosts that are remembered."""
-    rows = [row for row in call.store.hosts() if row.host > call.query.marker]
+    """Answer with all hosts that are remembered, or have asked for a certificate."""
+    enrolled = {row.host: row for row in call.store.enrolments()}
+    known = {row.host: row for row in call.store.hosts()}
+    names = sorted(name for name in {*enrolled, *known} if name > call.query.marker)
     owners = _owners(call)
-    return Hosts([Host(**_fields(call, row, owners)) for row in rows[: call.query.limit]])
+    shown = names[: call.query.limit]
+    rows = ((known.get(name) or _unheard(name), enrolled.get(name)) for name in shown)
+    return Hosts([Host(**_fields(call, *row, owners)) for row in rows])
 
 
 def one(call: operation.Call) -> HostDetail:
     """Answer with one host."""
     name = operation.host_id(call.path["host"])
-    row = call.store.host(name)
-    if row is None:
+    row, enrolled = call.store.host(name), call.store.enrolment(name)
+    if row is None and enrolled is None:
         raise operation.not_found(f"host {name}")
+    row = row or _unheard(name)
     peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_api.Traffic])
-    return HostDetail(**_fields(call, row, _owners(call)), peers=peers)
+    return HostDetail(**_fields(call, row, enrolled, _owners(call)), peers=peers)
+
+
+def _unheard(name: str) -> models.Host:
+    """Return a host of which no sample has come yet."""
+    columns = models.Host.__table__.columns
+    defaults = {column.key: column.default.arg for column in columns if column.default is not None}
+    return models.Host(host=name, **defaults)
 
 
 def drain(call: operation.Call) -> HostDetail:
@@ -121,13 +159,37 @@ def _time(seconds: float | None) -> datetime.datetime | None:
     return None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
+def _enrolment(row: models.Enrolment | None) -> Enrolment | None:
+    if row is None:
+        return None
+    return Enrolment(
+        state=enrolment.State(row.state),
+        user_id=row.user_id,
+        address=row.address,
+        fingerprint=_fingerprint(row.public_key),
+        asked_at=_time(row.asked_s),
+        issued_at=_time(row.issued_s),
+        not_after=_time(row.not_after_s),
+    )
+
+
+def _fingerprint(public_key: str) -> str:
+    if not public_key:
+        return ""
+    return certificates.fingerprint(signing.read_public_keys(public_key.encode())[0])
+
+
 def _fields(
-    call: operation.Call, row: models.Host, owners: dict[str, rings.Owner]
+    call: operation.Call,
+    row: models.Host,
+    enrolled: models.Enrolment | None,
+    owners: dict[str, rings.Owner],
 ) -> dict[str, Any]:
     owner = owners.get(row.host)
     return {
         "host": row.host,
         "state": _state(call, row),
+        "enrolment": _enrolment(enrolled),
         "is_drained": row.is_drained,
         "address": row.address,
         "location": row.location,

@@ -88,7 +88,8 @@ def prepare(call: operation.Call) -> images.Image:
             http.HTTPStatus.CONFLICT, f"image {image_id} cannot be prepared: {why}"
         )
     has_failed = artefacts.state_of(record) is artefacts.State.FAILED if record else False
-    call.bus.want(decision_api.ImageWanted(image_id, call.body.force or has_failed))
+    wanted = decision_api.ImageWanted(image_id, call.body.force or has_failed)
+    call.bus.want(wanted, random.getrandbits(REQUEST_BITS))
     return images.one(call) if record else images.unknown(image_id)
 
 

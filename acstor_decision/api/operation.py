@@ -18,6 +18,7 @@ from keystoneauth1 import plugin
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_decision import authority
 from acstor_decision import rpc
 from acstor_decision.api import image_service
 from acstor_decision.core import members
@@ -25,6 +26,7 @@ from acstor_decision.db import database
 
 READER = "rule:acstor:reader"
 ADMIN = "rule:acstor:admin"
+SERVICE = "rule:acstor:service"
 
 
 class Refused(errors.AcstorError):
@@ -66,16 +68,21 @@ class Call:
 
     :param auth: of the one who asks, for requests to other services in his name
     :param sees_all: he may see hosts and images of all projects
+    :param user_id: of the one who asks
+    :param address: where he asks from
     """
 
     store: database.Database
     limits: members.Limits
     images: image_service.ImageService
     bus: rpc.Caster
+    authority: authority.Keeper
     path: dict[str, str] = dataclasses.field(default_factory=dict)
     query: Any = None
     body: Any = None
     sees_all: bool = False
+    user_id: str = ""
+    address: str = ""
     auth: plugin.BaseAuthPlugin | None = None
     wall: Callable[[], float] = time.time
 

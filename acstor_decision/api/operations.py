@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every operation of the API, in the order of the documents."""
 
+from acstor_decision.api import authority
+from acstor_decision.api import enrolments
 from acstor_decision.api import hosts
 from acstor_decision.api import image_actions
 from acstor_decision.api import images
@@ -9,6 +11,8 @@ from acstor_decision.api import traffic
 
 ALL = (
     *hosts.OPERATIONS,
+    *enrolments.OPERATIONS,
+    *authority.OPERATIONS,
     *images.OPERATIONS,
     *image_actions.OPERATIONS,
     *rings.OPERATIONS,

@@ -17,6 +17,11 @@ BASE = (
         "rule:acstor:admin or (role:reader and system_scope:all)",
         "Who may see hosts and images of all projects",
     ),
+    policy.RuleDefault(
+        "acstor:service",
+        "role:service or role:acstor or rule:acstor:admin",
+        "What runs on hosts and next to Glance, as the Keystone users of their configurations",
+    ),
 )
 
 

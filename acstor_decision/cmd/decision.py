@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from oslo_config import cfg
 
@@ -62,8 +63,6 @@ def run(conf: cfg.ConfigOpts) -> int:
     own = conf.acstor_decision
     loads = base.load(own.switch_loads, conf)
     store = database.Database(conf)
-    if not _wait_for_database(store, stopping):
-        return 0
     lead = leadership.Leadership(own.coordination_url, own.instance, own.collection_s)
     bus: rpc.Rpc
     made = service.Service(
@@ -75,10 +74,12 @@ def run(conf: cfg.ConfigOpts) -> int:
         send_to=lambda host, table: bus.send(host, table),
         give_to=lambda host, task: bus.give(host, task),
     )
+    if not _wait_for_database(store, made.prepare, stopping):
+        return 0
     bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring)
 
     def picture() -> metrics.Picture:
-        refused = {**made.picture.refused, "malformed": bus.malformed}
+        refused = {**made.picture.refused, **bus.refused}
         return dataclasses.replace(made.picture, refused=refused)
 
     address = own.metrics_listen
@@ -95,15 +96,19 @@ def run(conf: cfg.ConfigOpts) -> int:
     return 0
 
 
-def _wait_for_database(store: database.Database, stopping: threading.Event) -> bool:
+def _wait_for_database(
+    store: database.Database, prepare: Callable[[], None], stopping: threading.Event
+) -> bool:
     """Wait until the database answers; say whether it has not been told to stop meanwhile.
 
-    :raises errors.Unusable: its tables are those of another version
+    :param prepare: reads what is needed from the database at the start
+    :raises errors.Unusable: its tables are those of another version, or what ``prepare`` raises
     """
     was_told = False
     while not stopping.is_set():
         try:
-            is_current = store.is_current()
+            if is_current := store.is_current():
+                prepare()
         except database.DatabaseError as e:
             if not was_told:
                 LOG.warning("the database does not answer: %s; trying again", e)

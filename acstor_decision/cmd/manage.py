@@ -5,17 +5,24 @@ It works on the database alone, so it needs neither the service nor the broker.
 """
 
 import argparse
+import pathlib
 import sys
 import time
 
 from oslo_config import cfg
 
 from acstor_common import arguments
+from acstor_common import certificates
 from acstor_common import errors
+from acstor_common import ids
+from acstor_common import whole_file
+from acstor_decision import authority
 from acstor_decision.cmd import decision
 from acstor_decision.db import database
 
 HISTORY_LIMIT = 10_000
+BY_HAND = ""
+"""Whose a host is that was enrolled here: its next renewal binds it to a Keystone user."""
 
 
 def main() -> int:
@@ -23,9 +30,18 @@ def main() -> int:
     arguments = _parser().parse_args()
     files = ["--config-file", arguments.config_file] if arguments.config_file else []
     try:
-        store = database.Database(decision.load_conf(files))
+        conf = decision.load_conf(files)
+        store = database.Database(conf)
+        arguments.conf = conf
         arguments.do(store, arguments)
-    except (errors.Unusable, cfg.Error, database.DatabaseError, OSError) as e:
+    except (
+        errors.Unusable,
+        errors.NotAuthentic,
+        authority.Refused,
+        cfg.Error,
+        database.DatabaseError,
+        OSError,
+    ) as e:
         print(f"acstor-decision-manage: {e}", file=sys.stderr)
         return 1
     return 0
@@ -44,10 +60,101 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         command.add_argument("host")
         command.set_defaults(do=_set_drained, is_drained=is_drained)
+    _add_authority(commands.add_parser("authority", help="the certificate authority of the cloud"))
     history = commands.add_parser("history", help="show the v-node tables that were published")
     history.add_argument("--limit", type=arguments.number(1, HISTORY_LIMIT), default=20)
     history.set_defaults(do=_show_history)
     return parser
+
+
+def _add_authority(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    show = commands.add_parser("show", help="show its keys, and how long each is trusted")
+    show.add_argument("--pem", action="store_true", help="the certificates and public keys instead")
+    show.set_defaults(do=_show_authority)
+    for name, kind, text in (
+        ("renew-ca", authority.CA, "make a new key that signs certificates"),
+        ("renew-signer", authority.SIGNER, "make a new key that signs v-node tables and tasks"),
+    ):
+        renew = commands.add_parser(name, help=text)
+        renew.add_argument(
+            "--stolen",
+            action="store_true",
+            help="use it at once and trust those before it no more; hosts that do not know it are "
+            "cut off until they have enrolled again",
+        )
+        renew.set_defaults(do=_renew, kind=kind)
+    for name, text in (
+        ("allow", "let a host enrol once, for the first time or anew"),
+        ("revoke", "shut a host out: its certificates count no more"),
+    ):
+        judge = commands.add_parser(name, help=text)
+        judge.add_argument("host", metavar="HOST")
+        judge.set_defaults(do=_judge, judgement=name)
+    issue = commands.add_parser("issue", help="enrol a host that cannot reach the REST API")
+    issue.add_argument("host", metavar="HOST")
+    issue.add_argument("--out", metavar="FOLDER", type=pathlib.Path, required=True)
+    issue.set_defaults(do=_issue)
+
+
+def _keeper(store: database.Database, arguments: argparse.Namespace) -> authority.Keeper:
+    return authority.Keeper(arguments.conf.acstor_decision, store)
+
+
+def _show_authority(store: database.Database, arguments: argparse.Namespace) -> None:
+    keeper = _keeper(store, arguments)
+    if arguments.pem:
+        trust = keeper.trust()
+        sys.stdout.write(trust.ca.decode() + trust.signers.decode())
+        return
+    for found in certificates.read_ca(keeper.ca()):
+        print(f"issues certificates, or did: {certificates.described(found)}")
+    for kind in (authority.CA, authority.SIGNER):
+        for row in keeper.keys(kind):
+            until = "trusted" if row.trusted_until_s is None else _day(row.trusted_until_s)
+            print(f"{kind} {row.number}: signs from {_day(row.signs_from_s)} on, until {until}")
+
+
+def _day(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at_s))
+
+
+def _renew(store: database.Database, arguments: argparse.Namespace) -> None:
+    if arguments.kind == authority.CA and arguments.conf.acstor_decision.ca_cert_file:
+        raise errors.Unusable(
+            "[acstor_decision] ca_cert_file",
+            "the authority is one of your own, and renewed where it is kept",
+            "Put the certificate of the former one behind the new one in the file",
+        )
+    row = _keeper(store, arguments).renew(arguments.kind, at_once=arguments.stolen)
+    print(f"{arguments.kind} {row.number} signs from {_day(row.signs_from_s)} on")
+
+
+def _host(arguments: argparse.Namespace) -> ids.HostId:
+    try:
+        return ids.parse_host_id(arguments.host)
+    except ValueError as e:
+        raise errors.Unusable("HOST", str(e)) from e
+
+
+def _judge(store: database.Database, arguments: argparse.Namespace) -> None:
+    getattr(_keeper(store, arguments), arguments.judgement)(_host(arguments))
+
+
+def _issue(store: database.Database, arguments: argparse.Namespace) -> None:
+    host = _host(arguments)
+    keeper, key = _keeper(store, arguments), certificates.new_key()
+    keeper.allow(host)
+    request = certificates.request(host, key)
+    issued = keeper.enrol(host, BY_HAND, "", request, "")
+    files = {
+        "ca.pem": issued.ca,
+        "cert.pem": issued.certificate,
+        "key.pem": key,
+        "signers.pem": issued.signers,
+    }
+    whole_file.write_secrets(arguments.out, files)
+    print(f"{arguments.out}: {', '.join(files)} of {host}, valid until {_day(issued.not_after_s)}")
 
 
 def _set_drained(store: database.Database, arguments: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 from collections.abc import Collection
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from acstor_common import ids
@@ -52,10 +53,14 @@ class Place(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All hosts of a table, and how near homes have to be."""
+    """All hosts of a table, how near homes have to be, and whose certificates count no more.
+
+    :param revoked: see :class:`acstor_common.ring.Ring`
+    """
 
     places: Mapping[ids.HostId, Place]
     thresholds: threshold.Thresholds = threshold.Thresholds()
+    revoked: Mapping[str, int] = MappingProxyType({})
 
     def owners(self) -> handover.Owners:
         """Return the v-nodes of every host."""
@@ -68,6 +73,7 @@ class Reason(enum.Enum):
     MEMBERS = "members"  # hosts came, went, moved, or were drained or enabled
     OVERLOAD = "overload"  # a host was overloaded for several collections in a row
     THRESHOLD = "threshold"  # switches got busy, or calm
+    REVOKED = "revoked"  # certificates of a host count no more
     EPOCH = "epoch"  # agents had a table of a higher epoch than the database
 
 
@@ -96,6 +102,7 @@ class Decider:
         self._members = known
         self._asked_for = table.thresholds
         self._asked_times = 0
+        self._revoked: Mapping[str, int] = table.revoked
 
     def observe(self, asked_for: threshold.Thresholds) -> None:
         """Note, once in a collection, which thresholds the loads of the switches ask for."""
@@ -104,12 +111,18 @@ class Decider:
         self._asked_times = self._asked_times + 1 if asked_for == self._asked_for else 1
         self._asked_for = asked_for
 
+    def revoke(self, revoked: Mapping[str, int]) -> None:
+        """Note whose certificates count no more; the next table says so."""
+        self._revoked = dict(revoked)
+
     def decide(self, now_s: float, drained: Collection[str] = ()) -> Decision | None:
         """Return the table that should be in force, unless it is the one that is.
 
         :param drained: hosts that must not be home of anything
         """
         living = self._members.living(now_s)
+        if self._revoked != self.table.revoked:
+            return self._decision(self._steady(living, drained), Reason.REVOKED)
         if not living:
             return None
         wanted = self._steady(living, drained)
@@ -139,7 +152,7 @@ class Decider:
 
     def _steady(self, living: Collection[ids.HostId], drained: Collection[str]) -> weights.Counts:
         """Return the counts that change nothing but what members make necessary."""
-        base = min(self.policy.vnodes_per_host, vnode.MAX_NUMBER // len(living))
+        base = min(self.policy.vnodes_per_host, vnode.MAX_NUMBER // max(1, len(living)))
         owned = {host: len(place.names) for host, place in self.table.places.items()}
         return {host: 0 if host in drained else owned.get(host) or base for host in living}
 
@@ -180,7 +193,7 @@ class Decider:
         }
         thresholds = self._steady_thresholds() if has_levels else threshold.Thresholds()
         moved = handover.moved_between(old, owners)
-        return Decision(Table(places, thresholds), reason, moved, overloaded)
+        return Decision(Table(places, thresholds, self._revoked), reason, moved, overloaded)
 
     def _depth(self, host: ids.HostId) -> int:
         return len(location.parse(self._members[host].last.location))

@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import fnmatch
 import statistics
+from collections.abc import Iterable
 from collections.abc import Sequence
 
 from acstor_common import decision_api
@@ -69,6 +70,11 @@ class Member:
         """
         shares = [own_share(sample) for sample in self.recent]
         return sum(shares) / len(shares) if shares else 0.0
+
+
+def may_join(host: str, limits: Limits) -> bool:
+    """Say whether a host of this name may join."""
+    return any(fnmatch.fnmatchcase(host, pattern) for pattern in limits.allowed)
 
 
 def own_share(sample: decision_api.Sample) -> float:
@@ -170,6 +176,12 @@ class Members:
         mean = statistics.fmean(carried) if carried else 0.0
         return statistics.pstdev(carried, mean) / mean if mean else 0.0
 
+    def expel(self, hosts: Iterable[str]) -> None:
+        """Forget hosts at once, silent or not: they are not to be believed any more."""
+        for host in hosts:
+            self._members.pop(ids.HostId(host), None)
+        self._by_address = {a: h for a, h in self._by_address.items() if h in self._members}
+
     def forget_overloads(self) -> None:
         """Count overloads from 0 again: what was seen has been answered."""
         for member in self._members.values():
@@ -204,7 +216,7 @@ class Members:
 
     def _refusal(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
         longest_s = self.limits.dead_after * self.limits.collection_s + CLOCK_SLACK_S
-        if not any(fnmatch.fnmatchcase(sample.host, name) for name in self.limits.allowed):
+        if not may_join(sample.host, self.limits):
             return Refusal.STRANGER
         if max(sample.sent_s, sample.started_s) > wall_s + CLOCK_SLACK_S:
             return Refusal.FUTURE

@@ -29,6 +29,7 @@ from acstor_common import decision_api
 from acstor_common import errors
 from acstor_decision.db import given_tasks
 from acstor_decision.db import held_images
+from acstor_decision.db import identities
 from acstor_decision.db import migrations
 from acstor_decision.db import models
 
@@ -280,6 +281,49 @@ class Database:
         if not self._read(lambda session: session.execute(is_any).scalar()):
             return []
         return self._write(lambda session: given_tasks.settle(session, since_s))
+
+    # Identities
+
+    def authority_keys(
+        self, kind: str, make: identities.MakeKey | None = None
+    ) -> list[models.AuthorityKey]:
+        """Return the keys of a kind, the newest first.
+
+        :param make: makes the first one, if there is none
+        """
+        found = self._read(lambda session: identities.keys(session, kind))
+        if found or make is None:
+            return found
+        return self._write(lambda session: identities.first_key(session, kind, make))
+
+    def add_authority_key(
+        self, kind: str, make: identities.MakeKey, former_trusted_until_s: float
+    ) -> models.AuthorityKey:
+        """Add a key, and say until when those before it are trusted at most."""
+        return self._write(
+            lambda session: identities.add_key(session, kind, make, former_trusted_until_s)
+        )
+
+    def enrolments(self) -> list[models.Enrolment]:
+        """Return all hosts that enrolled, asked or were allowed, in the order of their ids."""
+        return self._read(identities.enrolments)
+
+    def enrolment(self, host: str) -> models.Enrolment | None:
+        """Return what is known of a host's enrolment."""
+        return self._read(lambda session: session.get(models.Enrolment, host))
+
+    def enrolment_count(self) -> int:
+        """Return how many hosts enrolled, asked or were allowed."""
+        return self._read(identities.count)
+
+    def change_enrolment(
+        self, host: str, work: Callable[[models.Enrolment | None], models.Enrolment]
+    ) -> models.Enrolment:
+        """Let ``work`` change what is known of a host, or make it; nobody comes between.
+
+        ``work`` may be called more than once.
+        """
+        return self._write(lambda session: identities.change(session, host, work))
 
     # Traffic
 

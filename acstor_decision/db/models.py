@@ -78,6 +78,47 @@ class GivenTask(Base):
     task: orm.Mapped[str] = orm.mapped_column(sa.Text)
 
 
+class AuthorityKey(Base):
+    """A key of the certificate authority (``ca``) or of who signs tables (``signer``).
+
+    The key with the highest number whose ``signs_from_s`` has come is the one in use; the others
+    are trusted until ``trusted_until_s``, or for good if it is None.
+    """
+
+    __tablename__ = "authority_keys"
+    __table_args__ = MYSQL
+
+    kind: orm.Mapped[str] = orm.mapped_column(sa.String(16), primary_key=True)
+    number: orm.Mapped[int] = orm.mapped_column(primary_key=True, autoincrement=False)
+    secret_key: orm.Mapped[str] = orm.mapped_column(sa.Text)
+    certificate: orm.Mapped[str] = orm.mapped_column(sa.Text, default="")
+    made_s: orm.Mapped[float]
+    signs_from_s: orm.Mapped[float]
+    trusted_until_s: orm.Mapped[float | None]
+
+
+class Enrolment(Base):
+    """A host that asked for a certificate, or that an operator spoke of before it did.
+
+    ``public_key`` is that of its last certificate, ``former_key`` that of the one before until the
+    host has shown that it has the last one.
+    """
+
+    __tablename__ = "enrolments"
+    __table_args__ = MYSQL
+
+    host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    state: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    user_id: orm.Mapped[str] = orm.mapped_column(sa.String(255), default="")
+    address: orm.Mapped[str] = orm.mapped_column(sa.String(64), default="")
+    public_key: orm.Mapped[str] = orm.mapped_column(sa.Text, default="")
+    former_key: orm.Mapped[str] = orm.mapped_column(sa.Text, default="")
+    asked_s: orm.Mapped[float | None]
+    issued_s: orm.Mapped[float | None]
+    not_after_s: orm.Mapped[float | None]
+    revoked_before_s: orm.Mapped[int] = orm.mapped_column(default=0)
+
+
 class PublishedRing(Base):
     """A v-node table that was published; the epoch is given to one table only."""
 

@@ -13,6 +13,8 @@ from acstor_osc import client
 COLUMNS = (
     ("Host", "host"),
     ("State", "state"),
+    ("Identity", "identity"),
+    ("Valid Until", "not_after"),
     ("Drained", "is_drained"),
     ("Location", "location"),
     ("V-nodes", "vnodes"),
@@ -35,7 +37,7 @@ class ListHost(command.Lister):
         """Return the columns and the rows."""
         query = arguments.page(parsed_args)
         found = client.of(self).get("/v1/hosts", query)["hosts"]
-        rows = [{**host, "load": _load_percent(host)} for host in found]
+        rows = [{**host, **_identity(host), "load": _load_percent(host)} for host in found]
         return (
             [title for title, _ in COLUMNS],
             [[_shown(name, row[name]) for _, name in COLUMNS] for row in rows],
@@ -100,6 +102,36 @@ class EnableHost(_SetDrained):
         return min(now, 1), 1
 
 
+class AllowHost(command.ShowOne):
+    """Let a host enrol once: for the first time, or with another key or Keystone user."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        return _with_host(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields of the host and their values."""
+        return _fields(client.of(self).post(f"/v1/hosts/{parsed_args.host}/allow"))
+
+
+class RevokeHost(command.ShowOne):
+    """Shut a host out: its certificates count no more, and it leaves the v-node table."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        return _with_host(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields of the host and their values."""
+        return _fields(client.of(self).post(f"/v1/hosts/{parsed_args.host}/revoke"))
+
+
+def _identity(host: dict[str, Any]) -> dict[str, Any]:
+    """Return what a host is to the certificate authority, in a word, and until when."""
+    found = host.get("enrolment") or {"state": "none", "not_after": None}
+    return {"identity": found["state"], "not_after": found["not_after"]}
+
+
 def _with_host(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("host", metavar="<host>", help="id of the host")
     return parser
@@ -116,7 +148,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def _fields(host: dict[str, Any]) -> tuple[list[str], list[Any]]:
-    shown = {**host, "load_percent": _load_percent(host)}
-    for name in ("rates", "peers"):
+    shown = {**host, "load_percent": _load_percent(host), "enrolment": host["enrolment"] or {}}
+    for name in ("rates", "peers", "enrolment"):
         shown[name] = format_columns.DictColumn(shown[name])
     return list(shown), list(shown.values())

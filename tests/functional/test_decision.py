@@ -16,13 +16,17 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import oslo_messaging
 import pytest
 from oslo_config import cfg
 
+from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
 from acstor_decision.core import threshold
 from tests.fakes import decision_databases
 from tests.fakes import hosts
@@ -43,6 +47,7 @@ LINK_MBIT = 20
 DEADLINE_S = 60.0
 BURST_S = 0.6
 CHUNK_BYTES = 65536
+H1 = ids.HostId("h1")
 IMAGE = local.random_bytes(8 << 20, seed=6)
 PLACES = {"h1": "pod1/rack1", "h2": "pod1/rack1", "h3": "pod2/rack1"}
 
@@ -178,7 +183,7 @@ def cloud(
         broker = f"rabbit://guest:guest@{door.address}/"
         for host in net.hosts:
             options = {"peer_timeout_s": 1.0, "location": PLACES[host.name]}
-            agent = decision.agent(host, images, broker, LINK_MBIT, **options)
+            agent = decision.agent(host, made.instances[0], images, broker, LINK_MBIT, **options)
             made.agents[host.name] = stack.enter_context(agent)
         for agent in made.agents.values():
             agent.wait_ready()
@@ -259,17 +264,95 @@ def test_who_asks_for_the_table_gets_the_one_in_force(cloud: Cloud, stranger: An
 def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any) -> None:
     before, leader = cloud.epochs(), cloud.instances[0]
     to_all = stranger.prepare(fanout=True)
-    forged = {
-        **decision_api.encode(decision_databases.sample("h9", sent_s=time.time())),
-        "address": f"10.0.0.1:{agents.PEER_PORT}",  # that of h1
-        "started_s": time.time(),
-    }
-    for payload in (None, [], {"host": "h1"}, {**forged, "total": {"sent": -1}}, forged):
+    forged = msgspec.structs.replace(
+        decision_databases.sample("h9", sent_s=time.time()),
+        address=f"10.0.0.1:{agents.PEER_PORT}",  # that of h1
+        started_s=time.time(),
+    )
+    own = certificates.Authority.create("forger", time.time(), 3600)
+    key = certificates.new_key()
+    certificate = own.issue(certificates.request(H1, key), H1, time.time(), 600)
+    in_the_name_of_h1 = msgspec.structs.replace(forged, host="h1")
+    unsigned = decision_api.encode(in_the_name_of_h1)
+    signed = decision_api.encode(sealed.seal(in_the_name_of_h1, signing.SAMPLE, key, certificate))
+    for payload in (None, [], {"payload": 5}, unsigned, unsigned, signed):
         to_all.cast({}, decision_api.SAMPLE_COLLECTED, payload=payload)
     wait(lambda: leader.log().count("a sample is refused") >= 4, "nonsense refused", cloud.logs)
-    wait(lambda: "h9: sample 1 is refused: taken" in leader.log(), "forgery refused", cloud.logs)
+    wait(
+        lambda: "none of the authorities known here issued it" in leader.log(),
+        "forgery refused",
+        cloud.logs,
+    )
+    assert leader.log().count("samples that say to be of 'h1' are refused") == 1
     cloud.wait_collections(2)
     assert cloud.epochs() == before
+
+
+def test_an_enrolled_host_lies_about_itself_and_about_nobody_else(
+    cloud: Cloud, stranger: Any, tmp_path: pathlib.Path
+) -> None:
+    """A compromised host: it has a certificate, so its own samples are believed."""
+    leader = cloud.instances[0]
+    decision.manage(leader.config_file, "authority", "issue", "h9", "--out", str(tmp_path))
+    identity = [(tmp_path / name).read_bytes() for name in ("key.pem", "cert.pem")]
+    before = cloud.table()
+    at_h1 = f"10.0.0.1:{agents.PEER_PORT}"
+    honest = decision_databases.sample("h9", sent_s=time.time())
+    lies = (
+        msgspec.structs.replace(honest, host="h1", address="10.0.0.99:7201"),
+        msgspec.structs.replace(honest, address=at_h1, started_s=time.time()),
+    )
+    to_all = stranger.prepare(fanout=True)
+    for lie in lies:
+        sent = decision_api.encode(sealed.seal(lie, signing.SAMPLE, *identity))
+        to_all.cast({}, decision_api.SAMPLE_COLLECTED, payload=sent)
+    for told in (
+        "a sample of h1 proves nothing: h9 has signed it",
+        f"h9: sample 1 is refused: taken_address ({at_h1})",
+    ):
+        wait(lambda told=told: told in leader.log(), told, cloud.logs)  # type: ignore[misc]
+    cloud.wait_collections(2)
+    assert cloud.table() == before
+    [(address,)] = cloud.query("SELECT address FROM hosts WHERE host = 'h1'")
+    assert address == at_h1
+
+
+def test_a_table_that_anybody_publishes_on_the_broker_is_not_taken(
+    cloud: Cloud, stranger: Any
+) -> None:
+    before = cloud.epochs()
+    hosts_ = (ring.RingHost("h3", f"10.0.0.3:{agents.PEER_PORT}", 100),)
+    text = ring.encode(ring.Ring(before["h1"] + 5, hosts_)).decode()
+    other = sealed.signature_of(signing.TABLE, text.encode(), signing.new_key())
+    to_agents = stranger.prepare(topic=decision_api.AGENT_TOPIC, fanout=True)
+    for signature in ("", other):
+        table = decision_api.RingTable(before["h1"] + 5, text, signature)
+        to_agents.cast({}, decision_api.RING_PUBLISHED, payload=decision_api.encode(table))
+    cloud.wait_collections(2)
+    assert cloud.epochs() == before
+
+
+def test_a_revoked_host_leaves_the_table_at_once_and_comes_back_when_it_enrols_anew(
+    cloud: Cloud,
+) -> None:
+    leader, agent = cloud.instances[0], cloud.agents["h3"]
+    before = cloud.epochs()["h1"]
+    decision.manage(leader.config_file, "authority", "revoke", "h3")
+
+    def is_out() -> bool:
+        return sorted(cloud.table()) == ["h1", "h2"] and cloud.epochs()["h1"] > before
+
+    wait(is_out, "h3 off the table", cloud.logs)
+    assert cloud.newest()[1] == "revoked"
+    table = agents.request(cloud.agents["h1"].control_socket, "ring")
+    assert set(table["revoked"]) == {"h3"}
+    wait(lambda: "h3: sample" in leader.log(), "its samples refused", cloud.logs)
+    decision.manage(leader.config_file, "authority", "issue", "h3", "--out", str(agent.identity))
+    wait(lambda: sorted(cloud.table()) == ["h1", "h2", "h3"], "h3 on the table again", cloud.logs)
+    cloud.wait_followed(before)
+    for host in ("h1", "h2", "h3"):  # even again, for the tests that follow
+        cloud.change("drain", host)
+        cloud.change("enable", host)
 
 
 def test_a_burst_of_one_collection_moves_nothing(cloud: Cloud) -> None:

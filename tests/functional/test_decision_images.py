@@ -104,7 +104,7 @@ def cloud(
         api.register()
         broker = f"rabbit://guest:guest@{door.address}/"
         for host in net.hosts:
-            agent = decision.agent(host, images, broker, LINK_MBIT, peer_timeout_s=2.0)
+            agent = decision.agent(host, instance, images, broker, LINK_MBIT, peer_timeout_s=2.0)
             made.agents[host.name] = stack.enter_context(agent)
         for agent in made.agents.values():
             agent.wait_ready()

@@ -95,6 +95,7 @@ class Agent:
         self.mount_point = self.folder / "mirror"
         self.control_socket = self.folder / "control.sock"
         self.config_file = self.folder / "acstor.conf"
+        self.identity = self.folder / "state" / "identity"
         self._sections = {**self._config(source_url, ring_file, options), **(sections or {})}
         self._process: subprocess.Popen[bytes] | None = None
 

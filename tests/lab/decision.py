@@ -153,7 +153,9 @@ class Service:
         :param options: of [acstor_agent]
         """
         joined = [
-            self._stack.enter_context(agent(host, None, self.url, link_mbit, source_url, **options))
+            self._stack.enter_context(
+                agent(host, self._instance, None, self.url, link_mbit, source_url, **options)
+            )
             for host in hosts
         ]
         for one in joined:
@@ -179,14 +181,16 @@ def manage(config_file: pathlib.Path, *arguments: str) -> str:
 
 def agent(
     host: network.Host,
+    instance: Instance,
     images: local.ImageFolder | None,
     broker: str,
     link_mbit: float,
     source_url: str = "",
     **options: object,
 ) -> agents.Agent:
-    """Return an agent that is joined with the service, not started yet.
+    """Return an agent that is joined with the service and enrolled there, not started yet.
 
+    :param instance: of the service
     :param images: what it reads if there is no image server
     :param source_url: the image server
     """
@@ -204,4 +208,6 @@ def agent(
         "link_mbit": link_mbit,
         **options,
     }
-    return agents.Agent(host, source_url, sections=sections, **own)
+    made = agents.Agent(host, source_url, sections=sections, **own)
+    manage(instance.config_file, "authority", "issue", host.name, "--out", made.identity)
+    return made

@@ -16,12 +16,15 @@ from oslo_config import cfg
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
 from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.core import threshold
 from acstor_decision.db import database
 from acstor_decision.switch_loads import base
 from acstor_decision.switch_loads import none
+from tests.fakes import enrolled_hosts
 
 WALL_S = 1_000_000.0
 COLLECTION_S = 5.0
@@ -63,6 +66,8 @@ class Instance:
         self.given: list[tuple[str, int]] = []
         self.has_broker = True
         self.now_s = 0.0
+        real = store.store if isinstance(store, Mortal) else store
+        self.enrolled = enrolled_hosts.EnrolledHosts(conf, real, self.wall)
         self.service = service.Service(
             conf,
             store,
@@ -72,15 +77,25 @@ class Instance:
             send_to=lambda host, table: bool(self.sent.append((host, table.epoch)) or True),
             give_to=self.give_to,
             clock=lambda: self.now_s,
-            wall=lambda: WALL_S + self.now_s,
+            wall=self.wall,
         )
+        self.service.prepare()
+
+    def wall(self) -> float:
+        return WALL_S + self.now_s
+
+    def hear(self, sample: decision_api.Sample) -> None:
+        self.service.hear(self.enrolled.sealed(sample))
 
     def publish(self, table: decision_api.RingTable) -> bool:
         self.published.append(table)
         return True
 
-    def give_to(self, host: str, task: decision_api.ImageTask) -> bool:
-        self.given.append((host, task.request))
+    def give_to(self, host: str, message: decision_api.Signed) -> bool:
+        signers = signing.read_public_keys(self.enrolled.keeper.trust().signers)
+        given = sealed.open_from_service(message, signing.TASK, signers, decision_api.TaskForHosts)
+        assert given.hosts == (host,) and given.given_s == self.wall()
+        self.given.append((host, given.task.request))
         return self.has_broker
 
     def epochs(self) -> list[int]:
@@ -117,7 +132,7 @@ class Cloud:
                 one.now_s = self.number * COLLECTION_S
                 has = one.service.current.epoch if epoch is None else epoch
                 for host in ("h1", "h2", "h3"):
-                    one.service.hear(sample(host, self.number, float(host == busy), has))
+                    one.hear(sample(host, self.number, float(host == busy), has))
                 one.service.round()
 
 
@@ -162,7 +177,7 @@ def test_each_round_leaves_a_picture_of_what_is_known(lone):
     assert picture.moved == 300 + 100 - picture.hosts["h1"].vnodes
     assert picture.traffic_cv == pytest.approx(2**0.5), "one of three carries everything"
     assert (picture.heard, sum(picture.refused.values())) == (15, 0)
-    lone.service.hear(sample("h1", 1, 0, 0))
+    lone.hear(sample("h1", 1, 0, 0))
     cloud.collect()
     assert (lone.service.picture.heard, lone.service.picture.refused["out_of_order"]) == (18, 1)
 
@@ -374,15 +389,18 @@ def test_the_thresholds_follow_the_switches_and_stay_when_they_are_unknown(lone)
     assert lone.epochs() == [1, 2, 3]
 
 
-@pytest.mark.expect_log("a sample is refused: h1 broke the protocol")
+@pytest.mark.expect_log("a sample is refused: .*broke the protocol")
+@pytest.mark.expect_log("samples that say to be of 'h1' are refused.*upgrade the agent")
 def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
-    heard: list[decision_api.Sample] = []
-    refused: list[int] = []
-    endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, lambda: refused.append(1))
-    endpoint.sample_collected({}, {"host": "h1"})
-    assert (heard, refused) == ([], [1])
-    endpoint.sample_collected({}, decision_api.encode(sample("h1", 1, 0, 0)))
-    assert [found.host for found in heard] == ["h1"]
+    heard: list[decision_api.Signed] = []
+    refused: list[str] = []
+    endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, refused.append)
+    for payload in (None, {"payload": 5}, {"host": "h1"}, {"host": "h1", "total": 5}):
+        endpoint.sample_collected({}, payload)
+    assert (heard, refused) == ([], ["malformed", "malformed", "unsigned", "unsigned"])
+    signed = lone.enrolled.sealed(sample("h1", 1, 0, 0))
+    endpoint.sample_collected({}, decision_api.encode(signed))
+    assert heard == [signed]
     assert decision_api.decode(endpoint.get_ring({}), decision_api.RingTable).epoch == 0
 
 
@@ -411,8 +429,8 @@ def test_what_is_told_of_images_is_not_lost_behind_a_later_sample_of_the_round(l
     lone.now_s += 2 * COLLECTION_S
     told = sample("h1", 3, 0.0, 1)
     held = {image_id: decision_api.HeldImage(size_bytes=5)}
-    lone.service.hear(msgspec.structs.replace(told, images=held))
-    lone.service.hear(sample("h1", 4, 0.0, 1))
+    lone.hear(msgspec.structs.replace(told, images=held))
+    lone.hear(sample("h1", 4, 0.0, 1))
     lone.service.round()
     assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1"]
 
@@ -433,7 +451,7 @@ def speak(cloud: Cloud, one: Instance, host: str, task: decision_api.ImageTask) 
     )
     said = sample(host, cloud.number + 1, 0.0, one.service.current.epoch)
     images = {IMAGE: decision_api.HeldImage(task=told)}
-    one.service.hear(msgspec.structs.replace(said, images=images))
+    one.hear(msgspec.structs.replace(said, images=images))
 
 
 def test_a_task_is_given_again_until_the_host_speaks_of_it(lone, store):

@@ -74,7 +74,7 @@ class Bus:
             raise self.failure
         self.tasks.append((task, hosts))
 
-    def want(self, wanted: decision_api.ImageWanted) -> None:
+    def want(self, wanted: decision_api.ImageWanted, request: int) -> None:
         if self.failure:
             raise self.failure
         self.wanted.append(wanted)

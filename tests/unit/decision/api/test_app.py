@@ -8,6 +8,8 @@ import re
 import msgspec
 import pytest
 
+from acstor_common import certificates
+from acstor_common import ids
 from acstor_decision.api import openapi
 from acstor_decision.api import operations
 from acstor_decision.api import policies
@@ -24,6 +26,13 @@ def path_of(known):
     return re.sub(r"{(\w+)}", lambda match: EXAMPLES[match[1]], known.path)
 
 
+BODIES = {
+    "host:enrol": {
+        "csr": certificates.request(ids.HostId(EXAMPLES["host"]), certificates.new_key()).decode()
+    }
+}
+
+
 @pytest.fixture
 def filled(store, glance):
     glance.add(EXAMPLES["image_id"])
@@ -38,10 +47,11 @@ def test_document_in_the_manual_is_that_of_the_code():
 
 @pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
 def test_every_answer_has_the_type_that_the_document_promises(known, client, filled):
-    answer = client.open(path_of(known), method=known.method)
+    body = BODIES.get(known.name)
+    answer = client.open(path_of(known), method=known.method, json=body)
     assert answer.status_code == known.status, answer.text
     msgspec.json.decode(answer.data, type=known.answer)
-    assert answer.headers["OpenStack-API-Version"] == "acstor 1.2"
+    assert answer.headers["OpenStack-API-Version"] == "acstor 1.3"
 
 
 @pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
@@ -118,17 +128,17 @@ def test_bodies_of_another_form_are_refused(known, body, client, filled, bus):
     assert not filled.drained() and not bus.tasks and not bus.wanted
 
 
-@pytest.mark.parametrize("version", ["acstor 1.0", "acstor 1.2", "acstor latest", "compute 2.99"])
+@pytest.mark.parametrize("version", ["acstor 1.0", "acstor 1.3", "acstor latest", "compute 2.99"])
 def test_clients_of_this_version_and_earlier_ones_are_served(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("version", ["acstor 1.3", "acstor 2.0", "acstor", "acstor x"])
+@pytest.mark.parametrize("version", ["acstor 1.4", "acstor 2.0", "acstor", "acstor x"])
 def test_clients_of_a_later_version_are_told_which_there_are(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 406
-    assert "1.0, 1.1, 1.2" in answer.json["error"]["message"]
+    assert "1.0, 1.1, 1.2, 1.3" in answer.json["error"]["message"]
 
 
 @pytest.mark.allow_log(r"the database fails")

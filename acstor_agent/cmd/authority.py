@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-authority``: certificates of hosts for a cloud without the decision service.
+
+It makes the files that enrolment makes where there is a decision service: copy the
+folder of a host to ``<state_dir>/identity`` there, over a way that you trust.  It is
+a command of the agent, as every host of such a cloud has that; run it on one of them,
+or on a machine that is kept off the network.
+
+The one rule: the authority's key stays in its folder, and what is written is for its
+owner's eyes alone.
+"""
+
+import argparse
+import pathlib
+import sys
+import time
+
+from acstor_common import arguments
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import whole_file
+
+CA_FILE = "ca.pem"
+CA_KEY_FILE = "ca.key.pem"
+DAY_S = 86400
+CA_DAYS = 3660
+MAX_DAYS = 3660
+
+
+def main() -> int:
+    """Do what the command line says; return an exit status."""
+    given = _parser().parse_args()
+    try:
+        given.do(given)
+    except (errors.Unusable, errors.NotAuthentic, OSError) as e:
+        print(f"acstor-authority: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="acstor-authority", description="Make certificates of hosts without a service."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    init = _command(commands, "init", "make a certificate authority in a new folder", _init)
+    init.add_argument("--name", default="acstor", help="what its certificate is called")
+    issue = _command(commands, "issue", "make a key and a certificate for a host", _issue)
+    issue.add_argument("host", metavar="HOST", type=_host, help="id of the host: its host_id")
+    issue.add_argument("--out", metavar="FOLDER", type=pathlib.Path, required=True)
+    issue.add_argument("--days", type=arguments.number(1, MAX_DAYS), default=366, help="its life")
+    _command(commands, "show", "show the authority", _show)
+    return parser
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    text: str,
+    do: object,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text)
+    command.add_argument("folder", metavar="DIR", type=pathlib.Path, help="of the authority")
+    command.set_defaults(do=do)
+    return command
+
+
+def _host(text: str) -> ids.HostId:
+    try:
+        return ids.parse_host_id(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def _init(given: argparse.Namespace) -> None:
+    folder: pathlib.Path = given.folder
+    if (folder / CA_KEY_FILE).exists():
+        raise errors.Unusable(
+            str(folder), "there is an authority already", "Take another folder for a new one"
+        )
+    made = certificates.Authority.create(given.name, time.time(), CA_DAYS * DAY_S)
+    whole_file.write_secrets(folder, {CA_FILE: made.certificate_pem, CA_KEY_FILE: made.key_pem})
+    _show(given)
+
+
+def _issue(given: argparse.Namespace) -> None:
+    folder: pathlib.Path = given.folder
+    bundle = (folder / CA_FILE).read_bytes()
+    authority = certificates.Authority(bundle, (folder / CA_KEY_FILE).read_bytes())
+    key, now_s = certificates.new_key(), time.time()
+    request = certificates.request(given.host, key)
+    certificate = authority.issue(request, given.host, now_s, given.days * DAY_S)
+    files = {"ca.pem": bundle, "cert.pem": certificate, "key.pem": key}
+    whole_file.write_secrets(given.out, files)
+    print(f"{given.out}: {', '.join(files)} of {given.host}, valid for {given.days} days")
+
+
+def _show(given: argparse.Namespace) -> None:
+    for found in certificates.read_ca((given.folder / CA_FILE).read_bytes()):
+        print(certificates.described(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

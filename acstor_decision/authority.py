@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cloud's certificate authority, and the keys that sign v-node tables and tasks.
+
+The one rule: hosts know a new key before anything is signed with it, and know the
+former one until nothing is left that it signed.  So a renewal needs no handwork on
+any host; only a key that was stolen is taken out of use at once.
+
+All of it lies in the database, so all instances of the service have the same, and
+whoever reads the database can speak in the service's name.
+"""
+
+import logging
+import pathlib
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from oslo_config import cfg
+
+from acstor_common import certificates
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_decision.core import enrolment
+from acstor_decision.db import database
+from acstor_decision.db import identities
+from acstor_decision.db import models
+
+LOG = logging.getLogger(__name__)
+
+CA = "ca"
+SIGNER = "signer"
+CA_LIFE_S = 10 * 366 * 86400
+FORMER_TRUSTED_S = 30 * 86400
+"""For how long a former key is trusted, beyond the life of what it signed last."""
+REVOCATION_KEPT_S = 60 * 86400
+"""For how long the table names a revocation of a host that enrolled anew."""
+CERTIFICATE_GRACE_S = 7 * 86400
+"""For how long samples are taken with a certificate that has ended: agents are no stricter."""
+LEAST_INTERVAL_S = 1.0
+
+
+class Refused(errors.AcstorError):
+    """A host gets no certificate.
+
+    :param verdict: None: it asks too often, or too many hosts are known
+    :param why: for the one who asks: what he can do
+    """
+
+    def __init__(self, host: str, verdict: enrolment.Verdict | None, why: str) -> None:
+        super().__init__(host, verdict, why)
+        self.host, self.verdict, self.why = host, verdict, why
+
+    def __str__(self) -> str:
+        return f"host {self.host}: {self.why}"
+
+
+class Issued(NamedTuple):
+    """A certificate, and what its host needs besides; all PEM.
+
+    :param not_after_s: the certificate ends
+    :param now_s: this service's clock
+    """
+
+    certificate: bytes
+    ca: bytes
+    signers: bytes
+    not_after_s: float
+    now_s: float
+
+
+class Trust(NamedTuple):
+    """Whom the service believes, as it was at one time.
+
+    :param ca: authorities whose certificates count (PEM)
+    :param signers: public keys that may sign (PEM)
+    :param signer: the key that signs now (PEM)
+    :param hosts: what is known of each host
+    """
+
+    ca: bytes = b""
+    signers: bytes = b""
+    signer: bytes = b""
+    hosts: Mapping[str, models.Enrolment] = {}
+
+    def fault(self, certificate: certificates.HostCertificate, now_s: float) -> str:
+        """Return why a host is not believed that has this certificate; "" if it is."""
+        row = self.hosts.get(certificate.host)
+        if row is not None and row.state == enrolment.State.REVOKED:
+            return "it is revoked"
+        if row is None or row.state != enrolment.State.ENROLLED:
+            return "it has not enrolled here"
+        if certificate.not_before_s < row.revoked_before_s:
+            return "its certificate is revoked"
+        known = [signing.read_public_keys(key.encode())[0] for key in keys_of(row)]
+        if certificate.public_key not in known:
+            return "its certificate is of another key than the one that enrolled"
+        return certificates.time_fault(certificate, now_s, CERTIFICATE_GRACE_S)
+
+    def is_enrolled(self, host: str) -> bool:
+        """Say whether a host has enrolled, and was not revoked since."""
+        row = self.hosts.get(host)
+        return row is not None and row.state == enrolment.State.ENROLLED
+
+    def revoked(self, now_s: float) -> dict[str, int]:
+        """Return what a v-node table says of revoked hosts; the newest, if there are too many."""
+        found = [row for row in self.hosts.values() if _is_named(row, now_s)]
+        found.sort(key=lambda row: (row.revoked_before_s, row.host), reverse=True)
+        return {row.host: row.revoked_before_s for row in found[: ring.MAX_REVOKED]}
+
+    def sign(self, purpose: str, data: bytes) -> str:
+        """Return the signature of ``data``, in base64."""
+        return sealed.signature_of(purpose, data, self.signer)
+
+
+def _is_named(row: models.Enrolment, now_s: float) -> bool:
+    if row.state == enrolment.State.REVOKED:
+        return row.revoked_before_s > 0
+    return row.revoked_before_s > max(0.0, now_s - REVOCATION_KEPT_S)
+
+
+def keys_of(row: models.Enrolment) -> tuple[str, ...]:
+    """Return the public keys (PEM) that a host may have."""
+    return tuple(key for key in (row.public_key, row.former_key) if key)
+
+
+class Keeper:
+    """What can be done with the authority; every method may raise a DatabaseError.
+
+    :param own: the options of [acstor_decision]
+    :raises errors.Unusable: by every method: the operator's files cannot be used
+    """
+
+    def __init__(
+        self,
+        own: cfg.ConfigOpts.GroupAttr,
+        store: database.Database,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._own, self._store, self._wall = own, store, wall
+        self.enrolment: str = own.enrolment
+        self.certificate_life_s: int = own.certificate_life_s
+
+    # What there is
+
+    def trust(self) -> Trust:
+        """Return whom the service believes now; make what is not there yet."""
+        now_s = self._wall()
+        signers = self._keys(SIGNER)
+        public = b"".join(
+            signing.public_pem(row.secret_key.encode()) for row in _trusted(signers, now_s)
+        )
+        hosts = {row.host: row for row in self._store.enrolments()}
+        return Trust(self.ca(), public, _in_use(signers, now_s).secret_key.encode(), hosts)
+
+    def ca(self) -> bytes:
+        """Return the authorities that hosts are to trust (PEM), the one that issues first."""
+        if self._own.ca_cert_file:
+            return _file(self._own.ca_cert_file, "ca_cert_file")
+        now_s = self._wall()
+        rows = self._keys(CA)
+        first = _in_use(rows, now_s)
+        others = [row for row in _trusted(rows, now_s) if row.number != first.number]
+        return b"".join(row.certificate.encode() for row in (first, *others))
+
+    def authority(self) -> certificates.Authority:
+        """Return the authority that issues now."""
+        if not self._own.ca_cert_file:
+            row = _in_use(self._keys(CA), self._wall())
+            return certificates.Authority(row.certificate.encode(), row.secret_key.encode())
+        bundle, key = self.ca(), _file(self._own.ca_key_file, "ca_key_file")
+        try:
+            return certificates.Authority(bundle, key)
+        except errors.NotAuthentic as e:
+            raise errors.Unusable("[acstor_decision] ca_cert_file, ca_key_file", e.why) from e
+
+    def keys(self, kind: str) -> list[models.AuthorityKey]:
+        """Return the keys of a kind in the database, the newest first; make the first one."""
+        return self._keys(kind)
+
+    def _keys(self, kind: str) -> list[models.AuthorityKey]:
+        found = self._store.authority_keys(kind)
+        if not found:
+            now_s = self._wall()
+            found = self._store.authority_keys(kind, lambda: _made(kind, now_s, now_s))
+            LOG.info("the %s's key %d is in the database", kind, found[0].number)
+        return found
+
+    def renew(self, kind: str, *, at_once: bool) -> models.AuthorityKey:
+        """Make a new key.
+
+        :param at_once: sign with it from now on, and trust those before it no more: they are in
+            wrong hands. Hosts that do not know it yet are cut off until they have asked for it.
+        """
+        now_s = self._wall()
+        self._keys(kind)
+        from_s = now_s if at_once else now_s + self.certificate_life_s
+        until_s = now_s if at_once else from_s + self.certificate_life_s + FORMER_TRUSTED_S
+        return self._store.add_authority_key(kind, lambda: _made(kind, now_s, from_s), until_s)
+
+    def seal(self, payload: msgspec.Struct, purpose: str) -> decision_api.Signed:
+        """Return ``payload`` signed with the key that signs now."""
+        rows = self._keys(SIGNER)
+        return sealed.seal(payload, purpose, _in_use(rows, self._wall()).secret_key.encode())
+
+    # Hosts
+
+    def enrol(self, host: ids.HostId, user_id: str, address: str, csr: bytes, proof: str) -> Issued:
+        """Issue a certificate to a host, or note that it waits.
+
+        :param user_id: of the Keystone user who asks
+        :param address: where he asks from, for those who are to decide
+        :param csr: PEM
+        :param proof: signature over ``csr`` (base64, purpose ``renewal``) by the key of the
+            certificate that the host has; empty: none
+        :raises Refused: it gets none, now or at all
+        :raises errors.NotAuthentic: the request's own signature is wrong
+        """
+        key = signing.pem_of(certificates.request_key(csr))
+        asked = enrolment.Asked(user_id, key, lambda of: _is_signed_by(of, csr, proof))
+        authority, now_s = self.authority(), self._wall()
+        if self._store.enrolment(host) is None:
+            self._check_room(host)
+        issued: list[bytes] = []
+        refused: list[enrolment.Verdict] = []
+
+        def work(row: models.Enrolment | None) -> models.Enrolment:
+            issued.clear()
+            refused.clear()
+            is_automatic = self.enrolment == "automatic"
+            verdict = enrolment.judge(_known(row), asked, is_automatic=is_automatic)
+            if verdict is enrolment.Verdict.WAIT:
+                refused.append(verdict)
+                return _waiting(row, host, asked, address, now_s)
+            if verdict is not enrolment.Verdict.ISSUE:
+                raise Refused(host, verdict, _why(verdict, host))
+            row = row or models.Enrolment(host=host, revoked_before_s=0, former_key="")
+            _check_pace(row, now_s)
+            at_s = max(int(now_s), row.revoked_before_s + certificates.BACKDATE_S)
+            issued.append(authority.issue(csr, host, at_s, self.certificate_life_s))
+            _bind(row, asked, address, now_s, at_s + self.certificate_life_s)
+            return row
+
+        row = self._store.change_enrolment(host, work)
+        if refused:
+            raise Refused(host, refused[0], _why(refused[0], host))
+        trust = self.trust()
+        return Issued(issued[0], trust.ca, trust.signers, row.not_after_s or 0.0, now_s)
+
+    def _check_room(self, host: str) -> None:
+        if self._store.enrolment_count() >= identities.MAX_ENROLMENTS:
+            raise Refused(host, None, f"{identities.MAX_ENROLMENTS} hosts are known already")
+
+    def allow(self, host: ids.HostId) -> models.Enrolment:
+        """Let a host enrol: for the first time, or anew, with another user or key.
+
+        Certificates that it has count no more.
+        """
+        now_s = self._wall()
+
+        def work(row: models.Enrolment | None) -> models.Enrolment:
+            if row is None:
+                row = models.Enrolment(host=host, revoked_before_s=0)
+                row.user_id = row.address = row.public_key = row.former_key = ""
+            elif row.state != enrolment.State.WAITING:
+                _forget(row, now_s)
+            row.state = enrolment.State.ALLOWED
+            return row
+
+        return self._store.change_enrolment(host, work)
+
+    def revoke(self, host: ids.HostId) -> models.Enrolment:
+        """Let no certificate of a host count, and give it none until it is allowed again."""
+        now_s = self._wall()
+
+        def work(row: models.Enrolment | None) -> models.Enrolment:
+            if row is None:
+                row = models.Enrolment(host=host, address="")
+            _forget(row, now_s)
+            row.state = enrolment.State.REVOKED
+            return row
+
+        return self._store.change_enrolment(host, work)
+
+
+def _forget(row: models.Enrolment, now_s: float) -> None:
+    """Let nothing that a host has count any more."""
+    row.user_id = row.public_key = row.former_key = ""
+    row.not_after_s = row.issued_s = None
+    row.revoked_before_s = certificates.refused_before(now_s)
+
+
+def _file(path: str, option: str) -> bytes:
+    if not path:
+        raise errors.Unusable(f"[acstor_decision] {option}", "it is not set")
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError as e:
+        raise errors.Unusable(f"[acstor_decision] {option} = {path}", e.strerror or str(e)) from e
+
+
+def _made(kind: str, now_s: float, from_s: float) -> models.AuthorityKey:
+    if kind == CA:
+        made = certificates.Authority.create("acstor", now_s, CA_LIFE_S)
+        key, certificate = made.key_pem, made.certificate_pem
+    else:
+        key, certificate = signing.new_key(), b""
+    return models.AuthorityKey(
+        secret_key=key.decode(), certificate=certificate.decode(), made_s=now_s, signs_from_s=from_s
+    )
+
+
+def _in_use(rows: Sequence[models.AuthorityKey], now_s: float) -> models.AuthorityKey:
+    """Return the newest key whose time has come; the oldest, should a clock be wrong."""
+    return next((row for row in rows if row.signs_from_s <= now_s), rows[-1])
+
+
+def _trusted(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.AuthorityKey]:
+    return [row for row in rows if row.trusted_until_s is None or row.trusted_until_s > now_s]
+
+
+def _known(row: models.Enrolment | None) -> enrolment.Known | None:
+    if row is None:
+        return None
+    return enrolment.Known(enrolment.State(row.state), row.user_id, keys_of(row))
+
+
+def _is_signed_by(key: str, csr: bytes, proof: str) -> bool:
+    try:
+        sealed.check(signing.read_public_keys(key.encode()), signing.RENEWAL, csr, proof)
+    except errors.NotAuthentic:
+        return False
+    return True
+
+
+def _waiting(
+    row: models.Enrolment | None,
+    host: str,
+    asked: enrolment.Asked,
+    address: str,
+    now_s: float,
+) -> models.Enrolment:
+    """Note who asked first; later ones are told to wait and change nothing."""
+    if row is not None:
+        return row
+    return models.Enrolment(
+        host=host,
+        state=enrolment.State.WAITING,
+        user_id=asked.user_id,
+        public_key=asked.key,
+        former_key="",
+        address=address,
+        asked_s=now_s,
+        revoked_before_s=0,
+    )
+
+
+def _bind(
+    row: models.Enrolment,
+    asked: enrolment.Asked,
+    address: str,
+    now_s: float,
+    not_after_s: float,
+) -> None:
+    """Note that a host has a certificate for a key; the one before may prove it once more.
+
+    Without that an answer that is lost on its way would leave the host without a key that counts.
+    """
+    if asked.key != row.public_key:
+        proven = [key for key in keys_of(row) if asked.is_proven_by(key)]
+        row.former_key = proven[0] if proven else ""
+        row.public_key = asked.key
+    else:
+        row.former_key = ""
+    row.state = enrolment.State.ENROLLED
+    row.user_id, row.address = asked.user_id, address
+    row.issued_s, row.not_after_s = now_s, not_after_s
+
+
+def _check_pace(row: models.Enrolment, now_s: float) -> None:
+    if row.issued_s is not None and 0 <= now_s - row.issued_s < LEAST_INTERVAL_S:
+        raise Refused(row.host, None, "it was given a certificate less than a second ago")
+
+
+def _why(verdict: enrolment.Verdict, host: str) -> str:
+    allow = f"openstack acstor host allow {host}"
+    return {
+        enrolment.Verdict.WAIT: f"an operator has to let it in: {allow}",
+        enrolment.Verdict.REVOKED: f"it is revoked; {allow} lets it enrol again",
+        enrolment.Verdict.OTHER_USER: "another Keystone user enrolled it; if this is right now, an "
+        f"operator lets it enrol anew: {allow}",
+        enrolment.Verdict.OTHER_KEY: "it enrolled before, and nothing proves that this request "
+        "comes from it: its key did not sign it. If the key is lost, an operator lets it enrol "
+        f"anew: {allow}",
+    }[verdict]

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack acstor authority …``."""
+
+from typing import Any
+
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+from acstor_osc import client
+
+
+class ShowAuthority(command.ShowOne):
+    """Show the authority that issues hosts' certificates, who signs tables, who is revoked."""
+
+    def take_action(self, parsed_args: Any) -> Any:
+        """Return the fields and their values."""
+        found = client.of(self).get("/v1/authority")
+        shown = {**found, "revoked": format_columns.DictColumn(found["revoked"])}
+        return list(shown), list(shown.values())

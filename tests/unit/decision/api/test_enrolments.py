@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Enrolment over HTTP: who may ask, what is answered, what is refused, what is logged."""
+
+import logging
+import time
+
+import pytest
+
+from acstor_common import certificates
+from acstor_common import ids
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_decision.api import app
+from tests.unit.decision.api import conftest
+
+PATH = "/v1/hosts/h1/certificate"
+AGENT = {"X-Roles": "service", "X-User-Id": "agent-of-h1", "X-Project-Id": "service"}
+KEY = certificates.new_key()
+CSR = certificates.request(ids.HostId("h1"), KEY)
+
+
+def ask(client, headers=AGENT, csr=CSR, proof="", path=PATH):
+    body = {"csr": csr.decode(), "proof": proof}
+    return client.post(path, json=body, headers=headers)
+
+
+def test_a_host_with_the_role_gets_a_certificate_of_the_name_in_the_path(client, caplog):
+    caplog.set_level(logging.INFO)
+    csr = certificates.request(ids.HostId("h9"), KEY)  # whatever the request says
+    answer = ask(client, csr=csr)
+    assert answer.status_code == 200, answer.text
+    told = answer.json
+    ca = told["ca"].encode()
+    read = certificates.read_host_certificate(told["certificate"].encode(), ca)
+    assert read.host == "h1" and read.not_after_s == told["not_after"]
+    assert abs(told["now"] - time.time()) < 60
+    assert signing.read_public_keys(told["signers"].encode())
+    assert "host h1: certificate for user agent-of-h1 at 127.0.0.1" in caplog.text
+
+
+@pytest.mark.parametrize("role", ["service", "acstor", "admin"])
+def test_roles_that_may_enrol(client, role):
+    assert ask(client, {**AGENT, "X-Roles": role}).status_code == 200
+
+
+@pytest.mark.parametrize("role", ["member", "reader", ""])
+def test_roles_that_may_not_enrol(client, role):
+    answer = ask(client, {**AGENT, "X-Roles": role})
+    assert answer.status_code == 403 and "acstor:host:enrol" in answer.text
+
+
+@pytest.mark.expect_log("host h1: no certificate for user thief at 127.0.0.1: another Keystone")
+@pytest.mark.expect_log("host h1: no certificate for user agent-of-h1 at .*nothing proves")
+def test_a_stolen_password_of_another_host_and_one_without_the_key_are_refused_and_logged(client):
+    assert ask(client).status_code == 200
+    answer = ask(client, {**AGENT, "X-User-Id": "thief"})
+    assert answer.status_code == 409 and "openstack acstor host allow h1" in answer.text
+    other = certificates.request(ids.HostId("h1"), certificates.new_key())
+    assert ask(client, csr=other).status_code == 409
+
+
+def test_a_host_renews_with_a_proof(client, monkeypatch):
+    monkeypatch.setattr("acstor_decision.authority.LEAST_INTERVAL_S", 0.0)
+    ask(client)
+    csr = certificates.request(ids.HostId("h1"), certificates.new_key())
+    proof = sealed.signature_of(signing.RENEWAL, csr, KEY)
+    assert ask(client, csr=csr, proof=proof).status_code == 200
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1")
+def test_who_asks_again_at_once_is_told_to_wait(client):
+    ask(client)
+    assert ask(client).status_code == 429
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*it is revoked")
+def test_a_revoked_host_is_forbidden_until_it_is_allowed(client):
+    ask(client)
+    answer = client.post("/v1/hosts/h1/revoke")
+    assert answer.status_code == 202 and answer.json["enrolment"]["state"] == "revoked"
+    assert set(client.get("/v1/authority").json["revoked"]) == {"h1"}
+    assert ask(client).status_code == 403
+    answer = client.post("/v1/hosts/h1/allow")
+    assert answer.status_code == 202 and answer.json["enrolment"]["state"] == "allowed"
+    assert ask(client).status_code == 200
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*operator has to let it in")
+def test_where_hosts_are_approved_one_waits_and_is_listed_with_its_key(
+    api_configuration, store, glance, bus
+):
+    api_configuration.set_override("enrolment", "approved", "acstor_decision")
+    client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
+    answer = ask(client)
+    assert answer.status_code == 409 and "openstack acstor host allow h1" in answer.text
+    [host] = client.get("/v1/hosts", headers=conftest.ADMIN).json["hosts"]
+    waiting = host["enrolment"]
+    assert (host["host"], host["state"]) == ("h1", "silent")
+    assert (waiting["state"], waiting["user_id"]) == ("waiting", "agent-of-h1")
+    assert waiting["fingerprint"] == certificates.fingerprint(signing.read_key(KEY).public_key())
+    client.post("/v1/hosts/h1/allow", headers=conftest.ADMIN)
+    assert ask(client).status_code == 200
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*PKCS 10")
+def test_a_request_that_is_none_is_a_bad_request(client):
+    assert ask(client, csr=b"nonsense").status_code == 400
+    assert ask(client, csr=b"x" * 9000).status_code == 400
+    assert ask(client, path="/v1/hosts/no%20host/certificate").status_code == 400
+    assert ask(client, proof="x" * 200).status_code == 400
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*allowed_hosts")
+def test_a_host_that_may_not_join_gets_no_certificate(api_configuration, store, glance, bus):
+    api_configuration.set_override("allowed_hosts", ["compute*"], "acstor_decision")
+    client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
+    assert ask(client).status_code == 403
+    path = "/v1/hosts/compute1/certificate"
+    assert ask(client, path=path).status_code == 200
+
+
+@pytest.mark.expect_log("a request failed: .*ca_cert_file.*No such file")
+def test_an_authority_that_cannot_be_used_is_for_the_log(api_configuration, store, glance, bus):
+    api_configuration.set_override("ca_cert_file", "/nonexistent/ca.pem", "acstor_decision")
+    client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
+    answer = ask(client)
+    assert answer.status_code == 503 and "nonexistent" not in answer.text
+
+
+def test_services_and_readers_see_whom_to_trust_and_no_secret(client):
+    for headers in (AGENT, conftest.READER, conftest.ADMIN):
+        answer = client.get("/v1/authority", headers=headers)
+        assert answer.status_code == 200
+        assert "PRIVATE" not in answer.text and answer.json["enrolment"] == "automatic"
+    assert client.get("/v1/authority", headers=conftest.TENANT).status_code == 403

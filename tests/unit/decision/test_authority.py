@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The authority on SQLite, with a clock of the test's own."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_decision import authority
+from acstor_decision.core import enrolment
+from acstor_decision.db import database
+from acstor_decision.db import identities
+
+DAY_S = 86400
+H1, H2 = ids.HostId("h1"), ids.HostId("h2")
+
+
+class Cloud:
+    """An authority, and hosts that ask it."""
+
+    def __init__(self, conf: Any, store: database.Database) -> None:
+        self.now_s = 1_800_000_000.0
+        self.store = store
+        self.keeper = authority.Keeper(conf.acstor_decision, store, lambda: self.now_s)
+        self.keys = {H1: certificates.new_key(), H2: certificates.new_key()}
+
+    def enrol(
+        self, host: ids.HostId = H1, user: str = "u", key: bytes = b"", proof_by: bytes = b""
+    ) -> authority.Issued:
+        self.now_s += 2
+        csr = certificates.request(host, key or self.keys[host])
+        proof = sealed.signature_of(signing.RENEWAL, csr, proof_by) if proof_by else ""
+        return self.keeper.enrol(host, user, "10.0.0.1", csr, proof)
+
+    def read(self, issued: authority.Issued, ca: bytes = b"") -> certificates.HostCertificate:
+        return certificates.read_host_certificate(issued.certificate, ca or self.keeper.ca())
+
+    def fault(self, issued: authority.Issued) -> str:
+        return self.keeper.trust().fault(self.read(issued, issued.ca), self.now_s)
+
+
+@pytest.fixture
+def cloud(configure, store) -> Cloud:
+    return Cloud(configure(), store)
+
+
+def refused(cloud: Cloud, verdict: enrolment.Verdict | None, **asked: Any) -> str:
+    with pytest.raises(authority.Refused) as caught:
+        cloud.enrol(**asked)
+    assert caught.value.verdict is verdict
+    return str(caught.value)
+
+
+V = enrolment.Verdict
+
+
+def test_a_host_gets_what_it_needs_to_prove_itself_and_to_believe_others(cloud):
+    issued = cloud.enrol()
+    read = cloud.read(issued, issued.ca)
+    assert read.host == H1 and cloud.fault(issued) == ""
+    assert read.not_after_s == issued.not_after_s == int(issued.now_s) + DAY_S
+    assert signing.read_public_keys(issued.signers)
+    certificates.read_host_certificate(cloud.enrol(H2).certificate, issued.ca)
+
+
+def test_of_instances_that_start_together_one_makes_the_keys(configure, tmp_path):
+    stores = [database.Database(configure()) for _ in range(8)]
+    stores[0].upgrade()
+    keepers = [authority.Keeper(configure().acstor_decision, store) for store in stores]
+    together = threading.Barrier(len(keepers))
+    found = []
+
+    def start(keeper: authority.Keeper) -> None:
+        together.wait(30)
+        found.append((keeper.trust().signer, keeper.authority().key_pem))
+
+    threads = [threading.Thread(target=start, args=(keeper,)) for keeper in keepers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 8 and len(set(found)) == 1
+    assert len(stores[0].authority_keys(authority.CA)) == 1
+    for store in stores:
+        store.close()
+
+
+def test_another_user_or_key_gets_no_certificate_of_a_host_that_enrolled(cloud):
+    cloud.enrol()
+    stolen = certificates.new_key()
+    assert "openstack acstor host allow h1" in refused(cloud, V.OTHER_USER, user="other")
+    assert "host allow h1" in refused(cloud, V.OTHER_KEY, key=stolen)
+    refused(cloud, V.OTHER_KEY, key=stolen, proof_by=stolen)
+    refused(cloud, V.OTHER_KEY, key=stolen, proof_by=cloud.keys[H2])
+    assert cloud.store.enrolment("h1").public_key == signing.public_pem(cloud.keys[H1]).decode()
+
+
+def test_a_host_renews_with_its_key_or_with_a_new_one_that_the_old_one_signs(cloud):
+    cloud.enrol()
+    assert cloud.fault(cloud.enrol()) == ""
+    new = certificates.new_key()
+    lost = cloud.enrol(key=new, proof_by=cloud.keys[H1])  # the answer never arrives
+    newer = certificates.new_key()
+    issued = cloud.enrol(key=newer, proof_by=cloud.keys[H1])
+    assert cloud.fault(issued) == "" and "another key" in cloud.fault(lost)
+    refused(cloud, V.OTHER_KEY, key=certificates.new_key(), proof_by=new)
+    cloud.enrol(key=newer)  # it has the new one, so the old one is of no use any more
+    refused(cloud, V.OTHER_KEY, key=certificates.new_key(), proof_by=cloud.keys[H1])
+
+
+def test_a_proof_for_another_purpose_proves_nothing(cloud):
+    cloud.enrol()
+    csr = certificates.request(H1, certificates.new_key())
+    proof = sealed.signature_of(signing.SAMPLE, csr, cloud.keys[H1])
+    cloud.now_s += 2
+    with pytest.raises(authority.Refused, match="nothing proves"):
+        cloud.keeper.enrol(H1, "u", "", csr, proof)
+
+
+def test_a_request_that_its_key_did_not_sign_is_refused(cloud):
+    with pytest.raises(errors.NotAuthentic):
+        cloud.keeper.enrol(H1, "u", "", b"nonsense", "")
+    assert cloud.store.enrolment("h1") is None
+
+
+def test_a_revoked_host_is_believed_no_more_and_gets_nothing_until_it_is_allowed(cloud):
+    issued = cloud.enrol()
+    cloud.keeper.revoke(H1)
+    assert cloud.fault(issued) == "it is revoked"
+    assert cloud.keeper.trust().revoked(cloud.now_s) == {
+        "h1": certificates.refused_before(cloud.now_s)
+    }
+    assert "host allow h1" in refused(cloud, V.REVOKED)
+    cloud.keeper.allow(H1)
+    again = cloud.enrol(key=certificates.new_key(), user="new")
+    assert cloud.fault(again) == "" and "revoked" in cloud.fault(issued)
+    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    assert not certificates.is_revoked(cloud.read(again), revoked)
+    assert certificates.is_revoked(cloud.read(issued), revoked)
+
+
+def test_a_certificate_of_the_second_of_the_revocation_counts(cloud):
+    cloud.enrol()
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    csr = certificates.request(H1, cloud.keys[H1])
+    issued = cloud.keeper.enrol(H1, "u", "", csr, "")
+    assert cloud.fault(issued) == ""
+
+
+def test_a_host_may_be_revoked_before_it_ever_enrols(cloud):
+    cloud.keeper.revoke(H1)
+    refused(cloud, V.REVOKED)
+
+
+def test_the_table_forgets_revocations_of_hosts_that_enrolled_anew_and_no_others(cloud):
+    for host in (H1, H2):
+        cloud.enrol(host)
+        cloud.keeper.revoke(host)
+    cloud.keeper.allow(H1)
+    cloud.enrol()
+    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h1", "h2"}
+    cloud.now_s += authority.REVOCATION_KEPT_S + 10
+    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2"}
+
+
+def test_of_more_revoked_hosts_than_a_table_holds_the_newest_are_named(cloud, monkeypatch):
+    monkeypatch.setattr(ring, "MAX_REVOKED", 2)
+    for number in range(4):
+        cloud.keeper.revoke(ids.HostId(f"h{number}"))
+        cloud.now_s += 10
+    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2", "h3"}
+
+
+def test_where_hosts_have_to_be_approved_a_new_one_waits(configure, store):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    assert "openstack acstor host allow h1" in refused(cloud, V.WAIT)
+    refused(cloud, V.WAIT)
+    refused(cloud, V.OTHER_USER, user="other")
+    row = store.enrolment("h1")
+    assert (row.state, row.user_id, row.address) == ("waiting", "u", "10.0.0.1")
+    assert not cloud.keeper.trust().is_enrolled("h1")
+    cloud.keeper.allow(H1)
+    refused(cloud, V.OTHER_KEY, key=certificates.new_key())
+    assert cloud.fault(cloud.enrol()) == ""
+    assert cloud.fault(cloud.enrol()) == "", "a renewal needs nobody's leave"
+
+
+def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud, monkeypatch):
+    cloud.enrol()
+    csr = certificates.request(H1, cloud.keys[H1])
+    with pytest.raises(authority.Refused, match="less than a second ago"):
+        cloud.keeper.enrol(H1, "u", "", csr, "")
+    monkeypatch.setattr(identities, "MAX_ENROLMENTS", 1)
+    assert "1 hosts are known already" in refused(cloud, None, host=H2)
+    cloud.enrol()
+
+
+def test_hosts_know_a_new_ca_before_it_issues_and_the_former_until_nothing_is_left_of_it(cloud):
+    before = cloud.enrol()
+    cloud.keeper.renew(authority.CA, at_once=False)
+    soon = cloud.enrol()
+    assert soon.ca.startswith(before.ca) and soon.ca.count(b"BEGIN") == 2
+    cloud.read(soon, before.ca)
+    cloud.now_s += DAY_S
+    later = cloud.enrol(H2)
+    with pytest.raises(errors.NotAuthentic):
+        cloud.read(later, before.ca)
+    cloud.read(later, soon.ca)  # who renewed in time knows it
+    cloud.read(soon, later.ca)
+    cloud.now_s += DAY_S + authority.FORMER_TRUSTED_S
+    assert cloud.enrol().ca.count(b"BEGIN") == 1
+
+
+def test_a_stolen_ca_is_trusted_no_more_at_once(cloud):
+    before = cloud.enrol()
+    cloud.keeper.renew(authority.CA, at_once=True)
+    cloud.now_s += 1
+    with pytest.raises(errors.NotAuthentic):
+        cloud.read(before, cloud.keeper.ca())
+    cloud.read(cloud.enrol())
+
+
+def test_hosts_know_a_new_signer_before_it_signs_and_believe_the_former_meanwhile(cloud):
+    issued = cloud.enrol()
+    old = cloud.keeper.trust()
+    cloud.keeper.renew(authority.SIGNER, at_once=False)
+    renewed = cloud.enrol()
+    trust = cloud.keeper.trust()
+    assert trust.signer == old.signer and len(signing.read_public_keys(renewed.signers)) == 2
+    cloud.now_s += DAY_S
+    trust = cloud.keeper.trust()
+    assert trust.signer != old.signer
+    table = b"{}"
+    signature = trust.sign(signing.TABLE, table)
+    sealed.check(signing.read_public_keys(renewed.signers), signing.TABLE, table, signature)
+    with pytest.raises(errors.NotAuthentic):
+        sealed.check(signing.read_public_keys(issued.signers), signing.TABLE, table, signature)
+    former = old.sign(signing.TABLE, table)  # a table of before, that comes late
+    sealed.check(signing.read_public_keys(trust.signers), signing.TABLE, table, former)
+
+
+def test_certificates_that_ended_are_believed_for_a_while(cloud):
+    issued = cloud.enrol()
+    cloud.now_s += DAY_S + authority.CERTIFICATE_GRACE_S - 10
+    assert cloud.fault(issued) == ""
+    cloud.now_s += 20
+    assert "7 days ago" in cloud.fault(issued) or "168 h ago" in cloud.fault(issued)
+
+
+def test_a_host_whose_clock_is_ahead_by_a_day_is_told_so_by_now(cloud):
+    issued = cloud.enrol()
+    read = cloud.read(issued)
+    assert issued.now_s == cloud.now_s
+    assert "24 h from now: one of the two clocks is wrong" in certificates.time_fault(
+        read, cloud.now_s - DAY_S - certificates.BACKDATE_S, 0
+    )
+
+
+def test_an_authority_of_the_operators_own_issues_from_its_files(configure, store, tmp_path):
+    own = certificates.Authority.create("own", 1_700_000_000, 999 * DAY_S)
+    former = certificates.Authority.create("former", 1_700_000_000, 999 * DAY_S)
+    cert, key = tmp_path / "ca.pem", tmp_path / "ca.key"
+    cert.write_bytes(own.certificate_pem + former.certificate_pem)
+    key.write_bytes(own.key_pem)
+    cloud = Cloud(configure(ca_cert_file=str(cert), ca_key_file=str(key)), store)
+    issued = cloud.enrol()
+    cloud.read(issued, own.certificate_pem)
+    assert issued.ca == cert.read_bytes()
+    assert store.authority_keys(authority.CA) == []
+    key.write_bytes(former.key_pem)
+    with pytest.raises(errors.Unusable, match=r"ca_cert_file.*its key is another one's"):
+        cloud.enrol()
+    key.unlink()
+    with pytest.raises(errors.Unusable, match=r"ca_key_file.*No such file"):
+        cloud.enrol()
