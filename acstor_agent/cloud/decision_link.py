@@ -26,9 +26,9 @@ from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import counters
 from acstor_agent.core import links
-from acstor_agent.core import task_rules
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import freshness
 from acstor_common import ids
 from acstor_common import sealed
 from acstor_common import signing
@@ -99,7 +99,7 @@ class DecisionLink:
         self._collection_s = collection_s
         self._held, self._cids = held, cids
         self._files, self._sender, self._rings = files, sender, rings
-        self._seen = task_rules.SeenTasks(here)
+        self._fresh = freshness.Freshness()
         self._images, self._take_task = images, take_task
         self._session = random.getrandbits(63)
         self._started_s = time.time()
@@ -243,9 +243,13 @@ class DecisionLink:
             LOG.debug("a task for image %s came when the agent had ended", given.task.image_id)
 
     def _take(self, given: decision_api.TaskForHosts) -> None:
-        why = self._seen.why_not(given, time.time())
+        task = given.task
+        message = (task.request, task.kind, task.image_id, given.given_s)
+        if given.hosts and self._here not in given.hosts:
+            why = "it is for other hosts"
+        else:
+            why = self._fresh.why_not(message, given.given_s, time.time())
         if why:
-            task = given.task
             LOG.warning("task %s of image %s is not taken: %s", task.kind, task.image_id, why)
             return
-        self._take_task(given.task)
+        self._take_task(task)
