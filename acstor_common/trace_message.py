@@ -2,17 +2,15 @@
 """The boot trace of one real boot, on its way from an agent to those who prepare images.
 
 The one rule: only numbers of chunks travel, no byte of anybody's image, and none is
-used before :func:`decode` has looked at it.  Names here are never changed; a new
-field has a default.
+used before its host's signature was checked, and :class:`BootTrace` has looked at it.
+Names here are never changed; a new field has a default.
 """
 
 from typing import Annotated
-from typing import Any
 
 import msgspec
 
 from acstor_common import boot_trace
-from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 
@@ -27,10 +25,11 @@ _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 class BootTrace(msgspec.Struct, frozen=True, kw_only=True):
     """What one guest read while it booted.
 
-    :param host: where it booted, for the log; nothing follows from it
+    :param host: where it booted; its certificate has to say so, too
     :param size_bytes: length of the image
     :param chunk_bytes: its chunk size
     :param trace: chunk numbers in the order of first touch
+    :param recorded_s: wall clock when the recording ended
     """
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
@@ -38,6 +37,7 @@ class BootTrace(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: _Count
     chunk_bytes: _Count
     trace: Annotated[tuple[_Count, ...], msgspec.Meta(min_length=1, max_length=MAX_CHUNKS)]
+    recorded_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
@@ -45,20 +45,3 @@ class BootTrace(msgspec.Struct, frozen=True, kw_only=True):
         cut = geometry.Geometry(self.size_bytes, self.chunk_bytes)
         if why := boot_trace.fault_of(self.trace, cut.chunk_count):
             raise ValueError(f"no boot trace: {why}")
-
-
-def encode(message: BootTrace) -> dict[str, Any]:
-    """Return ``message`` as JSON's own types."""
-    encoded: dict[str, Any] = msgspec.to_builtins(message)
-    return encoded
-
-
-def decode(payload: object) -> BootTrace:
-    """Return what a message carries, checked.
-
-    :raises errors.RemoteProtocolError: it is no boot trace
-    """
-    try:
-        return msgspec.convert(payload, BootTrace)
-    except (msgspec.ValidationError, UnicodeError, RecursionError) as e:
-        raise errors.RemoteProtocolError("the sender of a boot trace", str(e)) from e

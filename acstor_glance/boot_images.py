@@ -62,12 +62,8 @@ class BootImages:
         """Return the images of which boots are recorded: a killed process may owe them an image."""
         return self._traces.images()
 
-    def traced(self, payload: object) -> ids.ImageId | None:
-        """Take in the trace of one boot; return the image if a boot image can be made now.
-
-        :raises errors.RemoteProtocolError: it is no trace
-        """
-        trace = trace_message.decode(payload)
+    def traced(self, trace: trace_message.BootTrace) -> ids.ImageId | None:
+        """Take in the trace of one boot; return the image if a boot image can be made now."""
         count = self._traces.put(trace)
         LOG.info("image %s: %d boots are recorded", trace.image_id, count)
         is_enough = count >= self._conf.boot_traces_needed

@@ -14,6 +14,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import trace_message
 from acstor_glance import boot_images
 from acstor_glance import work_queue
 
@@ -51,12 +52,9 @@ class BootService:
         while self._owed:
             self._queue.put(self._owed.pop())
 
-    def heard(self, payload: object) -> None:
-        """Take in the trace of one boot.
-
-        :raises errors.RemoteProtocolError: it is none
-        """
-        image_id = self._made.traced(payload)
+    def heard(self, trace: trace_message.BootTrace) -> None:
+        """Take in the trace of one boot."""
+        image_id = self._made.traced(trace)
         if image_id is not None:
             self._queue.put(image_id)
 

@@ -201,6 +201,20 @@ OPTS = [
         "it. 0 takes every chunk of any boot, 1 only those of all boots.",
     ),
     cfg.StrOpt(
+        "decision_endpoint",
+        help="URL of the decision service, which says whose boot traces and requests on the "
+        "message bus are believed; the one of Keystone's catalog by default.",
+    ),
+    cfg.StrOpt(
+        "trusted_ca_file",
+        help="PEM file of the authorities that issue the hosts' certificates, for clouds without "
+        "the decision service. With this or trusted_signers_file it is not asked.",
+    ),
+    cfg.StrOpt(
+        "trusted_signers_file",
+        help="PEM file of the public keys that sign requests to prepare an image.",
+    ),
+    cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9466",
         help="Address and port of the listener's Prometheus endpoint; empty turns it off.",

@@ -23,6 +23,7 @@ import requests
 from glanceclient import exc as glance_errors
 from keystoneauth1 import exceptions as keystone_errors
 from keystoneauth1 import loading
+from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
 from acstor_common import artefacts
@@ -48,8 +49,8 @@ FORMAT_VERSIONS = {
 """Version of each kind's format that is written and read."""
 
 
-def connect(conf: cfg.ConfigOpts) -> "Images":
-    """Return the images of the Glance that ``conf`` names; nothing is asked of it yet.
+def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
+    """Return a session of the service user; nothing is asked of Keystone yet.
 
     :raises errors.Unusable: the options of the service user make no sense
     """
@@ -66,6 +67,15 @@ def connect(conf: cfg.ConfigOpts) -> "Images":
             f"[{group}] auth_type", "is not set", "Name the service user that reads the images"
         )
     session.timeout = session.timeout or TIMEOUT_S
+    return session
+
+
+def connect(conf: cfg.ConfigOpts) -> "Images":
+    """Return the images of the Glance that ``conf`` names; nothing is asked of it yet.
+
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+    session = session_of(conf)
     own = conf.acstor_glance
     client = glanceclient.Client(
         "2",

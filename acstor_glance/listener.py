@@ -19,12 +19,15 @@ from oslo_config import cfg
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import message_bus
 from acstor_common import trace_message
+from acstor_glance import authority as glance_authority
 from acstor_glance import boot_service
 from acstor_glance import bus_server
 from acstor_glance import counters as glance_counters
 from acstor_glance import notifications
 from acstor_glance import preparer as glance_preparer
+from acstor_glance import proofs
 from acstor_glance import reconciler as glance_reconciler
 from acstor_glance import work_queue
 
@@ -52,19 +55,22 @@ class Listener:
         boots: boot_service.BootService | None = None,
     ) -> None:
         self._boots = boots
+        self._authority = glance_authority.Authority(conf)
+        self._proofs = proofs.Proofs(self._authority.trust)
         self._conf, self._counters = conf.acstor_glance, counters
         self._preparer, self._reconciler = preparer, reconciler
         self._queue = work_queue.WorkQueue()
         self._listening = notifications.Listening(conf, self._seen)
-        heard = {decision_api.IMAGE_WANTED: self._wanted}
+        heard: dict[str, message_bus.Heard] = {decision_api.IMAGE_WANTED: self._wanted}
         if boots is not None and boots.hears_traces:
-            heard[trace_message.BOOT_TRACED] = boots.heard
+            heard[trace_message.BOOT_TRACED] = lambda sent: boots.heard(self._proofs.trace(sent))
         self._server = bus_server.BusServer(conf, heard)
         self._asked: dict[ids.ImageId, bool] = {}  # by operators: whether to begin anew
         self._stopping, self._is_due = threading.Event(), threading.Event()
 
     def run(self) -> None:
         """Serve until :meth:`stop` is called."""
+        self._authority.start()
         self._listening.start()
         self._server.start()
         if self._boots is not None:
@@ -77,6 +83,7 @@ class Listener:
             worker.start()
         while not self._stopping.is_set():
             self._wait(self._reconcile())
+        self._authority.stop()
         self._listening.stop()
         self._server.stop()
         self._queue.close()
@@ -95,11 +102,11 @@ class Listener:
         self._put(image_id)
 
     def _wanted(self, payload: object) -> None:
-        """Take an operator's request; it may come from anybody, and costs one look at an image.
+        """Take an operator's request, which the decision service signed.
 
-        :raises errors.RemoteProtocolError: it is none
+        :raises errors.AcstorError: it is none
         """
-        wanted = decision_api.decode(payload, decision_api.ImageWanted)
+        wanted = self._proofs.wanted(payload)
         image_id = ids.parse_image_id(wanted.image_id)
         if len(self._asked) >= MOST_ASKED:
             LOG.warning("image %s: not prepared now, %d others wait", image_id, MOST_ASKED)

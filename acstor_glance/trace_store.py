@@ -2,8 +2,8 @@
 """Boot traces that agents have sent, by image, until a boot image is made of them.
 
 The one rule: whoever sends, and however much, the folder stays small: so many
-traces of an image, so many of them from one host, so many images.  Forging a
-host's name gains a sender no more than a place among those.
+traces of an image, so many of them from one host, so many images.  A host that was
+taken over gains no more than its places among those.
 """
 
 import contextlib
@@ -41,6 +41,8 @@ class TraceStore:
         image_id = ids.parse_image_id(trace.image_id)
         with self._lock:
             kept = [old for old in self._load(image_id) if _is_alike(old, trace)]
+            if trace in kept:  # it was sent again, by whomever
+                return len(kept)
             of_host = [old for old in kept if old.host == trace.host]
             for old in of_host[: max(0, len(of_host) + 1 - TRACES_OF_A_HOST)]:
                 kept.remove(old)

@@ -109,5 +109,6 @@ class BootRecording:
                 size_bytes=cut.size_bytes,
                 chunk_bytes=cut.chunk_bytes,
                 trace=trace,
+                recorded_s=time.time(),
             )
         )

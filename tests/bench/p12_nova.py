@@ -14,11 +14,12 @@ chunks that were asked of the mirror until then.
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import time
 from collections.abc import Iterator
+
+import msgspec
 
 from acstor_common import artefacts
 from acstor_common import errors
@@ -158,7 +159,8 @@ def unique_bytes_asked(host: nova_hosts.Host, image_id: str, raw: pathlib.Path) 
         host.agent.log,
     )
     found = [
-        trace_message.decode(json.loads(path.read_bytes())) for path in folder.glob("*.actrace")
+        msgspec.json.decode(path.read_bytes(), type=trace_message.BootTrace)
+        for path in folder.glob("*.actrace")
     ]
     cut = geometry.Geometry(raw.stat().st_size, found[0].chunk_bytes)
     asked = {number for trace in found if trace.image_id == image_id for number in trace.trace}

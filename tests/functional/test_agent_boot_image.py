@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot images in a real agent: where reads come from, and that they are right whatever happens."""
 
-import json
 import os
 import pathlib
 import random
 import threading
 
+import msgspec
 import pytest
 
 from acstor_agent.core import boot_recorder
@@ -157,7 +157,9 @@ def test_boots_are_recorded_each_by_itself(images, image_id, start):
             os.pread(two.fileno(), CHUNK, other_no * CHUNK)
     hosts.wait_until(lambda: agent.status()["boot"]["recorded"] == 2, "two boots")
     files = (agent.folder / "state/traces").glob("*.actrace")
-    messages = [trace_message.decode(json.loads(path.read_bytes())) for path in files]
+    messages = [
+        msgspec.json.decode(path.read_bytes(), type=trace_message.BootTrace) for path in files
+    ]
     assert sorted(message.trace for message in messages) == sorted([tuple(TRACE), tuple(again)])
     assert {message.image_id for message in messages} == {image_id}
 

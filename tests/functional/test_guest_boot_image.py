@@ -4,8 +4,9 @@
 The boot image is made of the boot before, as the agent has recorded it.
 """
 
-import json
 import pathlib
+
+import msgspec
 
 from acstor_common import boot_image
 from acstor_common import boot_trace
@@ -38,7 +39,7 @@ def test_guest_boots_with_a_boot_image_of_recorded_boots_and_the_worker_is_kille
             first.wait_booted(LIFE_S)
             hosts.wait_until(lambda: agent.status()["boot"]["recorded"] > 0, "a trace", 60)
         (path,) = (agent.folder / "state/traces").glob("*.actrace")
-        trace = trace_message.decode(json.loads(path.read_bytes())).trace
+        trace = msgspec.json.decode(path.read_bytes(), type=trace_message.BootTrace).trace
         head = write_boot_image(images, guest_image_id, boot_trace.merge([trace], 0.5))
     assert 100 * head.size_bytes < 3 * images.path(guest_image_id).stat().st_size
     with hosts.running(tmp_path / "h2", images, name="h2", life_s=LIFE_S) as agent:

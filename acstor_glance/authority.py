@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the decision service, again and again, whom to believe; or reads it from files.
+
+The one rule: nobody waits for this.  What was known last counts while the service is
+away, and what nobody has said yet is believed of nobody.
+"""
+
+import logging
+import threading
+from typing import Any
+
+import msgspec
+from keystoneauth1 import adapter as keystone_adapter
+from keystoneauth1 import exceptions
+from oslo_config import cfg
+
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ring
+from acstor_common import signing
+from acstor_glance import images as glance_images
+from acstor_glance import proofs
+
+LOG = logging.getLogger(__name__)
+
+SERVICE_TYPE = "acstor"
+ASK_EVERY_S = 60.0
+ASK_AGAIN_S = 5.0
+MAX_ANSWER_BYTES = 1 << 20
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    """What ``GET /v1/authority`` says, as far as it counts here."""
+
+    ca: str
+    signers: str
+    revoked: dict[str, int] = {}
+
+
+class Authority:
+    """Knows whom to believe; start it, then ask :meth:`trust` from any thread."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
+        self._trust = proofs.NOBODY
+        self._stopping = threading.Event()
+        self._told = ""
+
+    def trust(self) -> proofs.Trust:
+        """Return whom to believe, as it was known last."""
+        return self._trust
+
+    def start(self) -> None:
+        """Begin to look; waits for nothing."""
+        threading.Thread(target=self._run, name="acstor-authority", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while not self._stopping.wait(wait_s):
+            try:
+                self.look()
+            except (errors.AcstorError, OSError) as exc:
+                self._tell(f"whom to believe on the message bus is not known anew: {exc}")
+                wait_s = ASK_AGAIN_S
+            else:
+                self._tell("")
+                wait_s = ASK_EVERY_S
+
+    def look(self) -> None:
+        """Look once.
+
+        :raises errors.ImageServiceError: the decision service says nothing
+        :raises errors.NotAuthentic: what it says makes no sense
+        :raises OSError: a file cannot be read
+        """
+        own = self._conf.acstor_glance
+        if own.trusted_ca_file or own.trusted_signers_file:
+            self._trust = checked(_read(own.trusted_ca_file), _read(own.trusted_signers_file), {})
+            return
+        with glance_images.translated("the decision service's authority"):
+            answer = self._ask()
+        self._trust = checked(answer.ca.encode(), answer.signers.encode(), answer.revoked)
+
+    def _ask(self) -> _Answer:
+        own = self._conf.acstor_glance
+        api = keystone_adapter.Adapter(
+            glance_images.session_of(self._conf),
+            service_type=SERVICE_TYPE,
+            interface=own.valid_interfaces,
+            region_name=own.region_name,
+            endpoint_override=own.decision_endpoint,
+        )
+        response: Any = api.get("/v1/authority")
+        try:
+            return msgspec.json.decode(response.content[:MAX_ANSWER_BYTES], type=_Answer)
+        except msgspec.DecodeError as exc:
+            raise exceptions.ClientException(f"the answer makes no sense: {exc}") from exc
+
+    def _tell(self, what: str) -> None:
+        if what and what != self._told:
+            LOG.warning("%s", what)
+        self._told = what
+
+
+def checked(ca: bytes, signers: bytes, revoked: dict[str, int]) -> proofs.Trust:
+    """Return whom to believe; what is empty stands for nobody.
+
+    :raises errors.NotAuthentic: it is no PEM of authorities or of public keys
+    """
+    if ca:
+        certificates.read_ca(ca)
+    if len(revoked) > ring.MAX_REVOKED:
+        raise errors.NotAuthentic("what is revoked", f"{len(revoked)} hosts are too many")
+    return proofs.Trust(ca, signing.read_public_keys(signers) if signers else (), revoked)
+
+
+def _read(path: str | None) -> bytes:
+    if not path:
+        return b""
+    with open(path, "rb") as file:
+        return file.read(certificates.MAX_BUNDLE_BYTES)

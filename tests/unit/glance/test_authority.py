@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the listener learns whom to believe: files, or the decision service."""
+
+import json
+import time
+
+import pytest
+from keystoneauth1 import exceptions
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_glance import authority
+from acstor_glance import conf as glance_conf
+from acstor_glance import images as glance_images
+from tests.fakes import cloud_keys
+
+KEYS = cloud_keys.CloudKeys()
+CA, SIGNERS = KEYS.authority.certificate_pem.decode(), KEYS.signers.decode()
+
+
+@pytest.fixture
+def conf():
+    made = cfg.ConfigOpts()
+    glance_conf.register_opts(made)
+    made([])
+    return made
+
+
+class Session:
+    """Answers as the decision service does."""
+
+    def __init__(self):
+        self.answer = {"ca": CA, "signers": SIGNERS, "revoked": {"h1": 5}, "now": "later"}
+        self.asked = []
+
+    def request(self, url, method, **options):
+        self.asked.append((method, url, options["endpoint_filter"]["service_type"]))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        content = json.dumps(self.answer).encode()
+        return type("Response", (), {"content": content})()
+
+
+@pytest.fixture
+def session(monkeypatch):
+    made = Session()
+    monkeypatch.setattr(glance_images, "session_of", lambda _: made)
+    return made
+
+
+def test_files_are_read_and_nobody_is_asked(conf, session, tmp_path):
+    (tmp_path / "ca.pem").write_text(CA)
+    (tmp_path / "signers.pem").write_text(SIGNERS)
+    conf.set_override("trusted_ca_file", str(tmp_path / "ca.pem"), "acstor_glance")
+    knows = authority.Authority(conf)
+    knows.look()
+    assert (knows.trust().ca, knows.trust().signers) == (CA.encode(), ())
+    conf.set_override("trusted_signers_file", str(tmp_path / "signers.pem"), "acstor_glance")
+    knows.look()
+    assert len(knows.trust().signers) == 1
+    assert session.asked == []
+    (tmp_path / "ca.pem").unlink()
+    with pytest.raises(FileNotFoundError):
+        knows.look()
+    assert knows.trust().ca == CA.encode()
+
+
+def test_the_decision_service_says_it(conf, session):
+    knows = authority.Authority(conf)
+    assert knows.trust().ca == b""
+    knows.look()
+    assert session.asked == [("GET", "/v1/authority", "acstor")]
+    assert (knows.trust().ca, knows.trust().revoked) == (CA.encode(), {"h1": 5})
+    assert len(knows.trust().signers) == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        exceptions.ConnectFailure("no route"),
+        exceptions.Forbidden("no role"),
+        exceptions.NotFound("old"),
+        {},
+        {"ca": "rubbish", "signers": SIGNERS},
+        {"ca": CA, "signers": "rubbish"},
+        {"ca": CA, "signers": SIGNERS, "revoked": {"h1": "x"}},
+        {"ca": CA, "signers": SIGNERS, "revoked": {f"h{n}": 1 for n in range(5000)}},
+    ],
+)
+def test_what_it_does_not_say_leaves_what_was_known(conf, session, answer):
+    knows = authority.Authority(conf)
+    knows.look()
+    known = knows.trust()
+    session.answer = answer
+    with pytest.raises(errors.AcstorError):
+        knows.look()
+    assert knows.trust() is known
+
+
+@pytest.mark.expect_log("whom to believe on the message bus is not known anew: .*no route")
+def test_it_is_asked_again_until_it_answers(conf, session, monkeypatch, watched_log):
+    monkeypatch.setattr(authority, "ASK_AGAIN_S", 0.01)
+    session.answer = exceptions.ConnectFailure("no route")
+    knows = authority.Authority(conf)
+    knows.start()
+    deadline_s = time.monotonic() + 10
+    while len(session.asked) < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    session.answer = {"ca": CA, "signers": SIGNERS}
+    while not knows.trust().ca and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    knows.stop()
+    assert knows.trust().ca == CA.encode()
+    assert len(watched_log.messages) == 1
