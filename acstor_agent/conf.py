@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every option of the agent, with what it decides and the default's reason."""
 
+import copy
 import itertools
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import stevedore
+from keystoneauth1 import loading
 from oslo_config import cfg
 from oslo_config import types
 
@@ -16,6 +18,15 @@ from acstor_agent.core.disk_scheduling import pregather
 from acstor_common import geometry
 
 GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
+
+ENROLMENT = cfg.OptGroup(
+    "enrolment",
+    title="How the agent gets its certificate from the decision service",
+    help="auth_type, or auth_section with the name of another section, turns it on. "
+    "auth_section = source_glance signs in as the source glance does.",
+)
+SERVICE_TYPE = "acstor"
+"""What the decision service is called in Keystone's catalog."""
 
 SOURCES_NAMESPACE = "acstor.sources"
 
@@ -346,12 +357,32 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     acstor_common.conf.register(conf, GROUP, OPTS)
     for group, options in source_options():
         acstor_common.conf.register(conf, group, options)
+    loading.register_auth_conf_options(conf, ENROLMENT.name)
+    loading.register_session_conf_options(conf, ENROLMENT.name)
+    loading.register_adapter_conf_options(conf, ENROLMENT.name, include_deprecated=False)
+    conf.set_default("service_type", SERVICE_TYPE, ENROLMENT.name)
+
+
+def _enrolment_options() -> Iterator[cfg.Opt]:
+    """Yield keystoneauth's options, whose help is short, for the sample."""
+    yield from loading.get_auth_common_conf_options()
+    for opt in loading.get_auth_plugin_conf_options("v3password"):
+        told = copy.copy(opt)
+        told.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
+        yield told
+    yield from loading.get_session_conf_options()
+    yield from loading.get_adapter_conf_options(include_deprecated=False)
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Return all options for the sample generator."""
     return list(
         itertools.chain(
-            [(acstor_common.conf.GROUP, acstor_common.conf.OPTS), (GROUP, OPTS)], source_options()
+            [
+                (acstor_common.conf.GROUP, acstor_common.conf.OPTS),
+                (GROUP, OPTS),
+                (ENROLMENT, list(_enrolment_options())),
+            ],
+            source_options(),
         )
     )

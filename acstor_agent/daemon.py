@@ -24,6 +24,7 @@ from acstor_agent.chunks import serving
 from acstor_agent.chunks import want as want_
 from acstor_agent.cloud import bus
 from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
@@ -135,6 +136,7 @@ class Agent:
         state_dir = pathlib.Path(own.state_dir)
         ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
         self._identity = settings.identity(own, self._host)
+        self._enrolment = enrolment.from_conf(conf, self._host, self._identity)
         self._sender = proofs.Sender(self._identity)
         self._ring = ring_keeper.RingKeeper(
             state_dir / "ring.json",
@@ -311,6 +313,8 @@ class Agent:
             pathlib.Path(self._conf.acstor.control_socket), own.control_group
         )
         await self._nursery.start(control_socket.serve, control, self._requests.handle)
+        if self._enrolment is not None:
+            self._nursery.start_soon(self._enrolment.run)
         if self._decision is not None:
             self._nursery.start_soon(self._decision.run)
             self._nursery.start_soon(self._tasks.run)
@@ -343,7 +347,7 @@ class Agent:
             "uptime_s": round(time.time() - self._started_s, 3),
             "mount_point": self._conf.acstor.mount_point,
             "ring": status.of_ring(self._ring),
-            "identity": status.of_identity(self._identity.current()),
+            "identity": status.of_identity(self._identity.current(), self._enrolment),
             "images": images,
             "disks": {
                 disk_id: status.of_disk(self._disks.get_nowait(disk_id))

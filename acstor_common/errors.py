@@ -152,6 +152,17 @@ class NotAuthentic(AcstorError):
         return f"{self.what} proves nothing: {self.why}"
 
 
+class NotEnrolled(AcstorError):
+    """The decision service gave this host no certificate: it goes on with what it has."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return self.why
+
+
 class CacheFull(AcstorError):
     """Nothing more can be stored; serving goes on without caching."""
 

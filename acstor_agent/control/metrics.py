@@ -52,6 +52,7 @@ class Collector(registry.Collector):
         yield core.GaugeMetricFamily(
             "acstor_ring_hosts", "Hosts of the v-node table in force", status["ring"]["hosts"]
         )
+        yield from _of_identity(status["identity"])
 
 
 def serve(address: str, picture: Picture) -> Callable[[], None]:
@@ -62,6 +63,28 @@ def serve(address: str, picture: Picture) -> Callable[[], None]:
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(picture))
     return metrics_endpoint.serve(address, own, "[acstor_agent] metrics_listen")
+
+
+def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
+    yield core.GaugeMetricFamily(
+        "acstor_certificate_not_after_seconds",
+        "When this host's certificate ends, wall clock; 0 if it has none",
+        identity["certificate_not_after_s"] or 0,
+    )
+    yield core.GaugeMetricFamily(
+        "acstor_signers", "Keys that may sign v-node tables and tasks", identity["signers"]
+    )
+    if (enrolment := identity["enrolment"]) is not None:
+        yield core.GaugeMetricFamily(
+            "acstor_enrolment_failures",
+            "Attempts in a row to get a certificate that failed",
+            enrolment["failures"],
+        )
+        yield core.GaugeMetricFamily(
+            "acstor_clock_off_seconds",
+            "How far this host's clock was ahead of the decision service's",
+            enrolment["clock_off_s"],
+        )
 
 
 def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:

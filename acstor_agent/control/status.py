@@ -13,6 +13,7 @@ from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
+from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core import counters
 from acstor_agent.disks import disk
@@ -31,12 +32,15 @@ def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
     }
 
 
-def of_identity(identity: identity_files.Identity) -> dict[str, Any]:
-    """Return what this host can prove, and whom it believes."""
+def of_identity(
+    identity: identity_files.Identity, enrolling: enrolment.Enrolment | None
+) -> dict[str, Any]:
+    """Return what this host can prove, whom it believes, and how its enrolment stands."""
     certificate = identity.certificate
     return {
         "certificate_not_after_s": certificate.not_after_s if certificate else None,
         "signers": len(identity.signers),
+        "enrolment": enrolling.state._asdict() if enrolling else None,
     }
 
 

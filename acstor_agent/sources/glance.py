@@ -128,7 +128,7 @@ class GlanceSource(base.Driver):
         """Make the source from the group ``source_glance``."""
         limits = http_link.limits_of(group)
         session = keystone_session.Session(
-            auth=_auth(group), timeout=limits.timeout_s, verify=limits.ca_file or True
+            auth=auth(group), timeout=limits.timeout_s, verify=limits.ca_file or True
         )
         return cls(session, limits, group.endpoint_override, group.region_name, group.interface)
 
@@ -302,7 +302,7 @@ def _auth_options() -> list[cfg.Opt]:
     return list(found.values())
 
 
-def _auth(group: cfg.ConfigOpts.GroupAttr) -> plugin.BaseAuthPlugin:
+def auth(group: cfg.ConfigOpts.GroupAttr) -> plugin.BaseAuthPlugin:
     """Return what signs in as the group says.
 
     :raises errors.Unusable: an option is missing

@@ -170,7 +170,7 @@ WANTED = decision_api.ImageWanted(stored.IMAGE, True)
 SAMPLE = _of_the_bus("sample", _decoder(decision_api.Sample), [SAMPLE_EXAMPLE])
 TASK = _of_the_bus("image_task", _decoder(decision_api.ImageTask), [TASK_EXAMPLE])
 IMAGE_WANTED = _of_the_bus("image_wanted", _decoder(decision_api.ImageWanted), [WANTED])
-BOOT_TRACE = _of_the_bus("boot_trace", trace_message.decode, [TRACE_EXAMPLE])
+BOOT_TRACE = _of_the_bus("boot_trace", _decoder(trace_message.BootTrace), [TRACE_EXAMPLE])
 
 
 def _line_target(name: str, read: Callable[[bytes], Any], examples: list[Any]) -> Target:

@@ -37,6 +37,11 @@ async def picture_of(host):
         "guests": status.of_guests(host.waiting, waiting.Waiting()),
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
+        "identity": {
+            "certificate_not_after_s": 1_800_000_000,
+            "signers": 2,
+            "enrolment": {"failures": 4, "clock_off_s": -7.5},
+        },
     }
 
 
@@ -55,6 +60,13 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
         shown = name if name.endswith("_bytes") else f"images_{name}"
         assert f"acstor_boot_{shown}" in families
     assert families["acstor_ring_epoch"].samples[0].value == 7
+    for name, value in (
+        ("certificate_not_after_seconds", 1_800_000_000),
+        ("signers", 2),
+        ("enrolment_failures", 4),
+        ("clock_off_seconds", -7.5),
+    ):
+        assert families[f"acstor_{name}"].samples[0].value == value
     assert families["acstor_source_bytes"].samples[0].value == 3 * CHUNK
     sample = families["acstor_nova_fallbacks"].samples[0]
     assert (sample.labels, sample.value) == ({"reason": "not-raw"}, 3)
@@ -102,6 +114,7 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
 def test_agent_without_images_has_metrics_too():
     picture = {"images": {}, "ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
     picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0}
+    picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}
     picture["exchange"] = dict.fromkeys(
         [
             "chunks_in_flight",

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gets this host's certificate from the decision service, and the next one long before it ends.
+
+The one rule: nobody waits for this.  Guests are served without a certificate, peers
+go on with the one that is there until it has ended and its grace has passed, and
+whatever goes wrong is told, with what to do about it, and tried again.
+
+keystoneauth blocks, so asking is done in a thread of its own, which the end of the
+worker does not wait for.
+"""
+
+import logging
+import pathlib
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import msgspec
+import trio
+from keystoneauth1 import adapter as keystone_adapter
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
+from oslo_config import cfg
+
+from acstor_agent import conf as agent_conf
+from acstor_agent import identity_files
+from acstor_agent.core import renewal
+from acstor_agent.sources import glance
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_common import whole_file
+
+LOG = logging.getLogger(__name__)
+
+GROUP = agent_conf.ENROLMENT.name
+TIMEOUT_S = 30
+TICK_S = 30.0
+"""How often the wall clock is looked at, which may be set meanwhile."""
+MAX_ANSWER_BYTES = 1 << 20
+MAX_WHY = 300
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the decision service gives to a host.
+
+    :param ca: PEM of the authorities that issue certificates of hosts
+    :param signers: PEM of the public keys that sign tables and tasks
+    :param now: the service's wall clock
+    """
+
+    certificate: str
+    ca: str
+    signers: str
+    not_after: float
+    now: float
+
+
+class State(NamedTuple):
+    """How enrolment stands, for ``status``.
+
+    :param error: why the last attempt failed; "" if it did not
+    :param failures: attempts that failed in a row
+    :param clock_off_s: how far this host's clock was ahead of the service's, when that was seen
+    """
+
+    enrolled: int = 0
+    failures: int = 0
+    error: str = ""
+    clock_off_s: float = 0.0
+
+
+def is_configured(conf: cfg.ConfigOpts) -> bool:
+    """Say whether the agent is to ask the decision service for its certificate."""
+    own = conf[GROUP]
+    return bool(own.auth_section or own.auth_type)
+
+
+def from_conf(
+    conf: cfg.ConfigOpts, here: ids.HostId, files: identity_files.IdentityFiles
+) -> "Enrolment | None":
+    """Return what enrols this host; None if the configuration does not say how.
+
+    :raises errors.Unusable: it says so in a way that cannot be
+    """
+    if not is_configured(conf):
+        return None
+    folder = files.files.certificate.parent
+    if files.files != identity_files.files_in(folder):
+        raise errors.Unusable(
+            f"[{GROUP}]",
+            "certificates that it gets would not be where peer_tls_ca, peer_tls_cert and "
+            "peer_tls_key point",
+            "Leave out these options, or the whole section",
+        )
+    return Enrolment(here, files, _adapter(conf))
+
+
+class Enrolment:
+    """Keeps the files of this host's identity new; keep :meth:`run` running.
+
+    :param api: asks the decision service, signed in at Keystone
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        files: identity_files.IdentityFiles,
+        api: keystone_adapter.Adapter,
+        clock: Callable[[], float] = time.time,
+        dice: Callable[[], float] = random.random,
+    ) -> None:
+        self.state = State()
+        self._here, self._files, self._api = here, files, api
+        self._clock, self._dice = clock, dice
+
+    async def run(self) -> None:
+        """Ask when it is due, for ever."""
+        while True:
+            await self._wait()
+            try:
+                answer = await trio.to_thread.run_sync(self._enrol, abandon_on_cancel=True)
+            except (errors.NotEnrolled, errors.NotAuthentic, OSError) as e:
+                await self._fail(str(e))
+            else:
+                self._succeed(answer)
+                await trio.sleep(renewal.RETRY_FIRST_S)  # however short a certificate's life is
+
+    async def _wait(self) -> None:
+        """Wait until the certificate has to be renewed, by the service's clock as far as known."""
+        certificate = self._files.current().certificate
+        if certificate is None:
+            return
+        due_s = renewal.due_s(certificate, self._dice())
+        while True:
+            now_s = self._clock() - self.state.clock_off_s
+            if due_s <= now_s or certificates.time_fault(certificate, now_s, 0.0):
+                return
+            await trio.sleep(max(1.0, min(TICK_S, due_s - now_s)))
+
+    def _succeed(self, answer: Answer) -> None:
+        off_s = self._clock() - answer.now
+        error = renewal.clock_fault(off_s)
+        if error and error != self.state.error:
+            LOG.warning("%s: set it right, or others will not believe this host", error)
+        self.state = State(self.state.enrolled + 1, 0, error, off_s)
+        left_s = answer.not_after - answer.now
+        LOG.info("host %s has a certificate for %.0f s", self._here, left_s)
+
+    async def _fail(self, why: str) -> None:
+        failures = self.state.failures + 1
+        level = logging.INFO if why == self.state.error else logging.WARNING
+        LOG.log(level, "no new certificate: %s; trying again", why)
+        self.state = self.state._replace(failures=failures, error=why)
+        await trio.sleep(renewal.retry_s(failures, self._dice()))
+
+    # In a thread
+
+    def _enrol(self) -> Answer:
+        """Ask once, and write what is answered.
+
+        :raises errors.NotEnrolled: nothing is given
+        :raises errors.NotAuthentic: what is given is of no use
+        :raises OSError: the disk cannot
+        """
+        folder: pathlib.Path = self._files.files.certificate.parent
+        key = _next_key(folder)
+        request = certificates.request(self._here, key)
+        answer = self._ask(request)
+        new = identity_files.Set(
+            answer.ca.encode(), answer.certificate.encode(), key, answer.signers.encode()
+        )
+        identity_files.checked(new, self._here)
+        signing.read_public_keys(new.signers)
+        identity_files.write(folder, new)
+        pending_key(folder).unlink(missing_ok=True)
+        self._files.look_again()
+        return answer
+
+    def _ask(self, request: bytes) -> Answer:
+        body = {"csr": request.decode(), "proof": self._proof(request)}
+        try:
+            response = self._api.post(
+                f"/v1/hosts/{self._here}/certificate", json=body, raise_exc=False
+            )
+        except (exceptions.ConnectionError, exceptions.HttpServerError) as e:
+            raise errors.NotEnrolled(f"Keystone or the decision service is away: {e}") from e
+        except exceptions.ClientException as e:
+            raise errors.NotEnrolled(f"Keystone does not sign us in: {e}") from e
+        if response.status_code not in (200, 201):
+            raise errors.NotEnrolled(why_refused(response.status_code, response.content))
+        try:
+            return msgspec.json.decode(response.content[:MAX_ANSWER_BYTES], type=Answer)
+        except msgspec.DecodeError as e:
+            raise errors.NotEnrolled(f"the answer makes no sense: {e}") from e
+
+    def _proof(self, request: bytes) -> str:
+        """Return what shows that this host has the key of its last certificate; "" if it has none.
+
+        With it nobody else who can sign in at Keystone gets a certificate in this host's name.
+        """
+        identity = self._files.current()
+        if identity.certificate is None:
+            return ""
+        return sealed.signature_of(signing.RENEWAL, request, identity.key)
+
+
+def pending_key(folder: pathlib.Path) -> pathlib.Path:
+    """Return the file of the key that the host's next certificate is asked for."""
+    return folder.with_name(f"{folder.name}-next-key.pem")
+
+
+def _next_key(folder: pathlib.Path) -> bytes:
+    """Return the key of the next certificate, the same until one is there.
+
+    The service may have taken note of a key whose certificate was lost on its way here.
+    """
+    path = pending_key(folder)
+    try:
+        key = path.read_bytes()
+        signing.read_key(key)
+    except (FileNotFoundError, errors.NotAuthentic):
+        key = certificates.new_key()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file.written(path, identity_files.FILE_MODE) as file:
+            file.write(key)
+    return key
+
+
+def why_refused(status: int, body: bytes) -> str:
+    """Return what an answer of the decision service that gives nothing says.
+
+    >>> why_refused(403, b'{"error": {"code": 403, "message": "no policy allows it"}}')
+    'the decision service refuses (403): no policy allows it'
+    """
+    try:
+        error = msgspec.json.decode(body[:MAX_ANSWER_BYTES])["error"]
+        said = str(error["message"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        said = "it says no more, so there may be none at this address"
+    return f"the decision service refuses ({status}): {re.sub('[^ -~]', '?', said[:MAX_WHY])}"
+
+
+def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:
+    """Return what asks the decision service.
+
+    :raises errors.Unusable: an option makes no sense
+    """
+    own = conf[GROUP]
+    try:
+        if own.auth_section == glance.GROUP:
+            auth: Any = glance.auth(conf[glance.GROUP])
+        else:
+            auth = loading.load_auth_from_conf_options(conf, GROUP)
+        session = loading.load_session_from_conf_options(conf, GROUP, auth=auth)
+        made = loading.load_adapter_from_conf_options(conf, GROUP, session=session)
+    except (exceptions.ClientException, cfg.Error) as e:
+        raise errors.Unusable(f"[{GROUP}]", str(e), "See auth_type and the options after") from e
+    session.timeout = session.timeout or TIMEOUT_S
+    if own.auth_section == glance.GROUP and not own.cafile:
+        session.verify = conf[glance.GROUP].ca_file or True
+    if (own.endpoint_override or "").startswith("http:"):
+        LOG.warning(
+            "[%s] endpoint_override is http: who is on the way can pretend to be the decision "
+            "service",
+            GROUP,
+        )
+    return made

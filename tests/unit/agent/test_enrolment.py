@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that enrols at a decision service in the test's hands."""
+
+import json
+import re
+import time
+
+import pytest
+import trio
+from keystoneauth1 import exceptions
+from oslo_config import cfg
+
+from acstor_agent import conf as agent_conf
+from acstor_agent import identity_files
+from acstor_agent.cloud import enrolment
+from acstor_agent.core import renewal
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import sealed
+from acstor_common import signing
+from tests.fakes import cloud_keys
+
+H1 = ids.HostId("h1")
+LIFE_S = 3600
+
+
+class Response:
+    def __init__(self, status_code, body):
+        self.status_code = status_code
+        self.content = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
+class Api:
+    """Issues certificates, or does what the test wants instead."""
+
+    def __init__(self, clock):
+        self.keys = cloud_keys.CloudKeys(clock())
+        self.clock = clock
+        self.asked = []
+        self.instead = None
+        self.off_s = 0.0
+        self.host = H1
+
+    def post(self, url, json, raise_exc):
+        assert (url, raise_exc) == ("/v1/hosts/h1/certificate", False)
+        self.asked.append(json)
+        if isinstance(self.instead, Exception):
+            raise self.instead
+        if self.instead is not None:
+            return Response(*self.instead)
+        now_s = self.clock() - self.off_s
+        certificate = self.keys.authority.issue(json["csr"].encode(), self.host, now_s, LIFE_S)
+        return Response(
+            200,
+            {
+                "certificate": certificate.decode(),
+                "ca": self.keys.authority.certificate_pem.decode(),
+                "signers": self.keys.signers.decode(),
+                "not_after": now_s + LIFE_S,
+                "now": now_s,
+            },
+        )
+
+
+class Clock:
+    """The wall clock of a host: trio's, which jumps."""
+
+    def __init__(self, trio_clock):
+        self._clock, self._began_s = trio_clock, time.time()
+
+    def __call__(self):
+        return self._began_s + self._clock.current_time()
+
+
+@pytest.fixture
+def wall(autojump_clock, monkeypatch):
+    async def at_once(call, **_):  # a clock that jumps does not wait for threads
+        await trio.lowlevel.checkpoint()
+        return call()
+
+    monkeypatch.setattr(enrolment.trio.to_thread, "run_sync", at_once)
+    return Clock(autojump_clock)
+
+
+@pytest.fixture
+def api(wall):
+    return Api(wall)
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder = identity_files.files_in(tmp_path / "state" / "identity")
+    return identity_files.IdentityFiles(H1, folder, clock=iter(range(0, 10**9, 10)).__next__)
+
+
+@pytest.fixture
+def enrolling(api, files, wall):
+    return enrolment.Enrolment(H1, files, api, wall, lambda: 0.5)
+
+
+async def test_a_host_without_a_certificate_asks_for_one_at_once(
+    autojump_clock, enrolling, api, files, nursery
+):
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(1)
+    assert files.current().certificate.host == "h1"
+    assert len(files.signers()) == 1
+    assert [set(body) for body in api.asked] == [{"csr", "proof"}]
+    assert api.asked[0]["proof"] == ""
+    assert enrolling.state._replace(clock_off_s=0.0) == enrolment.State(enrolled=1)
+
+
+async def test_it_is_renewed_before_two_thirds_of_its_life_with_proof(
+    autojump_clock, enrolling, api, files, nursery
+):
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(1)
+    first = files.current().certificate
+    await trio.sleep(LIFE_S * 0.5)
+    assert len(api.asked) == 1
+    await trio.sleep(LIFE_S * 0.2)
+    assert len(api.asked) == 2
+    second = files.current().certificate
+    assert second.not_after_s > first.not_after_s
+    body = api.asked[1]
+    sealed.check([first.public_key], signing.RENEWAL, body["csr"].encode(), body["proof"])
+    assert certificates.request_key(body["csr"].encode()) == second.public_key
+
+
+async def test_a_worker_that_starts_with_a_certificate_does_not_ask(
+    autojump_clock, enrolling, api, files, nursery
+):
+    folder = files.files.ca.parent
+    folder.parent.mkdir()
+    identity_files.write(folder, api.keys.host("h1"))
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(60)
+    assert api.asked == []
+
+
+@pytest.mark.parametrize(
+    ("instead", "said"),
+    [
+        ((403, {"error": {"code": 403, "message": "no policy"}}), r"refuses \(403\): no policy"),
+        ((404, b"<html>"), r"refuses \(404\): it says no more"),
+        ((500, {"error": 7}), r"refuses \(500\): it says no more"),
+        ((409, {"error": {"message": "\x1b[31m" + "x" * 999}}), r"refuses \(409\): \?\[31mx{295}"),
+        ((200, b"{}"), "the answer makes no sense"),
+        ((200, b"\xff"), "the answer makes no sense"),
+        (exceptions.ConnectFailure("no route"), "away: no route"),
+        (exceptions.ServiceUnavailable("later"), "away: later"),
+        (exceptions.Unauthorized("wrong password"), "Keystone does not sign us in: wrong password"),
+        (exceptions.EndpointNotFound("no acstor"), "Keystone does not sign us in: no acstor"),
+    ],
+)
+@pytest.mark.expect_log("no new certificate: .*; trying again")
+async def test_what_goes_wrong_is_told_once_and_tried_again(
+    autojump_clock, enrolling, api, files, nursery, watched_log, instead, said
+):
+    api.instead = instead
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(100)
+    assert 3 < len(api.asked) < 12
+    assert len(watched_log.messages) == 1
+    assert enrolling.state.failures == len(api.asked)
+    assert re.search(said, enrolling.state.error)
+    assert files.current().certificate is None
+    api.instead = None
+    await trio.sleep(renewal.RETRY_LAST_S * 1.25)
+    assert files.current().certificate is not None
+    assert (enrolling.state.failures, enrolling.state.error) == (0, "")
+
+
+@pytest.mark.expect_log("no new certificate: .*lost")
+async def test_a_lost_answer_locks_nobody_out_for_the_next_request_is_for_the_same_key(
+    autojump_clock, enrolling, api, files, nursery, wall
+):
+    api.instead = exceptions.ConnectFailure("lost")
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(1)
+    api.instead = None
+    nursery.start_soon(enrolment.Enrolment(H1, files, api, wall, lambda: 0.5).run)  # a new worker
+    await trio.sleep(1)
+    first, second = (certificates.request_key(body["csr"].encode()) for body in api.asked)
+    assert first == second == files.current().certificate.public_key
+    assert not enrolment.pending_key(files.files.ca.parent).exists()
+
+
+@pytest.mark.expect_log("no new certificate: the certificate of h2 proves nothing: this host is h1")
+async def test_the_certificate_of_another_host_is_not_written(
+    autojump_clock, enrolling, api, files, nursery
+):
+    api.host = ids.HostId("h2")
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(1)
+    assert not files.files.certificate.exists()
+
+
+@pytest.mark.expect_log("no new certificate: .*No space left")
+async def test_a_full_disk_is_told_and_the_old_certificate_stays(
+    autojump_clock, enrolling, api, files, nursery, monkeypatch
+):
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(1)
+    first = files.current()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(identity_files, "write", fail)
+    await trio.sleep(LIFE_S * 0.7)
+    assert files.current() is first
+    assert enrolling.state.failures
+
+
+@pytest.mark.parametrize("off_s", [86_400.0, -86_400.0])
+@pytest.mark.expect_log("this host's clock is 86400 s (ahead of|behind) that of the decision")
+async def test_a_clock_that_is_a_day_off_is_told_and_renewal_goes_by_the_services_clock(
+    autojump_clock, enrolling, api, nursery, off_s
+):
+    api.off_s = off_s
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(1)
+    assert enrolling.state.clock_off_s == pytest.approx(off_s, abs=2)
+    assert "86400 s" in enrolling.state.error
+    await trio.sleep(LIFE_S * 0.5)
+    assert len(api.asked) == 1
+    await trio.sleep(LIFE_S * 0.2)
+    assert len(api.asked) == 2
+
+
+# What the configuration says
+
+
+def configured(tmp_path, text):
+    conf = cfg.ConfigOpts()
+    agent_conf.register_opts(conf)
+    file = tmp_path / "acstor.conf"
+    file.write_text(text)
+    conf(["--config-file", str(file)], project="acstor")
+    return conf
+
+
+SOURCE = """
+[source_glance]
+auth_url = http://keystone.invalid/v3
+username = acstor
+password = secret
+project_name = service
+user_domain_id = default
+project_domain_id = default
+ca_file = /etc/ssl/own.pem
+"""
+
+
+def test_without_a_way_to_sign_in_no_host_enrols(tmp_path, files):
+    conf = configured(tmp_path, SOURCE)
+    assert not enrolment.is_configured(conf)
+    assert enrolment.from_conf(conf, H1, files) is None
+
+
+def test_the_source_glance_lends_its_section(tmp_path, files):
+    conf = configured(tmp_path, SOURCE + "[enrolment]\nauth_section = source_glance\n")
+    assert enrolment.is_configured(conf)
+    made = enrolment.from_conf(conf, H1, files)
+    session = made._api.session
+    assert session.auth.auth_url == "http://keystone.invalid/v3"
+    assert (session.verify, session.timeout) == ("/etc/ssl/own.pem", 30.0)
+    assert made._api.service_type == "acstor"
+
+
+def test_a_section_of_its_own_is_read(tmp_path, files):
+    text = "[enrolment]\nauth_type = v3applicationcredential\nauth_url = http://k.invalid/v3\n"
+    text += "application_credential_id = 1\napplication_credential_secret = 2\n"
+    made = enrolment.from_conf(configured(tmp_path, text), H1, files)
+    assert made._api.session.auth.auth_url == "http://k.invalid/v3"
+
+
+@pytest.mark.expect_log("who is on the way can pretend to be the decision service")
+def test_an_endpoint_without_tls_is_warned_of(tmp_path, files):
+    text = SOURCE + "[enrolment]\nauth_section = source_glance\nendpoint_override = http://d/\n"
+    assert enrolment.from_conf(configured(tmp_path, text), H1, files)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[enrolment]\nauth_type = nonsense\n",
+        "[enrolment]\nauth_section = source_glance\n",
+        "[enrolment]\nauth_section = nowhere\n",
+    ],
+)
+def test_a_way_that_cannot_be_is_refused_by_name(tmp_path, files, text):
+    with pytest.raises(errors.Unusable, match=r"enrolment|source_glance"):
+        enrolment.from_conf(configured(tmp_path, text), H1, files)
+
+
+def test_certificates_of_two_sources_are_refused(tmp_path, files):
+    conf = configured(tmp_path, SOURCE + "[enrolment]\nauth_section = source_glance\n")
+    elsewhere = files.files._replace(ca=tmp_path / "ca.pem")
+    with pytest.raises(errors.Unusable, match="Leave out these options"):
+        enrolment.from_conf(conf, H1, identity_files.IdentityFiles(H1, elsewhere))
