@@ -19,6 +19,9 @@ from acstor_common import errors
 LOG = logging.getLogger(__name__)
 
 AGAIN_AFTER_S = 1.0
+COMPLAINTS = 30
+COMPLAINTS_S = 60.0
+"""So many lines in so many seconds say that messages are of no use."""
 
 Heard = Callable[[Any], None]
 """Gets a message's payload, unchecked, in a thread; what it raises is logged."""
@@ -80,21 +83,35 @@ def start(make: Callable[[], Any], topic: str, stopping: threading.Event) -> Any
 class Endpoint:
     """Methods that others may call, as oslo.messaging wants them.
 
+    Who sends nonsense by the thousand fills no log: COMPLAINTS lines a minute are written.
+
     :param heard: what to do with the payload, by method
+    :param clock: monotonic, in seconds
     """
 
     target = oslo_messaging.Target(version=decision_api.VERSION)
 
-    def __init__(self, heard: Mapping[str, Heard]) -> None:
+    def __init__(self, heard: Mapping[str, Heard], clock: Callable[[], float]) -> None:
+        self._clock, self._since_s = clock, clock()
+        self._complaints = 0
         for method, callback in heard.items():
             setattr(self, method, self._safely(method, callback))
 
-    @staticmethod
-    def _safely(method: str, callback: Heard) -> Callable[..., None]:
+    def _safely(self, method: str, callback: Heard) -> Callable[..., None]:
         def hear(_context: object, payload: object = None) -> None:
             try:
                 callback(payload)
             except (errors.AcstorError, ValueError, OSError) as e:
-                LOG.warning("message %s is of no use: %s", method, e)
+                self._complain(method, e)
 
         return hear
+
+    def _complain(self, method: str, error: Exception) -> None:
+        if self._clock() - self._since_s >= COMPLAINTS_S:
+            if self._complaints > COMPLAINTS:
+                left_out = self._complaints - COMPLAINTS
+                LOG.warning("%d more messages were of no use, and are not named", left_out)
+            self._since_s, self._complaints = self._clock(), 0
+        self._complaints += 1
+        if self._complaints <= COMPLAINTS:
+            LOG.warning("message %s is of no use: %s", method, error)

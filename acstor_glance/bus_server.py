@@ -7,6 +7,7 @@ The one rule: a message that makes no sense costs a look and a line in the log.
 import logging
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ class BusServer:
 
     def __init__(self, conf: cfg.ConfigOpts, heard: Mapping[str, message_bus.Heard]) -> None:
         self._transport = message_bus.open_transport(conf)
-        self._endpoint = message_bus.Endpoint(heard)
+        self._endpoint = message_bus.Endpoint(heard, time.monotonic)
         self._stopping = threading.Event()
         self._server: Any = None
 

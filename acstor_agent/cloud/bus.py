@@ -15,6 +15,7 @@ stopped, and keeps nobody from leaving.
 import collections
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -103,7 +104,7 @@ class Bus:
         """
         threading.Thread(
             target=self._serve,
-            args=(topic, message_bus.Endpoint(heard)),
+            args=(topic, message_bus.Endpoint(heard, time.monotonic)),
             name="bus-listener",
             daemon=True,
         ).start()

@@ -217,9 +217,8 @@ class DecisionLink:
         """
         sent = decision_api.decode(payload, decision_api.RingTable)
         if why := self._rings.why_not_taken(sent.epoch):
-            if sent.epoch <= self._rings.ring.epoch:
-                LOG.info("%s: not taken", why)  # as when two instances lead for a moment
-                return
+            if sent.epoch == self._rings.ring.epoch:
+                return  # it was sent to all, and to this host because it had none
             raise errors.NotAuthentic(f"v-node table {sent.epoch}", why)
         table = proofs.checked_table(sent, self._files.signers())
         try:
@@ -238,18 +237,20 @@ class DecisionLink:
         signers = self._files.signers()
         given = sealed.open_from_service(signed, signing.TASK, signers, decision_api.TaskForHosts)
         try:
-            trio.from_thread.run_sync(self._take, given, trio_token=token)
+            why = trio.from_thread.run_sync(self._take, given, trio_token=token)
         except trio.RunFinishedError:
             LOG.debug("a task for image %s came when the agent had ended", given.task.image_id)
+        else:
+            if why:
+                raise errors.NotAuthentic(f"a task for image {given.task.image_id}", why)
 
-    def _take(self, given: decision_api.TaskForHosts) -> None:
+    def _take(self, given: decision_api.TaskForHosts) -> str:
+        """Take a task; return why it is not taken, if so."""
         task = given.task
         message = (task.request, task.kind, task.image_id, given.given_s)
         if given.hosts and self._here not in given.hosts:
-            why = "it is for other hosts"
-        else:
-            why = self._fresh.why_not(message, given.given_s, time.time())
-        if why:
-            LOG.warning("task %s of image %s is not taken: %s", task.kind, task.image_id, why)
-            return
+            return "it is for other hosts"
+        if why := self._fresh.why_not(message, given.given_s, time.time()):
+            return why
         self._take_task(task)
+        return ""

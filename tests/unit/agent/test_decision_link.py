@@ -163,9 +163,13 @@ async def test_without_an_interface_nothing_is_sent_and_then_it_goes_on(host):
 
 
 async def test_a_newer_table_is_taken_an_older_one_is_not(host):
-    for epoch, in_force in ((2, 3), (9, 9), (9, 9), (8, 9)):
+    for epoch, in_force in ((3, 3), (9, 9), (9, 9)):
         await host.hear(decision_api.RING_PUBLISHED, KEYS.table(ring.Ring(epoch, ())))
         assert host.rings.ring.epoch == in_force
+    for epoch in (3, 8):
+        with pytest.raises(errors.NotAuthentic, match=f"epoch {epoch} is not higher than 9"):
+            await host.hear(decision_api.RING_PUBLISHED, KEYS.table(ring.Ring(epoch, ())))
+    assert host.rings.ring.epoch == 9
 
 
 STRANGER = cloud_keys.CloudKeys()
@@ -234,24 +238,25 @@ async def test_a_sample_says_of_images_what_is_new(host):
 TASK = decision_api.ImageTask(request=1, kind=decision_api.TaskKind.PRE_SEED, image_id=IMAGE)
 
 
-@pytest.mark.expect_log("task pre_seed of image .* is not taken: it was taken before")
 async def test_a_signed_task_is_taken_and_a_copy_of_it_is_not(host):
     given = KEYS.task(TASK, "h1")
     await host.hear(decision_api.IMAGE_TASK_GIVEN, given)
-    await host.hear(decision_api.IMAGE_TASK_GIVEN, given)
+    with pytest.raises(errors.NotAuthentic, match=r"a task for image .*: it was taken before"):
+        await host.hear(decision_api.IMAGE_TASK_GIVEN, given)
     assert host.tasks == [TASK]
 
 
-@pytest.mark.expect_log("is not taken: it is for other hosts")
-async def test_a_task_of_another_host_is_not_taken(host):
-    await host.hear(decision_api.IMAGE_TASK_GIVEN, KEYS.task(TASK, "h2"))
-    assert host.tasks == []
-
-
-@pytest.mark.expect_log("is not taken: it was given 86400 s ago by this host's clock")
-async def test_a_task_of_yesterday_is_not_taken(host):
-    given = KEYS.task(TASK, given_s=time.time() - 86_400)
-    await host.hear(decision_api.IMAGE_TASK_GIVEN, given)
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (lambda: KEYS.task(TASK, "h2", "h11"), "it is for other hosts"),
+        (lambda: KEYS.task(TASK, given_s=time.time() - 86_400), "it was given 86400 s ago"),
+        (lambda: KEYS.task(TASK, given_s=time.time() + 86_400), "one of the two clocks is wrong"),
+    ],
+)
+async def test_a_task_of_others_or_of_another_day_is_not_taken(host, given, why):
+    with pytest.raises(errors.NotAuthentic, match=why):
+        await host.hear(decision_api.IMAGE_TASK_GIVEN, given())
     assert host.tasks == []
 
 

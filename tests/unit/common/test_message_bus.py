@@ -2,6 +2,7 @@
 """The doors to the bus open and start, on kombu's broker in memory; real ones are in functional."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import oslo_messaging
@@ -49,7 +50,7 @@ class Refusing:
 def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkeypatch, watched_log):
     monkeypatch.setattr(message_bus, "AGAIN_AFTER_S", 0.01)
     heard = threading.Event()
-    endpoint = message_bus.Endpoint({"lit": lambda _: heard.set()})
+    endpoint = message_bus.Endpoint({"lit": lambda _: heard.set()}, time.monotonic)
     made = []
     refusals = [*map(oslo_messaging.MessageDeliveryFailure, 3 * ["no broker"]), RuntimeError("odd")]
     real = oslo_messaging.get_rpc_server
@@ -89,3 +90,20 @@ def test_a_kind_of_broker_that_nobody_knows_is_refused(conf):
 
     with pytest.raises(errors.Unusable, match="transport_url"):
         message_bus.open_transport(conf, pigeons)
+
+
+@pytest.mark.expect_log("message lit is of no use: dark")
+@pytest.mark.expect_log("970 more messages were of no use, and are not named")
+def test_nonsense_by_the_thousand_fills_no_log(watched_log):
+    now_s = [0.0]
+
+    def refuse(_payload: object) -> None:
+        raise ValueError("dark")
+
+    endpoint = message_bus.Endpoint({"lit": refuse}, lambda: now_s[0])
+    for _ in range(1000):
+        endpoint.lit({}, 1)  # type: ignore[attr-defined]
+    assert len(watched_log.messages) == message_bus.COMPLAINTS
+    now_s[0] += message_bus.COMPLAINTS_S
+    endpoint.lit({}, 1)  # type: ignore[attr-defined]
+    assert len(watched_log.messages) == message_bus.COMPLAINTS + 2
