@@ -125,6 +125,8 @@ class DecisionLink:
             decision_api.IMAGE_TASK_GIVEN: lambda payload: self._hear_task(payload, token),
         }
         self._bus.listen(decision_api.AGENT_TOPIC, heard)
+        if not self._files.signers():
+            LOG.warning("no v-node tables and tasks are taken yet: %s", proofs.NO_SIGNERS)
         look = await self._look()
         before = self._held()
         while True:

@@ -212,6 +212,24 @@ async def test_a_signed_table_that_makes_no_sense_leaves_the_last_one_in_force(h
     assert host.rings.ring.epoch == 3
 
 
+@pytest.mark.expect_log("no v-node tables and tasks are taken yet: this host knows nobody who may")
+@pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
+async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(
+    tmp_path, nursery, watched_log
+):
+    made = Host(tmp_path)
+    made.folder.unlink()
+    made.files.look_again()
+    nursery.start_soon(made.link.run)
+    await trio.sleep(2.5 * COLLECTION_S)
+    with pytest.raises(errors.NotAuthentic, match="knows nobody who may sign it"):
+        await made.hear(decision_api.RING_PUBLISHED, KEYS.table(ring.Ring(9, ())))
+    with pytest.raises(errors.NotAuthentic):
+        await made.hear(decision_api.IMAGE_TASK_GIVEN, KEYS.task(TASK))
+    assert (made.bus.samples, made.tasks, made.rings.ring.epoch) == ([], [], 3)
+    assert len(watched_log.messages) == 2
+
+
 @pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
 async def test_a_host_without_a_certificate_sends_nothing_and_says_so_once(host, watched_log):
     identity_files.write(host.folder, KEYS.host("h1")._replace(certificate=b""))
