@@ -74,17 +74,17 @@ def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
     yield core.GaugeMetricFamily(
         "acstor_signers", "Keys that may sign v-node tables and tasks", identity["signers"]
     )
-    if (enrolment := identity["enrolment"]) is not None:
-        yield core.GaugeMetricFamily(
-            "acstor_enrolment_failures",
-            "Attempts in a row to get a certificate that failed",
-            enrolment["failures"],
-        )
-        yield core.GaugeMetricFamily(
-            "acstor_clock_off_seconds",
-            "How far this host's clock was ahead of the decision service's",
-            enrolment["clock_off_s"],
-        )
+    enrolment = identity["enrolment"] or {"failures": 0, "clock_off_s": 0.0}
+    yield core.GaugeMetricFamily(
+        "acstor_enrolment_failures",
+        "Attempts in a row to get a certificate that failed",
+        enrolment["failures"],
+    )
+    yield core.GaugeMetricFamily(
+        "acstor_clock_off_seconds",
+        "How far this host's clock was ahead of the decision service's",
+        enrolment["clock_off_s"],
+    )
 
 
 def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:

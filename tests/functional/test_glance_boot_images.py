@@ -23,6 +23,7 @@ from acstor_glance import images as glance_images
 from acstor_glance import preparer
 from acstor_glance.cmd import manage as manage_command
 from tests.fakes import boot_sectors
+from tests.fakes import cloud_keys
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -73,7 +74,9 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
 ) -> None:
     data = random.Random(3).randbytes(64 * uploads.CHUNK)
     image_id = glance.upload(data)
-    listen(boot_traces_needed=1)
+    keys = cloud_keys.CloudKeys()
+    (tmp_path / "ca.pem").write_bytes(keys.authority.certificate_pem)
+    listener = listen(boot_traces_needed=1, trusted_ca_file=tmp_path / "ca.pem")
     glance.wait_state(image_id)
     booted = data[: 32 * uploads.CHUNK]
 
@@ -85,6 +88,10 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
         }
         nothing = local.ImageFolder(tmp_path / f"{name}-images")
         given = {"sources": "glance", "sections": sections, "boot_record_idle_s": 1.0}
+        if name != "stranger":
+            keys.give(tmp_path / name / "agent" / "state", name)
+        else:
+            cloud_keys.CloudKeys().give(tmp_path / name / "agent" / "state", name)
         with local.agent(tmp_path / name, nothing, name=name, **given) as running:
             running.wait_ready()
             yield running
@@ -93,6 +100,13 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
         with host.image_path(ids.parse_image_id(image_id)).open("rb", buffering=0) as file:
             return file.read(len(booted))
 
+    with agent("stranger") as other:
+        assert read(other) == booted
+        hosts.wait_until(
+            lambda: "none of the authorities known here issued it" in listener.log(),
+            "the stranger's trace refused",
+            30.0,
+        )
     with agent("h1") as first:
         assert read(first) == booted
         pointer = BOOT_IMAGE.pointer
