@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whoever may publish on the broker: what he can do to agents and to who prepares images.
+
+The test is the decision service: it has the keys of a cloud, and a stranger's.  Two real
+agents hear it over a real broker and exchange chunks.
+"""
+
+import contextlib
+import json
+import pathlib
+import queue
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import oslo_messaging
+import pytest
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import message_bus
+from acstor_common import ring
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_common import trace_message
+from acstor_glance import authority
+from acstor_glance import bus_server
+from acstor_glance import proofs
+from acstor_glance import trace_store
+from tests.fakes import cloud_keys
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+from tests.lab.openstack import rabbitmq as rabbitmq_lab
+
+pytestmark = hosts.needs_fuse
+
+WAIT_S = 30.0
+NAMES = ("h1", "h2")
+DATA = local.random_bytes(2 * geometry.MIB, seed=3)
+
+
+class Bus:
+    """The broker as everybody sees it who has its password: he may publish and hear all."""
+
+    def __init__(self, folder: pathlib.Path, rabbit: rabbitmq_lab.RabbitMQ) -> None:
+        self.rabbit = rabbit
+        path = folder / "publisher.conf"
+        path.write_text(f"[DEFAULT]\ntransport_url = {rabbit.url}\n")
+        cfg.CONF(["--config-file", str(path)], project="acstor")
+        self.transport = message_bus.open_transport(cfg.CONF)
+
+    def cast(self, topic: str, method: str, payload: Any, **to: Any) -> None:
+        if isinstance(payload, msgspec.Struct):
+            payload = decision_api.encode(payload)
+        target = oslo_messaging.Target(
+            topic=topic, exchange=decision_api.EXCHANGE, version=decision_api.VERSION, **to
+        )
+        client = oslo_messaging.get_rpc_client(self.transport, target, retry=3)
+        client.cast({}, method, payload=payload)
+
+    def table(self, payload: Any) -> None:
+        self.cast(decision_api.AGENT_TOPIC, decision_api.RING_PUBLISHED, payload, fanout=True)
+
+    def task(self, payload: Any) -> None:
+        self.cast(decision_api.AGENT_TOPIC, decision_api.IMAGE_TASK_GIVEN, payload, fanout=True)
+
+    def wait_heard(self, *names: str) -> None:
+        """Wait until these hosts hear what is sent to all."""
+        wanted = {f"{decision_api.AGENT_TOPIC}.{name}" for name in names}
+        hosts.wait_until(lambda: wanted <= self.rabbit.heard(), "agents that listen", WAIT_S)
+
+    def close(self) -> None:
+        self.transport.cleanup()
+        cfg.CONF.reset()
+
+
+@pytest.fixture
+def bus(tmp_path: pathlib.Path, rabbitmq: rabbitmq_lab.RabbitMQ) -> Iterator[Bus]:
+    made = Bus(tmp_path, rabbitmq)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def keys() -> cloud_keys.CloudKeys:
+    return cloud_keys.CloudKeys()
+
+
+@pytest.fixture
+def image_id(images: local.ImageFolder) -> ids.ImageId:
+    return images.add(DATA)
+
+
+class Cloud:
+    """Two agents and the keys that they believe."""
+
+    def __init__(self, keys: cloud_keys.CloudKeys, running: dict[str, agents.Agent], ports: Any):
+        self.keys, self.running, self._ports = keys, running, ports
+
+    def ring(self, epoch: int) -> ring.Ring:
+        entries = (
+            ring.RingHost(name, f"{local.LOOPBACK}:{port}", 100)
+            for name, port in self._ports.items()
+        )
+        return ring.Ring(epoch, tuple(entries))
+
+    def epochs(self) -> set[int]:
+        return {agent.status()["ring"]["epoch"] for agent in self.running.values()}
+
+    def wait_epoch(self, epoch: int) -> None:
+        hosts.wait_until(lambda: self.epochs() == {epoch}, f"epoch {epoch}", WAIT_S)
+
+    def wait_said(self, what: str) -> None:
+        """Wait until every agent has logged something."""
+        hosts.wait_until(
+            lambda: all(what in agent.log() for agent in self.running.values()), what, WAIT_S
+        )
+
+
+@pytest.fixture
+def cloud(
+    tmp_path: pathlib.Path, images: local.ImageFolder, bus: Bus, keys: cloud_keys.CloudKeys
+) -> Iterator[Cloud]:
+    ports = {name: local.unused_port() for name in NAMES}
+    sections = {
+        "DEFAULT": {"transport_url": bus.rabbit.url},
+        "oslo_messaging_rabbit": {"rabbit_retry_interval": 1, "rabbit_retry_backoff": 0},
+    }
+    options = {"collection_s": 0.5, "traffic_interfaces": "lo", "link_mbit": 1000}
+    with contextlib.ExitStack() as stack:
+        running = {}
+        for name, port in ports.items():
+            folder = tmp_path / name
+            keys.give(folder / "agent" / "state", name)
+            made = local.agent(
+                folder, images, name=name, peer_port=port, sections=sections, **options
+            )
+            running[name] = stack.enter_context(made)
+            stack.enter_context(hosts.bounded(running[name], 120.0))
+        for agent in running.values():
+            agent.wait_ready()
+        bus.wait_heard(*NAMES)
+        yield Cloud(keys, running, ports)
+
+
+def exchanged(cloud: Cloud, image_id: ids.ImageId) -> int:
+    """Read an image on both hosts; return the bytes that came from the other host."""
+    for agent in cloud.running.values():
+        assert agent.image_path(image_id).read_bytes() == DATA
+    fetched = [agent.status()["fetched"] for agent in cloud.running.values()]
+    return sum(one["home"]["bytes"] + one["peer"]["bytes"] for one in fetched)
+
+
+def test_tables_that_nobody_may_have_sent_change_nothing_and_are_told(cloud, bus, image_id):
+    stranger = cloud_keys.CloudKeys()
+    bus.table(cloud.keys.table(cloud.ring(5)))
+    cloud.wait_epoch(5)
+    signed, alone = cloud.keys.table(cloud.ring(6)), ring.Ring(6, cloud.ring(6).hosts[:1])
+    huge = json.loads(ring.encode(cloud.ring(6))) | {"epoch": (1 << 63) - 1}
+    for forged, said in (
+        ({"epoch": (1 << 63) - 1, "table": json.dumps(huge)}, "broke the protocol: Expected `int`"),
+        ({"epoch": 1 << 53, "table": json.dumps(huge)}, "broke the protocol: Expected `int`"),
+        (decision_api.RingTable(6, ring.encode(alone).decode()), "a signature (table) proves"),
+        (stranger.table(alone), "none of the keys known here made it"),
+        (msgspec.structs.replace(signed, table=ring.encode(alone).decode()), "none of the keys"),
+        (cloud.keys.table(cloud.ring(7), told=8), "v-node table 8 proves nothing"),
+        (cloud.keys.table(cloud.ring(6 + 1_000_000)), "epoch 1000006 leaps"),
+        (cloud.keys.table(cloud.ring(4)), "epoch 4 is not higher than 5"),
+    ):
+        bus.table(forged)
+        cloud.wait_said(said)
+        assert cloud.epochs() == {5}
+    assert exchanged(cloud, image_id) > 0
+    bus.table(signed)
+    cloud.wait_epoch(6)
+
+
+def test_a_poisoned_table_in_the_state_folder_is_dropped_and_the_host_recovers(cloud, bus):
+    bus.table(cloud.keys.table(cloud.ring(5)))
+    cloud.wait_epoch(5)
+    agent = cloud.running["h1"]
+    kept = agent.folder / "state" / "ring.json"
+    samples: queue.Queue[decision_api.Signed] = queue.Queue()
+    for poison in (
+        msgspec.json.encode(cloud_keys.CloudKeys().table(cloud.ring(6))),
+        ring.encode(cloud.ring((1 << 53) - 1)),
+    ):
+        agent.stop()
+        assert msgspec.json.decode(kept.read_bytes())["epoch"] == 5
+        kept.write_bytes(poison)
+        agent.start()
+        agent.wait_ready()
+        assert agent.status()["ring"]["epoch"] == 0
+        with hearing(bus, samples):
+            told = next_sample(samples, cloud.keys, "h1", 0)
+        assert told.ring_epoch == 0  # so the service sends the current one
+        bus.wait_heard("h1")
+        bus.table(cloud.keys.table(cloud.ring(5)))
+        cloud.wait_epoch(5)
+    assert agent.log().count("the table that was kept is dropped") == 2
+
+
+@contextlib.contextmanager
+def hearing(bus: Bus, samples: "queue.Queue[decision_api.Signed]") -> Iterator[None]:
+    """Hear samples as the decision service does."""
+
+    def heard(payload: object) -> None:
+        samples.put(decision_api.decode(payload, decision_api.Signed))
+
+    endpoint = message_bus.Endpoint({decision_api.SAMPLE_COLLECTED: heard}, time.monotonic)
+    target = oslo_messaging.Target(topic=decision_api.TOPIC, server="test")
+    server = oslo_messaging.get_rpc_server(bus.transport, target, [endpoint])
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+        server.wait()
+
+
+def next_sample(
+    samples: "queue.Queue[decision_api.Signed]", keys: cloud_keys.CloudKeys, host: str, epoch: int
+) -> decision_api.Sample:
+    """Return the next sample of a host that shows an epoch; each proves who sent it."""
+    deadline_s = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline_s:
+        certificate, sample = sealed.open_from_host(
+            samples.get(timeout=WAIT_S),
+            signing.SAMPLE,
+            keys.authority.certificate_pem,
+            decision_api.Sample,
+        )
+        assert certificate.host == sample.host
+        if (sample.host, sample.ring_epoch) == (host, epoch):
+            return sample
+    pytest.fail(f"no sample of {host} shows epoch {epoch}")
+
+
+def test_tasks_that_nobody_gave_are_not_done_and_one_that_was_is_done_once(cloud, bus, image_id):
+    task = decision_api.ImageTask(request=1, kind=decision_api.TaskKind.PRE_SEED, image_id=image_id)
+    given, h1 = cloud.keys.task(task), cloud.running["h1"]
+    for forged, said in (
+        (decision_api.encode(task), "broke the protocol: Object missing required field `payload`"),
+        (cloud_keys.CloudKeys().task(task), "a signature (task) proves nothing"),
+        (cloud.keys.task(task, purpose=signing.TABLE), "a signature (task) proves nothing"),
+        (cloud.keys.task(task, "h3"), "it is for other hosts"),
+        (
+            cloud.keys.task(task, given_s=time.time() - 3600),
+            "it was given 3600 s ago",
+        ),
+    ):
+        bus.task(forged)
+        cloud.wait_said(said)
+    assert "asked to pre_seed" not in h1.log()
+    bus.task(given)
+    cloud.wait_said("asked to pre_seed")
+    bus.task(given)
+    cloud.wait_said("it was taken before")
+    assert h1.log().count("asked to pre_seed") == 1
+
+
+@pytest.mark.expect_log("message boot_traced is of no use: ")
+def test_traces_that_prove_nothing_are_not_kept(bus, keys, tmp_path, watched_log):
+    trust = authority.checked(keys.authority.certificate_pem, keys.signers, {"h3": 1 << 40})
+    checks, store = proofs.Proofs(lambda: trust), trace_store.TraceStore(tmp_path)
+    done: queue.Queue[int] = queue.Queue()
+    server = bus_server.BusServer(
+        cfg.CONF, {trace_message.BOOT_TRACED: lambda sent: done.put(store.put(checks.trace(sent)))}
+    )
+    server.start()
+    topic = trace_message.TOPIC
+    hosts.wait_until(lambda: topic in bus.rabbit.heard(), "a listener", WAIT_S)
+    image = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+
+    def trace(host: str) -> trace_message.BootTrace:
+        return trace_message.BootTrace(
+            host=host,
+            image_id=image,
+            size_bytes=1 << 20,
+            chunk_bytes=65536,
+            trace=(3, 1),
+            recorded_s=time.time(),
+        )
+
+    def sent(host: str, by: Any) -> decision_api.Signed:
+        return sealed.seal(trace(host), signing.TRACE, by.key, by.certificate)
+
+    try:
+        for forged in (
+            decision_api.encode(trace("h1")),
+            sent("h1", cloud_keys.CloudKeys().host("h1")),
+            sent("h1", keys.host("h2")),
+            sent("h3", keys.host("h3")),
+            sent("h2", keys.host("h2")),
+        ):
+            bus.cast(topic, trace_message.BOOT_TRACED, forged)
+        assert done.get(timeout=WAIT_S) == 1
+        assert [one.host for one in store.traces(ids.parse_image_id(image))] == ["h2"]
+    finally:
+        server.stop()
+    assert len(watched_log.messages) == 4
