@@ -145,7 +145,7 @@ class Cloud:
 @pytest.fixture
 async def cloud(tmp_path, nursery):
     for name in ("h1", "h2", "h3", "h4"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(mode=0o700)
     made = Cloud(tmp_path, nursery, ["h1", "h2", "h3", "h4"])
     yield made
     for cache in made.caches.values():
@@ -642,7 +642,7 @@ async def test_another_image_with_the_same_content_is_a_hit_at_the_new_home(clou
 
 async def test_exchange_by_place_shares_nothing_between_images(tmp_path, nursery, autojump_clock):
     for name in ("h1", "h2", "h3"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(mode=0o700)
     made = Cloud(tmp_path, nursery, ("h1", "h2", "h3"), identity.ByPlace)
     other = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
     for chunk_no in range(10):
