@@ -127,6 +127,8 @@ class Enrolment:
                 answer = await trio.to_thread.run_sync(self._enrol, abandon_on_cancel=True)
             except (errors.NotEnrolled, errors.NotAuthentic, OSError) as e:
                 await self._fail(str(e))
+            except Exception as e:  # libraries let odd errors through: none may end the worker
+                await self._fail(f"unexpected: {e!r}")
             else:
                 self._succeed(answer)
                 await trio.sleep(renewal.RETRY_FIRST_S)  # however short a certificate's life is

@@ -151,6 +151,7 @@ async def test_a_worker_that_starts_with_a_certificate_does_not_ask(
         (exceptions.ConnectFailure("no route"), "away: no route"),
         (exceptions.ServiceUnavailable("later"), "away: later"),
         (exceptions.Unauthorized("wrong password"), "Keystone does not sign us in: wrong password"),
+        (RuntimeError("odd"), r"unexpected: RuntimeError\('odd'\)"),
         (exceptions.EndpointNotFound("no acstor"), "Keystone does not sign us in: no acstor"),
     ],
 )
