@@ -20,6 +20,7 @@ DISK = disk_header.parse_disk_id("11111111-2222-4333-8444-555555555555")
 CHUNK_BYTES = 16 * geometry.KIB
 CUT = geometry.Geometry(3 * CHUNK_BYTES + 100, CHUNK_BYTES)
 OS_HASH = chunk_map.OsHash("sha256", bytes(range(32)))
+SCOPE_KEY = ids.ScopeKey(bytes(range(32)))
 DIGEST_BYTES = 32
 
 
@@ -33,21 +34,21 @@ def _mend_digests(data: bytearray, header_bytes: int, stop: int) -> None:
 
 def _map_seeds() -> list[bytes]:
     seeds = []
-    for cut, os_hash in (
-        (CUT, OS_HASH),
-        (geometry.Geometry(0, 65536), chunk_map.UNKNOWN_OS_HASH),
-        (geometry.Geometry(65536, 65536), OS_HASH),
+    for cut, os_hash, keys in (
+        (CUT, OS_HASH, ()),
+        (CUT, OS_HASH, (SCOPE_KEY, ids.ScopeKey(bytes(range(1, 33))))),
+        (geometry.Geometry(0, 65536), chunk_map.UNKNOWN_OS_HASH, ()),
+        (geometry.Geometry(65536, 65536), OS_HASH, ()),
     ):
-        builder = chunk_map.MapBuilder(IMAGE, cut, os_hash)
-        cids = b"".join(ids.cid_of(bytes([n])) for n in range(cut.chunk_count))
-        header = chunk_map.header_bytes(IMAGE, cut, os_hash)
-        seeds.append(header + builder.feed(cids) + builder.trailer())
+        builder = chunk_map.MapBuilder(IMAGE, cut, os_hash, keys)
+        named = (ids.cid_of(bytes([n]), *keys[:1]) for n in range(cut.chunk_count))
+        seeds.append(builder.header + builder.feed(b"".join(named)) + builder.trailer())
     return seeds
 
 
 def _check_map(taken: chunk_map.ChunkMap, data: bytes) -> None:
     os_hash = chunk_map.OsHash(taken.os_hash_algo, taken.os_hash_value)
-    header = chunk_map.header_bytes(taken.image_id, taken.geometry, os_hash)
+    header = chunk_map.header_bytes(taken.image_id, taken.geometry, os_hash, taken.scope_keys)
     cids = b"".join(taken.cid(number) for number in range(len(taken)))
     assert cids == data[len(header) : len(data) - chunk_map.TRAILER_BYTES]
     again = chunk_map.ChunkMap.parse(
@@ -55,6 +56,9 @@ def _check_map(taken: chunk_map.ChunkMap, data: bytes) -> None:
     )  # what is reserved is not kept
     assert (again.image_id, again.geometry) == (taken.image_id, taken.geometry)
     assert (again.os_hash_algo, again.os_hash_value) == os_hash
+    assert again.scope_keys == taken.scope_keys
+    for number in range(len(taken)):
+        taken.content(number).matches(b"bytes")
     assert len(taken.zeros()) == -(-len(taken) // 8)
 
 
@@ -72,8 +76,8 @@ def _boot_seeds() -> list[bytes]:
     rng = random.Random(1)
     of = boot_image.Binding(IMAGE, CUT, OS_HASH)
     seeds = []
-    for order in ((2, 0, 3), (), (1,)):
-        writer = boot_image.Writer(of, revision=3)
+    for order, key in (((2, 0, 3), None), ((2, 3), SCOPE_KEY), ((), None), ((1,), None)):
+        writer = boot_image.Writer(of, revision=3, key=key)
         for number in order:
             length = CUT.chunk_length(number)
             data = rng.randbytes(length) if number == 1 else bytes([number]) * length
@@ -101,7 +105,7 @@ def _check_boot(taken: boot_image.Head, data: bytes) -> None:
 
 BOOT_IMAGE = Target(
     "boot_image",
-    lambda data: boot_image.check([data[: len(data) // 2], data[len(data) // 2 :]], "fuzz"),
+    lambda data: boot_image.check([data[:100], data[100:]], "fuzz", (SCOPE_KEY,)),
     (errors.BootImageFormatError,),
     _boot_seeds,
     _check_boot,
