@@ -7,6 +7,7 @@ changed; and then only the v-nodes that must move do.  The same table twice is n
 decision.
 """
 
+import collections
 import dataclasses
 import enum
 from collections.abc import Collection
@@ -22,6 +23,9 @@ from acstor_decision.core import handover
 from acstor_decision.core import members
 from acstor_decision.core import threshold
 from acstor_decision.core import weights
+
+UNPLACED = "unplaced"
+"""The place of hosts whose locations have another number of levels than those of most hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,21 +186,32 @@ class Decider:
     ) -> Decision:
         old = self.table.owners()
         owners = handover.hand_over(old, wanted, self._similarity)
-        has_levels = len({self._depth(host) for host in owners}) == 1
+        levels = self._usual_levels(owners)
         places = {
-            host: Place(
-                self._members[host].last.address,
-                self._members[host].last.location if has_levels else "",
-                names,
-            )
+            host: Place(self._members[host].last.address, self._location(host, levels), names)
             for host, names in owners.items()
         }
-        thresholds = self._steady_thresholds() if has_levels else threshold.Thresholds()
+        thresholds = self._steady_thresholds() if levels is not None else threshold.Thresholds()
         moved = handover.moved_between(old, owners)
         return Decision(Table(places, thresholds, self._revoked), reason, moved, overloaded)
 
+    def _usual_levels(self, hosts: Collection[ids.HostId]) -> int | None:
+        """Return how many levels the locations of more than half of the hosts have, if any do.
+
+        So neither a host that lies nor one whose location was forgotten takes them from the others.
+        """
+        counts = collections.Counter(self._depth(host) for host in hosts)
+        levels, times = counts.most_common(1)[0] if counts else (0, 0)
+        return levels if 2 * times > len(hosts) else None
+
     def _depth(self, host: ids.HostId) -> int:
         return len(location.parse(self._members[host].last.location))
+
+    def _location(self, host: ids.HostId, levels: int | None) -> str:
+        """Return where a host stands: apart, if its location has not the usual levels."""
+        if levels is None or self._depth(host) == levels:
+            return self._members[host].last.location if levels else ""
+        return "/".join([UNPLACED] * levels)
 
     def _steady_thresholds(self) -> threshold.Thresholds:
         needed = self._members.limits.overload_collections

@@ -104,6 +104,7 @@ class Members:
         self.refused = dict.fromkeys(Refusal, 0)
         self._members: dict[ids.HostId, Member] = {}
         self._by_address: dict[str, ids.HostId] = {}
+        self._last_sent: dict[ids.HostId, tuple[float, float]] = {}
 
     def __getitem__(self, host: ids.HostId) -> Member:
         return self._members[host]
@@ -150,6 +151,7 @@ class Members:
         self._by_address[sample.address] = host
         self._count(self._members[host], sample)
         self._members[host].heard_s = now_s
+        self._last_sent[host] = sample.sent_s, now_s
         return None
 
     def living(self, now_s: float) -> list[ids.HostId]:
@@ -194,6 +196,12 @@ class Members:
         for host in dead:
             del self._members[host]
         self._by_address = {a: h for a, h in self._by_address.items() if h in self._members}
+        kept_s = self._longest_s() + CLOCK_SLACK_S
+        self._last_sent = {h: at for h, at in self._last_sent.items() if at[1] >= now_s - kept_s}
+
+    def _longest_s(self) -> float:
+        """Return for how long a sample may be on its way."""
+        return self.limits.dead_after * self.limits.collection_s + CLOCK_SLACK_S
 
     def _is_silent(self, host: ids.HostId, now_s: float) -> bool:
         longest_s = self.limits.dead_after * self.limits.collection_s
@@ -215,12 +223,11 @@ class Members:
         member.last = sample
 
     def _refusal(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
-        longest_s = self.limits.dead_after * self.limits.collection_s + CLOCK_SLACK_S
         if not may_join(sample.host, self.limits):
             return Refusal.STRANGER
         if max(sample.sent_s, sample.started_s) > wall_s + CLOCK_SLACK_S:
             return Refusal.FUTURE
-        if sample.sent_s < wall_s - longest_s:
+        if sample.sent_s < wall_s - self._longest_s():
             return Refusal.LATE
         other = self._by_address.get(sample.address, ids.HostId(sample.host))
         if other != sample.host and other in self._members and not self._is_silent(other, now_s):
@@ -230,7 +237,8 @@ class Members:
     def _misordered(self, sample: decision_api.Sample, now_s: float) -> Refusal | None:
         host = ids.HostId(sample.host)
         if host not in self._members or self._is_silent(host, now_s):
-            return None
+            last_s, _ = self._last_sent.get(host, (0.0, 0.0))
+            return Refusal.OUT_OF_ORDER if sample.sent_s <= last_s else None
         last = self._members[host].last
         if sample.session != last.session:
             return None if sample.started_s > last.started_s else Refusal.OLD_SESSION

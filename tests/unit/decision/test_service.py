@@ -13,11 +13,14 @@ import msgspec
 import pytest
 from oslo_config import cfg
 
+from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import ids
 from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing
+from acstor_decision import authority
 from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.core import threshold
@@ -402,6 +405,133 @@ def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
     endpoint.sample_collected({}, decision_api.encode(signed))
     assert heard == [signed]
     assert decision_api.decode(endpoint.get_ring({}), decision_api.RingTable).epoch == 0
+
+
+def open_table(one: Instance, told: decision_api.RingTable) -> ring.Ring:
+    """Return a table as an agent takes it that enrolled now."""
+    signers = signing.read_public_keys(one.enrolled.keeper.trust().signers)
+    sealed.check(signers, signing.TABLE, told.table.encode(), told.signature)
+    return ring.decode(told.table.encode(), "table")
+
+
+def test_every_table_is_signed_also_one_that_was_taken_over(configure, store, lone):
+    assert open_table(lone, lone.service.current_ring()).epoch == 0
+    Cloud(lone).collect(3)
+    for told in (*lone.published, lone.service.current_ring()):
+        assert open_table(lone, told).epoch == 1
+    other = Instance(configure(instance="two"), store, leads=False)
+    other.service.round()
+    assert open_table(lone, other.service.current_ring()).epoch == 1
+
+
+def test_a_table_is_signed_anew_once_a_new_signer_is_in_use(lone):
+    Cloud(lone).collect(3)
+    before = lone.service.current_ring()
+    lone.enrolled.keeper.renew(authority.SIGNER, at_once=True)
+    lone.service.round()
+    after = lone.service.current_ring()
+    assert (after.table, after.epoch) == (before.table, before.epoch)
+    assert open_table(lone, after) and after.signature != before.signature
+
+
+@pytest.mark.parametrize("lie", ["of another host", "by another authority", "changed"])
+def test_a_sample_that_its_host_did_not_sign_is_refused(lone, lie):
+    cloud = Cloud(lone)
+    cloud.collect(3)
+    good = lone.enrolled.sealed(sample("h1", 4, 0.0, 1))
+    key, certificate = lone.enrolled.identity("h2")
+    if lie == "by another authority":
+        own = certificates.Authority.create("forger", lone.wall(), 3600)
+        key, h1 = certificates.new_key(), ids.HostId("h1")
+        certificate = own.issue(certificates.request(h1, key), h1, lone.wall(), 600)
+    forged = sealed.seal(sample("h1", 9, 1.0, 1), signing.SAMPLE, key, certificate)
+    if lie == "changed":
+        forged = msgspec.structs.replace(good, payload=good.payload.replace(":7201", ":7202"))
+    with pytest.raises(errors.NotAuthentic):
+        lone.service.hear(forged)
+    lone.service.round()
+    assert lone.service.members[ids.HostId("h1")].last.number == 3
+
+
+@pytest.mark.expect_log("h1: sample 4 is refused: it is revoked")
+def test_a_revoked_host_leaves_the_table_in_the_next_round_and_is_heard_no_more(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(3)
+    lone.enrolled.keeper.revoke(ids.HostId("h1"))
+    cloud.collect()
+    table = open_table(lone, lone.published[-1])
+    assert [host.host for host in table.hosts] == ["h2", "h3"]
+    assert table.revoked == {"h1": certificates.refused_before(lone.wall() - COLLECTION_S)}
+    assert store.rings(limit=1)[0].reason == "revoked"
+    assert lone.service.picture.refused["disbelieved"] == 1
+    cloud.instances = []
+    lone.enrolled.keeper.allow(ids.HostId("h1"))
+    lone.enrolled.enrol("h1")
+    cloud.instances = [lone]
+    cloud.collect(3)
+    assert {host.host for host in open_table(lone, lone.published[-1]).hosts} == {"h1", "h2", "h3"}
+
+
+@pytest.mark.expect_log("h9: sample 1 is refused: it has not enrolled here")
+def test_a_certificate_that_the_service_did_not_issue_itself_is_not_enough(
+    configure, store, tmp_path
+):
+    """The operator's own authority issues other certificates, too."""
+    own = certificates.Authority.create("own", WALL_S, 10**8)
+    (tmp_path / "ca.pem").write_bytes(own.certificate_pem)
+    (tmp_path / "ca.key").write_bytes(own.key_pem)
+    files = {"ca_cert_file": str(tmp_path / "ca.pem"), "ca_key_file": str(tmp_path / "ca.key")}
+    lone = Instance(configure(instance="one", **files), store)
+    key, h9 = certificates.new_key(), ids.HostId("h9")
+    certificate = own.issue(certificates.request(h9, key), h9, WALL_S, 3600)
+    lone.service.hear(sealed.seal(sample("h9", 1, 0, 0), signing.SAMPLE, key, certificate))
+    lone.service.round()
+    assert lone.service.members.hosts() == []
+
+
+@pytest.mark.expect_log("h4: sample 4 is refused: taken_address")
+def test_of_two_hosts_that_claim_one_address_the_first_keeps_it(lone):
+    cloud = Cloud(lone)
+    cloud.collect(3)
+    thief = msgspec.structs.replace(sample("h4", 4, 0.0, 1), address="10.0.0.1:7201")
+    lone.now_s += COLLECTION_S
+    lone.hear(thief)
+    cloud.collect(2)
+    assert lone.epochs() == [1]
+
+
+def test_one_host_that_claims_a_high_epoch_moves_nothing(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(3)
+    for number in range(4, 7):
+        lone.now_s = number * COLLECTION_S
+        for host, epoch in (("h1", 2**52), ("h2", 1), ("h3", 1)):
+            lone.hear(sample(host, number, 0.0, epoch))
+        lone.service.round()
+    assert lone.epochs() == [1] and store.latest_epoch() == 1
+
+
+@pytest.mark.expect_log("h1: its sample is dropped")
+def test_one_host_cannot_fill_the_inbox(lone):
+    Cloud(lone).collect(3)
+    for number in range(4, 60):
+        lone.hear(sample("h1", number, 0.0, 1))
+    assert lone.service._inbox.qsize() == service.WAITING_OF_A_HOST
+    lone.hear(sample("h2", 4, 0.0, 1))
+
+
+def test_without_its_database_the_service_goes_on_believing_who_it_believed(lone, monkeypatch):
+    cloud = Cloud(lone)
+    cloud.collect(3)
+
+    def gone(*_: object) -> int:
+        raise database.DatabaseError(OSError("gone"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lone.store, "enrolments", gone)
+        patched.setattr(service.LOG, "warning", lambda *_: None)
+        cloud.collect()
+    assert lone.service.members[ids.HostId("h1")].last.number == 4
 
 
 def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(configure):

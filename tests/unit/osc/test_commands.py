@@ -13,6 +13,7 @@ from osc_lib import exceptions
 from acstor_common import decision_api
 from acstor_decision.api import app
 from acstor_osc import client
+from acstor_osc.v1 import authority
 from acstor_osc.v1 import boot_image
 from acstor_osc.v1 import host
 from acstor_osc.v1 import image
@@ -130,6 +131,27 @@ def test_host_is_shown_with_all_that_it_told(run):
     shown = fields(run(host.ShowHost, "h0001"))
     assert shown["host"] == "h0001"
     assert shown["rates"].machine_readable()["sent"] == 2000.0
+
+
+def test_hosts_are_listed_with_their_identity(run, store):
+    run(host.AllowHost, "h0001")
+    run(host.RevokeHost, "h0002")
+    rows = table(run(host.ListHost))
+    assert [row["Identity"] for row in rows] == ["none", "allowed", "revoked"]
+
+
+def test_a_host_is_allowed_and_revoked_before_it_was_ever_heard(run):
+    shown = fields(run(host.RevokeHost, "h9"))
+    assert (shown["state"], shown["enrolment"].machine_readable()["state"]) == ("silent", "revoked")
+    shown = fields(run(host.AllowHost, "h9"))
+    assert shown["enrolment"].machine_readable()["state"] == "allowed"
+
+
+def test_the_authority_is_shown_with_who_is_revoked(run):
+    run(host.RevokeHost, "h0002")
+    shown = fields(run(authority.ShowAuthority))
+    assert shown["ca"].startswith("-----BEGIN CERTIFICATE") and shown["enrolment"] == "automatic"
+    assert set(shown["revoked"].machine_readable()) == {"h0002"}
 
 
 def test_unknown_host_is_named(run):

@@ -2,6 +2,7 @@
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import settings
@@ -243,6 +244,58 @@ def test_locations_are_used_once_all_hosts_have_as_many_levels():
     [decision] = cloud.collect({})
     assert decision.moved == 0
     assert decision.table.places[H3].location == "pod2/rack1"
+
+
+def test_a_host_without_the_others_levels_stands_apart_and_takes_theirs_from_nobody():
+    cloud = Cloud(4)
+    cloud.places = {f"h{n}": f"pod{n % 2}/rack{n}" for n in range(1, 5)}
+    cloud.collect({})
+    cloud.places["h4"] = "a/b/c/d/e"
+    [decision] = cloud.collect({})
+    places = decision.table.places
+    assert places[ids.HostId("h4")].location == "unplaced/unplaced"
+    assert [places[h].location for h in (H1, H2, H3)] == [cloud.places[h] for h in (H1, H2, H3)]
+    cloud.places["h4"] = ""
+    assert cloud.collect({}) == []
+    table.to_ring(decision.table, 1)
+
+
+def test_one_host_that_claims_to_be_idle_on_an_endless_link_gets_a_bounded_share():
+    """What a compromised host can do with its own figures, when others are overloaded."""
+    cloud = Cloud(20)
+    hear = cloud.hear
+
+    def lie(host: str, share: float) -> None:
+        if host != "h20":
+            return hear(host, share)
+        told = cloud.members
+        hear(host, 0.0)
+        member = told[ids.HostId(host)]
+        member.last = msgspec.structs.replace(member.last, link_bytes_s=2**62)
+
+    cloud.hear = lie
+    cloud.collect({f"h{n}": 0.9 for n in range(1, 20)}, times=4)
+    counts = cloud.counts()
+    most = int(cloud.decider.policy.weight_limit * cloud.decider.policy.vnodes_per_host)
+    assert counts["h20"] <= most and min(counts.values()) >= 1
+
+
+def test_a_revocation_is_a_table_of_its_own_also_when_nobody_is_left():
+    cloud = Cloud(3)
+    cloud.decider.revoke({"h3": 7})
+    cloud.members.expel(["h3"])
+    cloud.hosts.remove("h3")
+    [decision] = cloud.collect({})
+    assert decision.reason is Reason.REVOKED and set(decision.table.places) == {H1, H2}
+    assert table.to_ring(decision.table, 5).revoked == {"h3": 7}
+    assert cloud.collect({}) == []
+    cloud.hosts.clear()
+    cloud.members.expel(["h1", "h2"])
+    cloud.decider.revoke({"h1": 8, "h2": 8, "h3": 7})
+    [decision] = cloud.collect({})
+    assert decision.reason is Reason.REVOKED and not decision.table.places
+    as_ring = table.to_ring(decision.table, 6)
+    assert table.from_ring(ring.decode(ring.encode(as_ring), "table")) == decision.table
 
 
 def test_a_table_that_somebody_else_published_is_gone_on_from():

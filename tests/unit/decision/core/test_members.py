@@ -132,6 +132,42 @@ def test_an_agent_whose_clock_went_back_is_heard_when_the_old_one_is_silent():
     assert cloud.hear(sample(session=8, started_s=5.0, sent_s=cloud.now_s + WALL_S)) is None
 
 
+def test_a_sample_that_somebody_recorded_brings_no_host_back():
+    cloud = Cloud(dead_after=2)
+    cloud.collect("h1", "h2", "h3", times=4)
+    recorded = [sample("h3", number) for number in (3, 4)]
+    cloud.collect("h1", "h2", times=3)
+    cloud.members.forget_dead(cloud.now_s)
+    assert cloud.members.hosts() == [H1, H2]
+    assert [cloud.hear(again) for again in recorded] == [R.OUT_OF_ORDER] * 2
+    other_session = sample("h3", 4, session=6, started_s=WALL_S - 200)
+    assert cloud.hear(other_session) is R.OUT_OF_ORDER
+    cloud.collect("h1", "h2", times=15)
+    cloud.members.forget_dead(cloud.now_s)
+    assert [cloud.hear(again) for again in recorded] == [R.LATE] * 2
+    assert cloud.hear(sample("h3", cloud.round)) is None
+
+
+def test_a_host_that_is_expelled_is_gone_at_once_with_its_address():
+    cloud = Cloud()
+    cloud.collect("h1", "h2", times=2)
+    cloud.members.expel(["h2", "h9"])
+    assert cloud.living() == [H1] and cloud.members.hosts() == [H1]
+    cloud.round += 1
+    assert cloud.hear(sample("h3", cloud.round, address="10.0.0.2:7201")) is None
+
+
+def test_what_a_host_tells_of_others_is_nobodys_traffic_but_its_own():
+    cloud = Cloud()
+    lies = {"h2": decision_api.Traffic(2**62, 2**62)}
+    cloud.collect("h2", times=4)
+    before = cloud.members[H2].traffic_share(), cloud.members[H2].last
+    cloud.round -= 4
+    cloud.collect("h1", times=4, peers=lies)
+    assert (cloud.members[H2].traffic_share(), cloud.members[H2].last) == before
+    assert cloud.members.overloaded(cloud.now_s) == []
+
+
 def test_an_address_is_free_again_when_its_host_is_gone():
     cloud = Cloud(dead_after=2)
     cloud.collect("h1", "h2", "h3", times=2)

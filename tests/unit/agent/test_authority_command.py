@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor-authority: what it writes, for whose eyes, and what it refuses."""
+
+import pathlib
+import sys
+
+import pytest
+
+from acstor_agent import identity_files
+from acstor_agent.cmd import authority
+from acstor_common import certificates
+from acstor_common import ids
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def call(*words) -> int:
+        monkeypatch.setattr(sys, "argv", ["acstor-authority", *map(str, words)])
+        return authority.main()
+
+    return call
+
+
+def modes(folder: pathlib.Path) -> dict[str, int]:
+    paths = [folder, *folder.iterdir()]
+    return {path.name: path.stat().st_mode & 0o777 for path in paths}
+
+
+def test_hosts_get_what_enrolment_would_give_them_and_nobody_else_reads_it(run, tmp_path, capsys):
+    assert run("init", tmp_path / "ca") == 0
+    for host in ("h1", "h2"):
+        assert run("issue", tmp_path / "ca", host, "--out", tmp_path / host, "--days", 7) == 0
+    ca = (tmp_path / "h1/ca.pem").read_bytes()
+    for host in ("h1", "h2"):
+        files = identity_files.IdentityFiles(
+            ids.HostId(host), identity_files.files_in(tmp_path / host)
+        )
+        found = files.current().certificate
+        assert found is not None and found.host == host
+        assert certificates.read_host_certificate(found.pem, ca) == found
+        assert found.not_after_s - found.not_before_s == 7 * 86400 + certificates.BACKDATE_S
+    assert modes(tmp_path / "h1") == {
+        "h1": 0o700,
+        "ca.pem": 0o600,
+        "cert.pem": 0o600,
+        "key.pem": 0o600,
+    }
+    assert modes(tmp_path / "ca") == {"ca": 0o700, "ca.pem": 0o600, "ca.key.pem": 0o600}
+    capsys.readouterr()
+    assert run("show", tmp_path / "ca") == 0
+    assert "CN=acstor" in capsys.readouterr().out
+
+
+def test_an_authority_is_never_overwritten(run, tmp_path, capsys):
+    assert run("init", tmp_path / "ca") == 0
+    before = (tmp_path / "ca/ca.key.pem").read_bytes()
+    assert run("init", tmp_path / "ca") == 1
+    assert "there is an authority already" in capsys.readouterr().err
+    assert (tmp_path / "ca/ca.key.pem").read_bytes() == before
+
+
+def test_what_cannot_be_is_said(run, tmp_path, capsys):
+    assert run("issue", tmp_path / "none", "h1", "--out", tmp_path / "h1") == 1
+    assert "No such file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("issue", tmp_path / "none", "no/host", "--out", tmp_path / "h1")
+    assert "not a host id" in capsys.readouterr().err
+    assert run("init", tmp_path / "ca") == 0
+    (tmp_path / "ca/ca.pem").write_bytes(b"garbage")
+    assert run("issue", tmp_path / "ca", "h1", "--out", tmp_path / "h1") == 1
+    assert "proves nothing" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor-decision-manage authority …, as an operator calls it on the service's host."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from acstor_common import certificates
+from acstor_common import signing
+
+
+@pytest.fixture
+def manage(tmp_path):
+    config = tmp_path / "decision.conf"
+    config.write_text(f"[database]\nconnection = sqlite:///{tmp_path}/decision.sqlite\n")
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "acstor_decision.cmd.manage", "--config-file", config]
+        return subprocess.run([*command, *map(str, words)], capture_output=True, text=True)
+
+    assert run("db-sync").returncode == 0
+    return run
+
+
+def test_an_operator_makes_shows_and_renews_without_a_service(manage, tmp_path: pathlib.Path):
+    out = tmp_path / "h1"
+    assert "valid until" in manage("authority", "issue", "h1", "--out", out).stdout
+    assert {path.name: path.stat().st_mode & 0o777 for path in out.iterdir()} == dict.fromkeys(
+        ("ca.pem", "cert.pem", "key.pem", "signers.pem"), 0o600
+    )
+    ca, signers = ((out / name).read_bytes() for name in ("ca.pem", "signers.pem"))
+    issued = certificates.read_host_certificate((out / "cert.pem").read_bytes(), ca)
+    assert issued.host == "h1" and len(signing.read_public_keys(signers)) == 1
+    for command, kind in (("renew-ca", "ca"), ("renew-signer", "signer")):
+        assert f"{kind} 2 signs from" in manage("authority", command).stdout
+    shown = manage("authority", "show").stdout
+    assert re.search(r"ca 1: signs from .* on, until 20\d\d-", shown)
+    assert re.search(r"signer 2: signs from .* on, until trusted", shown)
+    pem = manage("authority", "show", "--pem").stdout
+    assert pem.count("BEGIN CERTIFICATE") == pem.count("BEGIN PUBLIC KEY") == 2
+    assert "PRIVATE" not in pem
+    assert manage("authority", "renew-ca", "--stolen").returncode == 0
+    assert manage("authority", "show", "--pem").stdout.count("BEGIN CERTIFICATE") == 1
+
+
+def test_what_cannot_be_is_said(manage, tmp_path):
+    refused = manage("authority", "issue", "no/host", "--out", tmp_path / "x")
+    assert refused.returncode == 1 and "not a host id" in refused.stderr
+    manage("authority", "revoke", "h1")
+    assert manage("authority", "allow", "h1").returncode == 0
