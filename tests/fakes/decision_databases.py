@@ -4,6 +4,7 @@
 import contextlib
 import json
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -259,3 +260,66 @@ class Suite:
         assert failures == []
         assert store.drained() == set(hosts)
         assert {host.seen_s for host in store.hosts()} == {2014.0}
+
+    def test_of_many_that_start_together_one_makes_the_key(self, store: database.Database) -> None:
+        found: list[tuple[int, str]] = []
+        together = threading.Barrier(6)
+
+        def start(number: int) -> None:
+            together.wait(30)
+            made = store.authority_keys("ca", lambda: key(f"of {number}"))
+            found.extend((row.number, row.secret_key) for row in made)
+
+        run(start, 6)
+        assert len(found) == 6 and len(set(found)) == 1
+        later = store.add_authority_key("ca", lambda: key("later"), 77.0)
+        assert later.number == 2
+        kept = [(row.number, row.trusted_until_s) for row in store.authority_keys("ca")]
+        assert kept == [(2, None), (1, 77.0)]
+        store.add_authority_key("ca", lambda: key("last"), 99.0)
+        assert [row.trusted_until_s for row in store.authority_keys("ca")] == [None, 99.0, 77.0]
+        assert store.authority_keys("signer") == []
+
+    def test_of_many_that_enrol_one_host_one_is_first(self, store: database.Database) -> None:
+        taken: list[str] = []
+        together = threading.Barrier(6)
+
+        def enrol(number: int) -> None:
+            def work(row: models.Enrolment | None) -> models.Enrolment:
+                if row is not None and row.state == "enrolled":
+                    raise KeyError(row.user_id)
+                return models.Enrolment(host="h1", state="enrolled", user_id=str(number))
+
+            together.wait(30)
+            with contextlib.suppress(KeyError):
+                taken.append(store.change_enrolment("h1", work).user_id)
+
+        run(enrol, 6)
+        assert len(taken) == 1 and store.enrolment("h1").user_id == taken[0]  # type: ignore[union-attr]
+        assert store.enrolment_count() == len(store.enrolments()) == 1
+
+    def test_what_fails_leaves_an_enrolment_as_it_was(self, store: database.Database) -> None:
+        def fail(row: models.Enrolment | None) -> models.Enrolment:
+            if row is not None:
+                row.state = "revoked"
+                raise KeyError("no")
+            return models.Enrolment(host="h1", state="enrolled")
+
+        store.change_enrolment("h1", fail)
+        with pytest.raises(KeyError):
+            store.change_enrolment("h1", fail)
+        [row] = store.enrolments()
+        assert (row.state, row.public_key, row.revoked_before_s) == ("enrolled", "", 0)
+
+
+def key(secret: str) -> models.AuthorityKey:
+    return models.AuthorityKey(secret_key=secret, certificate="", made_s=1.0, signs_from_s=1.0)
+
+
+def run(work: Callable[[int], None], times: int) -> None:
+    """Call ``work`` in as many threads at once."""
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(times)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
