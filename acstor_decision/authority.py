@@ -151,13 +151,14 @@ class Keeper:
 
     def trust(self) -> Trust:
         """Return whom the service believes now; make what is not there yet."""
-        now_s = self._wall()
-        signers = self._keys(SIGNER)
-        public = b"".join(
-            signing.public_pem(row.secret_key.encode()) for row in _trusted(signers, now_s)
-        )
+        signer = _in_use(self._keys(SIGNER), self._wall()).secret_key.encode()
         hosts = {row.host: row for row in self._store.enrolments()}
-        return Trust(self.ca(), public, _in_use(signers, now_s).secret_key.encode(), hosts)
+        return Trust(self.ca(), self.signers(), signer, hosts)
+
+    def signers(self) -> bytes:
+        """Return the public keys that may sign (PEM)."""
+        rows = _trusted(self._keys(SIGNER), self._wall())
+        return b"".join(signing.public_pem(row.secret_key.encode()) for row in rows)
 
     def ca(self) -> bytes:
         """Return the authorities that hosts are to trust (PEM), the one that issues first."""
@@ -250,8 +251,7 @@ class Keeper:
         row = self._store.change_enrolment(host, work)
         if refused:
             raise Refused(host, refused[0], _why(refused[0], host))
-        trust = self.trust()
-        return Issued(issued[0], trust.ca, trust.signers, row.not_after_s or 0.0, now_s)
+        return Issued(issued[0], self.ca(), self.signers(), row.not_after_s or 0.0, now_s)
 
     def _check_room(self, host: str) -> None:
         if self._store.enrolment_count() >= identities.MAX_ENROLMENTS:
