@@ -13,7 +13,6 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,9 +23,9 @@ from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing
+from acstor_decision import trust
 from acstor_decision.core import enrolment
 from acstor_decision.db import database
 from acstor_decision.db import identities
@@ -39,10 +38,6 @@ SIGNER = "signer"
 CA_LIFE_S = 10 * 366 * 86400
 FORMER_TRUSTED_S = 30 * 86400
 """For how long a former key is trusted, beyond the life of what it signed last."""
-REVOCATION_KEPT_S = 60 * 86400
-"""For how long the table names a revocation of a host that enrolled anew."""
-CERTIFICATE_GRACE_S = 7 * 86400
-"""For how long samples are taken with a certificate that has ended: agents are no stricter."""
 LEAST_INTERVAL_S = 1.0
 
 
@@ -75,61 +70,6 @@ class Issued(NamedTuple):
     now_s: float
 
 
-class Trust(NamedTuple):
-    """Whom the service believes, as it was at one time.
-
-    :param ca: authorities whose certificates count (PEM)
-    :param signers: public keys that may sign (PEM)
-    :param signer: the key that signs now (PEM)
-    :param hosts: what is known of each host
-    """
-
-    ca: bytes = b""
-    signers: bytes = b""
-    signer: bytes = b""
-    hosts: Mapping[str, models.Enrolment] = {}
-
-    def fault(self, certificate: certificates.HostCertificate, now_s: float) -> str:
-        """Return why a host is not believed that has this certificate; "" if it is."""
-        row = self.hosts.get(certificate.host)
-        if row is not None and row.state == enrolment.State.REVOKED:
-            return "it is revoked"
-        if row is None or row.state != enrolment.State.ENROLLED:
-            return "it has not enrolled here"
-        if certificate.not_before_s < row.revoked_before_s:
-            return "its certificate is revoked"
-        known = [signing.read_public_keys(key.encode())[0] for key in keys_of(row)]
-        if certificate.public_key not in known:
-            return "its certificate is of another key than the one that enrolled"
-        return certificates.time_fault(certificate, now_s, CERTIFICATE_GRACE_S)
-
-    def is_enrolled(self, host: str) -> bool:
-        """Say whether a host has enrolled, and was not revoked since."""
-        row = self.hosts.get(host)
-        return row is not None and row.state == enrolment.State.ENROLLED
-
-    def revoked(self, now_s: float) -> dict[str, int]:
-        """Return what a v-node table says of revoked hosts; the newest, if there are too many."""
-        found = [row for row in self.hosts.values() if _is_named(row, now_s)]
-        found.sort(key=lambda row: (row.revoked_before_s, row.host), reverse=True)
-        return {row.host: row.revoked_before_s for row in found[: ring.MAX_REVOKED]}
-
-    def sign(self, purpose: str, data: bytes) -> str:
-        """Return the signature of ``data``, in base64."""
-        return sealed.signature_of(purpose, data, self.signer)
-
-
-def _is_named(row: models.Enrolment, now_s: float) -> bool:
-    if row.state == enrolment.State.REVOKED:
-        return row.revoked_before_s > 0
-    return row.revoked_before_s > max(0.0, now_s - REVOCATION_KEPT_S)
-
-
-def keys_of(row: models.Enrolment) -> tuple[str, ...]:
-    """Return the public keys (PEM) that a host may have."""
-    return tuple(key for key in (row.public_key, row.former_key) if key)
-
-
 class Keeper:
     """What can be done with the authority; every method may raise a DatabaseError.
 
@@ -149,11 +89,11 @@ class Keeper:
 
     # What there is
 
-    def trust(self) -> Trust:
+    def trust(self) -> trust.Trust:
         """Return whom the service believes now; make what is not there yet."""
         signer = _in_use(self._keys(SIGNER), self._wall()).secret_key.encode()
         hosts = {row.host: row for row in self._store.enrolments()}
-        return Trust(self.ca(), self.signers(), signer, hosts)
+        return trust.Trust(self.ca(), self.signers(), signer, hosts)
 
     def signers(self) -> bytes:
         """Return the public keys that may sign (PEM)."""
@@ -328,7 +268,7 @@ def _trusted(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.A
 def _known(row: models.Enrolment | None) -> enrolment.Known | None:
     if row is None:
         return None
-    return enrolment.Known(enrolment.State(row.state), row.user_id, keys_of(row))
+    return enrolment.Known(enrolment.State(row.state), row.user_id, trust.keys_of(row))
 
 
 def _is_signed_by(key: str, csr: bytes, proof: str) -> bool:
@@ -373,7 +313,7 @@ def _bind(
     Without that an answer that is lost on its way would leave the host without a key that counts.
     """
     if asked.key != row.public_key:
-        proven = [key for key in keys_of(row) if asked.is_proven_by(key)]
+        proven = [key for key in trust.keys_of(row) if asked.is_proven_by(key)]
         row.former_key = proven[0] if proven else ""
         row.public_key = asked.key
     else:

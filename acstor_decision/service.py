@@ -27,6 +27,7 @@ from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision import leadership
 from acstor_decision import metrics
+from acstor_decision import trust
 from acstor_decision.core import decider
 from acstor_decision.core import members
 from acstor_decision.core import table
@@ -87,7 +88,7 @@ class Service:
         self._publish, self._send_to, self._give_to = publish, send_to, give_to
         self._clock, self._wall = clock, wall
         self._keeper = authority.Keeper(self.own, store, wall)
-        self._trust = authority.Trust()
+        self._trust = trust.Trust()
         self._inbox: queue.Queue[Heard] = queue.Queue(WAITING_SAMPLES)
         self._waiting: collections.Counter[str] = collections.Counter()
         self._disbelieved = 0

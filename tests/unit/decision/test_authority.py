@@ -13,6 +13,7 @@ from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing
 from acstor_decision import authority
+from acstor_decision import trust
 from acstor_decision.core import enrolment
 from acstor_decision.db import database
 from acstor_decision.db import identities
@@ -166,7 +167,7 @@ def test_the_table_forgets_revocations_of_hosts_that_enrolled_anew_and_no_others
     cloud.keeper.allow(H1)
     cloud.enrol()
     assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h1", "h2"}
-    cloud.now_s += authority.REVOCATION_KEPT_S + 10
+    cloud.now_s += trust.REVOCATION_KEPT_S + 10
     assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2"}
 
 
@@ -232,23 +233,23 @@ def test_hosts_know_a_new_signer_before_it_signs_and_believe_the_former_meanwhil
     old = cloud.keeper.trust()
     cloud.keeper.renew(authority.SIGNER, at_once=False)
     renewed = cloud.enrol()
-    trust = cloud.keeper.trust()
-    assert trust.signer == old.signer and len(signing.read_public_keys(renewed.signers)) == 2
+    now = cloud.keeper.trust()
+    assert now.signer == old.signer and len(signing.read_public_keys(renewed.signers)) == 2
     cloud.now_s += DAY_S
-    trust = cloud.keeper.trust()
-    assert trust.signer != old.signer
+    now = cloud.keeper.trust()
+    assert now.signer != old.signer
     table = b"{}"
-    signature = trust.sign(signing.TABLE, table)
+    signature = now.sign(signing.TABLE, table)
     sealed.check(signing.read_public_keys(renewed.signers), signing.TABLE, table, signature)
     with pytest.raises(errors.NotAuthentic):
         sealed.check(signing.read_public_keys(issued.signers), signing.TABLE, table, signature)
     former = old.sign(signing.TABLE, table)  # a table of before, that comes late
-    sealed.check(signing.read_public_keys(trust.signers), signing.TABLE, table, former)
+    sealed.check(signing.read_public_keys(now.signers), signing.TABLE, table, former)
 
 
 def test_certificates_that_ended_are_believed_for_a_while(cloud):
     issued = cloud.enrol()
-    cloud.now_s += DAY_S + authority.CERTIFICATE_GRACE_S - 10
+    cloud.now_s += DAY_S + trust.CERTIFICATE_GRACE_S - 10
     assert cloud.fault(issued) == ""
     cloud.now_s += 20
     assert "7 days ago" in cloud.fault(issued) or "168 h ago" in cloud.fault(issued)
