@@ -39,6 +39,8 @@ CA_LIFE_S = 10 * 366 * 86400
 FORMER_TRUSTED_S = 30 * 86400
 """For how long a former key is trusted, beyond the life of what it signed last."""
 LEAST_INTERVAL_S = 1.0
+WAITS_S = 3600.0
+"""For how long a host that waits for an operator keeps its place when there is none left."""
 
 
 class Refused(errors.AcstorError):
@@ -194,6 +196,8 @@ class Keeper:
         return Issued(issued[0], self.ca(), self.signers(), row.not_after_s or 0.0, now_s)
 
     def _check_room(self, host: str) -> None:
+        if self._store.enrolment_count() >= identities.MAX_ENROLMENTS:
+            self._store.forget_waiting(self._wall() - WAITS_S)
         if self._store.enrolment_count() >= identities.MAX_ENROLMENTS:
             raise Refused(host, None, f"{identities.MAX_ENROLMENTS} hosts are known already")
 

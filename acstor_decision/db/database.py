@@ -316,6 +316,10 @@ class Database:
         """Return how many hosts enrolled, asked or were allowed."""
         return self._read(identities.count)
 
+    def forget_waiting(self, before_s: float) -> None:
+        """Forget hosts that wait for an operator since before this time."""
+        self._write(lambda session: identities.forget_waiting(session, before_s))
+
     def change_enrolment(
         self, host: str, work: Callable[[models.Enrolment | None], models.Enrolment]
     ) -> models.Enrolment:

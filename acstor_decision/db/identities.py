@@ -79,6 +79,12 @@ def change(
     return changed
 
 
+def forget_waiting(session: orm.Session, before_s: float) -> None:
+    """Forget hosts that wait since then: who is still there asks again."""
+    row = models.Enrolment
+    session.execute(sa.delete(row).where(row.state == "waiting", row.asked_s < before_s))
+
+
 def count(session: orm.Session) -> int:
     """Return how many hosts were spoken of."""
     return session.execute(sa.select(sa.func.count()).select_from(models.Enrolment)).scalar() or 0

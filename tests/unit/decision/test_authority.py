@@ -203,6 +203,17 @@ def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud, monkeypatch
     cloud.enrol()
 
 
+def test_hosts_that_wait_for_long_make_room_when_there_is_none(configure, store, monkeypatch):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    monkeypatch.setattr(identities, "MAX_ENROLMENTS", 2)
+    cloud.keeper.revoke(ids.HostId("h9"))
+    refused(cloud, V.WAIT, host=H1)
+    refused(cloud, None, host=H2)
+    cloud.now_s += authority.WAITS_S
+    refused(cloud, V.WAIT, host=H2)
+    assert [row.host for row in store.enrolments()] == ["h2", "h9"]
+
+
 def test_hosts_know_a_new_ca_before_it_issues_and_the_former_until_nothing_is_left_of_it(cloud):
     before = cloud.enrol()
     cloud.keeper.renew(authority.CA, at_once=False)
