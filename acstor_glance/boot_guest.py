@@ -104,7 +104,7 @@ def running(
 
     :raises errors.Unusable: it, or the firmware, is not installed, or its sandbox cannot be made
     """
-    if not sandbox.is_installed(QEMU):
+    if not sandbox.is_installed(held_by, QEMU):
         raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
     if firmware is Firmware.UEFI and not UEFI_FIRMWARE.is_file():
         why = "it is not installed, and the image boots by UEFI"

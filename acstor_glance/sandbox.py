@@ -138,9 +138,10 @@ def _walls(devices: Sequence[str]) -> list[str]:
     return [*apart, *rights, *seen, *closed, "--new-session", "--die-with-parent"]
 
 
-def is_installed(program: str) -> bool:
+def is_installed(sandbox: Sandbox, program: str) -> bool:
     """Say whether the sandbox has a program."""
-    return shutil.which(program, path=_PATH) is not None
+    path = _PATH if sandbox is Sandbox.BUBBLEWRAP else None
+    return shutil.which(program, path=path) is not None
 
 
 # What is seen of it from outside

@@ -21,6 +21,7 @@ from acstor_common import image_record
 from acstor_glance import boot_guest
 from acstor_glance import images as glance_images
 from acstor_glance import preparer
+from acstor_glance import sandbox
 from acstor_glance.cmd import manage as manage_command
 from tests.fakes import boot_sectors
 from tests.fakes import cloud_keys
@@ -126,20 +127,11 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
         assert not sum(count["bytes"] for name, count in origins.items() if name != "boot")
 
 
-def children_of(pid: int) -> list[int]:
-    text = pathlib.Path(f"/proc/{pid}/task")
-    return [
-        int(child)
-        for thread in text.iterdir()
-        for child in (thread / "children").read_text().split()
-    ]
-
-
 def qemu_of(listener: acstor_glance.Listener) -> int | None:
     """Return the QEMU that a listener's builder has started, if it runs already."""
     assert listener.pid is not None
-    for child in children_of(listener.pid):
-        with contextlib.suppress(FileNotFoundError):
+    for child in sandbox.family(listener.pid):
+        with contextlib.suppress(OSError):
             if "qemu-system" in pathlib.Path(f"/proc/{child}/comm").read_text():
                 return child
     return None
@@ -169,7 +161,7 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
     os.kill(building(second), signal.SIGKILL)
     glance.wait(
         image_id,
-        lambda record: "killed it" in record.get("acstor_boot_message", ""),
+        lambda record: "it was killed" in record.get("acstor_boot_message", ""),
         "the reason on the image",
     )
     assert glance.record(image_id)["acstor_boot_retry"].startswith("2 ")
@@ -241,6 +233,6 @@ def test_image_is_built_by_the_firmware_that_nova_would_start_it_by(
         os.kill(qemu, signal.SIGKILL)
         glance.wait(
             image_id,
-            lambda record: "killed it" in record.get("acstor_boot_message", ""),
+            lambda record: "it was killed" in record.get("acstor_boot_message", ""),
             "the end of the build",
         )
