@@ -27,7 +27,7 @@ OPTS = [
     ),
     cfg.StrOpt(
         "coordination_url",
-        default="file:///var/lib/acstor/coordination",
+        default="file:///var/lib/acstor-decision/coordination",
         help="Where instances agree on the one that leads, as a URL of tooz: file:///folder for "
         "instances on one host, mysql://user:password@host/database or etcd3+http://host:2379 for "
         "instances on several.",
@@ -181,7 +181,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the service's options, those of its plug-ins and those of the database."""
     for group, options in list_opts():
         common_conf.register(conf, group, options)
-    db_options.set_defaults(conf, connection="sqlite:////var/lib/acstor/decision.sqlite")
+    db_options.set_defaults(conf, connection="sqlite:////var/lib/acstor-decision/decision.sqlite")
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:

@@ -78,7 +78,7 @@ def kernel_can_resend() -> bool:
 
 def mounted_type(mount_point: str) -> str | None:
     """Return the type of the file system mounted on ``mount_point``, None if there is none."""
-    wanted = _resolved(mount_point)
+    wanted = resolved(mount_point)
     found = None
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
         for line in mounts:
@@ -89,7 +89,7 @@ def mounted_type(mount_point: str) -> str | None:
     return found
 
 
-def _resolved(mount_point: str) -> str:
+def resolved(mount_point: str) -> str:
     """Return the path without links, and ask nothing of what is mounted there.
 
     :func:`os.path.realpath` asks for the attributes of each part: of a mount that waits for its

@@ -9,6 +9,8 @@ import os
 import pathlib
 from typing import NamedTuple
 
+from acstor_agent.mount import fuse_connection
+
 DESCRIBED = 20
 """How many users of a mount are named; the rest is counted."""
 
@@ -23,8 +25,7 @@ class User(NamedTuple):
 
 def users_of(mount_point: str) -> list[User]:
     """Return who has what open below a mount point; nothing below it is touched."""
-    folder, name = os.path.split(mount_point)
-    below = os.path.join(os.path.realpath(folder), name)
+    below = fuse_connection.resolved(mount_point)
     found = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         paths = {path for path in _open_of(pid) if path == below or path.startswith(f"{below}/")}

@@ -9,6 +9,7 @@ import subprocess
 import pytest
 
 from acstor_agent.process import service_manager
+from acstor_glance import sandbox
 from acstor_nova import check
 from tests.lab import agents
 
@@ -65,15 +66,100 @@ def test_nova_may_use_the_control_socket(tmp_path):
     assert re.search(r"^acstor:.*:nova$", groups, re.MULTILINE)
 
 
-@needs("systemd-tmpfiles")
-def test_folders_are_made(tmp_path):
-    config = ROOT / "etc/tmpfiles.d/acstor.conf"
-    status, said = run("systemd-tmpfiles", "--create", f"--root={tmp_path}", config)
-    assert status == 0, said
-    assert (tmp_path / "var/lib/acstor/mirror").is_dir()
-
-
 def test_apparmor_rules_are_what_the_check_looks_for():
     rules = (ROOT / "etc/apparmor.d/local/usr.lib.libvirt.virt-aa-helper").read_text()
     assert f"/{check.AA_LOCAL}".endswith("/local/usr.lib.libvirt.virt-aa-helper")
     assert "/var/lib/acstor/mirror/images/*.raw r," in rules
+
+
+FOLDERS = ("acstor", "acstor/cache", "acstor/mirror", "acstor/state")
+OTHERS = ["acstor-glance-listener.service", "acstor-decision.service"]
+SCORES = {"acstor-agent.service": 5.0, "acstor-glance-listener.service": 3.0, OTHERS[1]: 1.5}
+"""Exposure as ``systemd-analyze security`` measures it, from 0 to 10, at most.
+
+The agent's is that of a service that mounts for all: what would need a mount namespace counts 2.5.
+"""
+
+
+@needs("systemd-analyze")
+@pytest.mark.parametrize("name", OTHERS)
+def test_systemd_takes_the_controllers_units(tmp_path, name):
+    unit = tmp_path / name
+    unit.write_text((UNITS / name).read_text().replace(INSTALLED_AT, str(agents.BIN)))
+    assert run("systemd-analyze", "verify", "--man=no", unit) == (0, "")
+
+
+@needs("systemd-analyze")
+@pytest.mark.parametrize("name", SCORES)
+def test_units_leave_few_rights(name):
+    _, said = run("systemd-analyze", "security", "--offline=true", "--no-pager", UNITS / name)
+    score = re.search(r"Overall exposure level for \S+: ([\d.]+)", said)
+    assert score, said
+    assert float(score[1]) <= SCORES[name], said
+
+
+def test_agent_stays_in_the_mount_namespace_of_the_host():
+    """Each of these gives a unit a mount namespace of its own (systemd.exec(5), SANDBOXING)."""
+    text = re.sub(r"^#.*$", "", UNIT.read_text(), flags=re.MULTILINE)
+    forbidden = (
+        r"^(Private(Tmp|Devices|Mounts|IPC)|Protect(System|Home|Proc|Kernel\w+|ControlGroups)"
+        r"|\w*Paths|ProcSubset|BindPaths|RootDirectory|DynamicUser|LoadCredential|MountFlags)="
+    )
+    assert not re.search(forbidden, text, re.MULTILINE)
+
+
+@needs("systemd-sysusers")
+def test_users_of_the_services_own_nothing_else(tmp_path):
+    (tmp_path / "etc").mkdir()
+    for name in ("acstor.conf", "acstor-controller.conf"):
+        status, said = run("systemd-sysusers", f"--root={tmp_path}", ROOT / "etc/sysusers.d" / name)
+        assert status == 0, said
+    users = dict(line.split(":", 1) for line in (tmp_path / "etc/passwd").read_text().splitlines())
+    assert {"acstor-glance", "acstor-decision", sandbox.USERS[0]} <= set(users)
+    assert all(users[name].endswith("nologin") for name in users if name.startswith("acstor"))
+    groups = (tmp_path / "etc/group").read_text()
+    assert re.search(r"^acstor:.*:nova$", groups, re.MULTILINE)  # and nobody else
+
+
+@needs("systemd-tmpfiles")
+def test_folders_are_nobody_elses(tmp_path):
+    (tmp_path / "etc").mkdir()
+    run("systemd-sysusers", f"--root={tmp_path}", ROOT / "etc/sysusers.d/acstor.conf")
+    config = ROOT / "etc/tmpfiles.d/acstor.conf"
+    status, said = run("systemd-tmpfiles", "--create", f"--root={tmp_path}", config)
+    assert status == 0, said
+    modes = {
+        path: (tmp_path / path).stat().st_mode & 0o7777
+        for path in ("etc/acstor", *(f"var/lib/{name}" for name in FOLDERS))
+    }
+    assert modes == {
+        "etc/acstor": 0o750,
+        "var/lib/acstor": 0o711,
+        "var/lib/acstor/cache": 0o700,
+        "var/lib/acstor/mirror": 0o755,
+        "var/lib/acstor/state": 0o700,
+    }
+
+
+def test_guides_make_files_with_passwords_for_root_alone():
+    """Before anything is written into them, so there is no moment in which others may read."""
+    text = (ROOT / "doc/source/install/index.rst").read_text()
+    edited = re.findall(r"^ +\$EDITOR (/etc/acstor/\S+)", text, re.MULTILINE)
+    assert len(edited) == 3
+    for file in edited:
+        before = text[: text.index(f"$EDITOR {file}")]
+        assert f"install -m 600 /dev/null {file} " in before
+    assert not re.search(r"install -d /etc/acstor", text)
+
+
+@needs("apparmor_parser")
+def test_profile_of_the_agent_is_well_formed(tmp_path):
+    profile = ROOT / "etc/apparmor.d/acstor-agent"
+    parse = ["apparmor_parser", "--skip-kernel-load", "--skip-cache", "--base", "/etc/apparmor.d"]
+    status, said = run(*parse, profile)
+    assert status == 0, said
+    broken = tmp_path / "broken"
+    broken.write_text(profile.read_text().replace("capability chown,", "capability chwon,"))
+    assert run(*parse, broken)[0] != 0
+    name = re.search(r"^profile (\S+) ", profile.read_text(), re.MULTILINE)[1]
+    assert f"AppArmorProfile=-{name}\n" in UNIT.read_text()

@@ -4,11 +4,17 @@
 import contextlib
 import pathlib
 import re
+import shutil
 import textwrap
+import time
 
 import pytest
 
+from acstor_common import boot_image
 from acstor_common import errors
+from acstor_common import ids
+from acstor_glance import prehash
+from tests.fakes import boot_sectors
 from tests.fakes import guest_readers
 from tests.fakes import hosts
 from tests.lab import agents
@@ -26,6 +32,8 @@ NOVA_COMPUTE = "[Service]\nExecStart=/bin/sleep infinity\n"
 MOUNT_POINT = "/var/lib/acstor/mirror"
 MIB = 1 << 20
 DEADLINE_S = 30.0
+RIGHTS = sum(1 << number for number in (0, 1, 3, 19, 21))
+"""CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_SYS_PTRACE and CAP_SYS_ADMIN."""
 
 
 def commands_of_the_guide():
@@ -102,8 +110,11 @@ def unit(tmp_path_factory):
         except errors.Unusable as e:
             pytest.skip(str(e))
         made = Unit(host, images)
-        host.path("/etc/acstor").mkdir()
+        host.path("/etc/acstor").mkdir(mode=0o750)
         made.configure()
+        everywhere = host.path("/etc/systemd/system/service.d/tree.conf")
+        everywhere.parent.mkdir()
+        everywhere.write_text(f"[Service]\nEnvironment=PYTHONPATH={ROOT}\n")
         host.path("/etc/systemd/system/nova-compute.service").write_text(NOVA_COMPUTE)
         try:
             host.run("bash", "-euc", f"cd {ROOT}\n{commands_of_the_guide()}")
@@ -120,6 +131,34 @@ def test_commands_of_the_guide_start_it(unit):
     group = re.search(r"^acstor:\w*:(\d+):nova$", unit.host.path("/etc/group").read_text(), re.M)
     assert (socket.stat().st_gid, socket.stat().st_mode & 0o777) == (int(group[1]), 0o660)
     assert unit.host.run("systemctl", "is-enabled", UNIT).strip() == "enabled"
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "group"),
+    [
+        ("/etc/acstor", 0o750, "acstor"),
+        ("/var/lib/acstor", 0o711, "root"),
+        ("/var/lib/acstor/cache", 0o700, "root"),
+        ("/var/lib/acstor/state", 0o700, "root"),
+    ],
+)
+def test_folders_are_nobody_elses(unit, path, mode, group):
+    found = unit.host.path(path).stat()
+    wanted = re.search(rf"^{group}:\w*:(\d+):", unit.host.path("/etc/group").read_text(), re.M)
+    assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (mode, 0, int(wanted[1]))
+
+
+def test_only_the_rights_that_it_needs_are_left(unit):
+    """Supervisor and worker, as the kernel has them."""
+    pid = int(unit.shown("MainPID"))
+    children = unit.host.run("cat", f"/proc/{pid}/task/{pid}/children").split()
+    for one in (str(pid), *children):
+        status = unit.host.run("cat", f"/proc/{one}/status")
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
+        assert int(fields["CapEff"], 16) == int(fields["CapBnd"], 16) == RIGHTS
+        ours, first = (unit.host.run("readlink", f"/proc/{n}/ns/mnt") for n in (one, "1"))
+        assert ours == first  # else nobody would see the mirror
 
 
 @pytest.mark.parametrize(
@@ -165,6 +204,47 @@ def test_guests_wait_while_an_option_makes_no_sense(unit):
     assert tally.longest_s > 1.0
 
 
+def test_stop_waits_for_guests_that_read_and_says_so(unit):
+    """Longer than TimeoutStopSec: the agent asks for more time, again and again."""
+    drop_in = unit.host.path(f"/etc/systemd/system/{UNIT}.d/soon.conf")
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nTimeoutStopSec=3\n")
+    unit.host.run("systemctl", "daemon-reload")
+    held = f"exec sleep 600 < {MOUNT_POINT}/images/{unit.image_id}.raw"
+    with unit.read_by_guests(seed=4) as readers:
+        unit.host.run("systemd-run", "--quiet", "--unit=guest", "sh", "-c", held)
+        pid = unit.shown("MainPID")
+        for _ in range(2):
+            unit.host.run("systemctl", "stop", "--no-block", UNIT)
+            time.sleep(4.0)
+        assert (unit.shown("ActiveState"), unit.shown("MainPID")) == ("deactivating", pid)
+        assert re.fullmatch(
+            rf"stops when nobody uses {MOUNT_POINT} any more: "
+            rf"process \d+ \(sleep\) has {unit.image_id}.raw open",
+            unit.shown("StatusText"),
+        )
+        tally = readers.stop()
+    assert unit.shown("ActiveState") == "deactivating"
+    unit.host.run("systemctl", "stop", "guest")
+    assert (tally.errors, tally.wrong) == ([], [])
+    assert tally.longest_s < 3.0
+    hosts.wait_until(lambda: unit.shown("ActiveState") == "inactive", "its end", DEADLINE_S)
+    assert unit.shown("Result") == "success"
+    assert not unit.is_mounted()
+    assert unit.log().count("is in use, the agent stops when it is not any more") == 1
+    unit.host.run("systemctl", "start", UNIT)
+
+
+def test_kill_of_the_supervisor_by_hand_is_a_pause(unit):
+    """Nobody stops the unit, so systemd starts it again and hands the mount over."""
+    with unit.read_by_guests(seed=5) as readers:
+        pid = unit.shown("MainPID")
+        unit.host.run("kill", "-TERM", pid)
+        unit.wait_up(pid)
+        tally = readers.stop()
+    assert (tally.errors, tally.wrong) == ([], [])
+
+
 def test_stop_unmounts_and_start_mounts_again(unit):
     unit.host.run("systemctl", "stop", UNIT)
     assert (unit.shown("ActiveState"), unit.is_mounted()) == ("inactive", False)
@@ -172,3 +252,69 @@ def test_stop_unmounts_and_start_mounts_again(unit):
     unit.host.run("systemctl", "start", UNIT)
     assert unit.is_mounted()
     assert unit.mirror.read_bytes() == unit.truth.read_bytes()
+
+
+# The units of controllers
+
+
+@pytest.fixture
+def controller(unit):
+    """Return what starts a unit of a controller with a configuration and a drop-in."""
+    host = unit.host
+    for folder, name in (("sysusers.d", "acstor-controller.conf"), ("systemd/system", "")):
+        for file in sorted((ROOT / "etc" / folder).glob(name or "acstor-*.service")):
+            host.path(f"/etc/{folder}/{file.name}").write_bytes(file.read_bytes())
+    host.run("systemd-sysusers")
+
+    def start(name, config, *lines):
+        secret = host.path(f"/etc/acstor/{name}")
+        secret.write_text(config)
+        secret.chmod(0o600)
+        service = {"acstor-glance.conf": "acstor-glance-listener"}.get(name, "acstor-decision")
+        drop_in = host.path(f"/etc/systemd/system/{service}.service.d/test.conf")
+        drop_in.parent.mkdir(exist_ok=True)
+        drop_in.write_text("\n".join(["[Service]", *lines, ""]))
+        host.run("systemctl", "daemon-reload")
+        try:
+            host.run("systemctl", "start", service)
+        except errors.Unusable as e:
+            pytest.fail(f"{e}\n{host.run('journalctl', '--no-pager', '--unit', service)}")
+        return lambda: host.run("journalctl", "--no-pager", "--unit", service)
+
+    yield start
+    host.run("systemctl", "stop", "acstor-decision", "acstor-glance-listener")
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.mark.skipif(shutil.which("qemu-system-x86_64") is None, reason="there is no QEMU")
+def test_builder_works_with_the_rights_of_the_listeners_unit(unit, controller):
+    image = unit.host.path("/srv/image.raw")
+    image.write_bytes(boot_sectors.image(boot_sectors.HANG, 4 * MIB))
+    image_id = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    prehash.prehash(image, unit.host.path("/srv/image.acmap"), image_id)
+    build = (
+        "/opt/acstor/bin/python -m acstor_glance.cmd.boot_image build /srv/image.raw "
+        "-o /var/lib/acstor-glance/image.acboot --idle 3 --longest 60 --memory 64 --json"
+    )
+    lines = ("Type=oneshot", "Restart=no", "ExecStart=", f"ExecStart={build}")
+    readable = "ExecStartPre=/usr/bin/test -r ${CREDENTIALS_DIRECTORY}/acstor-glance.conf"
+    others = "ExecStartPre=/usr/bin/test ! -r /etc/acstor/acstor-agent.conf"
+    log = controller("acstor-glance.conf", "[acstor_glance]\n", readable, others, *lines)
+    made = unit.host.path("/var/lib/acstor-glance/image.acboot")
+    assert boot_image.check([made.read_bytes()], str(made)).trace[0] == 0, log()
+    assert made.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_decision_service_runs_with_the_rights_of_its_unit(unit, controller):
+    config = (
+        "[DEFAULT]\ntransport_url = fake://\n[acstor_decision]\ninstance = one\n"
+        "[database]\nconnection = sqlite:////var/lib/acstor-decision/decision.sqlite\n"
+    )
+    make = "-manage --config-file ${CREDENTIALS_DIRECTORY}/acstor-decision.conf db-sync"
+    log = controller(
+        "acstor-decision.conf", config, f"ExecStartPre=/opt/acstor/bin/acstor-decision{make}"
+    )
+    hosts.wait_until(lambda: "one serves" in log(), "the service", DEADLINE_S)
+    time.sleep(1.0)
+    assert unit.host.run("systemctl", "is-active", "acstor-decision").strip() == "active"
+    assert "Traceback" not in log()
