@@ -121,11 +121,15 @@ def service(tmp_path: pathlib.Path, broker: str, prometheus: Any) -> Iterator[de
 
 
 def test_dashboard_and_alerts_ask_for_what_is_really_told(
-    images, start, prometheus, broker, service
+    images, start, prometheus, broker, service, tmp_path
 ) -> None:
     server, ports = prometheus
     image_id = images.add(local.random_bytes(1 << 20))
     for number, port in enumerate(ports[:2]):
+        identity = tmp_path / f"h{number}" / "agent" / "state" / "identity"
+        decision.manage(
+            service.config_file, "authority", "issue", f"h{number}", "--out", str(identity)
+        )
         agent = start(
             f"h{number}",
             sections={"DEFAULT": {"transport_url": broker}},
