@@ -15,6 +15,7 @@ import pytest
 
 from acstor_common import artefacts
 from acstor_common import boot_image
+from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import image_record
@@ -167,8 +168,12 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
     assert glance.record(image_id)["acstor_boot_retry"].startswith("2 ")
     done = glance.wait(image_id, lambda record: BOOT_IMAGE.pointer in record, "the boot image")
     done = glance.wait(image_id, lambda record: "acstor_boot_retry" not in record, "no more tries")
-    stored = glance.admin.get(f"/images/{done[BOOT_IMAGE.pointer]}/file").content
-    assert 0 in boot_image.check([stored], "the boot image").trace
+    stored, map_bytes = (
+        glance.admin.get(f"/images/{done[kind.pointer]}/file").content
+        for kind in (BOOT_IMAGE, artefacts.Kind.CHUNK_MAP)
+    )
+    keys = chunk_map.ChunkMap.parse(map_bytes, "the chunk map").scope_keys
+    assert 0 in boot_image.check([stored], "the boot image", keys).trace
     assert list((tmp_path / "state/boot").iterdir()) == []
 
 
