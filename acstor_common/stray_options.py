@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 DEFAULT = "DEFAULT"
 OURS = frozenset(
-    {"acstor", "acstor_agent", "acstor_glance", "acstor_decision", "acstor_decision_api"}
+    {
+        "acstor",
+        "acstor_agent",
+        "acstor_glance",
+        "acstor_decision",
+        "acstor_decision_api",
+        "enrolment",
+    }
 )
 """Sections of acstor's services, each of which leaves those of the others alone."""
 PREFIXES = ("acstor", "source_", "switch_loads_")

@@ -19,7 +19,7 @@ BASE = (
     ),
     policy.RuleDefault(
         "acstor:service",
-        "role:service or role:acstor or rule:acstor:admin",
+        "role:service or role:acstor-reader or role:acstor-prepare or rule:acstor:admin",
         "What runs on hosts and next to Glance, as the Keystone users of their configurations",
     ),
 )

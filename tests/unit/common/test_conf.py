@@ -138,6 +138,13 @@ def test_agent_warns_and_goes_on(tmp_path):
     assert (conf.acstor_agent.host, conf.acstor.mount_point) == ("h7", "/var/lib/acstor/mirror")
 
 
+@pytest.mark.expect_log(r"there is no section \[enrollment\], .* did you mean \[enrolment\]\?$")
+def test_every_section_of_the_agent_has_its_typing_errors_named(tmp_path):
+    file = tmp_path / "a.conf"
+    file.write_text("[enrollment]\nauth_url = z\n[enrolment]\nusername = y\n")
+    agent.load_conf(["--config-file", str(file)])
+
+
 @pytest.mark.parametrize("of_the_api", [False, True])
 def test_decision_service_and_its_api_warn(tmp_path, of_the_api):
     file = tmp_path / "d.conf"
