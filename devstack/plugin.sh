@@ -72,6 +72,10 @@ acstor_configure_agent() {
     # unstack ends it with the cloud, whatever guests there are
     iniset "$conf" acstor_agent stop_with_guests unmount
     _acstor_sign_in "$conf" source_glance "$ACSTOR_AGENT_USER"
+    if is_service_enabled acstor-api; then
+        iniset "$conf" enrolment auth_section source_glance
+        iniset "$conf" enrolment region_name "$REGION_NAME"
+    fi
 }
 
 acstor_configure_glance() {

@@ -108,7 +108,7 @@ def known_options() -> set[tuple[str, str]]:
     decision_conf.register_opts(conf)
     lists = (agent_conf.list_opts(), glance_conf.list_opts(), nova_conf.list_opts())
     lists = (*lists, decision_conf.list_opts(), api_conf.list_opts())
-    return {(group.name, opt.name) for one in lists for group, options in one for opt in options}
+    return {(group.name, opt.dest) for one in lists for group, options in one for opt in options}
 
 
 def test_every_option_that_is_written_is_one_that_somebody_reads(play: Play) -> None:
@@ -197,3 +197,10 @@ def test_agents_user_may_read_and_nobody_is_an_administrator(
     }
     assert set_users[("acstor-agent.conf", "source_glance")] == "acstor-agent"
     assert set_users[("acstor-glance.conf", "acstor_glance")] == "acstor"
+
+
+def test_agents_enrol_where_there_is_an_api_and_nowhere_else(play: Play) -> None:
+    wanted = ["enrolment", "auth_section", "source_glance"]
+    for enabled, is_there in ((ALL, True), (ALL.replace("acstor-api", ""), False)):
+        written = [words[1:] for words in calls(play(*STACK, enabled=enabled), "iniset")]
+        assert (wanted in written) == is_there
