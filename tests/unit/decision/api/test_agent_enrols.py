@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent's own way to a certificate, against the API: both sides mean the same."""
+
+import pytest
+
+from acstor_agent import identity_files
+from acstor_agent.cloud import enrolment
+from acstor_common import errors
+from acstor_common import ids
+from acstor_decision.api import app
+from tests.unit.decision.api import conftest
+
+H1 = ids.HostId("h1")
+ALLOW = r"refuses \(409\).*openstack acstor host allow h1"
+AGENT = {"X-Roles": "acstor-reader", "X-User-Id": "agent-of-h1", "X-Project-Id": "acstor"}
+
+
+class Adapter:
+    """Asks the API's application as keystoneauth does a service."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def post(self, url, json, raise_exc):
+        assert not raise_exc
+        answer = self._client.post(url, json=json, headers=AGENT)
+        return type("Response", (), {"status_code": answer.status_code, "content": answer.data})()
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    monkeypatch.setattr("acstor_decision.authority.LEAST_INTERVAL_S", 0.0)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return identity_files.IdentityFiles(H1, identity_files.files_in(tmp_path / "identity"))
+
+
+def enrolling(client, files):
+    return enrolment.Enrolment(H1, files, Adapter(client))
+
+
+def test_a_host_enrols_and_renews_and_each_certificate_has_a_key_of_its_own(client, files):
+    host = enrolling(client, files)
+    answer = host._enrol()
+    first = files.current()
+    assert (first.certificate.host, len(first.signers)) == ("h1", 1)
+    assert first.certificate.not_after_s == int(answer.not_after)
+    host._enrol()
+    assert files.current().certificate.public_key != first.certificate.public_key
+
+
+@pytest.mark.expect_log("host h1: no certificate for user agent-of-h1 .*nothing proves")
+def test_a_host_that_lost_its_state_folder_is_told_what_an_operator_has_to_do(
+    client, files, tmp_path
+):
+    enrolling(client, files)._enrol()
+    anew = identity_files.IdentityFiles(H1, identity_files.files_in(tmp_path / "new" / "identity"))
+    with pytest.raises(errors.NotEnrolled, match=ALLOW):
+        enrolling(client, anew)._enrol()
+    client.post("/v1/hosts/h1/allow")
+    enrolling(client, anew)._enrol()
+    assert anew.current().certificate.host == "h1"
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*it is revoked")
+def test_a_host_that_was_revoked_is_told_so_and_keeps_its_files(client, files):
+    host = enrolling(client, files)
+    host._enrol()
+    before = files.current()
+    client.post("/v1/hosts/h1/revoke")
+    with pytest.raises(errors.NotEnrolled, match=r"refuses \(403\).*revoked"):
+        host._enrol()
+    files.look_again()
+    assert files.current() is before
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*operator has to let it in")
+def test_a_host_that_waits_for_leave_comes_with_the_same_key_again(
+    api_configuration, store, glance, bus, files
+):
+    api_configuration.set_override("enrolment", "approved", "acstor_decision")
+    client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
+    host = enrolling(client, files)
+    with pytest.raises(errors.NotEnrolled, match=ALLOW):
+        host._enrol()
+    client.post("/v1/hosts/h1/allow", headers=conftest.ADMIN)
+    host._enrol()  # the name is the first key's alone
+    assert files.current().certificate.host == "h1"
