@@ -17,10 +17,12 @@ from oslo_config import cfg
 from acstor_agent import disk_io
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
+from acstor_agent.chunks import admission
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import home as home_
 from acstor_agent.chunks import serving
+from acstor_agent.chunks import unattached
 from acstor_agent.chunks import want as want_
 from acstor_agent.cloud import bus
 from acstor_agent.cloud import decision_link
@@ -147,8 +149,6 @@ class Agent:
         self._named = identity.ByContent() if own.content_exchange else identity.ByPlace()
         self._peers = peer_net.PeerNet(
             self._host,
-            serve=lambda host, get: self._serving.answer(host, get),
-            serve_nowait=lambda host, get: self._serving.answer_nowait(host, get),
             heard=self._heard,
             tls=settings.peer_tls(own),
             ring_epoch=lambda: self._ring.ring.epoch,
@@ -185,14 +185,6 @@ class Agent:
             peers=self._exchange,
             background_limit=own.fetch_limit,
         )
-        self._serving = serving.Serving(
-            self._host,
-            cache=cache,
-            chunks=self._chunks,
-            home=home,
-            peers=self._exchange,
-            sent=self._sent,
-        )
         maps, heads = state_dir / "maps", state_dir / "boot"
         maps.mkdir(exist_ok=True)
         heads.mkdir(exist_ok=True)
@@ -208,6 +200,20 @@ class Agent:
             frame_patience_s=self._peer_patience_s,
         )
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
+        self._admission = admission.Admission(
+            self._host,
+            self._images.named,
+            unattached.UnattachedImages(self._source, nursery),
+        )
+        self._serving = serving.Serving(
+            self._host,
+            admission=self._admission,
+            cache=cache,
+            chunks=self._chunks,
+            home=home,
+            peers=self._exchange,
+            sent=self._sent,
+        )
         cache.on_gone(self._gone)
         self._waiting = waiting.Waiting(deadline_s=own.read_deadline_s)
         self._disks = disks.Disks(
@@ -308,7 +314,7 @@ class Agent:
         if own.race_slow_answers:
             self._nursery.start_soon(self._chunks.race)
         listeners = await peer_endpoint.open_at(own.peer_listen)
-        await self._nursery.start(self._peers.serve_forever, listeners)
+        await self._nursery.start(self._peers.serve_forever, self._serving, listeners)
         control = control_socket.bind(
             pathlib.Path(self._conf.acstor.control_socket), own.control_group
         )
@@ -418,9 +424,11 @@ class Agent:
                     image.prefetch.advertised(listened_to)
             case peer_wire.Gone(prefixes):
                 self._exchange.heard_gone(host, prefixes)
-            case peer_wire.LetGo(cids):
-                for cid in self._exchange.heard_let_go(host, cids):
-                    self._chunks.counters.let_go += self._cache.let_go(cid)
+            case peer_wire.LetGo(prefixes):
+                named = self._exchange.heard_let_go(host, prefixes)
+                for image in self._images.open():
+                    for cid in filter(None, map(image.prefetch.cid_of, named)):
+                        self._chunks.counters.let_go += self._cache.let_go(cid)
 
     def _gone(self, cid: ids.Cid) -> None:
         names = self._exchange.gone(cid)

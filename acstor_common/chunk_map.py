@@ -65,6 +65,15 @@ ScopeKeys = tuple[ids.ScopeKey, ...]
 from.  Empty: all its CIDs are plain."""
 
 
+class Subject(NamedTuple):
+    """Which image a map is of."""
+
+    image_id: ids.ImageId
+    geometry: geometry.Geometry
+    os_hash: OsHash
+    scope_keys: ScopeKeys
+
+
 class _Header(NamedTuple):
     """The fields of _HEADER, in its order."""
 
@@ -260,6 +269,19 @@ class ChunkMap:
             if self.is_zero(chunk_no):
                 bits[chunk_no // 8] |= 1 << chunk_no % 8
         return bytes(bits)
+
+
+def subject_of(head: Buffer, what: str, expected_image_id: ids.ImageId) -> Subject:
+    """Check the header in the first HEADER_BYTES of a map, and say which image it is of.
+
+    The CIDs follow it, one after the other: for who needs few of them, one by one.
+
+    :raises errors.ChunkMapFormatError: it is not a chunk map's, or that of another image
+    """
+    with memoryview(head) as view:
+        subject = Subject(*_parse_header(view, what))
+    _check_expected(subject.image_id, subject.geometry, expected_image_id, None, what)
+    return subject
 
 
 def _parse_header(

@@ -68,6 +68,17 @@ class Geometry:
         """Return the chunk's bytes: chunk_bytes, fewer for the last one."""
         return min(self.chunk_bytes, self.size_bytes - chunk_no * self.chunk_bytes)
 
+    def chunk_at(self, offset: int, length: int) -> int | None:
+        """Return the chunk that a byte range is, exactly; None if it is none.
+
+        >>> g = Geometry(size_bytes=200_000, chunk_bytes=65536)
+        >>> g.chunk_at(196608, 3392), g.chunk_at(65536, 65535), g.chunk_at(1, 65536)
+        (3, None, None)
+        """
+        chunk_no, start = divmod(offset, self.chunk_bytes)
+        is_whole = not start and 0 <= chunk_no < self.chunk_count
+        return chunk_no if is_whole and length == self.chunk_length(chunk_no) else None
+
     def pieces(self, offset: int, length: int) -> Iterator[Piece]:
         """Cut a byte range into its chunks; what lies past the end of the image is left out."""
         stop = min(offset + length, self.size_bytes)

@@ -13,20 +13,16 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+import blake3
+
 from acstor_common import geometry
 from acstor_common import ids
 
-MINOR_VERSION = 4
-"""1 added Advertise, Refer and the flag ``may_refer`` of Get; 2 its flag ``is_soon``; 3 Gone, LetGo
-and its flag ``is_relayed``; 4 its flag ``is_moved``.  A peer gets nothing that its minor version
-does not have."""
-
 MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
-MAX_TEXT_BYTES = 200
+PROOF_BYTES = 16
 MAX_OFFSET = (1 << 63) - 1
 MAX_PREFIXES = 512
 MAX_REFERRALS = 4
-MAX_CIDS = 128
 
 Buffer = bytes | bytearray | memoryview
 
@@ -41,11 +37,9 @@ class Klass(enum.IntEnum):
 class RefuseCode(enum.IntEnum):
     """Why a Get is not answered with the bytes."""
 
-    MISSING = 1  # it is not here and does not exist where this host could read it
-    INVALID = 2  # what is here does not hash to the CID
-    UNREACHABLE = 3  # a passing fault on the way to the source, or no time left
-    BUSY = 4  # too much to do: ask somebody else
-    BAD_REQUEST = 5  # no such image, range or chunk can be asked for
+    MISSING = 1  # this host has nothing that may be asked for like this, or cannot read it
+    UNREACHABLE = 2  # a passing fault on the way to the source, or no time left
+    BUSY = 3  # too much to do: ask somebody else
 
 
 class Hello(NamedTuple):
@@ -54,12 +48,13 @@ class Hello(NamedTuple):
     host_id: ids.HostId
     klass: Klass
     ring_epoch: int
-    minor_version: int = MINOR_VERSION
 
 
 class Get(NamedTuple):
-    """Asks for ``length`` bytes of an image from ``offset`` on, which hash to ``cid``.
+    """Asks for ``length`` bytes of an image from ``offset`` on: one whole chunk.
 
+    :param proof: shows the host that is asked, and nobody else, that the sender knows the chunk's
+        CID; see :func:`proof_of`
     :param may_read_source: the receiver may read through, from its source, what it has not got
     :param timeout_ms: how long the sender waits for the answer
     :param may_refer: the receiver may answer with a Refer instead
@@ -74,7 +69,7 @@ class Get(NamedTuple):
     image_id: ids.ImageId
     offset: int
     length: int
-    cid: ids.Cid
+    proof: bytes
     may_read_source: bool
     timeout_ms: int
     may_refer: bool = False
@@ -91,11 +86,10 @@ class Chunk(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Answers a Get with a reason why not; ``text`` is for people."""
+    """Answers a Get with a reason why not; more is only in the log of who refuses."""
 
     request_id: int
     code: RefuseCode
-    text: str
 
 
 class Cancel(NamedTuple):
@@ -147,17 +141,15 @@ class Gone(NamedTuple):
 class LetGo(NamedTuple):
     """A home tells a holder of chunks that many others hold: let these make room first.
 
-    :param cids: 1 to 128 of them
+    :param prefixes: as in Advertise
     """
 
-    cids: tuple[ids.Cid, ...]
+    prefixes: tuple[int, ...]
 
 
 Message = Hello | Get | Chunk | Refuse | Cancel | Ping | Pong | Advertise | Refer | Gone | LetGo
 News = Advertise | Gone | LetGo
 """What is told to a peer without being asked for, on BULK connections only; it has no answer."""
-NEWS_SINCE: dict[type[News], int] = {Advertise: 1, Gone: 3, LetGo: 3}
-"""The minor version that a peer must have to be told."""
 
 
 class Type(enum.IntEnum):
@@ -176,9 +168,9 @@ class Type(enum.IntEnum):
     LET_GO = 11
 
 
-_HELLO = struct.Struct(">HBQ")  # minor version, klass, ring epoch; then the host id
-_GET = struct.Struct(">I16sQIIB32s")  # request, image, offset, length, timeout, flags, CID
-_REFUSE = struct.Struct(">IB")  # request, code; then the text
+_HELLO = struct.Struct(">BQ")  # klass, ring epoch; then the host id
+_GET = struct.Struct(">I16sQIIB16s")  # request, image, offset, length, timeout, flags, proof
+_REFUSE = struct.Struct(">IB")  # request, code
 _REFER = struct.Struct(">IB")  # request, number of hosts; then of each the length and the id
 _REQUEST = struct.Struct(">I")
 _TOKEN = struct.Struct(">Q")
@@ -191,6 +183,23 @@ _IS_MOVED = 16
 _KNOWN_FLAGS = _MAY_READ_SOURCE | _MAY_REFER | _IS_SOON | _IS_RELAYED | _IS_MOVED
 
 
+_PROOF_CONTEXT = "acstor 2026-11 peer protocol 2: proof that a CID is known"
+
+
+def proof_of(cid: ids.Cid, asker: ids.HostId, asked: ids.HostId) -> bytes:
+    """Return what shows ``asked`` that ``asker`` knows the CID of the chunk that it asks for.
+
+    BLAKE3 in its key derivation mode.  The CID cannot be found from it, and no other host takes it:
+    who is asked learns nothing that he could ask others with.
+
+    >>> cid = ids.Cid(bytes(range(32)))
+    >>> proof_of(cid, ids.HostId("h1"), ids.HostId("h2")).hex()
+    '163eb2918baf9286975986ec6e8f7af0'
+    """
+    material = b"%b%b\0%b" % (cid, asker.encode("ascii"), asked.encode("ascii"))
+    return blake3.blake3(material, derive_key_context=_PROOF_CONTEXT).digest(length=PROOF_BYTES)
+
+
 def _require(is_right: bool, why: str) -> None:
     if not is_right:
         raise ValueError(why)
@@ -198,7 +207,7 @@ def _require(is_right: bool, why: str) -> None:
 
 def _encode_hello(hello: Hello) -> bytes:
     host_id = ids.parse_host_id(hello.host_id).encode("ascii")
-    return _HELLO.pack(hello.minor_version, hello.klass, hello.ring_epoch) + host_id
+    return _HELLO.pack(hello.klass, hello.ring_epoch) + host_id
 
 
 def _encode_get(get: Get) -> bytes:
@@ -206,21 +215,17 @@ def _encode_get(get: Get) -> bytes:
     flags = _MAY_READ_SOURCE * get.may_read_source | _MAY_REFER * get.may_refer
     flags |= _IS_SOON * get.is_soon | _IS_RELAYED * get.is_relayed | _IS_MOVED * get.is_moved
     image = ids.image_id_bytes(get.image_id)
-    return _GET.pack(get.request_id, image, get.offset, get.length, get.timeout_ms, flags, get.cid)
+    head = get.request_id, image, get.offset, get.length, get.timeout_ms
+    return _GET.pack(*head, flags, get.proof)
 
 
 def _encode_refuse(refuse: Refuse) -> bytes:
-    return _REFUSE.pack(refuse.request_id, refuse.code) + _encode_text(refuse.text)
+    return _REFUSE.pack(refuse.request_id, refuse.code)
 
 
-def _encode_prefixes(news: Advertise | Gone) -> bytes:
+def _encode_prefixes(news: News) -> bytes:
     _check_prefixes(news.prefixes)
     return struct.pack(f">{len(news.prefixes)}Q", *news.prefixes)
-
-
-def _encode_let_go(let_go: LetGo) -> bytes:
-    _check_cids(let_go.cids)
-    return b"".join(let_go.cids)
 
 
 def _encode_refer(refer: Refer) -> bytes:
@@ -230,28 +235,16 @@ def _encode_refer(refer: Refer) -> bytes:
     return head + b"".join(bytes([len(host)]) + host for host in hosts)
 
 
-def _encode_text(text: str) -> bytes:
-    printable = "".join(c if c.isprintable() else "?" for c in text[:MAX_TEXT_BYTES])
-    return printable.encode()[:MAX_TEXT_BYTES].decode(errors="ignore").encode()
-
-
 def _check_get(get: Get) -> None:
     _require(1 <= get.length <= MAX_DATA_BYTES, f"a Get of {get.length} bytes")
     _require(0 <= get.offset <= MAX_OFFSET - get.length, f"a Get at offset {get.offset}")
     _require(get.timeout_ms >= 1, "a Get without time")
-    _require(len(get.cid) == ids.CID_BYTES, f"a CID of {len(get.cid)} bytes")
-    _require(get.cid != ids.ZERO_CID, "a Get of the zero chunk")
+    _require(len(get.proof) == PROOF_BYTES, f"a proof of {len(get.proof)} bytes")
 
 
 def _check_prefixes(prefixes: tuple[int, ...]) -> None:
     _require(1 <= len(prefixes) <= MAX_PREFIXES, f"{len(prefixes)} prefixes")
     _require(0 not in prefixes, "the zero chunk among prefixes")
-
-
-def _check_cids(cids: tuple[ids.Cid, ...]) -> None:
-    _require(1 <= len(cids) <= MAX_CIDS, f"{len(cids)} CIDs in a LetGo")
-    _require(all(len(cid) == ids.CID_BYTES for cid in cids), "a CID of another length in a LetGo")
-    _require(ids.ZERO_CID not in cids, "the zero chunk in a LetGo")
 
 
 def _check_hosts(hosts: tuple[ids.HostId, ...]) -> None:
@@ -260,20 +253,20 @@ def _check_hosts(hosts: tuple[ids.HostId, ...]) -> None:
 
 
 def _decode_hello(body: bytes) -> Hello:
-    minor_version, klass, ring_epoch = _HELLO.unpack_from(body)
+    klass, ring_epoch = _HELLO.unpack_from(body)
     host_id = ids.parse_host_id(body[_HELLO.size :].decode("ascii"))
-    return Hello(host_id, Klass(klass), ring_epoch, minor_version)
+    return Hello(host_id, Klass(klass), ring_epoch)
 
 
 def _decode_get(body: bytes) -> Get:
-    request_id, image, offset, length, timeout_ms, flags, cid = _GET.unpack(body)
+    request_id, image, offset, length, timeout_ms, flags, proof = _GET.unpack(body)
     _require(flags <= _KNOWN_FLAGS, f"unknown flags {flags:#04x} in a Get")
     get = Get(
         request_id,
         ids.image_id_from_bytes(image),
         offset,
         length,
-        ids.Cid(cid),
+        proof,
         may_read_source=bool(flags & _MAY_READ_SOURCE),
         timeout_ms=timeout_ms,
         may_refer=bool(flags & _MAY_REFER),
@@ -286,10 +279,8 @@ def _decode_get(body: bytes) -> Get:
 
 
 def _decode_refuse(body: bytes) -> Refuse:
-    request_id, code = _REFUSE.unpack_from(body)
-    text = body[_REFUSE.size :].decode()
-    _require(text.isprintable(), "a text that cannot be printed in a Refuse")
-    return Refuse(request_id, RefuseCode(code), text)
+    request_id, code = _REFUSE.unpack(body)
+    return Refuse(request_id, RefuseCode(code))
 
 
 def _decode_prefixes(body: bytes) -> tuple[int, ...]:
@@ -297,14 +288,6 @@ def _decode_prefixes(body: bytes) -> tuple[int, ...]:
     prefixes = struct.unpack(f">{len(body) // 8}Q", body)
     _check_prefixes(prefixes)
     return prefixes
-
-
-def _decode_let_go(body: bytes) -> LetGo:
-    _require(len(body) % ids.CID_BYTES == 0, f"{len(body)} bytes of CIDs in a LetGo")
-    starts = range(0, len(body), ids.CID_BYTES)
-    cids = tuple(ids.Cid(body[start : start + ids.CID_BYTES]) for start in starts)
-    _check_cids(cids)
-    return LetGo(cids)
 
 
 def _decode_refer(body: bytes) -> Refer:
@@ -331,6 +314,16 @@ class Kind(NamedTuple):
     decode: Callable[[bytes], Message]
 
 
+def _news(type_: Type, made: Callable[[tuple[int, ...]], News]) -> Kind:
+    return Kind(
+        type_,
+        8,
+        8 * MAX_PREFIXES,
+        _encode_prefixes,
+        lambda body: made(_decode_prefixes(body)),
+    )
+
+
 _MAX_REFER_BYTES = _REFER.size + MAX_REFERRALS * (1 + _MAX_HOST_BYTES)
 
 KINDS: dict[type[Message], Kind] = {
@@ -338,9 +331,7 @@ KINDS: dict[type[Message], Kind] = {
         Type.HELLO, _HELLO.size + 1, _HELLO.size + _MAX_HOST_BYTES, _encode_hello, _decode_hello
     ),
     Get: Kind(Type.GET, _GET.size, _GET.size, _encode_get, _decode_get),
-    Refuse: Kind(
-        Type.REFUSE, _REFUSE.size, _REFUSE.size + MAX_TEXT_BYTES, _encode_refuse, _decode_refuse
-    ),
+    Refuse: Kind(Type.REFUSE, _REFUSE.size, _REFUSE.size, _encode_refuse, _decode_refuse),
     Cancel: Kind(
         Type.CANCEL,
         _REQUEST.size,
@@ -362,22 +353,8 @@ KINDS: dict[type[Message], Kind] = {
         lambda pong: _TOKEN.pack(pong.token),
         lambda body: Pong(*_TOKEN.unpack(body)),
     ),
-    Advertise: Kind(
-        Type.ADVERTISE,
-        8,
-        8 * MAX_PREFIXES,
-        _encode_prefixes,
-        lambda body: Advertise(_decode_prefixes(body)),
-    ),
+    Advertise: _news(Type.ADVERTISE, Advertise),
     Refer: Kind(Type.REFER, _REFER.size + 2, _MAX_REFER_BYTES, _encode_refer, _decode_refer),
-    Gone: Kind(
-        Type.GONE,
-        8,
-        8 * MAX_PREFIXES,
-        _encode_prefixes,
-        lambda body: Gone(_decode_prefixes(body)),
-    ),
-    LetGo: Kind(
-        Type.LET_GO, ids.CID_BYTES, ids.CID_BYTES * MAX_CIDS, _encode_let_go, _decode_let_go
-    ),
+    Gone: _news(Type.GONE, Gone),
+    LetGo: _news(Type.LET_GO, LetGo),
 }

@@ -8,14 +8,18 @@ allocated before the length in a frame's header was found to be in range.
 The shape is that of h11 and of asyncio's BufferedProtocol: the shell receives
 into :meth:`Receiver.get_buffers` and tells how much came by
 :meth:`Receiver.received`.  A chunk's bytes land in their own buffer, so they are
-never joined or copied.  The messages and their bodies are in ``peer_messages``;
+never joined or copied.  Where a connection is authenticated but not encrypted a
+code (``peer_seal``) follows each frame, and nothing of a frame is used before its
+code was found right.  The messages and their bodies are in ``peer_messages``;
 every byte is described in doc/source/format/peer_wire.rst.
 """
 
+import hmac
 import struct
 
 from acstor_common import errors
 from acstor_common import peer_messages
+from acstor_common import peer_seal
 from acstor_common.peer_messages import Advertise as Advertise
 from acstor_common.peer_messages import Cancel as Cancel
 from acstor_common.peer_messages import Chunk as Chunk
@@ -30,10 +34,10 @@ from acstor_common.peer_messages import Refuse as Refuse
 
 MAGIC = 0x4143
 """``AC``; its high bit is 0, so a TLS server sees garbage at once, no SSLv2 hello."""
-MAJOR_VERSION = 1
-MINOR_VERSION = peer_messages.MINOR_VERSION
+MAJOR_VERSION = 2
 
 MAX_DATA_BYTES = peer_messages.MAX_DATA_BYTES
+PROOF_BYTES = peer_messages.PROOF_BYTES
 MAX_BODY_BYTES = MAX_DATA_BYTES + 4
 SMALL_BYTES = 8192
 """Size of the buffer for headers and small messages; every message but Chunk fits."""
@@ -44,8 +48,8 @@ Message = peer_messages.Message
 Klass = peer_messages.Klass
 RefuseCode = peer_messages.RefuseCode
 News = peer_messages.News
-NEWS_SINCE = peer_messages.NEWS_SINCE
 Type = peer_messages.Type
+proof_of = peer_messages.proof_of
 
 NEWS = frozenset({Type.ADVERTISE, Type.GONE, Type.LET_GO})
 FROM_CLIENT = NEWS | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
@@ -59,24 +63,33 @@ _CHUNK_HEAD = struct.Struct(_HEADER.format + _CHUNK.format[1:])
 _KNOWN = frozenset(Type)
 _SMALL = {kind.type: kind for kind in peer_messages.KINDS.values()}
 
+_TLS_RECORDS = (0x1503, 0x1603)  # an alert, a handshake: the first bytes that a TLS side sends
+
 HEADER_BYTES = _HEADER.size
 
 
-def encode(message: Message) -> list[Buffer]:
+def encode(message: Message, seal: peer_seal.Seal | None = None) -> list[Buffer]:
     """Return the frame of ``message`` as buffers to send one after the other, data not copied.
 
-    The text of a Refuse is cut to 200 bytes, and what cannot be printed is replaced.
-
+    :param seal: of this direction, where frames carry codes; frames are to be sent in the order in
+        which they were encoded
     :raises errors.LocalProtocolError: a field is out of range
     """
     try:
-        if isinstance(message, peer_messages.Chunk):
-            return _encode_chunk(message)
-        kind = peer_messages.KINDS[type(message)]
-        body = kind.encode(message)
-        return [_HEADER.pack(MAGIC, MAJOR_VERSION, kind.type, len(body)) + body]
+        buffers = _encode(message)
     except (struct.error, ValueError) as error:
         raise errors.LocalProtocolError(f"cannot send {type(message).__name__}: {error}") from error
+    if seal is not None:
+        buffers.append(seal.next(*buffers))
+    return buffers
+
+
+def _encode(message: Message) -> list[Buffer]:
+    if isinstance(message, peer_messages.Chunk):
+        return _encode_chunk(message)
+    kind = peer_messages.KINDS[type(message)]
+    body = kind.encode(message)
+    return [_HEADER.pack(MAGIC, MAJOR_VERSION, kind.type, len(body)) + body]
 
 
 def _encode_chunk(chunk: Chunk) -> list[Buffer]:
@@ -94,11 +107,16 @@ class Receiver:
 
     :param peer: the other side as far as it is known, for errors
     :param accepts: the messages that the other side may send: FROM_CLIENT or FROM_SERVER
+    :param seal: of the other side's direction, where frames carry codes
     """
 
-    def __init__(self, peer: str, accepts: frozenset[Type]) -> None:
+    def __init__(
+        self, peer: str, accepts: frozenset[Type], seal: peer_seal.Seal | None = None
+    ) -> None:
         self.peer = peer
         self._accepts = accepts
+        self._seal = seal
+        self._mac_bytes = peer_seal.MAC_BYTES if seal else 0
         self._is_greeted = False
         self._klass = Klass.DEMAND  # until Hello says otherwise
         self._small = bytearray(SMALL_BYTES)
@@ -108,31 +126,28 @@ class Receiver:
         self._data: bytearray | None = None  # of the chunk that is on its way
         self._data_view = self._small_view[:0]
         self._filled = 0
-        self._request_id = 0
-        self._skipping = 0  # bytes to come of a frame that nobody here knows
+        self._chunk_head = b""  # of its frame: the header and the request
 
     @property
     def wanted_bytes(self) -> int:
         """Bytes missing until the frame that is on its way is whole (its header, at least)."""
-        if self._data is not None:
-            return len(self._data) - self._filled
         have = self._end - self._start
-        if self._skipping:
-            return self._skipping
+        if self._data is not None:
+            return len(self._data) - self._filled + self._mac_bytes - have
         if have < HEADER_BYTES:
             return HEADER_BYTES - have
         body_bytes: int = _HEADER.unpack_from(self._small, self._start)[3]
-        return HEADER_BYTES + body_bytes - have
+        return HEADER_BYTES + body_bytes + self._mac_bytes - have
 
     @property
     def is_between_frames(self) -> bool:
         """Say that nothing of a frame came whose rest did not."""
-        return self._data is None and not self._skipping and self._start == self._end
+        return self._data is None and self._start == self._end
 
     def get_buffers(self) -> list[memoryview]:
         """Return where to receive next, to be filled in this order."""
-        if self._data is not None:
-            return [self._data_view[self._filled :], self._small_view]
+        if self._data is not None and self._filled < len(self._data):
+            return [self._data_view[self._filled :], self._small_view]  # which is empty now
         if self._start:
             rest = self._end - self._start
             self._small[:rest] = self._small[self._start : self._end]
@@ -162,7 +177,6 @@ class Receiver:
             taken = min(count, len(self._data) - self._filled)
             self._filled += taken
             count -= taken
-            self._finish_chunk(messages)
         self._end += count
         while self._step(messages):
             pass
@@ -170,68 +184,68 @@ class Receiver:
 
     def _step(self, messages: list[Message]) -> bool:
         """Use what is in the small buffer for one frame; False if more must come first."""
+        if self._data is not None:
+            return self._finish_chunk(self._data, messages)
         have = self._end - self._start
-        if self._skipping:
-            taken = min(self._skipping, have)
-            self._skipping -= taken
-            self._start += taken
-            return taken < have
         if have < HEADER_BYTES:
             return False
         magic, major_version, type_, body_bytes = _HEADER.unpack_from(self._small, self._start)
-        if magic != MAGIC:
-            raise self._error(f"no frame begins with {magic:#06x}")
-        if major_version != MAJOR_VERSION:
-            raise self._error(f"version {major_version} is unknown, {MAJOR_VERSION} is expected")
+        if magic != MAGIC or major_version != MAJOR_VERSION:
+            raise self._error(_why_no_frame(magic, major_version))
         if type_ == Type.CHUNK:
-            return self._begin_chunk(have, body_bytes, messages)
+            return self._begin_chunk(have, body_bytes)
         if type_ not in _KNOWN:
-            return self._begin_skip(type_, body_bytes)
+            raise self._error(f"message type {type_} is unknown")
         return self._take_small(Type(type_), have, body_bytes, messages)
 
-    def _begin_chunk(self, have: int, body_bytes: int, messages: list[Message]) -> bool:
+    def _begin_chunk(self, have: int, body_bytes: int) -> bool:
         self._check_turn(Type.CHUNK)
         if not _CHUNK.size < body_bytes <= MAX_BODY_BYTES:
             raise self._error(f"a Chunk with a body of {body_bytes} bytes")
         if have < _CHUNK_HEAD.size:
             return False
-        (self._request_id,) = _CHUNK.unpack_from(self._small, self._start + HEADER_BYTES)
-        self._start += _CHUNK_HEAD.size
+        begin = self._start + _CHUNK_HEAD.size
+        self._chunk_head = bytes(self._small_view[self._start : begin])
         self._data = bytearray(body_bytes - _CHUNK.size)
         self._data_view = memoryview(self._data)
-        self._filled = min(len(self._data), self._end - self._start)
-        self._data_view[: self._filled] = self._small_view[self._start : self._start + self._filled]
-        self._start += self._filled
-        return self._finish_chunk(messages)
-
-    def _finish_chunk(self, messages: list[Message]) -> bool:
-        if self._data is None or self._filled < len(self._data):
+        self._filled = min(len(self._data), self._end - begin)
+        self._start = begin + self._filled
+        self._data_view[: self._filled] = self._small_view[begin : self._start]
+        if self._start == self._end:
             self._start = self._end = 0  # the chunk took all there was
+        return True
+
+    def _finish_chunk(self, data: bytearray, messages: list[Message]) -> bool:
+        """Give out a chunk that is whole, with its code; False if more must come first."""
+        if self._filled < len(data) or self._end - self._start < self._mac_bytes:
             return False
-        messages.append(Chunk(self._request_id, self._data))
+        self._check_mac(self._chunk_head, data)
+        (request_id,) = _CHUNK.unpack_from(self._chunk_head, HEADER_BYTES)
+        messages.append(Chunk(request_id, data))
         self._data, self._data_view = None, self._small_view[:0]
         return True
 
-    def _begin_skip(self, type_: int, body_bytes: int) -> bool:
-        if not self._is_greeted:
-            raise self._error(f"message type {type_} before Hello")
-        if body_bytes > MAX_BODY_BYTES:
-            raise self._error(f"a frame of {body_bytes} bytes")
-        self._start += HEADER_BYTES
-        self._skipping = body_bytes
-        return True
+    def _check_mac(self, *frame: Buffer) -> None:
+        """Take the code that follows a frame, and compare it."""
+        if self._seal is None:
+            return
+        begin, self._start = self._start, self._start + self._mac_bytes
+        mac = self._small_view[begin : self._start]
+        if not hmac.compare_digest(mac, self._seal.next(*frame)):
+            raise self._error("a frame was changed on its way: its MAC is wrong")
 
     def _take_small(self, type_: Type, have: int, body_bytes: int, messages: list[Message]) -> bool:
         self._check_turn(type_)
         kind = _SMALL[type_]
         if not kind.min_bytes <= body_bytes <= kind.max_bytes:
             raise self._error(f"a {type_.name} with a body of {body_bytes} bytes")
-        if have < HEADER_BYTES + body_bytes:
+        if have < HEADER_BYTES + body_bytes + self._mac_bytes:
             return False
-        begin = self._start + HEADER_BYTES
-        self._start = begin + body_bytes
+        begin, self._start = self._start, self._start + HEADER_BYTES + body_bytes
+        frame = bytes(self._small_view[begin : self._start])
+        self._check_mac(frame)
         try:
-            message = kind.decode(bytes(self._small_view[begin : self._start]))
+            message = kind.decode(frame[HEADER_BYTES:])
         except ValueError as error:
             raise self._error(f"{type_.name}: {error}") from error
         if isinstance(message, peer_messages.Hello):
@@ -250,3 +264,11 @@ class Receiver:
 
     def _error(self, why: str) -> errors.RemoteProtocolError:
         return errors.RemoteProtocolError(self.peer, why)
+
+
+def _why_no_frame(magic: int, major_version: int) -> str:
+    if magic in _TLS_RECORDS:
+        return "it speaks TLS, and this host clear text: peer_security differs"
+    if magic != MAGIC:
+        return f"no frame begins with {magic:#06x}"
+    return f"it speaks version {major_version} of the peer protocol, this host {MAJOR_VERSION}"

@@ -344,16 +344,14 @@ class Exchange:
     def gave(self, want: want_.Want, host: ids.HostId) -> None:
         """Note that ``host`` has been given a chunk, or will be; if this is its home, count it."""
         if self.is_home(self._here, self.oid(want)):
-            self.copies.gave(want.cid, host)
+            self.copies.gave(self.oid(want), host)
 
-    def heard_let_go(self, host: ids.HostId, cids: Sequence[ids.Cid]) -> list[ids.Cid]:
+    def heard_let_go(self, host: ids.HostId, prefixes: Sequence[int]) -> list[gossip.Prefix]:
         """Return those chunks that ``host`` may ask this one to let go: it is their home."""
         if not self._is_near(host):
             return []
-        heard = cids[: self._gossip.listen(host, len(cids), self._clock())]
-        return [
-            cid for cid in heard if any(self.is_home(host, oid) for oid in self._named.names(cid))
-        ]
+        heard = prefixes[: self._gossip.listen(host, len(prefixes), self._clock())]
+        return [gossip.Prefix(prefix) for prefix in heard if self.is_home(host, ids.Oid(prefix))]
 
     # Telling
 
@@ -379,7 +377,7 @@ class Exchange:
         if now >= self._let_go_due:
             self._let_go_due = now + LET_GO_EVERY_S
             for hint in self.copies.take():
-                self._tell_now(hint.host, peer_wire.LetGo(hint.cids))
+                self._tell_now(hint.host, peer_wire.LetGo(hint.oids))
 
     def _tell_now(self, host: ids.HostId, news: peer_wire.News) -> None:
         if host in (table := self._current_ring()) and self.is_usable(host):

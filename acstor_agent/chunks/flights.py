@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chunks under way: who wants one that is under way waits for it.
 
-The one rule: for one CID one piece of work runs, whoever asks; it goes on when
-those who wait give up, since what it brings is stored.
+The one rule: for one CID (or whatever else a thing under way is known by) one piece
+of work runs, whoever asks; it goes on when those who wait give up, since what it
+brings is stored.
 """
 
 import collections
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Iterable
 from typing import Generic
 from typing import TypeVar
@@ -17,7 +19,6 @@ import trio
 from acstor_agent import disk_io
 from acstor_agent.core import turns
 from acstor_common import errors
-from acstor_common import ids
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -74,16 +75,16 @@ class Flights(Generic[T]):
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
-        self._under_way: dict[ids.Cid, Flight[T]] = {}
+        self._under_way: dict[Hashable, Flight[T]] = {}
 
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def get(self, cid: ids.Cid) -> Flight[T] | None:
+    def get(self, cid: Hashable) -> Flight[T] | None:
         """Return the flight of a chunk, if it is under way."""
         return self._under_way.get(cid)
 
-    def join(self, cid: ids.Cid, work: Callable[[Flight[T]], Awaitable[T]]) -> Flight[T]:
+    def join(self, cid: Hashable, work: Callable[[Flight[T]], Awaitable[T]]) -> Flight[T]:
         """Return the flight of a chunk; where there is none it starts now.
 
         Nothing is awaited here: what the caller has looked at before still holds.
@@ -98,7 +99,7 @@ class Flights(Generic[T]):
         return flight
 
     async def _fly(
-        self, cid: ids.Cid, flight: Flight[T], work: Callable[[Flight[T]], Awaitable[T]]
+        self, cid: Hashable, flight: Flight[T], work: Callable[[Flight[T]], Awaitable[T]]
     ) -> None:
         result: T | errors.AcstorError | None = None
         try:

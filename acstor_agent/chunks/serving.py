@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peers ask this host for: chunks that are here, on their way, or to be read through.
 
+Whether they may ask for it is the business of ``admission``, which comes first.
 A peer that takes this host for the home joins only what is read through; one that was
 referred to this host waits for what the host itself has under way, and only for a while:
 so where rings differ no two hosts can wait for each other for long.
@@ -12,6 +13,7 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
+from acstor_agent.chunks import admission as admission_
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import home as home_
@@ -30,6 +32,7 @@ class Serving:
     """The way of chunks from this host to others.
 
     :param here: id of this host
+    :param admission: what may be asked for
     :param chunks: knows what is on its way here
     :param sent: is told to whom how many bytes are given
     """
@@ -38,12 +41,15 @@ class Serving:
         self,
         here: ids.HostId,
         *,
+        admission: admission_.Admission,
         cache: cache_files.CacheFiles,
         chunks: fetcher.Fetcher,
         home: home_.Home,
         peers: exchange.Exchange,
         sent: Callable[[ids.HostId, int], None] = lambda host, count: None,
     ) -> None:
+        self.admit = admission.admit
+        self.look_up = admission.look_up
         self._here = here
         self._cache = cache
         self._chunks = chunks
@@ -51,12 +57,12 @@ class Serving:
         self._peers = peers
         self._sent = sent
 
-    async def answer(self, host: ids.HostId, get: peer_wire.Get) -> want_.Bytes:
+    async def answer(self, host: ids.HostId, get: peer_wire.Get, want: want_.Want) -> want_.Bytes:
         """Return what a peer asks for.
 
+        :param want: what was admitted
         :raises errors.ChunkUnavailable: see :meth:`serve`
         """
-        want = want_.Want(get.image_id, get.offset, get.length, get.cid)
         with disk_io.as_stream(requests.Stream(requests.Klass.PEER, host)):
             data = await self.serve(want, get.may_read_source, get.is_relayed, host, get.is_moved)
         if not get.is_relayed:
@@ -64,9 +70,10 @@ class Serving:
         self._sent(host, len(data))
         return data
 
-    def answer_nowait(self, host: ids.HostId, get: peer_wire.Get) -> want_.Bytes | None:
+    def answer_nowait(
+        self, host: ids.HostId, get: peer_wire.Get, want: want_.Want
+    ) -> want_.Bytes | None:
         """Return what a peer asks for if it is here, and can be read without waiting."""
-        want = want_.Want(get.image_id, get.offset, get.length, get.cid)
         data = self._cache.read_chunk_nowait(want.cid)
         if data is None or len(data) != want.length or not self._peers.may_give(want):
             return None

@@ -20,9 +20,9 @@ from acstor_common import ids
 
 CHUNKS = 16_384
 """Chunks whose holders are remembered; the one asked for longest ago is forgotten first."""
-BATCH_CIDS = 128
-"""CIDs in one message at most, as the peer protocol has it."""
-QUEUE_CIDS = 1024
+BATCH_OIDS = 512
+"""OIDs in one message at most, as the peer protocol has it."""
+QUEUE_OIDS = 1024
 """Hints that wait for one host; the oldest is dropped."""
 HOSTS_AT_A_TIME = 64
 """Hosts that are told at a time: each may need a connection."""
@@ -33,17 +33,17 @@ class Hint(NamedTuple):
     """What to tell a host that it may let go first."""
 
     host: ids.HostId
-    cids: tuple[ids.Cid, ...]
+    oids: tuple[ids.Oid, ...]
 
 
 class Copies:
     """Holders of chunks, and hints that wait to be told.
 
     >>> copies = Copies(limit=1)
-    >>> cid = ids.Cid(bytes([1]) * 32)
-    >>> copies.gave(cid, ids.HostId("h1")); copies.take()
+    >>> oid = ids.Oid(1)
+    >>> copies.gave(oid, ids.HostId("h1")); copies.take()
     []
-    >>> copies.gave(cid, ids.HostId("h2")); [hint.host for hint in copies.take()]
+    >>> copies.gave(oid, ids.HostId("h2")); [hint.host for hint in copies.take()]
     ['h1']
 
     :param limit: holders of a chunk that are left alone; 0 turns it off
@@ -52,38 +52,38 @@ class Copies:
     def __init__(self, limit: int) -> None:
         self.told = 0
         self._limit = limit
-        self._holders: collections.OrderedDict[ids.Cid, dict[ids.HostId, None]] = (
+        self._holders: collections.OrderedDict[ids.Oid, dict[ids.HostId, None]] = (
             collections.OrderedDict()
         )
-        self._waiting: collections.OrderedDict[ids.HostId, dict[ids.Cid, None]] = (
+        self._waiting: collections.OrderedDict[ids.HostId, dict[ids.Oid, None]] = (
             collections.OrderedDict()
         )
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def gave(self, cid: ids.Cid, host: ids.HostId) -> None:
+    def gave(self, oid: ids.Oid, host: ids.HostId) -> None:
         """Note that ``host`` got a chunk from this one, or was sent to somebody who has it."""
         if not self._limit:
             return
-        holders = self._holders.setdefault(cid, {})
-        self._holders.move_to_end(cid)
+        holders = self._holders.setdefault(oid, {})
+        self._holders.move_to_end(oid)
         if len(self._holders) > CHUNKS:
             self._holders.popitem(last=False)
         holders.pop(host, None)
         holders[host] = None  # the last one now
-        self._waiting.get(host, {}).pop(cid, None)  # it has use for it
+        self._waiting.get(host, {}).pop(oid, None)  # it has use for it
         if len(holders) > self._limit:
             oldest = next(iter(holders))
             del holders[oldest]
-            self._hint(oldest, cid)
+            self._hint(oldest, oid)
 
-    def _hint(self, host: ids.HostId, cid: ids.Cid) -> None:
+    def _hint(self, host: ids.HostId, oid: ids.Oid) -> None:
         if host not in self._waiting and len(self._waiting) >= QUEUE_HOSTS:
             self._waiting.popitem(last=False)
         waiting = self._waiting.setdefault(host, {})
-        waiting[cid] = None
-        if len(waiting) > QUEUE_CIDS:
+        waiting[oid] = None
+        if len(waiting) > QUEUE_OIDS:
             del waiting[next(iter(waiting))]
 
     def take(self) -> list[Hint]:
@@ -91,10 +91,10 @@ class Copies:
         hints: list[Hint] = []
         for host in list(self._waiting)[:HOSTS_AT_A_TIME]:
             waiting = self._waiting.pop(host)
-            cids = tuple(waiting)
-            if rest := cids[BATCH_CIDS:]:
+            oids = tuple(waiting)
+            if rest := oids[BATCH_OIDS:]:
                 self._waiting[host] = dict.fromkeys(rest)
-            if cids:
-                hints.append(Hint(host, cids[:BATCH_CIDS]))
-                self.told += len(hints[-1].cids)
+            if oids:
+                hints.append(Hint(host, oids[:BATCH_OIDS]))
+                self.told += len(hints[-1].oids)
         return hints

@@ -23,6 +23,7 @@ from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import unattached
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import boot_memory
 from acstor_agent.core import counters
@@ -143,11 +144,19 @@ class Booting:
         self._path = host.folder / f"{image_map.image_id}{base.BlobKind.BOOT_IMAGE.value}"
         self._what = f"boot image of image {image_map.image_id}"
         self._frames: dict[ids.Cid, boot_image.Frame] = {}
+        self._extents: dict[unattached.Extent, ids.Cid] = {}
         self._is_head_known = trio.Event()
         self._scope = trio.CancelScope()
         self._look_again_s = 0.0
         self._tally = counters.Tally()
         self._requests_seen = 0
+
+    def named(self, offset: int, length: int) -> ids.Cid | None:
+        """Return the CID of a frame, by where hosts place it in the image; None if not known here.
+
+        Another revision of the boot image may have a frame there.
+        """
+        return None if self.head is None else self._extents.get((offset, length))
 
     def watch(self, tally: counters.Tally) -> None:
         """Let the reads that ``tally`` counts show whether the boot image is of use."""
@@ -291,7 +300,8 @@ class Booting:
         boot_image.check_binding(header, boot_image.Binding.of(self._map), self._what)
 
     async def _take_head(self, raw: bytes, what: str) -> None:
-        self.head, self._frames = await trio.to_thread.run_sync(self._parse_head, raw, what)
+        head, self._frames = await trio.to_thread.run_sync(self._parse_head, raw, what)
+        self.head, self._extents = head, unattached.boot_extents(head)
 
     def _parse_head(
         self, raw: bytes, what: str

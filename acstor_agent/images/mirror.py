@@ -22,6 +22,7 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images import booting
 from acstor_agent.images import prefetching
 from acstor_agent.images import waiting as waiting_
+from acstor_agent.sources import base
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
@@ -88,6 +89,16 @@ class Mirror:
     def want(self, chunk_no: int) -> want_.Want:
         """Return what to ask for to have a chunk of this image."""
         return prefetching.want_of(self.map, chunk_no)
+
+    def named(self, offset: int, length: int) -> ids.Cid | None:
+        """Return the CID of what lies there, exactly, in the image or its boot image.
+
+        :returns: ZERO_CID if nothing does, None if that is not known here
+        """
+        if offset >= base.AT_BOOT_IMAGE:
+            return self.boots.named(offset, length)
+        chunk_no = self.map.geometry.chunk_at(offset, length)
+        return ids.ZERO_CID if chunk_no is None else self.map.cid(chunk_no)
 
     async def read(
         self, offset: int, length: int, guest: requests.Stream | None = None

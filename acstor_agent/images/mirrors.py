@@ -72,6 +72,11 @@ class Mirrors:
         """Return the mirror if the image is attached and its map is open."""
         return self._mirrors.get(image_id)
 
+    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Cid | None:
+        """Say what an image names, if it is attached; see :meth:`mirror.Mirror.named`."""
+        image = self._mirrors.get(image_id)
+        return None if image is None else image.named(offset, length)
+
     async def attach(self, image_id: ids.ImageId) -> mirror.Mirror:
         """Return the mirror of an image, attached now if it is not yet.
 

@@ -81,6 +81,11 @@ class Prefetching:
     def _is_here(self, cid: ids.Cid) -> bool:
         return self._chunks.has(cid) or self._is_covered(cid)
 
+    def cid_of(self, prefix: gossip.Prefix) -> ids.Cid | None:
+        """Return the CID that a prefix stands for in this image; None if it names no such chunk."""
+        chunk_no = self._index.find(prefix)
+        return None if chunk_no is None else self._map.cid(chunk_no)
+
     def gone(self, names: Iterable[ids.Oid]) -> None:
         """Note that the cache has let a chunk go."""
         for oid in names:

@@ -37,8 +37,7 @@ EARLY_MESSAGES = 16
 
 Limits = base.Limits
 PeerTls = peer_link.PeerTls
-Serve = answering.Serve
-ServeNowait = answering.ServeNowait
+Server = answering.Server
 Heard = answering.Heard
 
 
@@ -60,9 +59,6 @@ class PeerNet:
     """Asks other agents for chunks, and answers theirs.
 
     :param host_id: this host
-    :param serve: gives the bytes that a peer asks for; it may raise errors.ChunkUnavailable's
-        family, which becomes a refusal
-    :param serve_nowait: gives them if that takes no waiting, else None: then ``serve`` is asked
     :param heard: is told what a peer tells without being asked
     :param tls: certificates, or None for clear text
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
@@ -74,8 +70,6 @@ class PeerNet:
         self,
         host_id: ids.HostId,
         *,
-        serve: Serve,
-        serve_nowait: ServeNowait = lambda host, get: None,
         heard: Heard = lambda host, news: None,
         tls: PeerTls | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
@@ -83,8 +77,6 @@ class PeerNet:
         limits: Limits | None = None,
     ) -> None:
         self._host_id = host_id
-        self._serve = serve
-        self._serve_nowait = serve_nowait
         self._heard = heard
         self._ring_epoch = ring_epoch
         self._limits = limits or Limits()
@@ -97,6 +89,7 @@ class PeerNet:
         self._answering: set[answering.Answering] = set()
         self._incoming = 0
         self._nursery: trio.Nursery | None = None
+        self._server: Server
         self._scopes: set[trio.CancelScope] = set()
 
     @property
@@ -172,7 +165,7 @@ class PeerNet:
             image_id,
             offset,
             length,
-            cid,
+            peer_wire.proof_of(cid, self._host_id, host),
             may_read_source,
             timeout_ms,
             may_refer=may_refer,
@@ -201,7 +194,7 @@ class PeerNet:
             LOG.debug("not told: %s", e)
             return
         if line.connection:
-            line.connection.tell(news)
+            line.connection.post(news)
         elif len(line.early) < EARLY_MESSAGES:
             line.early.append(news)
 
@@ -243,7 +236,7 @@ class PeerNet:
                 line.connection, early = await self._dial(line)
                 line.is_decided.set()
                 for message in line.early:
-                    line.connection.tell(message)
+                    line.connection.post(message)
                 await line.connection.run(early)
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
@@ -264,25 +257,27 @@ class PeerNet:
             try:
                 receiver = peer_wire.Receiver(line.peer, peer_wire.FROM_SERVER)
                 ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
-                theirs, early = await hello.greet(link, receiver, ours, line.host)
+                early = await hello.greet(link, receiver, ours, line.host)
             except BaseException:
                 link.close()
                 raise
-        connection = asking.Asking(link, receiver, line.peer, line.klass, self._gate)
-        connection.minor_version = theirs.minor_version
-        return connection, early
+        return asking.Asking(link, receiver, line.peer, line.klass, self._gate), early
 
     # Answering
 
     async def serve_forever(
         self,
+        server: Server,
         listeners: Iterable[trio.SocketListener],
         task_status: trio.TaskStatus[peer_endpoint.Listeners] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Answer other agents until :meth:`aclose`; the listeners are closed at the end.
 
         One that dies is opened again at its address.
+
+        :param server: gives the bytes that peers ask for
         """
+        self._server = server
         with self._until_closed():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(
@@ -333,8 +328,7 @@ class PeerNet:
             peer,
             theirs,
             self._gate,
-            self._serve,
-            self._serve_nowait,
+            self._server,
             self._heard,
             self._uplink,
             self._limits,

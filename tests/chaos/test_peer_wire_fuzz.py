@@ -22,18 +22,17 @@ def prefixes(rng: random.Random) -> tuple[int, ...]:
 def valid_stream(rng: random.Random) -> bytearray:
     messages: list[peer_wire.Message] = [HELLO]
     for request_id in range(rng.randrange(1, 12)):
-        cid = ids.Cid(rng.randbytes(32))
         messages.append(
             rng.choice(
                 [
-                    peer_wire.Get(request_id, IMAGE, 65536, 65536, cid, False, 100),
+                    peer_wire.Get(request_id, IMAGE, 65536, 65536, rng.randbytes(16), False, 100),
                     peer_wire.Chunk(request_id, rng.randbytes(rng.randrange(1, 6000))),
-                    peer_wire.Refuse(request_id, peer_wire.RefuseCode.MISSING, "not here"),
+                    peer_wire.Refuse(request_id, peer_wire.RefuseCode.MISSING),
                     peer_wire.Cancel(request_id),
                     peer_wire.Ping(request_id),
                     peer_wire.Advertise(prefixes(rng)),
                     peer_wire.Gone(prefixes(rng)),
-                    peer_wire.LetGo((cid, ids.Cid(rng.randbytes(32)))),
+                    peer_wire.LetGo(prefixes(rng)),
                     peer_wire.Refer(request_id, (ids.HostId("h1"), ids.HostId("h2"))),
                 ]
             )
@@ -90,20 +89,7 @@ def test_headers_that_promise_too_much_cost_no_memory():
         for type_ in range(256):
             to = peer_wire.Receiver("peer-1", peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER)
             with pytest.raises(errors.RemoteProtocolError):
-                to.feed(hello + b"AC\x01" + bytes([type_]) + b"\xff" * 4)
+                to.feed(hello + b"AC\x02" + bytes([type_]) + b"\xff" * 4)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
-
-
-def test_endless_unknown_frames_are_skipped_without_being_kept():
-    to = peer_wire.Receiver("peer-1", peer_wire.FROM_CLIENT)
-    to.feed(b"".join(peer_wire.encode(HELLO)))
-    unknown = b"AC\x01\xc8" + (1 << 20).to_bytes(4, "big") + bytes(1 << 20)
-    tracemalloc.start()
-    try:
-        for _ in range(8):
-            assert to.feed(unknown) == []
-        assert tracemalloc.get_traced_memory()[1] < 1 << 19
     finally:
         tracemalloc.stop()

@@ -71,7 +71,7 @@ def answer_of_another(link: socket.socket, get: peer_wire.Get, rng: random.Rando
 def refuse(link: socket.socket, get: peer_wire.Get, rng: random.Random) -> None:
     """Refuse, for any of the reasons there are."""
     code = rng.choice(list(peer_wire.RefuseCode))
-    send(link, peer_wire.Refuse(get.request_id, code, "\u2603 by order"))
+    send(link, peer_wire.Refuse(get.request_id, code))
 
 
 LIES: Sequence[Lie] = (

@@ -11,10 +11,12 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
+from acstor_agent.chunks import admission
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import home as home_
 from acstor_agent.chunks import serving
+from acstor_agent.chunks import unattached
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
@@ -113,7 +115,16 @@ class OneHost:
             background_limit=4,
         )
         self.serving = serving.Serving(
-            ids.HostId("h1"), cache=self.cache, chunks=self.chunks, home=home, peers=self.peers
+            ids.HostId("h1"),
+            admission=admission.Admission(
+                ids.HostId("h1"),
+                lambda image_id, offset, length: None,
+                unattached.UnattachedImages(self.source, nursery),
+            ),
+            cache=self.cache,
+            chunks=self.chunks,
+            home=home,
+            peers=self.peers,
         )
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
         self.waiting = waiting.Waiting(deadline_s=DEADLINE_S)

@@ -229,7 +229,7 @@ class Host:
             swarm_world.IMAGE,
             chunk_no * swarm_world.CHUNK_BYTES,
             swarm_world.CHUNK_BYTES,
-            self.world.cids[chunk_no],
+            bytes(peer_wire.PROOF_BYTES),
             may_read_source,
             1000,
         )
@@ -421,7 +421,7 @@ class Host:
         data = self.bytes[chunk_no] if may_leave else self.relayed.get(chunk_no)
         message: peer_wire.Message
         if data is None:
-            message = peer_wire.Refuse(request_id, peer_wire.RefuseCode.MISSING, "not here")
+            message = peer_wire.Refuse(request_id, peer_wire.RefuseCode.MISSING)
         else:
             message = peer_wire.Chunk(request_id, data)
         self.world.send(self.host_id, sender, message, klass)

@@ -90,12 +90,8 @@ def flood(link: socket.socket, kind: type[peer_wire.News], count: int) -> None:
     """Send full messages as fast as they are taken, half true and half invented."""
     for number in range(count):
         invented = range(1 + number * 400, 401 + number * 400)
-        if kind is peer_wire.LetGo:
-            cids = [ids.Cid(n.to_bytes(32, "big")) for n in invented[:64]] + CIDS[:64]
-            lying_peer.send(link, peer_wire.LetGo(tuple(cids)))
-        else:
-            prefixes = [*invented, *(ids.oid_of(cid) for cid in CIDS[:100])]
-            lying_peer.send(link, kind(tuple(prefixes)))
+        prefixes = [*invented, *(ids.oid_of(cid) for cid in CIDS[:100])]
+        lying_peer.send(link, kind(tuple(prefixes)))
 
 
 def resident_bytes(pid: int | None) -> int:

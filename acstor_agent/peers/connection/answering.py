@@ -6,8 +6,9 @@ requests and in bytes; beyond that its requests wait in the socket.
 """
 
 import logging
-from collections.abc import Awaitable
 from collections.abc import Callable
+from typing import Any
+from typing import Protocol
 
 import trio
 
@@ -23,10 +24,35 @@ LOG = logging.getLogger(__name__)
 
 Heard = Callable[[ids.HostId, peer_wire.News], None]
 """Takes note of what a peer tells; it decides for itself what to listen to."""
-Serve = Callable[[ids.HostId, peer_wire.Get], Awaitable[peer_wire.Buffer]]
-"""Gives the bytes that a peer asks for, or raises one of errors.ChunkUnavailable's family."""
-ServeNowait = Callable[[ids.HostId, peer_wire.Get], peer_wire.Buffer | None]
-"""Gives them if that takes no waiting, as many as are asked for, else None."""
+
+
+class Admitted(Protocol):
+    """What a Get asks for, once it is known that it may be asked for."""
+
+    @property
+    def cid(self) -> ids.Cid:
+        """The chunk's CID, from this host's own chunk map."""
+
+
+class Server(Protocol):
+    """Who knows what peers may ask for, and gives it.
+
+    All methods raise one of errors.ChunkUnavailable's family, which becomes a refusal.
+    """
+
+    def admit(self, host: ids.HostId, get: peer_wire.Get) -> Admitted | None:
+        """Return what is asked for; None if it must be looked up first."""
+
+    async def look_up(self, host: ids.HostId, get: peer_wire.Get) -> Admitted:
+        """Return what is asked for, after a look elsewhere."""
+
+    def answer_nowait(
+        self, host: ids.HostId, get: peer_wire.Get, admitted: Any
+    ) -> peer_wire.Buffer | None:
+        """Return the bytes, as many as are asked for; None if that takes waiting."""
+
+    async def answer(self, host: ids.HostId, get: peer_wire.Get, admitted: Any) -> peer_wire.Buffer:
+        """Return the bytes."""
 
 
 class Answering(base.Connection):
@@ -42,16 +68,14 @@ class Answering(base.Connection):
         peer: str,
         hello: peer_wire.Hello,
         gate: base.DemandGate,
-        serve: Serve,
-        serve_nowait: ServeNowait,
+        server: Server,
         heard: Heard,
         uplink: uplink_.Uplink,
         limits: base.Limits,
     ) -> None:
         super().__init__(link, receiver, peer, hello.klass, gate)
         self._host = hello.host_id
-        self._serve = serve
-        self._serve_nowait = serve_nowait
+        self._server = server
         self._heard = heard
         self._uplink = uplink
         self._limits = limits
@@ -104,9 +128,16 @@ class Answering(base.Connection):
         self._answering[get.request_id] = work
         self._works += 1
         self._answering_bytes += get.length
-        if self._refer(work):
+        data: peer_wire.Buffer | None = None
+        try:
+            work.admitted = self._server.admit(self._host, get)
+            if self._refer(work):
+                return
+            if work.admitted is not None:
+                data = self._server.answer_nowait(self._host, get, work.admitted)
+        except errors.AcstorError as error:
+            self._end(work, self._refusal(get, error))
             return
-        data = self._serve_nowait(self._host, get)
         if data is None:
             self._nursery.start_soon(self._find, work)
         else:
@@ -114,7 +145,10 @@ class Answering(base.Connection):
 
     def _refer(self, work: "_Work") -> bool:
         """Name hosts that can give the chunk sooner than this one, if there are any."""
-        hosts = self._uplink.refer(work.get, self._host, self._urgency(work.get))
+        if work.admitted is None:
+            return False
+        urgency = self._urgency(work.get)
+        hosts = self._uplink.refer(work.get, work.admitted.cid, self._host, urgency)
         if hosts:
             self._end(work, peer_wire.Refer(work.get.request_id, hosts))
         return bool(hosts)
@@ -122,7 +156,7 @@ class Answering(base.Connection):
     async def _find(self, work: "_Work") -> None:
         """Get what is asked for; that ends when it is cancelled or its time is over."""
         with work.scope:
-            answer = await self._answer_to(work.get)
+            answer = await self._answer_to(work)
             if isinstance(answer, peer_wire.Refuse):
                 self._end(work, answer)
             elif not self._refer(work):
@@ -137,11 +171,12 @@ class Answering(base.Connection):
                 return False
             return self._end(work, peer_wire.Chunk(work.get.request_id, data))
 
-        self._uplink.put(work.get, self._host, self._urgency(work.get), self, send)
+        if work.admitted is not None:
+            cid, urgency = work.admitted.cid, self._urgency(work.get)
+            self._uplink.put(cid, self._host, urgency, self, send)
 
     def _too_late(self, work: "_Work") -> peer_wire.Refuse:
-        code = peer_wire.RefuseCode.UNREACHABLE
-        return peer_wire.Refuse(work.get.request_id, code, "no time left")
+        return peer_wire.Refuse(work.get.request_id, peer_wire.RefuseCode.UNREACHABLE)
 
     def _end(self, work: "_Work", answer: peer_wire.Message) -> bool:
         """End a request; say whether somebody still waits for the answer: he gets it now."""
@@ -159,16 +194,25 @@ class Answering(base.Connection):
             return gossip.Urgency.DEMAND
         return gossip.Urgency.READ_AHEAD if get.is_soon else gossip.Urgency.PREFETCH
 
-    async def _answer_to(self, get: peer_wire.Get) -> peer_wire.Buffer | peer_wire.Refuse:
+    async def _answer_to(self, work: "_Work") -> peer_wire.Buffer | peer_wire.Refuse:
+        get = work.get
         try:
-            data = await self._serve(self._host, get)
+            if work.admitted is None:
+                work.admitted = await self._server.look_up(self._host, get)
+            data = await self._server.answer(self._host, get, work.admitted)
         except errors.AcstorError as error:
-            return peer_wire.Refuse(get.request_id, _refuse_code(error), str(error))
+            return self._refusal(get, error)
         if len(data) != get.length:
             LOG.error("%d bytes were found for %s", len(data), base.describe(get))
-            code = peer_wire.RefuseCode.UNREACHABLE
-            return peer_wire.Refuse(get.request_id, code, "internal error")
+            return peer_wire.Refuse(get.request_id, peer_wire.RefuseCode.UNREACHABLE)
         return data
+
+    def _refusal(self, get: peer_wire.Get, error: errors.AcstorError) -> peer_wire.Refuse:
+        """Return a refusal that says no more than its code; the log says the rest."""
+        LOG.debug("%s is refused %s: %s", self.peer, base.describe(get), error)
+        is_no = isinstance(error, errors.ChunkMissing | errors.ChunkInvalid)
+        code = peer_wire.RefuseCode.MISSING if is_no else peer_wire.RefuseCode.UNREACHABLE
+        return peer_wire.Refuse(get.request_id, code)
 
 
 class _Work:
@@ -177,17 +221,10 @@ class _Work:
     :param longest_s: it is not worked on for longer, whatever its sender says
     """
 
-    __slots__ = ("get", "scope")
+    __slots__ = ("admitted", "get", "scope")
 
     def __init__(self, get: peer_wire.Get, longest_s: float) -> None:
         self.get = get
+        self.admitted: Admitted | None = None
         time_s = min(get.timeout_ms / 1000, longest_s)
         self.scope = trio.CancelScope(deadline=trio.current_time() + time_s)
-
-
-def _refuse_code(error: errors.AcstorError) -> peer_wire.RefuseCode:
-    if isinstance(error, errors.ChunkMissing):
-        return peer_wire.RefuseCode.MISSING
-    if isinstance(error, errors.ChunkInvalid):
-        return peer_wire.RefuseCode.INVALID
-    return peer_wire.RefuseCode.UNREACHABLE

@@ -27,7 +27,6 @@ class Asking(base.Connection):
         gate: base.DemandGate,
     ) -> None:
         super().__init__(link, receiver, peer, klass, gate)
-        self.minor_version = 0  # of the other side; it gets only what that has
         self._last_id = 0
         self._waiting: dict[int, _Waiter] = {}
 
@@ -60,13 +59,7 @@ class Asking(base.Connection):
         if not self._waiting:
             self.last_progress = trio.current_time()  # from now on silence counts
         request_id = self._new_id()
-        get = get._replace(
-            request_id=request_id,
-            may_refer=get.may_refer and self.minor_version >= 1,
-            is_soon=get.is_soon and self.minor_version >= 2,
-            is_relayed=get.is_relayed and self.minor_version >= 3,
-            is_moved=get.is_moved and self.minor_version >= 4,
-        )
+        get = get._replace(request_id=request_id)
         waiter = self._waiting[request_id] = _Waiter(get)
         try:
             self.post(get)
@@ -79,11 +72,6 @@ class Asking(base.Connection):
         if waiter.answer is None:
             raise self._lost(get)
         return waiter.answer.data if isinstance(waiter.answer, peer_wire.Chunk) else waiter.answer
-
-    def tell(self, news: peer_wire.News) -> None:
-        """Tell the other side something, if it knows what that is."""
-        if self.minor_version >= peer_wire.NEWS_SINCE[type(news)]:
-            self.post(news)
 
     def _new_id(self) -> int:
         while True:
@@ -134,7 +122,7 @@ class Asking(base.Connection):
     def _refusal(self, get: peer_wire.Get, refuse: peer_wire.Refuse) -> errors.AcstorError:
         is_passing = refuse.code in (peer_wire.RefuseCode.UNREACHABLE, peer_wire.RefuseCode.BUSY)
         kind = errors.SourceUnreachable if is_passing else errors.ChunkMissing
-        return kind(base.describe(get), self.peer, f"{refuse.code.name}: {refuse.text}")
+        return kind(base.describe(get), self.peer, refuse.code.name)
 
 
 class _Waiter:

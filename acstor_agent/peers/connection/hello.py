@@ -14,8 +14,8 @@ from acstor_common import peer_wire
 
 async def greet(
     link: peer_link.Link, receiver: peer_wire.Receiver, ours: peer_wire.Hello, expected: ids.HostId
-) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
-    """Say Hello first and check who answers; return the answer and what came with it.
+) -> list[peer_wire.Message]:
+    """Say Hello first and check who answers; return what came with the answer.
 
     :raises errors.RemoteProtocolError: it is not ``expected``
     """
@@ -28,7 +28,7 @@ async def greet(
         )
     if theirs.klass != ours.klass:
         raise errors.RemoteProtocolError(receiver.peer, "Hello of another class")
-    return theirs, early
+    return early
 
 
 async def welcome(

@@ -67,16 +67,16 @@ class Uplink:
         self._referrals = referral.Referrals()
 
     def refer(
-        self, get: peer_wire.Get, host: ids.HostId, urgency: gossip.Urgency
+        self, get: peer_wire.Get, cid: ids.Cid, host: ids.HostId, urgency: gossip.Urgency
     ) -> tuple[ids.HostId, ...]:
         """Return whom ``host`` should ask instead of waiting for its turn here; empty if nobody."""
         if get.may_refer and self._queue_length >= BUSY_QUEUE and self._is_reachable(host):
-            return self._referrals.refer(get.cid, host, urgency)
+            return self._referrals.refer(cid, host, urgency)
         return ()
 
     def put(
         self,
-        get: peer_wire.Get,
+        cid: ids.Cid,
         host: ids.HostId,
         urgency: gossip.Urgency,
         connection: base.Connection,
@@ -87,7 +87,7 @@ class Uplink:
         :param send: posts it on ``connection``
         """
         if self._is_reachable(host):
-            self._referrals.served(get.cid, host, urgency=urgency)
+            self._referrals.served(cid, host, urgency=urgency)
         self._unwatched = [sent for sent in self._unwatched if not sent.connection.is_delivered]
         now = trio.current_time()
         if self._unwatched:

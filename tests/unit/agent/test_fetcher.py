@@ -5,6 +5,7 @@ import pytest
 import trio
 
 from acstor_agent.cache import cache_files
+from acstor_agent.chunks import admission
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import home as home_
@@ -125,6 +126,7 @@ class Cloud:
         )
         self.serving[name] = serving.Serving(
             ids.HostId(name),
+            admission=admission.Admission(ids.HostId(name), lambda *place: None, None),
             cache=self.caches[name],
             chunks=chunks,
             home=home,
@@ -705,7 +707,9 @@ async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(
         cloud.peers[home].gave(wanted, asker)
         cloud.peers[asker].gave(wanted, home)  # it is not the home: nothing comes of it
     await trio.sleep(exchange.LET_GO_EVERY_S + 2)
-    assert cloud.news == [(home, asker, peer_wire.LetGo((wanted.cid,))) for asker in askers[:2]]
+    assert cloud.news == [
+        (home, asker, peer_wire.LetGo((ids.oid_of(wanted.cid),))) for asker in askers[:2]
+    ]
     nursery.cancel_scope.cancel()
 
 
@@ -713,14 +717,16 @@ async def test_only_the_home_may_ask_to_let_go(cloud):
     wanted = want(0)
     home, first, *_ = [cloud.home(wanted), *others(cloud, wanted)]
     here = cloud.peers[first]
-    assert here.heard_let_go(home, [wanted.cid]) == [wanted.cid]
-    assert here.heard_let_go("h99", [wanted.cid]) == []
+    oid = ids.oid_of(wanted.cid)
+    assert here.heard_let_go(home, [oid]) == [oid]
+    assert here.heard_let_go("h99", [oid]) == []
     for impostor in others(cloud, wanted):
-        assert here.heard_let_go(impostor, [wanted.cid]) == []
+        assert here.heard_let_go(impostor, [oid]) == []
 
 
 async def test_flood_of_hints_is_not_listened_to(cloud, autojump_clock):
     wanted = want(0)
+    oid = ids.oid_of(wanted.cid)
     here = cloud.peers[others(cloud, wanted)[0]]
-    heard = [len(here.heard_let_go(cloud.home(wanted), [wanted.cid] * 128)) for _ in range(1000)]
+    heard = [len(here.heard_let_go(cloud.home(wanted), [oid] * 128)) for _ in range(1000)]
     assert sum(heard) < 40_000 and here.told.ignored > 80_000

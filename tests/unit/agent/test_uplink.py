@@ -29,9 +29,11 @@ def quick_up():
     return uplink.Uplink(lambda host: True)
 
 
-def get(number=1):
-    cid = ids.cid_of(number.to_bytes(4, "big"))
-    return peer_wire.Get(1, IMAGE, 0, 4096, cid, True, 1000, may_refer=True)
+def cid(number=1):
+    return ids.cid_of(number.to_bytes(4, "big"))
+
+
+GET = peer_wire.Get(1, IMAGE, 0, 4096, bytes(16), True, 1000, may_refer=True)
 
 
 class Socket:
@@ -58,7 +60,7 @@ def fill(up):
     """Take all places of a link with queues; return their sockets."""
     sockets = [Socket() for _ in range(uplink_places.FEW)]
     for taken in sockets:
-        up.put(get(99), ids.HostId("h0"), gossip.Urgency.PREFETCH, taken, taken.post)
+        up.put(cid(99), ids.HostId("h0"), gossip.Urgency.PREFETCH, taken, taken.post)
         assert not taken.is_delivered
     return sockets
 
@@ -69,7 +71,7 @@ def put(up, name, urgency, went, is_wanted=True, socket=None):
         return is_wanted and socket.post()
 
     socket = socket or Socket()
-    up.put(get(), ids.HostId(name), urgency, socket, send)
+    up.put(cid(), ids.HostId(name), urgency, socket, send)
     return socket
 
 
@@ -150,11 +152,11 @@ async def test_requesters_are_referred_only_while_an_answer_waits(up, nursery):
     went, urgency = [], gossip.Urgency.READ_AHEAD
     names = [f"h{number}" for number in range(1, uplink_places.FEW + 2)]
     for name in names:
-        assert up.refer(get(), ids.HostId(name), urgency) == ()
+        assert up.refer(GET, cid(), ids.HostId(name), urgency) == ()
         put(up, name, urgency, went)
     assert went == names[:-1]
-    assert up.refer(get(), ids.HostId("last"), urgency) == ("h1", "h2")
-    assert up.refer(get(number=2), ids.HostId("last"), urgency) == ()
+    assert up.refer(GET, cid(), ids.HostId("last"), urgency) == ("h1", "h2")
+    assert up.refer(GET, cid(2), ids.HostId("last"), urgency) == ()
 
 
 async def test_places_are_many_until_an_answer_meets_a_queue(quick_up, nursery, autojump_clock):

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers may ask for: whole chunks that this host's own chunk map of the image names.
+
+A Get is admitted only if the map that this host has of the image, or takes from the
+source for this, names a chunk exactly there, and the Get proves that its sender
+knows that chunk's CID.  All else is refused with the same word, whatever is wrong
+with it, so a refusal tells nothing; what was wrong is in this host's log.
+
+The one rule: nothing is looked for, read or answered before a Get was admitted.
+"""
+
+import collections
+import dataclasses
+import hmac
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from acstor_agent.chunks import unattached
+from acstor_agent.chunks import want as want_
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+
+LOG = logging.getLogger(__name__)
+
+WARN_EVERY_S = 10.0
+"""A host's refused Gets are told in the log so often; their number is told, too."""
+HOSTS_WARNED = 1024
+TRIES = 3
+
+
+class Named(Protocol):
+    """Says what an image that is attached here names."""
+
+    def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Cid | None:
+        """Return the CID of what lies there, ZERO_CID if nothing does; None if it is not known."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Warned:
+    at_s: float
+    untold: int = 0
+
+
+class Admission:
+    """Checks what peers ask this host for.
+
+    :param here: id of this host
+    :param named: what attached images name
+    :param others: what all other images name
+    """
+
+    def __init__(
+        self,
+        here: ids.HostId,
+        named: Named,
+        others: unattached.UnattachedImages,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.refused = 0
+        self._here = here
+        self._named = named
+        self._others = others
+        self._clock = clock
+        self._warned: collections.OrderedDict[ids.HostId, _Warned] = collections.OrderedDict()
+
+    def admit(self, host: ids.HostId, get: peer_wire.Get) -> want_.Want | None:
+        """Return what a Get asks for; None if that must be looked up first.
+
+        :raises errors.ChunkMissing: it is not to be answered
+        """
+        found = self._named(get.image_id, get.offset, get.length)
+        if found is None:
+            if not self._others.is_known(get.image_id, get.offset):
+                return None
+            found = self._others.cid_at(get.image_id, get.offset, get.length)
+        if found == ids.ZERO_CID:
+            raise self._refusal(host, get, "there is no chunk exactly there")
+        proof = peer_wire.proof_of(found, host, self._here)
+        if not hmac.compare_digest(proof, get.proof):
+            raise self._refusal(host, get, "it does not prove that it knows the CID")
+        return want_.Want(get.image_id, get.offset, get.length, found)
+
+    async def look_up(self, host: ids.HostId, get: peer_wire.Get) -> want_.Want:
+        """Return what a Get asks for, after a look at the source.
+
+        :raises errors.ChunkMissing: it is not to be answered
+        :raises errors.SourceUnreachable: nobody can say whether it is
+        """
+        for _ in range(TRIES):  # what was learnt may be pushed out again by others at once
+            want = self.admit(host, get)
+            if want is not None:
+                return want
+            try:
+                await self._others.learn(host, get.image_id, get.offset)
+            except errors.ChunkMissing as e:
+                raise self._refusal(host, get, str(e)) from e
+        raise errors.SourceUnreachable(
+            f"image {get.image_id}", self._here, "too many are asked for"
+        )
+
+    def _refusal(self, host: ids.HostId, get: peer_wire.Get, why: str) -> errors.ChunkMissing:
+        self.refused += 1
+        self._warn(host, get, why)
+        what = f"{get.length} bytes of image {get.image_id} at {get.offset}"
+        return errors.ChunkMissing(what, self._here, why)
+
+    def _warn(self, host: ids.HostId, get: peer_wire.Get, why: str) -> None:
+        now = self._clock()
+        warned = self._warned.get(host)
+        if warned is not None and now - warned.at_s < WARN_EVERY_S:
+            warned.untold += 1
+            return
+        LOG.warning(
+            "%s asked for %d bytes of image %s at %d: refused, %s (and %d like it)",
+            host,
+            get.length,
+            get.image_id,
+            get.offset,
+            why,
+            warned.untold if warned else 0,
+        )
+        self._warned[host] = _Warned(now)
+        self._warned.move_to_end(host)
+        while len(self._warned) > HOSTS_WARNED:
+            self._warned.popitem(last=False)

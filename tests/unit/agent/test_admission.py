@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers may ask for, with the chunk maps of a folder of images and a real source."""
+
+import pytest
+import trio
+
+from acstor_agent.chunks import admission
+from acstor_agent.chunks import unattached
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.lab import local
+
+HERE, PEER, OTHER = ids.HostId("here"), ids.HostId("peer"), ids.HostId("other")
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+DATA = local.random_bytes(9 * CHUNK + 1000, seed=5)
+DATA = DATA[: 3 * CHUNK] + bytes(CHUNK) + DATA[4 * CHUNK :]
+CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
+NOWHERE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+
+
+class FolderSource(base.Source):
+    """A folder of images; counts what is asked, may be down or slow."""
+
+    where = "the folder"
+
+    def __init__(self, images):
+        self.images, self.asked, self.is_down, self.delay_s, self.most = images, [], False, 0, 0
+        self._under_way = 0
+
+    async def size_bytes(self, blob):
+        return len(await self._bytes(blob, "size"))
+
+    async def read(self, blob, offset, length, cid=None):
+        return (await self._bytes(blob, offset))[offset : offset + length]
+
+    async def _bytes(self, blob, what):
+        self.asked.append((blob.kind, what))
+        self._under_way += 1
+        self.most = max(self.most, self._under_way)
+        await trio.sleep(self.delay_s)
+        self._under_way -= 1
+        if self.is_down:
+            raise errors.SourceUnreachable(blob.name, self.where)
+        try:
+            return (self.images.folder / blob.name).read_bytes()
+        except FileNotFoundError:
+            raise errors.ChunkMissing(blob.name, self.where) from None
+
+    async def aclose(self):
+        pass
+
+
+class Host:
+    """A host with an admission, and nothing attached but what a test says."""
+
+    def __init__(self, images, nursery):
+        self.source = FolderSource(images)
+        self.attached = lambda image_id, offset, length: None
+        self.others = unattached.UnattachedImages(self.source, nursery, trio.current_time)
+        self.admission = admission.Admission(
+            HERE, lambda *place: self.attached(*place), self.others, trio.current_time
+        )
+
+    async def ask(self, image_id, chunk_no=0, host=PEER, **changes):
+        cid = CIDS[chunk_no]
+        length = min(CHUNK, len(DATA) - chunk_no * CHUNK)
+        proof = peer_wire.proof_of(cid, host, HERE)
+        get = peer_wire.Get(1, image_id, chunk_no * CHUNK, length, proof, True, 1000)
+        return await self.admission.look_up(host, get._replace(**changes))
+
+
+@pytest.fixture
+def images(tmp_path):
+    return local.ImageFolder(tmp_path / "images")
+
+
+@pytest.fixture
+def host(images, nursery):
+    return Host(images, nursery)
+
+
+@pytest.fixture
+def image_id(images):
+    return images.add(DATA)
+
+
+async def test_whole_chunks_that_the_own_map_names_may_be_asked_for(host, image_id):
+    for chunk_no in (0, 4, 9):
+        want = await host.ask(image_id, chunk_no)
+        assert (want.image_id, want.offset, want.cid) == (
+            image_id,
+            chunk_no * CHUNK,
+            CIDS[chunk_no],
+        )
+    reads = [kind for kind, _ in host.source.asked]
+    assert reads.count(base.BlobKind.CHUNK_MAP) == 2  # the header and one page, once
+
+
+REFUSED = {
+    "one byte": {"length": 1},
+    "a byte less": {"length": CHUNK - 1},
+    "two chunks": {"length": 2 * CHUNK},
+    "not aligned": {"offset": CHUNK + 1},
+    "another chunk": {"offset": CHUNK},
+    "past the end": {"offset": 10 * CHUNK},
+    "far past the end": {"offset": 1 << 50},
+    "a frame of no boot image": {"offset": base.AT_BOOT_IMAGE},
+    "the CID itself": {"proof": CIDS[0][:16]},
+    "no proof": {"proof": bytes(16)},
+    "proof for another host": {"proof": peer_wire.proof_of(CIDS[0], PEER, OTHER)},
+    "proof of another host": {"proof": peer_wire.proof_of(CIDS[0], OTHER, HERE)},
+}
+
+
+@pytest.mark.expect_log("peer asked for .* refused")
+@pytest.mark.parametrize("is_attached", [True, False], ids=["attached", "not attached"])
+@pytest.mark.parametrize("name", REFUSED)
+async def test_all_else_is_refused_and_the_log_says_who_tried(host, image_id, name, is_attached):
+    if is_attached:
+        cut = geometry.Geometry(len(DATA), CHUNK)
+
+        def named(image_id, offset, length):
+            if offset >= base.AT_BOOT_IMAGE:
+                return None
+            chunk_no = cut.chunk_at(offset, length)
+            return ids.ZERO_CID if chunk_no is None else CIDS[chunk_no]
+
+        host.attached = named
+    with pytest.raises(errors.ChunkMissing):
+        await host.ask(image_id, **REFUSED[name])
+    assert host.admission.refused == 1
+
+
+@pytest.mark.expect_log("no chunk exactly there")
+async def test_chunk_of_zeros_is_never_given(host, image_id):
+    proof = peer_wire.proof_of(ids.ZERO_CID, PEER, HERE)
+    with pytest.raises(errors.ChunkMissing):
+        await host.ask(image_id, 3, proof=proof)
+
+
+@pytest.mark.expect_log(r"peer asked for .* \(and 0 like it\)")
+@pytest.mark.expect_log(r"peer asked for .* \(and 49 like it\)")
+async def test_log_says_a_flood_of_refusals_once_with_their_number(
+    host, image_id, caplog, autojump_clock
+):
+    for _ in range(50):
+        with pytest.raises(errors.ChunkMissing):
+            await host.ask(image_id, length=1)
+    await trio.sleep(admission.WARN_EVERY_S)
+    with pytest.raises(errors.ChunkMissing):
+        await host.ask(image_id, length=1)
+    assert len([r for r in caplog.records if "asked for" in r.message]) == 2
+
+
+@pytest.mark.expect_log("peer asked for .* refused")
+async def test_image_that_is_not_there_is_remembered_for_a_moment(host, images, autojump_clock):
+    for _ in range(20):
+        with pytest.raises(errors.ChunkMissing):
+            await host.ask(NOWHERE)
+    assert len(host.source.asked) == 1
+    images.add(DATA, NOWHERE)
+    await trio.sleep(unattached.LOOK_SOON_S)
+    assert (await host.ask(NOWHERE)).cid == CIDS[0]
+
+
+@pytest.mark.expect_log("peer asked for .* refused")
+async def test_image_that_is_deleted_is_noticed_after_a_minute(
+    host, images, image_id, autojump_clock
+):
+    await host.ask(image_id)
+    images.path(image_id).unlink()
+    await trio.sleep(unattached.LOOK_AGAIN_S / 2)
+    assert await host.ask(image_id)
+    await trio.sleep(unattached.LOOK_AGAIN_S / 2)
+    with pytest.raises(errors.ChunkMissing):
+        await host.ask(image_id)
+    assert host.others.counts == {"images": 0, "map_bytes": 0}
+
+
+async def test_while_the_source_is_down_what_is_known_goes_on_and_nothing_is_learnt(
+    host, images, image_id, autojump_clock
+):
+    await host.ask(image_id)
+    host.source.is_down = True
+    await trio.sleep(2 * unattached.LOOK_AGAIN_S)
+    assert (await host.ask(image_id, 1)).cid == CIDS[1]
+    with pytest.raises(errors.SourceUnreachable):
+        await host.ask(images.add(DATA))
+
+
+@pytest.mark.expect_log("peer asked for .* refused")
+async def test_map_of_another_image_is_of_no_use(host, images, image_id):
+    images.path(NOWHERE).write_bytes(DATA)
+    images.map_path(NOWHERE).write_bytes(images.map_path(image_id).read_bytes())
+    with pytest.raises(errors.ChunkMissing):
+        await host.ask(NOWHERE)
+    images.path(image_id).write_bytes(DATA[:-1])
+    with pytest.raises(errors.ChunkMissing):
+        await host.ask(image_id)
+
+
+async def test_frames_of_boot_images_are_checked_in_the_same_way(host, images, image_id):
+    frame = images.add_boot_image(image_id, [0, 1, 5]).frames[0]
+    at = base.AT_BOOT_IMAGE + frame.offset
+    proof = peer_wire.proof_of(frame.cid, PEER, HERE)
+    right = {"offset": at, "length": frame.stored_bytes, "proof": proof}
+    assert (await host.ask(image_id, **right)).cid == frame.cid
+
+
+async def test_hosts_take_turns_and_few_loads_are_under_way(host, images, autojump_clock):
+    host.source.delay_s = 1.0
+    many = [images.add(DATA) for _ in range(30)]
+    done = {}
+
+    async def ask(image_id, name):
+        await host.ask(image_id, host=name)
+        done.setdefault(name, trio.current_time() - began)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for image_id in many[1:]:
+            nursery.start_soon(ask, image_id, OTHER)
+        await trio.sleep(0.1)
+        nursery.start_soon(ask, many[0], PEER)
+    assert host.source.most <= unattached.AT_A_TIME_A_HOST + 1
+    assert done[PEER] < 5  # its own few steps; those of the other took 29 * 3 / 2
+
+
+async def test_pages_and_images_that_are_remembered_are_bounded(
+    host, images, monkeypatch, autojump_clock
+):
+    monkeypatch.setattr(unattached, "IMAGES", 3)
+    monkeypatch.setattr(unattached, "PAGES_BYTES", 5 * 10 * 32)
+    many = [images.add(DATA) for _ in range(8)]
+    for image_id in many:
+        await host.ask(image_id)
+        assert host.others.counts["images"] <= 3
+    assert host.others.counts["map_bytes"] == 3 * 10 * 32
+    assert await host.ask(many[0])
