@@ -269,12 +269,37 @@ OPTS = [
         "peer that works on them shows that it lives; it has a third of read_deadline_s.",
     ),
     cfg.StrOpt(
-        "peer_tls_ca",
-        help="PEM file of the cluster's certificate authority. With peer_tls_cert and peer_tls_key "
-        "it turns on mutual TLS between agents; without them peers talk in clear text.",
+        "peer_security",
+        choices=[
+            ("secure", "mutual TLS 1.3"),
+            ("authenticated", "who speaks is proven and every frame is, bytes are not encrypted"),
+            ("insecure", "clear text, and everybody is who he says he is"),
+        ],
+        help="How this host talks to other agents; all hosts of a cloud must have the same. The "
+        "default is secure, and insecure where peer_listen is an address of the loopback. "
+        "authenticated is for a storage network that is isolated: who can read it reads images. "
+        "Other than with insecure the agent does not start without a certificate.",
     ),
-    cfg.StrOpt("peer_tls_cert", help="PEM file of this host's certificate; its name is [host]."),
+    cfg.StrOpt(
+        "peer_tls_ca",
+        help="PEM file of the authorities whose certificates are believed, one or several. Set all "
+        "three of peer_tls_ca, peer_tls_cert and peer_tls_key or none: then they are ca.pem, "
+        "cert.pem and key.pem in the folder identity of state_dir. Files that are replaced are "
+        "noticed, and no connection is lost.",
+    ),
+    cfg.StrOpt(
+        "peer_tls_cert",
+        help="PEM file of this host's certificate, of an Ed25519 key; its one DNS subjectAltName "
+        "is the option host.",
+    ),
     cfg.StrOpt("peer_tls_key", help="PEM file of this host's private key."),
+    cfg.FloatOpt(
+        "peer_certificate_grace_s",
+        default=7 * 86400.0,
+        min=0.0,
+        help="How long after its end a host's certificate is taken nevertheless, so that hosts go "
+        "on while nobody can renew certificates.",
+    ),
     cfg.StrOpt(
         "ring_file",
         help="JSON file with the v-node table. It is read again when it changes. Without one (and "

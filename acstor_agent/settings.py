@@ -5,6 +5,7 @@ The one rule: what is wrong is told with the option's name, before the agent ser
 """
 
 import ipaddress
+import logging
 import pathlib
 
 from oslo_config import cfg
@@ -19,6 +20,18 @@ from acstor_agent.peers import peer_net
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import ring
+
+LOG = logging.getLogger(__name__)
+
+INSECURE = (
+    "whoever reaches this host's port reads and is told what hosts of the v-node table are; "
+    "nothing is encrypted or proven"
+)
+HOW_TO_GET_A_CERTIFICATE = (
+    "Let this host enrol at the decision service, or put ca.pem, cert.pem and key.pem into the "
+    "folder identity of state_dir or where peer_tls_ca, peer_tls_cert and peer_tls_key say; where "
+    "nobody else is on the network, set peer_security = insecure"
+)
 
 Options = cfg.ConfigOpts.GroupAttr
 """The group ``[acstor_agent]``."""
@@ -96,16 +109,38 @@ def unmatched_limit(chunks: int) -> int | None:
     return None if chunks < 0 else chunks
 
 
-def peer_tls(own: Options) -> peer_net.PeerTls | None:
-    """Return the files of mutual TLS; None if peers are not to use it.
+def peer_security(own: Options) -> peer_net.Security:
+    """Return how this host talks to others: in clear text by default only where nobody else is.
 
-    :raises errors.Unusable: only some of them are named
+    :raises errors.Unusable: it listens nowhere that makes sense
     """
-    files = (own.peer_tls_ca, own.peer_tls_cert, own.peer_tls_key)
-    if not any(files):
+    if own.peer_security is not None:
+        return peer_net.Security(own.peer_security)
+    try:
+        ip, _ = ring.parse_address(own.peer_listen)
+    except ValueError as e:
+        raise errors.Unusable("[acstor_agent] peer_listen", str(e)) from e
+    is_alone = ipaddress.ip_address(ip).is_loopback
+    return peer_net.Security.INSECURE if is_alone else peer_net.Security.SECURE
+
+
+def peer_credentials(
+    own: Options, identity_: identity_files.IdentityFiles, *, may_come_later: bool = False
+) -> peer_net.Credentials | None:
+    """Return what this host proves to others who it is with; None where nobody proves anything.
+
+    :param may_come_later: there is a way to get a certificate: until then no peer is talked to
+    :raises errors.Unusable: it has no certificate that can be used
+    """
+    security = peer_security(own)
+    if security is peer_net.Security.INSECURE:
+        if own.peer_security is not None:
+            LOG.warning("[acstor_agent] peer_security = insecure: %s", INSECURE)
         return None
-    if not all(files):
-        raise errors.Unusable(
-            "[acstor_agent] peer_tls_ca, peer_tls_cert, peer_tls_key", "only some of them are set"
-        )
-    return peer_net.PeerTls(*files)
+    made = peer_net.Credentials(identity_, security, own.peer_certificate_grace_s)
+    made.look()
+    if not made.is_there and not may_come_later:
+        files = ", ".join(str(path) for path in identity_.files[:3])
+        why = f"{security.value} needs a certificate of this host that can be used in {files}"
+        raise errors.Unusable("[acstor_agent] peer_security", why, HOW_TO_GET_A_CERTIFICATE)
+    return made

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One connection to another agent: bytes in and out, in clear text or by TLS.
 
+With ``peer_security = authenticated`` both: TLS for the handshake and for a secret
+from each side, then clear text whose frames carry codes made with these secrets.
+
 The one rule: sockets between agents are touched here and nowhere else.  What
 the bytes mean is the business of :mod:`acstor_common.peer_wire`, who may say
 what to whom that of :mod:`acstor_agent.peers.peer_net`.
@@ -11,19 +14,23 @@ which is a third of the cost of a chunk.
 """
 
 import contextlib
-import dataclasses
 import fcntl
+import secrets
 import socket
 import ssl
 import sys
 import termios
+from collections.abc import Callable
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar
 
 import trio
 
+from acstor_agent.peers import credentials as credentials_
+from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_common import peer_seal
 from acstor_common import peer_wire
 
 LOW_WATER_BYTES = 256 * geometry.KIB
@@ -39,52 +46,40 @@ LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a link raises when the connection is lost."""
 
 
+_ANOTHER_MODE = "it does not speak TLS, and this host does: peer_security differs"
+_NOT_BELIEVED = "it does not believe this host's certificate"
+_MEANINGS = {
+    "WRONG_VERSION_NUMBER": _ANOTHER_MODE,
+    "UNEXPECTED_MESSAGE": _ANOTHER_MODE,
+    "RECORD_LAYER_FAILURE": _ANOTHER_MODE,
+    "TLSV1_ALERT_UNKNOWN_CA": _NOT_BELIEVED,
+    "SSLV3_ALERT_BAD_CERTIFICATE": _NOT_BELIEVED,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": _NOT_BELIEVED,
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has shown no certificate",
+}
+
+_T = TypeVar("_T")
+
+
 def reason(error: Exception) -> str:
     """Return why a connection was lost, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not believed: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason in _MEANINGS:
+        return _MEANINGS[error.reason]
     return str(error) or str(error.__cause__ or "") or type(error).__name__
-
-
-@dataclasses.dataclass(frozen=True)
-class PeerTls:
-    """Files for mutual TLS 1.3 between agents, all PEM.
-
-    :param ca_file: the cluster's certificate authority; only its certificates are trusted
-    :param cert_file: this host's certificate, with its host id as DNS subjectAltName or CN
-    :param key_file: the private key of it
-    """
-
-    ca_file: str
-    cert_file: str
-    key_file: str
-
-    def context(self, *, is_server: bool) -> ssl.SSLContext:
-        """Return a context that asks the other side for a certificate of the cluster.
-
-        :raises errors.Unusable: a file cannot be read or is not what it should be
-        """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the name to find is a host id; peer_net compares it
-        context.verify_mode = ssl.CERT_REQUIRED
-        if is_server:
-            context.num_tickets = 0  # connections live long and are never resumed
-        what = f"peer_tls_ca {self.ca_file}"
-        try:
-            context.load_verify_locations(self.ca_file)
-            what = f"peer_tls_cert {self.cert_file}, peer_tls_key {self.key_file}"
-            context.load_cert_chain(self.cert_file, self.key_file)
-        except (OSError, ValueError) as error:
-            raise errors.Unusable(what, str(error), "PEM files are expected") from error
-        return context
 
 
 class Link:
     """A TCP connection in clear text.
 
-    ``names`` are the host ids that the other side's certificate carries, None without TLS.
+    ``certificate`` is the other side's, None where ``peer_security`` is insecure.  ``sending`` and
+    ``receiving`` make the codes of frames, where they carry codes.
     """
 
-    names: frozenset[str] | None = None
+    certificate: certificates.HostCertificate | None = None
+    sending: peer_seal.Seal | None = None
+    receiving: peer_seal.Seal | None = None
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -164,17 +159,48 @@ class TlsLink(Link):
 
     _sock: ssl.SSLSocket
 
-    async def handshake(self) -> None:
-        """Do the handshake and learn the names of the other side."""
+    async def handshake(self, credentials: credentials_.Credentials) -> None:
+        """Do the handshake and learn who the other side is.
+
+        :raises errors.NotAuthentic: it is nobody whose certificate may be taken
+        """
+        await self._patiently(self._sock.do_handshake)
+        if self._sock.selected_alpn_protocol() != credentials.security.value:
+            why = f"peer_security differs: this host's is {credentials.security.value}"
+            raise errors.NotAuthentic("the other side's TLS", why)
+        self.certificate = credentials.check(self._sock.getpeercert(binary_form=True))
+
+    async def _patiently(self, call: Callable[[], _T]) -> _T:
+        """Call until it need not wait any more."""
         while True:
             try:
-                self._sock.do_handshake()
-                break
+                return call()
             except ssl.SSLWantReadError:
                 await trio.lowlevel.wait_readable(self._sock)
             except ssl.SSLWantWriteError:
                 await trio.lowlevel.wait_writable(self._sock)
-        self.names = certificate_names(self._sock.getpeercert())
+
+    async def laid_open(self, *, is_server: bool) -> Link:
+        """Go on in clear text, with codes whose keys both sides exchange in secret first.
+
+        OpenSSL reads record by record, so nothing that follows the secret was read already.
+        """
+        ours = secrets.token_bytes(peer_seal.SECRET_BYTES)
+        await self._patiently(lambda: self._sock.send(ours))
+        theirs = b""
+        while len(theirs) < len(ours):
+            part = await self._patiently(lambda: self._sock.recv(len(ours) - len(theirs)))  # noqa: B023
+            if not part:
+                raise OSError("closed during the handshake")
+            theirs += part
+        if self._sock.pending():
+            raise OSError("more came by TLS than the handshake")
+        client, server = peer_seal.keys(theirs, ours) if is_server else peer_seal.keys(ours, theirs)
+        link = Link(socket.socket(fileno=self._sock.detach()))
+        link.certificate = self.certificate
+        link.sending = peer_seal.Seal(server if is_server else client)
+        link.receiving = peer_seal.Seal(client if is_server else server)
+        return link
 
     def _receive_nowait(self, buffers: list[memoryview]) -> int:
         return self._sock.recv_into(buffers[0])
@@ -212,19 +238,6 @@ def _records(buffers: list[peer_wire.Buffer]) -> Iterator[peer_wire.Buffer]:
         yield head
 
 
-def certificate_names(certificate: dict[str, Any] | None) -> frozenset[str]:
-    """Return the DNS names and the common names of a certificate as ``ssl`` shows it.
-
-    >>> sorted(certificate_names({"subject": ((("commonName", "h1"),),),
-    ...                           "subjectAltName": (("DNS", "h2"), ("IP Address", "1.2.3.4"))}))
-    ['h1', 'h2']
-    """
-    certificate = certificate or {}
-    fields = [field for part in certificate.get("subject", ()) for field in part]
-    fields += certificate.get("subjectAltName", ())
-    return frozenset(value for kind, value in fields if kind in ("DNS", "commonName"))
-
-
 def _tune(sock: socket.socket, silence_s: float) -> None:
     """Make a connection fast and make the kernel notice that the other host is gone."""
     sock.setblocking(False)
@@ -235,23 +248,36 @@ def _tune(sock: socket.socket, silence_s: float) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
 
 
-async def _start(sock: socket.socket, context: ssl.SSLContext | None, is_server: bool) -> Link:
-    if context is None:
+async def _start(
+    sock: socket.socket, credentials: credentials_.Credentials | None, *, is_server: bool
+) -> Link:
+    if credentials is None:
         return Link(sock)
+    try:
+        context = credentials.context(is_server=is_server)
+    except OSError:
+        sock.close()
+        raise
     wrapped = context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
     link = TlsLink(wrapped)
     try:
-        await link.handshake()
+        await link.handshake(credentials)
+        if credentials.security is credentials_.Security.AUTHENTICATED:
+            return await link.laid_open(is_server=is_server)
     except BaseException:
         link.close()
         raise
     return link
 
 
-async def connect(ip: str, port: int, context: ssl.SSLContext | None, silence_s: float) -> Link:
+async def connect(
+    ip: str, port: int, credentials: credentials_.Credentials | None, silence_s: float
+) -> Link:
     """Connect to an agent.
 
+    :param credentials: None for clear text
     :param silence_s: the connection is lost when sent bytes stay unacknowledged for so long
+    :raises errors.NotAuthentic: the other side is not to be believed
     """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     dialled = trio.socket.socket(family, socket.SOCK_STREAM)
@@ -262,13 +288,13 @@ async def connect(ip: str, port: int, context: ssl.SSLContext | None, silence_s:
         raise
     sock = socket.socket(fileno=dialled.detach())
     _tune(sock, silence_s)
-    return await _start(sock, context, is_server=False)
+    return await _start(sock, credentials, is_server=False)
 
 
 async def accept(
-    stream: trio.SocketStream, context: ssl.SSLContext | None, silence_s: float
+    stream: trio.SocketStream, credentials: credentials_.Credentials | None, silence_s: float
 ) -> Link:
-    """Make a link of a connection that another agent has opened."""
+    """Make a link of a connection that another agent has opened; see :func:`connect`."""
     sock = socket.socket(fileno=stream.socket.detach())
     _tune(sock, silence_s)
-    return await _start(sock, context, is_server=True)
+    return await _start(sock, credentials, is_server=True)

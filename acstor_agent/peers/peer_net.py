@@ -10,7 +10,6 @@ Bytes are handed on as they came: whoever asked checks them against the CID.
 
 import contextlib
 import logging
-import ssl
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -18,12 +17,14 @@ from collections.abc import Sequence
 
 import trio
 
+from acstor_agent.peers import credentials as credentials_
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import asking
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import hello
+from acstor_agent.peers.connection import rights
 from acstor_agent.peers.connection import uplink
 from acstor_common import errors
 from acstor_common import ids
@@ -36,7 +37,9 @@ EARLY_MESSAGES = 16
 """News that wait for a connection; more are not sent."""
 
 Limits = base.Limits
-PeerTls = peer_link.PeerTls
+Credentials = credentials_.Credentials
+Security = credentials_.Security
+MaySpeak = hello.MaySpeak
 Server = answering.Server
 Heard = answering.Heard
 
@@ -60,18 +63,19 @@ class PeerNet:
 
     :param host_id: this host
     :param heard: is told what a peer tells without being asked
-    :param tls: certificates, or None for clear text
+    :param may_speak: says why a host may not speak, to it and for itself; empty if it may
+    :param credentials: who this host is, and whom it believes; None where nobody proves anything
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
     :param is_reachable: whether a host can be asked by others; if so they may be referred to it
-    :raises errors.Unusable: a certificate or key cannot be used
     """
 
     def __init__(
         self,
         host_id: ids.HostId,
         *,
+        may_speak: MaySpeak,
         heard: Heard = lambda host, news: None,
-        tls: PeerTls | None = None,
+        credentials: Credentials | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
         is_reachable: Callable[[ids.HostId], bool] = lambda host: False,
         limits: Limits | None = None,
@@ -80,8 +84,8 @@ class PeerNet:
         self._heard = heard
         self._ring_epoch = ring_epoch
         self._limits = limits or Limits()
-        self._server_tls: ssl.SSLContext | None = tls.context(is_server=True) if tls else None
-        self._client_tls: ssl.SSLContext | None = tls.context(is_server=False) if tls else None
+        self._may_speak = may_speak
+        self._credentials = credentials
         self.endpoint = peer_endpoint.Endpoint(self._accept)
         self._gate = base.DemandGate()
         self._uplink = uplink.Uplink(is_reachable)
@@ -121,6 +125,8 @@ class PeerNet:
             try:
                 async with trio.open_nursery() as self._nursery:
                     self._nursery.start_soon(self._sweep, self._asking, self._limits.idle_s)
+                    rights_ = rights.Rights(self._may_speak, self._credentials)
+                    self._nursery.start_soon(rights_.watch, self._all)
                     task_status.started()
             finally:
                 self._nursery = None
@@ -241,6 +247,9 @@ class PeerNet:
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
+        except errors.NotAuthentic as error:
+            LOG.warning("Connection to %s dropped: %s", line.peer, error)
+            line.failure = errors.SourceUnreachable("a connection", line.peer, str(error))
         except errors.RemoteProtocolError as error:
             LOG.warning("Connection dropped: %s", error)
             line.failure = error
@@ -252,16 +261,16 @@ class PeerNet:
     async def _dial(self, line: _Line) -> tuple[asking.Asking, list[peer_wire.Message]]:
         with trio.fail_after(self._limits.hello_s):
             link = await peer_link.connect(
-                line.ip, line.port, self._client_tls, self._limits.silence_s
+                line.ip, line.port, self._credentials, self._limits.silence_s
             )
             try:
-                receiver = peer_wire.Receiver(line.peer, peer_wire.FROM_SERVER)
+                receiver = peer_wire.Receiver(line.peer, peer_wire.FROM_SERVER, link.receiving)
                 ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
-                early = await hello.greet(link, receiver, ours, line.host)
+                early = await hello.greet(link, receiver, ours, line.host, self._may_speak)
             except BaseException:
                 link.close()
                 raise
-        return asking.Asking(link, receiver, line.peer, line.klass, self._gate), early
+        return asking.Asking(line.host, link, receiver, line.peer, line.klass, self._gate), early
 
     # Answering
 
@@ -303,7 +312,11 @@ class PeerNet:
                 self._answering.discard(connection)
         except trio.TooSlowError:
             LOG.warning("Connection from %s dropped: no Hello in time", peer)
-        except (*peer_link.LINK_ERRORS, errors.RemoteProtocolError) as error:
+        except (
+            *peer_link.LINK_ERRORS,
+            errors.RemoteProtocolError,
+            errors.NotAuthentic,
+        ) as error:
             LOG.warning("Connection from %s dropped: %s", peer, peer_link.reason(error))
         finally:
             self._incoming -= 1
@@ -312,11 +325,11 @@ class PeerNet:
         self, stream: trio.SocketStream, peer: str
     ) -> tuple[answering.Answering, list[peer_wire.Message]]:
         with trio.fail_after(self._limits.hello_s):
-            link = await peer_link.accept(stream, self._server_tls, self._limits.silence_s)
+            link = await peer_link.accept(stream, self._credentials, self._limits.silence_s)
             try:
-                receiver = peer_wire.Receiver(peer, peer_wire.FROM_CLIENT)
+                receiver = peer_wire.Receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
                 theirs, early = await hello.welcome(
-                    link, receiver, self._host_id, self._ring_epoch()
+                    link, receiver, self._host_id, self._ring_epoch(), self._may_speak
                 )
             except BaseException:
                 link.close()
@@ -344,6 +357,9 @@ class PeerNet:
                 connection.show_life(trio.current_time(), interval_s)
 
     # Both
+
+    def _all(self) -> list[base.Connection]:
+        return [*self._asking(), *self._answering]
 
     async def _sweep(
         self, connections: Callable[[], Sequence[base.Connection]], idle_s: float

@@ -10,8 +10,9 @@ import threading
 import time
 
 import pytest
-import trustme
 
+from acstor_agent import identity_files
+from acstor_common import certificates
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import ring
@@ -20,6 +21,7 @@ from tests.fakes import http_server
 from tests.fakes import lying_peer
 from tests.fakes import slow_link
 from tests.lab import agents
+from tests.lab import identities
 from tests.lab import local
 
 pytestmark = hosts.needs_fuse
@@ -267,45 +269,29 @@ def test_guests_ask_the_source_first_where_peers_are_clearly_slower(tmp_path, im
         assert exchange["source_bytes"] == (8 + exchange["source_first"]) * CHUNK
 
 
-def certificates(folder: pathlib.Path, ca: trustme.CA, name: str) -> dict[str, pathlib.Path]:
-    """Write a certificate of ``name``; return the agent's options for it."""
-    folder.mkdir()
-    issued = ca.issue_cert(name)
-    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-    issued.private_key_pem.write_to_path(folder / "key.pem")
-    return {"peer_tls_cert": folder / "cert.pem", "peer_tls_key": folder / "key.pem"}
-
-
-def test_agents_with_certificates_of_one_authority_exchange(tmp_path, images, image_id):
-    ca = trustme.CA()
-    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
-    with hosts.cloud(
-        tmp_path,
-        images,
-        peer_tls_ca=tmp_path / "ca.pem",
-        peer_timeout_s=5,
-        each=lambda name: certificates(tmp_path / f"tls-{name}", ca, name),
-    ) as cloud:
+@pytest.mark.parametrize("security", ["secure", "authenticated"])
+def test_agents_with_certificates_of_one_authority_exchange(tmp_path, images, image_id, security):
+    with hosts.cloud(tmp_path, images, peer_timeout_s=5, security=security) as cloud:
         assert read_everywhere(cloud, image_id) == [DATA] * 3
         statuses = cloud.statuses().values()
         assert sum(status["exchange"]["source_bytes"] for status in statuses) == len(DATA)
 
 
-@pytest.mark.parametrize("fault", ["other authority", "other name", "no certificate"])
+@pytest.mark.parametrize("fault", ["other authority", "clear text", "other mode"])
 def test_agent_without_the_right_certificate_is_kept_out(tmp_path, images, image_id, fault):
-    ca, other_ca = trustme.CA(), trustme.CA()
-    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
-
     def each(name: str) -> dict[str, object]:
-        if name == "h1":
-            own = certificates(tmp_path / "tls-h1", ca, "h1")
-        elif fault == "no certificate":
-            return {}
-        elif fault == "other name":
-            own = certificates(tmp_path / "tls-h2", ca, "h3")
-        else:
-            own = certificates(tmp_path / "tls-h2", other_ca, "h2")
-        return {"peer_tls_ca": tmp_path / "ca.pem", **own}
+        folder = tmp_path / f"tls-{name}"
+        folder.mkdir()
+        found = identities.issue(name)
+        if name == "h2" and fault == "other authority":
+            other = certificates.Authority.create("other", time.time(), identities.VALID_S)
+            found = identities.issue(name, other)
+        elif name == "h2" and fault in ("clear text", "other mode"):
+            return {"security": "insecure" if fault == "clear text" else "authenticated"}
+        for path, data in zip(identity_files.files_in(folder), found, strict=True):
+            path.write_bytes(data)
+        tls = {f"peer_tls_{kind}": folder / f"{kind}.pem" for kind in ("ca", "cert", "key")}
+        return {"security": "secure", **tls}
 
     with hosts.cloud(tmp_path, images, ("h1", "h2"), each=each) as cloud:
         for agent in cloud.agents.values():

@@ -9,10 +9,10 @@ import subprocess
 import time
 
 import pytest
-import trustme
 
 from tests.fakes import hosts
 from tests.lab import agents
+from tests.lab import identities
 from tests.lab import local
 
 pytestmark = hosts.needs_fuse
@@ -34,7 +34,8 @@ MIB = 1 << 20
         ("acstor_agent", "peer_listen", "192.0.2.1:7201", "[acstor_agent] peer_listen: 192.0.2.1"),
         ("acstor_agent", "metrics_listen", "nowhere:1", "metrics_listen"),
         ("acstor_agent", "control_group", "no-such-group", "there is no group no-such-group"),
-        ("acstor_agent", "peer_tls_ca", "/nowhere/ca.pem", "only some of them are set"),
+        ("acstor_agent", "peer_security", "secure", "secure needs a certificate of this host"),
+        ("acstor_agent", "peer_security", "tls", "peer_security"),
         ("acstor", "control_socket", "/dev/null/control.sock", "/dev/null"),
         ("acstor", "mount_point", "/dev/null", "/dev/null"),
     ],
@@ -54,17 +55,28 @@ def test_http_source_without_a_url_is_named(tmp_path):
     assert (status, "[source_http] url" in words) == (1, True)
 
 
+def test_agent_that_others_reach_does_not_start_without_a_certificate(tmp_path):
+    own = {"peer_listen": f"0.0.0.0:{local.unused_port()}"}
+    status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": own}))
+    assert status == 1
+    assert "secure needs a certificate" in words and "peer_security = insecure" in words
+    assert not hosts.mounts(tmp_path)
+
+
 def test_certificate_that_is_none_is_named(tmp_path):
     (tmp_path / "cert.pem").write_text("hello")
-    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    good = identities.issue("h1")
+    (tmp_path / "ca.pem").write_bytes(good.ca)
+    (tmp_path / "key.pem").write_bytes(good.key)
     tls = {
+        "peer_security": "secure",
         "peer_tls_ca": tmp_path / "ca.pem",
         "peer_tls_cert": tmp_path / "cert.pem",
         "peer_tls_key": tmp_path / "key.pem",
     }
     status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": tls}))
     assert status == 1
-    assert f"peer_tls_cert {tmp_path}/cert.pem" in words
+    assert f"{tmp_path}/cert.pem" in words
     assert not hosts.mounts(tmp_path)
 
 

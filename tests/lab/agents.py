@@ -19,6 +19,7 @@ from typing import Self
 from acstor_common import errors
 from acstor_common import geometry
 from tests.lab import console
+from tests.lab import identities
 from tests.lab import network
 from tests.lab import runs
 
@@ -28,6 +29,7 @@ VNODES = 100
 READY_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 15.0
 REQUEST_DEADLINE_S = 60.0
+PROVEN = ("secure", "authenticated")
 DEFAULTS: Mapping[str, object] = {
     "cache_limit_bytes": 1024 * geometry.MIB,
     "cache_slab_bytes": 64 * geometry.MIB,
@@ -78,6 +80,7 @@ class Agent:
     :param source_url: where ``<image id>.raw`` and ``<image id>.acmap`` are
     :param ring_file: the v-node table; without one the agent works alone
     :param sections: more sections of the configuration, such as those of other sources
+    :param security: how it talks to other agents; None leaves that to the agent's default
     :param options: options of [acstor_agent] that differ from the lab's
     """
 
@@ -88,9 +91,11 @@ class Agent:
         ring_file: pathlib.Path | None = None,
         *,
         sections: Mapping[str, Mapping[str, object]] | None = None,
+        security: str | None = "secure",
         **options: object,
     ) -> None:
         self.host = host
+        self._security = security
         self.folder = host.folder / "agent"
         self.mount_point = self.folder / "mirror"
         self.control_socket = self.folder / "control.sock"
@@ -110,6 +115,7 @@ class Agent:
             "sources": "http",
             **DEFAULTS,
             **({"ring_file": ring_file} if ring_file else {}),
+            **({"peer_security": self._security} if self._security else {}),
             **options,
         }
         shared = {"control_socket": self.control_socket, "mount_point": self.mount_point}
@@ -118,12 +124,19 @@ class Agent:
     def __enter__(self) -> Self:
         """Write the configuration and start the agent; does not wait for it."""
         self.mount_point.mkdir(parents=True, exist_ok=True)
+        if self._security in PROVEN:
+            identities.give(self.state_dir, str(self._sections["acstor_agent"]["host"]))
         parser = configparser.ConfigParser(interpolation=None)
         parser.read_dict(self._sections)
         with self.config_file.open("w") as file:
             parser.write(file)
         self.start()
         return self
+
+    @property
+    def state_dir(self) -> pathlib.Path:
+        """The agent's state folder."""
+        return pathlib.Path(str(self._sections["acstor_agent"]["state_dir"]))
 
     def start(self) -> None:
         """Start the agent (again); its log goes on where it was."""

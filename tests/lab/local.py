@@ -130,6 +130,7 @@ def agent(
     ring_file: pathlib.Path | None = None,
     peer_port: int | None = None,
     sections: Mapping[str, Mapping[str, object]] | None = None,
+    security: str | None = None,
     **options: object,
 ) -> Iterator[agents.Agent]:
     """Run an agent that reads images from a folder; options are those of [acstor_agent]."""
@@ -142,5 +143,7 @@ def agent(
         **options,
     }
     file_source = {"source_file": {"folder": images.folder}, **(sections or {})}
-    with agents.Agent(host, "", ring_file, sections=file_source, **options) as running:
+    with agents.Agent(
+        host, "", ring_file, sections=file_source, security=security, **options
+    ) as running:
         yield running

@@ -73,8 +73,7 @@ class Answering(base.Connection):
         uplink: uplink_.Uplink,
         limits: base.Limits,
     ) -> None:
-        super().__init__(link, receiver, peer, hello.klass, gate)
-        self._host = hello.host_id
+        super().__init__(hello.host_id, link, receiver, peer, hello.klass, gate)
         self._server = server
         self._heard = heard
         self._uplink = uplink
@@ -118,7 +117,7 @@ class Answering(base.Connection):
                 if work := self._answering.pop(request_id, None):
                     work.scope.cancel()
             case peer_wire.Advertise() | peer_wire.Gone() | peer_wire.LetGo():
-                self._heard(self._host, message)
+                self._heard(self.host, message)
             case peer_wire.Ping(token):
                 self.post(peer_wire.Pong(token))
 
@@ -130,11 +129,11 @@ class Answering(base.Connection):
         self._answering_bytes += get.length
         data: peer_wire.Buffer | None = None
         try:
-            work.admitted = self._server.admit(self._host, get)
+            work.admitted = self._server.admit(self.host, get)
             if self._refer(work):
                 return
             if work.admitted is not None:
-                data = self._server.answer_nowait(self._host, get, work.admitted)
+                data = self._server.answer_nowait(self.host, get, work.admitted)
         except errors.AcstorError as error:
             self._end(work, self._refusal(get, error))
             return
@@ -148,7 +147,7 @@ class Answering(base.Connection):
         if work.admitted is None:
             return False
         urgency = self._urgency(work.get)
-        hosts = self._uplink.refer(work.get, work.admitted.cid, self._host, urgency)
+        hosts = self._uplink.refer(work.get, work.admitted.cid, self.host, urgency)
         if hosts:
             self._end(work, peer_wire.Refer(work.get.request_id, hosts))
         return bool(hosts)
@@ -173,7 +172,7 @@ class Answering(base.Connection):
 
         if work.admitted is not None:
             cid, urgency = work.admitted.cid, self._urgency(work.get)
-            self._uplink.put(cid, self._host, urgency, self, send)
+            self._uplink.put(cid, self.host, urgency, self, send)
 
     def _too_late(self, work: "_Work") -> peer_wire.Refuse:
         return peer_wire.Refuse(work.get.request_id, peer_wire.RefuseCode.UNREACHABLE)
@@ -198,8 +197,8 @@ class Answering(base.Connection):
         get = work.get
         try:
             if work.admitted is None:
-                work.admitted = await self._server.look_up(self._host, get)
-            data = await self._server.answer(self._host, get, work.admitted)
+                work.admitted = await self._server.look_up(self.host, get)
+            data = await self._server.answer(self.host, get, work.admitted)
         except errors.AcstorError as error:
             return self._refusal(get, error)
         if len(data) != get.length:

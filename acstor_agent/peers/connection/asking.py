@@ -10,6 +10,7 @@ import trio
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_common import errors
+from acstor_common import ids
 from acstor_common import peer_wire
 
 _Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
@@ -20,13 +21,14 @@ class Asking(base.Connection):
 
     def __init__(
         self,
+        host: ids.HostId,
         link: peer_link.Link,
         receiver: peer_wire.Receiver,
         peer: str,
         klass: peer_wire.Klass,
         gate: base.DemandGate,
     ) -> None:
-        super().__init__(link, receiver, peer, klass, gate)
+        super().__init__(host, link, receiver, peer, klass, gate)
         self._last_id = 0
         self._waiting: dict[int, _Waiter] = {}
 

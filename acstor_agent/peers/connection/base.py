@@ -22,6 +22,7 @@ import trio
 from acstor_agent.peers import peer_link
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_common import ids
 from acstor_common import peer_wire
 
 LOG = logging.getLogger(__name__)
@@ -103,18 +104,22 @@ class DemandGate:
 class Connection(abc.ABC):
     """What both ends have: a link, an outbox, and the tasks that read and write.
 
+    :param host: the other side
     :param receiver: has already received Hello
     :param peer: the other side in words, for logs and errors
     """
 
     def __init__(
         self,
+        host: ids.HostId,
         link: peer_link.Link,
         receiver: peer_wire.Receiver,
         peer: str,
         klass: peer_wire.Klass,
         gate: DemandGate,
     ) -> None:
+        self.host = host
+        self.link = link
         self.peer = peer
         self.klass = klass
         self.is_closed = False
@@ -122,7 +127,6 @@ class Connection(abc.ABC):
         self._progress = (0, 0)  # what is to come of a frame, what is in the outbox
         self.outbox_bytes = 0
         self.failure: errors.AcstorError | None = None
-        self._link = link
         self._receiver = receiver
         self._gate = gate
         self._scope = trio.CancelScope()
@@ -147,9 +151,9 @@ class Connection(abc.ABC):
 
     def post(self, message: peer_wire.Message) -> None:
         """Send ``message``, or put it in the outbox if the socket is full; never waits."""
-        buffers = peer_wire.encode(message)
         if self.is_closed:
             return
+        buffers = peer_wire.encode(message, self.link.sending)
         if not self._outbox:
             if self.klass is peer_wire.Klass.DEMAND or self._gate.is_open:
                 buffers = rest_of(buffers, self._send_nowait(buffers))
@@ -164,7 +168,7 @@ class Connection(abc.ABC):
     def _send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
         """Send what can be sent now; a lost connection is noticed by the tasks that wait on it."""
         try:
-            return self._link.send_nowait(buffers)
+            return self.link.send_nowait(buffers)
         except OSError:
             return 0
 
@@ -180,7 +184,7 @@ class Connection(abc.ABC):
                     await self._until_it_ends(self._read, early)
         finally:
             self.close()
-            self._link.close()
+            self.link.close()
             if self._outbox and self.klass is peer_wire.Klass.DEMAND:
                 self._gate.end()
 
@@ -214,7 +218,7 @@ class Connection(abc.ABC):
                 if self._is_full:
                     await self._wait_for_room()
                 self._handle(message)
-            messages = await self._link.receive(self._receiver)
+            messages = await self.link.receive(self._receiver)
 
     async def _write(self) -> None:
         while True:
@@ -224,7 +228,7 @@ class Connection(abc.ABC):
             if self.klass is peer_wire.Klass.BULK:
                 await self._gate.wait()
             some = [self._outbox[i] for i in range(min(len(self._outbox), 16))]
-            sent = await self._link.send_some(some)
+            sent = await self.link.send_some(some)
             self.last_progress = trio.current_time()
             self.outbox_bytes -= sent
             for _ in some:
@@ -248,7 +252,7 @@ class Connection(abc.ABC):
         """Say that nearly all that was posted has arrived, or the connection is closed."""
         if self.is_closed or self._outbox:
             return self.is_closed
-        return self._link.undelivered_bytes <= NEARLY_BYTES
+        return self.link.undelivered_bytes <= NEARLY_BYTES
 
     async def delivered(self) -> None:
         """Return when :attr:`is_delivered` holds: the kernel tells nobody, so look at it."""

@@ -2,8 +2,11 @@
 """The first message on a connection: who are you, and can you prove it?
 
 The one rule: no other message is acted upon before the other side's host id is
-known, is the expected one, and with TLS is in its certificate.
+known, is the expected one, is that of its certificate, and may speak.
 """
+
+import math
+from collections.abc import Callable
 
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
@@ -11,16 +14,24 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
 
+MaySpeak = Callable[[ids.HostId, float], str]
+"""Says why a host, whose certificate is valid from a time on, may not speak; empty if it may."""
+
 
 async def greet(
-    link: peer_link.Link, receiver: peer_wire.Receiver, ours: peer_wire.Hello, expected: ids.HostId
+    link: peer_link.Link,
+    receiver: peer_wire.Receiver,
+    ours: peer_wire.Hello,
+    expected: ids.HostId,
+    may_speak: MaySpeak,
 ) -> list[peer_wire.Message]:
     """Say Hello first and check who answers; return what came with the answer.
 
     :raises errors.RemoteProtocolError: it is not ``expected``
+    :raises errors.NotAuthentic: it may not speak
     """
     await _send(link, ours)
-    theirs, early = await _receive_hello(link, receiver)
+    theirs, early = await _receive_hello(link, receiver, may_speak)
     if theirs.host_id != expected:
         raise errors.RemoteProtocolError(
             receiver.peer,
@@ -32,16 +43,23 @@ async def greet(
 
 
 async def welcome(
-    link: peer_link.Link, receiver: peer_wire.Receiver, host_id: ids.HostId, ring_epoch: int
+    link: peer_link.Link,
+    receiver: peer_wire.Receiver,
+    host_id: ids.HostId,
+    ring_epoch: int,
+    may_speak: MaySpeak,
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
-    """Wait for Hello and answer it; return it and the messages that came with it."""
-    theirs, early = await _receive_hello(link, receiver)
+    """Wait for Hello and answer it; return it and the messages that came with it.
+
+    :raises errors.NotAuthentic: who says it may not speak; it gets no answer
+    """
+    theirs, early = await _receive_hello(link, receiver, may_speak)
     await _send(link, peer_wire.Hello(host_id, theirs.klass, ring_epoch))
     return theirs, early
 
 
 async def _receive_hello(
-    link: peer_link.Link, receiver: peer_wire.Receiver
+    link: peer_link.Link, receiver: peer_wire.Receiver, may_speak: MaySpeak
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
     messages = await link.receive(receiver)
     if messages is None:
@@ -49,15 +67,21 @@ async def _receive_hello(
     hello, *early = messages
     if not isinstance(hello, peer_wire.Hello):  # the receiver lets nothing else be first
         raise errors.RemoteProtocolError(receiver.peer, f"{type(hello).__name__} before Hello")
-    if link.names is not None and hello.host_id not in link.names:
-        raise errors.RemoteProtocolError(
-            receiver.peer,
-            f"Hello of {hello.host_id} with a certificate of {sorted(link.names)[:3]}",
-        )
+    if why := why_silent(link, hello.host_id, may_speak):
+        raise errors.NotAuthentic(f"Hello of {hello.host_id}", why)
     return hello, early
 
 
+def why_silent(link: peer_link.Link, host: ids.HostId, may_speak: MaySpeak) -> str:
+    """Return why ``host`` may not speak over a link; empty if it may."""
+    if link.certificate is None:
+        return may_speak(host, math.inf)
+    if link.certificate.host != host:
+        return f"its certificate is of {link.certificate.host}"
+    return may_speak(host, link.certificate.not_before_s)
+
+
 async def _send(link: peer_link.Link, message: peer_wire.Message) -> None:
-    buffers = peer_wire.encode(message)
+    buffers = peer_wire.encode(message, link.sending)
     while buffers:
         buffers = base.rest_of(buffers, await link.send_some(buffers))

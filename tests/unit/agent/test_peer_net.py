@@ -4,13 +4,11 @@
 import contextlib
 import dataclasses
 import os
-import pathlib
 import socket
 import struct
 
 import pytest
 import trio
-import trustme
 
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import uplink_places
@@ -30,6 +28,10 @@ PATIENT = peer_net.Limits()
 DATA = os.urandom(1 << 20)
 HELLO = b"".join(peer_wire.encode(peer_wire.Hello(CLIENT, DEMAND, 1)))
 SERVER_HELLO = b"".join(peer_wire.encode(peer_wire.Hello(SERVER, DEMAND, 0)))
+
+
+def everybody(host: ids.HostId, not_before_s: float) -> str:
+    return ""
 
 
 async def serve_data(host: ids.HostId, get: peer_wire.Get) -> bytes:
@@ -63,10 +65,17 @@ def address_of(listener: trio.SocketListener) -> str:
 
 @contextlib.asynccontextmanager
 async def serving(
-    serve=serve_data, host=SERVER, tls=None, limits=PATIENT, is_reachable=lambda host: False
+    serve=serve_data,
+    host=SERVER,
+    tls=None,
+    limits=PATIENT,
+    is_reachable=lambda host: False,
+    may_speak=everybody,
 ):
     """Run the answering side; gives it and its address."""
-    net = peer_net.PeerNet(host, tls=tls, limits=limits, is_reachable=is_reachable)
+    net = peer_net.PeerNet(
+        host, credentials=tls, limits=limits, is_reachable=is_reachable, may_speak=may_speak
+    )
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         await nursery.start(net.serve_forever, Server(serve), listeners)
@@ -105,9 +114,9 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def asking(address: str, host=CLIENT, tls=None, limits=PATIENT):
+async def asking(address: str, host=CLIENT, tls=None, limits=PATIENT, may_speak=everybody):
     """Run the asking side."""
-    net = peer_net.PeerNet(host, tls=tls, limits=limits)
+    net = peer_net.PeerNet(host, credentials=tls, limits=limits, may_speak=may_speak)
     async with trio.open_nursery() as nursery:
         await nursery.start(net.run)
         yield Client(net, address)
@@ -764,121 +773,3 @@ async def test_another_host_at_the_address_is_an_error_that_says_so():
     async with both() as (client, _server):
         with pytest.raises(errors.RemoteProtocolError, match=r"this is server\.example, not"):
             await client.fetch(host=ids.HostId("other.example"))
-
-
-# TLS
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-
-    def issue(ca: trustme.CA, ca_name: str, name: str, **names) -> peer_net.PeerTls:
-        files = [str(folder / f"{ca_name}-{name}.{kind}") for kind in ("ca", "cert", "key")]
-        certificate = ca.issue_cert(*names.get("dns", ()), common_name=names.get("common_name"))
-        ca.cert_pem.write_to_path(files[0])
-        pathlib.Path(files[1]).write_bytes(
-            b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
-        )
-        certificate.private_key_pem.write_to_path(files[2])
-        return peer_net.PeerTls(*files)
-
-    ours, theirs = trustme.CA(), trustme.CA()
-    return {
-        "client": issue(ours, "ours", "client", dns=[CLIENT]),
-        "server": issue(ours, "ours", "server", dns=["alias.example", SERVER]),
-        "common name": issue(ours, "ours", "cn", common_name=str(SERVER)),
-        "stranger": issue(theirs, "theirs", "client", dns=[CLIENT]),
-    }
-
-
-@pytest.mark.parametrize("server", ["server", "common name"])
-async def test_chunks_come_by_tls(certificates, server):
-    async with (
-        serving(tls=certificates[server]) as (_server, address),
-        asking(address, tls=certificates["client"]) as client,
-    ):
-        for length in (1, 65536, len(DATA)):
-            assert await client.fetch(0, length) == DATA[:length]
-
-
-@pytest.mark.parametrize("tls", [False, True], ids=["clear", "tls"])
-async def test_many_large_chunks_under_way_arrive_whole(certificates, tls):
-    """More than the sockets hold, so that much is sent in pieces, from the outbox."""
-    server, client = (certificates[name] if tls else None for name in ("server", "client"))
-    whole = 0
-
-    async def ask(client, klass):
-        nonlocal whole
-        data = await client.fetch(1, len(DATA) - 1, klass=klass)
-        whole += data == DATA[1:]
-
-    async with (
-        serving(tls=server) as (_server, address),
-        asking(address, tls=client) as client,
-        trio.open_nursery() as nursery,
-    ):
-        for number in range(40):
-            nursery.start_soon(ask, client, DEMAND if number % 2 else BULK)
-    assert whole == 40
-
-
-@pytest.mark.expect_log(r"127.0.0.1:\d+ dropped")
-@pytest.mark.parametrize("trusts_server", [True, False])
-async def test_client_of_another_authority_is_not_served(certificates, trusts_server):
-    served = []
-
-    async def serve(host, get):
-        served.append(host)
-        return bytes(get.length)
-
-    tls = certificates["stranger"]
-    if trusts_server:
-        tls = dataclasses.replace(tls, ca_file=certificates["client"].ca_file)
-    async with (
-        serving(serve, tls=certificates["server"]) as (server, address),
-        asking(address, tls=tls) as client,
-    ):
-        with pytest.raises(errors.SourceUnreachable):
-            await client.fetch()
-        await wait_until(lambda: server.connections[0] == 0)
-    assert not served
-
-
-@pytest.mark.expect_log("Hello of impostor.example with a certificate of .*client.example")
-async def test_client_whose_certificate_has_another_name_is_dropped(certificates):
-    async with (
-        serving(tls=certificates["server"]) as (_server, address),
-        asking(address, host=ids.HostId("impostor.example"), tls=certificates["client"]) as client,
-    ):
-        with pytest.raises(errors.SourceUnreachable):
-            await client.fetch()
-
-
-@pytest.mark.expect_log("Hello of server.example with a certificate of .*client.example")
-async def test_server_whose_certificate_has_another_name_is_not_believed(certificates):
-    async with (
-        serving(tls=certificates["client"]) as (_server, address),
-        asking(address, tls=certificates["client"]) as client,
-    ):
-        with pytest.raises(errors.RemoteProtocolError, match="certificate"):
-            await client.fetch()
-
-
-@pytest.mark.expect_log("127.0.0.1")
-async def test_clear_text_client_cannot_talk_to_a_tls_server(certificates):
-    async with (
-        serving(tls=certificates["server"]) as (_server, address),
-        asking(address) as client,
-    ):
-        with pytest.raises((errors.SourceUnreachable, errors.RemoteProtocolError)):
-            await client.fetch()
-
-
-def test_certificate_that_cannot_be_read_is_named(certificates, tmp_path):
-    good = certificates["client"]
-    missing = str(tmp_path / "missing.pem")
-    for ca, cert in ((missing, good.cert_file), (good.ca_file, missing)):
-        tls = peer_net.PeerTls(ca, cert, good.key_file)
-        with pytest.raises(errors.Unusable, match=r"missing\.pem"):
-            peer_net.PeerNet(CLIENT, tls=tls)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The certificate authority of a run of the lab: it gives every agent its certificate.
+
+The one rule: a host that has files already, from a decision service or from a test,
+keeps them.
+"""
+
+import functools
+import pathlib
+import time
+
+from acstor_agent import identity_files
+from acstor_common import certificates
+from acstor_common import ids
+
+VALID_S = 86_400
+
+
+@functools.cache
+def authority() -> certificates.Authority:
+    """Return the authority of all agents that this process runs."""
+    return certificates.Authority.create("the lab", time.time(), VALID_S)
+
+
+def issue(
+    name: str, issuer: certificates.Authority | None = None, age_s: float = 0.0
+) -> identity_files.Set:
+    """Return what the files of a host hold.
+
+    :param issuer: another authority than the lab's
+    :param age_s: how long ago the certificate was issued, for a day
+    """
+    issuer = issuer or authority()
+    host, key = ids.parse_host_id(name), certificates.new_key()
+    request = certificates.request(host, key)
+    certificate = issuer.issue(request, host, time.time() - age_s, VALID_S)
+    return identity_files.Set(issuer.certificate_pem, certificate, key, b"")
+
+
+def give(state_dir: pathlib.Path, name: str) -> None:
+    """Put the files of a host in its state folder, if there are none."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    if not (state_dir / "identity").exists():
+        identity_files.write(state_dir / "identity", issue(name))

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may speak to whom: certificates, modes and tables, over real TCP on the loopback."""
+
+import itertools
+import os
+import socket
+import ssl
+import time
+
+import pytest
+import trio
+
+from acstor_agent import identity_files
+from acstor_agent.peers import credentials
+from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import rights
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ids
+from tests.unit.agent import test_peer_net as nets
+
+CLIENT, SERVER, DATA = nets.CLIENT, nets.SERVER, nets.DATA
+asking, serving, wait_until = nets.asking, nets.serving, nets.wait_until
+SECURE, AUTHENTICATED, INSECURE = peer_net.Security
+DAY_S = 86400
+GRACE_S = 7 * DAY_S
+OURS, THEIRS = (
+    certificates.Authority.create(name, time.time(), 365 * DAY_S) for name in ("ours", "theirs")
+)
+
+
+class Identity:
+    """Files of a host in a folder, and the credentials that are read from them."""
+
+    def __init__(self, folder, host, issuer=OURS, names=None, age_s=0, now=time.time):
+        self.folder = folder / f"{host}-{os.urandom(4).hex()}"
+        self.folder.mkdir()
+        self.host, self.now = host, now
+        self.write(issuer, issuer.certificate_pem, names or host, age_s)
+
+    @property
+    def files(self):
+        return identity_files.files_in(self.folder / "identity")
+
+    def write(self, issuer=OURS, ca_pem=OURS.certificate_pem, names=None, age_s=0):
+        """Replace the files, as whoever renews them does."""
+        key = certificates.new_key()
+        request = certificates.request(self.host, key)
+        issued = issuer.issue(request, names or self.host, time.time() - age_s, DAY_S)
+        made = identity_files.Set(ca_pem, issued, key, b"")
+        identity_files.write(self.folder / "identity", made)
+
+    def read(self, security=SECURE, grace_s=GRACE_S):
+        looks = itertools.count(0, identity_files.LOOK_EVERY_S)  # it looks whenever it is asked
+        files = identity_files.IdentityFiles(self.host, self.files, lambda: next(looks))
+        made = credentials.Credentials(files, security, grace_s, self.now)
+        made.look()
+        return made
+
+
+@pytest.fixture
+def identity(tmp_path):
+    return lambda *args, **kwargs: Identity(tmp_path, *args, **kwargs)
+
+
+@pytest.fixture
+def pair(identity):
+    """Return the credentials of both sides."""
+
+    def make(security=SECURE):
+        return {host: identity(host).read(security) for host in (CLIENT, SERVER)}
+
+    return make
+
+
+BOTH_MODES = pytest.mark.parametrize("security", [SECURE, AUTHENTICATED])
+
+
+@BOTH_MODES
+async def test_chunks_come_from_who_has_proven_who_he_is(pair, security):
+    tls = pair(security)
+    async with (
+        serving(tls=tls[SERVER]) as (server, address),
+        asking(address, tls=tls[CLIENT]) as client,
+    ):
+        for length in (1, 65536, len(DATA)):
+            assert await client.fetch(0, length) == DATA[:length]
+        [connection] = server._answering
+        assert connection.host == connection.link.certificate.host == CLIENT
+        assert isinstance(connection.link._sock, ssl.SSLSocket) == (security is SECURE)
+
+
+@pytest.mark.parametrize("security", [SECURE, AUTHENTICATED, INSECURE])
+async def test_many_large_chunks_under_way_arrive_whole(pair, security):
+    """More than the sockets hold, so that much is sent in pieces, from the outbox."""
+    tls = pair(security) if security is not INSECURE else {CLIENT: None, SERVER: None}
+    whole = 0
+
+    async def ask(client, klass):
+        nonlocal whole
+        data = await client.fetch(1, len(DATA) - 1, klass=klass)
+        whole += data == DATA[1:]
+
+    async with (
+        serving(tls=tls[SERVER]) as (_server, address),
+        asking(address, tls=tls[CLIENT]) as client,
+        trio.open_nursery() as nursery,
+    ):
+        for number in range(40):
+            nursery.start_soon(ask, client, nets.DEMAND if number % 2 else nets.BULK)
+    assert whole == 40
+
+
+async def refused(serving_tls, asking_tls, *, client=CLIENT, **options):
+    """Fetch in vain; return what the asking side says of it."""
+    served = []
+
+    async def serve(host, get):
+        served.append(host)
+        return bytes(get.length)
+
+    async with (
+        serving(serve, tls=serving_tls, **options) as (server, address),
+        asking(address, host=client, tls=asking_tls) as net,
+    ):
+        with pytest.raises((errors.SourceUnreachable, errors.RemoteProtocolError)) as caught:
+            await net.fetch()
+        await wait_until(lambda: server.connections[0] == 0)
+    assert not served
+    return str(caught.value)
+
+
+@pytest.mark.expect_log(r"127.0.0.1:\d+ dropped: its certificate is not believed")
+@BOTH_MODES
+async def test_client_of_another_cloud_is_not_served(identity, security):
+    stranger = identity(CLIENT, THEIRS)
+    stranger.write(THEIRS, OURS.certificate_pem + THEIRS.certificate_pem)
+    await refused(identity(SERVER).read(security), stranger.read(security))
+
+
+@pytest.mark.allow_log(r"127.0.0.1:\d+ dropped")
+async def test_server_of_another_cloud_is_not_asked(identity):
+    why = await refused(identity(SERVER, THEIRS).read(), identity(CLIENT).read())
+    assert "its certificate is not believed" in why
+
+
+@pytest.mark.expect_log("Hello of impostor.example proves nothing: its certificate is of client.ex")
+async def test_client_whose_certificate_names_another_host_is_dropped(identity):
+    """It says in Hello that it is somebody else."""
+    tls = identity(CLIENT).read()
+    await refused(identity(SERVER).read(), tls, client=ids.HostId("impostor.example"))
+
+
+@pytest.mark.expect_log("Hello of server.example proves nothing: its certificate is of client.exa")
+async def test_server_whose_certificate_names_another_host_is_not_believed(identity):
+    await refused(identity(CLIENT).read(), identity(CLIENT).read())
+
+
+@pytest.mark.expect_log(r"certificate of client.example proves nothing: valid until .* 8 days ago")
+@pytest.mark.allow_log("was not renewed")
+async def test_certificate_is_taken_for_the_grace_after_its_end_and_no_longer(identity):
+    for age_s in (DAY_S + GRACE_S - 3600,):
+        async with (
+            serving(tls=identity(SERVER).read()) as (_server, address),
+            asking(address, tls=identity(CLIENT, age_s=age_s).read()) as client,
+        ):
+            assert await client.fetch(0, 10) == DATA[:10]
+    await refused(identity(SERVER).read(), identity(CLIENT, age_s=DAY_S + 8 * DAY_S).read())
+
+
+@pytest.mark.expect_log(
+    "client.example proves nothing: valid from .* 23 h from now: one of the two"
+)
+@pytest.mark.expect_log("cert.pem: valid from .* 23 h from now")
+async def test_clock_that_is_wrong_by_a_day_is_said_with_how_much(identity):
+    early = identity(CLIENT, age_s=-23 * 3600 - certificates.BACKDATE_S - 60)
+    await refused(identity(SERVER).read(), early.read())
+
+
+@pytest.mark.allow_log("127.0.0.1")
+@pytest.mark.parametrize("ours", [SECURE, AUTHENTICATED, INSECURE])
+@pytest.mark.parametrize("theirs", [SECURE, AUTHENTICATED, INSECURE])
+async def test_sides_with_different_modes_refuse_each_other_and_say_why(pair, ours, theirs, caplog):
+    if ours is theirs:
+        return
+    servers = None if ours is INSECURE else pair(ours)[SERVER]
+    clients = None if theirs is INSECURE else pair(theirs)[CLIENT]
+    await refused(servers, clients)
+    assert "peer_security differs" in caplog.text
+
+
+# Who may speak
+
+
+def nobody_but(*hosts):
+    return lambda host, not_before_s: "" if host in hosts else "it is not on the table"
+
+
+@pytest.mark.expect_log("Hello of client.example proves nothing: it is not on the table")
+@pytest.mark.parametrize("security", [SECURE, INSECURE])
+async def test_host_that_is_not_on_the_table_gets_no_hello(pair, security):
+    tls = pair(security) if security is SECURE else {CLIENT: None, SERVER: None}
+    await refused(tls[SERVER], tls[CLIENT], may_speak=nobody_but(SERVER))
+
+
+@pytest.mark.expect_log("Connection to .* dropped: Hello of server.example .* not on the table")
+async def test_host_that_left_is_not_asked_either(pair):
+    tls = pair()
+    async with (
+        serving(tls=tls[SERVER]) as (_server, address),
+        asking(address, tls=tls[CLIENT], may_speak=nobody_but(CLIENT)) as client,
+    ):
+        with pytest.raises(errors.SourceUnreachable, match="not on the table"):
+            await client.fetch()
+
+
+async def test_right_is_asked_for_with_the_certificate_s_time(pair):
+    seen = []
+
+    def may_speak(host, not_before_s):
+        seen.append((host, not_before_s))
+        return ""
+
+    tls = pair()
+    async with (
+        serving(tls=tls[SERVER], may_speak=may_speak) as (_server, address),
+        asking(address, tls=tls[CLIENT]) as client,
+    ):
+        await client.fetch(0, 1)
+    assert seen[0][0] == CLIENT
+    assert seen[0][1] == pytest.approx(time.time() - certificates.BACKDATE_S, abs=60)
+
+
+@pytest.mark.expect_log("Connection with .* dropped: it is not on the table")
+@BOTH_MODES
+async def test_open_connection_ends_when_its_host_leaves_the_table(pair, security, monkeypatch):
+    monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.05)
+    allowed = {CLIENT, SERVER}
+    tls = pair(security)
+
+    def may_speak(host, not_before_s):
+        return nobody_but(*allowed)(host, not_before_s)
+
+    async with (
+        serving(tls=tls[SERVER]) as (server, address),
+        asking(address, tls=tls[CLIENT], may_speak=may_speak) as client,
+    ):
+        await client.fetch(0, 10)
+        allowed.discard(SERVER)
+        await wait_until(lambda: client.net.connections[1] == 0 and server.connections[0] == 0)
+
+
+@pytest.mark.expect_log("Connection with .* dropped: valid until")
+@pytest.mark.allow_log("was not renewed")
+async def test_open_connection_ends_when_time_passes_over_the_certificate(identity, monkeypatch):
+    monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.05)
+    passed_s = 0
+    tls = identity(CLIENT, now=lambda: time.time() + passed_s).read()
+    async with (
+        serving(tls=identity(SERVER).read()) as (_server, address),
+        asking(address, tls=tls) as client,
+    ):
+        await client.fetch(0, 10)
+        passed_s = DAY_S + GRACE_S + 3600
+        await wait_until(lambda: client.net.connections[1] == 0)
+
+
+# Files
+
+
+async def test_files_that_are_replaced_under_load_cost_no_connection(identity, monkeypatch):
+    monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.05)
+    files = {host: identity(host) for host in (CLIENT, SERVER)}
+    tls = {host: found.read() for host, found in files.items()}
+    async with (
+        serving(tls=tls[SERVER]) as (server, address),
+        asking(address, tls=tls[CLIENT]) as client,
+    ):
+        await client.fetch(0, 10)
+        [before] = server._answering
+        for generation in (2, 3):
+            for found in files.values():
+                found.write()
+            with trio.fail_after(5):
+                while tls[CLIENT].generation < generation:
+                    assert len(await client.fetch(0, 65536)) == 65536
+        assert list(server._answering) == [before] and not before.is_closed
+        await client.fetch(0, 10, klass=nets.BULK)
+        newest = {c.link.certificate.pem for c in server._answering}
+        assert len(newest) == 2  # a new connection is begun with the new certificate
+
+
+@pytest.mark.expect_log("Connection with .* dropped: none of the authorities")
+async def test_connections_end_when_their_authority_is_not_believed_any_more(identity, monkeypatch):
+    monkeypatch.setattr(rights, "LOOK_EVERY_S", 0.05)
+    found = identity(CLIENT)
+    async with (
+        serving(tls=identity(SERVER).read()) as (_server, address),
+        asking(address, tls=found.read()) as client,
+    ):
+        await client.fetch(0, 10)
+        found.write(THEIRS, THEIRS.certificate_pem)
+        await wait_until(lambda: client.net.connections[1] == 0)
+
+
+async def test_both_authorities_are_believed_while_one_replaces_the_other(identity):
+    both = OURS.certificate_pem + THEIRS.certificate_pem
+    old, new = identity(CLIENT), identity(SERVER)
+    old.write(OURS, both)
+    new.write(THEIRS, both)
+    async with (
+        serving(tls=new.read()) as (_server, address),
+        asking(address, tls=old.read()) as client,
+    ):
+        assert await client.fetch(0, 10) == DATA[:10]
+
+
+@pytest.mark.allow_log("it is not used")
+@pytest.mark.parametrize("name", ["ca", "certificate", "key"])
+def test_files_that_cannot_be_used_leave_in_force_what_was_there(identity, name):
+    found = identity(CLIENT)
+    good = found.read()
+    getattr(found.files, name).write_bytes(b"garbage")
+    bad = found.read()
+    good.look()
+    assert good.is_there and good.generation == 1
+    assert not bad.is_there
+    with pytest.raises(OSError, match="no certificate yet"):
+        bad.context(is_server=True)
+    found.write()
+    for credentials_ in (good, bad):
+        credentials_.look()
+    assert (good.generation, bad.generation, bad.is_there) == (2, 1, True)
+
+
+@pytest.mark.expect_log(
+    "server.example proves nothing: this host is client.example; it is not used"
+)
+def test_certificate_of_another_host_is_not_used(identity):
+    assert not identity(CLIENT, names=SERVER).read().is_there
+
+
+# On the wire
+
+
+async def relay(listener, port, change):
+    """Pass bytes between an agent and another, changed on their way."""
+
+    async def pass_on(source, to, is_answer):
+        count = 0
+        try:
+            while data := await source.recv(65536):
+                await to.send(change(data, count, is_answer))
+                count += len(data)
+        except OSError:
+            pass
+        for sock in (source, to):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    async def handler(stream):
+        other = await trio.open_tcp_stream("127.0.0.1", port)
+        async with trio.open_nursery() as nursery:
+            for ends in ((stream.socket, other.socket, False), (other.socket, stream.socket, True)):
+                nursery.start_soon(pass_on, *ends)
+
+    await trio.serve_listeners(handler, [listener])
+
+
+@pytest.mark.expect_log("its MAC is wrong")
+@pytest.mark.parametrize("place", [30_000, 65_000])
+async def test_bit_that_was_changed_on_its_way_costs_the_connection_and_no_wrong_byte(pair, place):
+    tls = pair(AUTHENTICATED)
+    is_on = False
+
+    def change(data, count, is_answer):
+        if is_on and is_answer and len(data) > 1000:
+            changed = bytearray(data)
+            changed[len(data) // 2] ^= 4
+            return bytes(changed)
+        return data
+
+    async with serving(tls=tls[SERVER]) as (_server, address), trio.open_nursery() as nursery:
+        port = int(address.rpartition(":")[2])
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(relay, listener, port, change)
+        async with asking(nets.address_of(listener), tls=tls[CLIENT]) as client:
+            assert await client.fetch(0, place) == DATA[:place]
+            is_on = True
+            with pytest.raises(errors.RemoteProtocolError, match="MAC"):
+                await client.fetch(0, place)
+            is_on = False
+            assert await client.fetch(0, place) == DATA[:place]
+        nursery.cancel_scope.cancel()
+
+
+async def test_bytes_are_readable_on_the_way_only_where_that_was_asked_for(pair):
+    for security, is_readable in ((SECURE, False), (AUTHENTICATED, True)):
+        seen = bytearray()
+
+        def listen(data, count, is_answer, seen=seen):
+            seen.extend(data)
+            return data
+
+        tls = pair(security)
+        async with serving(tls=tls[SERVER]) as (_server, address), trio.open_nursery() as nursery:
+            port = int(address.rpartition(":")[2])
+            [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(relay, listener, port, listen)
+            async with asking(nets.address_of(listener), tls=tls[CLIENT]) as client:
+                await client.fetch(0, 65536)
+            nursery.cancel_scope.cancel()
+        assert (DATA[1000:1100] in seen) == is_readable
