@@ -119,7 +119,7 @@ def peer_security(own: Options) -> peer_net.Security:
     try:
         ip, _ = ring.parse_address(own.peer_listen)
     except ValueError as e:
-        raise errors.Unusable("[acstor_agent] peer_listen", str(e)) from e
+        raise errors.Unusable("[acstor_agent] peer_listen", f"{own.peer_listen}: {e}") from e
     is_alone = ipaddress.ip_address(ip).is_loopback
     return peer_net.Security.INSECURE if is_alone else peer_net.Security.SECURE
 

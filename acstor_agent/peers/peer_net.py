@@ -20,6 +20,7 @@ import trio
 from acstor_agent.peers import credentials as credentials_
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
+from acstor_agent.peers import strangers
 from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import asking
 from acstor_agent.peers.connection import base
@@ -91,7 +92,8 @@ class PeerNet:
         self._uplink = uplink.Uplink(is_reachable)
         self._lines: dict[tuple[ids.HostId, peer_wire.Klass], _Line] = {}
         self._answering: set[answering.Answering] = set()
-        self._incoming = 0
+        self._budgets = answering.Budgets(self._limits)
+        self._strangers = strangers.Strangers(self._limits.strangers, self._limits.hello_s)
         self._nursery: trio.Nursery | None = None
         self._server: Server
         self._scopes: set[trio.CancelScope] = set()
@@ -99,7 +101,7 @@ class PeerNet:
     @property
     def connections(self) -> tuple[int, int]:
         """Number of connections from other agents, and to other agents."""
-        return self._incoming, len(self._lines)
+        return len(self._strangers) + len(self._answering), len(self._lines)
 
     async def aclose(self) -> None:
         """End :meth:`run` and :meth:`serve_forever` and close every connection."""
@@ -297,43 +299,53 @@ class PeerNet:
                 await self.endpoint.serve(list(listeners), nursery, task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
-        peer = "an unknown address"
-        self._incoming += 1
+        ip, peer = "an unknown address", "an unknown address"
         try:
-            peer = _describe_address(stream.socket.getpeername())
-            if self._incoming > self._limits.incoming:
-                LOG.warning("Connection from %s refused: there are %d", peer, self._incoming - 1)
-                return
-            connection, early = await self._welcome(stream, peer)
+            ip, port = stream.socket.getpeername()[:2]
+            peer = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+            with self._strangers.one_from(ip):
+                connection, early = await self._welcome(stream, peer)
+            self._make_room_for(connection)
             self._answering.add(connection)
             try:
                 await connection.run(early)
             finally:
                 self._answering.discard(connection)
         except trio.TooSlowError:
-            LOG.warning("Connection from %s dropped: no Hello in time", peer)
+            self._strangers.say(ip, peer, "no Hello in time")
         except (
             *peer_link.LINK_ERRORS,
             errors.RemoteProtocolError,
             errors.NotAuthentic,
         ) as error:
-            LOG.warning("Connection from %s dropped: %s", peer, peer_link.reason(error))
+            self._strangers.say(ip, peer, peer_link.reason(error))
         finally:
-            self._incoming -= 1
+            await trio.aclose_forcefully(stream)
+
+    def _make_room_for(self, new: answering.Answering) -> None:
+        """Close what a host has opened before, beyond what it may have: it has no use for it.
+
+        Where there are too many connections of all hosts, the one that is idle for longest.
+        """
+        rivals = [c for c in self._answering if (c.host, c.klass) == (new.host, new.klass)]
+        if len(rivals) < self._limits.of_host:
+            rivals = list(self._answering)
+            if len(rivals) < self._limits.incoming:
+                return
+        min(rivals, key=lambda c: (not c.is_idle, c.last_progress)).close()
 
     async def _welcome(
         self, stream: trio.SocketStream, peer: str
     ) -> tuple[answering.Answering, list[peer_wire.Message]]:
-        with trio.fail_after(self._limits.hello_s):
-            link = await peer_link.accept(stream, self._credentials, self._limits.silence_s)
-            try:
-                receiver = peer_wire.Receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
-                theirs, early = await hello.welcome(
-                    link, receiver, self._host_id, self._ring_epoch(), self._may_speak
-                )
-            except BaseException:
-                link.close()
-                raise
+        link = await peer_link.accept(stream, self._credentials, self._limits.silence_s)
+        try:
+            receiver = peer_wire.Receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
+            theirs, early = await hello.welcome(
+                link, receiver, self._host_id, self._ring_epoch(), self._may_speak
+            )
+        except BaseException:
+            link.close()
+            raise
         receiver.peer = peer = f"{theirs.host_id} ({peer})"
         connection = answering.Answering(
             link,
@@ -345,6 +357,7 @@ class PeerNet:
             self._heard,
             self._uplink,
             self._limits,
+            self._budgets,
         )
         return connection, early
 
@@ -369,13 +382,11 @@ class PeerNet:
             await trio.sleep(min(idle_s, self._limits.silence_s) / 4)
             now = trio.current_time()
             for connection in connections():
-                if connection.is_stuck(now, self._limits.silence_s):
+                if connection.is_too_slow(now, self._limits.serve_s):
+                    why = f"what waits for it was not taken in {self._limits.serve_s:g} s"
+                    connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
+                elif connection.is_stuck(now, self._limits.silence_s):
                     why = f"nothing moved for {self._limits.silence_s:g} s"
                     connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
                 elif connection.is_idle and now - connection.last_progress > idle_s:
                     connection.close()
-
-
-def _describe_address(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    ip, port = address[:2]
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

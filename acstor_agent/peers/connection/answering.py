@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a connection that answers another agent's requests for chunks.
 
-The one rule: what a peer can make this host do at a time is bounded, in
-requests and in bytes; beyond that its requests wait in the socket.
+The one rule: what a peer can make this host do at a time is bounded, in requests
+and in bytes, for itself and for all peers together; beyond that its requests wait
+in the socket.
 """
 
 import logging
@@ -12,6 +13,7 @@ from typing import Protocol
 
 import trio
 
+from acstor_agent.core import budget
 from acstor_agent.core import gossip
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
@@ -55,11 +57,20 @@ class Server(Protocol):
         """Return the bytes."""
 
 
-class Answering(base.Connection):
-    """The end that accepted the connection: answers Gets, so many at a time.
+MESSAGE_BYTES = 128
+"""What a message that waits takes beside its bytes, and what is allowed for its answer."""
 
-    :param host: the other side, from its Hello
-    """
+
+class Budgets:
+    """What all peers share."""
+
+    def __init__(self, limits: base.Limits) -> None:
+        self.requests = budget.Budget(limits.requests, limits.host_requests)
+        self.bytes = budget.Budget(limits.answer_bytes, limits.host_answer_bytes)
+
+
+class Answering(base.Connection):
+    """The end that accepted the connection: answers Gets, so many at a time."""
 
     def __init__(
         self,
@@ -72,12 +83,16 @@ class Answering(base.Connection):
         heard: Heard,
         uplink: uplink_.Uplink,
         limits: base.Limits,
+        budgets: Budgets,
     ) -> None:
         super().__init__(hello.host_id, link, receiver, peer, hello.klass, gate)
         self._server = server
         self._heard = heard
         self._uplink = uplink
         self._limits = limits
+        self._budgets = budgets
+        self._sharer = hello.host_id, hello.klass  # what is in bulk leaves room for what is urgent
+        self._charged_bytes = 0
         self._answering: dict[int, _Work] = {}
         self._works = 0  # a request that was cancelled is one until it has ended
         self._answering_bytes = 0
@@ -88,12 +103,34 @@ class Answering(base.Connection):
         """Say that no request is being answered and no answer is waiting to be sent."""
         return not self._works and not self.outbox_bytes
 
-    @property
-    def _is_full(self) -> bool:
-        return (
-            self._works >= self._limits.requests
-            or self._answering_bytes + self.outbox_bytes >= self._limits.answer_bytes
+    def _has_room(self, message: peer_wire.Message) -> bool:
+        if isinstance(message, peer_wire.Cancel):
+            return True
+        if not isinstance(message, peer_wire.Get):
+            return self._budgets.bytes.may_take(self._sharer, MESSAGE_BYTES)
+        return self._budgets.requests.may_take(self._sharer, 1) and self._budgets.bytes.may_take(
+            self._sharer, message.length + MESSAGE_BYTES
         )
+
+    def _outbox_changed(self) -> None:
+        """Charge the host with what is being read for it and what waits for it."""
+        held_bytes = self._answering_bytes + self.outbox_bytes
+        held_bytes += MESSAGE_BYTES * (self._works + len(self._outbox))
+        self._charge(held_bytes)
+
+    def _charge(self, held_bytes: int) -> None:
+        if held_bytes != self._charged_bytes:
+            self._budgets.bytes.take(self._sharer, held_bytes - self._charged_bytes)
+            self._charged_bytes = held_bytes
+
+    async def run(self, early: list[peer_wire.Message]) -> None:
+        """See :meth:`base.Connection.run`; at the end nothing is held for the host any more."""
+        try:
+            await super().run(early)
+        finally:
+            self._charge(0)
+            self._budgets.requests.take(self._sharer, -self._works)
+            self._works = 0
 
     def show_life(self, now: float, after_s: float) -> None:
         """Send a Ping where answers take long: to work on them is not to be dead."""
@@ -126,7 +163,9 @@ class Answering(base.Connection):
         get = work.get
         self._answering[get.request_id] = work
         self._works += 1
+        self._budgets.requests.take(self._sharer, 1)
         self._answering_bytes += get.length
+        self._outbox_changed()
         data: peer_wire.Buffer | None = None
         try:
             work.admitted = self._server.admit(self.host, get)
@@ -183,8 +222,11 @@ class Answering(base.Connection):
         if is_waited_for:
             del self._answering[work.get.request_id]
             self.post(answer)
-        self._works -= 1
-        self._answering_bytes -= work.get.length
+        if self._works:  # none when the connection has ended: all was given back
+            self._works -= 1
+            self._budgets.requests.take(self._sharer, -1)
+            self._answering_bytes -= work.get.length
+            self._outbox_changed()
         self._has_changed.set()
         return is_waited_for and not self.is_closed
 

@@ -37,10 +37,9 @@ class Asking(base.Connection):
         """Say that nobody waits for an answer."""
         return not self._waiting
 
-    @property
-    def _is_full(self) -> bool:
+    def _has_room(self, message: peer_wire.Message) -> bool:
         """Answers are always taken: there is somebody who waits for them."""
-        return False
+        return True
 
     @property
     def _is_answer_awaited(self) -> bool:

@@ -27,6 +27,7 @@ from acstor_common import peer_wire
 
 LOG = logging.getLogger(__name__)
 
+LOOK_FOR_ROOM_S = 0.1
 BULK_YIELDS_S = 0.05
 """How long bulk data lets demand data go first, each time."""
 NEARLY_BYTES = 16 * geometry.KIB
@@ -40,22 +41,31 @@ Mbit/s."""
 class Limits:
     """Bounds of the peer network.
 
-    :param incoming: connections from other agents
+    :param incoming: connections from other agents; an idle one makes room for a new one
+    :param of_host: of them from one host, for each class
+    :param strangers: connections of those who have not said yet who they are
     :param outgoing: connections to other agents; an idle one makes room for a new one
-    :param requests: requests that are being answered on one connection; further ones wait in
-        the socket
-    :param answer_bytes: bytes of the answers to them
+    :param requests: requests that are being answered, for all hosts; further ones wait in the
+        sockets
+    :param host_requests: of one host, for each class
+    :param answer_bytes: bytes of the answers to them, for all hosts, until the kernel has them
+    :param host_answer_bytes: of one host, for each class
     :param hello_s: time for connecting and for Hello
     :param idle_s: a connection without requests is closed after this; by the server after twice
         that
     :param silence_s: a connection is dropped when a frame or the outbox makes no progress so long
-    :param serve_s: no request is worked on for longer, whatever its sender says
+    :param serve_s: no request is worked on for longer, whatever its sender says, and what was
+        posted must be on its way after so long
     """
 
-    incoming: int = 2048
+    incoming: int = 8192
+    of_host: int = 2
+    strangers: int = 64
     outgoing: int = 1024
-    requests: int = 128
-    answer_bytes: int = 16 * geometry.MIB
+    requests: int = 4096
+    host_requests: int = 256
+    answer_bytes: int = 128 * geometry.MIB
+    host_answer_bytes: int = 16 * geometry.MIB
     hello_s: float = 5.0
     idle_s: float = 60.0
     silence_s: float = 20.0
@@ -125,7 +135,10 @@ class Connection(abc.ABC):
         self.is_closed = False
         self.last_progress = trio.current_time()
         self._progress = (0, 0)  # what is to come of a frame, what is in the outbox
+        self._is_full = False  # what the other side sends has to wait for room
         self.outbox_bytes = 0
+        self._sent_bytes = 0
+        self._due = (math.inf, 0)  # by when how much must have been sent
         self.failure: errors.AcstorError | None = None
         self._receiver = receiver
         self._gate = gate
@@ -144,10 +157,12 @@ class Connection(abc.ABC):
     def _handle(self, message: peer_wire.Message) -> None:
         """Act on a message, without waiting."""
 
-    @property
     @abc.abstractmethod
-    def _is_full(self) -> bool:
-        """Say that the next message must wait, and with it whatever the other side sends."""
+    def _has_room(self, message: peer_wire.Message) -> bool:
+        """Say that a message may be acted on; else it waits, and with it all that follows."""
+
+    def _outbox_changed(self) -> None:  # noqa: B027  only one of the ends has to account for it
+        """Note that more or less is to be sent."""
 
     def post(self, message: peer_wire.Message) -> None:
         """Send ``message``, or put it in the outbox if the socket is full; never waits."""
@@ -164,6 +179,7 @@ class Connection(abc.ABC):
         self._outbox.extend(buffers)
         self.outbox_bytes += sum(map(len, buffers))
         self._has_outbox.set()
+        self._outbox_changed()
 
     def _send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
         """Send what can be sent now; a lost connection is noticed by the tasks that wait on it."""
@@ -215,8 +231,8 @@ class Connection(abc.ABC):
         while messages is not None:
             self.last_progress = trio.current_time()
             for message in messages:
-                if self._is_full:
-                    await self._wait_for_room()
+                if not self._has_room(message):
+                    await self._wait_for_room(message)
                 self._handle(message)
             messages = await self.link.receive(self._receiver)
 
@@ -231,6 +247,7 @@ class Connection(abc.ABC):
             sent = await self.link.send_some(some)
             self.last_progress = trio.current_time()
             self.outbox_bytes -= sent
+            self._sent_bytes += sent
             for _ in some:
                 self._outbox.popleft()
             self._outbox.extendleft(reversed(rest_of(some, sent)))
@@ -238,6 +255,7 @@ class Connection(abc.ABC):
                 self._gate.move()
                 if not self._outbox:
                     self._gate.end()
+            self._outbox_changed()
             self._has_changed.set()
             self._has_sent.set()
             self._has_sent = trio.Event()
@@ -262,10 +280,13 @@ class Connection(abc.ABC):
             await trio.sleep(wait_s)
             wait_s = min(2 * wait_s, LOOK_LONGEST_S)
 
-    async def _wait_for_room(self) -> None:
-        while self._is_full:
+    async def _wait_for_room(self, message: peer_wire.Message) -> None:
+        self._is_full = True
+        while not self._has_room(message):
             self._has_changed = trio.Event()
-            await self._has_changed.wait()
+            with trio.move_on_after(LOOK_FOR_ROOM_S):  # others may have made some
+                await self._has_changed.wait()
+        self._is_full = False
 
     def is_stuck(self, now: float, silence_s: float) -> bool:
         """Say that the other side owes something and is silent; to be asked again and again.
@@ -278,6 +299,14 @@ class Connection(abc.ABC):
             self._progress, self.last_progress = progress, now
         is_owed = is_frame_awaited or bool(self._outbox) or self._is_answer_awaited
         return is_owed and now - self.last_progress > silence_s
+
+    def is_too_slow(self, now: float, time_s: float) -> bool:
+        """Say that what was in the outbox has not left in time, though some of it may have."""
+        due_s, due_bytes = self._due
+        if not self._outbox or self._sent_bytes >= due_bytes:
+            self._due = (now + time_s, self._sent_bytes + self.outbox_bytes)
+            return False
+        return now > due_s
 
     @property
     def _is_answer_awaited(self) -> bool:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Those who have connected and not shown yet who they are: few, for a moment.
+
+The one rule: strangers never keep out others.  When there are too many, one goes: the
+oldest of the address that has most of them, so a crowd pushes itself out.
+"""
+
+import collections
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import trio
+
+LOG = logging.getLogger(__name__)
+
+SAY_AGAIN_S = 10.0
+KINDS_SAID = 1024
+PUSHED_OUT = "it did not say who it is, and others wait"
+
+
+class Strangers:
+    """Connections before their Hello.
+
+    :param limit: how many there are at a time
+    :param time_s: how long each has to say who it is
+    """
+
+    def __init__(self, limit: int, time_s: float) -> None:
+        self._limit, self._time_s = limit, time_s
+        self._waiting: dict[trio.CancelScope, str] = {}  # the oldest first
+        self._said: collections.OrderedDict[tuple[str, str], tuple[float, int]] = (
+            collections.OrderedDict()
+        )
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @contextlib.contextmanager
+    def one_from(self, ip: str) -> Iterator[None]:
+        """Be a stranger until the block ends.
+
+        :raises trio.TooSlowError: the time is over, or others took the place
+        """
+        while len(self._waiting) >= self._limit:
+            self._push_one_out()
+        with trio.fail_after(self._time_s) as scope:
+            self._waiting[scope] = ip
+            try:
+                yield
+            finally:
+                self._waiting.pop(scope, None)
+
+    def _push_one_out(self) -> None:
+        crowd, _ = collections.Counter(self._waiting.values()).most_common(1)[0]
+        oldest = next(scope for scope, ip in self._waiting.items() if ip == crowd)
+        del self._waiting[oldest]
+        oldest.cancel()
+
+    def say(self, ip: str, peer: str, why: str) -> None:
+        """Tell in the log who was dropped, once in a while for each address and reason."""
+        now = trio.current_time()
+        at_s, untold = self._said.get((ip, why), (-SAY_AGAIN_S, 0))
+        if now - at_s < SAY_AGAIN_S:
+            self._said[ip, why] = at_s, untold + 1
+            return
+        more = f" (and {untold} more like it)" if untold else ""
+        LOG.warning("Connection from %s dropped: %s%s", peer, why, more)
+        self._said[ip, why] = now, 0
+        self._said.move_to_end((ip, why))
+        while len(self._said) > KINDS_SAID:
+            self._said.popitem(last=False)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers and strangers can make a host spend, over real TCP on the loopback."""
+
+import contextlib
+import socket
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core import budget
+from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import answering
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.unit.agent import test_peer_net as nets
+
+DATA, DEMAND, BULK = nets.DATA, nets.DEMAND, nets.BULK
+GET = peer_wire.Get(0, nets.IMAGE, 0, 65536, nets.PROOF, False, 60_000)
+
+
+def hello(name, klass=DEMAND):
+    return b"".join(peer_wire.encode(peer_wire.Hello(ids.HostId(name), klass, 1)))
+
+
+@contextlib.asynccontextmanager
+async def deaf(address, name, requests, length=65536):
+    """Be a host that asks and does not read."""
+    stream = await nets.dial(address)
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    gets = [GET._replace(request_id=number, length=length) for number in range(requests)]
+    with trio.move_on_after(0.3):  # the rest waits in the sockets
+        await stream.send_all(hello(name) + b"".join(peer_wire.encode(get)[0] for get in gets))
+    yield stream
+    await trio.aclose_forcefully(stream)
+
+
+async def test_hosts_that_do_not_read_hold_no_more_than_the_total_and_leave_room():
+    limits = peer_net.Limits(answer_bytes=4 << 20, host_answer_bytes=2 << 20)
+    async with nets.serving(limits=limits) as (server, address), contextlib.AsyncExitStack() as st_:
+        async with trio.open_nursery() as nursery:
+
+            async def one(number):
+                await st_.enter_async_context(deaf(address, f"h{number}", 200))
+
+            for number in range(8):
+                nursery.start_soon(one, number)
+        held = server._budgets.bytes
+        await nets.wait_until(lambda: held.used > 1 << 20)
+        assert held.used <= 4 << 20
+        assert sum(c.outbox_bytes for c in server._answering) <= 4 << 20
+        async with nets.asking(address) as client:
+            assert len(await client.fetch(0, 65536)) == 65536
+        assert held.used <= 4 << 20
+    assert held.used == server._budgets.requests.used == 0  # all connections have ended
+
+
+async def test_what_is_urgent_has_room_beside_what_is_in_bulk():
+    limits = peer_net.Limits(host_requests=2)
+
+    async def serve(host, get):
+        if get.offset:
+            await trio.sleep_forever()
+        return bytes(get.length)
+
+    async with nets.serving(serve, limits=limits) as (_server, address):
+        async with nets.asking(address) as client, trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(lambda: client.fetch(1, 10, klass=BULK, timeout_s=60))
+            await trio.sleep(0.05)
+            assert await client.fetch(0, 10, klass=DEMAND) == bytes(10)
+            nursery.cancel_scope.cancel()
+
+
+async def test_requests_of_all_hosts_together_are_bounded():
+    active, most = 0, 0
+
+    async def serve(host, get):
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        try:
+            await trio.sleep_forever()
+        finally:
+            active -= 1
+
+    limits = peer_net.Limits(requests=20, host_requests=15, silence_s=0.4)
+    async with nets.serving(serve, limits=limits) as (server, address):
+        async with contextlib.AsyncExitStack() as stack:
+            for number in range(8):
+                await stack.enter_async_context(deaf(address, f"h{number}", 15))
+            await nets.wait_until(lambda: most > 10)
+            await trio.sleep(0.1)
+            assert most <= 20
+            assert server._budgets.requests.used == active
+        await nets.wait_until(lambda: not active)
+        await nets.wait_until(lambda: not server._budgets.requests.used)
+
+
+async def test_answer_that_is_taken_byte_by_byte_is_given_up():
+    limits = peer_net.Limits(silence_s=5.0, idle_s=0.4, serve_s=0.5)
+    async with nets.serving(limits=limits) as (server, address):
+        async with deaf(address, "h1", 20, len(DATA)) as stream:
+            await nets.wait_until(lambda: server.connections[0] == 1)
+            with trio.fail_after(5):
+                while server.connections[0]:
+                    with contextlib.suppress(trio.BrokenResourceError):
+                        await stream.receive_some(100)
+                    await trio.sleep(0.01)
+
+
+async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded():
+    class Refusing(nets.Server):
+        def admit(self, host, get):
+            raise nets.errors.ChunkMissing("x", "y")
+
+    limits = peer_net.Limits(answer_bytes=1 << 20, host_answer_bytes=1 << 18)
+    net = peer_net.PeerNet(nets.SERVER, limits=limits, may_speak=nets.everybody)
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        await nursery.start(net.serve_forever, Refusing(None), listeners)
+        async with deaf(nets.address_of(listeners[0]), "h1", 100_000, 1):
+            [connection] = net._answering
+            held = len(connection._outbox) * answering.MESSAGE_BYTES + connection.outbox_bytes
+            assert held <= 1 << 18
+        await net.aclose()
+
+
+# Connections
+
+
+@pytest.mark.expect_log("no Hello in time")
+@pytest.mark.allow_log("closed before Hello")
+@pytest.mark.allow_log("has been closed")
+@pytest.mark.parametrize("secure", [False, True], ids=["clear text", "silent before TLS"])
+async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
+    tls = {nets.SERVER: None, nets.CLIENT: None}
+    if secure:
+        from tests.unit.agent import test_peer_security as security
+
+        tls = {host: security.Identity(tmp_path, host).read() for host in tls}
+    async with nets.serving(tls=tls[nets.SERVER]) as (server, address):
+        strangers = [await nets.dial(address) for _ in range(300)]
+        await nets.wait_until(lambda: server.connections[0] == peer_net.Limits().strangers)
+        async with nets.asking(address, tls=tls[nets.CLIENT]) as client:
+            began = trio.current_time()
+            assert len(await client.fetch()) == 65536
+            assert trio.current_time() - began < 1.0
+            assert server.connections[0] <= peer_net.Limits().strangers + 1
+        for stranger in strangers:
+            await trio.aclose_forcefully(stranger)
+
+
+@pytest.mark.expect_log("no Hello in time")
+@pytest.mark.allow_log("closed before Hello")
+@pytest.mark.allow_log("has been closed")
+async def test_strangers_push_out_those_of_the_address_that_has_most():
+    async with nets.serving(limits=peer_net.Limits(strangers=4)) as (_server, address):
+        ip, port = address.split(":")
+        lone = await trio.open_tcp_stream(ip, int(port), local_address="127.0.0.2")
+        crowd = [await nets.dial(address) for _ in range(20)]
+        await trio.sleep(0.1)
+        await lone.send_all(hello("h1"))
+        assert await lone.receive_some() == nets.SERVER_HELLO
+        for stream in (*crowd, lone):
+            await trio.aclose_forcefully(stream)
+
+
+async def test_newer_connections_of_a_host_take_the_place_of_older_ones():
+    async with nets.serving() as (server, address):
+        streams = []
+        for _ in range(6):
+            streams.append(await nets.dial(address))
+            await streams[-1].send_all(hello("h1"))
+            assert await streams[-1].receive_some() == nets.SERVER_HELLO
+        await nets.wait_until(lambda: server.connections[0] == 2)
+        bulk = await nets.dial(address)
+        await bulk.send_all(hello("h1", BULK))
+        await bulk.receive_some()
+        assert server.connections[0] == 3
+        ended = []
+        for stream in streams[:4]:
+            with trio.fail_after(2):
+                ended.append(await stream.receive_some())
+        assert ended == [b""] * 4
+        for stream in [*streams, bulk]:
+            await trio.aclose_forcefully(stream)
+
+
+# The rule
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), max_size=80))
+def test_sum_is_never_above_the_total_and_a_newcomer_finds_room(wishes):
+    shared = budget.Budget(total=100, most=70)
+    for sharer, amount in wishes:
+        if shared.may_take(sharer, amount):
+            shared.take(sharer, amount)
+        assert shared.used <= 100
+    if shared.used <= 99:
+        assert shared.may_take("newcomer", 100 - shared.used)
+    for sharer, amount in list(shared._taken.items()):
+        shared.take(sharer, -amount)
+    assert shared.used == 0 and not shared._taken
+
+
+def test_one_gets_half_and_many_share_the_rest():
+    shared = budget.Budget(total=128, most=128)
+    for sharer in ("greedy", "second", "third"):
+        while shared.may_take(sharer, 1):
+            shared.take(sharer, 1)
+    assert [shared._taken[name] for name in ("greedy", "second", "third")] == [48, 24, 12]
