@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A peer in a test's hands: it connects to an agent as whoever it likes and says what it likes."""
+
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Self
+
+from acstor_agent import identity_files
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.lab import local
+
+PATIENCE_S = 10.0
+NO_CHECK_TIME = 0x200000
+
+
+def context_of(files: identity_files.Set, protocol: str = "secure") -> ssl.SSLContext:
+    """Return what a host with these files speaks TLS with; it believes everybody."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.verify_flags |= NO_CHECK_TIME
+    context.set_alpn_protocols([protocol])
+    fd = os.memfd_create("certificate")
+    try:
+        os.write(fd, files.certificate + files.key)
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+    return context
+
+
+class RawPeer:
+    """One connection to an agent.
+
+    :param name: whom it says to be
+    :param files: what it proves that with; None for clear text
+    """
+
+    def __init__(
+        self,
+        port: int,
+        name: str,
+        files: identity_files.Set | None,
+        klass: peer_wire.Klass = peer_wire.Klass.DEMAND,
+    ) -> None:
+        self.name = ids.HostId(name)
+        self._klass = klass
+        self._receiver = peer_wire.Receiver("agent", peer_wire.FROM_SERVER)
+        self._last_id = 0
+        self.link: socket.socket = socket.create_connection((local.LOOPBACK, port), PATIENCE_S)
+        if files is not None:
+            self.link = context_of(files).wrap_socket(self.link)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.link.close()
+
+    def send(self, *messages: peer_wire.Message) -> None:
+        """Say something."""
+        for message in messages:
+            self.link.sendall(b"".join(peer_wire.encode(message)))
+
+    def hear(self) -> peer_wire.Message | None:
+        """Return what the agent says next; None when it hangs up."""
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while data := self.link.recv(65536):
+                for message in self._receiver.feed(data):
+                    if isinstance(message, peer_wire.Ping):
+                        self.send(peer_wire.Pong(message.token))
+                    else:
+                        return message
+        return None
+
+    def greet(self) -> peer_wire.Message | None:
+        """Say Hello; return the answer."""
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            self.send(peer_wire.Hello(self.name, self._klass, 1))
+        return self.hear()
+
+    def get(
+        self,
+        asked: str,
+        image_id: ids.ImageId,
+        offset: int,
+        length: int,
+        cid: ids.Cid,
+        proof: bytes | None = None,
+    ) -> peer_wire.Message | None:
+        """Ask for something; return the answer."""
+        self._last_id += 1
+        shown = proof or peer_wire.proof_of(cid, self.name, ids.HostId(asked))
+        self.send(peer_wire.Get(self._last_id, image_id, offset, length, shown, True, 5000))
+        return self.hear()
+
+
+@contextlib.contextmanager
+def greeted(port: int, name: str, files: identity_files.Set | None) -> Iterator[RawPeer]:
+    """Be a host that an agent talks to."""
+    with RawPeer(port, name, files) as peer:
+        assert isinstance(peer.greet(), peer_wire.Hello)
+        yield peer

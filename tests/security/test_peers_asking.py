@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may speak to a real agent, and what he may ask it for."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_agent import identity_files
+from acstor_common import certificates
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.fakes import hosts
+from tests.fakes import raw_peer
+from tests.lab import identities
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+DATA = local.random_bytes(4 * geometry.MIB, seed=11)
+CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
+MISSING = peer_wire.RefuseCode.MISSING
+NOWHERE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+DAY_S = 86_400
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cloud")
+
+
+@pytest.fixture(scope="module")
+def images(folder):
+    return local.ImageFolder(folder / "images")
+
+
+@pytest.fixture(scope="module")
+def mirrored(images):
+    return images.add(DATA)
+
+
+@pytest.fixture(scope="module")
+def cloud(folder, images, mirrored) -> Iterator[hosts.Cloud]:
+    """An agent with an image that its guest has read, and a host that the test plays."""
+    with hosts.cloud(
+        folder, images, ("h1",), in_ring_only={"evil": 1}, security="secure", life_s=120
+    ) as made:
+        assert made["h1"].image_path(mirrored).read_bytes() == DATA
+        yield made
+
+
+def ask(cloud, *question, **options):
+    with raw_peer.greeted(cloud.ports["h1"], "evil", identities.issue("evil")) as peer:
+        return peer.get("h1", *question, **options)
+
+
+def test_host_of_the_table_gets_a_chunk_that_it_knows(cloud, mirrored, images):
+    for image_id in (mirrored, images.add(DATA)):  # mirrored there, and not
+        answer = ask(cloud, image_id, CHUNK, CHUNK, CIDS[1])
+        assert isinstance(answer, peer_wire.Chunk) and answer.data == DATA[CHUNK : 2 * CHUNK]
+
+
+QUESTIONS = {
+    "one byte": (0, 1, ids.cid_of(DATA[:1])),
+    "not aligned": (1, CHUNK, ids.cid_of(DATA[1 : CHUNK + 1])),
+    "another chunk's CID": (0, CHUNK, CIDS[1]),
+    "an unknown CID": (0, CHUNK, ids.cid_of(b"guessed")),
+    "two chunks": (0, 2 * CHUNK, ids.cid_of(DATA[: 2 * CHUNK])),
+    "past the end": (len(DATA), CHUNK, CIDS[0]),
+    "boot image": ((1 << 62), CHUNK, CIDS[0]),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_all_else_is_refused_with_one_word(cloud, mirrored, images, name):
+    offset, length, cid = QUESTIONS[name]
+    for image_id in (mirrored, images.add(DATA)):
+        answer = ask(cloud, image_id, offset, length, cid)
+        assert isinstance(answer, peer_wire.Refuse) and answer.code is MISSING
+    assert "evil asked for " in cloud["h1"].log()
+
+
+def test_image_that_does_not_exist_looks_like_one_that_does(cloud, mirrored):
+    wrong = ids.cid_of(b"guessed")
+    answers = {ask(cloud, image_id, 0, CHUNK, wrong) for image_id in (NOWHERE, mirrored)}
+    assert len(answers) == 1
+
+
+def test_proof_that_was_made_for_another_host_is_of_no_use(cloud, mirrored):
+    """What a home was shown it cannot show to others."""
+    stolen = peer_wire.proof_of(CIDS[0], ids.HostId("h2"), ids.HostId("evil"))
+    for proof in (stolen, CIDS[0][:16], bytes(16)):
+        answer = ask(cloud, mirrored, 0, CHUNK, CIDS[0], proof=proof)
+        assert isinstance(answer, peer_wire.Refuse) and answer.code is MISSING
+
+
+# Who may speak
+
+OTHER = certificates.Authority.create("another cloud", time.time(), DAY_S)
+STRANGERS: dict[str, tuple[str, identity_files.Set | None, str]] = {
+    "not on the table": ("h9", identities.issue("h9"), "it is not on the v-node table"),
+    "another cloud": ("evil", identities.issue("evil", OTHER), "its certificate is not believed"),
+    "another's name": ("evil", identities.issue("h9"), "its certificate is of h9"),
+    "name of the agent itself": ("h1", identities.issue("evil"), "its certificate is of evil"),
+    "long expired": (
+        "evil",
+        identities.issue("evil", age_s=9 * DAY_S),
+        "8 days ago: it was not renewed",
+    ),
+    "not yet valid": (
+        "evil",
+        identities.issue("evil", age_s=-DAY_S),
+        "from now: one of the two clocks is wrong",
+    ),
+    "clear text": ("evil", None, "peer_security differs"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_stranger_gets_no_answer_and_is_named_in_the_log(cloud, name):
+    host, files, said = STRANGERS[name]
+    with raw_peer.RawPeer(cloud.ports["h1"], host, files) as peer:
+        assert not isinstance(peer.greet(), peer_wire.Hello)
+    hosts.wait_until(lambda: said in cloud["h1"].log(), f"a line about {name}")
+
+
+def test_certificate_is_taken_for_a_while_after_its_end(cloud):
+    late = identities.issue("evil", age_s=3 * DAY_S)
+    with raw_peer.greeted(cloud.ports["h1"], "evil", late) as peer:
+        assert peer.name == "evil"
+
+
+def test_garbage_before_the_handshake_costs_nobody_else_anything(cloud, mirrored):
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(2000), b"\x16\x03\x01\xff\xff" * 50):
+        with raw_peer.RawPeer(cloud.ports["h1"], "evil", None) as peer:
+            peer.link.sendall(garbage)
+            assert peer.link.recv(10) is not None
+    assert isinstance(ask(cloud, mirrored, 0, CHUNK, CIDS[0]), peer_wire.Chunk)
+
+
+def test_host_that_leaves_the_table_loses_its_open_connections(tmp_path, images, mirrored):
+    with hosts.cloud(
+        tmp_path,
+        images,
+        ("h1",),
+        in_ring_only={"evil": 1},
+        security="secure",
+        former_ring_s=0,
+    ) as cloud:
+        with raw_peer.greeted(cloud.ports["h1"], "evil", identities.issue("evil")) as peer:
+            answer = peer.get("h1", mirrored, 0, CHUNK, CIDS[0])
+            assert isinstance(answer, peer_wire.Chunk)
+            hosts.write_ring(cloud.ring_file, cloud.ports, epoch=2)
+            assert peer.hear() is None
+        with raw_peer.RawPeer(cloud.ports["h1"], "evil", identities.issue("evil")) as peer:
+            assert peer.greet() is None
+        assert "it is not on the v-node table" in cloud["h1"].log()

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers and strangers can make real agents spend, and what bytes on the way can become."""
+
+import contextlib
+import pathlib
+import re
+import socket
+import threading
+import time
+
+import pytest
+
+from acstor_agent import identity_files
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.fakes import hosts
+from tests.fakes import raw_peer
+from tests.lab import identities
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+DATA = local.random_bytes(16 * geometry.MIB, seed=12)
+CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
+STRANGERS = 2048
+DEAF = 100
+MEMORY_LIMIT_BYTES = 512 * geometry.MIB
+
+
+@pytest.fixture
+def images(tmp_path):
+    return local.ImageFolder(tmp_path / "images")
+
+
+@pytest.fixture
+def image_id(images):
+    return images.add(DATA)
+
+
+def resident_bytes(pid: int | None) -> int:
+    text = pathlib.Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", text)
+    assert found
+    return int(found[1]) * 1024
+
+
+def test_idle_strangers_do_not_keep_out_hosts(tmp_path, images, image_id):
+    with hosts.cloud(
+        tmp_path, images, ("h1", "h2"), security="secure", read_ahead_limit_bytes=0, life_s=90
+    ) as cloud:
+        cloud["h1"].ctl("ensure", image_id)
+        with contextlib.ExitStack() as stack:
+            for _ in range(STRANGERS):
+                address = (local.LOOPBACK, cloud.ports["h1"])
+                stack.enter_context(socket.create_connection(address, 10))
+            path = cloud["h2"].image_path(image_id)
+            path.stat()
+            began = time.monotonic()
+            assert path.read_bytes() == DATA
+            took_s = time.monotonic() - began
+            memory = resident_bytes(cloud["h1"].worker_pid())
+        exchange = cloud["h2"].status()["fetched"]
+        assert exchange["home"]["bytes"] + exchange["peer"]["bytes"] > 0
+        assert took_s < 5.0
+        assert memory < MEMORY_LIMIT_BYTES
+        print(f"{STRANGERS} strangers: 16 MiB in {took_s:.2f} s, {memory >> 20} MiB resident")
+
+
+def ask_and_be_deaf(cloud: hosts.Cloud, name: str, image_id: ids.ImageId) -> raw_peer.RawPeer:
+    peer = raw_peer.RawPeer(cloud.ports["h1"], name, identities.issue(name))
+    peer.link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    assert isinstance(peer.greet(), peer_wire.Hello)
+    peer.link.settimeout(0.1)
+    with contextlib.suppress(TimeoutError):
+        for number in range(256):
+            proof = peer_wire.proof_of(CIDS[number], peer.name, ids.HostId("h1"))
+            at = number * CHUNK
+            peer.send(peer_wire.Get(number, image_id, at, CHUNK, proof, True, 60_000))
+    return peer
+
+
+def test_hundred_peers_that_do_not_read_leave_the_agent_within_its_memory(
+    tmp_path, images, image_id
+):
+    deaf = {f"deaf{number}": 1 for number in range(DEAF)}
+    with hosts.cloud(
+        tmp_path, images, ("h1", "h2"), in_ring_only=deaf, security="secure", life_s=90
+    ) as cloud:
+        cloud["h1"].ctl("ensure", image_id)
+        pid = cloud["h1"].worker_pid()
+        before = resident_bytes(pid)
+        most = before
+        with contextlib.ExitStack() as stack:
+            for name in deaf:
+                stack.enter_context(ask_and_be_deaf(cloud, name, image_id))
+                most = max(most, resident_bytes(pid))
+            began = time.monotonic()
+            path = cloud["h1"].image_path(image_id)
+            with path.open("rb") as file:  # a guest of the host itself, from its cache
+                assert file.read(4096) == DATA[:4096]
+            guest_s = time.monotonic() - began
+            assert cloud["h2"].image_path(image_id).read_bytes() == DATA
+            most = max(most, resident_bytes(pid))
+        assert cloud["h1"].worker_pid() == pid
+        assert most < MEMORY_LIMIT_BYTES
+        assert guest_s < 1.0
+        print(f"{DEAF} deaf peers: {before >> 20} MiB before, {most >> 20} MiB at most")
+
+
+def test_certificates_that_are_replaced_under_load_cost_no_connection(tmp_path, images, image_id):
+    with hosts.cloud(
+        tmp_path, images, ("h1", "h2"), security="secure", read_ahead_limit_bytes=0
+    ) as cloud:
+        path = cloud["h2"].image_path(image_id)
+        with path.open("rb", buffering=0) as file:
+            for part in range(16):
+                if part in (4, 8, 12):
+                    for name in ("h1", "h2"):
+                        folder = cloud[name].state_dir / "identity"
+                        identity_files.write(folder, identities.issue(name))
+                    time.sleep(2.5)
+                start = part * geometry.MIB
+                file.seek(start)
+                assert file.read(CHUNK) == DATA[start : start + CHUNK]
+        for name in ("h1", "h2"):
+            assert "dropped" not in cloud[name].log()
+            assert not cloud[name].status()["exchange"]["quarantined"]
+
+
+class FlippingProxy:
+    """Passes bytes between agents; changes a bit of every long answer while it is told to."""
+
+    def __init__(self, port: int) -> None:
+        self.is_flipping = False
+        self.flipped = 0
+        self._to = (local.LOOPBACK, port)
+        self._listener = socket.create_server((local.LOOPBACK, 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                link, _ = self._listener.accept()
+                other = socket.create_connection(self._to)
+                for ends in ((link, other, False), (other, link, True)):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, to: socket.socket, is_answer: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := bytearray(source.recv(65536)):
+                if self.is_flipping and is_answer and len(data) > 4096:
+                    data[len(data) // 2] ^= 1
+                    self.flipped += 1
+                to.sendall(data)
+        for link in (source, to):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.mark.parametrize("security", ["authenticated", "secure"])
+def test_bit_that_was_changed_on_its_way_costs_a_connection_and_no_wrong_byte(
+    tmp_path, images, image_id, security
+):
+    with hosts.cloud(
+        tmp_path, images, ("h1", "h2"), security=security, read_ahead_limit_bytes=0, life_s=60
+    ) as cloud:
+        proxy = FlippingProxy(cloud.ports["h1"])
+        hosts.write_ring(cloud.ring_file, {**cloud.ports, "h1": proxy.port}, epoch=2)
+        hosts.wait_until(lambda: cloud["h2"].status()["ring"]["epoch"] == 2, "the way by the proxy")
+        path = cloud["h2"].image_path(image_id)
+        path.stat()
+        proxy.is_flipping = True
+        assert path.read_bytes() == DATA
+        proxy.close()
+        assert proxy.flipped
+        status = cloud["h2"].status()
+        assert status["images"][image_id]["failed_reads"] == 0
+        if security == "authenticated":
+            assert "its MAC is wrong" in cloud["h2"].log()
