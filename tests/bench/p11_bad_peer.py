@@ -93,7 +93,8 @@ def watch(
     readings = {
         number: collective.Reading(((0, REGION_BYTES),)) for number in range(HOSTS) if number != BAD
     }
-    with cloud.running(), contextlib.ExitStack() as stack:
+    # In clear text, in which the liar speaks: what it costs does not depend on how it got there.
+    with cloud.running(security="insecure"), contextlib.ExitStack() as stack:
         if is_lying:
             stack.enter_context(lying(cloud))
         else:

@@ -9,8 +9,11 @@ hosts play a smaller copy of the pattern (see :mod:`tests.bench.patterns`).
 
 ACSTOR_BENCH_HOSTS=1,2,4,8,16,32 adds a series over the number of hosts, with
 links that two cores can fill; then the picture is that series.
+ACSTOR_BENCH_SECURITY=insecure,authenticated adds acstor in these modes of
+``peer_security``; without it hosts have certificates, as they do off loopback.
 """
 
+import functools
 import os
 from typing import Any
 
@@ -29,6 +32,7 @@ IMAGE_BYTES = 40 * geometry.MIB
 BASELINE_DIVISOR = 8
 COMPLETION_TARGET = 1.15
 SERIES_VARIABLE = "ACSTOR_BENCH_HOSTS"
+SECURITY_VARIABLE = "ACSTOR_BENCH_SECURITY"
 SERIES_SUM_MBIT = 400
 """What two cores carry, all links of hosts together."""
 SERIES_LIMIT_S = 5
@@ -56,6 +60,11 @@ def run(say: harness.Say) -> harness.Result:
     small = patterns.scaled(full, BASELINE_DIVISOR)
     ways: dict[str, tuple[patterns.Way, patterns.Pattern]] = {
         "acstor": (patterns.with_acstor, full),
+        **{
+            f"acstor, {mode}": (functools.partial(patterns.with_acstor, security=mode), full)
+            for mode in os.environ.get(SECURITY_VARIABLE, "").split(",")
+            if mode
+        },
         **{name: (way, full) for name, way in patterns.prefetch_ways().items()},
         "broadcast": (patterns.broadcast_first, full),
         "direct": (patterns.direct, small),

@@ -31,7 +31,6 @@ MIB = 1 << 20
         ("acstor_agent", "sources", "file,tape", "there is no source 'tape'"),
         ("source_file", "folder", "images", "[source_file] folder: 'images' is not an absolute"),
         ("acstor_agent", "peer_listen", "here", "[acstor_agent] peer_listen: here: not an address"),
-        ("acstor_agent", "peer_listen", "192.0.2.1:7201", "[acstor_agent] peer_listen: 192.0.2.1"),
         ("acstor_agent", "metrics_listen", "nowhere:1", "metrics_listen"),
         ("acstor_agent", "control_group", "no-such-group", "there is no group no-such-group"),
         ("acstor_agent", "peer_security", "secure", "secure needs a certificate of this host"),
@@ -53,6 +52,13 @@ def test_http_source_without_a_url_is_named(tmp_path):
     config_file = hosts.configure(tmp_path, {"acstor_agent": {"sources": "http"}})
     status, words = hosts.refuse(config_file)
     assert (status, "[source_http] url" in words) == (1, True)
+
+
+def test_address_that_is_not_this_host_s_is_named(tmp_path):
+    own = {"peer_listen": "192.0.2.1:7201", "peer_security": "insecure"}
+    status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": own}))
+    assert (status, "[acstor_agent] peer_listen: 192.0.2.1" in words) == (1, True)
+    assert "peer_security = insecure: whoever reaches this host's port" in words
 
 
 def test_agent_that_others_reach_does_not_start_without_a_certificate(tmp_path):
