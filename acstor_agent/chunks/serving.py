@@ -49,13 +49,21 @@ class Serving:
         sent: Callable[[ids.HostId, int], None] = lambda host, count: None,
     ) -> None:
         self.admit = admission.admit
-        self.look_up = admission.look_up
+        self._admission = admission
         self._here = here
         self._cache = cache
         self._chunks = chunks
         self._home = home
         self._peers = peers
         self._sent = sent
+
+    async def look_up(self, host: ids.HostId, get: peer_wire.Get) -> want_.Want:
+        """Return what a peer asks for, after a look at the source in the peer's turn.
+
+        :raises errors.ChunkUnavailable: see :meth:`admission.Admission.look_up`
+        """
+        with disk_io.as_stream(requests.Stream(requests.Klass.PEER, host)):
+            return await self._admission.look_up(host, get)
 
     async def answer(self, host: ids.HostId, get: peer_wire.Get, want: want_.Want) -> want_.Bytes:
         """Return what a peer asks for.

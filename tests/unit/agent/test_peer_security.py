@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from acstor_agent import identity_files
+from acstor_agent import settings
 from acstor_agent.peers import credentials
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import rights
@@ -413,3 +414,43 @@ async def test_bytes_are_readable_on_the_way_only_where_that_was_asked_for(pair)
                 await client.fetch(0, 65536)
             nursery.cancel_scope.cancel()
         assert (DATA[1000:1100] in seen) == is_readable
+
+
+# Options
+
+
+class Own:
+    """The options of [acstor_agent] that matter here."""
+
+    def __init__(self, peer_listen="0.0.0.0:7201", peer_security=None):
+        self.peer_listen, self.peer_security = peer_listen, peer_security
+        self.peer_certificate_grace_s = GRACE_S
+
+
+def files_of(found):
+    return identity_files.IdentityFiles(found.host, found.files)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7201", "[::1]:7201"])
+def test_hosts_alone_on_the_loopback_prove_nothing_by_default(identity, address):
+    assert settings.peer_credentials(Own(address), files_of(identity(CLIENT))) is None
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:7201", "192.0.2.1:7201", "[::]:7201"])
+def test_off_the_loopback_the_default_is_secure(identity, address):
+    made = settings.peer_credentials(Own(address), files_of(identity(CLIENT)))
+    assert made.security is SECURE and made.is_there
+
+
+def test_without_a_certificate_there_is_no_start_unless_one_may_come(identity, tmp_path):
+    nothing = identity_files.IdentityFiles(CLIENT, identity_files.files_in(tmp_path / "none"))
+    with pytest.raises(errors.Unusable, match=r"none/cert\.pem.*enrol.*peer_security = insecure"):
+        settings.peer_credentials(Own(), nothing)
+    made = settings.peer_credentials(Own(), nothing, may_come_later=True)
+    assert not made.is_there
+
+
+@pytest.mark.expect_log("peer_security = insecure: whoever reaches this host's port")
+def test_insecure_has_to_be_asked_for_and_is_warned_of(identity):
+    own = Own(peer_security="insecure")
+    assert settings.peer_credentials(own, files_of(identity(CLIENT))) is None
