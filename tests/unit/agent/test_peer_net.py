@@ -465,7 +465,7 @@ async def test_no_more_than_so_many_connections_are_opened():
     async with both(serve, limits=peer_net.Limits(outgoing=1)) as (client, server):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.fetch)
-            await wait_until(lambda: server.connections[0] == 1)
+            await wait_until(lambda: server._budgets.requests.used == 1)
             with pytest.raises(errors.SourceUnreachable, match="in use"):
                 await client.fetch(klass=BULK)
             nursery.cancel_scope.cancel()
