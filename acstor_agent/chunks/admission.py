@@ -34,8 +34,8 @@ TRIES = 3
 class Named(Protocol):
     """Says what an image that is attached here names."""
 
-    def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Cid | None:
-        """Return the CID of what lies there, ZERO_CID if nothing does; None if it is not known."""
+    def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """Return what lies there, ZERO_CID if nothing does; None if it is not known."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -75,13 +75,13 @@ class Admission:
         if found is None:
             if not self._others.is_known(get.image_id, get.offset):
                 return None
-            found = self._others.cid_at(get.image_id, get.offset, get.length)
-        if found == ids.ZERO_CID:
+            found = self._others.content_at(get.image_id, get.offset, get.length)
+        if found.cid == ids.ZERO_CID:
             raise self._refusal(host, get, "there is no chunk exactly there")
-        proof = peer_wire.proof_of(found, host, self._here)
+        proof = peer_wire.proof_of(found.cid, host, self._here)
         if not hmac.compare_digest(proof, get.proof):
             raise self._refusal(host, get, "it does not prove that it knows the CID")
-        return want_.Want(get.image_id, get.offset, get.length, found)
+        return want_.Want(get.image_id, get.offset, get.length, *found)
 
     async def look_up(self, host: ids.HostId, get: peer_wire.Get) -> want_.Want:
         """Return what a Get asks for, after a look at the source.

@@ -103,7 +103,7 @@ class UnattachedImages:
         return {"images": len(self._images), "map_bytes": self._pages_bytes}
 
     def is_known(self, image_id: ids.ImageId, offset: int) -> bool:
-        """Say whether :meth:`cid_at` can answer now."""
+        """Say whether :meth:`content_at` can answer now."""
         image = self._images.get(image_id)
         if image is None or self._clock() >= image.look_again_s:
             return False
@@ -112,9 +112,13 @@ class UnattachedImages:
             return True  # no such chunk
         return image_id in self._boots if page < 0 else (image_id, page) in self._pages
 
-    def cid_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Cid:
-        """Return the CID of what lies there exactly; ZERO_CID if the image names nothing there."""
+    def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content:
+        """Return what lies there exactly; ZERO_CID if the image names nothing there."""
         image = self._images[image_id]
+        return ids.Content(self._cid_at(image, offset, length), image.subject.scope_keys)
+
+    def _cid_at(self, image: _Image, offset: int, length: int) -> ids.Cid:
+        image_id = image.subject.image_id
         self._images.move_to_end(image_id)
         page_no = self._page_at(image, offset)
         if page_no is None:
@@ -235,7 +239,7 @@ class UnattachedImages:
         what = f"{blob.name} from {self._source.where}"
         raw = await self._source.read(blob, 0, boot_image.HEADER_BYTES)
         header = boot_image.parse_header(raw, what)
-        boot_image.check_binding(header, boot_image.Binding(*subject), what)
+        boot_image.check_binding(header, boot_image.Binding(*subject[:3]), what)
         if header.head_bytes > MAX_BOOT_HEAD_BYTES:
             raise errors.BootImageFormatError(what, 0, f"a head of {header.head_bytes} bytes")
         head = await self._source.read(blob, 0, header.head_bytes)

@@ -151,12 +151,13 @@ class Booting:
         self._tally = counters.Tally()
         self._requests_seen = 0
 
-    def named(self, offset: int, length: int) -> ids.Cid | None:
-        """Return the CID of a frame, by where hosts place it in the image; None if not known here.
+    def named(self, offset: int, length: int) -> ids.Content | None:
+        """Return what a frame is, by where hosts place it in the image; None if not known here.
 
         Another revision of the boot image may have a frame there.
         """
-        return None if self.head is None else self._extents.get((offset, length))
+        cid = None if self.head is None else self._extents.get((offset, length))
+        return None if cid is None else ids.Content(cid, self._map.scope_keys)
 
     def watch(self, tally: counters.Tally) -> None:
         """Let the reads that ``tally`` counts show whether the boot image is of use."""

@@ -90,15 +90,15 @@ class Mirror:
         """Return what to ask for to have a chunk of this image."""
         return prefetching.want_of(self.map, chunk_no)
 
-    def named(self, offset: int, length: int) -> ids.Cid | None:
-        """Return the CID of what lies there, exactly, in the image or its boot image.
+    def named(self, offset: int, length: int) -> ids.Content | None:
+        """Return what lies there, exactly, in the image or its boot image.
 
         :returns: ZERO_CID if nothing does, None if that is not known here
         """
         if offset >= base.AT_BOOT_IMAGE:
             return self.boots.named(offset, length)
         chunk_no = self.map.geometry.chunk_at(offset, length)
-        return ids.ZERO_CID if chunk_no is None else self.map.cid(chunk_no)
+        return ids.Content(ids.ZERO_CID) if chunk_no is None else self.map.content(chunk_no)
 
     async def read(
         self, offset: int, length: int, guest: requests.Stream | None = None

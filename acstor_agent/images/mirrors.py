@@ -72,7 +72,7 @@ class Mirrors:
         """Return the mirror if the image is attached and its map is open."""
         return self._mirrors.get(image_id)
 
-    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Cid | None:
+    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
         """Say what an image names, if it is attached; see :meth:`mirror.Mirror.named`."""
         image = self._mirrors.get(image_id)
         return None if image is None else image.named(offset, length)

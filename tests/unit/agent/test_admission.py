@@ -126,7 +126,7 @@ async def test_all_else_is_refused_and_the_log_says_who_tried(host, image_id, na
             if offset >= base.AT_BOOT_IMAGE:
                 return None
             chunk_no = cut.chunk_at(offset, length)
-            return ids.ZERO_CID if chunk_no is None else CIDS[chunk_no]
+            return ids.Content(ids.ZERO_CID if chunk_no is None else CIDS[chunk_no])
 
         host.attached = named
     with pytest.raises(errors.ChunkMissing):
