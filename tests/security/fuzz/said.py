@@ -20,6 +20,7 @@ from tests.security.fuzz import stored
 from tests.security.fuzz.target import Target
 
 CID = ids.cid_of(b"a chunk")
+PROOF = peer_wire.proof_of(CID, ids.HostId("host-1"), ids.HostId("host-2"))
 HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.Klass.BULK, 1)
 ACCEPTS = peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER
 
@@ -50,21 +51,21 @@ def _check_frames(taken: list[Any], data: bytes) -> None:
 
 def _frame_seeds() -> list[bytes]:
     messages: list[peer_wire.Message] = [
-        peer_wire.Get(1, stored.IMAGE, 65536, 65536, CID, False, 100),
+        peer_wire.Get(1, stored.IMAGE, 65536, 65536, PROOF, False, 100),
         peer_wire.Chunk(1, b"bytes"),
-        peer_wire.Refuse(1, peer_wire.RefuseCode.MISSING, "not here"),
+        peer_wire.Refuse(1, peer_wire.RefuseCode.MISSING),
         peer_wire.Cancel(1),
         peer_wire.Ping(7),
         peer_wire.Pong(7),
         peer_wire.Advertise((1, 2, 3)),
         peer_wire.Gone((1 << 63,)),
-        peer_wire.LetGo((CID,)),
+        peer_wire.LetGo((5,)),
         peer_wire.Refer(1, (ids.HostId("h1"), ids.HostId("h2"))),
     ]
     hello = b"".join(map(bytes, peer_wire.encode(HELLO)))
     frames = [b"".join(map(bytes, peer_wire.encode(message))) for message in messages]
-    unknown = b"AC\x01\xc8" + (5).to_bytes(4, "big") + b"later"
-    return [hello, hello + unknown + frames[4], hello + b"".join(frames)] + [
+    unknown = b"AC\x02\xc8" + (5).to_bytes(4, "big") + b"later"
+    return [hello, hello + frames[4] + unknown, hello + b"".join(frames)] + [
         hello + frame for frame in frames
     ]
 
