@@ -151,7 +151,9 @@ class Agent:
             self._host,
             heard=self._heard,
             may_speak=self._may_speak,
-            credentials=settings.peer_credentials(own, self._identity),
+            credentials=settings.peer_credentials(
+                own, self._identity, may_come_later=self._enrolment is not None
+            ),
             ring_epoch=lambda: self._ring.ring.epoch,
             is_reachable=lambda host: host in self._ring.ring.group_of(self._host),
             limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
