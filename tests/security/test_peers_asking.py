@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may speak to a real agent, and what he may ask it for."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -136,8 +137,10 @@ def test_certificate_is_taken_for_a_while_after_its_end(cloud):
 def test_garbage_before_the_handshake_costs_nobody_else_anything(cloud, mirrored):
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(2000), b"\x16\x03\x01\xff\xff" * 50):
         with raw_peer.RawPeer(cloud.ports["h1"], "evil", None) as peer:
-            peer.link.sendall(garbage)
-            assert peer.link.recv(10) is not None
+            with contextlib.suppress(ConnectionError):
+                peer.link.sendall(garbage)
+                while peer.link.recv(100):
+                    pass
     assert isinstance(ask(cloud, mirrored, 0, CHUNK, CIDS[0]), peer_wire.Chunk)
 
 
