@@ -150,7 +150,7 @@ class Agent:
         self._peers = peer_net.PeerNet(
             self._host,
             heard=self._heard,
-            may_speak=self._may_speak,
+            may_speak=self._ring.may_speak,
             credentials=settings.peer_credentials(
                 own, self._identity, may_come_later=self._enrolment is not None
             ),
@@ -414,14 +414,6 @@ class Agent:
         if self._decision is not None and not isinstance(answer, peer_wire.Refer):
             self._decision.received(ask.host, len(answer))
         return answer
-
-    def _may_speak(self, host: ids.HostId, not_before_s: float) -> str:
-        """Say why a host may not speak to this one as a peer; empty if it may."""
-        tables = (self._ring.current(), self._ring.former())
-        if not any(table is not None and host in table for table in tables):
-            return "it is not on the v-node table in force, nor on the one before it"
-        is_revoked = not_before_s < self._ring.current().revoked.get(host, 0)
-        return "its certificate was revoked" if is_revoked else ""
 
     def _sent(self, host: ids.HostId, count: int) -> None:
         if self._decision is not None:

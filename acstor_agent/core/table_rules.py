@@ -51,7 +51,7 @@ def why_not_speak(
     :param former: the one before it, if that still counts
     """
     if host not in current and (former is None or host not in former):
-        return "it is not on the v-node table"
+        return "it is not on the v-node table in force, nor on the one before it"
     if not_before_s < current.revoked.get(host, 0):
         return "its certificate was revoked"
     return ""
