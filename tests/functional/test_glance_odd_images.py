@@ -29,7 +29,7 @@ from tests.lab.openstack import uploads
 
 Listen = Callable[..., acstor_glance.Listener]
 HUGE_BYTES = 1 << 40
-LARGE_BYTES = 8 << 30
+LARGE_BYTES = 4 << 30
 OTHER_FORMATS = {
     "vmdk": ["-f", "vmdk"],
     "vhd": ["-f", "vpc"],
