@@ -142,3 +142,27 @@ def test_nothing_that_hosts_tell_each_other_is_of_two_projects(
     )
     common = len(victim & attacker)
     assert common == (3 * GUESSES if dedup_scope is scope.DedupScope.CLOUD else 0)
+
+
+@hosts.needs_fuse
+@pytest.mark.parametrize("dedup_scope", list(scope.DedupScope))
+def test_hosts_exchange_private_chunks_and_none_of_another_project_s(
+    dedup_scope: scope.DedupScope, tmp_path: pathlib.Path
+) -> None:
+    images = local.ImageFolder(tmp_path / "images")
+    cloud = Cloud(images, dedup_scope)
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as two:
+        assert two["h1"].image_path(cloud.victim).read_bytes() == VICTIM
+        assert two["h2"].image_path(cloud.victim).read_bytes() == VICTIM
+        before = source_bytes(two)
+        assert before == len(VICTIM)  # the other had all from it, and checked it with the key
+        assert two["h1"].image_path(cloud.attacker).read_bytes() == guesses()
+        new = 1 if dedup_scope is scope.DedupScope.CLOUD else 2
+        assert source_bytes(two) - before == new * len(VICTIM)
+        for agent in two.agents.values():
+            assert agent.status()["exchange"]["invalid_chunks"] == 0
+
+
+def source_bytes(cloud: hosts.Cloud) -> int:
+    """Return how many bytes all hosts together have read from the source."""
+    return sum(int(status["exchange"]["source_bytes"]) for status in cloud.statuses().values())
