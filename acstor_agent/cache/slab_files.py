@@ -88,7 +88,7 @@ class SlabFiles:
         except OSError as exc:
             LOG.warning("%s is open to others: %s", self.folder, exc.strerror or exc)
         else:
-            LOG.warning("%s was open to others; now only its owner may enter", self.folder)
+            LOG.info("%s was open to others; now only its owner may enter", self.folder)
 
     def close(self) -> None:
         """Close all files and let go of the folder."""

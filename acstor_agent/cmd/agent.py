@@ -64,7 +64,8 @@ def keep_mirror_open(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:
     """
     cache_dir = pathlib.Path(conf.acstor_agent.cache_dir).resolve()
     for option in ("mount_point", "control_socket"):
-        path = pathlib.Path(conf.acstor[option]).resolve()
+        given = pathlib.Path(conf.acstor[option])
+        path = given.parent.resolve() / given.name  # a mount without a worker must not be asked
         for name, folder in (("state_dir", state_dir), ("cache_dir", cache_dir)):
             if path.is_relative_to(folder):
                 raise errors.Unusable(

@@ -155,7 +155,7 @@ def make_private(folder: pathlib.Path) -> None:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         if narrow(folder):
-            LOG.warning("%s was open to others; now only its owner may enter", folder)
+            LOG.info("%s was open to others; now only its owner may enter", folder)
         for path in folder.iterdir():
             narrow(path)
     except OSError as e:

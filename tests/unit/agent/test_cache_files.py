@@ -735,7 +735,6 @@ async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, quickly, wh
         assert set(cache.iter_cids()) == set(CIDS)
 
 
-@pytest.mark.expect_log("was open to others; now only its owner may enter")
 async def test_folder_and_files_are_the_agents_alone(tmp_path):
     await fill(tmp_path / "new")
     assert modes(tmp_path / "new") == {0o700, 0o600}

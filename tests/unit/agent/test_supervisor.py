@@ -55,7 +55,6 @@ def test_folder_that_cannot_be_made_is_named(tmp_path):
             supervisor.make_folder(folder)
 
 
-@pytest.mark.expect_log("was open to others; now only its owner may enter")
 def test_private_folder_is_closed_with_what_lies_in_it(tmp_path):
     outside = tmp_path / "outside"
     outside.touch(0o644)
