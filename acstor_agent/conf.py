@@ -365,6 +365,14 @@ OPTS = [
         type=types.String(),
         help="Group whose members may use the control socket; without it only the agent's user.",
     ),
+    cfg.Opt(
+        "mirror_group",
+        type=types.String(),
+        sample_default="kvm",
+        help="Group whose members may look into the mirror and read images there: that of the user "
+        "that runs QEMU, and of Nova's. Nobody else but root can. Without it kvm, which libvirt's "
+        "packages use, or root alone where there is no such group.",
+    ),
 ]
 
 

@@ -8,6 +8,8 @@ import pathlib
 import random
 import signal
 import time
+from collections.abc import Awaitable
+from collections.abc import Callable
 from typing import Any
 
 import pyfuse3
@@ -34,6 +36,7 @@ from acstor_agent.control import control_requests
 from acstor_agent.control import control_socket
 from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
+from acstor_agent.control import optional
 from acstor_agent.control import status
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
@@ -110,6 +113,16 @@ def _first(group: BaseExceptionGroup) -> BaseException:
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
+def _begun(run: Callable[[], Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+    """Return a part that has begun as soon as it runs."""
+
+    async def begun(task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        await run()
+
+    return begun
+
+
 class Agent:
     """The parts of a worker.
 
@@ -129,6 +142,7 @@ class Agent:
         self._io = io
         self._conf = conf
         self._nursery = nursery
+        self._optional = optional.Optional(nursery)
         self._started_s = time.time()
         self._host = settings.host_id(own.host)
         # Options that every chunk needs; to look one up costs as much as to hash some KiB.
@@ -188,9 +202,7 @@ class Agent:
             peers=self._exchange,
             background_limit=own.fetch_limit,
         )
-        maps, heads = state_dir / "maps", state_dir / "boot"
-        maps.mkdir(exist_ok=True)
-        heads.mkdir(exist_ok=True)
+        maps, heads = (self._folder(state_dir / name) for name in ("maps", "boot"))
         self._boots = booting.Host(
             heads,
             source=self._source,
@@ -227,7 +239,7 @@ class Agent:
             claim=known.know_disk,
             reads=self._waiting,
         )
-        self._bus = bus.open_bus(self._host, conf.config_file or [], conf.config_dir or [])
+        self._bus = self._open_bus()
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
         self._recording = boot_recording.BootRecording(
             self._host,
@@ -243,6 +255,7 @@ class Agent:
             own.read_deadline_s,
             known,
             self._recording.open,
+            settings.mirror_gid(own),
         )
 
         self._requests = control_requests.ControlRequests(
@@ -263,6 +276,24 @@ class Agent:
             self._images, self._recording, self._requests.pre_seed, self._requests.hydrate, fetched
         )
         self._decision = self._link_to_decision(self._bus) if self._bus else None
+
+    def _folder(self, path: pathlib.Path) -> pathlib.Path:
+        """Make a folder where it is missing; without it the agent remembers less."""
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as e:
+            self._optional.note(str(path), f"cannot be made: {e.strerror}")
+        return path
+
+    def _open_bus(self) -> bus.Bus | None:
+        """Return the message bus; one that makes no sense is as if there were none."""
+        try:
+            return bus.open_bus(
+                self._host, self._conf.config_file or [], self._conf.config_dir or []
+            )
+        except errors.Unusable as e:
+            self._optional.note("message bus", f"{e}; it is not looked at before a restart")
+            return None
 
     def _change_policy(self, policy: str) -> None:
         """Let the host's own disk be scheduled by a policy, from now on."""
@@ -309,32 +340,51 @@ class Agent:
             functools.partial(pyfuse3.main, max_tasks=fuse_connection.MAX_REQUESTS)
         )
         self._nursery.start_soon(self._boots.run)
-        self._nursery.start_soon(self._recording.run)
-        self._nursery.start_soon(self._traces.run)
         self._nursery.start_soon(self._disks.run)
-        self._nursery.start_soon(self._ring.watch)
         self._nursery.start_soon(self._exchange.run)
         if own.race_slow_answers:
             self._nursery.start_soon(self._chunks.race)
-        listeners = await peer_endpoint.open_at(own.peer_listen)
-        await self._nursery.start(self._peers.serve_forever, self._serving, listeners)
-        control = control_socket.bind(
-            pathlib.Path(self._conf.acstor.control_socket), own.control_group
-        )
-        await self._nursery.start(control_socket.serve, control, self._requests.handle)
+        await self._start_optional()
+
+    async def _start_optional(self) -> None:
+        """Start what guests do not need; what cannot be started is tried again and again."""
+        keep = self._optional.keep
+        await keep("boot recording", _begun(self._recording.run))
+        await keep("boot traces", _begun(self._traces.run))
+        await keep("v-node table", _begun(self._ring.watch))
+        await keep("peer_listen", self._listen_to_peers)
+        await keep("control_socket", self._listen_to_control)
         if self._enrolment is not None:
-            self._nursery.start_soon(self._enrolment.run)
+            await keep("enrolment", _begun(self._enrolment.run))
         if self._decision is not None:
-            self._nursery.start_soon(self._decision.run)
-            self._nursery.start_soon(self._tasks.run)
-        self._stop_metrics = (
-            metrics.serve(own.metrics_listen, self.picture) if own.metrics_listen else lambda: None
-        )
+            await keep("decision service", _begun(self._decision.run))
+            await keep("tasks", _begun(self._tasks.run))
+        if self._conf.acstor_agent.metrics_listen:
+            await keep("metrics_listen", self._show_metrics)
+
+    async def _listen_to_peers(self, task_status: trio.TaskStatus[Any]) -> None:
+        listeners = await peer_endpoint.open_at(self._conf.acstor_agent.peer_listen)
+        await self._peers.serve_forever(self._serving, listeners, task_status)
+
+    async def _listen_to_control(self, task_status: trio.TaskStatus[None]) -> None:
+        path = pathlib.Path(self._conf.acstor.control_socket)
+        if not path.parent.is_dir():
+            supervisor.make_folder(path.parent)
+        listener = control_socket.bind(path, self._conf.acstor_agent.control_group)
+        await control_socket.serve(listener, self._requests.handle, task_status=task_status)
+
+    async def _show_metrics(self, task_status: trio.TaskStatus[None]) -> None:
+        stop = metrics.serve(self._conf.acstor_agent.metrics_listen, self.picture)
+        try:
+            task_status.started()
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(stop)
 
     async def stop(self) -> None:
         """Let go of what a nursery does not end by itself, when nobody uses it any more."""
         await self._disks.sync()
-        await trio.to_thread.run_sync(self._stop_metrics)
         if self._bus is not None:
             await trio.to_thread.run_sync(self._bus.stop)
         await self._source.aclose()
@@ -368,6 +418,7 @@ class Agent:
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
             "disk_io": status.of_disk_io(self._io),
+            "troubles": status.of_troubles(self._optional.troubles),
             "guests": status.of_guests(self._waiting, self._disks.writes),
             "nova": {"fallbacks": dict(self._requests.nova_fallbacks)},
         }

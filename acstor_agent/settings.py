@@ -4,6 +4,7 @@
 The one rule: what is wrong is told with the option's name, before the agent serves anybody.
 """
 
+import grp
 import ipaddress
 import logging
 import pathlib
@@ -32,9 +33,42 @@ HOW_TO_GET_A_CERTIFICATE = (
     "folder identity of state_dir or where peer_tls_ca, peer_tls_cert and peer_tls_key say; where "
     "nobody else is on the network, set peer_security = insecure"
 )
+MIRROR_GROUP = "kvm"
+"""Whose mirrors are where nothing is said: systemd makes it on every host, libvirt's packages put
+QEMU's user into it, and packages of nova-compute that of Nova."""
 
 Options = cfg.ConfigOpts.GroupAttr
 """The group ``[acstor_agent]``."""
+
+
+def check(own: Options) -> None:
+    """Refuse what can never work, before there is a mount.
+
+    What may work later, such as an address that is not there yet, is tried while guests are served.
+
+    :raises errors.Unusable: an address is none, or there is no such group
+    """
+    for name in ("peer_listen", "metrics_listen"):
+        if address := own[name]:
+            try:
+                ring.parse_address(address)
+            except ValueError as e:
+                raise errors.Unusable(f"[acstor_agent] {name}", f"{address}: {e}") from e
+    for name in ("control_group", "mirror_group"):
+        if group := own[name]:
+            try:
+                grp.getgrnam(group)
+            except KeyError as e:
+                why = f"there is no group {group}"
+                raise errors.Unusable(f"[acstor_agent] {name}", why) from e
+
+
+def mirror_gid(own: Options) -> int:
+    """Return the group that may read mirrors: that of the users who run QEMU."""
+    try:
+        return grp.getgrnam(own.mirror_group or MIRROR_GROUP).gr_gid
+    except KeyError:
+        return 0
 
 
 def disk_policy(chosen: str, folder: str) -> str:

@@ -58,10 +58,13 @@ def sync_folder(folder: pathlib.Path) -> None:
 def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
     """Delete what killed processes left in ``folder``; nobody may be writing there.
 
+    What cannot be deleted stays: it does no harm but for its room.
+
     :param name: of the one file that is meant; by default all are
     """
-    for left in folder.glob(f"{INCOMING}{glob.escape(name)}*"):
-        left.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        for left in folder.glob(f"{INCOMING}{glob.escape(name)}*"):
+            left.unlink(missing_ok=True)
 
 
 def write_secrets(folder: pathlib.Path, files: Mapping[str, bytes]) -> None:

@@ -9,6 +9,7 @@ from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
 from acstor_agent import daemon
+from acstor_agent import settings
 from acstor_agent.process import host_secret
 from acstor_agent.process import service_manager
 from acstor_agent.process import supervisor
@@ -43,9 +44,9 @@ def run(conf: cfg.ConfigOpts) -> int:
     """
     os.umask(0o077)  # what the agent keeps is nobody else's
     own = conf.acstor_agent
+    settings.check(own)
     state_dir = pathlib.Path(own.state_dir).resolve()
     keep_mirror_open(conf, state_dir)
-    supervisor.make_folder(pathlib.Path(conf.acstor.control_socket).parent)
     with supervisor.lock_folders([state_dir]):
         secret = host_secret.of(state_dir)
         return supervisor.Supervisor(

@@ -38,6 +38,14 @@ class Collector(registry.Collector):
         yield from _of_cache(status["cache"])
         yield from _of_disk_io(status["disk_io"])
         yield from _of_guests(status["guests"])
+        broken = core.GaugeMetricFamily(
+            "acstor_trouble_since_seconds",
+            "Since when a part does not work, as Unix time; there is none for parts that work",
+            labels=["part"],
+        )
+        for part, trouble in status["troubles"].items():
+            broken.add_metric([part], trouble["since_s"])
+        yield broken
         fallbacks = core.CounterMetricFamily(
             "acstor_nova_fallbacks",
             "Disks that Nova made without acstor, by the reason",

@@ -16,6 +16,7 @@ from acstor_agent.chunks import fetcher
 from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core import counters
+from acstor_agent.core import troubles
 from acstor_agent.disks import disk
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
@@ -141,6 +142,11 @@ def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
             for stream, count in account.streams.copy().items()
         },
     }
+
+
+def of_troubles(known: troubles.Troubles) -> dict[str, Any]:
+    """Return what does not work, why, and since when."""
+    return {what: trouble._asdict() for what, trouble in known.now.copy().items()}
 
 
 def of_guests(reads: waiting.Waiting, writes: waiting.Waiting) -> dict[str, Any]:

@@ -62,7 +62,8 @@ class Disks:
         self._reads = reads
         self.writes = waiting.Waiting(waiting.WRITES_LIMIT_BYTES)
         self._io = io or disk_io.DiskIo()
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(OSError):  # who makes a disk is told
+            folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = folder
         self._images = images
         self._attach_deadline_s = attach_deadline_s

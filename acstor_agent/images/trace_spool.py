@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot traces in a folder, for hosts without a message bus: one JSON file each, some at most."""
 
+import contextlib
 import logging
 import pathlib
 
@@ -26,7 +27,8 @@ class TraceSpool:
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        folder.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # each trace says so when it cannot be written
+            folder.mkdir(mode=0o700, exist_ok=True)
         whole_file.remove_leftovers(folder)
         self._folder = folder
         self._wishes, self._taken = trio.open_memory_channel[trace_message.BootTrace](UNWRITTEN)

@@ -94,6 +94,7 @@ class MirrorOperations(pyfuse3.Operations):
     :param attach_deadline_s: how long a look-up may wait for an image's chunk map
     :param open_recording: returns the number by which the reads of a new opener are known
     :param known: the numbers by which the kernel knows images and disks
+    :param gid: the group whose members may read
     """
 
     enable_writeback_cache = False
@@ -106,6 +107,7 @@ class MirrorOperations(pyfuse3.Operations):
         attach_deadline_s: float,
         known: inodes.Inodes,
         open_recording: Callable[[mirror.Mirror], int] = lambda _: 0,
+        gid: int = 0,
     ) -> None:
         super().__init__()
         self._images = images
@@ -114,6 +116,7 @@ class MirrorOperations(pyfuse3.Operations):
         self._attach_deadline_s = attach_deadline_s
         self._open_recording = open_recording
         self._inodes = known
+        self._gid = gid
         for taken in known.know_at_start(images.attached(), writable.all()):
             LOG.error("%s; neither is served", taken)
 
@@ -143,7 +146,7 @@ class MirrorOperations(pyfuse3.Operations):
         if parent_inode == pyfuse3.ROOT_INODE:
             for inode, folder in _FOLDERS.items():
                 if name == folder:
-                    return fuse_attributes.of_folder(inode)
+                    return fuse_attributes.of_folder(inode, self._gid)
         if parent_inode not in _FOLDERS:
             raise pyfuse3.FUSEError(errno.ENOENT)
         file_id = _id_in(name)
@@ -161,12 +164,12 @@ class MirrorOperations(pyfuse3.Operations):
     ) -> pyfuse3.EntryAttributes:
         """Return what stat() shows; the blocks are those that are really cached."""
         if inode == pyfuse3.ROOT_INODE or inode in _FOLDERS:
-            return fuse_attributes.of_folder(inode)
+            return fuse_attributes.of_folder(inode, self._gid)
         if inode in self._inodes.disks:
             return fuse_attributes.of_disk(inode, await self._disk(inode))
         found = await self._mirror(inode)
         touched_ns = self._images.touched_ns(found.map.image_id)
-        return await fuse_attributes.of_image(inode, found, touched_ns)
+        return await fuse_attributes.of_image(inode, found, touched_ns, self._gid)
 
     @_answers_errors
     async def setattr(

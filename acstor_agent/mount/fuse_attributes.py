@@ -22,15 +22,19 @@ _STAT_BLOCK_BYTES = 512
 
 
 async def of_image(
-    inode: pyfuse3.InodeT, found: mirror.Mirror, touched_ns: int
+    inode: pyfuse3.InodeT, found: mirror.Mirror, touched_ns: int, gid: int
 ) -> pyfuse3.EntryAttributes:
     """Return the attributes of a mirror; the blocks are those that are really cached.
 
+    The kernel refuses everybody else by them, as it does for any file (``default_permissions``).
+
     :param touched_ns: its time stamp
+    :param gid: the group that may read it
     """
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = inode
-    entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | 0o444)
+    entry.st_mode = pyfuse3.ModeT(stat.S_IFREG | 0o440)
+    entry.st_uid, entry.st_gid = 0, gid
     entry.st_nlink = 1
     entry.st_size = found.size_bytes
     entry.st_blksize = found.map.geometry.chunk_bytes
@@ -76,11 +80,15 @@ def set_on_disk(
         os.utime(found.fd, ns=(atime_ns, mtime_ns))
 
 
-def of_folder(inode: pyfuse3.InodeT) -> pyfuse3.EntryAttributes:
-    """Return the attributes of a folder, which nobody can change."""
+def of_folder(inode: pyfuse3.InodeT, gid: int) -> pyfuse3.EntryAttributes:
+    """Return the attributes of a folder, which nobody can change.
+
+    :param gid: the group that may look into it
+    """
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = inode
-    entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | 0o555)
+    entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | 0o550)
+    entry.st_uid, entry.st_gid = 0, gid
     entry.st_nlink = 2
     entry.attr_timeout = entry.entry_timeout = LAST_S
     return entry

@@ -31,6 +31,7 @@ import stat
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import IO
 from typing import NoReturn
 from typing import Protocol
 
@@ -178,22 +179,32 @@ def narrow(path: pathlib.Path) -> bool:
 def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
     """Make the folders, private ones, and keep other agents away from them.
 
-    :raises errors.Unusable: a folder cannot be made or written, or another agent uses it
+    :raises errors.Unusable: another agent uses a folder, or it cannot be made or locked
     """
     with contextlib.ExitStack() as stack:
         for folder in folders:
-            make_private(folder)
             try:
-                lock = stack.enter_context((folder / ".lock").open("a+"))
+                lock = stack.enter_context(_open_lock(folder))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.set_inheritable(lock.fileno(), True)
             except BlockingIOError as e:
                 raise errors.Unusable(
                     str(folder), "another agent uses it", "Give each agent folders of its own"
                 ) from e
-            except OSError as e:
-                raise errors.Unusable(str(folder), f"cannot be used: {e.strerror}") from e
-            os.set_inheritable(lock.fileno(), True)
         yield
+
+
+def _open_lock(folder: pathlib.Path) -> IO[str]:
+    """Return the lock file of a folder; one that is there can be locked without being written."""
+    make_private(folder)
+    path = folder / ".lock"
+    try:
+        return path.open("a+")
+    except OSError as e:
+        if path.exists():
+            with contextlib.suppress(OSError):
+                return path.open()
+        raise errors.Unusable(str(folder), f"cannot be used: {e.strerror}") from e
 
 
 class Supervisor:

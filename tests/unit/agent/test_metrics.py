@@ -35,6 +35,7 @@ async def picture_of(host):
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
         "guests": status.of_guests(host.waiting, waiting.Waiting()),
+        "troubles": {"control_socket": {"why": "it cannot be made", "since_s": 1234.5}},
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
         "identity": {
@@ -113,6 +114,7 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
 
 def test_agent_without_images_has_metrics_too():
     picture = {"images": {}, "ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
+    picture["troubles"] = {}
     picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0}
     picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}
     picture["exchange"] = dict.fromkeys(

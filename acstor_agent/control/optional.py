@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of the agent that guests do not need: they are begun, and begun again when they fail.
+
+The one rule: whatever becomes of such a part, the worker goes on and guests are served.  What
+does not work is told once in the log, is in ``status`` and in the metrics until it works.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable
+from collections.abc import Callable
+
+import trio
+
+from acstor_agent.core import troubles as troubles_
+
+LOG = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+STEADY_AFTER_S = 60.0
+"""A part that worked for so long is begun at once when it fails."""
+
+
+class Optional:
+    """The parts, in a nursery that none of them ends."""
+
+    def __init__(self, nursery: trio.Nursery, clock: Callable[[], float] = time.time) -> None:
+        self.troubles = troubles_.Troubles()
+        self._nursery = nursery
+        self._clock = clock
+
+    async def keep(self, what: str, run: Callable[..., Awaitable[object]]) -> None:
+        """Have a part run for ever; return when it has begun, or failed for the first time.
+
+        :param what: its name, as it is shown to the operator
+        :param run: tells by ``task_status.started()`` that it has begun
+        """
+        await self._nursery.start(self._keep, what, run)
+
+    async def _keep(
+        self,
+        what: str,
+        run: Callable[..., Awaitable[object]],
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        tried = _Once(task_status)
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began_s = trio.current_time()
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(run)
+                    tried.tell()
+                    self.over(what)
+            except Exception as e:
+                self.note(what, _words(e))
+            tried.tell()
+            if trio.current_time() - began_s > STEADY_AFTER_S:
+                pause_s = FIRST_PAUSE_S
+            await trio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def note(self, what: str, why: str) -> None:
+        """Note that a part does not work; the operator is told once."""
+        if self.troubles.note(what, why, self._clock()):
+            LOG.error("%s: %s; guests are served without it", what, why)
+
+    def over(self, what: str) -> None:
+        """Note that a part works."""
+        if self.troubles.over(what):
+            LOG.info("%s: works again", what)
+
+
+class _Once:
+    """Says once that a task has begun."""
+
+    def __init__(self, task_status: trio.TaskStatus[None]) -> None:
+        self._task_status: trio.TaskStatus[None] | None = task_status
+
+    def tell(self) -> None:
+        if self._task_status is not None:
+            self._task_status.started()
+            self._task_status = None
+
+
+def _words(error: BaseException) -> str:
+    """Return the first cause of an error in words."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A local user of the host knows an image's id and looks for it in the mirror."""
+
+import errno
+import grp
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from tests.fakes import hosts
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+NOBODY = 65534
+GROUP = "daemon"
+DATA = local.random_bytes(200_000)
+READ = """
+import os, sys
+try:
+    sys.stdout.buffer.write(open(sys.argv[1], "rb").read())
+except OSError as e:
+    sys.exit(e.errno)
+"""
+
+
+def read_as(path, *, groups=()) -> tuple[int, bytes]:
+    """Read a file as a user of no rights in ``groups``; return the errno and the bytes."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ, path],
+        capture_output=True,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=groups,
+        cwd="/",
+        timeout=20,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture
+def open_path(tmp_path):
+    """Let everybody come as far as the mirror itself; pytest's folders are for their owner."""
+    folders = [tmp_path, *tmp_path.parents]
+    before = {folder: stat.S_IMODE(folder.stat().st_mode) for folder in folders}
+    ours = [folder for folder in folders if not before[folder] & stat.S_IXOTH]
+    for folder in ours:
+        folder.chmod(before[folder] | stat.S_IXOTH)
+    yield
+    for folder in ours:
+        folder.chmod(before[folder])
+
+
+def test_user_who_is_not_of_the_group_reads_and_lists_nothing(images, start, open_path):
+    agent = start(mirror_group=GROUP)
+    path = agent.image_path(images.add(DATA))
+    gid = grp.getgrnam(GROUP).gr_gid
+    for folder in (agent.folder, agent.folder.parent):
+        folder.chmod(0o755)
+    assert path.read_bytes() == DATA  # as root, who may all
+    assert read_as(path, groups=[gid]) == (0, DATA)
+    assert read_as(path) == (errno.EACCES, b"")
+    for what in (agent.mount_point, path.parent):
+        status, _ = read_as(what / "x")
+        assert status == errno.EACCES
+        assert stat.S_IMODE(what.stat().st_mode) == 0o550
+    assert (path.stat().st_uid, path.stat().st_gid) == (0, gid)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o440
+
+
+def test_qemus_user_reads_by_default(images, start, open_path):
+    """As libvirt's packages make it: libvirt-qemu on Debian, qemu elsewhere, both of group kvm."""
+    try:
+        gid = grp.getgrnam("kvm").gr_gid
+    except KeyError:
+        pytest.skip("there is no group kvm")
+    agent = start()
+    path = agent.image_path(images.add(DATA))
+    for folder in (agent.folder, agent.folder.parent):
+        folder.chmod(0o755)
+    assert read_as(path, groups=[gid]) == (0, DATA)
+    assert read_as(path) == (errno.EACCES, b"")
+    with pytest.raises(PermissionError):  # libvirt's dynamic ownership takes this for an answer
+        os.chown(path, NOBODY, gid)
