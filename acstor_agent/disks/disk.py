@@ -102,7 +102,8 @@ class Disk:
             return await (await self._attach(self.header)).read(offset, length, self._guest)
         if len(stretches) == 1 and (kept := self._read_nowait(stretches[0])) is not None:
             return kept
-        async with self._reads.turn(self._guest):
+        is_here = all(one.origin is disk_plan.Origin.DISK for one in stretches)
+        async with self._reads.turn(self._guest, is_here=is_here):
             buffer = bytearray(length)
             await self._fill(_places(stretches, memoryview(buffer)))
             return buffer

@@ -167,13 +167,17 @@ class Mirror:
         try:
             if guest is None:
                 return await self._filled(offset, length)
-            async with self._waiting.turn(guest):
+            async with self._waiting.turn(guest, is_here=self._is_here(offset, length)):
                 return await self._filled(offset, length)
         except errors.AcstorError:
             self.counters.failed_reads += 1
             raise
         finally:
             self.counters.in_flight -= 1
+
+    def _is_here(self, offset: int, length: int) -> bool:
+        steps = self._plan(offset, length)
+        return all(step.kind is not read_plan.StepKind.FETCH for step in steps)
 
     async def _filled(self, offset: int, length: int) -> bytearray:
         buffer = bytearray(length)

@@ -3,7 +3,8 @@
 
 A few requests of each guest are worked on at a time, the others stand in the guest's own line,
 where one costs a task and nothing else.  When all lines together are too long, the newest
-request of the guest that has most fails.  The rule: what is here is answered without coming here.
+request of the guest that has most fails.  The rule: what is in memory is answered without coming
+here, and what is on this host's disk has a line of its own.
 """
 
 import contextlib
@@ -49,7 +50,7 @@ class Waiting:
         self._queue: longest_queue.LongestQueueDrop[requests.Stream, trio.CancelScope] = (
             longest_queue.LongestQueueDrop(limit_bytes)
         )
-        self._lines: dict[requests.Stream, trio.CapacityLimiter] = {}
+        self._lines: dict[tuple[requests.Stream, bool], trio.CapacityLimiter] = {}
         self._told_s = -TELLS_EVERY_S
 
     def __len__(self) -> int:
@@ -60,10 +61,13 @@ class Waiting:
         return self._queue.total + REQUEST_BYTES + more_bytes <= self._queue.limit
 
     @contextlib.asynccontextmanager
-    async def turn(self, guest: requests.Stream, more_bytes: int = 0) -> AsyncIterator[None]:
+    async def turn(
+        self, guest: requests.Stream, more_bytes: int = 0, is_here: bool = False
+    ) -> AsyncIterator[None]:
         """Wait for the guest's turn; what is done within the block is the guest's.
 
         :param more_bytes: what the request holds while it waits
+        :param is_here: it waits for this host's disk only, so not behind those that do not
         :raises errors.Crowded: the guest has most of what waits, and it is too much
         :raises errors.DeadlineExceeded: its turn did not come in time
         """
@@ -72,7 +76,7 @@ class Waiting:
             if loser is not None:
                 loser.cancel()
             try:
-                async with self._line(guest):
+                async with self._line(guest, is_here):
                     with disk_io.as_stream(guest):
                         yield
             finally:
@@ -82,8 +86,9 @@ class Waiting:
             raise errors.Crowded(str(guest))
 
     @contextlib.asynccontextmanager
-    async def _line(self, guest: requests.Stream) -> AsyncIterator[None]:
-        line = self._lines.setdefault(guest, trio.CapacityLimiter(self._at_once))
+    async def _line(self, guest: requests.Stream, is_here: bool) -> AsyncIterator[None]:
+        which = guest, is_here
+        line = self._lines.setdefault(which, trio.CapacityLimiter(self._at_once))
         try:
             with trio.move_on_after(self._deadline_s) as late:
                 await line.acquire()
@@ -95,7 +100,7 @@ class Waiting:
                 line.release()
         finally:
             if not line.borrowed_tokens and not line.statistics().tasks_waiting:
-                self._lines.pop(guest, None)
+                self._lines.pop(which, None)
 
     def _tell(self, guest: requests.Stream) -> None:
         self.refused += 1

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from acstor_common import errors
 from tests.fakes import flood
 from tests.fakes import hosts
 from tests.fakes import http_server
@@ -144,3 +145,30 @@ def test_miss_of_another_guest_is_served_while_one_guests_source_hangs(two, sour
     finally:
         close(fd)
     assert took_s < 2
+
+
+def test_next_worker_keeps_them_apart_too(two, source, start):
+    """It is given again all that waits, and has not answered the kernel's INIT itself."""
+    other, data = two["other"]
+    agent = start(**hosts.http_options(source.url, timeout_s=60.0))
+    fd = os.open(agent.image_path(other), os.O_RDONLY | os.O_DIRECT)
+    try:
+        assert read_direct(fd, 0, len(data)) == data
+        hosts.wait_written(agent)
+        with flooding(agent, source, two["flood"], 600, 4096):
+            former = agent.worker_pid()
+            hosts.kill(former)
+            hosts.wait_until(lambda: agent.worker_pid() not in (None, former), "a worker")
+            hosts.wait_until(lambda: waiting_reads(agent) >= 594, "what was given again")
+            took_s = p99_s(fd, data)
+            hosts.kill_agent(agent)  # what waits for an answer cannot be killed before
+    finally:
+        close(fd)
+    assert took_s < P99_S
+
+
+def waiting_reads(agent) -> int:
+    try:
+        return agent.status()["guests"]["waiting_reads"]
+    except (errors.Unusable, OSError):  # between two workers
+        return 0

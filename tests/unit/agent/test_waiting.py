@@ -78,3 +78,12 @@ async def test_what_a_request_holds_counts(nursery):
     assert room.waiting.has_room(0)
     assert not room.waiting.has_room(READ)
     room.is_over.set()
+
+
+async def test_what_is_on_the_hosts_disk_does_not_wait_behind_what_is_not(nursery):
+    room = Room(nursery, at_once=1)
+    await room.enter(FLOOD, "a miss")
+    await room.enter(FLOOD, "another")
+    async with room.waiting.turn(FLOOD, is_here=True):
+        assert room.at_work == ["a miss"]
+    room.is_over.set()
