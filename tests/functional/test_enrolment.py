@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents that get their certificates from a real decision API, with tokens of a real Keystone."""
+
+import json
+import pathlib
+import stat
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from oslo_config import cfg
+
+from acstor_agent import identity_files
+from acstor_common import certificates
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_decision import authority
+from acstor_decision import conf as decision_conf
+from acstor_decision.db import database
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+from tests.lab.openstack import accounts
+from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import api
+from tests.lab.openstack import cloud
+from tests.lab.openstack import ini
+
+pytestmark = hosts.needs_fuse
+
+LIFE_S = 60
+WAIT_S = 40.0
+DATA = local.random_bytes(4 * geometry.MIB, seed=9)
+
+
+class Api(acstor_decision.DecisionApi):
+    """The API, which issues certificates that do not last."""
+
+    def sections(self) -> ini.Sections:
+        """Return its configuration."""
+        return {**super().sections(), "acstor_decision": {"certificate_life_s": LIFE_S}}
+
+
+@pytest.fixture
+def keeper(tmp_path: pathlib.Path) -> Iterator[authority.Keeper]:
+    """Return the authority behind the API."""
+    conf = cfg.ConfigOpts()
+    decision_conf.register_opts(conf)
+    conf([], project="acstor", default_config_files=[], default_config_dirs=[])
+    conf.set_override("connection", f"sqlite:///{tmp_path}/decision.sqlite", "database")
+    conf.set_override("certificate_life_s", LIFE_S, "acstor_decision")
+    store = database.Database(conf)
+    store.upgrade()
+    yield authority.Keeper(conf.acstor_decision, store)
+    store.close()
+
+
+@pytest.fixture
+def served(keystone_glance: cloud.Cloud, keeper: Any, tmp_path: pathlib.Path) -> Iterator[Api]:
+    """Return the API, in the catalog and not up yet."""
+    made = Api(keystone_glance, tmp_path / "api", f"sqlite:///{tmp_path}/decision.sqlite")
+    try:
+        made.register()
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def enrolling(keystone_glance: cloud.Cloud) -> dict[str, dict[str, object]]:
+    """Return the section of an agent that enrols."""
+    signed_in = api.credentials(keystone_glance.keystone.auth_url, "acstor")
+    return {"enrolment": {**signed_in, "region_name": api.REGION}}
+
+
+@pytest.fixture
+def image_id(images: local.ImageFolder) -> ids.ImageId:
+    return images.add(DATA)
+
+
+def identity_of(agent: agents.Agent) -> dict[str, Any]:
+    found: dict[str, Any] = agent.status()["identity"]
+    return found
+
+
+def enrolled_earlier(
+    keeper: authority.Keeper, lab: cloud.Cloud, state_dir: pathlib.Path, name: str, age_s: float
+) -> None:
+    """Give a host the files that it would have if it had enrolled some seconds ago."""
+    user_id = accounts.session(lab.keystone.auth_url, "acstor").get_user_id()
+    host, key = ids.parse_host_id(name), certificates.new_key()
+    keeper._wall = lambda: time.time() - age_s
+    issued = keeper.enrol(host, user_id, local.LOOPBACK, certificates.request(host, key), "")
+    state_dir.mkdir(parents=True)
+    new = identity_files.Set(issued.ca, issued.certificate, key, issued.signers)
+    identity_files.write(state_dir / "identity", new)
+
+
+def test_a_first_start_serves_guests_and_enrols_when_the_service_is_there(
+    served, enrolling, images, image_id, tmp_path
+):
+    with hosts.running(tmp_path / "h1", images, sections=enrolling, life_s=120) as agent:
+        assert agent.image_path(image_id).read_bytes() == DATA
+        hosts.wait_until(
+            lambda: "is away" in identity_of(agent)["enrolment"]["error"], "an error", WAIT_S
+        )
+        assert identity_of(agent)["certificate_not_after_s"] is None
+        served.start()
+        served.wait_ready()
+        hosts.wait_until(lambda: identity_of(agent)["signers"] == 1, "a certificate", WAIT_S)
+        found = identity_of(agent)
+        assert time.time() < found["certificate_not_after_s"] <= time.time() + LIFE_S
+        assert (found["enrolment"]["failures"], found["enrolment"]["error"]) == (0, "")
+        folder = agent.folder / "state" / "identity"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+        assert agent.log().count("no new certificate: ") <= 2
+
+
+def test_a_certificate_is_renewed_while_chunks_are_exchanged_and_a_revoked_host_is_refused(
+    served, enrolling, keeper, keystone_glance, images, image_id, tmp_path
+):
+    served.start()
+    served.wait_ready()
+    for name in ("h1", "h2"):
+        state_dir = tmp_path / name / "agent" / "state"
+        enrolled_earlier(keeper, keystone_glance, state_dir, name, LIFE_S / 2)
+    options = {"security": "secure", "read_ahead_limit_bytes": 0, "advertise_to": "none"}
+    with hosts.cloud(
+        tmp_path, images, ("h1", "h2"), sections=enrolling, life_s=150, **options
+    ) as two:
+        path = two["h1"].image_path(image_id)
+        before = {name: identity_of(two[name])["certificate_not_after_s"] for name in ("h1", "h2")}
+        position = 0
+
+        def are_renewed() -> bool:
+            nonlocal position
+            position = read_some(path, position)
+            now = {name: identity_of(two[name])["certificate_not_after_s"] for name in before}
+            return all(now[name] > before[name] for name in before)
+
+        hosts.wait_until(are_renewed, "the next certificates", WAIT_S)
+        read_some(path, position)
+        status = two["h1"].status()
+        assert status["fetched"]["home"]["bytes"] + status["fetched"]["peer"]["bytes"] > 0
+        assert (status["exchange"]["fallbacks"], status["exchange"]["quarantined"]) == (0, {})
+        revoke(keystone_glance, two, "h2")
+        hosts.wait_until(lambda: two["h1"].status()["ring"]["epoch"] == 2, "the table", WAIT_S)
+        hosts.wait_until(
+            lambda: "its certificate was revoked" in two["h1"].log(), "a refusal", WAIT_S
+        )
+        assert path.read_bytes() == DATA  # from the source
+
+
+def read_some(path: pathlib.Path, position: int) -> int:
+    """Read the next 64 KiB of an image; return where to go on."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(position)
+        assert file.read(65536) == DATA[position : position + 65536]
+    return (position + 65536) % len(DATA)
+
+
+def revoke(lab: cloud.Cloud, two: hosts.Cloud, name: str) -> None:
+    """Revoke a host as an operator does, and publish a table that says so."""
+    said = acstor_decision.openstack(lab, "admin", "host", "revoke", name, "-f", "json")
+    assert said.returncode == 0, said.stderr
+    table = hosts.ring_table(two.ports, epoch=2)
+    table["revoked"] = {name: certificates.refused_before(time.time())}
+    new = two.ring_file.with_suffix(".new")
+    new.write_text(json.dumps(table))
+    new.replace(two.ring_file)
