@@ -21,9 +21,9 @@ class LongestQueueDrop(Generic[Who, Token]):
 
     >>> waiting = LongestQueueDrop(limit=3)
     >>> [waiting.enter("flood", token, 1) for token in "abc"]
-    [None, None, None]
+    [[], [], []]
     >>> waiting.enter("other", "d", 1)  # somebody must go, but not this one
-    'c'
+    ['c']
     """
 
     def __init__(self, limit: int) -> None:
@@ -35,16 +35,20 @@ class LongestQueueDrop(Generic[Who, Token]):
     def __len__(self) -> int:
         return sum(map(len, self._tokens.values()))
 
-    def enter(self, who: Who, token: Token, weight: int) -> Token | None:
-        """Let one more wait; return the one that must go, which does not wait any more."""
+    def enter(self, who: Who, token: Token, weight: int) -> list[Token]:
+        """Let one more wait; return those that must go, which do not wait any more.
+
+        They are several where the newcomer weighs more than the newest of the one with most.
+        """
         self._tokens.setdefault(who, {})[token] = weight
         self._add(who, weight)
-        if self.total <= self.limit:
-            return None
-        most = max(self._weights, key=self._weights.__getitem__)
-        newest = next(reversed(self._tokens[most]))
-        self.leave(most, newest)
-        return newest
+        dropped = []
+        while self.total > self.limit:
+            most = max(self._weights, key=self._weights.__getitem__)
+            newest = next(reversed(self._tokens[most]))
+            self.leave(most, newest)
+            dropped.append(newest)
+        return dropped
 
     def leave(self, who: Who, token: Token) -> None:
         """Let one wait no more; nothing happens if it does not."""

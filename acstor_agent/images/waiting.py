@@ -72,8 +72,7 @@ class Waiting:
         :raises errors.DeadlineExceeded: its turn did not come in time
         """
         with trio.CancelScope() as scope:
-            loser = self._queue.enter(guest, scope, REQUEST_BYTES + more_bytes)
-            if loser is not None:
+            for loser in self._queue.enter(guest, scope, REQUEST_BYTES + more_bytes):
                 loser.cancel()
             try:
                 async with self._line(guest, is_here):
