@@ -268,7 +268,9 @@ def test_file_is_closed_without_an_agent_that_hangs(images, start):
     agent = start()
     path = agent.image_path(images.add(local.random_bytes(MIB)))
     path.read_bytes()  # the first close of a mount is the only one that the agent hears of
-    reader = subprocess.Popen(["sh", "-c", "exec 3<$0; read line; exec 3<&-", path], stdin=-1)
+    command = ["sh", "-c", "exec 3<$0; echo open; read line; exec 3<&-", path]
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert reader.stdout.readline() == b"open\n"
     with hosts.frozen(agent.worker_pid()):
         reader.communicate(b"close\n", timeout=CLOSE_S)
     assert reader.returncode == 0

@@ -54,11 +54,13 @@ def test_http_source_without_a_url_is_named(tmp_path):
     assert (status, "[source_http] url" in words) == (1, True)
 
 
-def test_address_that_is_not_this_host_s_is_named(tmp_path):
-    own = {"peer_listen": "192.0.2.1:7201", "peer_security": "insecure"}
-    status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": own}))
-    assert (status, "[acstor_agent] peer_listen: 192.0.2.1" in words) == (1, True)
-    assert "peer_security = insecure: whoever reaches this host's port" in words
+def test_insecure_is_said_where_others_reach_the_agent(start):
+    agent = start(
+        peer_listen=f"0.0.0.0:{local.unused_port()}",
+        peer_address=f"192.0.2.1:{agents.PEER_PORT}",
+        peer_security="insecure",
+    )
+    assert "peer_security = insecure: whoever reaches this host's port" in agent.log()
 
 
 def test_agent_that_others_reach_does_not_start_without_a_certificate(tmp_path):
