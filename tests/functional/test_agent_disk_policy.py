@@ -2,6 +2,7 @@
 """Real agents whose disk I/O is scheduled: the bytes are the same, and status tells by whom."""
 
 import concurrent.futures
+import os
 import subprocess
 
 import pytest
@@ -45,8 +46,9 @@ def test_reads_that_need_the_disk_belong_to_who_opened_the_image(start, images):
     assert agent.image_path(image_id).read_bytes() == DATA
     hosts.wait_written(agent)
     with agent.image_path(image_id).open("rb", buffering=0) as held:
-        hosts.kill(agent.worker_pid())  # the next worker must check each chunk: that takes a thread
+        hosts.kill(agent.worker_pid())
         hosts.wait_until(lambda: is_up(agent), "the next worker")
+        forget_pages(agent)
         subprocess.run(
             ["dd", f"if={agent.image_path(image_id)}", "iflag=direct", "bs=128k", "of=/dev/null"],
             check=True,
@@ -87,12 +89,21 @@ def test_reads_that_need_the_disk_for_a_peer_belong_to_the_peer(tmp_path, images
         agent = cloud["h1"]
         assert agent.image_path(image_id).read_bytes() == DATA
         hosts.wait_written(agent)
-        hosts.kill(agent.worker_pid())  # the next worker must check each chunk: that takes a thread
+        hosts.kill(agent.worker_pid())
         hosts.wait_until(lambda: is_up(agent), "the next worker")
+        forget_pages(agent)
         assert cloud["h2"].image_path(image_id).read_bytes() == DATA
         streams = agent.status()["disk_io"]["streams"]
     assert streams["peer:h2"]["bytes"] > 0
     assert streams["peer:h2"]["latency"]["count"] > 0
+
+
+def forget_pages(agent: agents.Agent) -> None:
+    """Have the kernel forget the pages of the cache: to read them again takes the disk."""
+    for path in (agent.folder / "cache").iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def is_up(agent: agents.Agent) -> bool:
