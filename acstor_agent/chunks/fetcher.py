@@ -171,7 +171,9 @@ class Fetcher:
     def begin(self, want: Want, errand: Errand) -> flights.Flight[Fetched]:
         """Have a chunk brought here; join its flight if it is under way."""
         with disk_io.as_stream(errand.stream):
-            flight = self._flights.join(want.cid, lambda flight: self._bring(want, errand, flight))
+            flight = self._flights.join(
+                want.cid, lambda flight: self._bring(want, errand, flight), want.image_id
+            )
         journey = self._journeys.get(flight)
         if journey and errand < journey.errand:
             self._hurry(journey, errand)
@@ -182,16 +184,23 @@ class Fetcher:
     ) -> Fetched:
         """Return a chunk from whoever gives it first, asking every place once.
 
+        A flight that was begun for another image with the same content may fail because that image
+        is gone, which its owner can bring about at any time: then this image's is begun.
+
         :param flight: what :meth:`begin` returned, if it was called before
         :raises errors.AcstorError: nobody gave it
         """
         while True:
+            flight = flight or self.begin(want, errand)
             try:
-                return await (flight or self.begin(want, errand)).wait()
+                return await flight.wait()
             except _NoHolder:
                 if errand.asks_holders_only:
                     raise
-                flight = None  # it asked too few; the next one asks everybody
+            except errors.ChunkMissing:
+                if flight.of == want.image_id:
+                    raise
+            flight = None  # it asked too few, or elsewhere; the next one asks everybody
 
     def _hurry(self, journey: journey_.Journey, errand: Errand) -> None:
         """Go on with a journey for a more urgent reason."""

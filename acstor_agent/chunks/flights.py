@@ -31,13 +31,14 @@ class Flight(Generic[T]):
     """One chunk under way, from the first wish for it until it lands.
 
     ``scope`` is for work that is to end when something else has brought it, ``asker`` whom it is
-    for: the most urgent of all who have joined it.
+    for: the most urgent of all who have joined it, ``of`` where the work looks for it.
     """
 
-    __slots__ = ("_is_landed", "_result", "asker", "landed", "scope")
+    __slots__ = ("_is_landed", "_result", "asker", "landed", "of", "scope")
 
-    def __init__(self, asker: turns.Asker) -> None:
+    def __init__(self, asker: turns.Asker, of: Hashable = None) -> None:
         self.asker = asker
+        self.of = of
         self.scope = trio.CancelScope()
         self._is_landed = trio.Event()
         self._result: T | errors.AcstorError | None = None
@@ -84,15 +85,20 @@ class Flights(Generic[T]):
         """Return the flight of a chunk, if it is under way."""
         return self._under_way.get(cid)
 
-    def join(self, cid: Hashable, work: Callable[[Flight[T]], Awaitable[T]]) -> Flight[T]:
+    def join(
+        self, cid: Hashable, work: Callable[[Flight[T]], Awaitable[T]], of: Hashable = None
+    ) -> Flight[T]:
         """Return the flight of a chunk; where there is none it starts now.
 
         Nothing is awaited here: what the caller has looked at before still holds.
+
+        :param of: where ``work`` looks: who joins a flight that looks elsewhere may have to look
+            himself
         """
         asker = disk_io.asker()
         flight = self._under_way.get(cid)
         if flight is None:
-            flight = self._under_way[cid] = Flight(turns.Asker(asker.stream))
+            flight = self._under_way[cid] = Flight(turns.Asker(asker.stream), of)
             with disk_io.as_work(flight.asker):
                 self._nursery.start_soon(self._fly, cid, flight, work)
         asker.waits_for(flight.asker)

@@ -9,11 +9,17 @@ Two tables keep the promises.  ``_reads`` holds the reads of the source under wa
 ``_relays`` the questions to others, each of which ends in a read of the source if
 nobody has the chunk.  A question that was relayed joins only the former: so no
 home ever waits for a home that waits for it.
+
+The one rule: what one peer makes this host bring is bounded, also what it does not
+wait for any more: a flight goes on when those who wait give up.
 """
 
+import collections
 import logging
+from collections.abc import Awaitable
 from collections.abc import Callable
 from typing import NamedTuple
+from typing import TypeVar
 
 import trio
 
@@ -26,12 +32,18 @@ from acstor_agent.core import errand as errand_
 from acstor_agent.core import homes
 from acstor_agent.core import public_cache
 from acstor_agent.sources import base
+from acstor_common import errors
 from acstor_common import ids
 from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
 KeepClass = public_cache.KeepClass
+
+FLIGHTS_OF_A_PEER = 512
+"""Chunks that are on their way because one peer asked: as many as it may ask for at a time."""
+
+_T = TypeVar("_T")
 
 
 class ReadThrough(NamedTuple):
@@ -67,6 +79,7 @@ class Home:
         self.counters = counters.ExchangeCounters()
         self._reads: flights.Flights[want_.Bytes] = flights.Flights(nursery)
         self._relays: flights.Flights[ReadThrough] = flights.Flights(nursery)
+        self._begun_for: collections.Counter[ids.HostId] = collections.Counter()
 
     def is_home_of(self, want: want_.Want) -> bool:
         """Say whether this host is the home of a chunk, as it sees the ring."""
@@ -96,6 +109,7 @@ class Home:
 
         :param requester: the peer that asks for it; None for this host itself
         :param is_moved: this host is the home by the peer's table, and was not by the one before
+        :raises errors.SourceUnreachable: among others, too much is on its way for the peer
         """
         upstreams = [
             upstream
@@ -110,12 +124,54 @@ class Home:
             if self._peers.is_usable(upstream.host)
         ]
         if not upstreams and self._relays.get(want.cid) is None:
-            return ReadThrough(await self.read_source(want, keep), counters.Origin.SOURCE)
+            data = await self.read_source(want, keep, requester)
+            return ReadThrough(data, counters.Origin.SOURCE)
 
         async def relay(_: flights.Flight[ReadThrough]) -> ReadThrough:
             return await self._relay(want, errand, keep, upstreams)
 
-        return await self._relays.join(want.cid, relay).wait()
+        return await self._brought(self._relays, want, relay, requester)
+
+    async def _brought(
+        self,
+        table: flights.Flights[_T],
+        want: want_.Want,
+        work: Callable[[flights.Flight[_T]], Awaitable[_T]],
+        requester: ids.HostId | None,
+    ) -> _T:
+        """Return what a flight brings: one that is under way, or one that begins now.
+
+        One of another image with the same content may fail because that image is gone: then this
+        image's begins.
+        """
+        while True:
+            is_under_way = table.get(want.cid) is not None
+            if not is_under_way and requester is not None:
+                self._check_share(want, requester)
+            flight = table.join(want.cid, work, want.image_id)
+            if not is_under_way and requester is not None:
+                self._charge(flight, requester)
+            try:
+                return await flight.wait()
+            except errors.ChunkMissing:
+                if flight.of == want.image_id:
+                    raise
+
+    def _check_share(self, want: want_.Want, requester: ids.HostId) -> None:
+        if self._begun_for[requester] >= FLIGHTS_OF_A_PEER:
+            why = f"{FLIGHTS_OF_A_PEER} chunks are on their way for {requester} already"
+            raise errors.SourceUnreachable(str(want), self._here, why)
+
+    def _charge(self, flight: flights.Flight[_T], requester: ids.HostId) -> None:
+        """Let a flight count as the requester's until it lands."""
+        self._begun_for[requester] += 1
+
+        def landed() -> None:
+            self._begun_for[requester] -= 1
+            if not self._begun_for[requester]:
+                del self._begun_for[requester]
+
+        flight.landed.append(landed)
 
     async def _relay(
         self,
@@ -140,10 +196,14 @@ class Home:
             return ReadThrough(here, counters.Origin.CACHE)
         return ReadThrough(await self.read_source(want, keep), counters.Origin.SOURCE)
 
-    async def read_source(self, want: want_.Want, keep: KeepClass) -> want_.Bytes:
+    async def read_source(
+        self, want: want_.Want, keep: KeepClass, requester: ids.HostId | None = None
+    ) -> want_.Bytes:
         """Return a chunk from the source, read once for all who want it now, and keep it.
 
         Nothing is awaited before it is in the table.
+
+        :param requester: the peer that asks for it, if that is not counted already
         """
 
         async def read(_: flights.Flight[want_.Bytes]) -> want_.Bytes:
@@ -153,7 +213,7 @@ class Home:
             self._take_in(want, data, keep, None)
             return data
 
-        return await self._reads.join(want.cid, read).wait()
+        return await self._brought(self._reads, want, read, requester)
 
     def _take_in(
         self,

@@ -132,7 +132,7 @@ class Serving:
             errand = errand_.Errand.GUEST_WAITS
             return (await self._home.read(want, errand, keep, requester, is_moved)).data
         if may_read_source and not self._home.is_left_to(want, requester):
-            return await self._home.read_source(want, keep)
+            return await self._home.read_source(want, keep, requester)
         return await self._flight_of(want, is_relayed)
 
     async def _flight_of(self, want: want_.Want, is_relayed: bool) -> want_.Bytes:

@@ -24,6 +24,7 @@ from acstor_common import peer_wire
 from acstor_common import ring
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 CHUNK = 16 * 1024
 BYTES = random.Random(7).randbytes(40 * CHUNK)
 Errand = fetcher.Errand
@@ -40,6 +41,7 @@ class MemorySource(base.Source):
     def __init__(self):
         self.reads = []
         self.failure = None
+        self.deleted = set()
         self.delay_s = 0.01
 
     where = "memory"
@@ -52,6 +54,8 @@ class MemorySource(base.Source):
         await trio.sleep(self.delay_s)
         if self.failure:
             raise self.failure
+        if blob.image_id in self.deleted:
+            raise errors.ChunkMissing(blob.name, self.where)
         return BYTES[offset : offset + length]
 
     async def aclose(self):
@@ -255,6 +259,58 @@ async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
     with pytest.raises(errors.ChunkMissing):
         await cloud.hosts["h1"].fetch(want(0), 30)
     assert trio.current_time() - began < 2
+
+
+@pytest.mark.parametrize("is_by_peer", [False, True])
+async def test_image_that_its_owner_deletes_costs_readers_of_another_nothing(
+    cloud, autojump_clock, is_by_peer
+):
+    """Both have the same content, so they share a flight, and it may be that of the deleted one."""
+    theirs = want(0)._replace(image_id=OTHER)
+    cloud.source.deleted.add(OTHER)
+    home = cloud.home(theirs)
+    failed, got = [], []
+
+    async def reader_of_theirs():
+        try:
+            if is_by_peer:
+                await cloud.serving[home].serve(theirs, True, requester=ids.HostId("h9"))
+            else:
+                await cloud.hosts[home].fetch(theirs, 10)
+        except errors.ChunkMissing as e:
+            failed.append(e)
+
+    async def reader_of_ours():
+        await trio.sleep(cloud.source.delay_s / 2)
+        got.append((await cloud.hosts[home].fetch(want(0), 10)).data)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader_of_theirs)
+        for _ in range(3):
+            nursery.start_soon(reader_of_ours)
+    assert failed and got == 3 * [BYTES[:CHUNK]]
+    assert len(cloud.source.reads) <= 4  # theirs, and ours once
+
+
+async def test_what_a_peer_does_not_wait_for_any_more_still_counts_as_its(
+    cloud, autojump_clock, monkeypatch
+):
+    monkeypatch.setattr(home_, "FLIGHTS_OF_A_PEER", 4)
+    cloud.source.delay_s = 1.0
+    serving_ = cloud.serving["h1"]
+    busy = 0
+    for chunk_no in range(20):
+        with trio.move_on_after(0.001):
+            try:
+                await serving_.serve(want(chunk_no), True, requester=ids.HostId("h2"))
+            except errors.SourceUnreachable as e:
+                busy += "on their way for h2" in str(e)
+    assert (busy, len(cloud.source.reads)) == (16, 4)
+    assert await serving_.serve(want(0), True, requester=ids.HostId("h2")) == BYTES[:CHUNK]
+    assert await serving_.serve(want(30), True, requester=ids.HostId("h3"))
+    await trio.sleep(2)
+    assert await serving_.serve(want(31), True, requester=ids.HostId("h2"))
+    assert not serving_._home._begun_for
 
 
 async def test_reader_who_gives_up_does_not_stop_the_others(cloud, autojump_clock):
