@@ -146,14 +146,17 @@ class UnattachedImages:
         :raises errors.ChunkMissing: there is no such image, or none that this host may read
         :raises errors.SourceUnreachable: the source does not answer
         """
-        if self._clock() < self._missing.get(image_id, 0.0):
-            raise errors.ChunkMissing(f"image {image_id}", self._source.where, "not a moment ago")
+        self._check_missing(image_id)
         await self._once(host, image_id, None, lambda: self._open(image_id))
         image = self._images.get(image_id)
         page = None if image is None else self._page_at(image, offset)
         if image is None or page is None or self.is_known(image_id, offset):
             return
         await self._once(host, image_id, page, lambda: self._load(image, page))
+
+    def _check_missing(self, image_id: ids.ImageId) -> None:
+        if self._clock() < self._missing.get(image_id, 0.0):
+            raise errors.ChunkMissing(f"image {image_id}", self._source.where, "not a moment ago")
 
     async def _once(
         self,
@@ -162,27 +165,43 @@ class UnattachedImages:
         page: int | None,
         load: Callable[[], Awaitable[None]],
     ) -> None:
-        """Load something in its turn, once for all who want it."""
+        """Load something in its turn, once for all who want it.
+
+        Who asks waits for its host's turn himself, so nothing of it is left when he gives up; what
+        has begun is its host's until it has ended, whoever waits still.
+        """
 
         async def fly(_: flights.Flight[bool]) -> bool:
-            limiter = self._limiters.setdefault(host, trio.CapacityLimiter(AT_A_TIME_A_HOST))
             try:
-                async with limiter, self._limiter:
+                async with self._limiter:
                     await load()
             except _WRONG_BYTES as e:
                 raise errors.ChunkMissing(f"image {image_id}", self._source.where, str(e)) from e
-            finally:
-                if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
-                    self._limiters.pop(host, None)
             return True
 
-        await self._loads.join((image_id, page), fly).wait()
+        what = image_id, page
+        if self._loads.get(what) is None:
+            limiter = self._limiters.setdefault(host, trio.CapacityLimiter(AT_A_TIME_A_HOST))
+            turn = object()
+
+            def ended() -> None:
+                limiter.release_on_behalf_of(turn)
+                if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
+                    self._limiters.pop(host, None)
+
+            await limiter.acquire_on_behalf_of(turn)
+            if self._loads.get(what) is None:
+                self._loads.join(what, fly).landed.append(ended)
+            else:
+                ended()
+        await self._loads.join(what, fly).wait()
 
     async def _open(self, image_id: ids.ImageId) -> None:
         """Learn that an image is there and how it is cut, or that it is there still."""
         image = self._images.get(image_id)
         if image is not None and self._clock() < image.look_again_s:
             return
+        self._check_missing(image_id)
         try:
             subject = image.subject if image else await self._read_subject(image_id)
             size_bytes = await self._source.size_bytes(base.Blob(image_id, base.BlobKind.IMAGE))
@@ -209,10 +228,13 @@ class UnattachedImages:
         return chunk_map.subject_of(head, f"{blob.name} from {self._source.where}", image_id)
 
     async def _load(self, image: _Image, page: int) -> None:
-        if page < 0:
-            await self._load_boot(image.subject)
-            return
         subject = image.subject
+        if page < 0:
+            if subject.image_id not in self._boots:
+                await self._load_boot(subject)
+            return
+        if (subject.image_id, page) in self._pages:
+            return  # it came while this waited for its turn
         first = page * PAGE_CIDS
         count = min(PAGE_CIDS, subject.geometry.chunk_count - first)
         blob = base.Blob(subject.image_id, base.BlobKind.CHUNK_MAP)

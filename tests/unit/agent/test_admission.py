@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peers may ask for, with the chunk maps of a folder of images and a real source."""
 
+import uuid
+
 import pytest
 import trio
 
@@ -227,6 +229,17 @@ async def test_hosts_take_turns_and_few_loads_are_under_way(host, images, autoju
         nursery.start_soon(ask, many[0], PEER)
     assert host.source.most <= unattached.AT_A_TIME_A_HOST + 1
     assert done[PEER] < 5  # its own few steps; those of the other took 29 * 3 / 2
+
+
+async def test_what_is_asked_for_and_given_up_does_not_pile_up(host, images, autojump_clock):
+    host.source.delay_s = 1.0
+    for _ in range(200):
+        with trio.move_on_after(0.001):
+            await host.ask(ids.parse_image_id(str(uuid.uuid4())))
+    assert len(host.others._loads) <= unattached.AT_A_TIME_A_HOST
+    assert (await host.ask(images.add(DATA), host=OTHER)).cid == CIDS[0]
+    await trio.sleep(5)
+    assert not host.others._loads and not host.others._limiters
 
 
 async def test_pages_and_images_that_are_remembered_are_bounded(
