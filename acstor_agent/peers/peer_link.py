@@ -73,11 +73,13 @@ def reason(error: Exception) -> str:
 class Link:
     """A TCP connection in clear text.
 
-    ``certificate`` is the other side's, None where ``peer_security`` is insecure.  ``sending`` and
-    ``receiving`` make the codes of frames, where they carry codes.
+    ``certificate`` is the other side's, None where ``peer_security`` is insecure; ``believed_by``
+    is the generation of the credentials that it was checked with.  ``sending`` and ``receiving``
+    make the codes of frames, where they carry codes.
     """
 
     certificate: certificates.HostCertificate | None = None
+    believed_by = 0
     sending: peer_seal.Seal | None = None
     receiving: peer_seal.Seal | None = None
 
@@ -168,6 +170,7 @@ class TlsLink(Link):
         if self._sock.selected_alpn_protocol() != credentials.security.value:
             why = f"peer_security differs: this host's is {credentials.security.value}"
             raise errors.NotAuthentic("the other side's TLS", why)
+        self.believed_by = credentials.generation  # first: other files may come meanwhile
         self.certificate = credentials.check(self._sock.getpeercert(binary_form=True))
 
     async def _patiently(self, call: Callable[[], _T]) -> _T:
@@ -197,7 +200,7 @@ class TlsLink(Link):
             raise OSError("more came by TLS than the handshake")
         client, server = peer_seal.keys(theirs, ours) if is_server else peer_seal.keys(ours, theirs)
         link = Link(socket.socket(fileno=self._sock.detach()))
-        link.certificate = self.certificate
+        link.certificate, link.believed_by = self.certificate, self.believed_by
         link.sending = peer_seal.Seal(server if is_server else client)
         link.receiving = peer_seal.Seal(client if is_server else server)
         return link

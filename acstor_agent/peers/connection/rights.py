@@ -33,7 +33,6 @@ class Rights:
     ) -> None:
         self._may_speak = may_speak
         self._credentials = credentials
-        self._generation = credentials.generation if credentials else 0
 
     async def watch(self, connections: Callable[[], Sequence[base.Connection]]) -> None:
         """Look for new files, and at all connections, for ever."""
@@ -44,17 +43,18 @@ class Rights:
             self._look(connections())
 
     def _look(self, connections: Sequence[base.Connection]) -> None:
-        generation = self._credentials.generation if self._credentials else 0
-        are_files_new, self._generation = generation != self._generation, generation
         for connection in connections:
-            if why := self._why_silent(connection, are_files_new):
+            if why := self._why_silent(connection):
                 LOG.warning("Connection with %s dropped: %s", connection.peer, why)
                 connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
 
-    def _why_silent(self, connection: base.Connection, are_files_new: bool) -> str:
-        certificate = connection.link.certificate
-        why = ""
-        if certificate is not None and self._credentials is not None:
-            check = self._credentials.chain_fault if are_files_new else self._credentials.time_fault
-            why = check(certificate)
-        return why or hello.why_silent(connection.link, connection.host, self._may_speak)
+    def _why_silent(self, connection: base.Connection) -> str:
+        link, credentials, why = connection.link, self._credentials, ""
+        if link.certificate is not None and credentials is not None:
+            # Of the link, not of the last look: it may have been checked before that, and be a
+            # connection only since, as long after as Hello may take.
+            before, link.believed_by = link.believed_by, credentials.generation
+            are_files_new = before != link.believed_by
+            check = credentials.chain_fault if are_files_new else credentials.time_fault
+            why = check(link.certificate)
+        return why or hello.why_silent(link, connection.host, self._may_speak)

@@ -13,11 +13,13 @@ import trio
 from acstor_agent import identity_files
 from acstor_agent import settings
 from acstor_agent.peers import credentials
+from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import rights
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import peer_wire
 from tests.unit.agent import test_peer_net as nets
 
 CLIENT, SERVER, DATA = nets.CLIENT, nets.SERVER, nets.DATA
@@ -302,6 +304,32 @@ async def test_connections_end_when_their_authority_is_not_believed_any_more(ide
         await client.fetch(0, 10)
         found.write(THEIRS, THEIRS.certificate_pem)
         await wait_until(lambda: client.net.connections[1] == 0)
+
+
+@pytest.mark.expect_log(r"Connection with client.example .* dropped: none of the authorities")
+@BOTH_MODES
+async def test_hello_that_comes_after_its_authority_went_ends_the_connection(
+    identity, monkeypatch, security
+):
+    """The handshake was before, and the look at all connections was before it was one."""
+    found = identity(SERVER)
+    ours = found.read(security)
+    looks = rights.Rights(nets.everybody, ours)
+    async with serving(tls=ours) as (server, address):
+        ip, port = address.split(":")
+        client = identity(CLIENT).read(security)
+        link = await peer_link.connect(ip, int(port), client, silence_s=5)
+        await wait_until(lambda: len(server._strangers) == 1)
+        await trio.sleep(0.05)
+        found.write(THEIRS, THEIRS.certificate_pem)
+        ours.look()
+        looks._look(server._all())
+        hello = peer_wire.Hello(CLIENT, nets.DEMAND, 1)
+        await link.send_some(peer_wire.encode(hello, link.sending))
+        await wait_until(lambda: server._answering)
+        looks._look(server._all())
+        await wait_until(lambda: server.connections[0] == 0)
+        link.close()
 
 
 async def test_both_authorities_are_believed_while_one_replaces_the_other(identity):
