@@ -7,6 +7,7 @@ brings is stored.
 """
 
 import collections
+import logging
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -19,6 +20,8 @@ import trio
 from acstor_agent import disk_io
 from acstor_agent.core import turns
 from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -112,6 +115,9 @@ class Flights(Generic[T]):
             result = await work(flight)
         except errors.AcstorError as e:
             result = e
+        except Exception as e:  # whatever it is, it belongs to those who wait, not to the worker
+            LOG.exception("what was on its way did not come")
+            result = errors.SourceUnreachable("a chunk", "this host", f"{type(e).__name__}: {e}")
         finally:
             del self._under_way[cid]
             flight.land(result)

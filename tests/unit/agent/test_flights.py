@@ -37,6 +37,15 @@ def queue(airport, limit=3):
     return flights.Queue(airport.begin, limit, lambda: airport.has_room)
 
 
+@pytest.mark.expect_log("what was on its way did not come")
+async def test_fault_that_nobody_thought_of_ends_the_flight_and_not_the_worker(nursery):
+    async def fly(flight):
+        raise KeyError("thought")
+
+    with pytest.raises(errors.SourceUnreachable, match="KeyError: 'thought'"):
+        await flights.Flights(nursery).join(1, fly).wait()
+
+
 async def test_no_more_than_the_limit_are_under_way_and_the_next_begin_when_those_land(airport):
     wishes = queue(airport)
     wishes.put(range(8))
