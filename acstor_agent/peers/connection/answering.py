@@ -128,6 +128,7 @@ class Answering(base.Connection):
         try:
             await super().run(early)
         finally:
+            self._uplink.forget(self)
             self._charge(0)
             self._budgets.requests.take(self._sharer, -self._works)
             self._works = 0

@@ -100,6 +100,14 @@ class Uplink:
         self._queue_length += 1
         self._senders.unpark()
 
+    def forget(self, connection: base.Connection) -> None:
+        """Let go of the answers that wait for a connection which has ended: they are in memory."""
+        for urgency, waiting in self._waiting.items():
+            left = [item for item in waiting if item[0] is not connection]
+            if len(left) < len(waiting):
+                self._waiting[urgency] = collections.deque(left)
+                self._queue_length -= len(waiting) - len(left)
+
     async def run(self) -> None:
         """Send what waits for its turn, for ever."""
         async with trio.open_nursery() as nursery:

@@ -75,6 +75,20 @@ def put(up, name, urgency, went, is_wanted=True, socket=None):
     return socket
 
 
+async def test_nothing_is_kept_for_a_connection_that_has_ended(up, nursery):
+    went, gone = [], Socket()
+    sockets = fill(up)
+    for _ in range(3):
+        put(up, "gone", gossip.Urgency.DEMAND, went, socket=gone)
+    put(up, "stays", gossip.Urgency.DEMAND, went)
+    up.forget(gone)
+    assert sum(map(len, up._waiting.values())) == up._queue_length == 1
+    nursery.start_soon(up.run)
+    sockets[0].arrive()
+    await trio.testing.wait_all_tasks_blocked()
+    assert went == ["stays"]
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(URGENCIES)), ids=str)
 async def test_most_urgent_answer_leaves_first_whoever_came_first(up, nursery, order):
     nursery.start_soon(up.run)
