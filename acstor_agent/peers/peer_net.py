@@ -246,6 +246,8 @@ class PeerNet:
                 for message in line.early:
                     line.connection.post(message)
                 await line.connection.run(early)
+                if isinstance(line.connection.failure, errors.RemoteProtocolError):
+                    LOG.warning("Connection dropped: %s", line.connection.failure)
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
@@ -307,17 +309,18 @@ class PeerNet:
                 connection, early = await self._welcome(stream, peer)
             self._make_room_for(connection)
             self._answering.add(connection)
+            peer = connection.peer
             try:
                 await connection.run(early)
             finally:
                 self._answering.discard(connection)
+            if isinstance(connection.failure, errors.RemoteProtocolError):
+                self._strangers.say(ip, peer, f"it broke the protocol: {connection.failure.why}")
         except trio.TooSlowError:
             self._strangers.say(ip, peer, "no Hello in time")
-        except (
-            *peer_link.LINK_ERRORS,
-            errors.RemoteProtocolError,
-            errors.NotAuthentic,
-        ) as error:
+        except errors.RemoteProtocolError as error:
+            self._strangers.say(ip, peer, f"it broke the protocol: {error.why}")
+        except (*peer_link.LINK_ERRORS, errors.NotAuthentic) as error:
             self._strangers.say(ip, peer, peer_link.reason(error))
         finally:
             await trio.aclose_forcefully(stream)

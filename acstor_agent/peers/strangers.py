@@ -16,6 +16,8 @@ LOG = logging.getLogger(__name__)
 
 SAY_AGAIN_S = 10.0
 KINDS_SAID = 1024
+LINES = 32
+"""Lines in the log in SAY_AGAIN_S: addresses and reasons are as many as somebody likes."""
 PUSHED_OUT = "it did not say who it is, and others wait"
 
 
@@ -32,6 +34,7 @@ class Strangers:
         self._said: collections.OrderedDict[tuple[str, str], tuple[float, int]] = (
             collections.OrderedDict()
         )
+        self._lines, self._lines_since_s, self._unsaid = 0, -SAY_AGAIN_S, 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -64,9 +67,21 @@ class Strangers:
         if now - at_s < SAY_AGAIN_S:
             self._said[ip, why] = at_s, untold + 1
             return
+        if not self._may_say(now):
+            self._unsaid += 1
+            return
         more = f" (and {untold} more like it)" if untold else ""
         LOG.warning("Connection from %s dropped: %s%s", peer, why, more)
         self._said[ip, why] = now, 0
         self._said.move_to_end((ip, why))
         while len(self._said) > KINDS_SAID:
             self._said.popitem(last=False)
+
+    def _may_say(self, now: float) -> bool:
+        """Say whether the log may have one more line now, which is counted."""
+        if now - self._lines_since_s >= SAY_AGAIN_S:
+            if self._unsaid:
+                LOG.warning("%d more connections were dropped for other reasons", self._unsaid)
+            self._lines, self._lines_since_s, self._unsaid = 0, now, 0
+        self._lines += 1
+        return self._lines <= LINES

@@ -28,6 +28,8 @@ from acstor_common import peer_wire
 LOG = logging.getLogger(__name__)
 
 LOOK_FOR_ROOM_S = 0.1
+MESSAGES_PER_TURN = 32
+"""Messages in a row before other tasks get a turn: 512 Pings come with one call of the socket."""
 BULK_YIELDS_S = 0.05
 """How long bulk data lets demand data go first, each time."""
 NEARLY_BYTES = 16 * geometry.KIB
@@ -210,8 +212,7 @@ class Connection(abc.ABC):
             await work(*args)
         except peer_link.LINK_ERRORS as error:
             self.fail(errors.SourceUnreachable("the answer", self.peer, peer_link.reason(error)))
-        except errors.RemoteProtocolError as error:
-            LOG.warning("Connection dropped: %s", error)
+        except errors.RemoteProtocolError as error:  # whoever runs this says so
             self.fail(error)
         finally:
             self.close()
@@ -228,9 +229,14 @@ class Connection(abc.ABC):
         self._scope.cancel()
 
     async def _read(self, messages: list[peer_wire.Message] | None) -> None:
+        handled = 0
         while messages is not None:
             self.last_progress = trio.current_time()
             for message in messages:
+                handled += 1
+                if handled >= MESSAGES_PER_TURN:
+                    handled = 0
+                    await trio.lowlevel.checkpoint()
                 if not self._has_room(message):
                     await self._wait_for_room(message)
                 self._handle(message)

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from acstor_agent.core import budget
 from acstor_agent.peers import peer_net
+from acstor_agent.peers import strangers
 from acstor_agent.peers.connection import answering
+from acstor_agent.peers.connection import base
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.unit.agent import test_peer_net as nets
@@ -150,6 +152,60 @@ async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
             assert server.connections[0] <= peer_net.Limits().strangers + 1
         for stranger in strangers:
             await trio.aclose_forcefully(stranger)
+
+
+@pytest.mark.expect_log("dropped")
+async def test_log_has_few_lines_of_strangers_whatever_they_say(caplog, autojump_clock):
+    said = strangers.Strangers(4, 1.0)
+    for number in range(1000):
+        said.say(f"fd00::{number:x}", "somebody", "it is of no use")
+        said.say("fd00::1", "somebody", f"no frame begins with {number}")
+    assert len(caplog.records) == strangers.LINES and len(said._said) <= strangers.KINDS_SAID
+    await trio.sleep(strangers.SAY_AGAIN_S)
+    said.say("fd00::1", "somebody", "it is of no use")
+    assert "1968 more connections" in caplog.records[-2].getMessage()
+
+
+@pytest.mark.expect_log("broke the protocol")
+async def test_host_that_breaks_the_rules_again_and_again_is_said_once(caplog):
+    async with nets.serving() as (server, address):
+        for _ in range(5):
+            stream = await nets.dial(address)
+            await stream.send_all(hello("h1") + b"garbage garbage")
+            with trio.fail_after(2), contextlib.suppress(trio.BrokenResourceError):
+                while await stream.receive_some():
+                    pass
+            await stream.aclose()
+        await nets.wait_until(lambda: server.connections[0] == 0)
+    assert len([r for r in caplog.records if "broke the protocol" in r.getMessage()]) == 1
+
+
+async def test_flood_of_small_messages_leaves_turns_to_others():
+    async with nets.serving() as (_server, address):
+        stream = await nets.dial(address)
+        pings = b"".join(peer_wire.encode(peer_wire.Ping(n))[0] for n in range(20_000))
+        turns = 0
+        await stream.send_all(hello("h1"))
+        await stream.receive_some()
+        async with trio.open_nursery() as nursery:
+
+            async def count():
+                nonlocal turns
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    turns += 1
+
+            async def read():
+                got = 0
+                while got < len(pings):
+                    got += len(await stream.receive_some())
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(count)
+            nursery.start_soon(read)
+            await stream.send_all(pings)
+        assert turns > 20_000 / base.MESSAGES_PER_TURN / 2
+        await stream.aclose()
 
 
 @pytest.mark.expect_log("no Hello in time")
