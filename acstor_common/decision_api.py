@@ -45,6 +45,8 @@ MAX_IMAGES = 1024
 MAX_WHY = 255
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
+LEAST_INTERVAL_S = 0.001
+"""Of a collection: bytes a second of a shorter one could be more than a float can be."""
 MAX_PAYLOAD = 4 * 1024 * 1024
 MAX_CERTIFICATE = 8192
 MAX_TARGETS = ring.MAX_HOSTS
@@ -205,7 +207,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     started_s: Moment
     number: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
     sent_s: Moment
-    interval_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+    interval_s: Annotated[float, msgspec.Meta(ge=LEAST_INTERVAL_S, le=3600)]
     link_bytes_s: Annotated[int, msgspec.Meta(ge=1, le=MAX_NUMBER)]
     total: Traffic
     chunks: Traffic = Traffic()

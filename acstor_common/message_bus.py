@@ -80,10 +80,30 @@ def start(make: Callable[[], Any], topic: str, stopping: threading.Event) -> Any
     return None
 
 
+class Complaints:
+    """Says that messages are of no use: COMPLAINTS lines a minute, so that nobody fills a log.
+
+    :param clock: monotonic, in seconds
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._since_s = clock, clock()
+        self._count = 0
+
+    def say(self, text: str, *words: object) -> None:
+        """Write a line, if there is one left in this minute."""
+        if self._clock() - self._since_s >= COMPLAINTS_S:
+            if self._count > COMPLAINTS:
+                left_out = self._count - COMPLAINTS
+                LOG.warning("%d more messages were of no use, and are not named", left_out)
+            self._since_s, self._count = self._clock(), 0
+        self._count += 1
+        if self._count <= COMPLAINTS:
+            LOG.warning(text, *words)
+
+
 class Endpoint:
     """Methods that others may call, as oslo.messaging wants them.
-
-    Who sends nonsense by the thousand fills no log: COMPLAINTS lines a minute are written.
 
     :param heard: what to do with the payload, by method
     :param clock: monotonic, in seconds
@@ -92,8 +112,7 @@ class Endpoint:
     target = oslo_messaging.Target(version=decision_api.VERSION)
 
     def __init__(self, heard: Mapping[str, Heard], clock: Callable[[], float]) -> None:
-        self._clock, self._since_s = clock, clock()
-        self._complaints = 0
+        self._complaints = Complaints(clock)
         for method, callback in heard.items():
             setattr(self, method, self._safely(method, callback))
 
@@ -102,16 +121,6 @@ class Endpoint:
             try:
                 callback(payload)
             except (errors.AcstorError, ValueError, OSError) as e:
-                self._complain(method, e)
+                self._complaints.say("message %s is of no use: %s", method, e)
 
         return hear
-
-    def _complain(self, method: str, error: Exception) -> None:
-        if self._clock() - self._since_s >= COMPLAINTS_S:
-            if self._complaints > COMPLAINTS:
-                left_out = self._complaints - COMPLAINTS
-                LOG.warning("%d more messages were of no use, and are not named", left_out)
-            self._since_s, self._complaints = self._clock(), 0
-        self._complaints += 1
-        if self._complaints <= COMPLAINTS:
-            LOG.warning("message %s is of no use: %s", method, error)

@@ -44,6 +44,7 @@ class _Endpoint:
         self._current_ring = current_ring
         self._refused = refused
         self._unsigned: set[str] = set()
+        self._complaints = message_bus.Complaints(time.monotonic)
 
     def sample_collected(self, _context: object, payload: object = None) -> None:
         """Take a host's sample."""
@@ -55,10 +56,10 @@ class _Endpoint:
             self._heard(decision_api.decode(payload, decision_api.Signed))
         except errors.RemoteProtocolError as e:
             self._refused("malformed")
-            LOG.warning("a sample is refused: %s", e)
+            self._complaints.say("a sample is refused: %s", e)
         except errors.NotAuthentic as e:
             self._refused("not_authentic")
-            LOG.warning("a sample is refused: %s", e)
+            self._complaints.say("a sample is refused: %s", e)
 
     def _tell_of_unsigned(self, host: object) -> None:
         """Log each host once that has an agent from before samples were signed."""

@@ -20,6 +20,7 @@ from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import message_bus
 from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing
@@ -92,6 +93,7 @@ class Service:
         self._inbox: queue.Queue[Heard] = queue.Queue(WAITING_SAMPLES)
         self._waiting: collections.Counter[str] = collections.Counter()
         self._disbelieved = 0
+        self._complaints = message_bus.Complaints(clock)
         self._fresh: dict[str, decision_api.Sample] = {}
         self._published_s = 0.0
         self._has_database = True
@@ -126,7 +128,8 @@ class Service:
             self._waiting[sample.host] += 1
             self._inbox.put_nowait((self._clock(), certificate, sample))
         except queue.Full:
-            LOG.warning("%s: its sample is dropped, %d wait", sample.host, self._inbox.qsize())
+            waiting = self._inbox.qsize()
+            self._complaints.say("%s: its sample is dropped, %d wait", sample.host, waiting)
 
     def current_ring(self) -> decision_api.RingTable:
         """Return the table in force; may be called from any thread."""
@@ -151,6 +154,10 @@ class Service:
             if self._has_database:
                 LOG.warning("the database fails: %s; the last table stays in force", _line(e))
             self._has_database = False
+            self._lead.step_down()
+        except Exception:  # none may end the service, whatever it was told
+            LOG.exception("a round failed; the last table stays in force")
+            self.leads = False
             self._lead.step_down()
         else:
             if not self._has_database:
@@ -182,7 +189,8 @@ class Service:
                 return
             if fault := self._trust.fault(certificate, self._wall()):
                 self._disbelieved += 1
-                LOG.warning("%s: sample %d is refused: %s", sample.host, sample.number, fault)
+                told = (sample.host, sample.number, fault)
+                self._complaints.say("%s: sample %d is refused: %s", *told)
                 continue
             self._take(sample, heard_s)
 

@@ -198,7 +198,7 @@ class DecisionLink:
             started_s=self._started_s,
             number=self._number,
             sent_s=time.time(),
-            interval_s=max(0.001, newer.at_s - look.at_s),
+            interval_s=max(decision_api.LEAST_INTERVAL_S, newer.at_s - look.at_s),
             link_bytes_s=newer.link_bytes_s,
             total=decision_api.Traffic(total.received, total.sent),
             chunks=decision_api.Traffic(chunks.received, chunks.sent),

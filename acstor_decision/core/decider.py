@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from acstor_common import ids
 from acstor_common import location
+from acstor_common import ring
 from acstor_common import sketch
-from acstor_common import vnode
 from acstor_decision.core import handover
 from acstor_decision.core import members
 from acstor_decision.core import threshold
@@ -156,9 +156,12 @@ class Decider:
 
     def _steady(self, living: Collection[ids.HostId], drained: Collection[str]) -> weights.Counts:
         """Return the counts that change nothing but what members make necessary."""
-        base = min(self.policy.vnodes_per_host, vnode.MAX_NUMBER // max(1, len(living)))
+        base = min(self.policy.vnodes_per_host, ring.MAX_POINTS // max(1, len(living)))
         owned = {host: len(place.names) for host, place in self.table.places.items()}
-        return {host: 0 if host in drained else owned.get(host) or base for host in living}
+        counts = {host: 0 if host in drained else owned.get(host) or base for host in living}
+        if sum(counts.values()) <= ring.MAX_POINTS:
+            return counts
+        return {host: min(count, base) for host, count in counts.items()}
 
     def _is_relief(self, steady: weights.Counts, remapped: Decision) -> bool:
         """Say whether overloaded hosts lose enough; if not, the rest would move to and fro."""
@@ -173,6 +176,7 @@ class Decider:
         fastest = max((self._members[host].last.link_bytes_s for host in homes), default=1)
         traffic = {host: self._traffic(host, fastest) for host in homes}
         most = int(self.policy.weight_limit * self.policy.vnodes_per_host)
+        most = min(most, ring.MAX_VNODES)
         return steady | weights.counts(traffic, sum(steady.values()), most)
 
     def _traffic(self, host: ids.HostId, fastest_bytes_s: int) -> float:

@@ -11,16 +11,21 @@ import collections
 import dataclasses
 import enum
 import fnmatch
+import functools
 import statistics
 from collections.abc import Iterable
 from collections.abc import Sequence
 
 from acstor_common import decision_api
 from acstor_common import ids
+from acstor_common import ring
 
 CLOCK_SLACK_S = 30.0
 """How far the clocks of two hosts may differ."""
 SAMPLES_TO_JOIN = 2
+
+_home = functools.lru_cache(2 * ring.MAX_HOSTS)(ring.parse_address)
+"""Where an address leads, however it is spelt: ``:7201`` and ``:07201`` are one port."""
 
 
 class Refusal(enum.Enum):
@@ -33,6 +38,7 @@ class Refusal(enum.Enum):
     OUT_OF_ORDER = "out_of_order"  # a later one was here already
     OLD_SESSION = "old_session"  # of an agent that another one of this name has replaced
     TAKEN_ADDRESS = "taken_address"  # another member lives there
+    FULL = "full"  # no v-node table has room for more hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +109,7 @@ class Members:
         self.limits = limits
         self.refused = dict.fromkeys(Refusal, 0)
         self._members: dict[ids.HostId, Member] = {}
-        self._by_address: dict[str, ids.HostId] = {}
+        self._by_address: dict[tuple[str, int], ids.HostId] = {}
         self._last_sent: dict[ids.HostId, tuple[float, float]] = {}
 
     def __getitem__(self, host: ids.HostId) -> Member:
@@ -133,7 +139,7 @@ class Members:
         if host not in self._members:
             self._members[host] = Member(unknown, now_s)
             self._members[host].samples = SAMPLES_TO_JOIN
-            self._by_address[address] = host
+            self._by_address[_home(address)] = host
 
     def hear(self, sample: decision_api.Sample, now_s: float, wall_s: float) -> Refusal | None:
         """Take a sample; return why it is refused, if it is.
@@ -146,9 +152,11 @@ class Members:
             self.refused[refusal] += 1
             return refusal
         host = ids.HostId(sample.host)
+        if host in self._members and self._is_at_home(host):
+            del self._by_address[_home(self._members[host].last.address)]
         if host not in self._members or self._is_silent(host, now_s):
             self._members[host] = Member(sample, now_s)
-        self._by_address[sample.address] = host
+        self._by_address[_home(sample.address)] = host
         self._count(self._members[host], sample)
         self._members[host].heard_s = now_s
         self._last_sent[host] = sample.sent_s, now_s
@@ -156,7 +164,11 @@ class Members:
 
     def living(self, now_s: float) -> list[ids.HostId]:
         """Return the hosts that the ring should have, sorted."""
-        settled = [h for h, member in self._members.items() if member.samples >= SAMPLES_TO_JOIN]
+        settled = [
+            host
+            for host, member in self._members.items()
+            if member.samples >= SAMPLES_TO_JOIN and self._is_at_home(host)
+        ]
         silent = [host for host in settled if self._is_silent(host, now_s)]
         if 2 * len(silent) > len(settled):
             return sorted(settled)
@@ -199,6 +211,11 @@ class Members:
         kept_s = self._longest_s() + CLOCK_SLACK_S
         self._last_sent = {h: at for h, at in self._last_sent.items() if at[1] >= now_s - kept_s}
 
+    def _is_at_home(self, host: ids.HostId) -> bool:
+        """Say whether nobody has come to a host's address since it was heard last."""
+        address = _home(self._members[host].last.address)
+        return self._by_address.get(address) == host
+
     def _longest_s(self) -> float:
         """Return for how long a sample may be on its way."""
         return self.limits.dead_after * self.limits.collection_s + CLOCK_SLACK_S
@@ -229,7 +246,10 @@ class Members:
             return Refusal.FUTURE
         if sample.sent_s < wall_s - self._longest_s():
             return Refusal.LATE
-        other = self._by_address.get(sample.address, ids.HostId(sample.host))
+        if sample.host not in self._members and len(self._members) >= ring.MAX_HOSTS:
+            return Refusal.FULL
+        address = _home(sample.address)
+        other = self._by_address.get(address, ids.HostId(sample.host))
         if other != sample.host and other in self._members and not self._is_silent(other, now_s):
             return Refusal.TAKEN_ADDRESS
         return self._misordered(sample, now_s)

@@ -17,6 +17,7 @@ from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import message_bus
 from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing
@@ -509,6 +510,27 @@ def test_one_host_that_claims_a_high_epoch_moves_nothing(lone, store):
             lone.hear(sample(host, number, 0.0, epoch))
         lone.service.round()
     assert lone.epochs() == [1] and store.latest_epoch() == 1
+
+
+@pytest.mark.expect_log("a round failed; the last table stays in force")
+def test_whatever_goes_wrong_in_a_round_the_next_one_comes(lone, monkeypatch):
+    cloud = Cloud(lone)
+    cloud.collect(3)
+    with monkeypatch.context() as patched:
+        patched.setattr(lone.service.decider, "decide", lambda *_: 1 // 0)
+        lone.service.round()
+        assert not lone.service.leads
+    lone.lead.leads = True
+    cloud.collect(2)
+    assert lone.service.leads and lone.epochs() == [1]
+
+
+@pytest.mark.expect_log("a sample is refused: .*broke the protocol")
+def test_forged_samples_fill_no_log(lone, watched_log):
+    endpoint = rpc._Endpoint(lone.service.hear, lone.service.current_ring, lambda _: None)
+    for _ in range(1000):
+        endpoint.sample_collected({}, {"payload": 5})
+    assert len(watched_log.messages) == message_bus.COMPLAINTS
 
 
 @pytest.mark.expect_log("h1: its sample is dropped")

@@ -339,3 +339,12 @@ def test_a_large_cloud_is_decided_about_and_fits_a_table(hosts):
     assert decision.reason is Reason.OVERLOAD
     encoded = ring.encode(table.to_ring(decision.table, 2))
     assert len(encoded) < ring.MAX_FILE_BYTES
+
+
+def test_more_hosts_get_fewer_v_nodes_each_before_a_table_is_too_large(monkeypatch):
+    cloud = Cloud(2)
+    monkeypatch.setattr(ring, "MAX_POINTS", 250)
+    cloud.hosts.append("h3")
+    cloud.collect({}, times=3)
+    published = table.to_ring(cloud.decider.table, 1)
+    assert [host.vnodes for host in published.hosts] == [83, 83, 83]

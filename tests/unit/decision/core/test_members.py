@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_common import decision_api
 from acstor_common import ids
+from acstor_common import ring
 from acstor_decision.core import members
 
 R = members.Refusal
@@ -249,3 +251,54 @@ def test_whatever_comes_the_number_of_a_session_only_grows(drawn):
         elif before is not None and before.session == after.session:
             longest_s = 6 * COLLECTION_S
             assert after.number > before.number or cloud.now_s > longest_s
+
+
+def test_an_address_is_one_however_it_is_spelt():
+    cloud = Cloud()
+    cloud.collect("h1", "h2", times=2)
+    for spelt in ("10.0.0.1:07201", "10.0.0.1:7201"):
+        assert cloud.hear(sample("h3", 3, address=spelt)) is R.TAKEN_ADDRESS
+
+
+def test_a_host_holds_one_address_not_all_that_it_ever_claimed():
+    cloud = Cloud()
+    cloud.collect("h1", times=2)
+    for number in range(3, 40):
+        assert (
+            cloud.hear(sample("h1", number, address=f"10.0.0.{number}:7201", sent_s=WALL_S)) is None
+        )
+    cloud.round = 39
+    assert len(cloud.members._by_address) == 1
+    assert cloud.hear(sample("h7", 40, sent_s=WALL_S + cloud.now_s)) is None
+
+
+def test_while_most_are_silent_no_two_hosts_live_at_one_address():
+    cloud = Cloud(dead_after=3)
+    cloud.collect("h1", "h2", "h3", times=2)
+    cloud.round += 10
+    cloud.collect("h9", times=2, address="10.0.0.1:7201")
+    assert cloud.living() == ["h2", "h3", "h9"]
+
+
+def test_there_is_no_room_for_more_hosts_than_a_table_has(monkeypatch):
+    monkeypatch.setattr(ring, "MAX_HOSTS", 2)
+    cloud = Cloud()
+    cloud.collect("h1", "h2", times=2)
+    assert cloud.hear(sample("h3", 3)) is R.FULL
+    cloud.collect("h1", "h2")
+
+
+@pytest.mark.parametrize("interval_s", [5e-324, 1e-300, 1e-4])
+def test_no_collection_is_so_short_that_its_rates_are_no_numbers(interval_s):
+    raw = msgspec.json.encode(sample(interval_s=interval_s))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(raw, type=decision_api.Sample)
+
+
+def test_the_most_that_a_sample_can_say_is_a_number():
+    cloud = Cloud()
+    most = decision_api.Traffic(decision_api.MAX_NUMBER, decision_api.MAX_NUMBER)
+    least = {"interval_s": decision_api.LEAST_INTERVAL_S, "link_bytes_s": 1}
+    cloud.collect("h1", "h2", times=2)
+    assert cloud.hear(sample("h1", 3, total=most, **least)) is None
+    assert 0 < cloud.members.traffic_cv(cloud.now_s) < 2
