@@ -38,6 +38,8 @@ SIGNER = "signer"
 CA_LIFE_S = 10 * 366 * 86400
 FORMER_TRUSTED_S = 30 * 86400
 """For how long a former key is trusted, beyond the life of what it signed last."""
+STOLEN_S = 0.0
+"""Until when a key is trusted that is in wrong hands: never, wherever a clock stands."""
 LEAST_INTERVAL_S = 1.0
 WAITS_S = 3600.0
 """For how long a host that waits for an operator keeps its place when there is none left."""
@@ -144,7 +146,7 @@ class Keeper:
         now_s = self._wall()
         self._keys(kind)
         from_s = now_s if at_once else now_s + self.certificate_life_s
-        until_s = now_s if at_once else from_s + self.certificate_life_s + FORMER_TRUSTED_S
+        until_s = STOLEN_S if at_once else from_s + self.certificate_life_s + FORMER_TRUSTED_S
         return self._store.add_authority_key(kind, lambda: _made(kind, now_s, from_s), until_s)
 
     def seal(self, payload: msgspec.Struct, purpose: str) -> decision_api.Signed:
@@ -182,12 +184,12 @@ class Keeper:
                 refused.append(verdict)
                 return _waiting(row, host, asked, address, now_s)
             if verdict is not enrolment.Verdict.ISSUE:
-                raise Refused(host, verdict, _why(verdict, host))
+                raise Refused(host, verdict, _why(verdict, host, row))
             row = row or models.Enrolment(host=host, revoked_before_s=0, former_key="")
             _check_pace(row, now_s)
             at_s = max(int(now_s), row.revoked_before_s + certificates.BACKDATE_S)
             issued.append(authority.issue(csr, host, at_s, self.certificate_life_s))
-            _bind(row, asked, address, now_s, at_s + self.certificate_life_s)
+            _bind(row, asked, address, max(now_s, at_s), at_s + self.certificate_life_s)
             return row
 
         row = self._store.change_enrolment(host, work)
@@ -234,10 +236,11 @@ class Keeper:
 
 
 def _forget(row: models.Enrolment, now_s: float) -> None:
-    """Let nothing that a host has count any more."""
+    """Let nothing that a host has count any more, also what a clock that was ahead has issued."""
+    before_s = certificates.refused_before(max(now_s, row.issued_s or 0.0))
+    row.revoked_before_s = max(before_s, row.revoked_before_s or 0)
     row.user_id = row.public_key = row.former_key = ""
     row.not_after_s = row.issued_s = None
-    row.revoked_before_s = certificates.refused_before(now_s)
 
 
 def _file(path: str, option: str) -> bytes:
@@ -261,8 +264,12 @@ def _made(kind: str, now_s: float, from_s: float) -> models.AuthorityKey:
 
 
 def _in_use(rows: Sequence[models.AuthorityKey], now_s: float) -> models.AuthorityKey:
-    """Return the newest key whose time has come; the oldest, should a clock be wrong."""
-    return next((row for row in rows if row.signs_from_s <= now_s), rows[-1])
+    """Return the newest key whose time has come; the oldest, should a clock be wrong.
+
+    It is none that is trusted no more, as long as there is another one.
+    """
+    usable = _trusted(rows, now_s) or rows
+    return next((row for row in usable if row.signs_from_s <= now_s), usable[-1])
 
 
 def _trusted(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.AuthorityKey]:
@@ -309,14 +316,17 @@ def _bind(
     row: models.Enrolment,
     asked: enrolment.Asked,
     address: str,
-    now_s: float,
+    issued_s: float,
     not_after_s: float,
 ) -> None:
     """Note that a host has a certificate for a key; the one before may prove it once more.
 
     Without that an answer that is lost on its way would leave the host without a key that counts.
+    A request for the key before, which somebody may have recorded, does not take that of now away.
     """
-    if asked.key != row.public_key:
+    if asked.key == row.former_key:
+        row.public_key, row.former_key = row.former_key, row.public_key
+    elif asked.key != row.public_key:
         proven = [key for key in trust.keys_of(row) if asked.is_proven_by(key)]
         row.former_key = proven[0] if proven else ""
         row.public_key = asked.key
@@ -324,16 +334,26 @@ def _bind(
         row.former_key = ""
     row.state = enrolment.State.ENROLLED
     row.user_id, row.address = asked.user_id, address
-    row.issued_s, row.not_after_s = now_s, not_after_s
+    row.issued_s, row.not_after_s = issued_s, not_after_s
 
 
 def _check_pace(row: models.Enrolment, now_s: float) -> None:
-    if row.issued_s is not None and 0 <= now_s - row.issued_s < LEAST_INTERVAL_S:
+    if row.issued_s is not None and abs(now_s - row.issued_s) < LEAST_INTERVAL_S:
         raise Refused(row.host, None, "it was given a certificate less than a second ago")
 
 
-def _why(verdict: enrolment.Verdict, host: str) -> str:
+def _why(verdict: enrolment.Verdict, host: str, row: models.Enrolment | None = None) -> str:
+    """Return what can be done, never to let in who asked first where another one asks."""
     allow = f"openstack acstor host allow {host}"
+    if (
+        verdict is not enrolment.Verdict.WAIT
+        and row is not None
+        and row.state == enrolment.State.WAITING
+    ):
+        return (
+            f"another user or key asked for this name first (openstack acstor host show {host}); "
+            f"if that is nobody of yours: openstack acstor host revoke {host}, then {allow}"
+        )
     return {
         enrolment.Verdict.WAIT: f"an operator has to let it in: {allow}",
         enrolment.Verdict.REVOKED: f"it is revoked; {allow} lets it enrol again",

@@ -15,8 +15,9 @@ from acstor_common import signing
 from acstor_decision.core import enrolment
 from acstor_decision.db import models
 
-REVOCATION_KEPT_S = 60 * 86400
-"""For how long the table names a revocation of a host that enrolled anew."""
+REVOCATION_KEPT_S = (366 + 60) * 86400
+"""For how long the table names a revocation of a host that enrolled anew: longer than the longest
+``certificate_life_s``, and the grace of agents."""
 CERTIFICATE_GRACE_S = 7 * 86400
 """For how long samples are taken with a certificate that has ended: agents are no stricter."""
 

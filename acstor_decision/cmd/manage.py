@@ -19,6 +19,7 @@ from acstor_common import whole_file
 from acstor_decision import authority
 from acstor_decision.cmd import decision
 from acstor_decision.db import database
+from acstor_decision.db import models
 
 HISTORY_LIMIT = 10_000
 BY_HAND = ""
@@ -111,8 +112,13 @@ def _show_authority(store: database.Database, arguments: argparse.Namespace) -> 
         print(f"issues certificates, or did: {certificates.described(found)}")
     for kind in (authority.CA, authority.SIGNER):
         for row in keeper.keys(kind):
-            until = "trusted" if row.trusted_until_s is None else _day(row.trusted_until_s)
-            print(f"{kind} {row.number}: signs from {_day(row.signs_from_s)} on, until {until}")
+            print(f"{kind} {row.number}: signs from {_day(row.signs_from_s)} on, {_until(row)}")
+
+
+def _until(row: models.AuthorityKey) -> str:
+    if row.trusted_until_s == authority.STOLEN_S:
+        return "stolen: not trusted"
+    return f"until {'trusted' if row.trusted_until_s is None else _day(row.trusted_until_s)}"
 
 
 def _day(at_s: float) -> str:

@@ -46,7 +46,8 @@ def add_key(
     former = keys(session, kind)
     for row in former:
         until_s = row.trusted_until_s
-        row.trusted_until_s = min(until_s or former_trusted_until_s, former_trusted_until_s)
+        is_first = until_s is None or former_trusted_until_s < until_s
+        row.trusted_until_s = former_trusted_until_s if is_first else until_s
     made = _numbered(make(), kind, former[0].number + 1 if former else 1)
     session.add(made)
     session.flush()

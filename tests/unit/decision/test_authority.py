@@ -292,3 +292,74 @@ def test_an_authority_of_the_operators_own_issues_from_its_files(configure, stor
     key.unlink()
     with pytest.raises(errors.Unusable, match=r"ca_key_file.*No such file"):
         cloud.enrol()
+
+
+def test_a_revocation_counts_for_what_a_clock_that_was_ahead_has_issued(cloud):
+    cloud.now_s += DAY_S
+    stolen = cloud.enrol()
+    cloud.now_s -= DAY_S
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    again = cloud.enrol(key=certificates.new_key())
+    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    assert certificates.is_revoked(cloud.read(stolen), revoked)
+    assert not certificates.is_revoked(cloud.read(again), revoked)
+
+
+def test_a_certificate_is_revoked_in_the_very_second_of_its_issue(cloud):
+    cloud.enrol()
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    csr = certificates.request(H1, cloud.keys[H1])
+    issued = cloud.keeper.enrol(H1, "u", "", csr, "")
+    cloud.keeper.revoke(H1)
+    assert certificates.is_revoked(cloud.read(issued), cloud.keeper.trust().revoked(cloud.now_s))
+
+
+def test_a_revocation_is_told_for_longer_than_the_longest_certificate_lasts(cloud):
+    cloud.keeper.certificate_life_s = 366 * DAY_S
+    stolen = cloud.enrol()
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    cloud.enrol(key=certificates.new_key())
+    cloud.now_s = stolen.not_after_s + trust.CERTIFICATE_GRACE_S
+    assert certificates.is_revoked(cloud.read(stolen), cloud.keeper.trust().revoked(cloud.now_s))
+
+
+def test_a_recorded_request_for_the_key_before_does_not_shut_the_host_out(cloud):
+    old, new = cloud.keys[H1], certificates.new_key()
+    cloud.enrol()
+    renewed = cloud.enrol(key=new, proof_by=old)
+    cloud.enrol(key=old)
+    assert cloud.fault(renewed) == ""
+    assert cloud.fault(cloud.enrol(key=certificates.new_key(), proof_by=new)) == ""
+
+
+@pytest.mark.parametrize("off_s", [-DAY_S, 0, DAY_S])
+@pytest.mark.parametrize("kind", [authority.CA, authority.SIGNER])
+def test_a_stolen_key_is_trusted_no_more_wherever_a_clock_stands(cloud, kind, off_s):
+    before = cloud.keeper.trust()
+    cloud.keeper.renew(kind, at_once=True)
+    cloud.keeper.renew(kind, at_once=False)
+    cloud.now_s += off_s
+    now = cloud.keeper.trust()
+    stolen, believed = {
+        authority.CA: (before.ca, now.ca),
+        authority.SIGNER: (signing.public_pem(before.signer), now.signers),
+    }[kind]
+    assert stolen.strip() not in believed
+    assert kind == authority.CA or now.signer != before.signer
+    cloud.read(cloud.enrol())
+
+
+def test_who_asks_for_a_name_that_another_one_waits_for_is_not_told_to_let_that_one_in(
+    configure, store
+):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    refused(cloud, V.WAIT, user="thief", key=certificates.new_key())
+    told = refused(cloud, V.OTHER_USER)
+    assert "another user or key asked for this name first" in told and "host show h1" in told
+    assert "host revoke h1, then openstack acstor host allow h1" in told
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    assert cloud.fault(cloud.enrol()) == ""
