@@ -26,7 +26,8 @@ LOG = logging.getLogger(__name__)
 SERVICE_TYPE = "acstor"
 ASK_EVERY_S = 60.0
 ASK_AGAIN_S = 5.0
-MAX_ANSWER_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 1 << 22
+"""As many revoked hosts as there may be, with the longest names, and more."""
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -6,9 +6,14 @@ import threading
 
 from acstor_common import ids
 
+MOST_WAITING = 100_000
+
 
 class WorkQueue:
     """First come, first served; an image that waits already is not put a second time.
+
+    MOST_WAITING wait at most, since anybody on the message bus may name images; those that are
+    left out are found by the next reconcile.
 
     An image that is put while a worker has it waits again: what the worker saw may be old.
     """
@@ -22,7 +27,8 @@ class WorkQueue:
     def put(self, image_id: ids.ImageId) -> None:
         """Let the image wait for a worker."""
         with self._changed:
-            self._waiting.setdefault(image_id)
+            if len(self._waiting) < MOST_WAITING:
+                self._waiting.setdefault(image_id)
             self._changed.notify()
 
     def take(self) -> ids.ImageId | None:

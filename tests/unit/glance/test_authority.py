@@ -9,6 +9,7 @@ from keystoneauth1 import exceptions
 from oslo_config import cfg
 
 from acstor_common import errors
+from acstor_common import ring
 from acstor_glance import authority
 from acstor_glance import conf as glance_conf
 from acstor_glance import images as glance_images
@@ -112,3 +113,11 @@ def test_it_is_asked_again_until_it_answers(conf, session, monkeypatch, watched_
     knows.stop()
     assert knows.trust().ca == CA.encode()
     assert len(watched_log.messages) == 1
+
+
+def test_as_many_revoked_hosts_are_heard_of_as_there_may_be(conf, session):
+    named = {f"h{number:0254}": 1 << 40 for number in range(ring.MAX_REVOKED)}
+    session.answer["revoked"] = named
+    knows = authority.Authority(conf)
+    knows.look()
+    assert knows.trust().revoked == named

@@ -44,3 +44,11 @@ def test_closed_queue_lets_workers_end() -> None:
     assert taken == [None]
     queue.put(A)
     assert queue.take() is None
+
+
+def test_no_more_images_wait_than_there_is_room_for(monkeypatch) -> None:
+    monkeypatch.setattr(work_queue, "MOST_WAITING", 1)
+    queue = work_queue.WorkQueue()
+    queue.put(A)
+    queue.put(B)
+    assert queue.sizes() == (1, 0) and queue.take() == A
