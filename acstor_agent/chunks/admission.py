@@ -9,8 +9,6 @@ with it, so a refusal tells nothing; what was wrong is in this host's log.
 The one rule: nothing is looked for, read or answered before a Get was admitted.
 """
 
-import collections
-import dataclasses
 import hmac
 import logging
 import time
@@ -19,6 +17,7 @@ from typing import Protocol
 
 from acstor_agent.chunks import unattached
 from acstor_agent.chunks import want as want_
+from acstor_agent.core import log_limit
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -27,7 +26,6 @@ LOG = logging.getLogger(__name__)
 
 WARN_EVERY_S = 10.0
 """A host's refused Gets are told in the log so often; their number is told, too."""
-HOSTS_WARNED = 1024
 TRIES = 3
 
 
@@ -36,12 +34,6 @@ class Named(Protocol):
 
     def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
         """Return what lies there, ZERO_CID if nothing does; None if it is not known."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Warned:
-    at_s: float
-    untold: int = 0
 
 
 class Admission:
@@ -64,7 +56,7 @@ class Admission:
         self._named = named
         self._others = others
         self._clock = clock
-        self._warned: collections.OrderedDict[ids.HostId, _Warned] = collections.OrderedDict()
+        self._warned = log_limit.LogLimit(WARN_EVERY_S)
 
     def admit(self, host: ids.HostId, get: peer_wire.Get) -> want_.Want | None:
         """Return what a Get asks for; None if that must be looked up first.
@@ -108,10 +100,8 @@ class Admission:
         return errors.ChunkMissing(what, self._here, why)
 
     def _warn(self, host: ids.HostId, get: peer_wire.Get, why: str) -> None:
-        now = self._clock()
-        warned = self._warned.get(host)
-        if warned is not None and now - warned.at_s < WARN_EVERY_S:
-            warned.untold += 1
+        untold = self._warned.left_out(host, self._clock())
+        if untold is None:
             return
         LOG.warning(
             "%s asked for %d bytes of image %s at %d: refused, %s (and %d like it)",
@@ -120,9 +110,5 @@ class Admission:
             get.image_id,
             get.offset,
             why,
-            warned.untold if warned else 0,
+            untold,
         )
-        self._warned[host] = _Warned(now)
-        self._warned.move_to_end(host)
-        while len(self._warned) > HOSTS_WARNED:
-            self._warned.popitem(last=False)

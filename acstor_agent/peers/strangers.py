@@ -12,28 +12,27 @@ from collections.abc import Iterator
 
 import trio
 
+from acstor_agent.core import log_limit
+
 LOG = logging.getLogger(__name__)
 
 SAY_AGAIN_S = 10.0
-KINDS_SAID = 1024
 LINES = 32
 """Lines in the log in SAY_AGAIN_S: addresses and reasons are as many as somebody likes."""
-PUSHED_OUT = "it did not say who it is, and others wait"
 
 
 class Strangers:
-    """Connections before their Hello.
+    """Connections before their Hello; ``dropped`` counts those that got no further.
 
     :param limit: how many there are at a time
     :param time_s: how long each has to say who it is
     """
 
     def __init__(self, limit: int, time_s: float) -> None:
+        self.dropped = 0
         self._limit, self._time_s = limit, time_s
         self._waiting: dict[trio.CancelScope, str] = {}  # the oldest first
-        self._said: collections.OrderedDict[tuple[str, str], tuple[float, int]] = (
-            collections.OrderedDict()
-        )
+        self._said = log_limit.LogLimit(SAY_AGAIN_S)
         self._lines, self._lines_since_s, self._unsaid = 0, -SAY_AGAIN_S, 0
 
     def __len__(self) -> int:
@@ -47,12 +46,17 @@ class Strangers:
         """
         while len(self._waiting) >= self._limit:
             self._push_one_out()
-        with trio.fail_after(self._time_s) as scope:
-            self._waiting[scope] = ip
-            try:
-                yield
-            finally:
-                self._waiting.pop(scope, None)
+        is_dropped = True
+        try:
+            with trio.fail_after(self._time_s) as scope:
+                self._waiting[scope] = ip
+                try:
+                    yield
+                finally:
+                    self._waiting.pop(scope, None)
+            is_dropped = False
+        finally:
+            self.dropped += is_dropped
 
     def _push_one_out(self) -> None:
         crowd, _ = collections.Counter(self._waiting.values()).most_common(1)[0]
@@ -63,19 +67,14 @@ class Strangers:
     def say(self, ip: str, peer: str, why: str) -> None:
         """Tell in the log who was dropped, once in a while for each address and reason."""
         now = trio.current_time()
-        at_s, untold = self._said.get((ip, why), (-SAY_AGAIN_S, 0))
-        if now - at_s < SAY_AGAIN_S:
-            self._said[ip, why] = at_s, untold + 1
+        untold = self._said.left_out((ip, why), now)
+        if untold is None:
             return
         if not self._may_say(now):
             self._unsaid += 1
             return
         more = f" (and {untold} more like it)" if untold else ""
         LOG.warning("Connection from %s dropped: %s%s", peer, why, more)
-        self._said[ip, why] = now, 0
-        self._said.move_to_end((ip, why))
-        while len(self._said) > KINDS_SAID:
-            self._said.popitem(last=False)
 
     def _may_say(self, now: float) -> bool:
         """Say whether the log may have one more line now, which is counted."""
