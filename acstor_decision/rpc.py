@@ -34,32 +34,29 @@ MAX_NAMED = 4096
 CurrentRing = Callable[[], decision_api.RingTable]
 
 
-class _Endpoint:
+class _Endpoint(message_bus.Endpoint):
     """What agents and others may call."""
 
-    target = oslo_messaging.Target(version=decision_api.VERSION)
-
     def __init__(self, heard: Heard, current_ring: CurrentRing, refused: Callable[[str], None]):
+        super().__init__({decision_api.SAMPLE_COLLECTED: self._take_sample}, time.monotonic)
         self._heard = heard
         self._current_ring = current_ring
         self._refused = refused
         self._unsigned: set[str] = set()
-        self._complaints = message_bus.Complaints(time.monotonic)
 
-    def sample_collected(self, _context: object, payload: object = None) -> None:
-        """Take a host's sample."""
+    def _take_sample(self, payload: object) -> None:
         if isinstance(payload, dict) and "host" in payload and "payload" not in payload:
             self._refused("unsigned")
             self._tell_of_unsigned(payload["host"])
             return
         try:
             self._heard(decision_api.decode(payload, decision_api.Signed))
-        except errors.RemoteProtocolError as e:
+        except errors.RemoteProtocolError:
             self._refused("malformed")
-            self._complaints.say("a sample is refused: %s", e)
-        except errors.NotAuthentic as e:
+            raise
+        except errors.NotAuthentic:
             self._refused("not_authentic")
-            self._complaints.say("a sample is refused: %s", e)
+            raise
 
     def _tell_of_unsigned(self, host: object) -> None:
         """Log each host once that has an agent from before samples were signed."""

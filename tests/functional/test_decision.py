@@ -277,7 +277,8 @@ def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any)
     signed = decision_api.encode(sealed.seal(in_the_name_of_h1, signing.SAMPLE, key, certificate))
     for payload in (None, [], {"payload": 5}, unsigned, unsigned, signed):
         to_all.cast({}, decision_api.SAMPLE_COLLECTED, payload=payload)
-    wait(lambda: leader.log().count("a sample is refused") >= 4, "nonsense refused", cloud.logs)
+    refusal = f"message {decision_api.SAMPLE_COLLECTED} is of no use"
+    wait(lambda: leader.log().count(refusal) >= 4, "nonsense refused", cloud.logs)
     wait(
         lambda: "none of the authorities known here issued it" in leader.log(),
         "forgery refused",

@@ -393,7 +393,7 @@ def test_the_thresholds_follow_the_switches_and_stay_when_they_are_unknown(lone)
     assert lone.epochs() == [1, 2, 3]
 
 
-@pytest.mark.expect_log("a sample is refused: .*broke the protocol")
+@pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
 @pytest.mark.expect_log("samples that say to be of 'h1' are refused.*upgrade the agent")
 def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
     heard: list[decision_api.Signed] = []
@@ -406,6 +406,14 @@ def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
     endpoint.sample_collected({}, decision_api.encode(signed))
     assert heard == [signed]
     assert decision_api.decode(endpoint.get_ring({}), decision_api.RingTable).epoch == 0
+
+
+@pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
+def test_nonsense_by_the_thousand_does_not_fill_the_log(lone, watched_log):
+    endpoint = rpc._Endpoint(lambda sent: None, lone.service.current_ring, lambda why: None)
+    for _ in range(1000):
+        endpoint.sample_collected({}, None)
+    assert len(watched_log.messages) == message_bus.COMPLAINTS
 
 
 def open_table(one: Instance, told: decision_api.RingTable) -> ring.Ring:
