@@ -15,6 +15,7 @@ from oslo_config import types
 import acstor_common.conf
 from acstor_agent.core.disk_scheduling import navigator
 from acstor_agent.core.disk_scheduling import pregather
+from acstor_common import certificates
 from acstor_common import geometry
 
 GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
@@ -295,7 +296,7 @@ OPTS = [
     cfg.StrOpt("peer_tls_key", help="PEM file of this host's private key."),
     cfg.FloatOpt(
         "peer_certificate_grace_s",
-        default=7 * 86400.0,
+        default=float(certificates.GRACE_S),
         min=0.0,
         help="How long after its end a host's certificate is taken nevertheless, so that hosts go "
         "on while nobody can renew certificates.",

@@ -29,6 +29,9 @@ from acstor_common import ids
 from acstor_common import signing
 
 BACKDATE_S: Final = 300
+GRACE_S: Final = 7 * 86400
+"""How long after its end a certificate is taken where nothing else is said: who could renew it may
+have been away."""
 MAX_CERTIFICATE_BYTES: Final = 16 * 1024
 MAX_BUNDLE_BYTES: Final = 256 * 1024
 

@@ -18,8 +18,6 @@ from acstor_decision.db import models
 REVOCATION_KEPT_S = (366 + 60) * 86400
 """For how long the table names a revocation of a host that enrolled anew: longer than the longest
 ``certificate_life_s``, and the grace of agents."""
-CERTIFICATE_GRACE_S = 7 * 86400
-"""For how long samples are taken with a certificate that has ended: agents are no stricter."""
 
 
 class Trust(NamedTuple):
@@ -48,7 +46,7 @@ class Trust(NamedTuple):
         known = [signing.read_public_keys(key.encode())[0] for key in keys_of(row)]
         if certificate.public_key not in known:
             return "its certificate is of another key than the one that enrolled"
-        return certificates.time_fault(certificate, now_s, CERTIFICATE_GRACE_S)
+        return certificates.time_fault(certificate, now_s, certificates.GRACE_S)
 
     def is_enrolled(self, host: str) -> bool:
         """Say whether a host has enrolled, and was not revoked since."""

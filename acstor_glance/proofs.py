@@ -25,8 +25,6 @@ from acstor_common import trace_message
 
 LOG = logging.getLogger(__name__)
 
-GRACE_S = 7 * 86400.0
-"""How long after its end a certificate counts, as among agents: the service may be away."""
 TRACE_AGE_S = 86400.0
 BURST = 64
 PACE_S = 10.0
@@ -89,7 +87,7 @@ class Proofs:
         trace: trace_message.BootTrace,
         now_s: float,
     ) -> str:
-        if why := certificates.time_fault(certificate, now_s, GRACE_S):
+        if why := certificates.time_fault(certificate, now_s, certificates.GRACE_S):
             return f"its certificate is {why}"
         if certificates.is_revoked(certificate, trust.revoked):
             return "its certificate was revoked"

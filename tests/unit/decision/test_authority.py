@@ -260,7 +260,7 @@ def test_hosts_know_a_new_signer_before_it_signs_and_believe_the_former_meanwhil
 
 def test_certificates_that_ended_are_believed_for_a_while(cloud):
     issued = cloud.enrol()
-    cloud.now_s += DAY_S + trust.CERTIFICATE_GRACE_S - 10
+    cloud.now_s += DAY_S + certificates.GRACE_S - 10
     assert cloud.fault(issued) == ""
     cloud.now_s += 20
     assert "7 days ago" in cloud.fault(issued) or "168 h ago" in cloud.fault(issued)
