@@ -16,6 +16,7 @@ import acstor_common.conf
 from acstor_agent.core.disk_scheduling import navigator
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_common import certificates
+from acstor_common import decision_api
 from acstor_common import geometry
 
 GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
@@ -26,8 +27,6 @@ ENROLMENT = cfg.OptGroup(
     help="auth_type, or auth_section with the name of another section, turns it on. "
     "auth_section = source_glance signs in as the source glance does.",
 )
-SERVICE_TYPE = "acstor"
-"""What the decision service is called in Keystone's catalog."""
 
 SOURCES_NAMESPACE = "acstor.sources"
 
@@ -394,7 +393,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     loading.register_auth_conf_options(conf, ENROLMENT.name)
     loading.register_session_conf_options(conf, ENROLMENT.name)
     loading.register_adapter_conf_options(conf, ENROLMENT.name, include_deprecated=False)
-    conf.set_default("service_type", SERVICE_TYPE, ENROLMENT.name)
+    conf.set_default("service_type", decision_api.SERVICE_TYPE, ENROLMENT.name)
 
 
 def _enrolment_options() -> Iterator[cfg.Opt]:

@@ -32,8 +32,6 @@ from acstor_common import whole_file
 LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
-FOLDER_MODE = 0o700
-FILE_MODE = 0o600
 MAX_FILE_BYTES = 256 * 1024
 SET_PREFIX = ".identity-"
 
@@ -181,9 +179,8 @@ def write(folder: pathlib.Path, new: Set) -> None:
     before = os.path.realpath(folder)
     made = pathlib.Path(tempfile.mkdtemp(prefix=SET_PREFIX, dir=folder.parent))
     try:
-        for path, data in zip(files_in(made), new, strict=True):
-            with whole_file.written(path, FILE_MODE) as file:
-                file.write(data)
+        names = (path.name for path in files_in(made))
+        whole_file.write_secrets(made, dict(zip(names, new, strict=True)))
         _link(folder, made)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)

@@ -31,6 +31,8 @@ from acstor_common import location
 from acstor_common import ring
 
 EXCHANGE = "acstor"
+SERVICE_TYPE = "acstor"
+"""What the REST API of the decision service is called in Keystone's catalog."""
 TOPIC = "acstor-decision"
 AGENT_TOPIC = "acstor-agent"
 VERSION = "1.0"

@@ -15,6 +15,7 @@ from keystoneauth1 import exceptions
 from oslo_config import cfg
 
 from acstor_common import certificates
+from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ring
 from acstor_common import signing
@@ -23,7 +24,6 @@ from acstor_glance import proofs
 
 LOG = logging.getLogger(__name__)
 
-SERVICE_TYPE = "acstor"
 ASK_EVERY_S = 60.0
 ASK_AGAIN_S = 5.0
 MAX_ANSWER_BYTES = 1 << 22
@@ -90,7 +90,7 @@ class Authority:
         own = self._conf.acstor_glance
         api = keystone_adapter.Adapter(
             glance_images.session_of(self._conf),
-            service_type=SERVICE_TYPE,
+            service_type=decision_api.SERVICE_TYPE,
             interface=own.valid_interfaces,
             region_name=own.region_name,
             endpoint_override=own.decision_endpoint,

@@ -229,7 +229,7 @@ def _next_key(folder: pathlib.Path) -> bytes:
     except (FileNotFoundError, errors.NotAuthentic):
         key = certificates.new_key()
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file.written(path, identity_files.FILE_MODE) as file:
+        with whole_file.written(path, 0o600) as file:
             file.write(key)
     return key
 
