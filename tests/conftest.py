@@ -27,6 +27,7 @@ MARKERS = {
     "expect_log": "expect_log(regex): a warning or error that the test must log",
     "allow_log": "allow_log(regex): a warning or error that the test may log",
 }
+pytest_plugins = ["tests.lab.fixtures"]
 HAS_PASSED = pytest.StashKey[bool]()
 
 # How fast inputs come says more about the machine than about the code: the first run in a fresh

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functional tests are given: agents of their own, and the services of one OpenStack for all.
+"""What functional tests are given beside :mod:`tests.lab.fixtures`: images, and more services.
 
 The rule: a service of OpenStack is started by the first test that asks for it and then shared, so
 a test makes its own images and servers, takes them away, and leaves each service running; one that
 a test has killed is started again for the next test.
 """
 
-import contextlib
-import os
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -18,9 +16,7 @@ import pytest
 
 from acstor_common import errors
 from acstor_common import ids
-from tests.fakes import hosts
 from tests.fakes import nova_hosts
-from tests.lab import agents
 from tests.lab import guest_image
 from tests.lab import local
 from tests.lab import runs
@@ -28,27 +24,7 @@ from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud
 from tests.lab.openstack import installed
 from tests.lab.openstack import mariadb as mariadb_lab
-from tests.lab.openstack import rabbitmq as rabbitmq_lab
 from tests.lab.openstack import uploads
-
-
-@pytest.fixture
-def images(tmp_path: pathlib.Path) -> local.ImageFolder:
-    return local.ImageFolder(tmp_path / "images")
-
-
-@pytest.fixture
-def start(
-    tmp_path: pathlib.Path, images: local.ImageFolder
-) -> Iterator[Callable[..., agents.Agent]]:
-    """Return what starts an agent and waits until it serves; it ends with the test."""
-    with contextlib.ExitStack() as stack:
-
-        def begin(name: str = "h1", **options: Any) -> agents.Agent:
-            agent = hosts.running(tmp_path / name, images, name=name, **options)
-            return stack.enter_context(agent)
-
-        yield begin
 
 
 @pytest.fixture(scope="session")
@@ -70,29 +46,6 @@ def lab_image() -> guest_image.GuestImage:
 def guest_image_id(images: local.ImageFolder, lab_image: guest_image.GuestImage) -> ids.ImageId:
     """Put a copy of the lab's image into the source."""
     return images.adopt(lab_image.raw)
-
-
-@pytest.fixture(scope="session")
-def openstack_lab() -> Iterator[cloud.Cloud]:
-    """The one OpenStack of this test run; nothing of it runs before a test asks for it."""
-    if os.geteuid():
-        pytest.skip("needs root")
-    with runs.Run() as run:
-        lab = cloud.Cloud(run.folder / "openstack")
-        try:
-            yield lab
-        finally:
-            lab.stop()
-
-
-@pytest.fixture
-def rabbitmq(openstack_lab: cloud.Cloud) -> rabbitmq_lab.RabbitMQ:
-    """A broker; nothing else of OpenStack is needed for it."""
-    if shutil.which("rabbitmq-server", path="/usr/sbin") is None:
-        pytest.skip("RabbitMQ is not installed: run tools/install.sh")
-    openstack_lab.rabbitmq.start()
-    openstack_lab.rabbitmq.wait_ready()
-    return openstack_lab.rabbitmq
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What functional tests and tests of attacks are given: agents, and the services of one OpenStack.
+
+The one rule: a run has one OpenStack.  A session fixture that a second conftest imports would be
+made twice, so these are a plug-in, which the conftest above all tests names.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+from tests.lab import runs
+from tests.lab.openstack import cloud
+from tests.lab.openstack import rabbitmq as rabbitmq_lab
+
+
+@pytest.fixture
+def images(tmp_path: pathlib.Path) -> local.ImageFolder:
+    return local.ImageFolder(tmp_path / "images")
+
+
+@pytest.fixture
+def start(
+    tmp_path: pathlib.Path, images: local.ImageFolder
+) -> Iterator[Callable[..., agents.Agent]]:
+    """Return what starts an agent and waits until it serves; it ends with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(name: str = "h1", **options: Any) -> agents.Agent:
+            agent = hosts.running(tmp_path / name, images, name=name, **options)
+            return stack.enter_context(agent)
+
+        yield begin
+
+
+@pytest.fixture(scope="session")
+def openstack_lab() -> Iterator[cloud.Cloud]:
+    """The one OpenStack of this test run; nothing of it runs before a test asks for it."""
+    if os.geteuid():
+        pytest.skip("needs root")
+    with runs.Run() as run:
+        lab = cloud.Cloud(run.folder / "openstack")
+        try:
+            yield lab
+        finally:
+            lab.stop()
+
+
+@pytest.fixture
+def rabbitmq(openstack_lab: cloud.Cloud) -> rabbitmq_lab.RabbitMQ:
+    """A broker; nothing else of OpenStack is needed for it."""
+    if shutil.which("rabbitmq-server", path="/usr/sbin") is None:
+        pytest.skip("RabbitMQ is not installed: run tools/install.sh")
+    openstack_lab.rabbitmq.start()
+    openstack_lab.rabbitmq.wait_ready()
+    return openstack_lab.rabbitmq
