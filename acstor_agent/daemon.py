@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the parts of a worker, joins them, and opens the one nursery that they live in."""
+"""Builds the parts of a worker, joins and starts them, and does nothing else."""
 
 import functools
-import logging
 import os
 import pathlib
 import random
-import signal
 import time
-from collections.abc import Awaitable
-from collections.abc import Callable
 from typing import Any
 
 import pyfuse3
@@ -49,6 +45,7 @@ from acstor_agent.images import boot_recording
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
+from acstor_agent.images import news as news_
 from acstor_agent.images import prefetching
 from acstor_agent.images import trace_spool
 from acstor_agent.images import waiting
@@ -65,62 +62,8 @@ from acstor_common import peer_wire
 from acstor_common import signing
 from acstor_common import trace_message
 
-LOG = logging.getLogger(__name__)
-
 SHARE_OF_DEADLINE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
-
-
-def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
-    """Be a worker until SIGTERM.
-
-    :param secret: of this host (see ``process/host_secret.py``)
-    :raises errors.Unusable: the configuration, or what it names, cannot be used
-    """
-    trio.run(functools.partial(_work, conf, inheritance, secret))
-
-
-async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
-    own = conf.acstor_agent
-    io = disk_io.DiskIo(
-        settings.disk_policy(own.disk_policy, own.cache_dir), settings.scheduling_limits(own)
-    )
-    cache = cache_files.CacheFiles.open(
-        own.cache_dir, own.cache_limit_bytes, own.cache_slab_bytes, own.cache_policy, io=io
-    )
-    try:
-        async with trio.open_nursery() as nursery:
-            agent = Agent(conf, nursery, cache, io, inodes.Inodes(inodes.keyed(secret)))
-            await agent.start(inheritance)
-            with trio.open_signal_receiver(signal.SIGTERM) as stops:
-                inheritance.ready()
-                LOG.info("worker %d serves %s", os.getpid(), conf.acstor.mount_point)
-                async for _ in stops:
-                    break
-            LOG.info("worker %d stops", os.getpid())
-            nursery.cancel_scope.cancel()
-        await agent.stop()
-    except BaseExceptionGroup as failures:
-        if (unusable := failures.subgroup(errors.Unusable)) is not None:
-            raise _first(unusable) from None
-        raise
-    finally:
-        await cache.aclose()
-
-
-def _first(group: BaseExceptionGroup) -> BaseException:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
-
-
-def _begun(run: Callable[[], Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-    """Return a part that has begun as soon as it runs."""
-
-    async def begun(task_status: trio.TaskStatus[None]) -> None:
-        task_status.started()
-        await run()
-
-    return begun
 
 
 class Agent:
@@ -163,7 +106,7 @@ class Agent:
         self._named = identity.ByContent() if own.content_exchange else identity.ByPlace()
         self._peers = peer_net.PeerNet(
             self._host,
-            heard=self._heard,
+            heard=lambda host, news: self._news.heard(host, news),
             may_speak=self._ring.may_speak,
             credentials=settings.peer_credentials(
                 own, self._identity, may_come_later=self._enrolment is not None
@@ -202,7 +145,7 @@ class Agent:
             peers=self._exchange,
             background_limit=own.fetch_limit,
         )
-        maps, heads = (self._folder(state_dir / name) for name in ("maps", "boot"))
+        maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._boots = booting.Host(
             heads,
             source=self._source,
@@ -229,7 +172,8 @@ class Agent:
             peers=self._exchange,
             sent=self._sent,
         )
-        cache.on_gone(self._gone)
+        self._news = news_.News(self._exchange, self._images, self._chunks, cache)
+        cache.on_gone(self._news.gone)
         self._waiting = waiting.Waiting(deadline_s=own.read_deadline_s)
         self._disks = disks.Disks(
             state_dir / "disks",
@@ -276,14 +220,6 @@ class Agent:
             self._images, self._recording, self._requests.pre_seed, self._requests.hydrate, fetched
         )
         self._decision = self._link_to_decision(self._bus) if self._bus else None
-
-    def _folder(self, path: pathlib.Path) -> pathlib.Path:
-        """Make a folder where it is missing; without it the agent remembers less."""
-        try:
-            path.mkdir(mode=0o700, exist_ok=True)
-        except OSError as e:
-            self._optional.note(str(path), f"cannot be made: {e.strerror}")
-        return path
 
     def _open_bus(self) -> bus.Bus | None:
         """Return the message bus; one that makes no sense is as if there were none."""
@@ -349,38 +285,28 @@ class Agent:
     async def _start_optional(self) -> None:
         """Start what guests do not need; what cannot be started is tried again and again."""
         keep = self._optional.keep
-        await keep("boot recording", _begun(self._recording.run))
-        await keep("boot traces", _begun(self._traces.run))
-        await keep("v-node table", _begun(self._ring.watch))
+        await keep("boot recording", optional.begun(self._recording.run))
+        await keep("boot traces", optional.begun(self._traces.run))
+        await keep("v-node table", optional.begun(self._ring.watch))
         await keep("peer_listen", self._listen_to_peers)
-        await keep("control_socket", self._listen_to_control)
+        listen = functools.partial(
+            control_socket.listen,
+            pathlib.Path(self._conf.acstor.control_socket),
+            self._conf.acstor_agent.control_group,
+            self._requests.handle,
+        )
+        await keep("control_socket", listen)
         if self._enrolment is not None:
-            await keep("enrolment", _begun(self._enrolment.run))
+            await keep("enrolment", optional.begun(self._enrolment.run))
         if self._decision is not None:
-            await keep("decision service", _begun(self._decision.run))
-            await keep("tasks", _begun(self._tasks.run))
-        if self._conf.acstor_agent.metrics_listen:
-            await keep("metrics_listen", self._show_metrics)
+            await keep("decision service", optional.begun(self._decision.run))
+            await keep("tasks", optional.begun(self._tasks.run))
+        if address := self._conf.acstor_agent.metrics_listen:
+            await keep("metrics_listen", functools.partial(metrics.show, address, self.picture))
 
     async def _listen_to_peers(self, task_status: trio.TaskStatus[Any]) -> None:
         listeners = await peer_endpoint.open_at(self._conf.acstor_agent.peer_listen)
         await self._peers.serve_forever(self._serving, listeners, task_status)
-
-    async def _listen_to_control(self, task_status: trio.TaskStatus[None]) -> None:
-        path = pathlib.Path(self._conf.acstor.control_socket)
-        if not path.parent.is_dir():
-            supervisor.make_folder(path.parent)
-        listener = control_socket.bind(path, self._conf.acstor_agent.control_group)
-        await control_socket.serve(listener, self._requests.handle, task_status=task_status)
-
-    async def _show_metrics(self, task_status: trio.TaskStatus[None]) -> None:
-        stop = metrics.serve(self._conf.acstor_agent.metrics_listen, self.picture)
-        try:
-            task_status.started()
-            await trio.sleep_forever()
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(stop)
 
     async def stop(self) -> None:
         """Let go of what a nursery does not end by itself, when nobody uses it any more."""
@@ -469,22 +395,3 @@ class Agent:
     def _sent(self, host: ids.HostId, count: int) -> None:
         if self._decision is not None:
             self._decision.sent(host, count)
-
-    def _heard(self, host: ids.HostId, news: peer_wire.News) -> None:
-        match news:
-            case peer_wire.Advertise(prefixes):
-                listened_to = self._exchange.heard(host, prefixes)
-                for image in self._images.open():
-                    image.prefetch.advertised(listened_to)
-            case peer_wire.Gone(prefixes):
-                self._exchange.heard_gone(host, prefixes)
-            case peer_wire.LetGo(prefixes):
-                named = self._exchange.heard_let_go(host, prefixes)
-                for image in self._images.open():
-                    for cid in filter(None, map(image.prefetch.cid_of, named)):
-                        self._chunks.counters.let_go += self._cache.let_go(cid)
-
-    def _gone(self, cid: ids.Cid) -> None:
-        names = self._exchange.gone(cid)
-        for image in self._images.open():
-            image.prefetch.gone(names)

@@ -8,8 +8,8 @@ import sys
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
-from acstor_agent import daemon
 from acstor_agent import settings
+from acstor_agent import worker
 from acstor_agent.process import host_secret
 from acstor_agent.process import service_manager
 from acstor_agent.process import supervisor
@@ -51,7 +51,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         secret = host_secret.of(state_dir)
         return supervisor.Supervisor(
             pathlib.Path(conf.acstor.mount_point),
-            lambda inheritance: daemon.work(conf, inheritance, secret),
+            lambda inheritance: worker.work(conf, inheritance, secret),
             service_manager.notify_ready,
             service_manager.DescriptorStore(),
             supervisor.WithGuests(own.stop_with_guests),

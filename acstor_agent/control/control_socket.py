@@ -18,6 +18,7 @@ from typing import Any
 
 import trio
 
+from acstor_agent.process import supervisor
 from acstor_common import control_wire
 from acstor_common import errors
 
@@ -44,7 +45,7 @@ def bind(path: pathlib.Path, group: str | None) -> trio.SocketListener:
                 str(path), "another agent listens there", "Give each agent a socket of its own"
             )
         path.unlink(missing_ok=True)
-        with _umask(0o177):
+        with supervisor.umask(0o177):
             plain.bind(str(path))
         if group:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
@@ -66,13 +67,20 @@ def _is_served(path: pathlib.Path) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _umask(mask: int) -> Any:
-    former = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(former)
+async def listen(
+    path: pathlib.Path,
+    group: str | None,
+    handle: Handler,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Make the socket, and its folder where it is missing, and serve there until cancelled.
+
+    :raises errors.Unusable: see :func:`bind`
+    """
+    if not path.parent.is_dir():
+        supervisor.make_folder(path.parent)
+    await serve(bind(path, group), handle, task_status=task_status)
 
 
 async def serve(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import prometheus_client
+import trio
 from prometheus_client import core
 from prometheus_client import registry
 
@@ -71,6 +72,25 @@ def serve(address: str, picture: Picture) -> Callable[[], None]:
     own = prometheus_client.CollectorRegistry()
     own.register(Collector(picture))
     return metrics_endpoint.serve(address, own, "[acstor_agent] metrics_listen")
+
+
+async def show(
+    address: str,
+    picture: Picture,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Have the endpoint until cancelled.
+
+    :raises errors.Unusable: the address cannot be used
+    """
+    stop = serve(address, picture)
+    try:
+        task_status.started()
+        await trio.sleep_forever()
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(stop)
 
 
 def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:

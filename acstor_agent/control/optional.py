@@ -6,6 +6,7 @@ does not work is told once in the log, is in ``status`` and in the metrics until
 """
 
 import logging
+import pathlib
 import time
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -66,10 +67,28 @@ class Optional:
         if self.troubles.note(what, why, self._clock()):
             LOG.error("%s: %s; guests are served without it", what, why)
 
+    def folder(self, path: pathlib.Path) -> pathlib.Path:
+        """Make a folder where it is missing; without it the agent remembers less."""
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as e:
+            self.note(str(path), f"cannot be made: {e.strerror}")
+        return path
+
     def over(self, what: str) -> None:
         """Note that a part works."""
         if self.troubles.over(what):
             LOG.info("%s: works again", what)
+
+
+def begun(run: Callable[[], Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+    """Return a part that has begun as soon as it runs."""
+
+    async def run_on(task_status: trio.TaskStatus[None]) -> None:
+        task_status.started()
+        await run()
+
+    return run_on
 
 
 class _Once:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What concerns all images that are open: news of peers, and chunks that leave the cache.
+
+The one rule: none of it is trusted; it says whom to ask, what to fetch ahead and what to let go
+first, never what a guest reads.
+"""
+
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import fetcher
+from acstor_agent.images import mirrors
+from acstor_common import ids
+from acstor_common import peer_wire
+
+
+class News:
+    """Hands on what is heard to the exchange, and to the images that it concerns."""
+
+    def __init__(
+        self,
+        peers: exchange.Exchange,
+        images: mirrors.Mirrors,
+        chunks: fetcher.Fetcher,
+        cache: cache_files.CacheFiles,
+    ) -> None:
+        self._peers, self._images = peers, images
+        self._chunks, self._cache = chunks, cache
+
+    def heard(self, host: ids.HostId, news: peer_wire.News) -> None:
+        """Take what a peer tells without being asked."""
+        match news:
+            case peer_wire.Advertise(prefixes):
+                listened_to = self._peers.heard(host, prefixes)
+                for image in self._images.open():
+                    image.prefetch.advertised(listened_to)
+            case peer_wire.Gone(prefixes):
+                self._peers.heard_gone(host, prefixes)
+            case peer_wire.LetGo(prefixes):
+                named = self._peers.heard_let_go(host, prefixes)
+                for image in self._images.open():
+                    for cid in filter(None, map(image.prefetch.cid_of, named)):
+                        self._chunks.counters.let_go += self._cache.let_go(cid)
+
+    def gone(self, cid: ids.Cid) -> None:
+        """Note that a chunk has left the cache."""
+        names = self._peers.gone(cid)
+        for image in self._images.open():
+            image.prefetch.gone(names)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that does the work: opens the cache and the one nursery, and ends both.
+
+The one rule: what cannot be used is told as one error, whatever the nursery made of it.
+"""
+
+import functools
+import logging
+import os
+import signal
+
+import trio
+from oslo_config import cfg
+
+from acstor_agent import daemon
+from acstor_agent import disk_io
+from acstor_agent import settings
+from acstor_agent.cache import cache_files
+from acstor_agent.core import inodes
+from acstor_agent.process import supervisor
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+
+def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
+    """Be a worker until SIGTERM.
+
+    :param secret: of this host (see ``process/host_secret.py``)
+    :raises errors.Unusable: the configuration, or what it names, cannot be used
+    """
+    trio.run(functools.partial(_work, conf, inheritance, secret))
+
+
+async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
+    own = conf.acstor_agent
+    io = disk_io.DiskIo(
+        settings.disk_policy(own.disk_policy, own.cache_dir), settings.scheduling_limits(own)
+    )
+    cache = cache_files.CacheFiles.open(
+        own.cache_dir, own.cache_limit_bytes, own.cache_slab_bytes, own.cache_policy, io=io
+    )
+    try:
+        async with trio.open_nursery() as nursery:
+            agent = daemon.Agent(conf, nursery, cache, io, inodes.Inodes(inodes.keyed(secret)))
+            await agent.start(inheritance)
+            with trio.open_signal_receiver(signal.SIGTERM) as stops:
+                inheritance.ready()
+                LOG.info("worker %d serves %s", os.getpid(), conf.acstor.mount_point)
+                async for _ in stops:
+                    break
+            LOG.info("worker %d stops", os.getpid())
+            nursery.cancel_scope.cancel()
+        await agent.stop()
+    except BaseExceptionGroup as failures:
+        if (unusable := failures.subgroup(errors.Unusable)) is not None:
+            raise _first(unusable) from None
+        raise
+    finally:
+        await cache.aclose()
+
+
+def _first(group: BaseExceptionGroup) -> BaseException:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
