@@ -35,6 +35,7 @@ class Collector(registry.Collector):
         status = self._picture()
         yield from _of_images(status["images"])
         yield from _of_exchange(status["exchange"])
+        yield _of_refused(status["refused"])
         yield from _of_boots(status["boot"])
         yield from _of_cache(status["cache"])
         yield from _of_disk_io(status["disk_io"])
@@ -173,6 +174,17 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("copies_let_go", "Chunks that their homes asked this host to let go first"),
     ):
         yield core.CounterMetricFamily(f"acstor_{name}", text, exchange[name])
+
+
+def _of_refused(refused: dict[str, int]) -> core.Metric:
+    family = core.CounterMetricFamily(
+        "acstor_peer_refused",
+        "What hosts asked for in vain, and connections that did not show to be a host's",
+        labels=["what"],
+    )
+    for what, times in refused.items():
+        family.add_metric([what], times)
+    return family
 
 
 def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:

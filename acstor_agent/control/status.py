@@ -11,6 +11,7 @@ from typing import Any
 from acstor_agent import disk_io
 from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
+from acstor_agent.chunks import admission
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
 from acstor_agent.cloud import enrolment
@@ -22,6 +23,7 @@ from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import waiting
 from acstor_agent.peers import peer_endpoint
+from acstor_agent.peers import strangers
 
 
 def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
@@ -156,6 +158,11 @@ def of_guests(reads: waiting.Waiting, writes: waiting.Waiting) -> dict[str, Any]
         "waiting_writes": len(writes),
         "refused": reads.refused + writes.refused,
     }
+
+
+def of_refused(asked: admission.Admission, connected: strangers.Strangers) -> dict[str, int]:
+    """Return how often other hosts, or who says to be one, were refused."""
+    return {"gets": asked.refused, "connections": connected.dropped}
 
 
 def of_exchange(

@@ -93,7 +93,7 @@ class PeerNet:
         self._lines: dict[tuple[ids.HostId, peer_wire.Klass], _Line] = {}
         self._answering: set[answering.Answering] = set()
         self._budgets = answering.Budgets(self._limits)
-        self._strangers = strangers.Strangers(self._limits.strangers, self._limits.hello_s)
+        self.strangers = strangers.Strangers(self._limits.strangers, self._limits.hello_s)
         self._nursery: trio.Nursery | None = None
         self._server: Server
         self._scopes: set[trio.CancelScope] = set()
@@ -101,7 +101,7 @@ class PeerNet:
     @property
     def connections(self) -> tuple[int, int]:
         """Number of connections from other agents, and to other agents."""
-        return len(self._strangers) + len(self._answering), len(self._lines)
+        return len(self.strangers) + len(self._answering), len(self._lines)
 
     async def aclose(self) -> None:
         """End :meth:`run` and :meth:`serve_forever` and close every connection."""
@@ -305,7 +305,7 @@ class PeerNet:
         try:
             ip, port = stream.socket.getpeername()[:2]
             peer = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-            with self._strangers.one_from(ip):
+            with self.strangers.one_from(ip):
                 connection, early = await self._welcome(stream, peer)
             self._make_room_for(connection)
             self._answering.add(connection)
@@ -315,13 +315,13 @@ class PeerNet:
             finally:
                 self._answering.discard(connection)
             if isinstance(connection.failure, errors.RemoteProtocolError):
-                self._strangers.say(ip, peer, f"it broke the protocol: {connection.failure.why}")
+                self.strangers.say(ip, peer, f"it broke the protocol: {connection.failure.why}")
         except trio.TooSlowError:
-            self._strangers.say(ip, peer, "no Hello in time")
+            self.strangers.say(ip, peer, "no Hello in time")
         except errors.RemoteProtocolError as error:
-            self._strangers.say(ip, peer, f"it broke the protocol: {error.why}")
+            self.strangers.say(ip, peer, f"it broke the protocol: {error.why}")
         except (*peer_link.LINK_ERRORS, errors.NotAuthentic) as error:
-            self._strangers.say(ip, peer, peer_link.reason(error))
+            self.strangers.say(ip, peer, peer_link.reason(error))
         finally:
             await trio.aclose_forcefully(stream)
 

@@ -212,13 +212,14 @@ async def test_flood_of_small_messages_leaves_turns_to_others():
 @pytest.mark.allow_log("closed before Hello")
 @pytest.mark.allow_log("has been closed")
 async def test_strangers_push_out_those_of_the_address_that_has_most():
-    async with nets.serving(limits=peer_net.Limits(strangers=4)) as (_server, address):
+    async with nets.serving(limits=peer_net.Limits(strangers=4)) as (server, address):
         ip, port = address.split(":")
         lone = await trio.open_tcp_stream(ip, int(port), local_address="127.0.0.2")
         crowd = [await nets.dial(address) for _ in range(20)]
         await trio.sleep(0.1)
         await lone.send_all(hello("h1"))
         assert await lone.receive_some() == nets.SERVER_HELLO
+        assert server.strangers.dropped == 17  # one by one, of 21; four stayed
         for stream in (*crowd, lone):
             await trio.aclose_forcefully(stream)
 
