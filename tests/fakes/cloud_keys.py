@@ -10,10 +10,10 @@ import time
 from acstor_agent import identity_files
 from acstor_common import certificates
 from acstor_common import decision_api
-from acstor_common import ids
 from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing
+from tests.lab import identities
 
 DAY_S = 86_400
 
@@ -38,13 +38,10 @@ class CloudKeys:
         self, name: str, now_s: float | None = None, valid_s: int = DAY_S
     ) -> identity_files.Set:
         """Return what the files of a host hold, with a certificate issued at ``now_s``."""
-        key = certificates.new_key()
-        host = ids.parse_host_id(name)
         issued_s = self.now_s if now_s is None else now_s
-        request = certificates.request(host, key)
-        certificate = self.authority.issue(request, host, issued_s, valid_s)
-        ca = self.authority.certificate_pem
-        return identity_files.Set(ca, certificate, key, self.signers)
+        return identities.issue(
+            name, self.authority, now_s=issued_s, valid_s=valid_s, signers=self.signers
+        )
 
     def give(self, state_dir: pathlib.Path, name: str) -> identity_files.Set:
         """Put the files of a host in its state folder, which is made if it is not there."""

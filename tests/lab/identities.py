@@ -23,18 +23,26 @@ def authority() -> certificates.Authority:
 
 
 def issue(
-    name: str, issuer: certificates.Authority | None = None, age_s: float = 0.0
+    name: str,
+    issuer: certificates.Authority | None = None,
+    age_s: float = 0.0,
+    *,
+    now_s: float | None = None,
+    valid_s: int = VALID_S,
+    signers: bytes = b"",
 ) -> identity_files.Set:
     """Return what the files of a host hold.
 
     :param issuer: another authority than the lab's
-    :param age_s: how long ago the certificate was issued, for a day
+    :param age_s: how long ago the certificate was issued
+    :param now_s: by another clock than that of this machine
+    :param signers: the public keys that it believes
     """
     issuer = issuer or authority()
     host, key = ids.parse_host_id(name), certificates.new_key()
-    request = certificates.request(host, key)
-    certificate = issuer.issue(request, host, time.time() - age_s, VALID_S)
-    return identity_files.Set(issuer.certificate_pem, certificate, key, b"")
+    issued_s = (time.time() if now_s is None else now_s) - age_s
+    certificate = issuer.issue(certificates.request(host, key), host, issued_s, valid_s)
+    return identity_files.Set(issuer.certificate_pem, certificate, key, signers)
 
 
 def give(state_dir: pathlib.Path, name: str) -> None:
