@@ -184,8 +184,23 @@ def _disk_io(io: dict[str, Any]) -> str:
 def _trouble(trouble: dict[str, Any] | None) -> str:
     if trouble is None:
         return "in order"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(trouble["since_s"]))
-    return f"{trouble['what']} (since {since})"
+    return f"{trouble['what']} (since {_time(trouble['since_s'])})"
+
+
+def _time(clock_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(clock_s))
+
+
+def _identity(identity: dict[str, Any]) -> str:
+    """Return what this host can prove, and what keeps it from proving more."""
+    end_s, enrolment = identity["certificate_not_after_s"], identity["enrolment"]
+    said = [f"certificate until {_time(end_s)}" if end_s else "no certificate"]
+    if enrolment and enrolment["error"]:
+        said.append(enrolment["error"])
+    if enrolment and abs(enrolment["clock_off_s"]) >= 1:
+        off_s = enrolment["clock_off_s"]
+        said.append(f"the clock was {abs(off_s):.0f} s {'ahead' if off_s > 0 else 'behind'}")
+    return "; ".join(said)
 
 
 def _status(status: dict[str, Any]) -> str:
@@ -195,12 +210,20 @@ def _status(status: dict[str, Any]) -> str:
         "Mirror": status["mount_point"],
         "Worker": f"pid {status['worker_pid']}, up {status['uptime_s']:.0f} s",
         "Ring": f"epoch {status['ring']['epoch']}, {status['ring']['hosts']} hosts",
+        "Identity": _identity(status["identity"]),
+        "Troubles": "; ".join(
+            f"{part}: {trouble['why']} (since {_time(trouble['since_s'])})"
+            for part, trouble in status["troubles"].items()
+        )
+        or "none",
         "Cache": f"{_mib(cache['stored_bytes'])} of {_mib(cache['limit_bytes'])} MiB, "
         f"{cache['evictions']} evicted, {cache['healed']} healed",
         "Cache folder": _trouble(cache["trouble"]),
         "Read from the source": f"{_mib(exchange['source_bytes'])} MiB",
         "Given to peers": f"{_mib(exchange['served_bytes'])} MiB",
         "Fallbacks": f"{exchange['fallbacks']}, {exchange['invalid_chunks']} invalid answers",
+        "Refused": f"{status['refused']['gets']} questions of peers, "
+        f"{status['refused']['connections']} connections, {status['guests']['refused']} of guests",
         "Disk policy": _disk_io(status["disk_io"]),
         "Peers left alone": ", ".join(
             f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["quarantined"].items()
