@@ -325,7 +325,7 @@ class Fetcher:
                 self._note_loser(slow, self._clock() - asked_s, journey.want)
                 flight.land(fetched)
                 flight.scope.cancel()
-        except exchange.PEER_ERRORS as e:
+        except errors.AcstorError as e:
             LOG.debug("%s", e)
         finally:
             rival.ended.set()

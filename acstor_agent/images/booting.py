@@ -228,7 +228,7 @@ class Booting:
         self._scope.cancel()
         self._end(State.NONE)
         self._frames = {}
-        self._path.unlink(missing_ok=True)
+        self._forget_file()
 
     def _end(self, state: State) -> None:
         self.state = state
@@ -276,7 +276,7 @@ class Booting:
         if self.head is None:
             try:
                 await self._take_head(self._path.read_bytes(), str(self._path))
-            except (FileNotFoundError, errors.BootImageFormatError):
+            except (OSError, errors.BootImageFormatError):
                 await self._download_head()
         self._is_head_known.set()
 
@@ -284,8 +284,11 @@ class Booting:
         header = await self._read_header()
         raw = await self._read_source(0, header.head_bytes)
         await self._take_head(raw, self._what)
-        with whole_file.written(self._path, is_durable=False) as file:
-            file.write(raw)
+        try:
+            with whole_file.written(self._path, is_durable=False) as file:
+                file.write(raw)
+        except OSError as e:  # guests may have filled the disk; the next worker asks the source
+            LOG.warning("%s: its head is not kept: %s", self._what, e.strerror)
 
     async def _read_header(self) -> boot_image.Header:
         raw = await self._read_source(0, boot_image.HEADER_BYTES)
@@ -324,10 +327,17 @@ class Booting:
     def _forget_head(self) -> None:
         """Let the next boot take the head from the source."""
         self.head = None
-        self._path.unlink(missing_ok=True)
+        self._forget_file()
+
+    def _forget_file(self) -> None:
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as e:  # it is checked whenever it is read
+            LOG.warning("%s: %s", self._path, e.strerror)
 
     async def _load_frames(self) -> None:
         head = self.head
+        await trio.lowlevel.checkpoint_if_cancelled()  # a thread may have outlasted the image
         if head is None:
             return
         if not self._host.make_room(self._map.image_id, head.raw_bytes):

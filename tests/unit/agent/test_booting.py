@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A boot image makes boots faster, or is of no use; it never changes what a guest reads."""
 
+import errno
+import os
+import threading
+
 import pytest
 import trio
 import trio.testing
@@ -288,6 +292,51 @@ async def test_image_that_is_dropped_takes_its_boot_image_along(host, tmp_path):
     assert not (tmp_path / "maps" / BOOT_BLOB.name).exists()
     assert (image.boots.in_memory, host.memory.used_bytes) == ({}, 0)
     host.boots.forget(one_host.IMAGE)
+
+
+async def test_image_that_is_dropped_while_its_head_is_read_takes_no_memory(host, monkeypatch):
+    host.add_boot_image(DATA, TRACE)
+    image = await attached(host)
+    parse, is_parsing, may_end = image.boots._parse_head, threading.Event(), threading.Event()
+
+    def slow(*args):
+        is_parsing.set()
+        may_end.wait(5)
+        return parse(*args)
+
+    monkeypatch.setattr(image.boots, "_parse_head", slow)
+    image.boots.begin()
+    await until(is_parsing.is_set)
+    host.boots.forget(one_host.IMAGE)
+    may_end.set()
+    await until(lambda: image.boots.head is not None)
+    await trio.testing.wait_all_tasks_blocked()
+    assert host.memory.used_bytes == 0  # what is due to be dropped must be an image of this host
+
+
+@pytest.mark.expect_log("its head is not kept")
+async def test_boot_image_is_used_where_its_head_cannot_be_kept(host, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    host.add_boot_image(DATA, TRACE)
+    image = await attached(host)
+    monkeypatch.setattr(booting.whole_file, "written", full)
+    monkeypatch.setattr(type(image.boots._path), "read_bytes", full)
+    image.boots.begin()
+    await until(lambda: image.boots.state is booting.State.READY)
+
+
+@pytest.mark.expect_log("Read-only file system")
+async def test_head_that_cannot_be_deleted_ends_nothing(host, monkeypatch):
+    image = await loaded(host)
+
+    def read_only(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(type(image.boots._path), "unlink", read_only)
+    host.boots.forget(one_host.IMAGE)
+    assert host.memory.used_bytes == 0
 
 
 async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(host):
