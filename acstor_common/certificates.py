@@ -34,6 +34,8 @@ GRACE_S: Final = 7 * 86400
 have been away."""
 MAX_CERTIFICATE_BYTES: Final = 16 * 1024
 MAX_BUNDLE_BYTES: Final = 256 * 1024
+_SEQUENCE: Final = b"\x30"
+"""What DER of a certificate begins with; no PEM does."""
 
 _CaKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 _Unreadable = (
@@ -258,9 +260,11 @@ def read_host_certificate(pem_or_der: bytes, ca_pem: bytes) -> HostCertificate:
 
 
 def _load(pem_or_der: bytes) -> x509.Certificate:
-    if b"-----BEGIN" in pem_or_der:
-        return x509.load_pem_x509_certificate(pem_or_der)
-    return x509.load_der_x509_certificate(pem_or_der)
+    # By the first byte: a certificate in DER may hold the PEM of another one, and who has shown the
+    # key of the outer one must not be taken for whom the inner one names.
+    if pem_or_der.startswith(_SEQUENCE):
+        return x509.load_der_x509_certificate(pem_or_der)
+    return x509.load_pem_x509_certificate(pem_or_der)
 
 
 def _host_certificate(

@@ -57,6 +57,15 @@ def test_certificate_of_the_wire_is_read_like_that_of_a_file():
     assert read == certificates.read_host_certificate(CERT, CA.certificate_pem)
 
 
+def test_certificate_within_a_certificate_says_nothing():
+    """An operator's own authority may put what a request says into extensions."""
+    inner = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.1"), b"\n" + CERT)
+    outer = made_by_hand(names(x509.DNSName("other")), inner)
+    der = ssl.PEM_cert_to_DER_cert(outer.decode())
+    assert CERT in der
+    assert certificates.read_host_certificate(der, CA.certificate_pem).host == "other"
+
+
 def test_any_authority_of_the_file_is_trusted():
     bundle = OTHER_CA.certificate_pem + CA.certificate_pem
     assert certificates.read_host_certificate(CERT, bundle).host == HOST
