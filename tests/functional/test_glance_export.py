@@ -15,7 +15,6 @@ import pytest
 from acstor_common import artefacts
 from acstor_common import boot_image
 from acstor_common import chunk_map
-from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_glance import boot_builder
