@@ -12,6 +12,7 @@ restarts goes on with the last table.  What is kept and not believed is deleted:
 service sends the current one to a host whose samples show none.
 """
 
+import contextlib
 import logging
 import pathlib
 import time
@@ -142,7 +143,8 @@ class RingKeeper:
             LOG.warning("%s; it is not used", e)
         except (OSError, msgspec.DecodeError, UnicodeError, errors.AcstorError) as e:
             LOG.warning("the table that was kept is dropped: %s: %s", self._kept, e)
-            self._kept.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder that cannot be written: it is met again
+                self._kept.unlink(missing_ok=True)
         else:
             self._use(new, is_signed=is_signed)
 

@@ -91,6 +91,12 @@ def test_kept_table_that_went_bad_does_not_keep_the_worker_from_starting(keep, t
     assert keep().current().epoch == 1
 
 
+@pytest.mark.expect_log("the table that was kept is dropped: .*ring.json")
+def test_kept_table_that_cannot_be_dropped_does_not_keep_the_worker_from_starting(keep, tmp_path):
+    (tmp_path / "ring.json").mkdir()
+    assert keep().current().epoch == 0
+
+
 async def test_file_is_followed(keep, file, nursery, autojump_clock):
     file.write_bytes(table(1, "h1"))
     keeper = keep()
