@@ -23,6 +23,10 @@ class LogLimit:
             collections.OrderedDict()
         )
 
+    def __len__(self) -> int:
+        """Return how many kinds of lines are remembered, MAX_KEYS at most."""
+        return len(self._lines)
+
     def left_out(self, key: Hashable, now_s: float) -> int | None:
         """Return how many lines were left out since the last one; None: leave this out, too.
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core import budget
+from acstor_agent.core import log_limit
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import strangers
 from acstor_agent.peers.connection import answering
@@ -160,7 +161,7 @@ async def test_log_has_few_lines_of_strangers_whatever_they_say(caplog, autojump
     for number in range(1000):
         said.say(f"fd00::{number:x}", "somebody", "it is of no use")
         said.say("fd00::1", "somebody", f"no frame begins with {number}")
-    assert len(caplog.records) == strangers.LINES and len(said._said) <= strangers.KINDS_SAID
+    assert len(caplog.records) == strangers.LINES and len(said._said) <= log_limit.MAX_KEYS
     await trio.sleep(strangers.SAY_AGAIN_S)
     said.say("fd00::1", "somebody", "it is of no use")
     assert "1968 more connections" in caplog.records[-2].getMessage()
