@@ -10,6 +10,7 @@ from oslo_config import cfg
 from acstor_agent import conf as agent_conf
 from acstor_agent import settings
 from acstor_agent import worker
+from acstor_agent.process import folders
 from acstor_agent.process import host_secret
 from acstor_agent.process import service_manager
 from acstor_agent.process import supervisor
@@ -47,7 +48,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     settings.check(own)
     state_dir = pathlib.Path(own.state_dir).resolve()
     keep_mirror_open(conf, state_dir)
-    with supervisor.lock_folders([state_dir]):
+    with folders.lock_folders([state_dir]):
         secret = host_secret.of(state_dir)
         return supervisor.Supervisor(
             pathlib.Path(conf.acstor.mount_point),

@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from acstor_agent.process import supervisor
+from acstor_agent.process import folders
 from acstor_common import control_wire
 from acstor_common import errors
 
@@ -45,8 +45,8 @@ def bind(path: pathlib.Path, group: str | None) -> trio.SocketListener:
                 str(path), "another agent listens there", "Give each agent a socket of its own"
             )
         path.unlink(missing_ok=True)
-        with supervisor.umask(0o177):
-            plain.bind(str(path))
+        plain.bind(str(path))  # nobody gets in before listen()
+        path.chmod(0o600)
         if group:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
             path.chmod(0o660)
@@ -79,7 +79,7 @@ async def listen(
     :raises errors.Unusable: see :func:`bind`
     """
     if not path.parent.is_dir():
-        supervisor.make_folder(path.parent)
+        folders.make_folder(path.parent)
     await serve(bind(path, group), handle, task_status=task_status)
 
 

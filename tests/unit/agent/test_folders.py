@@ -1,50 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What needs no mount; workers that die are in tests/chaos/test_agent_supervisor.py."""
-
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
-from acstor_agent.process import supervisor
+from acstor_agent.process import folders
 from acstor_common import errors
 
 
 def test_folders_are_made_and_locked(tmp_path):
-    folders = [tmp_path / "a" / "b", tmp_path / "c"]
-    with supervisor.lock_folders(folders):
-        assert all(folder.is_dir() for folder in folders)
+    wanted = [tmp_path / "a" / "b", tmp_path / "c"]
+    with folders.lock_folders(wanted):
+        assert all(folder.is_dir() for folder in wanted)
 
 
 def test_locked_folder_is_refused_until_it_is_free(tmp_path):
-    with supervisor.lock_folders([tmp_path]):
+    with folders.lock_folders([tmp_path]):
         with (
             pytest.raises(errors.Unusable, match=f"{tmp_path}: another agent uses it"),
-            supervisor.lock_folders([tmp_path]),
+            folders.lock_folders([tmp_path]),
         ):
             pass
-    with supervisor.lock_folders([tmp_path]):
+    with folders.lock_folders([tmp_path]):
         pass
 
 
 def test_refusal_of_one_folder_lets_go_of_the_others(tmp_path):
     taken, free = tmp_path / "taken", tmp_path / "free"
-    with supervisor.lock_folders([taken]):
-        with pytest.raises(errors.Unusable), supervisor.lock_folders([free, taken]):
+    with folders.lock_folders([taken]):
+        with pytest.raises(errors.Unusable), folders.lock_folders([free, taken]):
             pass
-        with supervisor.lock_folders([free]):
+        with folders.lock_folders([free]):
             pass
 
 
 def test_lock_ends_with_its_process(tmp_path):
     script = (
         "import os, pathlib, sys\n"
-        "from acstor_agent.process import supervisor\n"
-        "with supervisor.lock_folders([pathlib.Path(sys.argv[1])]): os.kill(os.getpid(), 9)"
+        "from acstor_agent.process import folders\n"
+        "with folders.lock_folders([pathlib.Path(sys.argv[1])]): os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script, tmp_path], check=False)
-    with supervisor.lock_folders([tmp_path]):
+    with folders.lock_folders([tmp_path]):
         pass
 
 
@@ -52,21 +50,21 @@ def test_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(errors.Unusable, match=str(folder)):
-            supervisor.make_folder(folder)
+            folders.make_folder(folder)
 
 
 def test_private_folder_is_closed_with_what_lies_in_it(tmp_path):
     outside = tmp_path / "outside"
     outside.touch(0o644)
     folder = tmp_path / "a" / "state"
-    supervisor.make_private(folder)
+    folders.make_private(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.parent.stat().st_mode & 0o005 == 0o005
     folder.chmod(0o755)
     (folder / "file").touch(0o644)
     (folder / "maps").mkdir(0o755)
     (folder / "link").symlink_to(outside)
-    supervisor.make_private(folder)
+    folders.make_private(folder)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())}
     assert modes == {"state": 0o700, "file": 0o600, "maps": 0o700, "link": 0o644}
 
@@ -78,11 +76,11 @@ def test_private_folder_that_cannot_be_closed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(pathlib.Path, "chmod", refuse)
     (tmp_path / "state").mkdir(0o755)
     with pytest.raises(errors.Unusable, match="state: cannot be made private"):
-        supervisor.make_private(tmp_path / "state")
+        folders.make_private(tmp_path / "state")
 
 
 def test_folder_for_everybody_is_open_whatever_the_umask(tmp_path):
-    with supervisor.umask(0o077):
-        supervisor.make_folder(tmp_path / "mnt" / "mirror")
+    with folders.umask(0o077):
+        folders.make_folder(tmp_path / "mnt" / "mirror")
     assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "mnt" / "mirror").stat().st_mode & 0o777 == 0o755
