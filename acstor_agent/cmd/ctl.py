@@ -6,6 +6,7 @@ import json
 import pathlib
 import socket
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,8 @@ from acstor_common import ids
 
 CONNECT_TIMEOUT_S = 10.0
 UNIT_BYTES = 1024 * 1024
+WIDTH = 72
+"""Of what is said in words, which may be long."""
 MAX_BYTES = (1 << 63) - 1
 
 
@@ -210,9 +213,9 @@ def _status(status: dict[str, Any]) -> str:
         "Mirror": status["mount_point"],
         "Worker": f"pid {status['worker_pid']}, up {status['uptime_s']:.0f} s",
         "Ring": f"epoch {status['ring']['epoch']}, {status['ring']['hosts']} hosts",
-        "Identity": _identity(status["identity"]),
-        "Troubles": "; ".join(
-            f"{part}: {trouble['why']} (since {_time(trouble['since_s'])})"
+        "Identity": textwrap.fill(_identity(status["identity"]), WIDTH),
+        "Troubles": "\n".join(
+            textwrap.fill(f"{part}: {trouble['why']} (since {_time(trouble['since_s'])})", WIDTH)
             for part, trouble in status["troubles"].items()
         )
         or "none",
