@@ -13,7 +13,6 @@ What it does to a disk that a guest writes (chown, chmod, utime) is done and
 kept; only its length stays as it is, which is answered with EPERM.
 """
 
-import collections
 import errno
 import functools
 import logging
@@ -22,7 +21,6 @@ import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Coroutine
-from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -38,6 +36,7 @@ from acstor_agent.cache import cache_files
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import disk_header
 from acstor_agent.core import inodes
+from acstor_agent.core import log_limit
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
@@ -60,36 +59,15 @@ _FOLDERS = {_IMAGES: b"images", _DISKS: b"disks"}
 _ENDING = base.BlobKind.IMAGE.value
 
 TELLS_EVERY_S = 10.0
-KINDS_TOLD = 1024
+_told = log_limit.LogLimit(TELLS_EVERY_S)
 
 
-class _Told:
-    """What was told in the log of late: a guest may fail as often as it likes.
-
-    An operation on one file that fails in one way is told once in TELLS_EVERY_S, with the number
-    of those that were not told.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._told: collections.OrderedDict[Hashable, tuple[float, int]] = collections.OrderedDict()
-
-    def tell(self, what: str, args: tuple[object, ...], error: Exception) -> None:
-        """Tell of a failure, or count it."""
-        which = what, args if what == "lookup" else args[:1], type(error)
-        now = self._clock()
-        told_s, untold = self._told.get(which, (-TELLS_EVERY_S, 0))
-        if now - told_s < TELLS_EVERY_S:
-            self._told[which] = told_s, untold + 1
-            return
+def _tell(what: str, args: tuple[object, ...], error: Exception) -> None:
+    """Tell of a failure, or count it: a guest may fail as often as it likes."""
+    kind = what, args if what == "lookup" else args[:1], type(error)
+    untold = _told.left_out(kind, trio.current_time())
+    if untold is not None:
         LOG.warning("%s %s: %s (and %d like it)", what, args, error, untold)
-        self._told[which] = now, 0
-        self._told.move_to_end(which)
-        while len(self._told) > KINDS_TOLD:
-            self._told.popitem(last=False)
-
-
-_told = _Told()
 
 
 def _answers_errors(
@@ -110,10 +88,10 @@ def _answers_errors(
         except errors.Crowded as e:  # has been told, and not for each of thousands
             raise pyfuse3.FUSEError(errno.EIO) from e
         except errors.AcstorError as e:
-            _told.tell(operation.__name__, args[1:3], e)
+            _tell(operation.__name__, args[1:3], e)
             raise pyfuse3.FUSEError(errno.EIO) from e
         except OSError as e:
-            _told.tell(operation.__name__, args[1:3], e)
+            _tell(operation.__name__, args[1:3], e)
             raise pyfuse3.FUSEError(e.errno or errno.EIO) from e
         except Exception as e:
             LOG.exception("%s %s", operation.__name__, args[1:3])

@@ -3,7 +3,9 @@
 
 import pyfuse3
 import pytest
+import trio
 
+from acstor_agent.core import log_limit
 from acstor_agent.mount import fuse
 from acstor_common import errors
 
@@ -14,16 +16,17 @@ async def read(operations, handle, offset, size):
 
 
 @pytest.mark.expect_log("read .* byte 0 is not available")
-async def test_guest_that_fails_again_and_again_does_not_fill_the_log(caplog, monkeypatch):
-    now_s = 1000.0
-    monkeypatch.setattr(fuse, "_told", fuse._Told(lambda: now_s))
+async def test_guest_that_fails_again_and_again_does_not_fill_the_log(
+    caplog, monkeypatch, autojump_clock
+):
+    monkeypatch.setattr(fuse, "_told", log_limit.LogLimit(fuse.TELLS_EVERY_S))
     for offset in range(500):
         with pytest.raises(pyfuse3.FUSEError):
             await read(None, 7, offset, 4096)
     with pytest.raises(pyfuse3.FUSEError):
         await read(None, 8, 0, 4096)  # another guest's
     assert len(caplog.records) == 2
-    now_s += fuse.TELLS_EVERY_S
+    await trio.sleep(fuse.TELLS_EVERY_S)
     with pytest.raises(pyfuse3.FUSEError):
         await read(None, 7, 0, 4096)
     assert "(and 499 like it)" in caplog.records[-1].getMessage()
