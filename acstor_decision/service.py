@@ -97,6 +97,7 @@ class Service:
         self._fresh: dict[str, decision_api.Sample] = {}
         self._published_s = 0.0
         self._has_database = True
+        self._failed = ""
         self._knows_loads = True
         self._heard = self._moved = 0
         self._tables_published: collections.Counter[str] = collections.Counter()
@@ -155,11 +156,14 @@ class Service:
                 LOG.warning("the database fails: %s; the last table stays in force", _line(e))
             self._has_database = False
             self._lead.step_down()
-        except Exception:  # none may end the service, whatever it was told
-            LOG.exception("a round failed; the last table stays in force")
+        except Exception as e:  # none may end the service, whatever it was told
+            if repr(e) != self._failed:
+                LOG.exception("a round failed; the last table stays in force")
+            self._failed = repr(e)
             self.leads = False
             self._lead.step_down()
         else:
+            self._failed = ""
             if not self._has_database:
                 LOG.info("the database is back")
             self._has_database = True
@@ -282,9 +286,13 @@ class Service:
         """Note a table in the database, then tell the agents.
 
         :raises database.EpochTaken: another instance was faster
+        :raises errors.RingFormatError: nobody would take it, this service for one
         """
         epoch = self._highest_epoch() + 1
         text = ring.encode(table.to_ring(decision.table, epoch)).decode()
+        if len(text) > ring.MAX_FILE_BYTES:
+            why = f"{len(text)} bytes, {ring.MAX_FILE_BYTES} at most are taken"
+            raise errors.RingFormatError(f"epoch {epoch}", ring.MAX_FILE_BYTES, why)
         places = decision.table.places.values()
         new = database.Publication(
             epoch=epoch,

@@ -533,6 +533,21 @@ def test_whatever_goes_wrong_in_a_round_the_next_one_comes(lone, monkeypatch):
     assert lone.service.leads and lone.epochs() == [1]
 
 
+@pytest.mark.expect_log("a round failed; the last table stays in force")
+def test_a_table_that_nobody_would_take_is_not_published(lone, store, monkeypatch, watched_log):
+    cloud = Cloud(lone)
+    with monkeypatch.context() as patched:
+        patched.setattr(ring, "MAX_FILE_BYTES", 100)
+        for _ in range(4):
+            lone.lead.leads = True
+            cloud.collect(1)
+        assert lone.epochs() == [] and store.latest_epoch() == 0
+    assert len(watched_log.messages) == 1, "it is said once"
+    lone.lead.leads = True
+    cloud.collect(1)
+    assert lone.epochs() == [1]
+
+
 @pytest.mark.expect_log("a sample is refused: .*broke the protocol")
 def test_forged_samples_fill_no_log(lone, watched_log):
     endpoint = rpc._Endpoint(lone.service.hear, lone.service.current_ring, lambda _: None)
