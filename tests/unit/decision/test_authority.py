@@ -322,7 +322,7 @@ def test_a_revocation_is_told_for_longer_than_the_longest_certificate_lasts(clou
     cloud.keeper.revoke(H1)
     cloud.keeper.allow(H1)
     cloud.enrol(key=certificates.new_key())
-    cloud.now_s = stolen.not_after_s + trust.CERTIFICATE_GRACE_S
+    cloud.now_s = stolen.not_after_s + certificates.GRACE_S
     assert certificates.is_revoked(cloud.read(stolen), cloud.keeper.trust().revoked(cloud.now_s))
 
 
