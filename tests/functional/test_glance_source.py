@@ -160,7 +160,7 @@ async def test_deactivated_image_is_refused_to_new_users_and_deleted_one_to_all(
 async def test_user_without_the_role_is_told_what_is_missing(keystone_glance, images):
     image_id = images.put("tenant", DATA)
     source = glance.GlanceSource(keystone_glance.session("stranger"))
-    with pytest.raises(errors.ChunkMissing, match="need the role admin"):
+    with pytest.raises(errors.ChunkMissing, match="need the role acstor-reader"):
         await source.size_bytes(image(image_id))
     await source.aclose()
 
