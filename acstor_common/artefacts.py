@@ -117,6 +117,16 @@ def is_artefact(record: image_record.Record, project_id: str) -> bool:
     return KIND in record and bool(project_id) and record.get("owner") == project_id
 
 
+def is_left_alone(record: image_record.Record, project_id: str) -> bool:
+    """Say whether acstor makes nothing of an image: an artefact, or one of another project.
+
+    The listeners had another service project once, or a second acstor serves the same Glance.  A
+    tenant who may write the same onto his image keeps that image, and no other, from being prepared.
+    """
+    is_anothers = KIND in record and record.get("os_hidden") is True
+    return is_anothers or is_artefact(record, project_id)
+
+
 def kind_of(artefact: image_record.Record) -> Kind | None:
     """Return what the artefact is; None if this version does not know it."""
     try:

@@ -90,7 +90,7 @@ def plan_image(
     :param found: artefacts by their ids; at least the ones that the image points to
     :param wanted: kinds of artefacts that each image should have, and their formats' versions
     """
-    if artefacts.is_artefact(image, project_id):
+    if artefacts.is_left_alone(image, project_id):
         return Plan(Step.NOTHING, "it is an artefact itself")
     if image_record.text_of(image, "status") != image_record.ACTIVE:
         return Plan(Step.NOTHING, image_record.why_not_served(image))

@@ -7,6 +7,7 @@ The time stamp of that file is the mirror's time stamp: Nova touches the mirror
 of an image that is in use, and here it is remembered.
 """
 
+import hashlib
 import logging
 import mmap
 import os
@@ -143,9 +144,9 @@ class Mirrors:
                 length = min(MAP_READ_BYTES, size_bytes - offset)
                 incoming.write(await self._source.read(blob, offset, length))
             incoming.flush()
-            incoming_map = await trio.to_thread.run_sync(
-                _open_map, pathlib.Path(incoming.name), image_id, what
-            )
+            written, os_hash = pathlib.Path(incoming.name), self._source.os_hash(blob)
+            await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
+            incoming_map = await trio.to_thread.run_sync(_open_map, written, image_id, what)
             await self._check_image(incoming_map)
             self._claim(image_id)
             await trio.to_thread.run_sync(os.fsync, incoming.fileno())
@@ -161,6 +162,27 @@ class Mirrors:
                 f"it is of {image_map.geometry.size_bytes} bytes, but {blob.name} from "
                 f"{self._source.where} has {size_bytes}",
             )
+
+
+def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> None:
+    """Refuse a map that is not the one whose hash Glance knows: somebody wrote to the store.
+
+    :raises errors.ChunkMapFormatError: its bytes do not have that hash
+    """
+    if not os_hash.algo:
+        return  # this source has no hash of it, as the sources file and http
+    try:
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, os_hash.algo).digest()
+    except ValueError as e:
+        raise errors.ChunkMapFormatError(what, 0, f"its {os_hash.algo} is unknown here: {e}") from e
+    if actual != os_hash.value:
+        why = (
+            f"its {os_hash.algo} is {actual.hex()[:16]}… instead of {os_hash.value.hex()[:16]}…, "
+            "which Glance has: somebody changed it in the store. Prepare the image again "
+            "(openstack acstor image prepare --force), and find out who writes to the store"
+        )
+        raise errors.ChunkMapFormatError(what, 0, why)
 
 
 def _open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk_map.ChunkMap:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from oslo_config import cfg
 
+from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 
@@ -105,6 +106,14 @@ class Source(abc.ABC):
         :raises errors.LocalProtocolError: ``offset`` or ``length`` is negative
         """
 
+    def os_hash(self, blob: Blob) -> chunk_map.OsHash:
+        """Return the hash of the whole blob that was learnt with its size.
+
+        It comes from another place than the bytes (Glance's database, and not its store), so who
+        can write where the bytes are cannot change both.  UNKNOWN_OS_HASH where there is none.
+        """
+        return chunk_map.UNKNOWN_OS_HASH
+
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Let go of connections and files; the source is not used afterwards."""
@@ -163,6 +172,10 @@ class Wrapper(Source):
     ) -> bytes:
         """Ask the inner source."""
         return await self._inner.read(blob, offset, length, content)
+
+    def os_hash(self, blob: Blob) -> chunk_map.OsHash:
+        """Return what the inner source knows."""
+        return self._inner.os_hash(blob)
 
     async def aclose(self) -> None:
         """Close the inner source."""

@@ -15,6 +15,7 @@ import trio
 from oslo_log import log
 
 from acstor_agent.sources import base
+from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 
@@ -46,6 +47,11 @@ class FailoverSource(base.Source):
     ) -> bytes:
         """Read from the first source that can."""
         return await self._first(lambda source: source.read(blob, offset, length, content))
+
+    def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
+        """Return the hash that the first source which has one knows."""
+        known = (source.os_hash(blob) for source in self._sources)
+        return next((found for found in known if found.algo), chunk_map.UNKNOWN_OS_HASH)
 
     async def aclose(self) -> None:
         """Close all the sources."""

@@ -73,6 +73,12 @@ class Place(NamedTuple):
 
     glance_id: ids.ImageId
     size_bytes: int
+    os_hash: chunk_map.OsHash
+
+    @classmethod
+    def of(cls, record: image_record.Record, glance_id: ids.ImageId) -> "Place":
+        """Return the place that Glance's record of it describes."""
+        return cls(glance_id, image_record.size_bytes_of(record), image_record.os_hash_of(record))
 
 
 class GlanceSource(base.Driver):
@@ -149,9 +155,13 @@ class GlanceSource(base.Driver):
         """
         what = f"the size of {blob.name}"
         place = await self._find(blob, what)
-        if place.size_bytes == 0:
-            return 0
-        return await self._of_file(what, place, 0, 1, self._link.size_bytes)
+        try:
+            if place.size_bytes == 0:
+                return 0
+            return await self._of_file(what, place, 0, 1, self._link.size_bytes)
+        except errors.ChunkMissing:
+            self._places.pop(blob, None)  # its bytes come from another source, if from any
+            raise
 
     async def read_range(self, blob: base.Blob, offset: int, length: int) -> bytes:
         """Read the range with one request."""
@@ -160,6 +170,11 @@ class GlanceSource(base.Driver):
         if place.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         return await self._of_file(what, place, offset, length, self._link.read)
+
+    def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
+        """Return Glance's hash of what it stores."""
+        place = self._places.get(blob)
+        return place.os_hash if place else chunk_map.UNKNOWN_OS_HASH
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -195,7 +210,7 @@ class GlanceSource(base.Driver):
         why = _why_refused(image)
         if why:
             raise errors.ChunkMissing(what, self._where, why)
-        place = Place(blob.image_id, image_record.size_bytes_of(image))
+        place = Place.of(image, blob.image_id)
         if blob.kind in ARTEFACTS:
             place = await self._find_artefact(image, *ARTEFACTS[blob.kind], what)
         self._places[blob] = place
@@ -218,7 +233,7 @@ class GlanceSource(base.Driver):
         except errors.ForeignArtefact as error:
             LOG.warning("%s", error)
             raise errors.ChunkMissing(what, self._where, str(error)) from error
-        return Place(artefact_id, image_record.size_bytes_of(artefact))
+        return Place.of(artefact, artefact_id)
 
     async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Record:
         """Return what Glance says of an image."""

@@ -251,7 +251,7 @@ class Tool:
             return
         project_id = self._images.project_id
         for image in self._images.every():
-            if not artefacts.is_artefact(image, project_id):
+            if not artefacts.is_left_alone(image, project_id):
                 yield image
 
     @contextlib.contextmanager

@@ -71,7 +71,14 @@ def fill(files: dict[str, bytes], blobs: Mapping[str, bytes]) -> None:
         if kinds[path.suffix] in glance.ARTEFACTS:
             kind, _version = glance.ARTEFACTS[kinds[path.suffix]]
             image, artefact_id = images[path.stem], str(uuid.uuid5(uuid.NAMESPACE_URL, name))
-            record = glance_records.artefact(image, kind, id=artefact_id, size=len(data))
+            record = glance_records.artefact(
+                image,
+                kind,
+                id=artefact_id,
+                size=len(data),
+                os_hash_algo="sha512",
+                os_hash_value=hashlib.sha512(data).hexdigest(),
+            )
             put(files, record, data)
             image[kind.pointer] = artefact_id
             files[f"v2/images/{path.stem}"] = json.dumps(image).encode()

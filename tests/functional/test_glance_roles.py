@@ -71,6 +71,10 @@ def project(keystone_glance: cloud.Cloud) -> Iterator[str]:
     name = f"acstor-{uuid.uuid4()}"
     made = identity.create_project(name=name, domain_id=accounts.DOMAIN)
     yield name
+    image_api = keystone_glance.connect("admin").image
+    for hidden in (True, False):  # the secret of the scopes stays in a project
+        for image in image_api.images(owner=made.id, is_hidden=hidden):
+            image_api.delete_image(image.id)
     identity.delete_project(made)
 
 
@@ -151,6 +155,25 @@ def test_documented_role_is_enough_and_tenants_cannot_touch_what_it_writes(
     glance.delete(image_id)
     runs.wait_for(lambda: glance.artefacts() == [], 60.0, "the artefact's end", glance.glance_log)
     listener.stop()
+
+
+def test_artefacts_of_another_service_project_are_left_alone(
+    glance: uploads.Images, as_documented: None, listen: Listen, preparing_user: str, project: str
+) -> None:
+    first = listen()
+    image_id = glance.upload(uploads.some_bytes(seed=52))
+    glance.wait_state(image_id)
+    first.stop()
+    own_id = glance.project_id
+    session = accounts.session(glance.lab.keystone.auth_url, preparing_user, project)
+    glance.project_id = session.get_project_id()
+    second = listen(username=preparing_user, project_name=project)
+    second.stop()
+    uploads.manage(second, "reconcile")
+    try:
+        assert [record["acstor_image_id"] for record in glance.artefacts()] == [image_id]
+    finally:
+        glance.project_id = own_id  # what is there goes with the test, too
 
 
 def test_agents_role_reads_all_images_and_changes_nothing(

@@ -17,6 +17,7 @@ from acstor_common import ids
 from acstor_common import image_record
 from acstor_glance import prehash
 from tests.fakes import hosts
+from tests.lab import agents
 from tests.lab import local
 from tests.lab.openstack import api
 
@@ -185,23 +186,53 @@ async def test_chunk_map_of_the_service_project_is_used_and_a_tenants_is_not(ima
         await source.size_bytes(blob)
 
 
-@hosts.needs_fuse
-async def test_agent_shows_an_image_that_only_glance_has(keystone_glance, images, tmp_path):
+def published(images, folder):
+    """Upload an image and its chunk map; return the ids of both."""
     kind = artefacts.Kind.CHUNK_MAP
     image_id = images.put("tenant", DATA)
     record = images.record(image_id)
-    (tmp_path / "bytes").write_bytes(DATA)
+    (folder / "bytes").write_bytes(DATA)
     os_hash = image_record.os_hash_of(record)
-    prehash.prehash(tmp_path / "bytes", tmp_path / "map", image_id, os_hash=os_hash)
+    prehash.prehash(folder / "bytes", folder / "map", image_id, os_hash=os_hash)
     project_id = images.session("acstor").get_project_id()
     properties = artefacts.new_artefact(record, kind, project_id, chunk_map.VERSION)
-    artefact_id = images.put("acstor", (tmp_path / "map").read_bytes(), **properties)
+    artefact_id = images.put("acstor", (folder / "map").read_bytes(), **properties)
     images.point("acstor", image_id, kind, artefact_id)
+    return image_id, artefact_id
 
-    user = api.credentials(keystone_glance.keystone.auth_url, "acstor")
-    sections = {"source_glance": user}
-    nothing = local.ImageFolder(tmp_path / "images")
-    with local.agent(tmp_path / "host", nothing, sources="glance", sections=sections) as agent:
+
+def agent_of_glance(lab, folder):
+    """Return an agent whose only source is Glance."""
+    sections = {"source_glance": api.credentials(lab.keystone.auth_url, "acstor")}
+    nothing = local.ImageFolder(folder / "images")
+    return local.agent(folder / "host", nothing, sources="glance", sections=sections)
+
+
+@hosts.needs_fuse
+async def test_agent_shows_an_image_that_only_glance_has(keystone_glance, images, tmp_path):
+    image_id, _artefact_id = published(images, tmp_path)
+    with agent_of_glance(keystone_glance, tmp_path) as agent:
         await trio.to_thread.run_sync(agent.wait_ready)
         read = await trio.to_thread.run_sync(agent.image_path(image_id).read_bytes)
     assert read == DATA
+
+
+@hosts.needs_fuse
+def test_who_writes_to_the_store_cannot_change_an_image_with_its_map(
+    keystone_glance, images, tmp_path
+):
+    image_id, artefact_id = published(images, tmp_path)
+    store, record = keystone_glance.glance.images, images.record(image_id)
+    (tmp_path / "bytes").write_bytes(DATA[::-1])
+    prehash.prehash(
+        tmp_path / "bytes", tmp_path / "map", image_id, os_hash=image_record.os_hash_of(record)
+    )
+    for name, forged in ((image_id, "bytes"), (artefact_id, "map")):
+        assert (store / name).stat().st_size == (tmp_path / forged).stat().st_size
+        (store / name).write_bytes((tmp_path / forged).read_bytes())
+    with agent_of_glance(keystone_glance, tmp_path) as agent:
+        agent.wait_ready()
+        with pytest.raises(errors.Unusable, match="changed it in the store"):
+            agents.request(agent.control_socket, "ensure", image_id=image_id)
+        with pytest.raises(OSError):
+            agent.image_path(image_id).read_bytes()

@@ -6,6 +6,7 @@ import trio
 
 from acstor_agent.images import mirrors
 from acstor_agent.sources import base
+from acstor_common import chunk_map
 from acstor_common import errors
 from tests.fakes import one_host
 
@@ -126,6 +127,20 @@ async def test_offer_of_a_map_without_end_is_refused(host, monkeypatch):
     monkeypatch.setattr(host.source, "size_bytes", endless)
     with pytest.raises(errors.ChunkMapFormatError, match="too many for a map"):
         await host.mirrors.attach(IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("os_hash", "why"),
+    [
+        (chunk_map.OsHash("sha512", bytes(64)), r"instead of 0{16}….* changed it in the store"),
+        (chunk_map.OsHash("md6", bytes(16)), "its md6 is unknown here"),
+    ],
+)
+async def test_map_that_is_not_the_one_that_glance_has_is_refused(host, monkeypatch, os_hash, why):
+    monkeypatch.setattr(type(host.source), "os_hash", lambda _source, _blob: os_hash)
+    with pytest.raises(errors.ChunkMapFormatError, match=why):
+        await host.mirrors.attach(IMAGE)
+    assert list(host.maps.iterdir()) == []
 
 
 async def test_what_a_killed_worker_left_goes(tmp_path):

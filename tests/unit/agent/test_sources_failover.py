@@ -4,6 +4,7 @@ import trio
 
 from acstor_agent.sources import base
 from acstor_agent.sources import failover
+from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import faulty_source
@@ -43,6 +44,15 @@ async def test_every_unavailability_leads_to_the_next_source(kind):
 async def test_size_comes_from_the_first_that_has_the_blob():
     both = failover.FailoverSource([Place("first", {}), Place("second")])
     assert await both.size_bytes(BLOB) == 10
+
+
+async def test_hash_comes_from_the_first_that_knows_it(monkeypatch):
+    first, second = Place("first"), Place("second")
+    both = failover.FailoverSource([first, second])
+    assert both.os_hash(BLOB) == chunk_map.UNKNOWN_OS_HASH
+    known = chunk_map.OsHash("sha256", bytes(32))
+    monkeypatch.setattr(second, "os_hash", lambda _blob: known)
+    assert both.os_hash(BLOB) == known
 
 
 @SILENT

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the source glance does when Glance or Keystone does not answer as it should."""
 
+import hashlib
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from oslo_config import cfg
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
 from acstor_common import artefacts
+from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import fake_glance
@@ -70,6 +72,17 @@ async def test_store_without_ranges_is_named_with_what_to_do(server, source, beh
     server.behaviours = [http_server.fine, behaviour]
     with pytest.raises(errors.ChunkMissing, match=r"only file and cinder stores do.*copy-image"):
         await source.size_bytes(IMAGE)
+
+
+async def test_hash_of_a_blob_is_known_while_its_bytes_come_from_glance(server, source):
+    assert source.os_hash(CHUNK_MAP) == chunk_map.UNKNOWN_OS_HASH
+    await source.size_bytes(CHUNK_MAP)
+    known = source.os_hash(CHUNK_MAP)
+    assert known == chunk_map.OsHash("sha512", hashlib.sha512(BLOBS[CHUNK_MAP.name]).digest())
+    server.behaviours = [http_server.fine, http_server.fine, http_server.whole_file]
+    with pytest.raises(errors.ChunkMissing):
+        await source.size_bytes(CHUNK_MAP)
+    assert source.os_hash(CHUNK_MAP) == chunk_map.UNKNOWN_OS_HASH
 
 
 @pytest.mark.parametrize("status", ["queued", "saving", "deactivated", "pending_delete"])

@@ -83,6 +83,13 @@ def test_artefact_is_left_alone_and_a_tenants_lookalike_is_not() -> None:
     assert step(lookalike) is plan.Step.PREPARE
 
 
+def test_artefact_of_another_service_project_is_left_alone() -> None:
+    image = records.image()
+    for made in (records.artefact(image), artefacts.new_secret(records.SERVICE_PROJECT)):
+        anothers = {**made, "id": records.ARTEFACT_ID, "status": "active", "owner": "another"}
+        assert step(anothers) is plan.Step.NOTHING
+
+
 def test_image_that_is_not_served_is_refused_once() -> None:
     image = records.image(disk_format="qcow2")
     refusal = plan.plan_image(image, {}, records.SERVICE_PROJECT, WANTED, NOW)
