@@ -28,6 +28,7 @@ MARKERS = {
     "allow_log": "allow_log(regex): a warning or error that the test may log",
 }
 pytest_plugins = ["tests.lab.fixtures"]
+OPENSTACK = "openstack: a test that needs services of OpenStack; tools/test.sh runs these beside the others"
 HAS_PASSED = pytest.StashKey[bool]()
 
 # How fast inputs come says more about the machine than about the code: the first run in a fresh
@@ -42,8 +43,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for line in MARKERS.values():
+    for line in (*MARKERS.values(), OPENSTACK):
         config.addinivalue_line("markers", line)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "openstack_lab" in getattr(item, "fixturenames", ()):
+            item.add_marker("openstack")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -48,10 +48,15 @@ def image_bytes(length: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(length)
 
 
-def map_of(data: bytes, image_id: ids.ImageId = IMAGE, chunk_bytes: int = CHUNK) -> bytes:
+def map_of(
+    data: bytes,
+    image_id: ids.ImageId = IMAGE,
+    chunk_bytes: int = CHUNK,
+    os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
+) -> bytes:
     """Return the chunk map of an image."""
     cut = geometry.Geometry(len(data), chunk_bytes)
-    builder = chunk_map.MapBuilder(image_id, cut)
+    builder = chunk_map.MapBuilder(image_id, cut, os_hash)
     raw = builder.header
     for chunk_no in range(cut.chunk_count):
         start = cut.chunk_offset(chunk_no)

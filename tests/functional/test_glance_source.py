@@ -13,10 +13,12 @@ from acstor_agent.sources import glance
 from acstor_common import artefacts
 from acstor_common import chunk_map
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_glance import prehash
 from tests.fakes import hosts
+from tests.fakes import one_host
 from tests.lab import agents
 from tests.lab import local
 from tests.lab.openstack import api
@@ -222,14 +224,12 @@ def test_who_writes_to_the_store_cannot_change_an_image_with_its_map(
     keystone_glance, images, tmp_path
 ):
     image_id, artefact_id = published(images, tmp_path)
-    store, record = keystone_glance.glance.images, images.record(image_id)
-    (tmp_path / "bytes").write_bytes(DATA[::-1])
-    prehash.prehash(
-        tmp_path / "bytes", tmp_path / "map", image_id, os_hash=image_record.os_hash_of(record)
-    )
-    for name, forged in ((image_id, "bytes"), (artefact_id, "map")):
-        assert (store / name).stat().st_size == (tmp_path / forged).stat().st_size
-        (store / name).write_bytes((tmp_path / forged).read_bytes())
+    os_hash, forged = image_record.os_hash_of(images.record(image_id)), DATA[::-1]
+    forged_map = one_host.map_of(forged, image_id, geometry.DEFAULT_CHUNK_BYTES, os_hash)
+    for name, data in ((image_id, forged), (artefact_id, forged_map)):
+        stored = keystone_glance.glance.images / name
+        assert stored.stat().st_size == len(data)
+        stored.write_bytes(data)
     with agent_of_glance(keystone_glance, tmp_path) as agent:
         agent.wait_ready()
         with pytest.raises(errors.Unusable, match="changed it in the store"):
