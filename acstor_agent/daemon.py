@@ -113,6 +113,7 @@ class Agent:
             ),
             ring_epoch=lambda: self._ring.ring.epoch,
             is_reachable=lambda host: host in self._ring.ring.group_of(self._host),
+            hosts_at=self._ring.hosts_at,
             limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
         )
         self._exchange = exchange.Exchange(

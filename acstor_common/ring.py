@@ -23,6 +23,8 @@ The file format is described byte by byte in doc/source/format/ring.rst.
 
 import array
 import bisect
+import collections
+import functools
 import ipaddress
 import itertools
 import re
@@ -195,6 +197,14 @@ class Ring:
         :raises KeyError: the host is not on the ring
         """
         return self._addresses[host]
+
+    def hosts_at(self, ip: str) -> int:
+        """Return how many hosts have an IP address, as :func:`parse_address` writes it."""
+        return self._hosts_by_ip[ip]
+
+    @functools.cached_property
+    def _hosts_by_ip(self) -> collections.Counter[str]:
+        return collections.Counter(parse_address(host.address)[0] for host in self.hosts)
 
     def is_spared(self, host: ids.HostId) -> bool:
         """Say whether ``host`` has less than half of an even share of the v-nodes.

@@ -96,6 +96,11 @@ class RingKeeper:
         """
         return table_rules.why_not_speak(host, not_before_s, self.ring, self.former())
 
+    def hosts_at(self, ip: str) -> int:
+        """Return how many hosts that may speak stand at an IP address."""
+        former = self.former()
+        return max(self.ring.hosts_at(ip), former.hosts_at(ip) if former else 0)
+
     def put(self, data: bytes) -> ring.Ring:
         """Take a table of the operator's, and keep it.
 

@@ -162,7 +162,11 @@ def of_guests(reads: waiting.Waiting, writes: waiting.Waiting) -> dict[str, Any]
 
 def of_refused(asked: admission.Admission, connected: strangers.Strangers) -> dict[str, int]:
     """Return how often other hosts, or who says to be one, were refused."""
-    return {"gets": asked.refused, "connections": connected.dropped}
+    return {
+        "gets": asked.refused,
+        "connections": connected.dropped,
+        "handshakes": connected.handshakes.refused,
+    }
 
 
 def of_exchange(

@@ -6,9 +6,13 @@ answered, while it costs them a try each time.  So a listening socket that fails
 or that does not listen any more, is closed and opened again; connections that
 were accepted before go on.
 
+Who need not even be heard is turned away before there is a task for him: a connection
+that is accepted and closed at once takes 0.02 ms, one that is looked at ten times that.
+
 The one rule: accepting ends only when the agent does.
 """
 
+import errno
 import logging
 import socket
 from collections.abc import Awaitable
@@ -27,7 +31,25 @@ LOOK_EVERY_S = 2.0
 RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 5.0
 
+ACCEPTS_PER_TURN = 32
+"""Connections turned away in a row before other tasks get a turn."""
+PASSING_ERRNOS = {
+    errno.ECONNABORTED,
+    errno.EPERM,
+    errno.EPROTO,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENOPROTOOPT,
+    errno.EOPNOTSUPP,
+    errno.ENONET,
+}
+"""What accept(2) says of one connection, and not of the socket that listens."""
+
 Handler = Callable[[trio.SocketStream], Awaitable[object]]
+MayEnter = Callable[[str], bool]
+"""Says whether a connection from an IP address is to be heard."""
 Listeners = Sequence[trio.SocketListener]
 
 
@@ -47,11 +69,13 @@ class Endpoint:
     """The listening sockets of an agent.
 
     :param handler: takes each connection that is accepted
+    :param may_enter: asked for each; one that may not is closed
     """
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, may_enter: MayEnter = lambda ip: True) -> None:
         self.reopened = 0
         self._handler = handler
+        self._may_enter = may_enter
 
     async def serve(
         self,
@@ -80,10 +104,53 @@ class Endpoint:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch, listeners)
-                await trio.serve_listeners(self._handler, list(listeners), handler_nursery=handlers)
+                doors = [_Door(listener, self._may_enter) for listener in listeners]
+                await trio.serve_listeners(self._handler, doors, handler_nursery=handlers)
         except* (OSError, trio.ClosedResourceError) as failures:
             why = str(failures.exceptions[0]) or type(failures.exceptions[0]).__name__
         return why
+
+
+class _Door(trio.abc.Listener[trio.SocketStream]):
+    """A listening socket that lets in who may enter."""
+
+    def __init__(self, listener: trio.SocketListener, may_enter: MayEnter) -> None:
+        self._listener = listener
+        self._may_enter = may_enter
+
+    async def accept(self) -> trio.SocketStream:
+        """Return the next connection that is to be heard; see :meth:`trio.abc.Listener.accept`."""
+        while True:
+            await trio.lowlevel.wait_readable(self._listener.socket)
+            for _ in range(ACCEPTS_PER_TURN):
+                try:
+                    accepted = self._accept_nowait()
+                except BlockingIOError:
+                    break
+                if accepted is not None:
+                    return trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+
+    def _accept_nowait(self) -> socket.socket | None:
+        ours = self._listener.socket
+        raw = socket.socket(ours.family, ours.type, ours.proto, ours.fileno())
+        try:
+            accepted, address = raw.accept()
+        except BlockingIOError:
+            raise
+        except OSError as e:
+            if e.errno in PASSING_ERRNOS:
+                return None
+            raise
+        finally:
+            raw.detach()
+        if self._may_enter(address[0]):
+            return accepted
+        accepted.close()
+        return None
+
+    async def aclose(self) -> None:
+        """Close the socket."""
+        await self._listener.aclose()
 
 
 async def _open_again(addresses: Sequence[tuple[str, int]]) -> Listeners:

@@ -294,6 +294,15 @@ async def connect(
     return await _start(sock, credentials, is_server=False)
 
 
+async def begun(stream: trio.SocketStream) -> None:
+    """Return when the other side of a new connection has sent something; it stays to be read.
+
+    :raises OSError: it has hung up instead
+    """
+    if not await stream.socket.recv(1, socket.MSG_PEEK):
+        raise OSError("closed before Hello")
+
+
 async def accept(
     stream: trio.SocketStream, credentials: credentials_.Credentials | None, silence_s: float
 ) -> Link:

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
 
 import trio
 
@@ -25,6 +24,7 @@ from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import asking
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import hello
+from acstor_agent.peers.connection import idle
 from acstor_agent.peers.connection import rights
 from acstor_agent.peers.connection import uplink
 from acstor_common import errors
@@ -68,6 +68,8 @@ class PeerNet:
     :param credentials: who this host is, and whom it believes; None where nobody proves anything
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
     :param is_reachable: whether a host can be asked by others; if so they may be referred to it
+    :param hosts_at: how many hosts that may speak stand at an address; they have places of their
+        own before their Hello
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class PeerNet:
         credentials: Credentials | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
         is_reachable: Callable[[ids.HostId], bool] = lambda host: False,
+        hosts_at: Callable[[str], int] = lambda ip: 0,
         limits: Limits | None = None,
     ) -> None:
         self._host_id = host_id
@@ -87,13 +90,14 @@ class PeerNet:
         self._limits = limits or Limits()
         self._may_speak = may_speak
         self._credentials = credentials
-        self.endpoint = peer_endpoint.Endpoint(self._accept)
         self._gate = base.DemandGate()
         self._uplink = uplink.Uplink(is_reachable)
         self._lines: dict[tuple[ids.HostId, peer_wire.Klass], _Line] = {}
         self._answering: set[answering.Answering] = set()
         self._budgets = answering.Budgets(self._limits)
-        self.strangers = strangers.Strangers(self._limits.strangers, self._limits.hello_s)
+        self.strangers = strangers.Strangers(self._limits.strangers, self._limits.hello_s, hosts_at)
+        may_enter = self.strangers.may_come if credentials else lambda ip: True
+        self.endpoint = peer_endpoint.Endpoint(self._accept, may_enter)
         self._nursery: trio.Nursery | None = None
         self._server: Server
         self._scopes: set[trio.CancelScope] = set()
@@ -126,7 +130,8 @@ class PeerNet:
         with self._until_closed():
             try:
                 async with trio.open_nursery() as self._nursery:
-                    self._nursery.start_soon(self._sweep, self._asking, self._limits.idle_s)
+                    idle_s = self._limits.idle_s
+                    self._nursery.start_soon(idle.sweep, self._asking, idle_s, self._limits)
                     rights_ = rights.Rights(self._may_speak, self._credentials)
                     self._nursery.start_soon(rights_.watch, self._all)
                     task_status.started()
@@ -231,12 +236,12 @@ class PeerNet:
         """Close the connection that is idle for longest if there are too many."""
         if len(self._lines) < self._limits.outgoing:
             return
-        idle = [c for c in self._asking() if c.is_idle]
-        if not idle:
+        unused = [c for c in self._asking() if c.is_idle]
+        if not unused:
             raise errors.SourceUnreachable(
                 "another connection", "this host", f"all {len(self._lines)} connections are in use"
             )
-        min(idle, key=lambda connection: connection.last_progress).close()
+        min(unused, key=lambda connection: connection.last_progress).close()
 
     async def _run_line(self, line: _Line) -> None:
         try:
@@ -293,9 +298,8 @@ class PeerNet:
         self._server = server
         with self._until_closed():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(
-                    self._sweep, lambda: list(self._answering), 2 * self._limits.idle_s
-                )
+                idle_s = 2 * self._limits.idle_s
+                nursery.start_soon(idle.sweep, lambda: list(self._answering), idle_s, self._limits)
                 nursery.start_soon(self._show_life)
                 nursery.start_soon(self._uplink.run)
                 await self.endpoint.serve(list(listeners), nursery, task_status)
@@ -306,6 +310,8 @@ class PeerNet:
             ip, port = stream.socket.getpeername()[:2]
             peer = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
             with self.strangers.one_from(ip):
+                if not await self._may_begin(stream, ip):
+                    return
                 connection, early = await self._welcome(stream, peer)
             self._make_room_for(connection)
             self._answering.add(connection)
@@ -336,6 +342,13 @@ class PeerNet:
             if len(rivals) < self._limits.incoming:
                 return
         min(rivals, key=lambda c: (not c.is_idle, c.last_progress)).close()
+
+    async def _may_begin(self, stream: trio.SocketStream, ip: str) -> bool:
+        """Wait until the other side begins a handshake; say whether it may have one now."""
+        if self._credentials is None:
+            return True
+        await peer_link.begun(stream)
+        return self.strangers.may_begin(ip)
 
     async def _welcome(
         self, stream: trio.SocketStream, peer: str
@@ -376,20 +389,3 @@ class PeerNet:
 
     def _all(self) -> list[base.Connection]:
         return [*self._asking(), *self._answering]
-
-    async def _sweep(
-        self, connections: Callable[[], Sequence[base.Connection]], idle_s: float
-    ) -> None:
-        """End connections that are idle for too long, or on which nothing moves."""
-        while True:
-            await trio.sleep(min(idle_s, self._limits.silence_s) / 4)
-            now = trio.current_time()
-            for connection in connections():
-                if connection.is_too_slow(now, self._limits.serve_s):
-                    why = f"what waits for it was not taken in {self._limits.serve_s:g} s"
-                    connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
-                elif connection.is_stuck(now, self._limits.silence_s):
-                    why = f"nothing moved for {self._limits.silence_s:g} s"
-                    connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
-                elif connection.is_idle and now - connection.last_progress > idle_s:
-                    connection.close()

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Those who have connected and not shown yet who they are: few, for a moment.
 
-The one rule: strangers never keep out others.  When there are too many, one goes: the
-oldest of the address that has most of them, so a crowd pushes itself out.
+The one rule: strangers never keep out others.  Each address at which hosts of the v-node
+table stand has places of its own; all other addresses share theirs.  When there are too
+many, one goes: the oldest of that address, or of the address that has most of the shared
+places, so a crowd pushes itself out.
 """
 
 import collections
 import contextlib
 import logging
+from collections.abc import Callable
 from collections.abc import Iterator
 
 import trio
 
+from acstor_agent.core import handshakes
 from acstor_agent.core import log_limit
 
 LOG = logging.getLogger(__name__)
@@ -19,24 +23,32 @@ LOG = logging.getLogger(__name__)
 SAY_AGAIN_S = 10.0
 LINES = 32
 """Lines in the log in SAY_AGAIN_S: addresses and reasons are as many as somebody likes."""
+PLACES_OF_HOST = 8
+"""Of each host on the table, at its address: it needs four, and four more while old ones end."""
 
 
 class Strangers:
     """Connections before their Hello; ``dropped`` counts those that got no further.
 
-    :param limit: how many there are at a time
+    :param limit: how many there are at a time from addresses where no host stands
     :param time_s: how long each has to say who it is
+    :param hosts_at: returns how many hosts of the table stand at an address
     """
 
-    def __init__(self, limit: int, time_s: float) -> None:
+    def __init__(
+        self, limit: int, time_s: float, hosts_at: Callable[[str], int] = lambda ip: 0
+    ) -> None:
         self.dropped = 0
-        self._limit, self._time_s = limit, time_s
+        self.handshakes = handshakes.Handshakes(hosts_at)
+        self._limit, self._time_s, self._hosts_at = limit, time_s, hosts_at
         self._waiting: dict[trio.CancelScope, str] = {}  # the oldest first
+        self._of_hosts: dict[str, dict[trio.CancelScope, str]] = {}  # by address, in the same way
         self._said = log_limit.LogLimit(SAY_AGAIN_S)
+        self._said_hasty = log_limit.LogLimit(SAY_AGAIN_S)
         self._lines, self._lines_since_s, self._unsaid = 0, -SAY_AGAIN_S, 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + sum(map(len, self._of_hosts.values()))
 
     @contextlib.contextmanager
     def one_from(self, ip: str) -> Iterator[None]:
@@ -44,25 +56,48 @@ class Strangers:
 
         :raises trio.TooSlowError: the time is over, or others took the place
         """
-        while len(self._waiting) >= self._limit:
-            self._push_one_out()
         is_dropped = True
         try:
             with trio.fail_after(self._time_s) as scope:
-                self._waiting[scope] = ip
+                waiting = self._room_for(ip)
+                waiting[scope] = ip
                 try:
                     yield
                 finally:
-                    self._waiting.pop(scope, None)
+                    waiting.pop(scope, None)
+                    if not self._of_hosts.get(ip, True):
+                        del self._of_hosts[ip]
             is_dropped = False
         finally:
             self.dropped += is_dropped
 
-    def _push_one_out(self) -> None:
-        crowd, _ = collections.Counter(self._waiting.values()).most_common(1)[0]
-        oldest = next(scope for scope, ip in self._waiting.items() if ip == crowd)
-        del self._waiting[oldest]
-        oldest.cancel()
+    def _room_for(self, ip: str) -> dict[trio.CancelScope, str]:
+        """Return where a connection from an address waits, with room for it."""
+        hosts = self._hosts_at(ip)
+        if hosts:
+            waiting, limit = self._of_hosts.setdefault(ip, {}), PLACES_OF_HOST * hosts
+        else:
+            waiting, limit = self._waiting, self._limit
+        while len(waiting) >= limit:
+            _push_one_out(waiting)
+        return waiting
+
+    def may_come(self, ip: str) -> bool:
+        """Say whether a connection from an address is worth a look; if not that is counted."""
+        return self._may(self.handshakes.may_come, ip)
+
+    def may_begin(self, ip: str) -> bool:
+        """Say whether a connection from an address may have its handshake; if not it is counted."""
+        return self._may(self.handshakes.may_begin, ip)
+
+    def _may(self, rule: Callable[[str, float], bool], ip: str) -> bool:
+        now = trio.current_time()
+        may = rule(ip, now)
+        if not may and (untold := self._said_hasty.left_out(None, now)) is not None:
+            LOG.warning(
+                "Handshakes come too quickly: one from %s is refused (and %d before it)", ip, untold
+            )
+        return may
 
     def say(self, ip: str, peer: str, why: str) -> None:
         """Tell in the log who was dropped, once in a while for each address and reason."""
@@ -84,3 +119,10 @@ class Strangers:
             self._lines, self._lines_since_s, self._unsaid = 0, now, 0
         self._lines += 1
         return self._lines <= LINES
+
+
+def _push_one_out(waiting: dict[trio.CancelScope, str]) -> None:
+    crowd, _ = collections.Counter(waiting.values()).most_common(1)[0]
+    oldest = next(scope for scope, ip in waiting.items() if ip == crowd)
+    del waiting[oldest]
+    oldest.cancel()

@@ -35,7 +35,7 @@ async def picture_of(host):
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
         "guests": status.of_guests(host.waiting, waiting.Waiting()),
-        "refused": {"gets": 5, "connections": 2},
+        "refused": {"gets": 5, "connections": 2, "handshakes": 7},
         "troubles": {"control_socket": {"why": "it cannot be made", "since_s": 1234.5}},
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
@@ -71,7 +71,11 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
         assert families[f"acstor_{name}"].samples[0].value == value
     assert families["acstor_source_bytes"].samples[0].value == 3 * CHUNK
     refused = families["acstor_peer_refused"].samples
-    assert {s.labels["what"]: s.value for s in refused} == {"gets": 5, "connections": 2}
+    assert {s.labels["what"]: s.value for s in refused} == {
+        "gets": 5,
+        "connections": 2,
+        "handshakes": 7,
+    }
     sample = families["acstor_nova_fallbacks"].samples[0]
     assert (sample.labels, sample.value) == ({"reason": "not-raw"}, 3)
 

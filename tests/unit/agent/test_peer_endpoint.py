@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import socket
 
 import pytest
@@ -81,3 +82,40 @@ async def test_socket_that_does_not_listen_is_noticed_though_nothing_fails(
     with trio.fail_after(60):
         while not made.reopened:  # noqa: ASYNC110
             await trio.sleep(1)
+
+
+async def test_who_may_not_enter_is_turned_away_and_others_are_heard(nursery):
+    asked = []
+    made = peer_endpoint.Endpoint(echo, lambda ip: asked.append(ip) or ip == "127.0.0.9")
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    await nursery.start(made.serve, [listener], nursery)
+    ip, port = listener.socket.getsockname()
+    for _ in range(3 * peer_endpoint.ACCEPTS_PER_TURN):
+        stream = await trio.open_tcp_stream(ip, port, local_address="127.0.0.8")
+        with trio.fail_after(10):
+            assert await stream.receive_some() == b""
+        await stream.aclose()
+    stream = await trio.open_tcp_stream(ip, port, local_address="127.0.0.9")
+    await stream.send_all(b"alive?")
+    with trio.fail_after(10):
+        assert await stream.receive_some() == b"alive?"
+    await stream.aclose()
+    assert len(asked) == 3 * peer_endpoint.ACCEPTS_PER_TURN + 1
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("failure", [errno.ECONNABORTED, errno.EPERM])
+async def test_connection_that_fails_before_it_is_accepted_ends_nothing(
+    endpoint, monkeypatch, failure
+):
+    made, listener = endpoint
+    accept, failures = socket.socket.accept, [OSError(failure, "as if")] * 2
+
+    def fail_twice(self):
+        if failures:
+            raise failures.pop()
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", fail_twice)
+    assert await ask(listener.socket.getsockname()) == b"alive?"
+    assert not failures and not made.reopened

@@ -320,3 +320,13 @@ def test_hosts_of_the_tables_may_speak_unless_revoked(joined):
     assert not keeper.may_speak(h1, 101.0)
     assert not keeper.may_speak(h2, 100.0)  # of the former table
     assert "not on the v-node table" in keeper.may_speak(h3, 100.0)
+
+
+def test_hosts_of_both_tables_stand_at_their_addresses(tmp_path):
+    now = [0.0]
+    keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 60.0, lambda: now[0])
+    keeper.put(table(1, "h1", "h2"))
+    keeper.put(table(2, "h1"))
+    assert [keeper.hosts_at(f"10.0.0.{n}") for n in range(3)] == [1, 1, 0]
+    now[0] = 60.0
+    assert keeper.hosts_at("10.0.0.1") == 0

@@ -377,3 +377,9 @@ def test_v_nodes_are_written_by_name_only_where_their_number_does_not_say_them()
         written = ring.encode(ring.Ring(5, (host,)))
         assert type(json.loads(written)["hosts"][0]["vnodes"]) is kind
         assert frozenset(ring.decode(written, "table").hosts[0].owned()) == names
+
+
+def test_hosts_are_found_by_their_addresses_however_these_are_written():
+    addresses = ["10.0.0.1:7201", "10.0.0.1:7202", "[FD00:0::1]:7201"]
+    made = ring.Ring(1, tuple(ring.RingHost(f"h{n}", a, 1) for n, a in enumerate(addresses)))
+    assert [made.hosts_at(ip) for ip in ("10.0.0.1", "fd00::1", "10.0.0.2")] == [2, 1, 0]

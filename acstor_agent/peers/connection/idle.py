@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends connections that are of no use: idle for too long, or on which nothing moves.
+
+The one rule: a connection that works on something is left alone as long as that moves.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent.peers.connection import base
+from acstor_common import errors
+
+
+async def sweep(
+    connections: Callable[[], Sequence[base.Connection]], idle_s: float, limits: base.Limits
+) -> None:
+    """End such connections, for ever.
+
+    :param idle_s: one without requests is closed after this
+    """
+    while True:
+        await trio.sleep(min(idle_s, limits.silence_s) / 4)
+        now = trio.current_time()
+        for connection in connections():
+            if connection.is_too_slow(now, limits.serve_s):
+                why = f"what waits for it was not taken in {limits.serve_s:g} s"
+                connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
+            elif connection.is_stuck(now, limits.silence_s):
+                why = f"nothing moved for {limits.silence_s:g} s"
+                connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
+            elif connection.is_idle and now - connection.last_progress > idle_s:
+                connection.close()

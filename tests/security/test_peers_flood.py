@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a crowd from many addresses can make a real agent spend, and whom it keeps out."""
+
+import contextlib
+import os
+import pathlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_agent.core import handshakes
+from acstor_agent.peers import peer_net
+from acstor_agent.peers import strangers
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.fakes import hosts
+from tests.fakes import raw_peer
+from tests.lab import identities
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+DATA = local.random_bytes(4 * geometry.MIB, seed=13)
+ADDRESSES = [f"127.0.{one}.{two}" for one in (1, 2) for two in range(1, 101)]
+"""Of the loopback, and none of a host: those are at 127.0.0.1."""
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
+KNOCKS = 4000
+SPENT_S = 1.0
+"""Processor time of the agent meanwhile; to do as many handshakes takes it 3 s."""
+
+
+@pytest.fixture
+def images(tmp_path):
+    return local.ImageFolder(tmp_path / "images")
+
+
+@pytest.fixture
+def image_id(images):
+    return images.add(DATA)
+
+
+def processor_s(pid: int | None) -> float:
+    """Return the processor time that a process has taken."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def client_hello() -> bytes:
+    """Return what begins a handshake: the agent has to answer it with a signature."""
+    out = ssl.MemoryBIO()
+    context = raw_peer.context_of(identities.issue("stranger"))
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out).do_handshake()
+    return out.read()
+
+
+def knock(port: int, ip: str, said: bytes) -> bytes:
+    """Begin a handshake from an address; return what comes back first, b"" if nothing does."""
+    with contextlib.suppress(OSError):
+        with socket.create_connection((local.LOOPBACK, port), 10, (ip, 0)) as link:
+            link.sendall(said)
+            return link.recv(65536)
+    return b""
+
+
+def flood(port: int, count: int) -> int:
+    """Begin handshakes as quickly as can be; return how many the agent has answered."""
+    said = client_hello()
+    return sum(bool(knock(port, ADDRESSES[n % len(ADDRESSES)], said)) for n in range(count))
+
+
+@contextlib.contextmanager
+def flooded(port: int, answered: list[int]) -> Iterator[None]:
+    """Have the flood go on beside the block, until both have ended."""
+    thread = threading.Thread(target=lambda: answered.append(flood(port, KNOCKS)))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_flood_of_handshakes_costs_little_and_hosts_are_served_beside_it(
+    tmp_path, images, image_id
+):
+    with hosts.cloud(
+        tmp_path, images, ("h1", "h2"), security="secure", read_ahead_limit_bytes=0, life_s=90
+    ) as cloud:
+        pid, port = cloud["h1"].worker_pid(), cloud.ports["h1"]
+        answered: list[int] = []
+        before, began = processor_s(pid), time.monotonic()
+        with flooded(port, answered):
+            with raw_peer.greeted(port, "h2", identities.issue("h2")) as peer:
+                assert isinstance(peer.get("h1", image_id, 0, CHUNK, CIDS[0]), peer_wire.Chunk)
+            assert cloud["h2"].image_path(image_id).read_bytes() == DATA
+        spent_s, took_s = processor_s(pid) - before, time.monotonic() - began
+        fetched = cloud["h2"].status()["fetched"]
+        refused = cloud["h1"].status()["refused"]
+        log = cloud["h1"].log()
+        assert fetched["home"]["bytes"] + fetched["peer"]["bytes"] > 0
+        assert answered[0] <= handshakes.OF_STRANGERS.burst + handshakes.OF_STRANGERS.per_s * took_s
+        assert refused["handshakes"] >= KNOCKS - answered[0] - 64  # others were pushed out
+        assert spent_s < SPENT_S
+        said = [line for line in log.splitlines() if "Handshakes come too quickly" in line]
+        assert said and any(ip in said[0] for ip in ADDRESSES)
+        assert len(said) <= 1 + took_s / strangers.SAY_AGAIN_S
+        print(f"{KNOCKS} handshakes asked for, {answered[0]} done: {spent_s:.2f} s of a processor")
+
+
+def test_crowd_from_many_addresses_does_not_push_out_a_host_before_its_hello(
+    tmp_path, images, image_id
+):
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), security="secure", life_s=60) as cloud:
+        port = cloud.ports["h1"]
+        with contextlib.ExitStack() as stack:
+            host = stack.enter_context(raw_peer.RawPeer(port, "h2", identities.issue("h2")))
+            for ip in ADDRESSES:
+                stack.enter_context(
+                    socket.create_connection((local.LOOPBACK, port), 10, source_address=(ip, 0))
+                )
+            crowded = len(ADDRESSES) - peer_net.Limits().strangers
+            hosts.wait_until(
+                lambda: cloud["h1"].status()["refused"]["connections"] >= crowded, "the crowd", 4.0
+            )
+            assert isinstance(host.greet(), peer_wire.Hello)
+            assert isinstance(host.get("h1", image_id, 0, CHUNK, CIDS[0]), peer_wire.Chunk)
