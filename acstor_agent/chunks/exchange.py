@@ -295,12 +295,12 @@ class Exchange:
         """Say whether more requests of this host are pending at ``host`` than at ``other``."""
         return self._gossip.pending(host) > self._gossip.pending(other)
 
-    def heard(self, host: ids.HostId, prefixes: Sequence[int]) -> list[gossip.Prefix]:
-        """Note what ``host`` advertises; return what of it is listened to."""
+    def heard(self, host: ids.HostId, told: Sequence[int], lookups: int = 1) -> list[gossip.Prefix]:
+        """Note what ``host`` advertises; return what is listened to, at ``lookups`` for each."""
         if self._topology is None or not self._is_near(host):
             return []
-        known = [gossip.Prefix(prefix) for prefix in prefixes]
-        return self._gossip.advertised(host, known, self._clock())
+        known = [gossip.Prefix(prefix) for prefix in told]
+        return self._gossip.advertised(host, known, self._clock(), lookups)
 
     def known(self) -> list[gossip.Prefix]:
         """Return everything that neighbours have advertised, for an image attached later."""
@@ -329,8 +329,7 @@ class Exchange:
     def heard_gone(self, host: ids.HostId, prefixes: Sequence[int]) -> None:
         """Note that ``host`` has lost chunks."""
         if self._is_near(host):
-            known = [gossip.Prefix(prefix) for prefix in prefixes]
-            self._gossip.taken_back(host, known, self._clock())
+            self._gossip.taken_back(host, [*map(gossip.Prefix, prefixes)], self._clock())
 
     def _is_near(self, host: ids.HostId) -> bool:
         return host in self._current_ring().group_of(self._here)
@@ -346,11 +345,13 @@ class Exchange:
         if self.is_home(self._here, self.oid(want)):
             self.copies.gave(self.oid(want), host)
 
-    def heard_let_go(self, host: ids.HostId, prefixes: Sequence[int]) -> list[gossip.Prefix]:
+    def heard_let_go(
+        self, host: ids.HostId, told: Sequence[int], lookups: int = 1
+    ) -> list[gossip.Prefix]:
         """Return those chunks that ``host`` may ask this one to let go: it is their home."""
         if not self._is_near(host):
             return []
-        heard = prefixes[: self._gossip.listen(host, len(prefixes), self._clock())]
+        heard = told[: self._gossip.listen(host, len(told), self._clock(), lookups)]
         return [gossip.Prefix(prefix) for prefix in heard if self.is_home(host, ids.Oid(prefix))]
 
     # Telling

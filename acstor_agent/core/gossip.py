@@ -8,9 +8,9 @@ one request in vain at worst, because every chunk is checked against its whole C
 Everything is bounded: the table of holders forgets the prefix that was not
 used for longest, each neighbour's queue drops its oldest advertisement, and a
 peer that tells more prefixes a second than a fast link can carry chunks is not
-listened to until its allowance has grown again.  A denial (it said that it has not
-got what it had advertised) costs a peer DENIAL_COST of that allowance, so one that
-advertises what it has not is soon not listened to at all.
+listened to until its allowance has grown again (``listening.py``).  A denial (it said
+that it has not got what it had advertised) costs a peer DENIAL_COST of that allowance,
+so one that advertises what it has not is soon not listened to at all.
 
 A holder is remembered as a small number in a tuple that prefixes share, so an entry
 of the table takes 180 bytes (measured with 65,536 entries of up to 4 out of 6
@@ -26,6 +26,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import NewType
 
+from acstor_agent.core import listening
+from acstor_agent.core import rates
 from acstor_common import ids
 
 Prefix = NewType("Prefix", int)
@@ -85,14 +87,6 @@ class Statistics:
     denied: int = 0
 
 
-@dataclasses.dataclass(slots=True)
-class _Allowance:
-    """A token bucket: how many prefixes a peer may tell now."""
-
-    prefixes: float
-    since: float
-
-
 class _Outbox:
     """Advertisements that wait for one neighbour, oldest first."""
 
@@ -141,9 +135,8 @@ class Gossip:
         self._host_of: dict[int, ids.HostId] = {}
         self._next_number = 0
         self._pending: collections.Counter[ids.HostId] = collections.Counter()
-        self._allowances: collections.OrderedDict[ids.HostId, _Allowance] = (
-            collections.OrderedDict()
-        )
+        told = rates.Rate(self._limits.prefixes_per_s, self._limits.burst_prefixes)
+        self._listening = listening.Listening(told, self._limits.peers, self.lost)
         # What this host has advertised and has, and to whom: only they hear that it is gone.
         self._told: collections.OrderedDict[Prefix, tuple[ids.HostId, ...]] = (
             collections.OrderedDict()
@@ -157,9 +150,14 @@ class Gossip:
 
     # What others have
 
-    def advertised(self, host: ids.HostId, prefixes: Sequence[Prefix], now: float) -> list[Prefix]:
-        """Note what ``host`` says that it has; return what was listened to, in its order."""
-        heard = list(prefixes[: self.listen(host, len(prefixes), now)])
+    def advertised(
+        self, host: ids.HostId, prefixes: Sequence[Prefix], now: float, lookups: int = 1
+    ) -> list[Prefix]:
+        """Note what ``host`` says that it has; return what was listened to, in its order.
+
+        :param lookups: that each of them takes on this host
+        """
+        heard = list(prefixes[: self.listen(host, len(prefixes), now, lookups)])
         self.statistics.heard += len(heard)
         if not heard:
             return heard
@@ -174,11 +172,9 @@ class Gossip:
             self._table.popitem(last=False)
         return heard
 
-    def listen(self, host: ids.HostId, count: int, now: float) -> int:
+    def listen(self, host: ids.HostId, count: int, now: float, lookups: int = 1) -> int:
         """Return how many of ``count`` things that ``host`` tells are to be listened to."""
-        allowance = self._allowance(host, now)
-        heard = min(count, max(0, int(allowance.prefixes)))
-        allowance.prefixes -= heard
+        heard = self._listening.take(host, count, now, lookups)
         self.statistics.ignored += count - heard
         return heard
 
@@ -222,8 +218,7 @@ class Gossip:
         if numbers is None or number not in numbers:
             return  # it never said that it has it
         self.statistics.denied += 1
-        allowance = self._allowance(host, now)
-        allowance.prefixes = max(allowance.prefixes - DENIAL_COST, -self._limits.burst_prefixes)
+        self._listening.fine(host, DENIAL_COST, now)
         self._set_holders(prefix, tuple(n for n in numbers if n != number))
 
     def taken_back(self, host: ids.HostId, prefixes: Sequence[Prefix], now: float) -> None:
@@ -375,18 +370,6 @@ class Gossip:
             self._host_of[self._next_number] = host
             self._next_number += 1
         return self._number_of[host]
-
-    def _allowance(self, host: ids.HostId, now: float) -> _Allowance:
-        """Return what ``host`` may tell, grown by the time that has passed."""
-        most = self._limits.burst_prefixes
-        allowance = self._allowances.setdefault(host, _Allowance(most, now))
-        grown = max(0.0, now - allowance.since) * self._limits.prefixes_per_s
-        allowance.prefixes = min(most, allowance.prefixes + grown)
-        allowance.since = max(now, allowance.since)
-        self._allowances.move_to_end(host)
-        if len(self._allowances) > self._limits.peers:
-            self.lost(self._allowances.popitem(last=False)[0])
-        return allowance
 
 
 def _batches(queue: collections.OrderedDict[Prefix, None]) -> list[tuple[Prefix, ...]]:

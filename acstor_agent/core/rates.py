@@ -60,7 +60,8 @@ class Buckets(Generic[Who]):
     def take(self, who: Who, amount: float, now: float) -> None:
         """Note that one has had so much, or is fined so much: a burst is owed at most."""
         level = max(self.level(who, now) - amount, -self._rate.burst)
-        self._levels[who] = level, now
+        _, since = self._levels.get(who, (0.0, now))
+        self._levels[who] = level, max(now, since)
         self._levels.move_to_end(who)
         if len(self._levels) > self._limit:
             self._forgotten(self._levels.popitem(last=False)[0])

@@ -28,16 +28,17 @@ class News:
 
     def heard(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Take what a peer tells without being asked."""
+        images = self._images.open()
         match news:
             case peer_wire.Advertise(prefixes):
-                listened_to = self._peers.heard(host, prefixes)
-                for image in self._images.open():
+                listened_to = self._peers.heard(host, prefixes, 1 + len(images))
+                for image in images:
                     image.prefetch.advertised(listened_to)
             case peer_wire.Gone(prefixes):
                 self._peers.heard_gone(host, prefixes)
             case peer_wire.LetGo(prefixes):
-                named = self._peers.heard_let_go(host, prefixes)
-                for image in self._images.open():
+                named = self._peers.heard_let_go(host, prefixes, 2 + len(images))
+                for image in images:
                     for cid in filter(None, map(image.prefetch.cid_of, named)):
                         self._chunks.counters.let_go += self._cache.let_go(cid)
 

@@ -2,8 +2,10 @@
 """What a crowd from many addresses can make a real agent spend, and whom it keeps out."""
 
 import contextlib
+import json
 import os
 import pathlib
+import random
 import socket
 import ssl
 import threading
@@ -30,6 +32,10 @@ ADDRESSES = [f"127.0.{one}.{two}" for one in (1, 2) for two in range(1, 101)]
 """Of the loopback, and none of a host: those are at 127.0.0.1."""
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 CIDS = [ids.cid_of(DATA[start : start + CHUNK]) for start in range(0, len(DATA), CHUNK)]
+MIRRORED = 25
+TELLS_S = 3.0
+NEWS_SHARE = 0.12
+"""Of a processor, that the news of one host may take; without a bound for all images, 0.2."""
 KNOCKS = 4000
 SPENT_S = 1.0
 """Processor time of the agent meanwhile; to do as many handshakes takes it 3 s."""
@@ -130,3 +136,37 @@ def test_crowd_from_many_addresses_does_not_push_out_a_host_before_its_hello(
             )
             assert isinstance(host.greet(), peer_wire.Hello)
             assert isinstance(host.get("h1", image_id, 0, CHUNK, CIDS[0]), peer_wire.Chunk)
+
+
+def write_ring_with(cloud: hosts.Cloud, name: str) -> None:
+    """Put one more host on the table, which has next to no chunks."""
+    table = hosts.ring_table({**cloud.ports, name: 1}, epoch=2)
+    table["hosts"][-1]["vnodes"] = 1
+    new = cloud.ring_file.with_suffix(".new")
+    new.write_text(json.dumps(table))
+    new.replace(cloud.ring_file)
+    hosts.wait_until(lambda: cloud["h1"].status()["ring"]["epoch"] == 2, "the table")
+
+
+def test_flood_of_advertisements_costs_little_however_many_images_are_mirrored(tmp_path, images):
+    many = [images.add(local.random_bytes(CHUNK, seed=n)) for n in range(MIRRORED)]
+    with hosts.cloud(tmp_path, images, ("h1",), security="secure", life_s=60) as cloud:
+        write_ring_with(cloud, "h9")
+        for image_id in many:
+            cloud["h1"].image_path(image_id).stat()
+        pid, port, files = cloud["h1"].worker_pid(), cloud.ports["h1"], identities.issue("h9")
+        random_prefixes = random.Random(1)
+        with raw_peer.RawPeer(port, "h9", files, peer_wire.Klass.BULK) as peer:
+            assert isinstance(peer.greet(), peer_wire.Hello)
+            before, began, told = processor_s(pid), time.monotonic(), 0
+            peer.link.settimeout(0.5)
+            while time.monotonic() - began < TELLS_S:
+                prefixes = tuple(random_prefixes.getrandbits(64) | 1 for _ in range(512))
+                with contextlib.suppress(TimeoutError):
+                    peer.send(peer_wire.Advertise(prefixes))
+                    told += 512
+            spent_s = processor_s(pid) - before
+        ignored = cloud["h1"].status()["exchange"]["advertised_ignored"]
+        assert told > 100_000 and ignored > told / 3
+        assert spent_s < TELLS_S * NEWS_SHARE
+        print(f"{told} chunks told of, {ignored} ignored: {spent_s:.2f} s of a processor")

@@ -15,6 +15,7 @@ import trio
 
 from acstor_agent.core import budget
 from acstor_agent.core import gossip
+from acstor_agent.core import rates
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import uplink as uplink_
@@ -61,10 +62,18 @@ MESSAGE_BYTES = 128
 """What a message that waits takes beside its bytes, and what is allowed for its answer."""
 
 
+NEWS = rates.Rate(per_s=200.0, burst=400.0)
+"""Messages of news that a host may send: at 10 Gbit/s there are 70 a second.  What they say is
+counted where it is listened to; this bounds the work of reading what is not."""
+
+
 class Budgets:
     """What all peers share."""
 
     def __init__(self, limits: base.Limits) -> None:
+        self.news: rates.Buckets[tuple[ids.HostId, peer_wire.Klass]] = rates.Buckets(
+            NEWS, limits.incoming
+        )
         self.requests = budget.Budget(limits.requests, limits.host_requests)
         self.bytes = budget.Budget(limits.answer_bytes, limits.host_answer_bytes)
 
@@ -106,6 +115,8 @@ class Answering(base.Connection):
     def _has_room(self, message: peer_wire.Message) -> bool:
         if isinstance(message, peer_wire.Cancel):
             return True
+        if isinstance(message, peer_wire.News):
+            return self._budgets.news.level(self._sharer, trio.current_time()) >= 1
         if not isinstance(message, peer_wire.Get):
             return self._budgets.bytes.may_take(self._sharer, MESSAGE_BYTES)
         return self._budgets.requests.may_take(self._sharer, 1) and self._budgets.bytes.may_take(
@@ -155,6 +166,7 @@ class Answering(base.Connection):
                 if work := self._answering.pop(request_id, None):
                     work.scope.cancel()
             case peer_wire.Advertise() | peer_wire.Gone() | peer_wire.LetGo():
+                self._budgets.news.take(self._sharer, 1, trio.current_time())
                 self._heard(self.host, message)
             case peer_wire.Ping(token):
                 self.post(peer_wire.Pong(token))

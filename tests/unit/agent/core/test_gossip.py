@@ -118,7 +118,7 @@ def test_hosts_that_appear_and_vanish_are_forgotten_in_the_end():
     for n in range(100):
         core.advertised(f"x{n}", [n], 0.0)
     assert [n for n in range(100) if core.holders(n)] == list(range(90, 100))
-    assert len(core._allowances) == len(core._number_of) == len(core._host_of) == 10
+    assert len(core._listening) == len(core._number_of) == len(core._host_of) == 10
 
 
 # What this host has
