@@ -341,7 +341,7 @@ class Agent:
             },
             "read": status.total(image["read"] for image in images.values()),
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
-            "exchange": status.of_exchange(self._chunks, self._exchange, self._peers.endpoint),
+            "exchange": status.of_exchange(self._chunks, self._exchange, self._peers),
             "refused": status.of_refused(self._admission, self._peers.strangers),
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),

@@ -7,7 +7,6 @@ brings is stored.
 """
 
 import collections
-import logging
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Hashable
@@ -18,10 +17,9 @@ from typing import TypeVar
 import trio
 
 from acstor_agent import disk_io
+from acstor_agent import faults
 from acstor_agent.core import turns
 from acstor_common import errors
-
-LOG = logging.getLogger(__name__)
 
 T = TypeVar("T")
 W = TypeVar("W")
@@ -79,6 +77,7 @@ class Flights(Generic[T]):
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
+        self._faults = faults.Faults()
         self._under_way: dict[Hashable, Flight[T]] = {}
 
     def __len__(self) -> int:
@@ -116,8 +115,8 @@ class Flights(Generic[T]):
         except errors.AcstorError as e:
             result = e
         except Exception as e:  # whatever it is, it belongs to those who wait, not to the worker
-            LOG.exception("what was on its way did not come")
-            result = errors.SourceUnreachable("a chunk", "this host", f"{type(e).__name__}: {e}")
+            why = self._faults.note("what was on its way", e)
+            result = errors.SourceUnreachable("a chunk", "this host", why)
         finally:
             del self._under_way[cid]
             flight.land(result)

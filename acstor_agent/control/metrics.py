@@ -170,6 +170,7 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("advertised_denied", "Chunks that a peer had told of and had not got"),
         ("taken_back", "Chunks told to neighbours that were gone later, and told so"),
         ("endpoint_reopened", "Times that this host's own endpoint for peers had died"),
+        ("peer_faults", "Requests and connections of peers that ended by a fault of the agent's"),
         ("copies_told", "Chunks that others were asked to let go first, as their home"),
         ("copies_let_go", "Chunks that their homes asked this host to let go first"),
     ):

@@ -22,7 +22,7 @@ from acstor_agent.disks import disk
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import waiting
-from acstor_agent.peers import peer_endpoint
+from acstor_agent.peers import peer_net
 from acstor_agent.peers import strangers
 
 
@@ -170,7 +170,7 @@ def of_refused(asked: admission.Admission, connected: strangers.Strangers) -> di
 
 
 def of_exchange(
-    chunks: fetcher.Fetcher, peers: exchange.Exchange, endpoint: peer_endpoint.Endpoint
+    chunks: fetcher.Fetcher, peers: exchange.Exchange, net: peer_net.PeerNet
 ) -> dict[str, Any]:
     """Return what entered and left the host, and the peers that are left alone."""
     counted = chunks.counters
@@ -192,7 +192,8 @@ def of_exchange(
         "taken_back": peers.told.taken_back,
         "copies_told": peers.copies.told,
         "copies_let_go": counted.let_go,
-        "endpoint_reopened": endpoint.reopened,
+        "endpoint_reopened": net.endpoint.reopened,
+        "peer_faults": net.faults.count,
         "quarantined": {host: round(left_s, 1) for host, left_s in peers.quarantined().items()},
     }
 

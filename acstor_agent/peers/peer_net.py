@@ -3,7 +3,8 @@
 
 The one rule: a peer can cost time, never the daemon.  Whatever comes or does
 not come over a connection ends in an answer, in one of the errors that
-:meth:`PeerNet.fetch` names, or in a dropped connection and a line in the log.
+:meth:`PeerNet.fetch` names, or in a dropped connection and a line in the log.  So does
+an error that nobody foresaw.
 
 Bytes are handed on as they came: whoever asked checks them against the CID.
 """
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 
 import trio
 
+from acstor_agent import faults
 from acstor_agent.peers import credentials as credentials_
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
@@ -95,6 +97,7 @@ class PeerNet:
         self._lines: dict[tuple[ids.HostId, peer_wire.Klass], _Line] = {}
         self._answering: set[answering.Answering] = set()
         self._budgets = answering.Budgets(self._limits)
+        self.faults = faults.Faults()
         self.strangers = strangers.Strangers(self._limits.strangers, self._limits.hello_s, hosts_at)
         may_enter = self.strangers.may_come if credentials else lambda ip: True
         self.endpoint = peer_endpoint.Endpoint(self._accept, may_enter)
@@ -262,6 +265,9 @@ class PeerNet:
         except errors.RemoteProtocolError as error:
             LOG.warning("Connection dropped: %s", error)
             line.failure = error
+        except Exception as error:
+            why = self.faults.note("a connection to a peer", error)
+            line.failure = errors.SourceUnreachable("a connection", line.peer, why)
         finally:
             line.is_decided.set()
             if self._lines.get((line.host, line.klass)) is line:
@@ -313,7 +319,6 @@ class PeerNet:
                 if not await self._may_begin(stream, ip):
                     return
                 connection, early = await self._welcome(stream, peer)
-            self._make_room_for(connection)
             self._answering.add(connection)
             peer = connection.peer
             try:
@@ -328,6 +333,8 @@ class PeerNet:
             self.strangers.say(ip, peer, f"it broke the protocol: {error.why}")
         except (*peer_link.LINK_ERRORS, errors.NotAuthentic) as error:
             self.strangers.say(ip, peer, peer_link.reason(error))
+        except Exception as error:
+            self.faults.note("a connection of a peer", error)
         finally:
             await trio.aclose_forcefully(stream)
 
@@ -359,22 +366,24 @@ class PeerNet:
             theirs, early = await hello.welcome(
                 link, receiver, self._host_id, self._ring_epoch(), self._may_speak
             )
+            receiver.peer = peer = f"{theirs.host_id} ({peer})"
+            connection = answering.Answering(
+                link,
+                receiver,
+                peer,
+                theirs,
+                self._gate,
+                self._server,
+                self._heard,
+                self._uplink,
+                self._limits,
+                self._budgets,
+                self.faults,
+            )
+            self._make_room_for(connection)
         except BaseException:
             link.close()
             raise
-        receiver.peer = peer = f"{theirs.host_id} ({peer})"
-        connection = answering.Answering(
-            link,
-            receiver,
-            peer,
-            theirs,
-            self._gate,
-            self._server,
-            self._heard,
-            self._uplink,
-            self._limits,
-            self._budgets,
-        )
         return connection, early
 
     async def _show_life(self) -> None:
@@ -384,8 +393,6 @@ class PeerNet:
             await trio.sleep(interval_s)
             for connection in self._answering:
                 connection.show_life(trio.current_time(), interval_s)
-
-    # Both
 
     def _all(self) -> list[base.Connection]:
         return [*self._asking(), *self._answering]

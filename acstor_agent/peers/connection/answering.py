@@ -13,6 +13,7 @@ from typing import Protocol
 
 import trio
 
+from acstor_agent import faults as faults_
 from acstor_agent.core import budget
 from acstor_agent.core import gossip
 from acstor_agent.core import rates
@@ -93,6 +94,7 @@ class Answering(base.Connection):
         uplink: uplink_.Uplink,
         limits: base.Limits,
         budgets: Budgets,
+        faults: faults_.Faults,
     ) -> None:
         super().__init__(hello.host_id, link, receiver, peer, hello.klass, gate)
         self._server = server
@@ -100,6 +102,7 @@ class Answering(base.Connection):
         self._uplink = uplink
         self._limits = limits
         self._budgets = budgets
+        self._faults = faults
         self._sharer = hello.host_id, hello.klass  # what is in bulk leaves room for what is urgent
         self._charged_bytes = 0
         self._answering: dict[int, _Work] = {}
@@ -186,7 +189,7 @@ class Answering(base.Connection):
                 return
             if work.admitted is not None:
                 data = self._server.answer_nowait(self.host, get, work.admitted)
-        except errors.AcstorError as error:
+        except Exception as error:
             self._end(work, self._refusal(get, error))
             return
         if data is None:
@@ -217,14 +220,22 @@ class Answering(base.Connection):
 
     def _queue(self, work: "_Work", data: peer_wire.Buffer) -> None:
         def send() -> bool:
-            if trio.current_time() > work.scope.deadline:
-                self._end(work, self._too_late(work))
+            try:
+                return self._send(work, data)
+            except Exception as error:  # others have their turn after it
+                self._faults.note("an answer to a peer", error)
+                self.close()
                 return False
-            return self._end(work, peer_wire.Chunk(work.get.request_id, data))
 
         if work.admitted is not None:
             cid, urgency = work.admitted.cid, self._urgency(work.get)
             self._uplink.put(cid, self.host, urgency, self, send)
+
+    def _send(self, work: "_Work", data: peer_wire.Buffer) -> bool:
+        if trio.current_time() > work.scope.deadline:
+            self._end(work, self._too_late(work))
+            return False
+        return self._end(work, peer_wire.Chunk(work.get.request_id, data))
 
     def _too_late(self, work: "_Work") -> peer_wire.Refuse:
         return peer_wire.Refuse(work.get.request_id, peer_wire.RefuseCode.UNREACHABLE)
@@ -254,15 +265,17 @@ class Answering(base.Connection):
             if work.admitted is None:
                 work.admitted = await self._server.look_up(self.host, get)
             data = await self._server.answer(self.host, get, work.admitted)
-        except errors.AcstorError as error:
+        except Exception as error:
             return self._refusal(get, error)
         if len(data) != get.length:
             LOG.error("%d bytes were found for %s", len(data), base.describe(get))
             return peer_wire.Refuse(get.request_id, peer_wire.RefuseCode.UNREACHABLE)
         return data
 
-    def _refusal(self, get: peer_wire.Get, error: errors.AcstorError) -> peer_wire.Refuse:
+    def _refusal(self, get: peer_wire.Get, error: Exception) -> peer_wire.Refuse:
         """Return a refusal that says no more than its code; the log says the rest."""
+        if not isinstance(error, errors.AcstorError):
+            self._faults.note("a request of a peer", error)
         LOG.debug("%s is refused %s: %s", self.peer, base.describe(get), error)
         is_no = isinstance(error, errors.ChunkMissing | errors.ChunkInvalid)
         code = peer_wire.RefuseCode.MISSING if is_no else peer_wire.RefuseCode.UNREACHABLE

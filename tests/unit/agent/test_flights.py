@@ -37,7 +37,7 @@ def queue(airport, limit=3):
     return flights.Queue(airport.begin, limit, lambda: airport.has_room)
 
 
-@pytest.mark.expect_log("what was on its way did not come")
+@pytest.mark.expect_log("what was on its way has failed")
 async def test_fault_that_nobody_thought_of_ends_the_flight_and_not_the_worker(nursery):
     async def fly(flight):
         raise KeyError("thought")

@@ -10,11 +10,12 @@ from acstor_agent import disk_io
 from acstor_agent.control import metrics
 from acstor_agent.control import status
 from acstor_agent.images import waiting
-from acstor_agent.peers import peer_endpoint
+from acstor_agent.peers import peer_net
 from acstor_common import errors
+from acstor_common import ids
 from tests.fakes import one_host
 
-ENDPOINT = peer_endpoint.Endpoint(trio.aclose_forcefully)
+NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
 CHUNK = one_host.CHUNK
 
 
@@ -30,7 +31,7 @@ async def picture_of(host):
     image = host.mirrors.get_nowait(one_host.IMAGE)
     return {
         "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0)},
-        "exchange": status.of_exchange(host.chunks, host.peers, ENDPOINT),
+        "exchange": status.of_exchange(host.chunks, host.peers, NET),
         "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
@@ -143,6 +144,7 @@ def test_agent_without_images_has_metrics_too():
             "advertised_denied",
             "taken_back",
             "endpoint_reopened",
+            "peer_faults",
             "copies_told",
             "copies_let_go",
         ],

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import msgspec
 import pytest
-import trio
 
 from acstor_agent.control import status
 from acstor_agent.core import counters
-from acstor_agent.peers import peer_endpoint
+from acstor_agent.peers import peer_net
+from acstor_common import ids
 from tests.fakes import one_host
 
-ENDPOINT = peer_endpoint.Endpoint(trio.aclose_forcefully)
+NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
 CHUNK = one_host.CHUNK
 
 
@@ -48,14 +48,14 @@ async def test_image_in_numbers(host):
     }
     assert shown["fetched"]["source"] == {"requests": 2, "bytes": 2 * CHUNK}
     assert shown["latency"]["count"] == 2 == sum(shown["latency"]["buckets"])
-    exchange = status.of_exchange(host.chunks, host.peers, ENDPOINT)
+    exchange = status.of_exchange(host.chunks, host.peers, NET)
     assert (exchange["source_bytes"], exchange["chunks_in_flight"]) == (2 * CHUNK, 0)
     assert status.of_cache(host.cache)["stored_bytes"] == 2 * CHUNK
 
 
 async def test_everything_goes_over_the_control_socket(host):
     await (await host.mirrors.attach(one_host.IMAGE)).read(0, CHUNK)
-    exchanged = status.of_exchange(host.chunks, host.peers, ENDPOINT)
+    exchanged = status.of_exchange(host.chunks, host.peers, NET)
     picture = [of_image(host), exchanged, status.of_cache(host.cache)]
     assert msgspec.json.decode(msgspec.json.encode(picture)) == picture
 
