@@ -15,6 +15,7 @@ from acstor_agent import settings
 from acstor_agent.peers import credentials
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import rights
 from acstor_common import certificates
 from acstor_common import errors
@@ -22,7 +23,7 @@ from acstor_common import ids
 from acstor_common import peer_wire
 from tests.unit.agent import test_peer_net as nets
 
-CLIENT, SERVER, DATA = nets.CLIENT, nets.SERVER, nets.DATA
+CLIENT, SERVER, DATA, DEMAND = nets.CLIENT, nets.SERVER, nets.DATA, nets.DEMAND
 asking, serving, wait_until = nets.asking, nets.serving, nets.wait_until
 SECURE, AUTHENTICATED, INSECURE = peer_net.Security
 DAY_S = 86400
@@ -323,11 +324,11 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(
         await trio.sleep(0.05)
         found.write(THEIRS, THEIRS.certificate_pem)
         ours.look()
-        looks._look(server._all())
+        await looks._look(server._all())
         hello = peer_wire.Hello(CLIENT, nets.DEMAND, 1)
         await link.send_some(peer_wire.encode(hello, link.sending))
         await wait_until(lambda: server._answering)
-        looks._look(server._all())
+        await looks._look(server._all())
         await wait_until(lambda: server.connections[0] == 0)
         link.close()
 
@@ -482,3 +483,93 @@ def test_without_a_certificate_there_is_no_start_unless_one_may_come(identity, t
 def test_insecure_has_to_be_asked_for_and_is_warned_of(identity):
     own = Own(peer_security="insecure")
     assert settings.peer_credentials(own, files_of(identity(CLIENT))) is None
+
+
+# Many at a time
+
+
+class Turns:
+    """Counts how much of something is done in one turn of the scheduler."""
+
+    def __init__(self):
+        self.done = self.most = self.total = 0
+
+    def note(self):
+        self.done += 1
+        self.total += 1
+        self.most = max(self.most, self.done)
+
+    async def watch(self):
+        while True:
+            await trio.lowlevel.checkpoint()
+            self.done = 0
+
+
+class Connected(base.Connection):
+    """A connection over which nothing comes; what it is of was proved with a real certificate."""
+
+    is_idle = True
+
+    def __init__(self, host, certificate):
+        ours, self.theirs = socket.socketpair()
+        link = peer_link.Link(ours)
+        link.certificate = certificate
+        super().__init__(host, link, None, host, DEMAND, base.DemandGate())
+
+    def _handle(self, message):
+        pass
+
+    def _has_room(self, message):
+        return True
+
+
+@pytest.mark.expect_log("Connection with h7 dropped: none of the authorities")
+async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, monkeypatch):
+    ours = identity(SERVER).read()
+    before = {f"h{n}": identity(f"h{n}").files.certificate.read_bytes() for n in range(40)}
+    before["h7"] = identity("h7", THEIRS).files.certificate.read_bytes()
+    known = {
+        host: certificates.read_host_certificate(
+            pem, (THEIRS if host == "h7" else OURS).certificate_pem
+        )
+        for host, pem in before.items()
+    }
+    connections = [Connected(host, known[host]) for host in known for _ in range(4)]
+    turns, check = Turns(), ours.chain_fault
+
+    def counted(certificate):
+        turns.note()
+        return check(certificate)
+
+    monkeypatch.setattr(ours, "chain_fault", counted)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.watch)
+        watched = rights.Rights(nets.everybody, ours)
+        await watched._look(connections)
+        assert turns.total == 40  # once for each host
+        assert turns.most <= rights.AT_A_TIME / rights.CHECK + 1
+        assert {c.host for c in connections if c.is_closed} == {"h7"}
+        await watched._look(connections)
+        assert turns.total == 40  # the files are those of before
+        nursery.cancel_scope.cancel()
+    for connection in connections:
+        connection.link.close()
+        connection.theirs.close()
+
+
+async def test_tables_are_followed_by_some_looks_in_each_turn():
+    turns = Turns()
+
+    def may_speak(host, not_before_s):
+        turns.note()
+        return ""
+
+    connections = [Connected(f"h{n}", None) for n in range(3 * rights.AT_A_TIME)]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.watch)
+        await rights.Rights(may_speak, None)._look(connections)
+        nursery.cancel_scope.cancel()
+    assert turns.total == len(connections) and turns.most <= rights.AT_A_TIME + 1
+    for connection in connections:
+        connection.link.close()
+        connection.theirs.close()
