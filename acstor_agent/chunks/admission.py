@@ -58,6 +58,11 @@ class Admission:
         self._clock = clock
         self._warned = log_limit.LogLimit(WARN_EVERY_S)
 
+    @property
+    def refused_looks(self) -> int:
+        """Times that a Get was refused because its host made this one ask the source too often."""
+        return self._others.refused
+
     def admit(self, host: ids.HostId, get: peer_wire.Get) -> want_.Want | None:
         """Return what a Get asks for; None if that must be looked up first.
 

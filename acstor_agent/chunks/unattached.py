@@ -12,11 +12,13 @@ checksum; what is wrong in it leads to a refusal and no further, since who asks 
 to prove that he knows the same CID.
 
 The one rule: what peers can make this host load and remember is bounded, for all
-of them and for each.
+of them and for each: at a time, and in a second.  Who asks for what is not there, as
+somebody who makes up ids, is soon refused without a look.
 """
 
 import collections
 import dataclasses
+import logging
 import time
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -26,6 +28,8 @@ from typing import TypeVar
 import trio
 
 from acstor_agent.chunks import flights
+from acstor_agent.core import log_limit
+from acstor_agent.core import rates
 from acstor_agent.sources import base
 from acstor_common import boot_image
 from acstor_common import chunk_map
@@ -46,6 +50,15 @@ MAX_BOOT_HEAD_BYTES = geometry.MIB
 AT_A_TIME = 8
 """Loads from the source under way, for all hosts."""
 AT_A_TIME_A_HOST = 2
+LOOKS_OF_HOST = rates.Rate(per_s=32.0, burst=512.0)
+"""Loads that begin because one host asked.  A page is of 128 MiB of an image: 32 Gbit/s."""
+LOOKS_OF_ALL = rates.Rate(per_s=256.0, burst=4096.0)
+MISS_COST = 16
+"""What one for nothing costs beside: ids that somebody makes up are asked for twice a second."""
+HOSTS = 4096
+SAY_AGAIN_S = 10.0
+
+LOG = logging.getLogger(__name__)
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -96,6 +109,11 @@ class UnattachedImages:
         self._loads: flights.Flights[bool] = flights.Flights(nursery)
         self._limiter = trio.CapacityLimiter(AT_A_TIME)
         self._limiters: dict[ids.HostId, trio.CapacityLimiter] = {}
+        self._looks: rates.Buckets[ids.HostId] = rates.Buckets(LOOKS_OF_HOST, HOSTS)
+        self._all_looks: rates.Buckets[None] = rates.Buckets(LOOKS_OF_ALL, 1)
+        self._said = log_limit.LogLimit(SAY_AGAIN_S)
+        self.refused = 0
+        """Times that a host would have made this one ask the source too often."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -105,7 +123,7 @@ class UnattachedImages:
     def is_known(self, image_id: ids.ImageId, offset: int) -> bool:
         """Say whether :meth:`content_at` can answer now."""
         image = self._images.get(image_id)
-        if image is None or self._clock() >= image.look_again_s:
+        if image is None or not self._is_fresh(image_id):
             return False
         page = self._page_at(image, offset)
         if page is None:
@@ -144,15 +162,41 @@ class UnattachedImages:
         """Ask the source until :meth:`is_known` holds, for a peer.
 
         :raises errors.ChunkMissing: there is no such image, or none that this host may read
-        :raises errors.SourceUnreachable: the source does not answer
+        :raises errors.SourceUnreachable: the source does not answer, or is not asked because this
+            peer, or all together, made this host ask too often
         """
         self._check_missing(image_id)
-        await self._once(host, image_id, None, lambda: self._open(image_id))
+        if not self._is_fresh(image_id):
+            await self._once(host, image_id, None, lambda: self._open(image_id))
         image = self._images.get(image_id)
         page = None if image is None else self._page_at(image, offset)
         if image is None or page is None or self.is_known(image_id, offset):
             return
         await self._once(host, image_id, page, lambda: self._load(image, page))
+
+    def _is_fresh(self, image_id: ids.ImageId) -> bool:
+        image = self._images.get(image_id)
+        return image is not None and self._clock() < image.look_again_s
+
+    def _check_looks(self, host: ids.HostId, image_id: ids.ImageId) -> None:
+        now = self._clock()
+        if self._looks.level(host, now) >= 1 and self._all_looks.level(None, now) >= 1:
+            return
+        self.refused += 1
+        if (untold := self._said.left_out(host, now)) is not None:
+            LOG.warning(
+                "%s asks for images that are not here too often, last for %s: refused (and %d "
+                "like it)",
+                host,
+                image_id,
+                untold,
+            )
+        what = f"image {image_id}"
+        raise errors.SourceUnreachable(what, self._source.where, "it is asked too often already")
+
+    def _charge(self, host: ids.HostId, looks: int) -> None:
+        self._looks.take(host, looks, self._clock())
+        self._all_looks.take(None, looks, self._clock())
 
     def _check_missing(self, image_id: ids.ImageId) -> None:
         if self._clock() < self._missing.get(image_id, 0.0):
@@ -175,12 +219,17 @@ class UnattachedImages:
             try:
                 async with self._limiter:
                     await load()
+            except errors.ChunkMissing:
+                self._charge(host, MISS_COST)
+                raise
             except _WRONG_BYTES as e:
+                self._charge(host, MISS_COST)
                 raise errors.ChunkMissing(f"image {image_id}", self._source.where, str(e)) from e
             return True
 
         what = image_id, page
         if self._loads.get(what) is None:
+            self._check_looks(host, image_id)
             limiter = self._limiters.setdefault(host, trio.CapacityLimiter(AT_A_TIME_A_HOST))
             turn = object()
 
@@ -191,6 +240,7 @@ class UnattachedImages:
 
             await limiter.acquire_on_behalf_of(turn)
             if self._loads.get(what) is None:
+                self._charge(host, 1)
                 self._loads.join(what, fly).landed.append(ended)
             else:
                 ended()
@@ -198,9 +248,9 @@ class UnattachedImages:
 
     async def _open(self, image_id: ids.ImageId) -> None:
         """Learn that an image is there and how it is cut, or that it is there still."""
-        image = self._images.get(image_id)
-        if image is not None and self._clock() < image.look_again_s:
+        if self._is_fresh(image_id):
             return
+        image = self._images.get(image_id)
         self._check_missing(image_id)
         try:
             subject = image.subject if image else await self._read_subject(image_id)

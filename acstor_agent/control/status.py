@@ -164,6 +164,7 @@ def of_refused(asked: admission.Admission, connected: strangers.Strangers) -> di
     """Return how often other hosts, or who says to be one, were refused."""
     return {
         "gets": asked.refused,
+        "looks": asked.refused_looks,
         "connections": connected.dropped,
         "handshakes": connected.handshakes.refused,
     }

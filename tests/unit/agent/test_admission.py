@@ -253,3 +253,64 @@ async def test_pages_and_images_that_are_remembered_are_bounded(
         assert host.others.counts["images"] <= 3
     assert host.others.counts["map_bytes"] == 3 * 10 * 32
     assert await host.ask(many[0])
+
+
+async def ask_in_vain(host, name, times, pause_s=0.0):
+    """Ask for images that are not there; return how often the source was not asked."""
+    refused = 0
+    for _ in range(times):
+        await trio.sleep(pause_s)
+        try:
+            await host.ask(ids.parse_image_id(str(uuid.uuid4())), host=name)
+        except errors.ChunkMissing:
+            pass
+        except errors.SourceUnreachable:
+            refused += 1
+    return refused
+
+
+@pytest.mark.expect_log("peer asked for .* refused")
+@pytest.mark.expect_log("peer asks for images that are not here too often")
+async def test_ids_that_a_host_makes_up_are_soon_not_asked_for(host, image_id, autojump_clock):
+    times, pause_s = 6000, 0.01
+    refused = await ask_in_vain(host, PEER, times, pause_s)
+    each = 1 + unattached.MISS_COST
+    rate = unattached.LOOKS_OF_HOST
+    assert len(host.source.asked) == times - refused
+    assert len(host.source.asked) <= (2 * rate.burst + rate.per_s * times * pause_s) / each
+    assert host.admission.refused_looks == refused
+    assert len(host.others._missing) <= unattached.IMAGES
+    assert (await host.ask(image_id, host=OTHER)).cid == CIDS[0]  # others are looked up for
+
+
+@pytest.mark.allow_log("asked for|too often")
+async def test_ids_that_many_hosts_make_up_are_asked_for_at_a_bounded_rate(
+    host, image_id, autojump_clock
+):
+    await host.ask(image_id)
+    async with trio.open_nursery() as nursery:
+        for number in range(200):
+            nursery.start_soon(ask_in_vain, host, f"h{number}", 100, 0.1)
+    each, rate = 1 + unattached.MISS_COST, unattached.LOOKS_OF_ALL
+    assert len(host.source.asked) <= 10 + (2 * rate.burst + rate.per_s * 10) / each
+    assert (await host.ask(image_id)).cid == CIDS[0]  # what is known goes on being given
+
+
+async def test_many_images_and_pages_that_are_there_are_asked_for_at_once(
+    host, images, autojump_clock
+):
+    for number in range(60):
+        assert await host.ask(images.add(DATA), host=f"h{number % 2}")
+    assert host.admission.refused_looks == 0
+
+
+@pytest.mark.expect_log("too often")
+@pytest.mark.expect_log("asked for")
+async def test_host_that_was_refused_is_looked_up_for_again_after_a_while(
+    host, image_id, autojump_clock
+):
+    assert await ask_in_vain(host, PEER, 2000)
+    with pytest.raises(errors.SourceUnreachable):
+        await host.ask(image_id)
+    await trio.sleep(60)
+    assert (await host.ask(image_id)).cid == CIDS[0]

@@ -36,7 +36,7 @@ async def picture_of(host):
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
         "guests": status.of_guests(host.waiting, waiting.Waiting()),
-        "refused": {"gets": 5, "connections": 2, "handshakes": 7},
+        "refused": {"gets": 5, "looks": 3, "connections": 2, "handshakes": 7},
         "troubles": {"control_socket": {"why": "it cannot be made", "since_s": 1234.5}},
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
@@ -74,6 +74,7 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
     refused = families["acstor_peer_refused"].samples
     assert {s.labels["what"]: s.value for s in refused} == {
         "gets": 5,
+        "looks": 3,
         "connections": 2,
         "handshakes": 7,
     }
