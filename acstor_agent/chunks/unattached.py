@@ -4,7 +4,7 @@
 A home is asked for chunks of images that no guest of its own uses.  It answers for
 what the image's own chunk map names, and it takes that map from the source itself:
 so it gives nothing of an image that it could not open, and notices within LOOK_AGAIN_S
-that an image was deleted or deactivated.
+that an image was deleted or deactivated, or its map or boot image replaced.
 
 Of a map only the pages are read that are asked about, so nobody makes this host
 read or keep the map of a very large image.  A page is not covered by the map's
@@ -70,9 +70,10 @@ _WRONG_BYTES = (errors.ChunkMapFormatError, errors.BootImageFormatError)
 
 @dataclasses.dataclass(slots=True)
 class _Image:
-    """What is known of one image."""
+    """What is known of one image; ``stamp`` is that of the map whose pages are remembered."""
 
     subject: chunk_map.Subject
+    stamp: str
     look_again_s: float
 
 
@@ -253,7 +254,10 @@ class UnattachedImages:
         image = self._images.get(image_id)
         self._check_missing(image_id)
         try:
-            subject = image.subject if image else await self._read_subject(image_id)
+            # First: what is read after it is as new at least, or the next look finds it changed.
+            stamp = await self._source.stamp(base.Blob(image_id, base.BlobKind.CHUNK_MAP))
+            is_same = image is not None and image.stamp == stamp
+            subject = image.subject if image and is_same else await self._read_subject(image_id)
             size_bytes = await self._source.size_bytes(base.Blob(image_id, base.BlobKind.IMAGE))
             if size_bytes != subject.geometry.size_bytes:
                 what = f"{size_bytes} bytes, its chunk map is of {subject.geometry.size_bytes}"
@@ -267,8 +271,10 @@ class UnattachedImages:
                 raise
             image.look_again_s = self._clock() + LOOK_SOON_S  # what is here goes on being given
             return
+        if not is_same:
+            self._forget(image_id)  # pages of the map that was there before
         self._boots.pop(image_id, None)  # another one may have taken its place
-        known = _Image(subject, self._clock() + LOOK_AGAIN_S)
+        known = _Image(subject, stamp, self._clock() + LOOK_AGAIN_S)
         for other in _put(self._images, image_id, known, IMAGES):
             self._forget(other)
 
@@ -290,7 +296,9 @@ class UnattachedImages:
         blob = base.Blob(subject.image_id, base.BlobKind.CHUNK_MAP)
         at = chunk_map.HEADER_BYTES + first * ids.CID_BYTES
         data = await self._source.read(blob, at, count * ids.CID_BYTES)
-        if subject.image_id not in self._images or (subject.image_id, page) in self._pages:
+        now = self._images.get(subject.image_id)
+        is_wanted = now is not None and now.stamp == image.stamp  # not replaced meanwhile
+        if not is_wanted or (subject.image_id, page) in self._pages:
             return
         self._pages[subject.image_id, page] = data
         self._pages_bytes += len(data)
@@ -309,6 +317,7 @@ class UnattachedImages:
     async def _read_boot_head(self, subject: chunk_map.Subject) -> boot_image.Head:
         blob = base.Blob(subject.image_id, base.BlobKind.BOOT_IMAGE)
         what = f"{blob.name} from {self._source.where}"
+        await self._source.stamp(blob)  # so that it is the one that is there now
         raw = await self._source.read(blob, 0, boot_image.HEADER_BYTES)
         header = boot_image.parse_header(raw, what)
         boot_image.check_binding(header, boot_image.Binding(*subject[:3]), what)

@@ -18,6 +18,8 @@ from acstor_common import errors
 from acstor_common import ids
 
 DEFAULT_IN_FLIGHT = 8
+TAIL_BYTES = 32
+"""At its end an artefact has the hash of all before it."""
 
 
 class BlobKind(enum.Enum):
@@ -91,6 +93,16 @@ class Source(abc.ABC):
     @abc.abstractmethod
     async def size_bytes(self, blob: Blob) -> int:
         """Return the length of ``blob``."""
+
+    async def stamp(self, blob: Blob) -> str:
+        """Return what is another one when another blob has taken this one's place.
+
+        The place is asked, whatever is remembered of it; reads that follow are of what is there.
+        """
+        size_bytes = await self.size_bytes(blob)
+        length = min(size_bytes, TAIL_BYTES)
+        tail = await self.read(blob, size_bytes - length, length)
+        return f"{size_bytes} {tail.hex()}"
 
     @abc.abstractmethod
     async def read(
@@ -166,6 +178,10 @@ class Wrapper(Source):
     async def size_bytes(self, blob: Blob) -> int:
         """Ask the inner source."""
         return await self._inner.size_bytes(blob)
+
+    async def stamp(self, blob: Blob) -> str:
+        """Ask the inner source."""
+        return await self._inner.stamp(blob)
 
     async def read(
         self, blob: Blob, offset: int, length: int, content: ids.Content | None = None

@@ -42,6 +42,10 @@ class FailoverSource(base.Source):
         """Return the size that the first source with the blob gives."""
         return await self._first(lambda source: source.size_bytes(blob))
 
+    async def stamp(self, blob: base.Blob) -> str:
+        """Return the stamp that the first source with the blob gives."""
+        return await self._first(lambda source: source.stamp(blob))
+
     async def read(
         self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:

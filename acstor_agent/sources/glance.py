@@ -163,13 +163,23 @@ class GlanceSource(base.Driver):
             self._places.pop(blob, None)  # its bytes come from another source, if from any
             raise
 
+    async def stamp(self, blob: base.Blob) -> str:
+        """Return the id of what holds the bytes: what Glance holds under an id never changes."""
+        place = await self._find(blob, f"the stamp of {blob.name}")
+        return place.glance_id
+
     async def read_range(self, blob: base.Blob, offset: int, length: int) -> bytes:
-        """Read the range with one request."""
+        """Read the range with one request; what is gone from its place is looked for next time."""
         what = blob.part(offset, length)
         place = self._places.get(blob) or await self._find(blob, what)
         if place.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
-        return await self._of_file(what, place, offset, length, self._link.read)
+        try:
+            return await self._of_file(what, place, offset, length, self._link.read)
+        except http_range.Refused as error:
+            if error.status == 404 and blob.kind in ARTEFACTS:
+                self._places.pop(blob, None)  # another one may have taken its place
+            raise
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return Glance's hash of what it stores."""

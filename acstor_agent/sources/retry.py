@@ -47,6 +47,10 @@ class RetrySource(base.Wrapper):
         """Ask for the size until there is an answer."""
         return await self._retry(lambda: self._inner.size_bytes(blob))
 
+    async def stamp(self, blob: base.Blob) -> str:
+        """Ask for the stamp until there is an answer."""
+        return await self._retry(lambda: self._inner.stamp(blob))
+
     async def read(
         self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:

@@ -101,6 +101,19 @@ async def test_size_is_that_of_the_blob(source, blob):
     assert await source.size_bytes(blob) == len(BLOBS[blob])
 
 
+@pytest.mark.parametrize("blob", BLOBS)
+async def test_stamp_is_the_same_as_long_as_the_blob_is(source, blob):
+    first = await source.stamp(blob)
+    await source.read(IMAGE, 0, 1)
+    assert await source.stamp(blob) == first
+    assert first not in {await source.stamp(other) for other in BLOBS if other != blob}
+
+
+async def test_absent_blob_has_no_stamp(source):
+    with pytest.raises(errors.ChunkMissing, match=ABSENT.name):
+        await source.stamp(ABSENT)
+
+
 async def test_image_and_chunk_map_are_different_blobs(source):
     assert await source.read(CHUNK_MAP, 0, 5_000) == BLOBS[CHUNK_MAP]
 

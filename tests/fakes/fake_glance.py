@@ -54,8 +54,11 @@ def put(files: dict[str, bytes], record: Mapping[str, object], data: bytes) -> N
     files[f"v2/images/{record['id']}/file"] = data
 
 
-def fill(files: dict[str, bytes], blobs: Mapping[str, bytes]) -> None:
-    """Let Glance have blobs by their names: images, and artefacts of images among them."""
+def fill(files: dict[str, bytes], blobs: Mapping[str, bytes], made: str = "") -> None:
+    """Let Glance have blobs by their names: images, and artefacts of images among them.
+
+    :param made: when; artefacts that are made at another time have other ids
+    """
     images = {}
     kinds = {kind.value: kind for kind in base.BlobKind}
     for name, data in blobs.items():
@@ -70,7 +73,8 @@ def fill(files: dict[str, bytes], blobs: Mapping[str, bytes]) -> None:
         path = pathlib.PurePath(name)
         if kinds[path.suffix] in glance.ARTEFACTS:
             kind, _version = glance.ARTEFACTS[kinds[path.suffix]]
-            image, artefact_id = images[path.stem], str(uuid.uuid5(uuid.NAMESPACE_URL, name))
+            image = images[path.stem]
+            artefact_id = str(uuid.uuid5(uuid.NAMESPACE_URL, name + made))
             record = glance_records.artefact(
                 image,
                 kind,

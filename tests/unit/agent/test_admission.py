@@ -9,10 +9,13 @@ import trio
 from acstor_agent.chunks import admission
 from acstor_agent.chunks import unattached
 from acstor_agent.sources import base
+from acstor_agent.sources import glance
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_wire
+from tests.fakes import fake_glance
+from tests.fakes import http_server
 from tests.lab import local
 
 HERE, PEER, OTHER = ids.HostId("here"), ids.HostId("peer"), ids.HostId("other")
@@ -98,7 +101,8 @@ async def test_whole_chunks_that_the_own_map_names_may_be_asked_for(host, image_
             CIDS[chunk_no],
         )
     reads = [kind for kind, _ in host.source.asked]
-    assert reads.count(base.BlobKind.CHUNK_MAP) == 2  # the header and one page, once
+    # Its length and its end, which are its stamp, the header and one page, once.
+    assert reads.count(base.BlobKind.CHUNK_MAP) == 4
 
 
 REFUSED = {
@@ -228,7 +232,7 @@ async def test_hosts_take_turns_and_few_loads_are_under_way(host, images, autoju
         await trio.sleep(0.1)
         nursery.start_soon(ask, many[0], PEER)
     assert host.source.most <= unattached.AT_A_TIME_A_HOST + 1
-    assert done[PEER] < 5  # its own few steps; those of the other took 29 * 3 / 2
+    assert done[PEER] < 7  # its own five steps; those of the other took 29 * 5 / 2
 
 
 async def test_what_is_asked_for_and_given_up_does_not_pile_up(host, images, autojump_clock):
@@ -314,3 +318,111 @@ async def test_host_that_was_refused_is_looked_up_for_again_after_a_while(
         await host.ask(image_id)
     await trio.sleep(60)
     assert (await host.ask(image_id)).cid == CIDS[0]
+
+
+# What is replaced
+
+
+async def test_map_that_was_replaced_is_read_again_after_a_minute(
+    host, images, image_id, autojump_clock
+):
+    """The header of both maps is the same: what they name is not."""
+    await host.ask(image_id)
+    images.path(image_id).unlink()
+    images.map_path(image_id).unlink()
+    other = local.random_bytes(len(DATA), seed=6)
+    images.add(other, image_id)
+    new = ids.cid_of(other[:CHUNK])
+    proof = peer_wire.proof_of(new, PEER, HERE)
+    await trio.sleep(unattached.LOOK_AGAIN_S)
+    assert (await host.ask(image_id, proof=proof)).cid == new
+    assert host.others.counts == {"images": 1, "map_bytes": 10 * ids.CID_BYTES}
+
+
+async def test_image_that_is_cut_otherwise_now_is_asked_for_as_it_is_cut(
+    host, images, image_id, autojump_clock
+):
+    await host.ask(image_id)
+    images.map_path(image_id).unlink()
+    images.path(image_id).unlink()
+    images.add(DATA, image_id, chunk_bytes=2 * CHUNK)
+    cid = ids.cid_of(DATA[: 2 * CHUNK])
+    wider = {"length": 2 * CHUNK, "proof": peer_wire.proof_of(cid, PEER, HERE)}
+    await trio.sleep(unattached.LOOK_AGAIN_S)
+    assert (await host.ask(image_id, **wider)).cid == cid
+
+
+async def test_map_that_is_as_it_was_is_not_read_again(host, image_id, autojump_clock):
+    await host.ask(image_id)
+    for _ in range(3):
+        host.source.asked.clear()
+        await trio.sleep(unattached.LOOK_AGAIN_S)
+        await host.ask(image_id)
+        kinds = [kind for kind, _ in host.source.asked]
+        assert kinds == [base.BlobKind.CHUNK_MAP, base.BlobKind.CHUNK_MAP, base.BlobKind.IMAGE]
+
+
+async def test_page_of_a_map_that_is_replaced_meanwhile_is_not_kept(
+    host, images, image_id, autojump_clock
+):
+    await host.ask(image_id)
+    image = host.others._images[image_id]
+    host.others._forget(image_id)
+    host.others._images[image_id] = unattached._Image(image.subject, "another", 1e9)
+    await host.others._load(image, 0)
+    assert not host.others._pages
+
+
+async def test_boot_image_that_was_replaced_is_read_again_after_a_minute(
+    host, images, image_id, autojump_clock
+):
+    def asking(frame):
+        at = base.AT_BOOT_IMAGE + frame.offset
+        proof = peer_wire.proof_of(frame.cid, PEER, HERE)
+        return {"offset": at, "length": frame.stored_bytes, "proof": proof}
+
+    old = images.add_boot_image(image_id, [0, 1, 5]).frames[0]
+    await host.ask(image_id, **asking(old))
+    new = images.add_boot_image(image_id, [7, 8]).frames[0]
+    await trio.sleep(unattached.LOOK_AGAIN_S)
+    assert (await host.ask(image_id, **asking(new))).cid == new.cid
+
+
+@pytest.mark.expect_log("no chunk exactly there")
+async def test_artefacts_that_are_replaced_in_glance_are_found_there(host, images):
+    """By the id that the image points to; those which were there before are gone."""
+
+    def show(name):
+        files = {}
+        for kind in base.BlobKind:
+            blob = base.Blob(image_id, kind).name
+            files[blob] = (images.folder / blob).read_bytes()
+        server.files.clear()
+        fake_glance.fill(server.files, files, name)
+
+    now_s = 0.0
+    host.others._clock = lambda: now_s  # Glance answers in real time
+    image_id = images.add(DATA)
+    images.add_boot_image(image_id, [0, 1, 5])
+    with http_server.serve({}) as server:
+        show("first")
+        source = glance.GlanceSource(fake_glance.session(server.url))
+        host.others._source = source
+        await host.ask(image_id)
+        with pytest.raises(errors.ChunkMissing):  # which loads the boot image's head
+            await host.ask(image_id, offset=base.AT_BOOT_IMAGE)
+        images.path(image_id).unlink()
+        images.map_path(image_id).unlink()
+        images.add(DATA, image_id, chunk_bytes=2 * CHUNK)
+        images.boot_image_path(image_id).unlink()
+        frame = images.add_boot_image(image_id, [2, 3]).frames[0]
+        show("second")
+        now_s += unattached.LOOK_AGAIN_S
+        cid = ids.cid_of(DATA[: 2 * CHUNK])
+        wider = {"length": 2 * CHUNK, "proof": peer_wire.proof_of(cid, PEER, HERE)}
+        assert (await host.ask(image_id, **wider)).cid == cid
+        at = base.AT_BOOT_IMAGE + frame.offset
+        proof = peer_wire.proof_of(frame.cid, PEER, HERE)
+        booted = await host.ask(image_id, offset=at, length=frame.stored_bytes, proof=proof)
+        assert booted.cid == frame.cid
+        await source.aclose()

@@ -179,3 +179,23 @@ async def test_configuration_signs_in_with_a_password_or_an_application_credenti
         source = glance.GlanceSource.from_conf(group)
         assert source.where == "Glance"
         await source.aclose()
+
+
+async def test_stamp_is_another_one_when_the_image_points_to_another_artefact(server, source):
+    before = await source.stamp(CHUNK_MAP), await source.stamp(IMAGE)
+    assert (await source.stamp(CHUNK_MAP), await source.stamp(IMAGE)) == before
+    fake_glance.fill(server.files, BLOBS, "again")
+    assert await source.stamp(CHUNK_MAP) != before[0]
+    assert await source.stamp(IMAGE) == before[1]
+
+
+async def test_artefact_that_was_replaced_and_deleted_is_found_anew(server, source):
+    assert await source.read(CHUNK_MAP, 0, 3) == b"map"
+    server.files.clear()
+    fake_glance.fill(server.files, BLOBS | {CHUNK_MAP.name: b"new" * 100}, "again")
+    with pytest.raises(errors.ChunkMissing):  # who reads it part by part must not get parts of both
+        await source.read(CHUNK_MAP, 0, 3)
+    assert await source.read(CHUNK_MAP, 0, 3) == b"new"
+    server.asked.clear()
+    assert await source.read(CHUNK_MAP, 3, 3) == b"new"
+    assert len(server.asked) == 1  # where it is is known now
