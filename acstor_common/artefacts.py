@@ -121,7 +121,7 @@ def is_left_alone(record: image_record.Record, project_id: str) -> bool:
     """Say whether acstor makes nothing of an image: an artefact, or one of another project.
 
     The listeners had another service project once, or a second acstor serves the same Glance.  A
-    tenant who may write the same onto his image keeps that image, and no other, from being prepared.
+    tenant who may write the same onto his image keeps that one, and no other, from preparation.
     """
     is_anothers = KIND in record and record.get("os_hidden") is True
     return is_anothers or is_artefact(record, project_id)

@@ -28,7 +28,7 @@ MARKERS = {
     "allow_log": "allow_log(regex): a warning or error that the test may log",
 }
 pytest_plugins = ["tests.lab.fixtures"]
-OPENSTACK = "openstack: a test that needs services of OpenStack; tools/test.sh runs these beside the others"
+OPENSTACK = "openstack: a test that needs its services; tools/test.sh runs these beside the others"
 HAS_PASSED = pytest.StashKey[bool]()
 
 # How fast inputs come says more about the machine than about the code: the first run in a fresh
