@@ -67,12 +67,14 @@ class State(NamedTuple):
     :param error: why the last attempt failed; "" if it did not
     :param failures: attempts that failed in a row
     :param clock_off_s: how far this host's clock was ahead of the service's, when that was seen
+    :param fingerprint: SHA-256 of the key that a certificate is asked for in vain; "": of none
     """
 
     enrolled: int = 0
     failures: int = 0
     error: str = ""
     clock_off_s: float = 0.0
+    fingerprint: str = ""
 
 
 def is_configured(conf: cfg.ConfigOpts) -> bool:
@@ -118,6 +120,7 @@ class Enrolment:
         self.state = State()
         self._here, self._files, self._api = here, files, api
         self._clock, self._dice = clock, dice
+        self._asked_for = ""
 
     async def run(self) -> None:
         """Ask when it is due, for ever."""
@@ -158,7 +161,7 @@ class Enrolment:
         failures = self.state.failures + 1
         level = logging.INFO if why == self.state.error else logging.WARNING
         LOG.log(level, "no new certificate: %s; trying again", why)
-        self.state = self.state._replace(failures=failures, error=why)
+        self.state = self.state._replace(failures=failures, error=why, fingerprint=self._asked_for)
         await trio.sleep(renewal.retry_s(failures, self._dice()))
 
     # In a thread
@@ -173,6 +176,7 @@ class Enrolment:
         folder: pathlib.Path = self._files.files.certificate.parent
         key = _next_key(folder)
         request = certificates.request(self._here, key)
+        self._tell_key(certificates.fingerprint(certificates.request_key(request)))
         answer = self._ask(request)
         new = identity_files.Set(
             answer.ca.encode(), answer.certificate.encode(), key, answer.signers.encode()
@@ -183,6 +187,12 @@ class Enrolment:
         pending_key(folder).unlink(missing_ok=True)
         self._files.look_again()
         return answer
+
+    def _tell_key(self, fingerprint: str) -> None:
+        """Tell operators which key it is that they may let in."""
+        if fingerprint != self._asked_for:
+            self._asked_for = fingerprint
+            LOG.info("host %s asks for a certificate of the key %s", self._here, fingerprint)
 
     def _ask(self, request: bytes) -> Answer:
         body = {"csr": request.decode(), "proof": self._proof(request)}

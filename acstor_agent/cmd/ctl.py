@@ -200,6 +200,8 @@ def _identity(identity: dict[str, Any]) -> str:
     said = [f"certificate until {_time(end_s)}" if end_s else "no certificate"]
     if enrolment and enrolment["error"]:
         said.append(enrolment["error"])
+        if enrolment["fingerprint"]:
+            said.append(f"KEY is {enrolment['fingerprint']}")
     if enrolment and abs(enrolment["clock_off_s"]) >= 1:
         off_s = enrolment["clock_off_s"]
         said.append(f"the clock was {abs(off_s):.0f} s {'ahead' if off_s > 0 else 'behind'}")

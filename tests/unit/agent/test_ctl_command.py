@@ -15,16 +15,21 @@ END_S = 1_800_000_000
         (
             {
                 "certificate_not_after_s": END_S,
-                "enrolment": {"error": "", "failures": 0, "clock_off_s": 0.2},
+                "enrolment": {"error": "", "failures": 0, "clock_off_s": 0.2, "fingerprint": ""},
             },
             f"certificate until {ctl._time(END_S)}",
         ),
         (
             {
                 "certificate_not_after_s": None,
-                "enrolment": {"error": "Keystone is away", "failures": 3, "clock_off_s": -86400.0},
+                "enrolment": {
+                    "error": "Keystone is away",
+                    "failures": 3,
+                    "clock_off_s": -86400.0,
+                    "fingerprint": "ab" * 32,
+                },
             },
-            "no certificate; Keystone is away; the clock was 86400 s behind",
+            f"no certificate; Keystone is away; KEY is {'ab' * 32}; the clock was 86400 s behind",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 """A host that enrols at a decision service in the test's hands."""
 
 import json
+import logging
 import re
 import time
 
@@ -171,6 +172,23 @@ async def test_what_goes_wrong_is_told_once_and_tried_again(
     await trio.sleep(renewal.RETRY_LAST_S * 1.25)
     assert files.current().certificate is not None
     assert (enrolling.state.failures, enrolling.state.error) == (0, "")
+
+
+@pytest.mark.expect_log("no new certificate: .*allow h1 --fingerprint KEY")
+async def test_a_host_that_waits_tells_its_key_once_in_the_log_and_in_its_status(
+    autojump_clock, enrolling, api, nursery, caplog
+):
+    caplog.set_level(logging.INFO)
+    api.instead = (409, {"error": {"message": "openstack acstor host allow h1 --fingerprint KEY"}})
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(100)
+    assert len(api.asked) > 3
+    key = certificates.fingerprint(certificates.request_key(api.asked[0]["csr"].encode()))
+    assert enrolling.state.fingerprint == key
+    assert caplog.text.count(f"host h1 asks for a certificate of the key {key}") == 1
+    api.instead = None
+    await trio.sleep(renewal.RETRY_LAST_S * 1.25)
+    assert enrolling.state.fingerprint == ""
 
 
 @pytest.mark.expect_log("no new certificate: .*lost")
