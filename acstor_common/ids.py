@@ -135,3 +135,17 @@ def oid_of(cid: Cid) -> Oid:
     True
     """
     return Oid(int.from_bytes(cid[:OID_BYTES], "big"))
+
+
+def parse_fingerprint(text: str) -> str:
+    """Return the SHA-256 of a key in hex, however it is spelt; "" of none.
+
+    >>> parse_fingerprint("AB:" * 31 + "ab") == "ab" * 32
+    True
+
+    :raises ValueError: it is none
+    """
+    found = text.replace(":", "").lower()
+    if not re.fullmatch("([0-9a-f]{64})?", found):
+        raise ValueError(f"{text!r} is not a SHA-256 in hex, of 64 digits")
+    return found

@@ -25,10 +25,10 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import sealed
 from acstor_common import signing
+from acstor_decision import enrolments
 from acstor_decision import trust
 from acstor_decision.core import enrolment
 from acstor_decision.db import database
-from acstor_decision.db import identities
 from acstor_decision.db import models
 
 LOG = logging.getLogger(__name__)
@@ -40,24 +40,6 @@ FORMER_TRUSTED_S = 30 * 86400
 """For how long a former key is trusted, beyond the life of what it signed last."""
 STOLEN_S = 0.0
 """Until when a key is trusted that is in wrong hands: never, wherever a clock stands."""
-LEAST_INTERVAL_S = 1.0
-WAITS_S = 3600.0
-"""For how long a host that waits for an operator keeps its place when there is none left."""
-
-
-class Refused(errors.AcstorError):
-    """A host gets no certificate.
-
-    :param verdict: None: it asks too often, or too many hosts are known
-    :param why: for the one who asks: what he can do
-    """
-
-    def __init__(self, host: str, verdict: enrolment.Verdict | None, why: str) -> None:
-        super().__init__(host, verdict, why)
-        self.host, self.verdict, self.why = host, verdict, why
-
-    def __str__(self) -> str:
-        return f"host {self.host}: {self.why}"
 
 
 class Issued(NamedTuple):
@@ -164,14 +146,13 @@ class Keeper:
         :param csr: PEM
         :param proof: signature over ``csr`` (base64, purpose ``renewal``) by the key of the
             certificate that the host has; empty: none
-        :raises Refused: it gets none, now or at all
+        :raises enrolment.Refused: it gets none, now or at all
         :raises errors.NotAuthentic: the request's own signature is wrong
         """
-        key = signing.pem_of(certificates.request_key(csr))
-        asked = enrolment.Asked(user_id, key, lambda of: _is_signed_by(of, csr, proof))
+        asked = enrolments.read_request(user_id, csr, proof)
         authority, now_s = self.authority(), self._wall()
-        if self._store.enrolment(host) is None:
-            self._check_room(host)
+        if enrolments.is_free(self._store.enrolment(host)):
+            self._check_room(host, user_id)
         issued: list[bytes] = []
         refused: list[enrolment.Verdict] = []
 
@@ -179,44 +160,49 @@ class Keeper:
             issued.clear()
             refused.clear()
             is_automatic = self.enrolment == "automatic"
-            verdict = enrolment.judge(_known(row), asked, is_automatic=is_automatic)
+            verdict = enrolment.judge(enrolments.known(row), asked, is_automatic=is_automatic)
             if verdict is enrolment.Verdict.WAIT:
                 refused.append(verdict)
-                return _waiting(row, host, asked, address, now_s)
+                return enrolments.waiting(row, host, asked, address, now_s)
             if verdict is not enrolment.Verdict.ISSUE:
-                raise Refused(host, verdict, _why(verdict, host, row))
-            row = row or models.Enrolment(host=host, revoked_before_s=0, former_key="")
-            _check_pace(row, now_s)
+                raise enrolments.refusal(verdict, host, row)
+            row = row or enrolments.unknown(host)
+            enrolments.check_pace(row, now_s)
             at_s = max(int(now_s), row.revoked_before_s + certificates.BACKDATE_S)
             issued.append(authority.issue(csr, host, at_s, self.certificate_life_s))
-            _bind(row, asked, address, max(now_s, at_s), at_s + self.certificate_life_s)
+            enrolments.bind(row, asked, address, max(now_s, at_s), at_s + self.certificate_life_s)
             return row
 
         row = self._store.change_enrolment(host, work)
         if refused:
-            raise Refused(host, refused[0], _why(refused[0], host))
+            raise enrolments.refusal(refused[0], host)
         return Issued(issued[0], self.ca(), self.signers(), row.not_after_s or 0.0, now_s)
 
-    def _check_room(self, host: str) -> None:
-        if self._store.enrolment_count() >= identities.MAX_ENROLMENTS:
-            self._store.forget_waiting(self._wall() - WAITS_S)
-        if self._store.enrolment_count() >= identities.MAX_ENROLMENTS:
-            raise Refused(host, None, f"{identities.MAX_ENROLMENTS} hosts are known already")
+    def _check_room(self, host: str, user_id: str) -> None:
+        bound, which = self._store.lack_of_room(user_id, self._wall(), trust.REVOCATION_KEPT_S)
+        if bound:
+            raise enrolment.Refused(
+                host,
+                enrolment.Verdict.NO_ROOM,
+                f"{bound} hosts {which}, and no more may be; an operator frees the names of those "
+                f"that are gone (openstack acstor host forget NAME), or lets this one in "
+                f"(openstack acstor host allow {host} --fingerprint ...)",
+            )
 
-    def allow(self, host: ids.HostId) -> models.Enrolment:
+    def allow(self, host: ids.HostId, fingerprint: str = "", user_id: str = "") -> models.Enrolment:
         """Let a host enrol: for the first time, or anew, with another user or key.
 
         Certificates that it has count no more.
+
+        :param fingerprint: of the key that is let in; empty: that which asked first, if it waits,
+            or whichever comes
+        :param user_id: of the Keystone user who is let in; empty likewise
         """
         now_s = self._wall()
 
         def work(row: models.Enrolment | None) -> models.Enrolment:
-            if row is None:
-                row = models.Enrolment(host=host, revoked_before_s=0)
-                row.user_id = row.address = row.public_key = row.former_key = ""
-            elif row.state != enrolment.State.WAITING:
-                _forget(row, now_s)
-            row.state = enrolment.State.ALLOWED
+            row = row or enrolments.unknown(host)
+            enrolments.let_in(row, fingerprint, user_id, now_s)
             return row
 
         return self._store.change_enrolment(host, work)
@@ -226,21 +212,30 @@ class Keeper:
         now_s = self._wall()
 
         def work(row: models.Enrolment | None) -> models.Enrolment:
-            if row is None:
-                row = models.Enrolment(host=host, address="")
-            _forget(row, now_s)
+            row = row or enrolments.unknown(host)
+            enrolments.forget(row, now_s)
             row.state = enrolment.State.REVOKED
             return row
 
         return self._store.change_enrolment(host, work)
 
+    def forget(self, host: ids.HostId) -> bool:
+        """Free the name of a host that is gone, and forget what it told; say whether it was known.
 
-def _forget(row: models.Enrolment, now_s: float) -> None:
-    """Let nothing that a host has count any more, also what a clock that was ahead has issued."""
-    before_s = certificates.refused_before(max(now_s, row.issued_s or 0.0))
-    row.revoked_before_s = max(before_s, row.revoked_before_s or 0)
-    row.user_id = row.public_key = row.former_key = ""
-    row.not_after_s = row.issued_s = None
+        Certificates that it had count no more, whoever enrols under its name.
+
+        :raises enrolment.Refused: it is not gone
+        """
+        now_s = self._wall()
+        row, own = self._store.host(host), self._own
+        if row and (row.seen_s or 0.0) >= now_s - own.dead_after * own.collection_s:
+            raise enrolment.Refused(
+                host,
+                None,
+                "it still sends samples; stop its agent, or shut it out (openstack acstor host "
+                f"revoke {host}), and try again when it is silent",
+            )
+        return self._store.forget_host(host, lambda row: enrolments.free(row, now_s))
 
 
 def _file(path: str, option: str) -> bytes:
@@ -274,92 +269,3 @@ def _in_use(rows: Sequence[models.AuthorityKey], now_s: float) -> models.Authori
 
 def _trusted(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.AuthorityKey]:
     return [row for row in rows if row.trusted_until_s is None or row.trusted_until_s > now_s]
-
-
-def _known(row: models.Enrolment | None) -> enrolment.Known | None:
-    if row is None:
-        return None
-    return enrolment.Known(enrolment.State(row.state), row.user_id, trust.keys_of(row))
-
-
-def _is_signed_by(key: str, csr: bytes, proof: str) -> bool:
-    try:
-        sealed.check(signing.read_public_keys(key.encode()), signing.RENEWAL, csr, proof)
-    except errors.NotAuthentic:
-        return False
-    return True
-
-
-def _waiting(
-    row: models.Enrolment | None,
-    host: str,
-    asked: enrolment.Asked,
-    address: str,
-    now_s: float,
-) -> models.Enrolment:
-    """Note who asked first; later ones are told to wait and change nothing."""
-    if row is not None:
-        return row
-    return models.Enrolment(
-        host=host,
-        state=enrolment.State.WAITING,
-        user_id=asked.user_id,
-        public_key=asked.key,
-        former_key="",
-        address=address,
-        asked_s=now_s,
-        revoked_before_s=0,
-    )
-
-
-def _bind(
-    row: models.Enrolment,
-    asked: enrolment.Asked,
-    address: str,
-    issued_s: float,
-    not_after_s: float,
-) -> None:
-    """Note that a host has a certificate for a key; the one before may prove it once more.
-
-    Without that an answer that is lost on its way would leave the host without a key that counts.
-    A request for the key before, which somebody may have recorded, does not take that of now away.
-    """
-    if asked.key == row.former_key:
-        row.public_key, row.former_key = row.former_key, row.public_key
-    elif asked.key != row.public_key:
-        proven = [key for key in trust.keys_of(row) if asked.is_proven_by(key)]
-        row.former_key = proven[0] if proven else ""
-        row.public_key = asked.key
-    else:
-        row.former_key = ""
-    row.state = enrolment.State.ENROLLED
-    row.user_id, row.address = asked.user_id, address
-    row.issued_s, row.not_after_s = issued_s, not_after_s
-
-
-def _check_pace(row: models.Enrolment, now_s: float) -> None:
-    if row.issued_s is not None and abs(now_s - row.issued_s) < LEAST_INTERVAL_S:
-        raise Refused(row.host, None, "it was given a certificate less than a second ago")
-
-
-def _why(verdict: enrolment.Verdict, host: str, row: models.Enrolment | None = None) -> str:
-    """Return what can be done, never to let in who asked first where another one asks."""
-    allow = f"openstack acstor host allow {host}"
-    if (
-        verdict is not enrolment.Verdict.WAIT
-        and row is not None
-        and row.state == enrolment.State.WAITING
-    ):
-        return (
-            f"another user or key asked for this name first (openstack acstor host show {host}); "
-            f"if that is nobody of yours: openstack acstor host revoke {host}, then {allow}"
-        )
-    return {
-        enrolment.Verdict.WAIT: f"an operator has to let it in: {allow}",
-        enrolment.Verdict.REVOKED: f"it is revoked; {allow} lets it enrol again",
-        enrolment.Verdict.OTHER_USER: "another Keystone user enrolled it; if this is right now, an "
-        f"operator lets it enrol anew: {allow}",
-        enrolment.Verdict.OTHER_KEY: "it enrolled before, and nothing proves that this request "
-        "comes from it: its key did not sign it. If the key is lost, an operator lets it enrol "
-        f"anew: {allow}",
-    }[verdict]

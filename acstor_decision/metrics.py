@@ -41,6 +41,7 @@ class Picture:
     :param traffic_cv: how unevenly hosts carry what they carry (Wu et al. 2017, Equation 2)
     :param heard: samples that were used
     :param refused: samples that were not, by the reason
+    :param refused_enrolments: requests for certificates at all instances of the API, likewise
     :param published: tables that it has published, by the reason
     :param moved: v-nodes that these moved
     """
@@ -55,6 +56,7 @@ class Picture:
     hosts: Mapping[str, HostPicture] = dataclasses.field(default_factory=dict)
     heard: int = 0
     refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    refused_enrolments: Mapping[str, int] = dataclasses.field(default_factory=dict)
     published: Mapping[str, int] = dataclasses.field(default_factory=dict)
     moved: int = 0
 
@@ -75,6 +77,12 @@ class Collector(registry.Collector):
         yield from _of_hosts(picture.hosts)
         for name, text, label, counts in (
             ("samples_refused", "Samples that were not used", "reason", picture.refused),
+            (
+                "enrolments_refused",
+                "Requests for a certificate that were refused, ever, at all instances of the API",
+                "reason",
+                picture.refused_enrolments,
+            ),
             (
                 "rings_published",
                 "V-node tables that this one published",

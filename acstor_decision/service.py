@@ -90,6 +90,7 @@ class Service:
         self._clock, self._wall = clock, wall
         self._keeper = authority.Keeper(self.own, store, wall)
         self._trust = trust.Trust()
+        self._refused_enrolments: dict[str, int] = {}
         self._inbox: queue.Queue[Heard] = queue.Queue(WAITING_SAMPLES)
         self._waiting: collections.Counter[str] = collections.Counter()
         self._disbelieved = 0
@@ -174,6 +175,7 @@ class Service:
     def _believe(self) -> None:
         """Look whom to believe; a host that was revoked is no member from now on."""
         self._trust = self._keeper.trust()
+        self._refused_enrolments = self._store.refused_enrolments()
         revoked = self._trust.revoked(self._wall())
         self.members.expel(host for host in revoked if not self._trust.is_enrolled(host))
         self.decider.revoke(revoked)
@@ -364,6 +366,7 @@ class Service:
                 **{reason.value: times for reason, times in self.members.refused.items()},
                 "disbelieved": self._disbelieved,
             },
+            refused_enrolments=self._refused_enrolments,
             published=dict(self._tables_published),
             moved=self._moved,
         )

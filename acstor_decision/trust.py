@@ -16,8 +16,8 @@ from acstor_decision.core import enrolment
 from acstor_decision.db import models
 
 REVOCATION_KEPT_S = (366 + 60) * 86400
-"""For how long the table names a revocation of a host that enrolled anew: longer than the longest
-``certificate_life_s``, and the grace of agents."""
+"""For how long the table names a revocation of a host that enrolled anew or is gone: longer than
+the longest ``certificate_life_s``, and the grace of agents."""
 
 
 class Trust(NamedTuple):
@@ -54,14 +54,21 @@ class Trust(NamedTuple):
         return row is not None and row.state == enrolment.State.ENROLLED
 
     def revoked(self, now_s: float) -> dict[str, int]:
-        """Return what a v-node table says of revoked hosts; the newest, if there are too many."""
+        """Return what a v-node table says of revoked hosts.
+
+        If there are too many, those whose names were freed go first, then the oldest.
+        """
         found = [row for row in self.hosts.values() if _is_named(row, now_s)]
-        found.sort(key=lambda row: (row.revoked_before_s, row.host), reverse=True)
+        found.sort(key=_rank, reverse=True)
         return {row.host: row.revoked_before_s for row in found[: ring.MAX_REVOKED]}
 
     def sign(self, purpose: str, data: bytes) -> str:
         """Return the signature of ``data``, in base64."""
         return sealed.signature_of(purpose, data, self.signer)
+
+
+def _rank(row: models.Enrolment) -> tuple[bool, int, str]:
+    return row.state != enrolment.State.FORGOTTEN, row.revoked_before_s, row.host
 
 
 def _is_named(row: models.Enrolment, now_s: float) -> bool:

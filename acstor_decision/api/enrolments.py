@@ -2,18 +2,20 @@
 """Who a host is: certificates for those who can prove it, and what operators say of it.
 
 The one rule: every request for a certificate is logged with the host, the user and
-the address that it came from, whatever became of it.
+the address that it came from, whatever became of it, and those that are refused are
+counted.
 """
 
 import http
 import logging
+from collections.abc import Callable
 from typing import Annotated
+from typing import Any
 
 import msgspec
 
 from acstor_common import errors
 from acstor_common import ids
-from acstor_decision import authority
 from acstor_decision.api import hosts
 from acstor_decision.api import operation
 from acstor_decision.core import enrolment
@@ -23,7 +25,9 @@ LOG = logging.getLogger(__name__)
 
 _STATUS = {
     enrolment.Verdict.REVOKED: http.HTTPStatus.FORBIDDEN,
-    None: http.HTTPStatus.TOO_MANY_REQUESTS,
+    enrolment.Verdict.STRANGER: http.HTTPStatus.FORBIDDEN,
+    enrolment.Verdict.TOO_OFTEN: http.HTTPStatus.TOO_MANY_REQUESTS,
+    enrolment.Verdict.NO_ROOM: http.HTTPStatus.TOO_MANY_REQUESTS,
 }
 
 
@@ -37,6 +41,24 @@ class CertificateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     csr: Annotated[str, msgspec.Meta(max_length=8192)]
     proof: Annotated[str, msgspec.Meta(max_length=128)] = ""
+
+
+class LetIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whom an operator lets in.
+
+    :param fingerprint: SHA-256 of the public key (SubjectPublicKeyInfo) of the host's next request,
+        in hex; empty: that which asked first, if the host waits, or whichever comes
+    :param user_id: of the Keystone user whose the host is to be; empty likewise
+    """
+
+    fingerprint: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    user_id: Annotated[str, msgspec.Meta(max_length=255)] = ""
+
+
+class ForgottenHost(msgspec.Struct, frozen=True):
+    """A host whose name is free again."""
+
+    host: str
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +86,13 @@ def issue(call: operation.Call) -> Certificate:
         issued = call.authority.enrol(
             host, call.user_id, call.address, call.body.csr.encode(), call.body.proof
         )
-    except authority.Refused as e:
-        _log_refusal(call, host, e.why)
-        status = _STATUS.get(e.verdict, http.HTTPStatus.CONFLICT)
+    except enrolment.Refused as e:
+        verdict = e.verdict or enrolment.Verdict.MALFORMED
+        _note_refusal(call, host, verdict, e.why)
+        status = _STATUS.get(verdict, http.HTTPStatus.CONFLICT)
         raise operation.Refused(status, str(e)) from e
     except errors.NotAuthentic as e:
-        _log_refusal(call, host, str(e))
+        _note_refusal(call, host, enrolment.Verdict.MALFORMED, str(e))
         raise operation.Refused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
     LOG.info("host %s: certificate for user %s at %s", host, call.user_id, call.address)
     return Certificate(
@@ -81,21 +104,24 @@ def issue(call: operation.Call) -> Certificate:
     )
 
 
-def _log_refusal(call: operation.Call, host: str, why: str) -> None:
+def _note_refusal(call: operation.Call, host: str, verdict: enrolment.Verdict, why: str) -> None:
     who = (host, call.user_id, call.address, why)
     LOG.warning("host %s: no certificate for user %s at %s: %s", *who)
+    call.store.count_refused(verdict)
 
 
 def _check_name(host: ids.HostId, limits: members.Limits) -> None:
     if not members.may_join(host, limits):
-        raise authority.Refused(
-            host, enrolment.Verdict.REVOKED, "[acstor_decision] allowed_hosts has no place for it"
+        raise enrolment.Refused(
+            host, enrolment.Verdict.STRANGER, "[acstor_decision] allowed_hosts has no place for it"
         )
 
 
 def allow(call: operation.Call) -> hosts.HostDetail:
     """Let a host enrol once, for the first time or with another user or key."""
-    call.authority.allow(operation.host_id(call.path["host"]))
+    wanted: LetIn = call.body
+    host = operation.host_id(call.path["host"])
+    call.authority.allow(host, wanted.fingerprint, wanted.user_id)
     return _told(call, "allowed to enrol")
 
 
@@ -105,9 +131,35 @@ def revoke(call: operation.Call) -> hosts.HostDetail:
     return _told(call, "revoked")
 
 
+def forget(call: operation.Call) -> ForgottenHost:
+    """Free the name of a host that is gone."""
+    host = operation.host_id(call.path["host"])
+    try:
+        is_known = call.authority.forget(host)
+    except enrolment.Refused as e:
+        raise operation.Refused(http.HTTPStatus.CONFLICT, str(e)) from e
+    if not is_known:
+        raise operation.not_found(f"host {host}")
+    _log(call, "forgotten")
+    return ForgottenHost(host)
+
+
 def _told(call: operation.Call, what: str) -> hosts.HostDetail:
-    LOG.info("host %s: %s by user %s at %s", call.path["host"], what, call.user_id, call.address)
+    _log(call, what)
     return hosts.one(call)
+
+
+def _log(call: operation.Call, what: str) -> None:
+    LOG.info("host %s: %s by user %s at %s", call.path["host"], what, call.user_id, call.address)
+
+
+def _of_operators(
+    name: str, summary: str, answer: type[msgspec.Struct], handler: Callable[..., Any], **more: Any
+) -> operation.Operation:
+    path = f"/v1/hosts/{{host}}/{name}"
+    return operation.Operation(
+        f"host:{name}", "POST", path, summary, answer, handler, rule=operation.ADMIN, **more
+    )
 
 
 OPERATIONS = (
@@ -121,24 +173,20 @@ OPERATIONS = (
         rule=operation.SERVICE,
         body=CertificateRequest,
     ),
-    operation.Operation(
-        "host:allow",
-        "POST",
-        "/v1/hosts/{host}/allow",
+    _of_operators(
+        "allow",
         "Let a host enrol once, for the first time or with another user or key",
         hosts.HostDetail,
         allow,
-        rule=operation.ADMIN,
+        body=LetIn,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    operation.Operation(
-        "host:revoke",
-        "POST",
-        "/v1/hosts/{host}/revoke",
+    _of_operators(
+        "revoke",
         "Shut a host out: none of its certificates counts any more",
         hosts.HostDetail,
         revoke,
-        rule=operation.ADMIN,
         status=http.HTTPStatus.ACCEPTED,
     ),
+    _of_operators("forget", "Free the name of a host that is gone", ForgottenHost, forget),
 )

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from acstor_common import certificates
 from acstor_common import decision_api
-from acstor_common import signing
+from acstor_decision import enrolments
 from acstor_decision.api import operation
 from acstor_decision.api import rings
 from acstor_decision.core import enrolment
@@ -41,7 +40,8 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True):
         it; ``allowed``: it may enrol once; ``revoked``: it is shut out
     :param user_id: the Keystone user whose the host is; who asked first, while it waits
     :param address: where the last request for a certificate came from
-    :param fingerprint: SHA-256 of its public key (SubjectPublicKeyInfo)
+    :param fingerprint: SHA-256 of its public key (SubjectPublicKeyInfo); of the one that is let in,
+        before it has come; empty: whichever comes
     :param asked_at: when it asked first, if it had to wait
     :param not_after: its last certificate ends
     """
@@ -95,7 +95,7 @@ class Hosts(msgspec.Struct, frozen=True):
 
 def every(call: operation.Call) -> Hosts:
     """Answer with all hosts that are remembered, or have asked for a certificate."""
-    enrolled = {row.host: row for row in call.store.enrolments()}
+    enrolled = {row.host: row for row in call.store.enrolments() if not enrolments.is_free(row)}
     known = {row.host: row for row in call.store.hosts()}
     names = sorted(name for name in {*enrolled, *known} if name > call.query.marker)
     owners = _owners(call)
@@ -108,6 +108,8 @@ def one(call: operation.Call) -> HostDetail:
     """Answer with one host."""
     name = operation.host_id(call.path["host"])
     row, enrolled = call.store.host(name), call.store.enrolment(name)
+    if enrolments.is_free(enrolled):
+        enrolled = None
     if row is None and enrolled is None:
         raise operation.not_found(f"host {name}")
     row = row or _unheard(name)
@@ -166,17 +168,11 @@ def _enrolment(row: models.Enrolment | None) -> Enrolment | None:
         state=enrolment.State(row.state),
         user_id=row.user_id,
         address=row.address,
-        fingerprint=_fingerprint(row.public_key),
+        fingerprint=enrolments.fingerprint(row),
         asked_at=_time(row.asked_s),
         issued_at=_time(row.issued_s),
         not_after=_time(row.not_after_s),
     )
-
-
-def _fingerprint(public_key: str) -> str:
-    if not public_key:
-        return ""
-    return certificates.fingerprint(signing.read_public_keys(public_key.encode())[0])
 
 
 def _fields(

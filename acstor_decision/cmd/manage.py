@@ -18,6 +18,7 @@ from acstor_common import ids
 from acstor_common import whole_file
 from acstor_decision import authority
 from acstor_decision.cmd import decision
+from acstor_decision.core import enrolment
 from acstor_decision.db import database
 from acstor_decision.db import models
 
@@ -38,7 +39,7 @@ def main() -> int:
     except (
         errors.Unusable,
         errors.NotAuthentic,
-        authority.Refused,
+        enrolment.Refused,
         cfg.Error,
         database.DatabaseError,
         OSError,
@@ -85,17 +86,25 @@ def _add_authority(parser: argparse.ArgumentParser) -> None:
             "cut off until they have enrolled again",
         )
         renew.set_defaults(do=_renew, kind=kind)
-    for name, text in (
-        ("allow", "let a host enrol once, for the first time or anew"),
-        ("revoke", "shut a host out: its certificates count no more"),
-    ):
-        judge = commands.add_parser(name, help=text)
-        judge.add_argument("host", metavar="HOST")
-        judge.set_defaults(do=_judge, judgement=name)
-    issue = commands.add_parser("issue", help="enrol a host that cannot reach the REST API")
-    issue.add_argument("host", metavar="HOST")
+    allow, _, _, issue = (
+        _with_host(commands.add_parser(name, help=text), do)
+        for name, text, do in (
+            ("allow", "let a host enrol once, for the first time or anew", _allow),
+            ("revoke", "shut a host out: its certificates count no more", _revoke),
+            ("forget", "free the name of a host that is gone", _forget),
+            ("issue", "enrol a host that cannot reach the REST API", _issue),
+        )
+    )
+    who = "alone; without it who waits under this name is let in, or who asks next"
+    allow.add_argument("--fingerprint", help=f"SHA-256 of the key (hex) that is let in, {who}")
+    allow.add_argument("--user", default="", help="id of the Keystone user who is let in, likewise")
     issue.add_argument("--out", metavar="FOLDER", type=pathlib.Path, required=True)
-    issue.set_defaults(do=_issue)
+
+
+def _with_host(command: argparse.ArgumentParser, do: object) -> argparse.ArgumentParser:
+    command.add_argument("host", metavar="HOST")
+    command.set_defaults(do=do)
+    return command
 
 
 def _keeper(store: database.Database, arguments: argparse.Namespace) -> authority.Keeper:
@@ -143,15 +152,28 @@ def _host(arguments: argparse.Namespace) -> ids.HostId:
         raise errors.Unusable("HOST", str(e)) from e
 
 
-def _judge(store: database.Database, arguments: argparse.Namespace) -> None:
-    getattr(_keeper(store, arguments), arguments.judgement)(_host(arguments))
+def _allow(store: database.Database, arguments: argparse.Namespace) -> None:
+    try:
+        fingerprint = ids.parse_fingerprint(arguments.fingerprint or "")
+    except ValueError as e:
+        raise errors.Unusable("--fingerprint", str(e)) from e
+    _keeper(store, arguments).allow(_host(arguments), fingerprint, arguments.user)
+
+
+def _revoke(store: database.Database, arguments: argparse.Namespace) -> None:
+    _keeper(store, arguments).revoke(_host(arguments))
+
+
+def _forget(store: database.Database, arguments: argparse.Namespace) -> None:
+    if not _keeper(store, arguments).forget(_host(arguments)):
+        raise errors.Unusable(f"host {arguments.host}", "it is not known")
 
 
 def _issue(store: database.Database, arguments: argparse.Namespace) -> None:
     host = _host(arguments)
     keeper, key = _keeper(store, arguments), certificates.new_key()
-    keeper.allow(host)
     request = certificates.request(host, key)
+    keeper.allow(host, certificates.fingerprint(certificates.request_key(request)))
     issued = keeper.enrol(host, BY_HAND, "", request, "")
     files = {
         "ca.pem": issued.ca,

@@ -312,13 +312,21 @@ class Database:
         """Return what is known of a host's enrolment."""
         return self._read(lambda session: session.get(models.Enrolment, host))
 
-    def enrolment_count(self) -> int:
-        """Return how many hosts enrolled, asked or were allowed."""
-        return self._read(identities.count)
+    def lack_of_room(self, user_id: str, now_s: float, kept_s: float) -> tuple[int, str]:
+        """See :func:`identities.lack_of_room`."""
+        return self._write(lambda session: identities.lack_of_room(session, user_id, now_s, kept_s))
 
-    def forget_waiting(self, before_s: float) -> None:
-        """Forget hosts that wait for an operator since before this time."""
-        self._write(lambda session: identities.forget_waiting(session, before_s))
+    def forget_host(self, host: str, change: Callable[[models.Enrolment], bool]) -> bool:
+        """See :func:`identities.forget`."""
+        return self._write(lambda session: identities.forget(session, host, change))
+
+    def count_refused(self, reason: str) -> None:
+        """Note that one more request for a certificate was refused."""
+        self._write(lambda session: identities.count_refused(session, reason))
+
+    def refused_enrolments(self) -> dict[str, int]:
+        """Return how many requests for a certificate were refused, by the reason."""
+        return self._read(identities.refused)
 
     def change_enrolment(
         self, host: str, work: Callable[[models.Enrolment | None], models.Enrolment]

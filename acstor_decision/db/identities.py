@@ -11,10 +11,18 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy import orm
 
+from acstor_common import ring
+from acstor_decision.core import enrolment
 from acstor_decision.db import models
 
 MAX_ENROLMENTS = 65_536
-"""Bound on the hosts that were ever spoken of; a host has 16 times fewer places on the ring."""
+"""Bound on the hosts that were ever spoken of: four times those of a v-node table."""
+MAX_OF_USER = ring.MAX_HOSTS
+"""Bound on the hosts that one Keystone user enrolled or asked for."""
+MAX_UNHEARD = 1024
+"""Bound on those of them of which no sample ever came: with a password alone nobody takes more."""
+WAITS_S = 3600.0
+"""For how long a host that waits for an operator keeps its place when there is none left."""
 
 MakeKey = Callable[[], models.AuthorityKey]
 
@@ -80,12 +88,67 @@ def change(
     return changed
 
 
-def forget_waiting(session: orm.Session, before_s: float) -> None:
-    """Forget hosts that wait since then: who is still there asks again."""
+def lack_of_room(
+    session: orm.Session, user_id: str, now_s: float, kept_s: float
+) -> tuple[int, str]:
+    """Return how many hosts are known, and which, if a user's next one is too many; else (0, "").
+
+    Before it is, hosts that waited for long are forgotten: who is still there asks again.
+
+    :param user_id: empty: an operator's own hand
+    :param kept_s: for how long it has to be known that a name was freed
+    """
+    if _lack(session, user_id)[0]:
+        row, state = models.Enrolment, enrolment.State
+        waited = sa.and_(row.state == state.WAITING, row.asked_s < now_s - WAITS_S)
+        freed = sa.and_(row.state == state.FORGOTTEN, row.revoked_before_s < now_s - kept_s)
+        session.execute(sa.delete(row).where(waited | freed))
+    return _lack(session, user_id)
+
+
+def _lack(session: orm.Session, user_id: str) -> tuple[int, str]:
     row = models.Enrolment
-    session.execute(sa.delete(row).where(row.state == "waiting", row.asked_s < before_s))
+    known = sa.select(sa.func.count()).select_from(row)
+    bounds = [(known, MAX_ENROLMENTS, "are known")]
+    if user_id:
+        of_user = known.where(row.user_id == user_id)
+        unheard = of_user.where(~sa.exists().where(models.Host.host == row.host))
+        bounds.append((of_user, MAX_OF_USER, "are of this user"))
+        bounds.append((unheard, MAX_UNHEARD, "of this user were never heard"))
+    for counted, bound, which in bounds:
+        if (session.execute(counted).scalar() or 0) >= bound:
+            return bound, which
+    return 0, ""
 
 
-def count(session: orm.Session) -> int:
-    """Return how many hosts were spoken of."""
-    return session.execute(sa.select(sa.func.count()).select_from(models.Enrolment)).scalar() or 0
+def forget(session: orm.Session, host: str, change: Callable[[models.Enrolment], bool]) -> bool:
+    """Forget what a host told, and what is known of it; say whether there was anything.
+
+    :param change: changes the row of its enrolment; whether it must stay, for what it says now
+    """
+    row = session.get(models.Enrolment, host, with_for_update=True)
+    is_known = session.get(models.Host, host) is not None
+    if row is not None:
+        is_known = is_known or row.state != enrolment.State.FORGOTTEN
+        if not change(row):
+            session.delete(row)
+    for told in (models.Host, models.HeldImage, models.GivenTask):
+        session.execute(sa.delete(told).where(told.host == host))
+    session.flush()
+    return is_known
+
+
+def count_refused(session: orm.Session, reason: str) -> None:
+    """Note that one more request for a certificate was refused."""
+    row = session.get(models.RefusedEnrolments, reason, with_for_update=True)
+    if row is None:
+        row = models.RefusedEnrolments(reason=reason, times=0)
+        session.add(row)
+    row.times += 1
+    session.flush()
+
+
+def refused(session: orm.Session) -> dict[str, int]:
+    """Return how many requests for a certificate were refused, by the reason."""
+    row = models.RefusedEnrolments
+    return {reason: times for reason, times in session.execute(sa.select(row.reason, row.times))}

@@ -101,7 +101,8 @@ class Enrolment(Base):
     """A host that asked for a certificate, or that an operator spoke of before it did.
 
     ``public_key`` is that of its last certificate, ``former_key`` that of the one before until the
-    host has shown that it has the last one.
+    host has shown that it has the last one.  ``allowed_fingerprint`` is that of the one key that an
+    operator lets in, until it has come.
     """
 
     __tablename__ = "enrolments"
@@ -117,6 +118,17 @@ class Enrolment(Base):
     issued_s: orm.Mapped[float | None]
     not_after_s: orm.Mapped[float | None]
     revoked_before_s: orm.Mapped[int] = orm.mapped_column(default=0)
+    allowed_fingerprint: orm.Mapped[str] = orm.mapped_column(sa.String(64), default="")
+
+
+class RefusedEnrolments(Base):
+    """How many requests for a certificate were refused, by the reason (``enrolment.Verdict``)."""
+
+    __tablename__ = "refused_enrolments"
+    __table_args__ = MYSQL
+
+    reason: orm.Mapped[str] = orm.mapped_column(sa.String(32), primary_key=True)
+    times: orm.Mapped[int]
 
 
 class PublishedRing(Base):

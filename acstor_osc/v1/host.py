@@ -7,6 +7,7 @@ from typing import Any
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_common import ids
 from acstor_osc import arguments
 from acstor_osc import client
 
@@ -15,6 +16,7 @@ COLUMNS = (
     ("State", "state"),
     ("Identity", "identity"),
     ("Valid Until", "not_after"),
+    ("Waiting Key", "fingerprint"),
     ("Drained", "is_drained"),
     ("Location", "location"),
     ("V-nodes", "vnodes"),
@@ -103,15 +105,34 @@ class EnableHost(_SetDrained):
 
 
 class AllowHost(command.ShowOne):
-    """Let a host enrol once: for the first time, or with another key or Keystone user."""
+    """Let a host enrol once: for the first time, or with another key or Keystone user.
+
+    ``trusts`` in the output says whom that lets in: without --fingerprint that is who asked first
+    under this name, or, if nobody waits, who asks next.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return _with_host(super().get_parser(prog_name))
+        parser = _with_host(super().get_parser(prog_name))
+        parser.add_argument(
+            "--fingerprint",
+            type=_fingerprint,
+            default="",
+            metavar="<sha256>",
+            help="let in this key alone; acstor-agent-ctl status tells it on the host",
+        )
+        parser.add_argument(
+            "--user", default="", metavar="<user-id>", help="let in this Keystone user alone"
+        )
+        return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the host and their values."""
-        return _fields(client.of(self).post(f"/v1/hosts/{parsed_args.host}/allow"))
+        asked = {"fingerprint": parsed_args.fingerprint, "user_id": parsed_args.user}
+        found = client.of(self).post(f"/v1/hosts/{parsed_args.host}/allow", asked)
+        names, values = _fields(found)
+        trusts = _trusted(found["enrolment"], parsed_args.fingerprint)
+        return [*names, "trusts"], [*values, trusts]
 
 
 class RevokeHost(command.ShowOne):
@@ -126,10 +147,48 @@ class RevokeHost(command.ShowOne):
         return _fields(client.of(self).post(f"/v1/hosts/{parsed_args.host}/revoke"))
 
 
+class ForgetHost(command.Command):
+    """Free the name of a host that is gone; certificates that it had count no more."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        return _with_host(super().get_parser(prog_name))
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        """Ask for it."""
+        client.of(self).post(f"/v1/hosts/{parsed_args.host}/forget")
+
+
+def _fingerprint(text: str) -> str:
+    try:
+        return ids.parse_fingerprint(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def _trusted(enrolment: dict[str, Any], fingerprint: str) -> str:
+    """Return in words whom a host that is allowed is taken for."""
+    user = f"user {enrolment['user_id']}" if enrolment["user_id"] else "any user who may enrol"
+    if fingerprint:
+        return f"the key that --fingerprint names, of {user}"
+    if enrolment["fingerprint"]:
+        return (
+            f"who asked first: the key {enrolment['fingerprint']}, of {user}, from "
+            f"{enrolment['address']}; if acstor-agent-ctl status on the host tells another key, "
+            "it is not the host: revoke it, and use --fingerprint"
+        )
+    return f"whoever asks next for this name: any key, of {user}; --fingerprint names one"
+
+
 def _identity(host: dict[str, Any]) -> dict[str, Any]:
-    """Return what a host is to the certificate authority, in a word, and until when."""
-    found = host.get("enrolment") or {"state": "none", "not_after": None}
-    return {"identity": found["state"], "not_after": found["not_after"]}
+    """Return what a host is to the certificate authority; its key, while an operator decides."""
+    found = host.get("enrolment") or {"state": "none", "not_after": None, "fingerprint": ""}
+    is_open = found["state"] in ("waiting", "allowed")
+    return {
+        "identity": found["state"],
+        "not_after": found["not_after"],
+        "fingerprint": found["fingerprint"] if is_open else "",
+    }
 
 
 def _with_host(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

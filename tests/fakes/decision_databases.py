@@ -296,7 +296,18 @@ class Suite:
 
         run(enrol, 6)
         assert len(taken) == 1 and store.enrolment("h1").user_id == taken[0]  # type: ignore[union-attr]
-        assert store.enrolment_count() == len(store.enrolments()) == 1
+        assert len(store.enrolments()) == 1
+
+    def test_refused_enrolments_are_counted_by_all_together(self, store: database.Database) -> None:
+        run(lambda number: store.count_refused("wait" if number else "no_room"), 6)
+        assert store.refused_enrolments() == {"wait": 5, "no_room": 1}
+
+    def test_a_host_is_forgotten_with_all_that_it_told(self, store: database.Database) -> None:
+        store.change_enrolment("h1", lambda _: models.Enrolment(host="h1", state="waiting"))
+        store.note_samples({"h1": (sample("h1"), 0)}, 3600)
+        assert store.forget_host("h1", lambda _: False)
+        assert (store.host("h1"), store.enrolment("h1")) == (None, None)
+        assert not store.forget_host("h1", lambda _: False)
 
     def test_what_fails_leaves_an_enrolment_as_it_was(self, store: database.Database) -> None:
         def fail(row: models.Enrolment | None) -> models.Enrolment:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The authority on SQLite, with a clock of the test's own."""
 
+import contextlib
 import threading
 from typing import Any
 
@@ -17,6 +18,7 @@ from acstor_decision import trust
 from acstor_decision.core import enrolment
 from acstor_decision.db import database
 from acstor_decision.db import identities
+from tests.unit.decision.api import conftest as samples
 
 DAY_S = 86400
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
@@ -52,7 +54,7 @@ def cloud(configure, store) -> Cloud:
 
 
 def refused(cloud: Cloud, verdict: enrolment.Verdict | None, **asked: Any) -> str:
-    with pytest.raises(authority.Refused) as caught:
+    with pytest.raises(enrolment.Refused) as caught:
         cloud.enrol(**asked)
     assert caught.value.verdict is verdict
     return str(caught.value)
@@ -120,7 +122,7 @@ def test_a_proof_for_another_purpose_proves_nothing(cloud):
     csr = certificates.request(H1, certificates.new_key())
     proof = sealed.signature_of(signing.SAMPLE, csr, cloud.keys[H1])
     cloud.now_s += 2
-    with pytest.raises(authority.Refused, match="nothing proves"):
+    with pytest.raises(enrolment.Refused, match="its key did not sign"):
         cloud.keeper.enrol(H1, "u", "", csr, proof)
 
 
@@ -196,10 +198,10 @@ def test_where_hosts_have_to_be_approved_a_new_one_waits(configure, store):
 def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud, monkeypatch):
     cloud.enrol()
     csr = certificates.request(H1, cloud.keys[H1])
-    with pytest.raises(authority.Refused, match="less than a second ago"):
+    with pytest.raises(enrolment.Refused, match="less than a second ago"):
         cloud.keeper.enrol(H1, "u", "", csr, "")
     monkeypatch.setattr(identities, "MAX_ENROLMENTS", 1)
-    assert "1 hosts are known already" in refused(cloud, None, host=H2)
+    assert "1 hosts are known, and no more may be" in refused(cloud, V.NO_ROOM, host=H2)
     cloud.enrol()
 
 
@@ -208,8 +210,8 @@ def test_hosts_that_wait_for_long_make_room_when_there_is_none(configure, store,
     monkeypatch.setattr(identities, "MAX_ENROLMENTS", 2)
     cloud.keeper.revoke(ids.HostId("h9"))
     refused(cloud, V.WAIT, host=H1)
-    refused(cloud, None, host=H2)
-    cloud.now_s += authority.WAITS_S
+    refused(cloud, V.NO_ROOM, host=H2)
+    cloud.now_s += identities.WAITS_S
     refused(cloud, V.WAIT, host=H2)
     assert [row.host for row in store.enrolments()] == ["h2", "h9"]
 
@@ -359,7 +361,151 @@ def test_who_asks_for_a_name_that_another_one_waits_for_is_not_told_to_let_that_
     refused(cloud, V.WAIT, user="thief", key=certificates.new_key())
     told = refused(cloud, V.OTHER_USER)
     assert "another user or key asked for this name first" in told and "host show h1" in told
-    assert "host revoke h1, then openstack acstor host allow h1" in told
+    assert "nobody of yours: openstack acstor host allow h1 --fingerprint KEY" in told
     cloud.keeper.revoke(H1)
     cloud.keeper.allow(H1)
     assert cloud.fault(cloud.enrol()) == ""
+
+
+def print_of(key: bytes) -> str:
+    return certificates.fingerprint(signing.read_key(key).public_key())
+
+
+@pytest.mark.parametrize("enrolment_mode", ["automatic", "approved"])
+def test_an_operator_lets_in_one_key_and_nobody_who_asks_before_it_gets_the_name(
+    configure, store, enrolment_mode
+):
+    cloud = Cloud(configure(enrolment=enrolment_mode), store)
+    cloud.keeper.allow(H1, print_of(cloud.keys[H1]))
+    thief = certificates.new_key()
+    told = refused(cloud, V.NOT_LET_IN, key=thief, user="thief")
+    assert "an operator let another key in" in told and print_of(thief) not in told
+    assert cloud.fault(cloud.enrol(user="any")) == ""
+    row = store.enrolment("h1")
+    assert (row.user_id, row.allowed_fingerprint) == ("any", "")
+    assert cloud.fault(cloud.enrol(user="any")) == "", "it renews as every host"
+
+
+def test_an_operator_lets_in_one_user(cloud):
+    cloud.keeper.allow(H1, print_of(cloud.keys[H1]), "u")
+    refused(cloud, V.OTHER_USER, user="thief")
+    cloud.enrol()
+
+
+def test_the_key_that_is_let_in_takes_the_place_of_who_asked_first(configure, store):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    thief = certificates.new_key()
+    refused(cloud, V.WAIT, user="thief", key=thief)
+    cloud.keeper.allow(H1, print_of(cloud.keys[H1]))
+    refused(cloud, V.NOT_LET_IN, user="thief", key=thief)
+    cloud.enrol()
+    refused(cloud, V.WAIT, host=H2)
+    cloud.keeper.allow(H2, print_of(cloud.keys[H2]))  # it is the one that waits: its user stays
+    refused(cloud, V.OTHER_USER, host=H2, user="thief")
+    cloud.enrol(H2)
+
+
+def test_a_host_is_let_in_anew_by_its_new_key_alone(cloud):
+    before, new = cloud.enrol(), certificates.new_key()
+    cloud.keeper.allow(H1, print_of(new))
+    refused(cloud, V.NOT_LET_IN)
+    again = cloud.enrol(key=new)
+    assert cloud.fault(again) == "" and "revoked" in cloud.fault(before)
+
+
+def hosts(count: int) -> list[ids.HostId]:
+    return [ids.HostId(f"n{number}") for number in range(count)]
+
+
+@pytest.mark.parametrize("mode", ["automatic", "approved"])
+def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(
+    configure, store, monkeypatch, mode
+):
+    monkeypatch.setattr(identities, "MAX_UNHEARD", 3)
+    cloud = Cloud(configure(enrolment=mode), store)
+    for host in hosts(3):
+        with contextlib.suppress(enrolment.Refused):
+            cloud.enrol(host, "shared", certificates.new_key())
+    assert len(store.enrolments()) == 3
+    told = refused(cloud, V.NO_ROOM, user="shared")
+    assert "3 hosts of this user were never heard" in told
+    assert "openstack acstor host forget NAME" in told and "host allow h1 --fingerprint" in told
+    with contextlib.suppress(enrolment.Refused):
+        cloud.enrol(H2, "of its own")
+    assert store.enrolment("h2") is not None
+    cloud.keeper.allow(H1, print_of(cloud.keys[H1]))
+    cloud.enrol(H1, "shared")  # an operator let it in
+
+
+def test_hosts_that_were_heard_count_for_the_larger_bound(cloud, monkeypatch):
+    monkeypatch.setattr(identities, "MAX_UNHEARD", 1)
+    monkeypatch.setattr(identities, "MAX_OF_USER", 2)
+    for host in (H1, H2):
+        cloud.enrol(host)
+        samples.note(cloud.store, samples.sample(0, host=host, sent_s=1.0))
+    assert "2 hosts are of this user" in refused(
+        cloud, V.NO_ROOM, host=ids.HostId("h3"), key=certificates.new_key()
+    )
+    cloud.enrol(H2)
+
+
+def test_a_name_that_is_forgotten_is_free_and_gives_back_no_certificate(cloud, monkeypatch):
+    monkeypatch.setattr(identities, "MAX_UNHEARD", 1)
+    stolen = cloud.enrol(user="thief", key=certificates.new_key())
+    samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s - 3600))
+    assert cloud.keeper.forget(H1)
+    assert cloud.store.host("h1") is None
+    assert "not enrolled here" in cloud.fault(stolen)
+    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    assert certificates.is_revoked(cloud.read(stolen), revoked)
+    issued = cloud.enrol(user="other")
+    assert cloud.fault(issued) == ""
+    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    assert certificates.is_revoked(cloud.read(stolen), revoked)
+    assert not certificates.is_revoked(cloud.read(issued), revoked)
+    cloud.enrol(H2, user="thief")  # its bound counts forgotten names no more
+
+
+def test_a_forgotten_name_waits_again_where_hosts_are_approved(configure, store):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    cloud.keeper.allow(H1)
+    stolen = cloud.enrol()
+    cloud.keeper.forget(H1)
+    refused(cloud, V.WAIT, key=certificates.new_key(), user="new")
+    row = store.enrolment("h1")
+    assert (row.state, row.user_id) == ("waiting", "new")
+    assert certificates.is_revoked(cloud.read(stolen), cloud.keeper.trust().revoked(cloud.now_s))
+
+
+def test_who_only_waits_is_forgotten_without_a_trace_and_who_is_unknown_is_said(configure, store):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    refused(cloud, V.WAIT)
+    assert cloud.keeper.forget(H1) and store.enrolment("h1") is None
+    assert not cloud.keeper.forget(H1)
+    cloud.keeper.revoke(H1)
+    assert cloud.keeper.forget(H1) and not cloud.keeper.forget(H1)
+
+
+def test_a_host_that_still_sends_samples_is_not_forgotten(cloud):
+    cloud.enrol()
+    samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s))
+    with pytest.raises(enrolment.Refused, match=r"still sends samples.*host revoke h1"):
+        cloud.keeper.forget(H1)
+    cloud.now_s += 31
+    assert cloud.keeper.forget(H1)
+
+
+def test_freed_names_push_no_revoked_host_off_the_table_and_go_when_nothing_is_left_of_them(
+    cloud, monkeypatch
+):
+    monkeypatch.setattr(ring, "MAX_REVOKED", 2)
+    cloud.keeper.revoke(H2)
+    for host in hosts(3):
+        cloud.enrol(host, key=certificates.new_key())
+        cloud.keeper.forget(host)
+    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2", "n2"}
+    monkeypatch.setattr(identities, "MAX_ENROLMENTS", 4)
+    refused(cloud, V.NO_ROOM)
+    cloud.now_s += trust.REVOCATION_KEPT_S + 10
+    cloud.enrol()
+    assert [row.host for row in cloud.store.enrolments()] == ["h1", "h2"]

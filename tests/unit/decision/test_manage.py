@@ -51,3 +51,10 @@ def test_what_cannot_be_is_said(manage, tmp_path):
     assert refused.returncode == 1 and "not a host id" in refused.stderr
     manage("authority", "revoke", "h1")
     assert manage("authority", "allow", "h1").returncode == 0
+    named = manage("authority", "allow", "h1", "--fingerprint", "AB" * 32, "--user", "u")
+    assert named.returncode == 0
+    refused = manage("authority", "allow", "h1", "--fingerprint", "abc")
+    assert refused.returncode == 1 and "--fingerprint: 'abc' is not a SHA-256" in refused.stderr
+    assert manage("authority", "forget", "h1").returncode == 0
+    refused = manage("authority", "forget", "h1")
+    assert refused.returncode == 1 and "host h1: it is not known" in refused.stderr

@@ -21,6 +21,7 @@ PICTURE = metrics.Picture(
     hosts=HOSTS,
     heard=41,
     refused={"future": 3, "malformed": 1},
+    refused_enrolments={"no_room": 5},
     published={"overload": 2},
     moved=60,
 )
@@ -57,6 +58,7 @@ def test_every_number_of_a_picture_has_a_metric():
         ("vnodes_moved_total", ""): 60,
         ("samples_refused_total", "future"): 3,
         ("samples_refused_total", "malformed"): 1,
+        ("enrolments_refused_total", "no_room"): 5,
         ("rings_published_total", "overload"): 2,
         ("host_vnodes", "h1"): 40,
         ("host_vnodes", "h2"): 160,

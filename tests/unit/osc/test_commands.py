@@ -2,6 +2,7 @@
 """The commands over the real API on SQLite; only HTTP between them is left out."""
 
 import argparse
+import re
 import time
 import types
 from typing import Any
@@ -11,7 +12,9 @@ from flask import testing
 from osc_lib import exceptions
 
 from acstor_common import decision_api
+from acstor_common import signing
 from acstor_decision.api import app
+from acstor_decision.db import models
 from acstor_osc import client
 from acstor_osc.v1 import authority
 from acstor_osc.v1 import boot_image
@@ -145,6 +148,43 @@ def test_a_host_is_allowed_and_revoked_before_it_was_ever_heard(run):
     assert (shown["state"], shown["enrolment"].machine_readable()["state"]) == ("silent", "revoked")
     shown = fields(run(host.AllowHost, "h9"))
     assert shown["enrolment"].machine_readable()["state"] == "allowed"
+
+
+def test_a_host_is_allowed_with_its_key_or_whoever_asks_next_and_the_output_says_whom_it_trusts(
+    run,
+):
+    shown = fields(run(host.AllowHost, "h9"))
+    assert shown["trusts"].startswith("whoever asks next for this name: any key, of any user")
+    told = fields(run(host.AllowHost, "h9", "--fingerprint", "AB:" * 31 + "AB", "--user", "u9"))
+    assert told["trusts"] == "the key that --fingerprint names, of user u9"
+    assert told["enrolment"].machine_readable()["fingerprint"] == "ab" * 32
+    rows = {row["Host"]: row for row in table(run(host.ListHost))}
+    assert (rows["h9"]["Waiting Key"], rows["h0001"]["Waiting Key"]) == ("ab" * 32, "")
+
+
+def test_a_fingerprint_that_is_none_is_refused(run, capsys):
+    with pytest.raises(SystemExit):
+        run(host.AllowHost, "h9", "--fingerprint", "abc")
+    assert "not a SHA-256 in hex" in capsys.readouterr().err
+
+
+def test_a_host_that_waits_is_listed_with_its_key_and_allowing_it_says_whom_it_trusts(run, store):
+    key = signing.pem_of(signing.read_key(signing.new_key()).public_key())
+    waits = {"user_id": "u9", "public_key": key, "address": "192.0.2.9", "asked_s": 1.0}
+    store.change_enrolment("h9", lambda _: models.Enrolment(host="h9", state="waiting", **waits))
+    [row] = [row for row in table(run(host.ListHost)) if row["Host"] == "h9"]
+    assert re.fullmatch("[0-9a-f]{64}", row["Waiting Key"])
+    trusts = fields(run(host.AllowHost, "h9"))["trusts"]
+    assert f"who asked first: the key {row['Waiting Key']}, of user u9, from 192.0.2.9" in trusts
+
+
+def test_a_host_that_is_gone_is_forgotten(run):
+    run(host.AllowHost, "h9")
+    run(host.ForgetHost, "h9")
+    with pytest.raises(exceptions.CommandError, match="host h9 is not known"):
+        run(host.ForgetHost, "h9")
+    with pytest.raises(exceptions.CommandError, match="still sends samples"):
+        run(host.ForgetHost, "h0001")
 
 
 def test_the_authority_is_shown_with_who_is_revoked(run):

@@ -29,7 +29,7 @@ class Adapter:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    monkeypatch.setattr("acstor_decision.authority.LEAST_INTERVAL_S", 0.0)
+    monkeypatch.setattr("acstor_decision.enrolments.LEAST_INTERVAL_S", 0.0)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_host_enrols_and_renews_and_each_certificate_has_a_key_of_its_own(clie
     assert files.current().certificate.public_key != first.certificate.public_key
 
 
-@pytest.mark.expect_log("host h1: no certificate for user agent-of-h1 .*nothing proves")
+@pytest.mark.expect_log("host h1: no certificate for user agent-of-h1 .*its key did not sign")
 def test_a_host_that_lost_its_state_folder_is_told_what_an_operator_has_to_do(
     client, files, tmp_path
 ):

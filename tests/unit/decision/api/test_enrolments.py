@@ -14,7 +14,7 @@ from acstor_decision.api import app
 from tests.unit.decision.api import conftest
 
 PATH = "/v1/hosts/h1/certificate"
-AGENT = {"X-Roles": "service", "X-User-Id": "agent-of-h1", "X-Project-Id": "service"}
+AGENT = {"X-Roles": "acstor-reader", "X-User-Id": "agent-of-h1", "X-Project-Id": "service"}
 KEY = certificates.new_key()
 CSR = certificates.request(ids.HostId("h1"), KEY)
 
@@ -50,7 +50,7 @@ def test_roles_that_may_not_enrol(client, role):
 
 
 @pytest.mark.expect_log("host h1: no certificate for user thief at 127.0.0.1: another Keystone")
-@pytest.mark.expect_log("host h1: no certificate for user agent-of-h1 at .*nothing proves")
+@pytest.mark.expect_log("host h1: no certificate for user agent-of-h1 at .*its key did not sign")
 def test_a_stolen_password_of_another_host_and_one_without_the_key_are_refused_and_logged(client):
     assert ask(client).status_code == 200
     answer = ask(client, {**AGENT, "X-User-Id": "thief"})
@@ -60,7 +60,7 @@ def test_a_stolen_password_of_another_host_and_one_without_the_key_are_refused_a
 
 
 def test_a_host_renews_with_a_proof(client, monkeypatch):
-    monkeypatch.setattr("acstor_decision.authority.LEAST_INTERVAL_S", 0.0)
+    monkeypatch.setattr("acstor_decision.enrolments.LEAST_INTERVAL_S", 0.0)
     ask(client)
     csr = certificates.request(ids.HostId("h1"), certificates.new_key())
     proof = sealed.signature_of(signing.RENEWAL, csr, KEY)
@@ -133,3 +133,56 @@ def test_services_and_readers_see_whom_to_trust_and_no_secret(client):
         assert answer.status_code == 200
         assert "PRIVATE" not in answer.text and answer.json["enrolment"] == "automatic"
     assert client.get("/v1/authority", headers=conftest.TENANT).status_code == 403
+
+
+def print_of(key):
+    return certificates.fingerprint(signing.read_key(key).public_key())
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*an operator let another key in")
+def test_an_operator_names_the_key_and_the_user_that_he_lets_in(client, store):
+    body = {"fingerprint": print_of(KEY), "user_id": "agent-of-h1"}
+    shown = client.post("/v1/hosts/h1/allow", json=body).json["enrolment"]
+    assert (shown["state"], shown["fingerprint"]) == ("allowed", print_of(KEY))
+    assert shown["user_id"] == "agent-of-h1"
+    other = certificates.request(ids.HostId("h1"), certificates.new_key())
+    assert ask(client, csr=other).status_code == 409
+    assert ask(client).status_code == 200
+    assert store.refused_enrolments() == {"not_let_in": 1}
+    for fault in ("f" * 63, "F" * 64, "g" * 64):
+        assert client.post("/v1/hosts/h1/allow", json={"fingerprint": fault}).status_code == 400
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1.*2 hosts of this user were never")
+def test_a_password_takes_no_more_names_than_its_bound_until_some_are_forgotten(
+    client, store, monkeypatch
+):
+    monkeypatch.setattr("acstor_decision.db.identities.MAX_UNHEARD", 2)
+    for number in range(2):
+        assert ask(client, path=f"/v1/hosts/n{number}/certificate").status_code == 200
+    for _ in range(3):
+        answer = ask(client)
+        assert answer.status_code == 429 and "openstack acstor host forget NAME" in answer.text
+    assert store.refused_enrolments() == {"no_room": 3}
+    answer = client.post("/v1/hosts/n0/forget")
+    assert answer.status_code == 200 and answer.json == {"host": "n0"}
+    assert [host["host"] for host in client.get("/v1/hosts").json["hosts"]] == ["n1"]
+    assert client.get("/v1/hosts/n0").status_code == 404
+    assert client.post("/v1/hosts/n0/forget").status_code == 404
+    assert ask(client).status_code == 200
+
+
+def test_a_host_that_is_up_is_not_forgotten_and_only_operators_forget(client, store):
+    conftest.note(store, conftest.sample(1, host="h1", sent_s=time.time()))
+    answer = client.post("/v1/hosts/h1/forget")
+    assert answer.status_code == 409 and "still sends samples" in answer.text
+    for headers in (AGENT, conftest.READER, conftest.TENANT):
+        assert client.post("/v1/hosts/h1/forget", headers=headers).status_code == 403
+
+
+@pytest.mark.expect_log("no certificate for user agent-of-h1")
+def test_every_refusal_is_counted_by_its_reason(client, store):
+    ask(client)
+    ask(client)
+    ask(client, csr=b"nonsense")
+    assert store.refused_enrolments() == {"malformed": 1, "too_often": 1}

@@ -7,12 +7,15 @@ S, V = enrolment.State, enrolment.Verdict
 
 
 def judge(known, user="u", key="k1", proven=(), automatic=True):
-    asked = enrolment.Asked(user, key, lambda of: of in proven)
+    asked = enrolment.Asked(user, key, f"print of {key}", lambda of: of in proven)
     return enrolment.judge(known, asked, is_automatic=automatic)
 
 
-def known(state, user="u", *keys):
-    return enrolment.Known(state, user, keys)
+def known(state, user="u", *keys, fingerprint=""):
+    return enrolment.Known(state, user, keys, fingerprint)
+
+
+K1_ALONE = known(S.ALLOWED, "", fingerprint="print of k1")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,13 @@ def known(state, user="u", *keys):
         (known(S.WAITING, "u", "k1"), {"automatic": False}, V.WAIT),
         (known(S.WAITING, "u", "k1"), {"key": "k2", "automatic": False}, V.OTHER_KEY),
         (known(S.WAITING, "u", "k1"), {}, V.ISSUE),
+        (K1_ALONE, {"automatic": False}, V.ISSUE),
+        (K1_ALONE, {"user": "any", "automatic": False}, V.ISSUE),
+        (K1_ALONE, {"key": "k2"}, V.NOT_LET_IN),
+        (K1_ALONE, {"key": "k2", "proven": ["k1", "k2"]}, V.NOT_LET_IN),
+        (known(S.ALLOWED, "u", fingerprint="print of k1"), {"user": "other"}, V.OTHER_USER),
+        (known(S.FORGOTTEN, ""), {}, V.ISSUE),
+        (known(S.FORGOTTEN, ""), {"automatic": False}, V.WAIT),
     ],
 )
 def test_a_name_belongs_to_who_enrolled_it_first_until_an_operator_says_otherwise(

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the database knows of a host's enrolment, and what changes in it.
+
+The one rule: nothing here decides who gets a certificate, :mod:`core.enrolment` does; a
+name that goes to somebody else never brings back a certificate of who had it before.
+"""
+
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_decision import trust
+from acstor_decision.core import enrolment
+from acstor_decision.db import models
+
+LEAST_INTERVAL_S = 1.0
+
+
+def read_request(user_id: str, csr: bytes, proof: str) -> enrolment.Asked:
+    """Return what a request asks for.
+
+    :param proof: see :meth:`authority.Keeper.enrol`
+    :raises errors.NotAuthentic: its own signature is wrong
+    """
+    key = certificates.request_key(csr)
+    return enrolment.Asked(
+        user_id,
+        signing.pem_of(key),
+        certificates.fingerprint(key),
+        lambda of: _is_signed_by(of, csr, proof),
+    )
+
+
+def fingerprint(row: models.Enrolment) -> str:
+    """Return the fingerprint of the key that a host has, or of the one that is let in."""
+    if not row.public_key:
+        return row.allowed_fingerprint
+    return certificates.fingerprint(signing.read_public_keys(row.public_key.encode())[0])
+
+
+def is_free(row: models.Enrolment | None) -> bool:
+    """Say whether a name belongs to nobody."""
+    return row is None or row.state == enrolment.State.FORGOTTEN
+
+
+def unknown(host: ids.HostId) -> models.Enrolment:
+    """Return a row of a host of which nobody has spoken."""
+    row = models.Enrolment(host=host, revoked_before_s=0)
+    row.user_id = row.address = row.public_key = row.former_key = row.allowed_fingerprint = ""
+    return row
+
+
+def let_in(row: models.Enrolment, key_fingerprint: str, user_id: str, now_s: float) -> None:
+    """Note that an operator lets a host in.
+
+    Who waits keeps the name for himself, unless it is another key or user that is let in.
+    """
+    is_waiting = row.state == enrolment.State.WAITING
+    is_who_waits = key_fingerprint in ("", fingerprint(row)) and user_id in ("", row.user_id)
+    if not is_waiting or not is_who_waits:
+        if row.state is not None:
+            forget(row, now_s)
+        row.user_id, row.allowed_fingerprint = user_id, key_fingerprint
+    row.state = enrolment.State.ALLOWED
+
+
+def free(row: models.Enrolment, now_s: float) -> bool:
+    """Free the name of a host; say whether its row must stay: it had certificates, which end so."""
+    if not row.revoked_before_s and row.issued_s is None:
+        return False
+    forget(row, now_s)
+    row.state, row.address, row.asked_s = enrolment.State.FORGOTTEN, "", None
+    return True
+
+
+def forget(row: models.Enrolment, now_s: float) -> None:
+    """Let nothing that a host has count any more, also what a clock that was ahead has issued."""
+    before_s = certificates.refused_before(max(now_s, row.issued_s or 0.0))
+    row.revoked_before_s = max(before_s, row.revoked_before_s or 0)
+    row.user_id = row.public_key = row.former_key = row.allowed_fingerprint = ""
+    row.not_after_s = row.issued_s = None
+
+
+def known(row: models.Enrolment | None) -> enrolment.Known | None:
+    """Return what the rules go by."""
+    if row is None:
+        return None
+    return enrolment.Known(
+        enrolment.State(row.state), row.user_id, trust.keys_of(row), row.allowed_fingerprint
+    )
+
+
+def _is_signed_by(key: str, csr: bytes, proof: str) -> bool:
+    try:
+        sealed.check(signing.read_public_keys(key.encode()), signing.RENEWAL, csr, proof)
+    except errors.NotAuthentic:
+        return False
+    return True
+
+
+def waiting(
+    row: models.Enrolment | None,
+    host: ids.HostId,
+    asked: enrolment.Asked,
+    address: str,
+    now_s: float,
+) -> models.Enrolment:
+    """Note who asked first; later ones are told to wait and change nothing."""
+    if row is not None and not is_free(row):
+        return row
+    row = row or unknown(host)
+    row.state, row.asked_s = enrolment.State.WAITING, now_s
+    row.user_id, row.public_key, row.address = asked.user_id, asked.key, address
+    return row
+
+
+def bind(
+    row: models.Enrolment,
+    asked: enrolment.Asked,
+    address: str,
+    issued_s: float,
+    not_after_s: float,
+) -> None:
+    """Note that a host has a certificate for a key; the one before may prove it once more.
+
+    Without that an answer that is lost on its way would leave the host without a key that counts.
+    A request for the key before, which somebody may have recorded, does not take that of now away.
+    """
+    if asked.key == row.former_key:
+        row.public_key, row.former_key = row.former_key, row.public_key
+    elif asked.key != row.public_key:
+        proven = [key for key in trust.keys_of(row) if asked.is_proven_by(key)]
+        row.former_key = proven[0] if proven else ""
+        row.public_key = asked.key
+    else:
+        row.former_key = ""
+    row.state = enrolment.State.ENROLLED
+    row.user_id, row.address, row.allowed_fingerprint = asked.user_id, address, ""
+    row.issued_s, row.not_after_s = issued_s, not_after_s
+
+
+def check_pace(row: models.Enrolment, now_s: float) -> None:
+    """Return if a host has not been given a certificate just now.
+
+    :raises enrolment.Refused: it has
+    """
+    if row.issued_s is not None and abs(now_s - row.issued_s) < LEAST_INTERVAL_S:
+        why = "it was given a certificate less than a second ago"
+        raise enrolment.Refused(row.host, enrolment.Verdict.TOO_OFTEN, why)
+
+
+def refusal(
+    verdict: enrolment.Verdict, host: str, row: models.Enrolment | None = None
+) -> enrolment.Refused:
+    """Return the refusal of a request, with what can be done about it.
+
+    It never lets in who asked first where another one asks, nor names the key of who asks as one
+    to let in: an operator reads it in the log, where anybody may have asked.
+    """
+    if row is not None and row.state == enrolment.State.WAITING and verdict in _OTHERS:
+        return enrolment.Refused(host, verdict, _FIRST.format(host=host))
+    return enrolment.Refused(host, verdict, _WHY[verdict].format(host=host))
+
+
+_OTHERS = (enrolment.Verdict.OTHER_USER, enrolment.Verdict.OTHER_KEY)
+_ALLOW = "openstack acstor host allow {host} --fingerprint KEY (acstor-agent-ctl status tells KEY)"
+_FIRST = (
+    "another user or key asked for this name first (openstack acstor host show {host}); if that is "
+    f"nobody of yours: {_ALLOW}"
+)
+_WHY = {
+    enrolment.Verdict.WAIT: f"an operator has to let it in: {_ALLOW}",
+    enrolment.Verdict.REVOKED: f"it is revoked; to let it enrol again: {_ALLOW}",
+    enrolment.Verdict.OTHER_USER: "another Keystone user enrolled it; if this is right now, an "
+    f"operator lets it enrol anew: {_ALLOW}",
+    enrolment.Verdict.OTHER_KEY: "it enrolled before, and its key did not sign this request. If "
+    f"the key is lost, an operator lets it enrol anew: {_ALLOW}",
+    enrolment.Verdict.NOT_LET_IN: "an operator let another key in; if this one is right, "
+    f"he lets it in instead: {_ALLOW}",
+}
