@@ -40,6 +40,8 @@ FORMER_TRUSTED_S = 30 * 86400
 """For how long a former key is trusted, beyond the life of what it signed last."""
 STOLEN_S = 0.0
 """Until when a key is trusted that is in wrong hands: never, wherever a clock stands."""
+MAX_KEYS = signing.MAX_PUBLIC_KEYS
+"""Bound on the keys of a kind that hosts are told to trust at one time: they take no more."""
 
 
 class Issued(NamedTuple):
@@ -83,18 +85,15 @@ class Keeper:
 
     def signers(self) -> bytes:
         """Return the public keys that may sign (PEM)."""
-        rows = _trusted(self._keys(SIGNER), self._wall())
+        rows = _told(self._keys(SIGNER), self._wall())
         return b"".join(signing.public_pem(row.secret_key.encode()) for row in rows)
 
     def ca(self) -> bytes:
         """Return the authorities that hosts are to trust (PEM), the one that issues first."""
         if self._own.ca_cert_file:
             return _file(self._own.ca_cert_file, "ca_cert_file")
-        now_s = self._wall()
-        rows = self._keys(CA)
-        first = _in_use(rows, now_s)
-        others = [row for row in _trusted(rows, now_s) if row.number != first.number]
-        return b"".join(row.certificate.encode() for row in (first, *others))
+        rows = _told(self._keys(CA), self._wall())
+        return b"".join(row.certificate.encode() for row in rows)
 
     def authority(self) -> certificates.Authority:
         """Return the authority that issues now."""
@@ -124,9 +123,11 @@ class Keeper:
 
         :param at_once: sign with it from now on, and trust those before it no more: they are in
             wrong hands. Hosts that do not know it yet are cut off until they have asked for it.
+        :raises errors.Unusable: so many are trusted still that hosts would take no more
         """
         now_s = self._wall()
-        self._keys(kind)
+        if not at_once:
+            _check_keys(_trusted(self._keys(kind), now_s))
         from_s = now_s if at_once else now_s + self.certificate_life_s
         until_s = STOLEN_S if at_once else from_s + self.certificate_life_s + FORMER_TRUSTED_S
         return self._store.add_authority_key(kind, lambda: _made(kind, now_s, from_s), until_s)
@@ -265,6 +266,28 @@ def _in_use(rows: Sequence[models.AuthorityKey], now_s: float) -> models.Authori
     """
     usable = _trusted(rows, now_s) or rows
     return next((row for row in usable if row.signs_from_s <= now_s), usable[-1])
+
+
+def _told(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.AuthorityKey]:
+    """Return the keys that hosts are told to trust: the one in use, then the others, newest first.
+
+    A database from before keys were bounded may hold more than hosts take.
+    """
+    first = _in_use(rows, now_s)
+    others = [row for row in _trusted(rows, now_s) if row.number != first.number]
+    return [first, *others][:MAX_KEYS]
+
+
+def _check_keys(trusted: Sequence[models.AuthorityKey]) -> None:
+    if len(trusted) < MAX_KEYS:
+        return
+    ends = [row.trusted_until_s for row in trusted if row.trusted_until_s is not None]
+    first_s = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(min(ends, default=0.0)))
+    raise errors.Unusable(
+        f"the {trusted[0].kind}'s keys",
+        f"{len(trusted)} are trusted at this time, and hosts take no more",
+        f"Try again after {first_s} UTC, when trust in one of them ends; --stolen ends it at once",
+    )
 
 
 def _trusted(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.AuthorityKey]:

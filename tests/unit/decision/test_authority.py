@@ -509,3 +509,29 @@ def test_freed_names_push_no_revoked_host_off_the_table_and_go_when_nothing_is_l
     cloud.now_s += trust.REVOCATION_KEPT_S + 10
     cloud.enrol()
     assert [row.host for row in cloud.store.enrolments()] == ["h1", "h2"]
+
+
+@pytest.mark.parametrize("kind", [authority.CA, authority.SIGNER])
+def test_no_more_keys_are_made_than_hosts_take(cloud, kind, monkeypatch):
+    for _ in range(signing.MAX_PUBLIC_KEYS - 1):
+        cloud.keeper.renew(kind, at_once=False)
+        cloud.now_s += 60
+    with pytest.raises(errors.Unusable, match=r"64 are trusted .* Try again after 2027-.*--stolen"):
+        cloud.keeper.renew(kind, at_once=False)
+    issued = cloud.enrol()
+    assert cloud.fault(issued) == "" and signing.read_public_keys(issued.signers)
+    cloud.keeper.renew(kind, at_once=True)  # a stolen key cannot wait
+    assert len(signing.read_public_keys(cloud.keeper.signers())) <= 64
+    cloud.keeper.renew(kind, at_once=False)
+
+
+def test_of_more_keys_than_hosts_take_the_one_in_use_and_the_newest_are_told(cloud, monkeypatch):
+    monkeypatch.setattr(authority, "MAX_KEYS", 10**6)
+    for _ in range(70):
+        cloud.keeper.renew(authority.SIGNER, at_once=False)
+    monkeypatch.setattr(authority, "MAX_KEYS", signing.MAX_PUBLIC_KEYS)
+    issued = cloud.enrol()
+    told = signing.read_public_keys(issued.signers)
+    assert len(told) == 64
+    in_use = cloud.keeper.trust()
+    sealed.check(told, signing.TABLE, b"{}", in_use.sign(signing.TABLE, b"{}"))
