@@ -170,7 +170,7 @@ OPERATIONS = (
         "Give a host a certificate",
         Certificate,
         issue,
-        rule=operation.SERVICE,
+        rule=operation.AGENT,
         body=CertificateRequest,
     ),
     _of_operators(

@@ -27,6 +27,7 @@ from acstor_decision.db import database
 READER = "rule:acstor:reader"
 ADMIN = "rule:acstor:admin"
 SERVICE = "rule:acstor:service"
+AGENT = "rule:acstor:agent"
 
 
 class Refused(errors.AcstorError):

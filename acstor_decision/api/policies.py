@@ -18,9 +18,14 @@ BASE = (
         "Who may see hosts and images of all projects",
     ),
     policy.RuleDefault(
+        "acstor:agent",
+        "role:acstor-reader or rule:acstor:admin",
+        "What runs on compute hosts, as the Keystone user of the agents' configuration",
+    ),
+    policy.RuleDefault(
         "acstor:service",
-        "role:service or role:acstor-reader or role:acstor-prepare or rule:acstor:admin",
-        "What runs on hosts and next to Glance, as the Keystone users of their configurations",
+        "rule:acstor:agent or role:acstor-prepare or role:service",
+        "What runs on hosts, next to Glance or in other services",
     ),
 )
 

@@ -38,12 +38,12 @@ def test_a_host_with_the_role_gets_a_certificate_of_the_name_in_the_path(client,
     assert "host h1: certificate for user agent-of-h1 at 127.0.0.1" in caplog.text
 
 
-@pytest.mark.parametrize("role", ["service", "acstor-reader", "acstor-prepare", "admin"])
+@pytest.mark.parametrize("role", ["acstor-reader", "admin"])
 def test_roles_that_may_enrol(client, role):
     assert ask(client, {**AGENT, "X-Roles": role}).status_code == 200
 
 
-@pytest.mark.parametrize("role", ["member", "reader", ""])
+@pytest.mark.parametrize("role", ["service", "acstor-prepare", "member", "reader", ""])
 def test_roles_that_may_not_enrol(client, role):
     answer = ask(client, {**AGENT, "X-Roles": role})
     assert answer.status_code == 403 and "acstor:host:enrol" in answer.text
