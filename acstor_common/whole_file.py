@@ -10,10 +10,13 @@ import contextlib
 import glob
 import os
 import pathlib
+import stat
 import tempfile
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import IO
+
+from acstor_common import errors
 
 INCOMING = ".incoming-"
 """What a file is called before it is whole."""
@@ -67,13 +70,31 @@ def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
             left.unlink(missing_ok=True)
 
 
+def make_private(folder: pathlib.Path) -> None:
+    """Make a folder that only its owner may enter; one that is there keeps its mode.
+
+    :raises errors.Unusable: it is there, and others may enter or read it
+    :raises OSError: it cannot be made
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        if mode & 0o077:
+            raise errors.Unusable(
+                str(folder),
+                f"the folder is there, and others than its owner may use it (mode {mode:03o})",
+                "Name one that is not there yet, or take their rights away (chmod 700)",
+            ) from None
+
+
 def write_secrets(folder: pathlib.Path, files: Mapping[str, bytes]) -> None:
     """Write files that only their owner may read, into a folder that only he may enter.
 
+    :raises errors.Unusable: see :func:`make_private`
     :raises OSError: they cannot be written, or the folder cannot be made
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    make_private(folder)
     for name, data in files.items():
         with written(folder / name, 0o600) as file:
             file.write(data)

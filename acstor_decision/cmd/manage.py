@@ -171,6 +171,7 @@ def _forget(store: database.Database, arguments: argparse.Namespace) -> None:
 
 def _issue(store: database.Database, arguments: argparse.Namespace) -> None:
     host = _host(arguments)
+    whole_file.make_private(arguments.out)  # before anything that the host has counts no more
     keeper, key = _keeper(store, arguments), certificates.new_key()
     request = certificates.request(host, key)
     keeper.allow(host, certificates.fingerprint(certificates.request_key(request)))

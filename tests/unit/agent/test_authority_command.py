@@ -59,6 +59,23 @@ def test_an_authority_is_never_overwritten(run, tmp_path, capsys):
     assert (tmp_path / "ca/ca.key.pem").read_bytes() == before
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o710, 0o701, 0o1777])
+def test_a_folder_that_is_there_keeps_its_mode_and_gets_no_key_that_others_could_reach(
+    run, tmp_path, capsys, mode
+):
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    shared.chmod(mode)
+    assert run("init", shared) == 1
+    assert f"{shared}: the folder is there, and others" in capsys.readouterr().err
+    assert list(shared.iterdir()) == [] and shared.stat().st_mode & 0o7777 == mode
+    own.mkdir()
+    own.chmod(0o2700)
+    assert run("init", own) == 0
+    assert run("issue", own, "h1", "--out", shared) == 1
+    assert own.stat().st_mode & 0o7777 == 0o2700
+
+
 def test_what_cannot_be_is_said(run, tmp_path, capsys):
     assert run("issue", tmp_path / "none", "h1", "--out", tmp_path / "h1") == 1
     assert "No such file" in capsys.readouterr().err

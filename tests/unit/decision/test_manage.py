@@ -46,6 +46,20 @@ def test_an_operator_makes_shows_and_renews_without_a_service(manage, tmp_path: 
     assert manage("authority", "show", "--pem").stdout.count("BEGIN CERTIFICATE") == 1
 
 
+def test_a_folder_that_others_may_enter_gets_no_key_and_takes_nothing_from_the_host(
+    manage, tmp_path: pathlib.Path
+):
+    first, out = tmp_path / "first", tmp_path / "shared"
+    assert manage("authority", "issue", "h1", "--out", first).returncode == 0
+    out.mkdir()
+    out.chmod(0o750)
+    refused = manage("authority", "issue", "h1", "--out", out)
+    assert refused.returncode == 1 and f"{out}: the folder is there, and others" in refused.stderr
+    assert list(out.iterdir()) == [] and out.stat().st_mode & 0o777 == 0o750
+    again = manage("authority", "issue", "h1", "--out", first)
+    assert again.returncode == 0, "a folder of its owner's alone is taken again"
+
+
 def test_what_cannot_be_is_said(manage, tmp_path):
     refused = manage("authority", "issue", "no/host", "--out", tmp_path / "x")
     assert refused.returncode == 1 and "not a host id" in refused.stderr
