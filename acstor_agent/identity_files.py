@@ -128,8 +128,10 @@ class IdentityFiles:
             with self._said_once(self.files.signers):
                 signers = signing.read_public_keys(found.signers)
         if found.certificate and found.key and found.ca:
-            with self._said_once(self.files.certificate):
-                certificate = checked(found, self._here)
+            with self._said_once(self.files.ca):
+                certificates.read_ca(found.ca)
+                with self._said_once(self.files.certificate):
+                    certificate = checked(found, self._here)
         return Identity(certificate, found.key if certificate else b"", found.ca, signers)
 
     def _bytes_of(self, path: pathlib.Path) -> bytes:

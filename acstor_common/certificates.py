@@ -34,6 +34,11 @@ GRACE_S: Final = 7 * 86400
 have been away."""
 MAX_CERTIFICATE_BYTES: Final = 16 * 1024
 MAX_BUNDLE_BYTES: Final = 256 * 1024
+_USES: Final = {
+    oid.ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth",
+    oid.ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth",
+}
+"""What a host is to its peers: both ends of connections."""
 _SEQUENCE: Final = b"\x30"
 """What DER of a certificate begins with; no PEM does."""
 
@@ -152,8 +157,7 @@ class Authority:
         builder = builder.add_extension(_usage(is_ca=False), critical=True)
         names = x509.SubjectAlternativeName([x509.DNSName(host)])
         builder = builder.add_extension(names, critical=True)
-        both = [oid.ExtendedKeyUsageOID.SERVER_AUTH, oid.ExtendedKeyUsageOID.CLIENT_AUTH]
-        builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(list(_USES)), critical=False)
         ours = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = builder.add_extension(ours, critical=False)
         is_plain = isinstance(self._key, ed25519.Ed25519PrivateKey)
@@ -212,7 +216,8 @@ def _bounded(data: bytes, limit: int, what: str) -> bytes:
 def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
     """Return the authorities of a file (``ca.pem``), in its order.
 
-    :raises errors.NotAuthentic: it holds no certificate, or one that is no authority's
+    :raises errors.NotAuthentic: it holds no certificate, or one that is no authority's, or not of
+        authorities whose certificates hosts may use
     """
     what = "certificates of authorities"
     try:
@@ -222,7 +227,27 @@ def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
         raise errors.NotAuthentic(what, "no PEM of X.509 certificates") from e
     if not all(authorities):
         raise errors.NotAuthentic(what, "one of them is no authority's certificate")
+    for certificate in found:
+        _check_uses(certificate, what)
     return found
+
+
+def _check_uses(certificate: x509.Certificate, what: str) -> None:
+    """Return if a certificate may be used by both ends of a connection.
+
+    Extended key usage that an authority's certificate speaks of bounds what it issues: so OpenSSL
+    takes it, and would end each connection without saying why.
+
+    :raises errors.NotAuthentic: it names its uses, and leaves one out
+    """
+    try:
+        uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return
+    if missing := [name for use, name in _USES.items() if use not in uses]:
+        whose = certificate.subject.rfc4514_string() or "a certificate without a name"
+        why = f"the extended key usage of {whose} leaves out {' and '.join(missing)}"
+        raise errors.NotAuthentic(what, why)
 
 
 def _is_ca(certificate: x509.Certificate) -> bool:
@@ -249,7 +274,7 @@ def read_host_certificate(pem_or_der: bytes, ca_pem: bytes) -> HostCertificate:
 
     :param ca_pem: authorities that are trusted, one of which issued it itself
     :raises errors.NotAuthentic: none of them issued it, it names no host or more than one name,
-        or it is no certificate of an Ed25519 key
+        or it is no certificate of an Ed25519 key that both ends of a connection may use
     """
     what = "a host's certificate"
     try:
@@ -275,6 +300,7 @@ def _host_certificate(
         raise errors.NotAuthentic(what, "none of the authorities known here issued it")
     if _is_ca(certificate):
         raise errors.NotAuthentic(what, "it is an authority's")
+    _check_uses(certificate, what)
     key = certificate.public_key()
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise errors.NotAuthentic(what, "its key is not an Ed25519 key")

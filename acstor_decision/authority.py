@@ -91,9 +91,17 @@ class Keeper:
     def ca(self) -> bytes:
         """Return the authorities that hosts are to trust (PEM), the one that issues first."""
         if self._own.ca_cert_file:
-            return _file(self._own.ca_cert_file, "ca_cert_file")
+            return self._own_ca(self._own.ca_cert_file)
         rows = _told(self._keys(CA), self._wall())
         return b"".join(row.certificate.encode() for row in rows)
+
+    def _own_ca(self, path: str) -> bytes:
+        bundle = _file(path, "ca_cert_file")
+        try:
+            certificates.read_ca(bundle)
+        except errors.NotAuthentic as e:
+            raise errors.Unusable(f"[acstor_decision] ca_cert_file = {path}", e.why) from e
+        return bundle
 
     def authority(self) -> certificates.Authority:
         """Return the authority that issues now."""

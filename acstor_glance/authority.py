@@ -80,7 +80,12 @@ class Authority:
         """
         own = self._conf.acstor_glance
         if own.trusted_ca_file or own.trusted_signers_file:
-            self._trust = checked(_read(own.trusted_ca_file), _read(own.trusted_signers_file), {})
+            ca, signers = (_read(path) for path in (own.trusted_ca_file, own.trusted_signers_file))
+            try:
+                self._trust = checked(ca, signers, {})
+            except errors.NotAuthentic as exc:
+                files = f"{own.trusted_ca_file}, {own.trusted_signers_file}"
+                raise errors.Unusable(files, str(exc)) from exc
             return
         with glance_images.translated("the decision service's authority"):
             answer = self._ask()

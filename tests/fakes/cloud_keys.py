@@ -4,8 +4,13 @@
 The one rule: everything is made with the project's own code, as the decision service makes it.
 """
 
+import datetime
 import pathlib
 import time
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509 import oid
 
 from acstor_agent import identity_files
 from acstor_common import certificates
@@ -83,3 +88,20 @@ class CloudKeys:
         at_s = time.time() if given_s is None else given_s
         sent = decision_api.ImageWantedAt(wanted=wanted, request=request, given_s=at_s)
         return sealed.seal(sent, signing.IMAGE_WANTED, self.signing_key)
+
+
+def own_authority(*uses: x509.ObjectIdentifier) -> tuple[bytes, bytes]:
+    """Return certificate and key (PEM) of an operator's authority, made as the project does not.
+
+    :param uses: its extended key usage
+    """
+    key_pem = signing.new_key()
+    key = signing.read_key(key_pem)
+    name = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, "own")])
+    now = datetime.datetime.now(datetime.UTC)
+    end = now + datetime.timedelta(days=1)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 7, now, end)
+    builder = builder.add_extension(x509.BasicConstraints(True, 0), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
+    made = builder.sign(key, None).public_bytes(serialization.Encoding.PEM)
+    return made, key_pem

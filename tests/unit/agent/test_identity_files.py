@@ -3,6 +3,7 @@ import os
 import stat
 
 import pytest
+from cryptography.x509 import oid
 
 from acstor_agent import identity_files
 from acstor_common import ids
@@ -43,6 +44,13 @@ def files(folder, clock):
 def test_without_files_a_host_proves_nothing_and_believes_nobody(files):
     assert files.current() == identity_files.Identity()
     assert files.signers() == ()
+
+
+@pytest.mark.expect_log(r"identity/ca.pem: .*usage of CN=own leaves out serverAuth; it is not used")
+def test_an_authority_of_clients_alone_is_refused_by_the_name_of_its_file(files, folder, keys):
+    own, _ = cloud_keys.own_authority(oid.ExtendedKeyUsageOID.CLIENT_AUTH)
+    identity_files.write(folder, keys.host("h1")._replace(ca=own))
+    assert files.current().certificate is None
 
 
 def test_what_was_written_is_read_and_nobody_else_may(files, folder, keys):

@@ -15,6 +15,7 @@ from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import signing
+from tests.fakes import cloud_keys
 
 NOW_S = 1_800_000_000.5
 DAY_S = 86400
@@ -24,6 +25,10 @@ OTHER_CA = certificates.Authority.create("test", NOW_S, 10 * DAY_S)
 KEY = certificates.new_key()
 CSR = certificates.request(HOST, KEY)
 CERT = CA.issue(CSR, HOST, NOW_S, DAY_S)
+
+
+SERVER, CLIENT = oid.ExtendedKeyUsageOID.SERVER_AUTH, oid.ExtendedKeyUsageOID.CLIENT_AUTH
+ANY = oid.ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE
 
 
 def made_by_hand(*extensions: x509.ExtensionType, common_name: str = "") -> bytes:
@@ -93,6 +98,21 @@ def test_the_name_comes_from_the_authority_and_never_from_the_request():
             made_by_hand(names(x509.DNSName("h1"), x509.RFC822Name("a@b.c"))),
             CA.certificate_pem,
             "2 names",
+        ),
+        (
+            made_by_hand(names(x509.DNSName("h1")), x509.ExtendedKeyUsage([SERVER])),
+            CA.certificate_pem,
+            "leaves out clientAuth",
+        ),
+        (
+            made_by_hand(names(x509.DNSName("h1")), x509.ExtendedKeyUsage([CLIENT])),
+            CA.certificate_pem,
+            "leaves out serverAuth",
+        ),
+        (
+            made_by_hand(names(x509.DNSName("h1")), x509.ExtendedKeyUsage([ANY])),
+            CA.certificate_pem,
+            "leaves out serverAuth and clientAuth",
         ),
         (made_by_hand(names(x509.RFC822Name("h1"))), CA.certificate_pem, "one DNS name"),
         (made_by_hand(names(x509.DNSName("*.rack"))), CA.certificate_pem, "not a host id"),
@@ -192,6 +212,14 @@ def test_an_operators_own_authority_may_have_another_kind_of_key():
     )
     issued = certificates.Authority(ca_pem, key_pem).issue(CSR, HOST, NOW_S, DAY_S)
     assert certificates.read_host_certificate(issued, ca_pem).host == HOST
+
+
+def test_an_authority_that_may_not_issue_for_both_ends_of_a_connection_is_refused():
+    own = certificates.Authority(*cloud_keys.own_authority(CLIENT, SERVER))
+    issued = own.issue(CSR, HOST, NOW_S, DAY_S)
+    assert certificates.read_host_certificate(issued, own.certificate_pem).host == HOST
+    with pytest.raises(errors.NotAuthentic, match="usage of CN=own leaves out clientAuth"):
+        certificates.Authority(*cloud_keys.own_authority(SERVER))
 
 
 def test_openssl_takes_the_chain_in_its_strict_mode(tmp_path):

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from cryptography.x509 import oid
 
 from acstor_common import certificates
 from acstor_common import errors
@@ -18,6 +19,7 @@ from acstor_decision import trust
 from acstor_decision.core import enrolment
 from acstor_decision.db import database
 from acstor_decision.db import identities
+from tests.fakes import cloud_keys
 from tests.unit.decision.api import conftest as samples
 
 DAY_S = 86400
@@ -291,6 +293,10 @@ def test_an_authority_of_the_operators_own_issues_from_its_files(configure, stor
     key.write_bytes(former.key_pem)
     with pytest.raises(errors.Unusable, match=r"ca_cert_file.*its key is another one's"):
         cloud.enrol()
+    cert.write_bytes(cloud_keys.own_authority(oid.ExtendedKeyUsageOID.CLIENT_AUTH)[0])
+    with pytest.raises(errors.Unusable, match=rf"ca_cert_file = {cert}: .*leaves out serverAuth"):
+        cloud.enrol()
+    cert.write_bytes(own.certificate_pem)
     key.unlink()
     with pytest.raises(errors.Unusable, match=r"ca_key_file.*No such file"):
         cloud.enrol()

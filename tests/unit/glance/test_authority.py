@@ -60,6 +60,9 @@ def test_files_are_read_and_nobody_is_asked(conf, session, tmp_path):
     knows.look()
     assert len(knows.trust().signers) == 1
     assert session.asked == []
+    (tmp_path / "ca.pem").write_text("garbage")
+    with pytest.raises(errors.Unusable, match=rf"{tmp_path}/ca.pem, .*no PEM of X.509"):
+        knows.look()
     (tmp_path / "ca.pem").unlink()
     with pytest.raises(FileNotFoundError):
         knows.look()
