@@ -116,10 +116,10 @@ def reachable_at(own: Options) -> str:
         ip, _ = ring.parse_address(address)
     except ValueError as e:
         raise errors.Unusable("[acstor_agent] peer_address", str(e)) from e
-    if ipaddress.ip_address(ip).is_unspecified:
+    if fault := ring.address_fault(ip):
         raise errors.Unusable(
             "[acstor_agent] peer_address",
-            f"the decision service cannot tell others to ask {address}",
+            f"the decision service cannot tell others to ask {address}: it is {fault}",
             "Set it to the address and port under which they reach this host",
         )
     return address

@@ -138,6 +138,33 @@ def parse_address(text: str) -> tuple[str, int]:
     return str(ip), int(match[3])
 
 
+def is_loopback(ip: str) -> bool:
+    """Say whether an address leads to whoever uses it.
+
+    >>> is_loopback("127.0.0.2"), is_loopback("::ffff:127.0.0.1"), is_loopback("10.0.0.1")
+    (True, True, False)
+    """
+    return _plain(ip).is_loopback
+
+
+def address_fault(ip: str) -> str:
+    """Return why no host of another network gets to an address; "" if it may be of one.
+
+    >>> address_fault("169.254.169.254"), address_fault("::"), address_fault("10.0.0.1")
+    ('link-local', 'unspecified', '')
+    """
+    for kind in ("unspecified", "multicast", "link_local"):
+        if getattr(_plain(ip), f"is_{kind}"):
+            return kind.replace("_", "-")
+    return ""
+
+
+def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return an address, without the IPv6 around one of IPv4."""
+    found = ipaddress.ip_address(ip)
+    return getattr(found, "ipv4_mapped", None) or found
+
+
 class Ring:
     """A v-node table and the points that follow from it.
 

@@ -48,6 +48,7 @@ GIVE_AGAIN_S = 45.0
 waits somewhat longer before it says that a host did not hear of one."""
 TOLD_WITHIN = 2
 """Collections in which a host that heard of a task tells so, and is heard."""
+_CLAIMS = (members.Refusal.TAKEN_ADDRESS, members.Refusal.UNREACHABLE)
 
 Publish = Callable[[decision_api.RingTable], bool]
 SendTo = Callable[[str, decision_api.RingTable], bool]
@@ -206,7 +207,7 @@ class Service:
             self._keep(sample)
             self._heard += 1
             return
-        level = logging.WARNING if refusal is members.Refusal.TAKEN_ADDRESS else logging.INFO
+        level = logging.WARNING if refusal in _CLAIMS else logging.INFO
         told = (sample.host, sample.number, refusal.value, sample.address)
         LOG.log(level, "%s: sample %d is refused: %s (%s)", *told)
 

@@ -24,8 +24,10 @@ CLOCK_SLACK_S = 30.0
 """How far the clocks of two hosts may differ."""
 SAMPLES_TO_JOIN = 2
 
-_home = functools.lru_cache(2 * ring.MAX_HOSTS)(ring.parse_address)
+_cached = functools.lru_cache(2 * ring.MAX_HOSTS)
+_home = _cached(ring.parse_address)
 """Where an address leads, however it is spelt: ``:7201`` and ``:07201`` are one port."""
+_is_loopback, _address_fault = _cached(ring.is_loopback), _cached(ring.address_fault)
 
 
 class Refusal(enum.Enum):
@@ -38,6 +40,7 @@ class Refusal(enum.Enum):
     OUT_OF_ORDER = "out_of_order"  # a later one was here already
     OLD_SESSION = "old_session"  # of an agent that another one of this name has replaced
     TAKEN_ADDRESS = "taken_address"  # another member lives there
+    UNREACHABLE = "unreachable"  # its address leads nobody else to it
     FULL = "full"  # no v-node table has room for more hosts
 
 
@@ -249,10 +252,18 @@ class Members:
         if sample.host not in self._members and len(self._members) >= ring.MAX_HOSTS:
             return Refusal.FULL
         address = _home(sample.address)
+        if _address_fault(address[0]) or self._is_its_own(sample.host, address[0]):
+            return Refusal.UNREACHABLE
         other = self._by_address.get(address, ids.HostId(sample.host))
         if other != sample.host and other in self._members and not self._is_silent(other, now_s):
             return Refusal.TAKEN_ADDRESS
         return self._misordered(sample, now_s)
+
+    def _is_its_own(self, host: str, ip: str) -> bool:
+        """Say whether an address is on the loopback, and others are not: in a lab all are."""
+        return _is_loopback(ip) and any(
+            other != host and not _is_loopback(at) for (at, _), other in self._by_address.items()
+        )
 
     def _misordered(self, sample: decision_api.Sample, now_s: float) -> Refusal | None:
         host = ids.HostId(sample.host)

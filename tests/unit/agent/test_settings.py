@@ -2,6 +2,7 @@
 """What options become: each one of the disk's reaches Pregather, the paper's values by default."""
 
 import pathlib
+import types
 
 import pytest
 from oslo_config import cfg
@@ -9,6 +10,7 @@ from oslo_config import cfg
 from acstor_agent import conf
 from acstor_agent import settings
 from acstor_agent.core.disk_scheduling import pregather
+from acstor_common import errors
 
 SECTOR = 512
 
@@ -46,3 +48,20 @@ def test_option_of_the_disk_reaches_pregather(
 ) -> None:
     limits = settings.scheduling_limits(options(tmp_path, **{f"disk_{name}": value}))
     assert limits == pregather.Limits(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("address", "fault"),
+    [
+        ("0.0.0.0:7201", "unspecified"),
+        ("[::]:7201", "unspecified"),
+        ("224.0.0.1:7201", "multicast"),
+        ("169.254.169.254:7201", "link-local"),
+        ("[fe80::1]:7201", "link-local"),
+    ],
+)
+def test_an_address_that_nobody_could_use_is_not_told_to_others(address, fault):
+    own = types.SimpleNamespace(peer_address=address, peer_listen="10.0.0.1:7201")
+    with pytest.raises(errors.Unusable, match=rf"peer_address: .*it is {fault}"):
+        settings.reachable_at(own)
+    assert settings.reachable_at(types.SimpleNamespace(**vars(own) | {"peer_address": ""}))

@@ -260,6 +260,38 @@ def test_an_address_is_one_however_it_is_spelt():
         assert cloud.hear(sample("h3", 3, address=spelt)) is R.TAKEN_ADDRESS
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0:7201",
+        "224.0.0.1:7201",
+        "169.254.169.254:80",
+        "127.0.0.1:7201",
+        "[::]:7201",
+        "[::1]:7201",
+        "[ff02::1]:7201",
+        "[fe80::1]:7201",
+        "[::ffff:127.0.0.1]:7201",
+        "[::ffff:169.254.169.254]:80",
+    ],
+)
+def test_an_address_that_leads_nobody_to_a_host_is_refused(address):
+    cloud = Cloud()
+    cloud.collect("h1", "h2", times=2)
+    assert cloud.hear(sample("h3", 3, address=address)) is R.UNREACHABLE
+    moved = sample("h2", cloud.round + 1, address=address, sent_s=cloud.now_s + WALL_S)
+    assert cloud.hear(moved) is R.UNREACHABLE
+
+
+def test_where_all_hosts_are_on_the_loopback_that_is_their_network():
+    cloud = Cloud()
+    for number in (1, 2):
+        at = {"address": f"127.0.0.{number}:7201", "sent_s": WALL_S + 1}
+        assert cloud.hear(sample(f"h{number}", 1, **at)) is None
+    assert cloud.hear(sample("h3", 1, sent_s=WALL_S + 1)) is None  # one of a network
+    assert cloud.hear(sample("h1", 2, **at)) is R.UNREACHABLE
+
+
 def test_a_host_holds_one_address_not_all_that_it_ever_claimed():
     cloud = Cloud()
     cloud.collect("h1", times=2)
