@@ -15,6 +15,7 @@ from oslo_config import cfg
 
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import log_once
 
 LOG = logging.getLogger(__name__)
 
@@ -65,15 +66,13 @@ def start(make: Callable[[], Any], topic: str, stopping: threading.Event) -> Any
     :param topic: what is listened to, for the log
     :return: None if it was told to stop before
     """
-    told = ""
+    fault = log_once.LogOnce(LOG)
     while not stopping.is_set():
         try:
             server = make()
             server.start()  # waits for the broker, and looks for it again when it goes
         except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
-            if str(e) != told:
-                told = str(e)
-                LOG.warning("cannot listen to %s on the message bus yet: %s", topic, told)
+            fault.say(f"cannot listen to {topic} on the message bus yet: {e}")
             stopping.wait(AGAIN_AFTER_S)
         else:
             return server

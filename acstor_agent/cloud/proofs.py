@@ -13,6 +13,7 @@ import msgspec
 from acstor_agent import identity_files
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import log_once
 from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing
@@ -47,7 +48,7 @@ class Sender:
 
     def __init__(self, files: identity_files.IdentityFiles) -> None:
         self._files = files
-        self._is_told = False
+        self._fault = log_once.LogOnce(LOG)
         self.sealed = 0
         self.unproven = 0
 
@@ -56,14 +57,12 @@ class Sender:
         identity = self._files.current()
         if identity.certificate is None:
             self.unproven += 1
-            if not self._is_told:
-                LOG.warning(
-                    "no samples and boot traces are sent: this host has no certificate (%s)",
-                    self._files.files.certificate,
-                )
-            self._is_told = True
+            self._fault.say(
+                "no samples and boot traces are sent: this host has no certificate "
+                f"({self._files.files.certificate})"
+            )
             return None
-        self._is_told = False
+        self._fault.say("")
         self.sealed += 1
         signed = sealed.seal(payload, purpose, identity.key, identity.certificate.pem)
         return decision_api.encode(signed)
