@@ -17,8 +17,10 @@ of which an agent tells nothing is given to it again, so the same request may co
 more than once.
 """
 
+import contextlib
 import enum
 import re
+import urllib.parse
 from typing import Annotated
 from typing import Any
 from typing import TypeVar
@@ -287,6 +289,26 @@ class RingTable(msgspec.Struct, frozen=True):
 
 
 _T = TypeVar("_T")
+
+
+def way_fault(url: str) -> str:
+    """Return what is wrong with asking the REST API at ``url``; "" if nothing is.
+
+    >>> way_fault("https://d.example:9710"), way_fault("http://127.0.0.1:9710")
+    ('', '')
+    """
+    where = urllib.parse.urlsplit(url)
+    host = where.hostname or ""
+    with contextlib.suppress(ValueError):
+        if ring.is_loopback(host):
+            return ""
+    if where.scheme != "http" or host == "localhost":
+        return ""
+    return (
+        f"the decision service is asked in clear text at {url}: who is on the way reads the token "
+        "and can pretend to be the service; serve its REST API over TLS and name https:// in "
+        "Keystone's catalog (or in the option that names its address)"
+    )
 
 
 def encode(payload: msgspec.Struct) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from oslo_config import cfg
 from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import log_once
 from acstor_common import ring
 from acstor_common import signing
 from acstor_glance import images as glance_images
@@ -45,7 +46,8 @@ class Authority:
         self._conf = conf
         self._trust = proofs.NOBODY
         self._stopping = threading.Event()
-        self._told = ""
+        self._fault = log_once.LogOnce(LOG)
+        self._way = log_once.LogOnce(LOG)
 
     def trust(self) -> proofs.Trust:
         """Return whom to believe, as it was known last."""
@@ -65,10 +67,10 @@ class Authority:
             try:
                 self.look()
             except (errors.AcstorError, OSError) as exc:
-                self._tell(f"whom to believe on the message bus is not known anew: {exc}")
+                self._fault.say(f"whom to believe on the message bus is not known anew: {exc}")
                 wait_s = ASK_AGAIN_S
             else:
-                self._tell("")
+                self._fault.say("")
                 wait_s = ASK_EVERY_S
 
     def look(self) -> None:
@@ -101,15 +103,11 @@ class Authority:
             endpoint_override=own.decision_endpoint,
         )
         response: Any = api.get("/v1/authority")
+        self._way.say(decision_api.way_fault(response.url or ""))
         try:
             return msgspec.json.decode(response.content[:MAX_ANSWER_BYTES], type=_Answer)
         except msgspec.DecodeError as exc:
             raise exceptions.ClientException(f"the answer makes no sense: {exc}") from exc
-
-    def _tell(self, what: str) -> None:
-        if what and what != self._told:
-            LOG.warning("%s", what)
-        self._told = what
 
 
 def checked(ca: bytes, signers: bytes, revoked: dict[str, int]) -> proofs.Trust:

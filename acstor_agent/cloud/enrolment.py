@@ -30,8 +30,10 @@ from acstor_agent import identity_files
 from acstor_agent.core import renewal
 from acstor_agent.sources import glance
 from acstor_common import certificates
+from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import log_once
 from acstor_common import sealed
 from acstor_common import signing
 from acstor_common import whole_file
@@ -121,6 +123,7 @@ class Enrolment:
         self._here, self._files, self._api = here, files, api
         self._clock, self._dice = clock, dice
         self._asked_for = ""
+        self._way = log_once.LogOnce(LOG)
 
     async def run(self) -> None:
         """Ask when it is due, for ever."""
@@ -197,6 +200,7 @@ class Enrolment:
     def _ask(self, request: bytes) -> Answer:
         body = {"csr": request.decode(), "proof": self._proof(request)}
         try:
+            self._way.say(decision_api.way_fault(self._api.get_endpoint() or ""))
             response = self._api.post(
                 f"/v1/hosts/{self._here}/certificate", json=body, raise_exc=False
             )
@@ -276,10 +280,4 @@ def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:
     session.timeout = session.timeout or TIMEOUT_S
     if own.auth_section == glance.GROUP and not own.cafile:
         session.verify = conf[glance.GROUP].ca_file or True
-    if (own.endpoint_override or "").startswith("http:"):
-        LOG.warning(
-            "[%s] endpoint_override is http: who is on the way can pretend to be the decision "
-            "service",
-            GROUP,
-        )
     return made

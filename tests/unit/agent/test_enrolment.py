@@ -42,6 +42,10 @@ class Api:
         self.instead = None
         self.off_s = 0.0
         self.host = H1
+        self.endpoint = "https://d.example:9710"
+
+    def get_endpoint(self):
+        return self.endpoint
 
     def post(self, url, json, raise_exc):
         assert (url, raise_exc) == ("/v1/hosts/h1/certificate", False)
@@ -191,6 +195,27 @@ async def test_a_host_that_waits_tells_its_key_once_in_the_log_and_in_its_status
     assert enrolling.state.fingerprint == ""
 
 
+@pytest.mark.expect_log("clear text at http://d.example:9710: .*over TLS and name https://")
+async def test_an_endpoint_without_tls_is_told_once(
+    autojump_clock, enrolling, api, files, nursery, watched_log
+):
+    api.endpoint = "http://d.example:9710"
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(LIFE_S * 3)
+    assert len(api.asked) > 3
+    assert len(watched_log.messages) == 1
+
+
+@pytest.mark.parametrize("endpoint", ["http://localhost:9710", "http://[::1]:9710", None])
+async def test_an_endpoint_on_the_loopback_needs_no_tls(
+    autojump_clock, enrolling, api, files, nursery, endpoint
+):
+    api.endpoint = endpoint
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(1)
+    assert files.current().certificate.host == "h1"
+
+
 @pytest.mark.expect_log("no new certificate: .*lost")
 async def test_a_lost_answer_locks_nobody_out_for_the_next_request_is_for_the_same_key(
     autojump_clock, enrolling, api, files, nursery, wall
@@ -296,10 +321,12 @@ def test_a_section_of_its_own_is_read(tmp_path, files):
     assert made._api.session.auth.auth_url == "http://k.invalid/v3"
 
 
-@pytest.mark.expect_log("who is on the way can pretend to be the decision service")
-def test_an_endpoint_without_tls_is_warned_of(tmp_path, files):
+def test_an_option_names_the_endpoint(tmp_path, files):
     text = SOURCE + "[enrolment]\nauth_section = source_glance\nendpoint_override = http://d/\n"
-    assert enrolment.from_conf(configured(tmp_path, text), H1, files)
+    assert (
+        enrolment.from_conf(configured(tmp_path, text), H1, files)._api.get_endpoint()
+        == "http://d/"
+    )
 
 
 @pytest.mark.parametrize(

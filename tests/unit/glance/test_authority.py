@@ -33,13 +33,14 @@ class Session:
     def __init__(self):
         self.answer = {"ca": CA, "signers": SIGNERS, "revoked": {"h1": 5}, "now": "later"}
         self.asked = []
+        self.served_at = "https://d.example:9710"
 
     def request(self, url, method, **options):
         self.asked.append((method, url, options["endpoint_filter"]["service_type"]))
         if isinstance(self.answer, Exception):
             raise self.answer
         content = json.dumps(self.answer).encode()
-        return type("Response", (), {"content": content})()
+        return type("Response", (), {"content": content, "url": f"{self.served_at}{url}"})()
 
 
 @pytest.fixture
@@ -67,6 +68,15 @@ def test_files_are_read_and_nobody_is_asked(conf, session, tmp_path):
     with pytest.raises(FileNotFoundError):
         knows.look()
     assert knows.trust().ca == CA.encode()
+
+
+@pytest.mark.expect_log("asked in clear text at http://d.example:9710/v1/authority: ")
+def test_an_endpoint_without_tls_is_told_once(conf, session, watched_log):
+    session.served_at = "http://d.example:9710"
+    knows = authority.Authority(conf)
+    for _ in range(3):
+        knows.look()
+    assert len(watched_log.messages) == 1
 
 
 def test_the_decision_service_says_it(conf, session):

@@ -21,6 +21,9 @@ class Adapter:
     def __init__(self, client):
         self._client = client
 
+    def get_endpoint(self):
+        return "https://d.example:9710"
+
     def post(self, url, json, raise_exc):
         assert not raise_exc
         answer = self._client.post(url, json=json, headers=AGENT)
