@@ -8,9 +8,7 @@ counted.
 
 import http
 import logging
-from collections.abc import Callable
 from typing import Annotated
-from typing import Any
 
 import msgspec
 
@@ -153,15 +151,6 @@ def _log(call: operation.Call, what: str) -> None:
     LOG.info("host %s: %s by user %s at %s", call.path["host"], what, call.user_id, call.address)
 
 
-def _of_operators(
-    name: str, summary: str, answer: type[msgspec.Struct], handler: Callable[..., Any], **more: Any
-) -> operation.Operation:
-    path = f"/v1/hosts/{{host}}/{name}"
-    return operation.Operation(
-        f"host:{name}", "POST", path, summary, answer, handler, rule=operation.ADMIN, **more
-    )
-
-
 OPERATIONS = (
     operation.Operation(
         "host:enrol",
@@ -173,7 +162,7 @@ OPERATIONS = (
         rule=operation.AGENT,
         body=CertificateRequest,
     ),
-    _of_operators(
+    operation.about_host(
         "allow",
         "Let a host enrol once, for the first time or with another user or key",
         hosts.HostDetail,
@@ -181,12 +170,12 @@ OPERATIONS = (
         body=LetIn,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    _of_operators(
+    operation.about_host(
         "revoke",
         "Shut a host out: none of its certificates counts any more",
         hosts.HostDetail,
         revoke,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    _of_operators("forget", "Free the name of a host that is gone", ForgottenHost, forget),
+    operation.about_host("forget", "Free the name of a host that is gone", ForgottenHost, forget),
 )

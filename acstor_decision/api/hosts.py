@@ -211,24 +211,18 @@ OPERATIONS = (
         "host:list", "GET", "/v1/hosts", "List hosts", Hosts, every, query=operation.Page
     ),
     operation.Operation("host:get", "GET", "/v1/hosts/{host}", "Show a host", HostDetail, one),
-    operation.Operation(
-        "host:drain",
-        "POST",
-        "/v1/hosts/{host}/drain",
+    operation.about_host(
+        "drain",
         "Let a host be home of nothing",
         HostDetail,
         drain,
-        rule=operation.ADMIN,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    operation.Operation(
-        "host:enable",
-        "POST",
-        "/v1/hosts/{host}/enable",
+    operation.about_host(
+        "enable",
         "Let a drained host be a home again",
         HostDetail,
         enable,
-        rule=operation.ADMIN,
         status=http.HTTPStatus.ACCEPTED,
     ),
 )

@@ -114,6 +114,18 @@ class Operation:
         return f"acstor:{self.name}"
 
 
+def about_host(
+    name: str,
+    summary: str,
+    answer: type[msgspec.Struct],
+    handler: Callable[[Call], msgspec.Struct],
+    **more: Any,
+) -> Operation:
+    """Return what an operator may do to a host."""
+    path = f"/v1/hosts/{{host}}/{name}"
+    return Operation(f"host:{name}", "POST", path, summary, answer, handler, ADMIN, **more)
+
+
 def host_id(text: str) -> ids.HostId:
     """Return the host that a path names.
 
