@@ -4,6 +4,7 @@
 import json
 import pathlib
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -106,12 +107,15 @@ def test_a_first_start_serves_guests_and_enrols_when_the_service_is_there(
             lambda: "is away" in identity_of(agent)["enrolment"]["error"], "an error", WAIT_S
         )
         assert identity_of(agent)["certificate_not_after_s"] is None
+        asked_for = identity_of(agent)["enrolment"]["fingerprint"]
+        assert asked_for in agent.log()
         served.start()
         served.wait_ready()
         hosts.wait_until(lambda: identity_of(agent)["signers"] == 1, "a certificate", WAIT_S)
         found = identity_of(agent)
         assert time.time() < found["certificate_not_after_s"] <= time.time() + LIFE_S
         assert (found["enrolment"]["failures"], found["enrolment"]["error"]) == (0, "")
+        assert fingerprint_of(agent.folder / "state" / "identity" / "key.pem") == asked_for
         folder = agent.folder / "state" / "identity"
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
@@ -151,6 +155,14 @@ def test_a_certificate_is_renewed_while_chunks_are_exchanged_and_a_revoked_host_
             lambda: "its certificate was revoked" in two["h1"].log(), "a refusal", WAIT_S
         )
         assert path.read_bytes() == DATA  # from the source
+
+
+def fingerprint_of(key_file: pathlib.Path) -> str:
+    """Return the fingerprint of a key as the guide tells to look for it."""
+    command = f"openssl pkey -in {key_file} -pubout -outform DER | sha256sum"
+    return subprocess.run(
+        command, shell=True, check=True, capture_output=True, text=True
+    ).stdout.split()[0]
 
 
 def read_some(path: pathlib.Path, position: int) -> int:
