@@ -14,7 +14,7 @@ POLICY=/usr/sbin/policy-rc.d # Debian's own switch: exit status 101 forbids to s
 missing_packages() {
     local wanted installed
     wanted=$(awk -v part="$part" '!/^#/ && NF && (part != "unit" || !/ lab]/) { print $1 }' \
-        "$ROOT/bindep.txt" | sort)
+        "$ROOT/bindep.txt" | sort --unique)
     installed=$(dpkg-query --show --showformat='${db:Status-Status} ${Package}\n' |
         awk '$1 == "installed" { print $2 }' | sort -u)
     comm -23 <(echo "$wanted") <(echo "$installed")
