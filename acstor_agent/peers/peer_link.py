@@ -20,13 +20,11 @@ import socket
 import ssl
 import sys
 import termios
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import TypeVar
 
 import trio
 
 from acstor_agent.peers import credentials as credentials_
+from acstor_agent.peers import tls_session
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import geometry
@@ -40,7 +38,12 @@ CALLS_PER_TURN = 16
 BUFFERS_PER_CALL = 64
 NOT_SENT_BYTES = 16 * 1024
 """What the kernel may keep of a connection unsent; the rest stays here, where it can be seen."""
-RECORD_BYTES = 16 * geometry.KIB  # of plain text in a TLS record
+TLS_BYTES_PER_CALL = 64 * geometry.KIB
+"""What is received at a time, of TLS from the side that gives chunks."""
+TLS_BYTES_AHEAD = 64 * geometry.KIB
+"""What is encrypted at a time: it is in memory twice until the kernel has taken it."""
+SHORT_BYTES = 4 * geometry.KIB
+"""Messages are joined to records of this size."""
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a link raises when the connection is lost."""
@@ -57,8 +60,6 @@ _MEANINGS = {
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": _NOT_BELIEVED,
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has shown no certificate",
 }
-
-_T = TypeVar("_T")
 
 
 def reason(error: Exception) -> str:
@@ -87,31 +88,46 @@ class Link:
         self._sock = sock
         self._low_water_bytes = 1
         self._calls = 0
+        self._early = b""  # came with the handshake
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages, at least one; None when the other side has closed.
 
         :raises errors.RemoteProtocolError: what came is not the protocol
         """
+        messages: list[peer_wire.Message] | None
+        if self._early:
+            early, self._early = self._early, b""
+            if messages := self._feed(receiver, early):
+                return messages
         while True:
             try:
-                count = self._receive_nowait(receiver.get_buffers())
-            except (BlockingIOError, ssl.SSLWantReadError):
+                messages = self._receive_nowait(receiver)
+            except BlockingIOError:
                 self._set_low_water(self._expected_bytes(receiver))
                 self._calls = 0
                 await trio.lowlevel.wait_readable(self._sock)
                 continue
-            if not count:
+            if messages is None:
                 return None
             self._calls += 1
             if self._calls >= CALLS_PER_TURN:
                 self._calls = 0
                 await trio.lowlevel.checkpoint()
-            if messages := receiver.received(count):
+            if messages:
                 return messages
 
-    def _receive_nowait(self, buffers: list[memoryview]) -> int:
-        return self._sock.recvmsg_into(buffers)[0]
+    def _receive_nowait(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
+        """Return the messages that are completed by what can be received without waiting.
+
+        None when the other side has closed.
+        """
+        count = self._sock.recvmsg_into(receiver.get_buffers())[0]
+        return receiver.received(count) if count else None
+
+    def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
+        """Return the messages that are completed by what was received before."""
+        return receiver.feed(data)
 
     def _expected_bytes(self, receiver: peer_wire.Receiver) -> int:
         """Return how many bytes must still come over TCP at least before there is a message."""
@@ -157,88 +173,164 @@ class Link:
 
 
 class TlsLink(Link):
-    """A TCP connection with TLS 1.3 on it."""
+    """A TCP connection with TLS 1.3 on it.
 
-    _sock: ssl.SSLSocket
+    :param session: not begun yet
+    :param call_bytes: what is received at a time, at most
+    """
+
+    def __init__(
+        self, sock: socket.socket, session: tls_session.TlsSession, call_bytes: int
+    ) -> None:
+        super().__init__(sock)
+        self._session = session
+        self._call_bytes = call_bytes
+        self._records: list[peer_wire.Buffer] = []  # encrypted, and not with the kernel yet
+        self._ahead_bytes = 0  # of the plain text in them, what was not said to be sent
 
     async def handshake(self, credentials: credentials_.Credentials) -> None:
         """Do the handshake and learn who the other side is.
 
         :raises errors.NotAuthentic: it is nobody whose certificate may be taken
         """
-        await self._patiently(self._sock.do_handshake)
-        if self._sock.selected_alpn_protocol() != credentials.security.value:
+        try:
+            while not self._session.handshake():
+                await self._send_all(self._session.take())
+                await self._receive_some()
+        except ssl.SSLError:
+            self._say_why()
+            raise
+        await self._send_all(self._session.take())
+        if self._session.protocol != credentials.security.value:
             why = f"peer_security differs: this host's is {credentials.security.value}"
             raise errors.NotAuthentic("the other side's TLS", why)
         self.believed_by = credentials.generation  # first: other files may come meanwhile
-        self.certificate = credentials.check(self._sock.getpeercert(binary_form=True))
+        self.certificate = credentials.check(self._session.certificate)
+        self._early = self._session.unread()
 
-    async def _patiently(self, call: Callable[[], _T]) -> _T:
-        """Call until it need not wait any more."""
+    def _say_why(self) -> None:
+        """Tell the other side what was wrong with its TLS, if that can be done at once."""
+        with contextlib.suppress(OSError):
+            self._sock.send(self._session.take())
+
+    async def _send_all(self, data: bytes) -> None:
+        rest: list[peer_wire.Buffer] = [data] if data else []
+        while rest:
+            await self.writable()
+            rest = rest_of(rest, super().send_nowait(rest))
+
+    async def _receive_some(self) -> None:
+        """Receive at least a byte, or that no more comes."""
         while True:
             try:
-                return call()
-            except ssl.SSLWantReadError:
+                data = self._sock.recv(tls_session.RECORD_BYTES)
+            except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._sock)
-            except ssl.SSLWantWriteError:
-                await trio.lowlevel.wait_writable(self._sock)
+                continue
+            if data:
+                self._session.put(data)
+            else:
+                self._session.end()
+            return
 
     async def laid_open(self, *, is_server: bool) -> Link:
-        """Go on in clear text, with codes whose keys both sides exchange in secret first.
-
-        OpenSSL reads record by record, so nothing that follows the secret was read already.
-        """
+        """Go on in clear text, with codes whose keys both sides exchange in secret first."""
         ours = secrets.token_bytes(peer_seal.SECRET_BYTES)
-        await self._patiently(lambda: self._sock.send(ours))
-        theirs = b""
-        while len(theirs) < len(ours):
-            part = await self._patiently(lambda: self._sock.recv(len(ours) - len(theirs)))  # noqa: B023
-            if not part:
+        await self._send_all(self._session.encrypt(ours))
+        self._session.put(self._early)
+        theirs, filled = bytearray(len(ours)), 0
+        while filled < len(theirs):
+            count = self._session.read_into(memoryview(theirs)[filled:])
+            filled += count
+            if self._session.is_over:
                 raise OSError("closed during the handshake")
-            theirs += part
-        if self._sock.pending():
+            if not count:
+                await self._receive_some()
+        if self._session.readable_bytes:
             raise OSError("more came by TLS than the handshake")
-        client, server = peer_seal.keys(theirs, ours) if is_server else peer_seal.keys(ours, theirs)
+        keys = (bytes(theirs), ours) if is_server else (ours, bytes(theirs))
+        client, server = peer_seal.keys(*keys)
         link = Link(socket.socket(fileno=self._sock.detach()))
         link.certificate, link.believed_by = self.certificate, self.believed_by
         link.sending = peer_seal.Seal(server if is_server else client)
         link.receiving = peer_seal.Seal(client if is_server else server)
+        link._early = self._session.unread()  # frames that came with the secret
         return link
 
-    def _receive_nowait(self, buffers: list[memoryview]) -> int:
-        return self._sock.recv_into(buffers[0])
+    def _receive_nowait(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
+        """See :meth:`Link._receive_nowait`."""
+        if self._session.is_over:
+            return None
+        data = self._sock.recv(self._call_bytes)
+        return self._feed(receiver, data) if data else None
+
+    def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
+        """See :meth:`Link._feed`."""
+        self._session.put(data)
+        messages: list[peer_wire.Message] = []
+        try:
+            while count := self._session.read_into(*receiver.get_buffers()):
+                messages += receiver.received(count)
+        except ssl.SSLError:
+            self._say_why()
+            raise
+        return messages
 
     def _expected_bytes(self, receiver: peer_wire.Receiver) -> int:
-        """See :meth:`Link._expected_bytes`; most of a record may be here, not yet readable."""
-        return max(1, receiver.wanted_bytes - RECORD_BYTES)
+        """See :meth:`Link._expected_bytes`; part of a record may be here, not yet readable."""
+        return max(1, receiver.wanted_bytes - self._session.unread_bytes)
 
     def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
-        """See :meth:`Link.send_nowait`."""
-        sent = 0
-        with contextlib.suppress(ssl.SSLWantWriteError):
-            for record in _records(buffers):
-                count = self._sock.send(record)
-                sent += count
-                if count < len(record):
-                    break
-        return sent
+        """See :meth:`Link.send_nowait`.
+
+        What is encrypted must be sent; it is said to be sent, all but its last byte, as its
+        records are, so that until then it is among what is to be sent next time.
+        """
+        said, total = 0, sum(map(len, buffers))
+        while True:
+            if not self._records:
+                if said == total:
+                    return said
+                part = pieces_of(rest_of(buffers, said), TLS_BYTES_AHEAD)
+                self._records = [self._session.encrypt(buffer) for buffer in part]
+                self._ahead_bytes = sum(map(len, part))
+            sent = super().send_nowait(self._records)
+            self._records = rest_of(self._records, sent)
+            if self._records:
+                sent = min(sent, self._ahead_bytes - 1)
+                self._ahead_bytes -= sent
+                return said + sent
+            said += self._ahead_bytes
 
 
-def _records(buffers: list[peer_wire.Buffer]) -> Iterator[peer_wire.Buffer]:
-    """Yield the buffers, short ones joined with the beginning of the next one to whole records."""
-    head = b""
+def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer]:
+    """Return what is left to send of ``buffers`` after ``sent`` bytes."""
+    for number, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return [memoryview(buffer)[sent:] if sent else buffer, *buffers[number + 1 :]]
+        sent -= len(buffer)
+    return []
+
+
+def pieces_of(buffers: list[peer_wire.Buffer], wanted: int) -> list[peer_wire.Buffer]:
+    """Return the first ``wanted`` bytes, or a piece more, in pieces for one record each.
+
+    A short buffer is joined with short ones before it; a long one begins a new record, so that
+    the bytes of a chunk are not copied.
+    """
+    found: list[peer_wire.Buffer] = []
     for buffer in buffers:
-        start = 0
-        if head or len(buffer) < RECORD_BYTES:
-            start = RECORD_BYTES - len(head)
-            head += buffer[:start]
-            if len(head) == RECORD_BYTES:
-                yield head
-                head = b""
-        if start < len(buffer):
-            yield memoryview(buffer)[start:]
-    if head:
-        yield head
+        if found and len(found[-1]) + len(buffer) <= SHORT_BYTES:
+            found[-1] = b"".join((found[-1], buffer))
+            wanted -= len(buffer)
+            continue
+        view = memoryview(buffer)
+        for start in range(0, len(buffer), tls_session.RECORD_BYTES):
+            if wanted <= 0:
+                return found
+            found.append(view[start : start + tls_session.RECORD_BYTES])
+            wanted -= len(found[-1])
+    return found
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:
@@ -261,8 +353,11 @@ async def _start(
     except OSError:
         sock.close()
         raise
-    wrapped = context.wrap_socket(sock, server_side=is_server, do_handshake_on_connect=False)
-    link = TlsLink(wrapped)
+    link = TlsLink(
+        sock,
+        tls_session.TlsSession(context, is_server=is_server),
+        tls_session.RECORD_BYTES if is_server else TLS_BYTES_PER_CALL,
+    )
     try:
         await link.handshake(credentials)
         if credentials.security is credentials_.Security.AUTHENTICATED:

@@ -173,7 +173,7 @@ class Connection(abc.ABC):
         buffers = peer_wire.encode(message, self.link.sending)
         if not self._outbox:
             if self.klass is peer_wire.Klass.DEMAND or self._gate.is_open:
-                buffers = rest_of(buffers, self._send_nowait(buffers))
+                buffers = peer_link.rest_of(buffers, self._send_nowait(buffers))
             if not buffers:
                 return
             if self.klass is peer_wire.Klass.DEMAND:
@@ -256,7 +256,7 @@ class Connection(abc.ABC):
             self._sent_bytes += sent
             for _ in some:
                 self._outbox.popleft()
-            self._outbox.extendleft(reversed(rest_of(some, sent)))
+            self._outbox.extendleft(reversed(peer_link.rest_of(some, sent)))
             if self.klass is peer_wire.Klass.DEMAND:
                 self._gate.move()
                 if not self._outbox:
@@ -318,15 +318,6 @@ class Connection(abc.ABC):
     def _is_answer_awaited(self) -> bool:
         """Say that the other side has requests of ours, and must at least show that it lives."""
         return False
-
-
-def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer]:
-    """Return what is left to send of ``buffers`` after ``sent`` bytes."""
-    for number, buffer in enumerate(buffers):
-        if sent < len(buffer):
-            return [memoryview(buffer)[sent:] if sent else buffer, *buffers[number + 1 :]]
-        sent -= len(buffer)
-    return []
 
 
 def describe(get: peer_wire.Get) -> str:

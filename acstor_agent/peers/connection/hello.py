@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 
 from acstor_agent.peers import peer_link
-from acstor_agent.peers.connection import base
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -84,4 +83,4 @@ def why_silent(link: peer_link.Link, host: ids.HostId, may_speak: MaySpeak) -> s
 async def _send(link: peer_link.Link, message: peer_wire.Message) -> None:
     buffers = peer_wire.encode(message, link.sending)
     while buffers:
-        buffers = base.rest_of(buffers, await link.send_some(buffers))
+        buffers = peer_link.rest_of(buffers, await link.send_some(buffers))

@@ -1,13 +1,134 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links over real TCP on the loopback interface."""
 
+import contextlib
 import socket
 
+import pytest
 import trio
+import trio.testing
 
 from acstor_agent.peers import peer_link
+from acstor_agent.peers import tls_session
+from acstor_common import ids
+from acstor_common import peer_seal
+from acstor_common import peer_wire
+from tests.unit.agent import test_peer_security as security
 
 SILENCE_S = 5.0
+CLIENT, SERVER = security.CLIENT, security.SERVER
+DATA = security.DATA
+
+
+@pytest.fixture
+def credentials(tmp_path):
+    """Return what both sides have, by mode."""
+
+    def read(mode):
+        return {host: security.Identity(tmp_path, host).read(mode) for host in (CLIENT, SERVER)}
+
+    return read
+
+
+@contextlib.asynccontextmanager
+async def linked(tls):
+    """Give the ends of a connection: of who has opened it, and of who has accepted it."""
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    ends = []
+
+    async def accept():
+        ends.append(await peer_link.accept(await listener.accept(), tls[SERVER], SILENCE_S))
+
+    async with listener, trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        address = listener.socket.getsockname()
+        ends.insert(0, await peer_link.connect(*address, tls[CLIENT], SILENCE_S))
+    yield ends
+    for link in ends:
+        link.close()
+
+
+def messages(count):
+    """Return chunks and what is short beside them, in turns, as frames."""
+    for number in range(count):
+        yield peer_wire.Chunk(number, DATA[number : number + 50_000 + number])
+        yield peer_wire.Ping(number)
+
+
+async def test_little_is_encrypted_before_the_kernel_takes_it_and_all_of_it_arrives(credentials):
+    hello = peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1)
+    expected = [hello, *messages(100)]
+    to_send = [buffer for message in expected for buffer in peer_wire.encode(message)]
+    heard = []
+    async with linked(credentials(security.SECURE)) as (client, server):
+        while sent := server.send_nowait(to_send[:16]):
+            to_send = peer_link.rest_of(to_send, sent)
+        most_bytes = peer_link.TLS_BYTES_AHEAD + 2 * tls_session.RECORD_BYTES
+        assert 0 < sum(map(len, server._records)) <= most_bytes
+        assert sum(map(len, to_send)) > most_bytes  # the rest is in clear text, to be seen
+        receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
+        with trio.fail_after(SILENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send_all, server, to_send)
+                while len(heard) < len(expected):
+                    heard += await client.receive(receiver)
+    assert heard == expected
+
+
+async def send_all(link, buffers):
+    while buffers:
+        buffers = peer_link.rest_of(buffers, await link.send_some(buffers[:16]))
+
+
+def test_long_buffers_begin_records_and_short_ones_share_them():
+    long = memoryview(DATA)[:40_000]
+    pieces = peer_link.pieces_of([b"a", b"b", long, b"c", b"d"], 1 << 20)
+    assert [len(piece) for piece in pieces] == [2, 16384, 16384, 7232, 2]
+    assert b"".join(pieces) == b"ab" + bytes(long) + b"cd"
+    assert pieces[1].obj is long.obj  # not copied
+    assert sum(map(len, peer_link.pieces_of([long, long], 20_000))) == 32768
+
+
+async def test_end_that_tls_says_is_the_end_though_the_connection_stays_open(credentials):
+    async with linked(credentials(security.SECURE)) as (client, server):
+        with contextlib.suppress(OSError):  # it would wait for the other side's
+            server._session._tls.unwrap()
+        server._sock.send(server._session.take())
+        receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
+        with trio.fail_after(SILENCE_S):
+            assert await client.receive(receiver) is None
+
+
+async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credentials):
+    """Who has the other side's secret may speak at once."""
+    tls = credentials(security.AUTHENTICATED)
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    session = tls_session.TlsSession(tls[CLIENT].context(is_server=False), is_server=False)
+    hello = peer_wire.Hello(ids.HostId(CLIENT), peer_wire.Klass.DEMAND, 1)
+    heard = []
+
+    async def answer():
+        link = await peer_link.accept(await listener.accept(), tls[SERVER], SILENCE_S)
+        receiver = peer_wire.Receiver("client", peer_wire.FROM_CLIENT, link.receiving)
+        heard.extend(await link.receive(receiver))
+        link.close()
+
+    with trio.fail_after(SILENCE_S):
+        async with listener, trio.open_nursery() as nursery:
+            nursery.start_soon(answer)
+            stream = await trio.testing.open_stream_to_socket_listener(listener)
+            while not session.handshake():
+                await stream.send_all(session.take())
+                session.put(await stream.receive_some())
+            await stream.send_all(session.take())
+            theirs = memoryview(bytearray(peer_seal.SECRET_BYTES))
+            while not session.read_into(theirs):
+                session.put(await stream.receive_some())
+            ours = bytes(peer_seal.SECRET_BYTES)
+            seal = peer_seal.Seal(peer_seal.keys(ours, bytes(theirs)).client)
+            frame = b"".join(peer_wire.encode(hello, seal))
+            await stream.send_all(session.encrypt(ours) + frame)
+    assert heard == [hello]
 
 
 async def test_bytes_are_undelivered_until_the_other_side_has_them():

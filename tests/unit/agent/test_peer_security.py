@@ -4,7 +4,6 @@
 import itertools
 import os
 import socket
-import ssl
 import time
 
 import pytest
@@ -91,7 +90,7 @@ async def test_chunks_come_from_who_has_proven_who_he_is(pair, security):
             assert await client.fetch(0, length) == DATA[:length]
         [connection] = server._answering
         assert connection.host == connection.link.certificate.host == CLIENT
-        assert isinstance(connection.link._sock, ssl.SSLSocket) == (security is SECURE)
+        assert isinstance(connection.link, peer_link.TlsLink) == (security is SECURE)
 
 
 @pytest.mark.parametrize("security", [SECURE, AUTHENTICATED, INSECURE])
