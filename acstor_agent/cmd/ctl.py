@@ -22,6 +22,7 @@ from acstor_common import conf as common_conf
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import ring
 
 CONNECT_TIMEOUT_S = 10.0
 UNIT_BYTES = 1024 * 1024
@@ -98,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     added = command(
         "set-ring",
         "use the v-node table in a file, if its epoch is higher",
-        lambda o: control_wire.SetRing(msgspec.Raw(o.file.read_bytes())),
+        lambda o: control_wire.SetRing(_table_in(o.file)),
         _fields,
     )
     added.add_argument("file", type=pathlib.Path)
@@ -110,6 +111,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     added.add_argument("policy", help="as of the option disk_policy")
     return parser
+
+
+def _table_in(file: pathlib.Path) -> msgspec.Raw:
+    """Return the v-node table in a file as one line, since a line is a request.
+
+    :raises errors.RingFormatError: it is no v-node table
+    :raises OSError: the file cannot be read
+    """
+    table = file.read_bytes()
+    ring.decode(table, str(file))
+    return msgspec.Raw(msgspec.json.format(table, indent=-1))
 
 
 def _configured_socket(config_file: str | None) -> str:

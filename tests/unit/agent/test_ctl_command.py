@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``acstor-agent-ctl`` shows to people; what it asks an agent is in tests/functional."""
 
+import json
+
 import pytest
 
 from acstor_agent.cmd import ctl
+from acstor_common import control_wire
+from acstor_common import errors
 
 END_S = 1_800_000_000
 
@@ -35,3 +39,27 @@ END_S = 1_800_000_000
 )
 def test_status_says_what_the_host_can_prove_and_why_not(identity, shown):
     assert ctl._identity(identity) == shown
+
+
+TABLE = """{"version": 1, "epoch": 3, "hosts": [
+  {"host": "compute1", "address": "192.0.2.1:7201", "vnodes": 100},
+  {"host": "compute2", "address": "192.0.2.2:7201", "vnodes": 100}]}
+"""
+
+
+def test_a_table_on_several_lines_is_one_request(tmp_path):
+    file = tmp_path / "ring.json"
+    file.write_text(TABLE)
+    request = ctl._parser().parse_args(["set-ring", str(file)])
+    line = control_wire.encode(request.make(request))
+    assert line.count(b"\n") == 1
+    assert json.loads(bytes(control_wire.decode_request(line).ring)) == json.loads(TABLE)
+
+
+@pytest.mark.parametrize("text", ["", '{"version": 1, "epoch": 3, "hosts": [', '{"version": 9}'])
+def test_a_file_that_is_no_table_is_named_before_the_agent_is_asked(tmp_path, text):
+    file = tmp_path / "ring.json"
+    file.write_text(text)
+    request = ctl._parser().parse_args(["set-ring", str(file)])
+    with pytest.raises(errors.RingFormatError, match=r"ring\.json"):
+        request.make(request)
