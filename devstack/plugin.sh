@@ -155,6 +155,7 @@ acstor_start() {
         "$bin/acstor-decision --config-file $ACSTOR_CONF_DIR/acstor-decision.conf"
     run_process acstor-api "$bin/uwsgi --http-socket :$ACSTOR_API_PORT \
 --module acstor_decision.wsgi:application --enable-threads --lazy-apps --need-app --die-on-term \
+--add-header 'Connection: close' \
 --env ACSTOR_DECISION_CONF=$ACSTOR_CONF_DIR/acstor-decision.conf"
     run_process acstor-glance-listener \
         "$bin/acstor-glance-listener --config-file $ACSTOR_CONF_DIR/acstor-glance.conf"

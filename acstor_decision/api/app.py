@@ -37,8 +37,9 @@ MAX_BODY_BYTES = 64 * 1024
 OPEN_PATHS = frozenset({"/", "/healthz"})
 """What is answered without a token: who asks has nothing to send one to yet."""
 KEYSTONE_IS_GONE = (
-    "Keystone does not answer, so this token cannot be checked: ask again when it is back; hosts "
-    "read on without it"
+    "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of this API "
+    "says which), so this token cannot be checked: ask again when that is mended; hosts read on "
+    "without it"
 )
 SEES_ALL = "acstor:image:hosts"
 """Whom this policy lets see the hosts of an image sees the images of all projects."""
