@@ -95,7 +95,6 @@ class Agent:
         state_dir = pathlib.Path(own.state_dir)
         ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
         self._identity = settings.identity(own, self._host)
-        self._enrolment = enrolment.from_conf(conf, self._host, self._identity)
         self._sender = proofs.Sender(self._identity)
         self._ring = ring_keeper.RingKeeper(
             state_dir / "ring.json",
@@ -103,6 +102,7 @@ class Agent:
             own.former_ring_s,
             signers=self._identity.signers,
         )
+        self._enrolment = enrolment.from_conf(conf, self._host, self._identity, self._ring.revoked)
         self._named = identity.ByContent() if own.content_exchange else identity.ByPlace()
         self._peers = peer_net.PeerNet(
             self._host,

@@ -86,10 +86,14 @@ def is_configured(conf: cfg.ConfigOpts) -> bool:
 
 
 def from_conf(
-    conf: cfg.ConfigOpts, here: ids.HostId, files: identity_files.IdentityFiles
+    conf: cfg.ConfigOpts,
+    here: ids.HostId,
+    files: identity_files.IdentityFiles,
+    revoked: Callable[[], dict[str, int]],
 ) -> "Enrolment | None":
     """Return what enrols this host; None if the configuration does not say how.
 
+    :param revoked: says what the v-node table in force refuses
     :raises errors.Unusable: it says so in a way that cannot be
     """
     if not is_configured(conf):
@@ -102,13 +106,14 @@ def from_conf(
             "peer_tls_key point",
             "Leave out these options, or the whole section",
         )
-    return Enrolment(here, files, _adapter(conf))
+    return Enrolment(here, files, _adapter(conf), revoked=revoked)
 
 
 class Enrolment:
     """Keeps the files of this host's identity new; keep :meth:`run` running.
 
     :param api: asks the decision service, signed in at Keystone
+    :param revoked: says what the v-node table in force refuses
     """
 
     def __init__(
@@ -118,10 +123,11 @@ class Enrolment:
         api: keystone_adapter.Adapter,
         clock: Callable[[], float] = time.time,
         dice: Callable[[], float] = random.random,
+        revoked: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self.state = State()
         self._here, self._files, self._api = here, files, api
-        self._clock, self._dice = clock, dice
+        self._clock, self._dice, self._revoked = clock, dice, revoked
         self._asked_for = ""
         self._way = log_once.LogOnce(LOG)
 
@@ -140,7 +146,11 @@ class Enrolment:
                 await trio.sleep(renewal.RETRY_FIRST_S)  # however short a certificate's life is
 
     async def _wait(self) -> None:
-        """Wait until the certificate has to be renewed, by the service's clock as far as known."""
+        """Wait until the certificate has to be renewed, by the service's clock as far as known.
+
+        A host that was revoked asks at once and again: it is refused, and told so, until an
+        operator allows it; then it is back soon.
+        """
         certificate = self._files.current().certificate
         if certificate is None:
             return
@@ -148,6 +158,8 @@ class Enrolment:
         while True:
             now_s = self._clock() - self.state.clock_off_s
             if due_s <= now_s or certificates.time_fault(certificate, now_s, 0.0):
+                return
+            if certificates.is_revoked(certificate, self._revoked()):
                 return
             await trio.sleep(max(1.0, min(TICK_S, due_s - now_s)))
 

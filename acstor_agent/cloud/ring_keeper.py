@@ -88,6 +88,10 @@ class RingKeeper:
         """
         return self.ring.epoch if self.is_signed else 0
 
+    def revoked(self) -> dict[str, int]:
+        """Return which certificates the table in force refuses."""
+        return self.ring.revoked
+
     def may_speak(self, host: ids.HostId, not_before_s: float) -> str:
         """Return why a host may not speak to this one; "" if it may.
 

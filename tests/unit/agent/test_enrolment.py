@@ -144,6 +144,29 @@ async def test_a_worker_that_starts_with_a_certificate_does_not_ask(
     assert api.asked == []
 
 
+@pytest.mark.expect_log("no new certificate: .* it is revoked; trying again")
+async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
+    autojump_clock, api, files, wall, nursery
+):
+    revoked = {}
+    nursery.start_soon(enrolment.Enrolment(H1, files, api, wall, lambda: 0.5, lambda: revoked).run)
+    await trio.sleep(enrolment.TICK_S)
+    first = files.current().certificate
+    assert len(api.asked) == 1
+    revoked["h1"] = first.not_before_s + 1
+    api.instead = (403, {"error": {"message": "it is revoked"}})
+    await trio.sleep(enrolment.TICK_S + 1)
+    assert len(api.asked) > 1
+    assert files.current().certificate == first
+    api.instead = None
+    await trio.sleep(renewal.RETRY_LAST_S)
+    second = files.current().certificate
+    assert not certificates.is_revoked(second, revoked)
+    asked = len(api.asked)
+    await trio.sleep(10 * enrolment.TICK_S)
+    assert len(api.asked) == asked
+
+
 @pytest.mark.parametrize(
     ("instead", "said"),
     [
@@ -301,13 +324,13 @@ ca_file = /etc/ssl/own.pem
 def test_without_a_way_to_sign_in_no_host_enrols(tmp_path, files):
     conf = configured(tmp_path, SOURCE)
     assert not enrolment.is_configured(conf)
-    assert enrolment.from_conf(conf, H1, files) is None
+    assert enrolment.from_conf(conf, H1, files, dict) is None
 
 
 def test_the_source_glance_lends_its_section(tmp_path, files):
     conf = configured(tmp_path, SOURCE + "[enrolment]\nauth_section = source_glance\n")
     assert enrolment.is_configured(conf)
-    made = enrolment.from_conf(conf, H1, files)
+    made = enrolment.from_conf(conf, H1, files, dict)
     session = made._api.session
     assert session.auth.auth_url == "http://keystone.invalid/v3"
     assert (session.verify, session.timeout) == ("/etc/ssl/own.pem", 30.0)
@@ -317,14 +340,14 @@ def test_the_source_glance_lends_its_section(tmp_path, files):
 def test_a_section_of_its_own_is_read(tmp_path, files):
     text = "[enrolment]\nauth_type = v3applicationcredential\nauth_url = http://k.invalid/v3\n"
     text += "application_credential_id = 1\napplication_credential_secret = 2\n"
-    made = enrolment.from_conf(configured(tmp_path, text), H1, files)
+    made = enrolment.from_conf(configured(tmp_path, text), H1, files, dict)
     assert made._api.session.auth.auth_url == "http://k.invalid/v3"
 
 
 def test_an_option_names_the_endpoint(tmp_path, files):
     text = SOURCE + "[enrolment]\nauth_section = source_glance\nendpoint_override = http://d/\n"
     assert (
-        enrolment.from_conf(configured(tmp_path, text), H1, files)._api.get_endpoint()
+        enrolment.from_conf(configured(tmp_path, text), H1, files, dict)._api.get_endpoint()
         == "http://d/"
     )
 
@@ -339,11 +362,11 @@ def test_an_option_names_the_endpoint(tmp_path, files):
 )
 def test_a_way_that_cannot_be_is_refused_by_name(tmp_path, files, text):
     with pytest.raises(errors.Unusable, match=r"enrolment|source_glance"):
-        enrolment.from_conf(configured(tmp_path, text), H1, files)
+        enrolment.from_conf(configured(tmp_path, text), H1, files, dict)
 
 
 def test_certificates_of_two_sources_are_refused(tmp_path, files):
     conf = configured(tmp_path, SOURCE + "[enrolment]\nauth_section = source_glance\n")
     elsewhere = files.files._replace(ca=tmp_path / "ca.pem")
     with pytest.raises(errors.Unusable, match="Leave out these options"):
-        enrolment.from_conf(conf, H1, identity_files.IdentityFiles(H1, elsewhere))
+        enrolment.from_conf(conf, H1, identity_files.IdentityFiles(H1, elsewhere), dict)
