@@ -165,6 +165,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
 
     :param size_bytes: its length; None if nobody has read it since then
     :param cached_bytes: what of it lies in the cache; None as well
+    :param missing_bytes: what of it is neither there nor zeros; None as well
     :param boot_image: what has become of its boot image there
     :param boot_revision: revision of the boot image; 0 if there is none
     :param task: what was asked last, if anything
@@ -172,6 +173,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
 
     size_bytes: Bytes | None = None
     cached_bytes: Bytes | None = None
+    missing_bytes: Bytes | None = None
     boot_image: Annotated[str, msgspec.Meta(pattern="^[a-z]{0,16}$")] = ""
     boot_revision: Bytes = 0
     read: ReadBytes = ReadBytes()
@@ -179,8 +181,8 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskProgress | None = None
 
     def __post_init__(self) -> None:
-        if (self.cached_bytes or 0) > (self.size_bytes or 0):
-            raise ValueError("more of the image is cached than it has")
+        if (self.cached_bytes or 0) + (self.missing_bytes or 0) > (self.size_bytes or 0):
+            raise ValueError("more of the image is cached or missing than it has")
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

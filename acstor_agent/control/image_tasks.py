@@ -189,10 +189,11 @@ def held_image(
     )
     if image is None:
         return decision_api.HeldImage(fetched=came, task=task)
-    read, head = image.counters.read.bytes, image.boots.head
+    read, head, held = image.counters.read.bytes, image.boots.head, image.held()
     return decision_api.HeldImage(
         size_bytes=image.size_bytes,
-        cached_bytes=image.cached_bytes(),
+        cached_bytes=held.cached_bytes,
+        missing_bytes=held.missing_bytes,
         boot_image=image.boots.state.value,
         boot_revision=head.header.revision if head else 0,
         read=decision_api.ReadBytes(

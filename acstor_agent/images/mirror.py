@@ -8,6 +8,7 @@ it must be handed on before anything is awaited.
 
 import mmap
 import time
+from typing import NamedTuple
 
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import fetcher
@@ -39,6 +40,13 @@ _LOCAL_ORIGIN = {
 }
 _Step = read_plan.Step[cache_slot.Slot]
 _Flight = flights.Flight[fetcher.Fetched]
+
+
+class Held(NamedTuple):
+    """How much of an image a host has, in whole chunks; zeros, which nobody needs, are neither."""
+
+    cached_bytes: int
+    missing_bytes: int
 
 
 class Mirror:
@@ -82,9 +90,15 @@ class Mirror:
 
     def cached_bytes(self) -> int:
         """Count what of the image lies in the cache; takes about 1 ms for each 10,000 chunks."""
+        return self.held().cached_bytes
+
+    def held(self) -> Held:
+        """Count what of the image lies in the cache, and what does not; as long as that takes."""
         cids = (self.map.cid(chunk_no) for chunk_no in range(len(self.map)))
-        held = sum(1 for cid in cids if cid != ids.ZERO_CID and cid in self._cache)
-        return min(held * self.map.geometry.chunk_bytes, self.size_bytes)
+        is_here = [cid in self._cache for cid in cids if cid != ids.ZERO_CID]
+        cached_bytes = min(sum(is_here) * self._chunk_bytes, self.size_bytes)
+        missing_bytes = is_here.count(False) * self._chunk_bytes
+        return Held(cached_bytes, min(missing_bytes, self.size_bytes - cached_bytes))
 
     def want(self, chunk_no: int) -> want_.Want:
         """Return what to ask for to have a chunk of this image."""

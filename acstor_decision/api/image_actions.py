@@ -19,7 +19,6 @@ from acstor_common import image_record
 from acstor_decision.api import hosts
 from acstor_decision.api import images
 from acstor_decision.api import operation
-from acstor_decision.db import models
 
 REQUEST_BITS = 52
 """A request is an integer that JSON readers with floating-point numbers get right."""
@@ -101,14 +100,10 @@ def pre_seed(call: operation.Call) -> Asked:
     chosen = _chosen(call, call.body.hosts)
     if call.body.count:
         rows = call.store.image_hosts(image_id, operation.since_s(call))
-        warm = {row.host for row in rows if _has_all(row)}
+        warm = {row.host for row in rows if row.missing_bytes == 0}
         chosen = [name for name in chosen if name not in warm][: call.body.count]
     task = _task(decision_api.TaskKind.PRE_SEED, image_id)
     return _give(call, task, chosen, is_for_all=not (call.body.hosts or call.body.count))
-
-
-def _has_all(row: models.HeldImage) -> bool:
-    return 0 < (row.size_bytes or 0) <= (row.cached_bytes or 0)
 
 
 def hydrate(call: operation.Call) -> Asked:

@@ -35,7 +35,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     :param boot_image: id of the boot image in Glance; null: there is none
     :param boot_revision: of the newest boot image that a host has used; 0: none has
     :param hosts: hosts that mirror it
-    :param warm_hosts: hosts that have all of it
+    :param warm_hosts: hosts that have all of it but its zeros
     :param cached_bytes: what lies in the caches of all hosts
     :param read: what guests read of it, by where the bytes were
     :param fetched: what came to hosts, by who gave it

@@ -18,7 +18,7 @@ ROW = models.HeldImage
 class OnHosts(NamedTuple):
     """One image on all hosts.
 
-    :param warm_hosts: those that have all of it
+    :param warm_hosts: those that need no other host and no store for any of it
     :param size_bytes: its length; 0 if no host knows it
     """
 
@@ -61,7 +61,7 @@ def one(session: orm.Session, image_id: str, since_s: float) -> OnHosts | None:
 
 
 def _together(since_s: float) -> sa.Select[Any]:
-    is_warm = sa.case((ROW.cached_bytes >= ROW.size_bytes, 1), else_=0)
+    is_warm = sa.case((ROW.missing_bytes == 0, 1), else_=0)
     # As integers, SQLite's sums would overflow, and whoever forges a sample could see to that.
     sums = [sa.func.sum(getattr(ROW, name) * 1.0) for name in ("cached_bytes", *_COUNTED)]
     return (
@@ -102,6 +102,7 @@ def _row(host: str, image_id: str, held: decision_api.HeldImage) -> dict[str, An
         "image_id": image_id,
         "size_bytes": held.size_bytes,
         "cached_bytes": held.cached_bytes,
+        "missing_bytes": held.missing_bytes,
         "boot_image": held.boot_image,
         "boot_revision": held.boot_revision,
         **dict(zip(_COUNTED, counted, strict=True)),

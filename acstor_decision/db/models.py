@@ -54,6 +54,7 @@ class HeldImage(Base):
     image_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
     size_bytes: orm.Mapped[int | None]
     cached_bytes: orm.Mapped[int | None]
+    missing_bytes: orm.Mapped[int | None]
     boot_image: orm.Mapped[str] = orm.mapped_column(sa.String(16))
     boot_revision: orm.Mapped[int]
     read_local_bytes: orm.Mapped[int]

@@ -76,6 +76,7 @@ def images_of(number: int) -> dict[str, decision_api.HeldImage]:
     told = decision_api.HeldImage(
         size_bytes=1 << 31,
         cached_bytes=1 << (20 + number % 12),
+        missing_bytes=(1 << 31) - (1 << (20 + number % 12)),
         boot_image="ready",
         read=decision_api.ReadBytes(local=number, peer=number),
     )

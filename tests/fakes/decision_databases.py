@@ -146,10 +146,16 @@ class Suite:
     def test_images_are_what_hosts_told_last(self, store: database.Database) -> None:
         ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(3)]
         whole = decision_api.HeldImage(
-            size_bytes=9, cached_bytes=9, read=decision_api.ReadBytes(1, 2, 3, 4)
+            size_bytes=9,
+            cached_bytes=6,  # the rest is zeros
+            missing_bytes=0,
+            read=decision_api.ReadBytes(1, 2, 3, 4),
         )
         part = decision_api.HeldImage(
-            size_bytes=9, cached_bytes=2, fetched=decision_api.FetchedBytes(5, 6)
+            size_bytes=9,
+            cached_bytes=2,
+            missing_bytes=4,
+            fetched=decision_api.FetchedBytes(5, 6),
         )
         told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
         store.note_samples({h: (sample(h, images=told[h]), 0) for h in told}, 60)
@@ -157,7 +163,7 @@ class Suite:
         assert [image.image_id for image in store.images("", 9, 0)] == ids
         first = store.image(ids[0], 0)
         assert first is not None and (first.hosts, first.warm_hosts) == (2, 1)
-        assert (first.size_bytes, first.cached_bytes) == (9, 11)
+        assert (first.size_bytes, first.cached_bytes) == (9, 8)
         assert first.read == decision_api.ReadBytes(1, 2, 3, 4)
         assert first.fetched == decision_api.FetchedBytes(5, 6)
         assert [row.host for row in store.image_hosts(ids[0], 0)] == ["h1", "h2"]

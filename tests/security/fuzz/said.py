@@ -147,7 +147,9 @@ TASK_EXAMPLE = decision_api.ImageTask(
 PROGRESS = decision_api.TaskProgress(
     request=1, kind=decision_api.TaskKind.HYDRATE, state=decision_api.TaskState.FAILED, why="no"
 )
-HELD = decision_api.HeldImage(size_bytes=10, cached_bytes=5, boot_image="used", task=PROGRESS)
+HELD = decision_api.HeldImage(
+    size_bytes=10, cached_bytes=5, missing_bytes=1, boot_image="used", task=PROGRESS
+)
 SAMPLE_EXAMPLE = decision_api.Sample(
     host="h1",
     address="10.0.0.1:7201",

@@ -93,6 +93,7 @@ async def test_an_image_is_told_by_where_its_bytes_were(host):
     await image.read(0, 100)
     [(image_id, held)] = (await host.tasks.news()).items()
     assert (image_id, held.size_bytes, held.cached_bytes) == (one_host.IMAGE, len(DATA), CHUNK)
+    assert held.missing_bytes == image.held().missing_bytes > 0
     assert held.read == decision_api.ReadBytes(local=100, source=CHUNK)
     assert held.fetched == decision_api.FetchedBytes(source=CHUNK)
     assert (held.boot_image, held.boot_revision, held.task) == ("unknown", 0, None)

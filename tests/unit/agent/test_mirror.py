@@ -163,6 +163,17 @@ async def test_cached_bytes_are_those_of_the_cache(image):
     assert len(DATA) - 4 * CHUNK <= image.cached_bytes() <= len(DATA)
 
 
+async def test_what_is_missing_are_neither_cached_chunks_nor_zeros(image):
+    count = len(image.map)
+    wanted = count - sum(image.map.is_zero(number) for number in range(count))
+    assert wanted < count
+    assert image.held() == (0, wanted * CHUNK)
+    await image.read(0, CHUNK)
+    assert image.held() == (CHUNK, (wanted - 1) * CHUNK)
+    await image.read(0, len(DATA))
+    assert image.held().missing_bytes == 0
+
+
 async def test_image_of_another_run_needs_no_source(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)

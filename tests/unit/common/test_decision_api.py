@@ -94,6 +94,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         {"no image": {}},
         {IMAGE: {"size_bytes": 5, "cached_bytes": 6}},
         {IMAGE: {"cached_bytes": 1}},
+        {IMAGE: {"size_bytes": 5, "cached_bytes": 3, "missing_bytes": 3}},
         {IMAGE: {"size_bytes": -1}},
         {IMAGE: {"read": {"local": 2**63}}},
         {IMAGE: {"boot_image": "<script>"}},
@@ -113,7 +114,8 @@ def test_forged_and_huge_images_are_refused_with_their_sample(images):
 def test_images_come_out_as_they_went_in():
     held = decision_api.HeldImage(
         size_bytes=9,
-        cached_bytes=9,
+        cached_bytes=7,
+        missing_bytes=2,
         boot_image="ready",
         boot_revision=2,
         read=decision_api.ReadBytes(1, 2, 3, 4),

@@ -96,6 +96,7 @@ def hold(store, hosts=None, task=None, **fields) -> None:
     told = {
         "size_bytes": 1 << 20,
         "cached_bytes": 1 << 20,
+        "missing_bytes": 0,
         "boot_image": "ready",
         "boot_revision": 2,
         "read": {"local": 60, "boot": 30, "peer": 9, "source": 1},
@@ -261,7 +262,7 @@ def test_image_is_shown_by_its_id_or_its_name(run, store, glance):
 
 def test_hosts_of_an_image_say_what_they_hold(run, store, glance):
     glance.add(IMAGE)
-    hold(store, size_bytes=None, cached_bytes=None)
+    hold(store, size_bytes=None, cached_bytes=None, missing_bytes=None)
     [row, *_] = table(run(image.ListImageHost, IMAGE))
     assert (row["Host"], row["Boot Image"], row["Task"]) == ("h0000", "ready", "")
     assert row["Cached"].machine_readable() is None

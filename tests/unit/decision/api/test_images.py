@@ -16,6 +16,7 @@ SIZE = 1 << 20
 WARM = decision_api.HeldImage(
     size_bytes=SIZE,
     cached_bytes=SIZE,
+    missing_bytes=0,
     boot_image="ready",
     boot_revision=3,
     read=decision_api.ReadBytes(local=70, boot=20, peer=6, source=4),
