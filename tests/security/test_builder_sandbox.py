@@ -6,6 +6,7 @@ program that runs where QEMU would.
 """
 
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -43,6 +44,17 @@ LIMITS = boot_guest.Limits(longest_s=60.0, idle_s=20.0, memory_bytes=64 * MIB)
 PYTHON = "/usr/bin/python3"
 AS_NOBODY = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
 
+MAKE = """
+import json, os, sys
+from acstor_glance import sandbox  # first: the checkout may lie where only its owner may enter
+is_other, kind, bounds = json.loads(sys.argv[1])
+if is_other:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+print(*sandbox.command(sandbox.Sandbox(kind), bounds), sep=chr(10))
+"""
+
 
 @pytest.fixture(params=["root", "ordinary user"])
 def inside(request):
@@ -53,10 +65,9 @@ def inside(request):
 
     def run(code, bounds=None, **options):
         """Run Python there; its arguments are made by a process of the user in question."""
-        make = f"from acstor_glance import sandbox; print(*sandbox.command(sandbox.Sandbox({BWRAP.value!r}), {bounds or {}!r}), sep=chr(10))"  # noqa: E501
         who = AS_NOBODY if is_other else []
         argv = subprocess.run(
-            [*who, sys.executable, "-c", make],
+            [sys.executable, "-c", MAKE, json.dumps([is_other, BWRAP.value, bounds or {}])],
             capture_output=True, text=True, check=True, cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         ).stdout.splitlines()  # fmt: skip
