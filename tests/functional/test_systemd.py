@@ -29,6 +29,8 @@ GUIDE = ROOT / "doc/source/install/index.rst"
 UNIT = "acstor-agent.service"
 CONF = "/etc/acstor/acstor-agent.conf"
 NOVA_COMPUTE = "[Service]\nExecStart=/bin/sleep infinity\n"
+HIDING_HOMES = ("acstor-decision.service", "acstor-glance-listener.service")
+"""Units with ProtectHome: they would not see a checkout there."""
 MOUNT_POINT = "/var/lib/acstor/mirror"
 MIB = 1 << 20
 DEADLINE_S = 30.0
@@ -117,6 +119,10 @@ def unit(tmp_path_factory):
         everywhere = host.path("/etc/systemd/system/service.d/tree.conf")
         everywhere.parent.mkdir()
         everywhere.write_text(f"[Service]\nEnvironment=PYTHONPATH={ROOT}\n")
+        for name in HIDING_HOMES if ROOT.parts[1] in ("root", "home") else ():
+            own = host.path(f"/etc/systemd/system/{name}.d/tree.conf")
+            own.parent.mkdir()
+            own.write_text(f"[Service]\nProtectHome=tmpfs\nBindReadOnlyPaths={ROOT}\n")
         host.path("/etc/systemd/system/nova-compute.service").write_text(NOVA_COMPUTE)
         try:
             host.run("bash", "-euc", f"cd {ROOT}\n{commands_of_the_guide()}")
