@@ -156,7 +156,10 @@ def test_boots_are_recorded_each_by_itself(images, image_id, start):
             os.pread(one.fileno(), CHUNK, chunk_no * CHUNK)
             os.pread(two.fileno(), CHUNK, other_no * CHUNK)
     hosts.wait_until(lambda: agent.status()["boot"]["recorded"] == 2, "two boots")
-    files = (agent.folder / "state/traces").glob("*.actrace")
+    traces = agent.folder / "state/traces"
+    # They are counted when they end, and written then.
+    hosts.wait_until(lambda: len(list(traces.glob("*.actrace"))) == 2, "their files")
+    files = traces.glob("*.actrace")
     messages = [
         msgspec.json.decode(path.read_bytes(), type=trace_message.BootTrace) for path in files
     ]
