@@ -5,10 +5,12 @@ Links are unshaped (loopback) and the reader goes through the image once in
 1 MiB reads.  The processor time is that of whole agents, supervisors included:
 of the one that reads for the cache, of both ends for the peer, where every
 chunk is fetched, checked and stored, in each of the modes of ``peer_security``.
-The same image read from a file source stands beside it.
+The same image read from a file source stands beside it.  The modes take turns,
+and the least of ROUNDS turns counts: what else runs can only add.
 """
 
 import contextlib
+import itertools
 import json
 import mmap
 import os
@@ -25,12 +27,13 @@ from tests.bench import harness
 from tests.lab import agents
 from tests.lab import local
 
-IMAGE_BYTES = 512 * geometry.MIB
+IMAGE_BYTES = 256 * geometry.MIB
 CACHE_BYTES = 2 * IMAGE_BYTES
 READ_BYTES = geometry.MIB
 CACHE_REPEATS = 4
+ROUNDS = 6
 GB = 1e9
-HOME_VNODES = 4000
+HOME_VNODES = 200
 """Beside one of the host that reads, which must be on the table to be answered."""
 MODES = ("insecure", "authenticated", "secure")
 MORE = {"authenticated": 0.5, "secure": 1.5}
@@ -51,12 +54,13 @@ def run(say: harness.Say) -> harness.Result:
         say(f"making an image of {IMAGE_BYTES >> 20} MiB")
         image_id = images.add(local.random_bytes(IMAGE_BYTES))
         costs: dict[str, dict[str, Any]] = {}
-        for security in MODES:
-            for way, figures in play(folder / security, images, image_id, security).items():
-                costs.setdefault(way, figures)
+        for turn, security in itertools.product(range(ROUNDS), MODES):
+            played = play(folder / f"{security}-{turn}", images, image_id, security)
+            for way, figures in played.items():
                 say(
                     f"{way}: {figures['cpu_s_per_gb']:.2f} CPU s/GB, {figures['gb_per_s']:.2f} GB/s"
                 )
+                costs[way] = min(figures, costs.get(way, figures), key=_price)
     clear = costs["peer, insecure"]["cpu_s_per_gb"]
     for security, most in MORE.items():
         more = costs[f"peer, {security}"]["cpu_s_per_gb"] - clear
@@ -127,6 +131,11 @@ def cost(
         "by_agent": by_agent,
         "gb_per_s": gigabytes / took_s,
     }
+
+
+def _price(figures: dict[str, Any]) -> float:
+    price: float = figures["cpu_s_per_gb"]
+    return price
 
 
 def settle(agent: agents.Agent) -> None:
