@@ -5,6 +5,7 @@ The one rule: what cannot be used is told as one error, whatever the nursery mad
 """
 
 import functools
+import gc
 import logging
 import os
 import signal
@@ -44,6 +45,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
         async with trio.open_nursery() as nursery:
             agent = daemon.Agent(conf, nursery, cache, io, inodes.Inodes(inodes.keyed(secret)))
             await agent.start(inheritance)
+            gc.freeze()  # what is here stays; guests would wait whenever it is looked through
             with trio.open_signal_receiver(signal.SIGTERM) as stops:
                 inheritance.ready()
                 LOG.info("worker %d serves %s", os.getpid(), conf.acstor.mount_point)
