@@ -37,6 +37,16 @@ OPTS = [
         "preferred where it names one for files.",
     ),
     cfg.StrOpt(
+        "disk_errors",
+        default="pause",
+        choices=[
+            ("pause", "QEMU pauses the guest, which knows nothing of it"),
+            ("nova", "what Nova chooses: the guest is told, and many mount their disk read-only"),
+        ],
+        help="What becomes of an instance whose root disk lies on a mirror when a read or a write "
+        "of that disk fails. It goes on by virsh resume, or by a hard reboot.",
+    ),
+    cfg.StrOpt(
         "precache",
         default="full",
         choices=[

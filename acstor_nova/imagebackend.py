@@ -230,6 +230,8 @@ class MirrorBase:
             except errors.AcstorError as e:
                 raise self.host.seams.cannot_start(str(e)) from e
             self._choose_cachemode(info)
+            if self.host.seams.conf.acstor.disk_errors == "pause":
+                _pause_on_errors(info)
         return info
 
     def _image_beneath(self) -> str | None:
@@ -255,6 +257,24 @@ class MirrorBase:
         by_hand = any(mode.startswith("file=") for mode in conf.libvirt.disk_cachemodes)
         if not by_hand and conf.acstor.disk_cachemode != "nova":
             info.driver_cache = conf.acstor.disk_cachemode
+
+
+def _pause_on_errors(info: Any) -> None:
+    """Have QEMU pause the guest when its disk fails, instead of telling the guest.
+
+    Nova's class of a disk has no field for this, so it is put into the XML that it makes.  A write
+    may fail for want of the image's bytes as well, since one to part of a cluster copies the rest.
+    """
+    stock = info.format_dom
+
+    def format_dom() -> Any:
+        element = stock()
+        for driver in element.findall("driver"):
+            driver.set("error_policy", "stop")
+            driver.set("rerror_policy", "stop")
+        return element
+
+    info.format_dom = format_dom
 
 
 def _can_read(path: str) -> bool:

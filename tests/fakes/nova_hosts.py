@@ -334,6 +334,22 @@ def restart_agent(host: Host) -> None:
 
 
 @contextlib.contextmanager
+def agent_options(host: Host, **options: object) -> Iterator[None]:
+    """Let a host's agent, of which nobody uses a mirror, have these options for a block."""
+    file = host.agent.config_file
+    before, header = file.read_text(), "[acstor_agent]\n"
+    assert header in before
+    lines = "".join(f"{name} = {value}\n" for name, value in options.items())
+    file.write_text(before.replace(header, header + lines))
+    try:
+        restart_agent(host)
+        yield
+    finally:
+        file.write_text(before)
+        restart_agent(host)
+
+
+@contextlib.contextmanager
 def kept(host: Host, folder: pathlib.Path) -> Iterator[Callable[[signal.Signals], None]]:
     """Have a host's agent run under a service manager that keeps the mount, for a block.
 

@@ -168,35 +168,51 @@ def test_server_whose_image_is_on_a_host_outlives_it_in_glance(cluster):
 
 @contextlib.contextmanager
 def booting(cluster, lab_image):
-    """Let a guest with an operating system boot on the first host; yield what reads its console."""
+    """Let a guest with an operating system boot on the first host; yield its server."""
     with lab_image.raw.open("rb") as data:
         image_id = cluster.images.map(cluster.images.add(data))
     with cluster.server(image_id, cluster.hosts[0], "guest") as server:
-        yield server.console
+        yield server
         assert cluster.images.downloads(image_id) == 0
 
 
-def waited_for(words, console):
-    runs.wait_for(lambda: words in console(), BOOT_DEADLINE_S, words, console)
+def waited_for(words, server):
+    runs.wait_for(lambda: words in server.console(), BOOT_DEADLINE_S, words, server.console)
 
 
 def test_guest_boots_and_meets_no_error_while_workers_die(cluster, lab_image):
     host = cluster.hosts[0]
-    with booting(cluster, lab_image) as console:
+    with booting(cluster, lab_image) as server:
         for words in ("Linux version", "systemd"):
-            waited_for(words, console)
+            waited_for(words, server)
             hosts.kill(host.agent.worker_pid())
-        waited_for(guest_files.MARKER, console)
-        assert "I/O error" not in console()
+        waited_for(guest_files.MARKER, server)
+        assert "I/O error" not in server.console()
         assert host.agent.log().count("starting another") >= 2
 
 
 def test_guest_boots_and_meets_no_error_while_supervisors_go_and_come(cluster, lab_image, tmp_path):
     host = cluster.hosts[0]
-    with nova_hosts.kept(host, tmp_path) as restart, booting(cluster, lab_image) as console:
+    with nova_hosts.kept(host, tmp_path) as restart, booting(cluster, lab_image) as server:
         for words, number in (("Linux version", signal.SIGKILL), ("systemd", signal.SIGTERM)):
-            waited_for(words, console)
+            waited_for(words, server)
             restart(number)
-        waited_for(guest_files.MARKER, console)
-        assert "I/O error" not in console()
+        waited_for(guest_files.MARKER, server)
+        assert "I/O error" not in server.console()
         assert host.agent.log().count("taking back the mount") == 2
+
+
+def test_guest_whose_disk_fails_is_paused_and_goes_on_when_it_is_mended(cluster, lab_image):
+    host = cluster.hosts[0]
+    domain = host.compute.machine.virsh
+    with nova_hosts.agent_options(host, read_deadline_s=1), booting(cluster, lab_image) as server:
+        waited_for("Linux version", server)
+        cluster.lab.glance.kill()
+        try:
+            state = lambda: domain("domstate", "--reason", server.id)  # noqa: E731
+            runs.wait_for(lambda: "paused (I/O error)" in state(), BOOT_DEADLINE_S, "pause", state)
+        finally:
+            cluster.lab.start_image_services()
+        domain("resume", server.id)
+        waited_for(guest_files.MARKER, server)
+        assert "I/O error" not in server.console()

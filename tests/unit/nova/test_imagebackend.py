@@ -9,6 +9,7 @@ import os
 import pathlib
 import subprocess
 import types
+from xml.etree import ElementTree
 
 import pytest
 from oslo_config import cfg
@@ -49,7 +50,10 @@ class Stock:
         subprocess.run(command, check=True)
 
     def libvirt_info(self, cache_mode):
-        return types.SimpleNamespace(driver_cache=cache_mode)
+        def format_dom():
+            return ElementTree.fromstring("<disk><driver name='qemu'/><target dev='vda'/></disk>")
+
+        return types.SimpleNamespace(driver_cache=cache_mode, format_dom=format_dom)
 
 
 def base_name(image_id):
@@ -321,6 +325,18 @@ def test_cachemode_is_the_operator_s(nova, agent, own, by_nova, mode):
     nova.conf.set_override("disk_cachemode", own, group="acstor")
     nova.conf.set_override("disk_cachemodes", by_nova, group="libvirt")
     assert nova.spawn().libvirt_info("given").driver_cache == mode
+
+
+@pytest.mark.parametrize(
+    ("what", "policies"),
+    [("pause", {"error_policy": "stop", "rerror_policy": "stop"}), ("nova", {})],
+)
+def test_guest_whose_disk_fails_is_paused_or_told_as_the_operator_likes(
+    nova, agent, what, policies
+):
+    nova.conf.set_override("disk_errors", what, group="acstor")
+    driver = nova.spawn().libvirt_info("none").format_dom().find("driver")
+    assert driver.attrib == {"name": "qemu"} | policies
 
 
 @pytest.mark.parametrize(("how", "asked"), [("full", control_wire.PreSeed), ("attach", None)])
