@@ -37,6 +37,7 @@ STOCK = "qcow2"
 IMAGEBACKEND = "nova.virt.libvirt.imagebackend"
 DRIVER = "nova.virt.libvirt.driver"
 UTILS = "nova.virt.libvirt.utils"
+_CONFIG = "nova.virt.libvirt.config"
 _MARK = "_acstor_registered"
 
 
@@ -58,6 +59,7 @@ _ALL_SEAMS = (
     Seam(IMAGEBACKEND, "Qcow2.__init__", _QCOW2),
     Seam(IMAGEBACKEND, "Image.cache", _CACHE),
     Seam(IMAGEBACKEND, "Image.libvirt_info", _LIBVIRT_INFO),
+    Seam(_CONFIG, "LibvirtConfigGuestDisk.format_dom", ("self",)),
     Seam("nova.virt.images", "IMAGE_API"),
     Seam("nova.virt.images", "do_image_deep_inspection", ("img", "image_href", "path")),
     Seam("nova.exception", "GlanceConnectionFailed"),
@@ -196,7 +198,7 @@ def _register_backend(module: ModuleType) -> None:
 def _backend(module: ModuleType) -> type:
     """Return the class of the backend, Nova's own if this Nova is not supported."""
     try:
-        modules = [IMAGEBACKEND, "nova.virt.images", "nova.exception"]
+        modules = [IMAGEBACKEND, _CONFIG, "nova.virt.images", "nova.exception"]
         check_seams(nova_version(), modules)
         return _make_backend(module)
     except Exception as e:
