@@ -13,6 +13,7 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.conf
+from acstor_agent.core import patience
 from acstor_agent.core.disk_scheduling import navigator
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_common import certificates
@@ -134,7 +135,15 @@ OPTS = [
         "sources",
         default=["http"],
         help="Sources to read images from, the preferred one first; each has a group "
-        "[source_<name>]. When one fails, the next one is asked.",
+        "[source_<name>]. When one fails, or is silent for some seconds, the next one is asked.",
+    ),
+    cfg.FloatOpt(
+        "source_timeout_s",
+        default=patience.BASE_S,
+        min=0.1,
+        help="How long one request to a source may take before it counts as failed, at the least. "
+        "A slow source has longer: twice what its latest requests took, up to eight minutes, and "
+        "a long read has the time that it takes at 32 KiB/s beside.",
     ),
     cfg.FloatOpt(
         "read_deadline_s",

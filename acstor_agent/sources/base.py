@@ -2,7 +2,7 @@
 """What every source is: random-access reads of blobs, nothing more.
 
 A blob is an image's bytes, its chunk map or its boot image.  A driver reaches one kind
-of place and is made from its options; a wrapper (coalesce, retry, verify,
+of place and is made from its options; a wrapper (attempt, coalesce, retry, verify,
 failover) is a source around another one, so they stack.  A source never gives
 fewer or other bytes than it was asked for: it gives all of them or raises.
 """
@@ -76,6 +76,19 @@ def check_range(blob: Blob, offset: int, length: int) -> None:
         raise errors.LocalProtocolError(f"{blob.name}: no range: offset {offset}, length {length}")
 
 
+class Health(NamedTuple):
+    """How a source does, beyond what its errors say.
+
+    :param hanging_calls: calls that hang in the kernel, each with a thread
+    :param hanging_for_s: for how long the oldest does
+    :param missed_attempts: attempts that had no answer in their time, since the start
+    """
+
+    hanging_calls: int = 0
+    hanging_for_s: float = 0.0
+    missed_attempts: int = 0
+
+
 class Source(abc.ABC):
     """Random access to blobs.
 
@@ -125,6 +138,10 @@ class Source(abc.ABC):
         can write where the bytes are cannot change both.  UNKNOWN_OS_HASH where there is none.
         """
         return chunk_map.UNKNOWN_OS_HASH
+
+    def health(self) -> Health:
+        """Return how it does; may be called from any thread."""
+        return Health()
 
     @abc.abstractmethod
     async def aclose(self) -> None:
@@ -192,6 +209,10 @@ class Wrapper(Source):
     def os_hash(self, blob: Blob) -> chunk_map.OsHash:
         """Return what the inner source knows."""
         return self._inner.os_hash(blob)
+
+    def health(self) -> Health:
+        """Return what the inner source says."""
+        return self._inner.health()
 
     async def aclose(self) -> None:
         """Close the inner source."""

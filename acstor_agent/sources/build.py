@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the agent's one source out of the names in its configuration.
 
-Every driver is wrapped the same way, from the inside out: coalesce (fewer and
-longer reads), retry (a passing fault), verify (bytes that are wrong are not
-asked for again here), and failover around all of them.
+Every driver is wrapped the same way, from the inside out: attempt (nothing takes
+for ever), coalesce (fewer and longer reads), retry (a passing fault), verify (bytes
+that are wrong are not asked for again here), and failover around all of them.
 """
 
 import inspect
@@ -16,6 +16,8 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
+from acstor_agent.core import patience
+from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
 from acstor_agent.sources import failover
@@ -31,7 +33,9 @@ _NOT_MADE = {
 }
 
 
-def build(names: Sequence[str], conf: cfg.ConfigOpts, nursery: trio.Nursery) -> base.Source:
+def build(
+    names: Sequence[str], conf: cfg.ConfigOpts, nursery: trio.Nursery
+) -> failover.FailoverSource:
     """Return the sources ``names``, the preferred one first, as one source.
 
     :param conf: with the options of the agent and its sources registered
@@ -41,13 +45,23 @@ def build(names: Sequence[str], conf: cfg.ConfigOpts, nursery: trio.Nursery) -> 
     if not names:
         raise errors.Unusable(_OPTION, "it is empty", _installed())
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
-    rng = random.Random()
-    return failover.FailoverSource([wrapped(driver, nursery, rng) for driver in drivers])
+    rng, timeout_s = random.Random(), conf.acstor_agent.source_timeout_s
+    made = [wrapped(driver, nursery, rng, timeout_s) for driver in drivers]
+    return failover.FailoverSource(made)
 
 
-def wrapped(driver: base.Source, nursery: trio.Nursery, rng: random.Random) -> base.Source:
-    """Return ``driver`` inside the wrappers that every driver gets."""
-    joined = coalesce.CoalesceSource(driver, nursery)
+def wrapped(
+    driver: base.Source,
+    nursery: trio.Nursery,
+    rng: random.Random,
+    timeout_s: float = patience.BASE_S,
+) -> base.Source:
+    """Return ``driver`` inside the wrappers that every driver gets.
+
+    :param timeout_s: what an attempt may take at the least
+    """
+    ended = attempt.AttemptSource(driver, patience.Patience(timeout_s))
+    joined = coalesce.CoalesceSource(ended, nursery)
     return verify.VerifySource(retry.RetrySource(joined, rng))
 
 

@@ -65,8 +65,7 @@ def options() -> list[cfg.Opt]:
             default=TIMEOUT_S,
             min=0.1,
             help="How long the server may stay silent before a request is given up. It is made "
-            "three times: keep the sum below [acstor_agent] read_deadline_s, or the next "
-            "source is asked too late.",
+            "three times. Where there is a next source, that is asked sooner.",
         ),
         cfg.StrOpt(
             "ca_file",

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from acstor_agent.core import patience
+from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import build
 from acstor_agent.sources import coalesce
@@ -68,6 +70,7 @@ SOURCES: dict[str, Make] = {
     "file": over_files(lambda source, nursery: source),
     "http": over_http,
     "glance": over_glance,
+    "attempt": over_files(lambda s, n: attempt.AttemptSource(s, patience.Patience())),
     "coalesce": over_files(coalesce.CoalesceSource),
     "coalesce, one place": over_files(lambda s, n: coalesce.CoalesceSource(s, n, in_flight=1)),
     "retry": over_files(lambda source, nursery: retry.RetrySource(source, random.Random(3))),

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core import patience
+
+MIB = 1 << 20
+
+
+def test_long_read_has_the_time_of_its_bytes_beside():
+    waits = patience.Patience(base_s=30.0)
+    assert waits.deadline_s() == 30.0
+    assert waits.deadline_s(MIB) == 30.0 + MIB / patience.SLOWEST_BYTES_PER_S
+    assert waits.deadline_s(MIB) > 43  # sixteen hosts, eight reads each, one link of 25 Mbit/s
+
+
+def test_deadline_doubles_with_each_miss_up_to_the_bound():
+    waits = patience.Patience(base_s=30.0, most_s=480.0)
+    seen = []
+    for _ in range(6):
+        seen.append(waits.deadline_s())
+        waits.missed(seen[-1])
+    assert seen == [30.0, 60.0, 120.0, 240.0, 480.0, 480.0]
+    assert waits.misses == 6
+
+
+def test_attempts_that_miss_side_by_side_double_it_once():
+    waits = patience.Patience(base_s=30.0)
+    for deadline_s in [waits.deadline_s()] * 8:
+        waits.missed(deadline_s)
+    assert waits.deadline_s() == 60.0
+
+
+def test_slow_answers_keep_it_long_and_quick_ones_let_it_fall():
+    waits = patience.Patience(base_s=30.0)
+    waits.missed(30.0)
+    waits.answered(43.0)
+    waits.answered(0.1)  # a short read between long ones changes nothing
+    assert waits.deadline_s() == 86.0
+    for _ in range(patience.LATEST):
+        waits.answered(0.1)
+    assert waits.deadline_s() == 30.0
+
+
+def test_base_above_the_bound_is_the_bound():
+    waits = patience.Patience(base_s=600.0, most_s=480.0)
+    waits.missed(waits.deadline_s())
+    assert waits.deadline_s() == 600.0
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(0, 1000), st.integers(0, 4 * MIB))),
+    st.integers(0, 4 * MIB),
+)
+def test_deadline_is_between_its_bounds_and_twice_the_latest(attempts, length):
+    waits = patience.Patience(base_s=5.0, most_s=480.0)
+    for is_answered, took_s, of_bytes in attempts:
+        deadline_s = waits.deadline_s(of_bytes)
+        if is_answered and took_s < deadline_s:
+            waits.answered(took_s)
+        else:
+            waits.missed(deadline_s)
+        assert waits.deadline_s() >= min(480.0, 2 * min(took_s, deadline_s))
+    assert 5.0 <= waits.deadline_s(length) <= 480.0
