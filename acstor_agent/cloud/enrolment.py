@@ -6,7 +6,8 @@ go on with the one that is there until it has ended and its grace has passed, an
 whatever goes wrong is told, with what to do about it, and tried again.
 
 keystoneauth blocks, so asking is done in a thread of its own, which the end of the
-worker does not wait for.
+worker does not wait for.  One that does not come back is left behind, and nobody asks
+again before it has.
 """
 
 import logging
@@ -29,6 +30,7 @@ from acstor_agent import conf as agent_conf
 from acstor_agent import identity_files
 from acstor_agent.core import renewal
 from acstor_agent.sources import glance
+from acstor_agent.sources import threads
 from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import errors
@@ -42,6 +44,8 @@ LOG = logging.getLogger(__name__)
 
 GROUP = agent_conf.ENROLMENT.name
 TIMEOUT_S = 30
+ATTEMPT_S = 300.0
+"""How long Keystone and the service may take together, however little each is silent."""
 TICK_S = 30.0
 """How often the wall clock is looked at, which may be set meanwhile."""
 MAX_ANSWER_BYTES = 1 << 20
@@ -130,14 +134,23 @@ class Enrolment:
         self._clock, self._dice, self._revoked = clock, dice, revoked
         self._asked_for = ""
         self._way = log_once.LogOnce(LOG)
+        self._thread = threads.Threads(lambda: "the decision service", 1)
 
     async def run(self) -> None:
         """Ask when it is due, for ever."""
         while True:
             await self._wait()
             try:
-                answer = await trio.to_thread.run_sync(self._enrol, abandon_on_cancel=True)
-            except (errors.NotEnrolled, errors.NotAuthentic, OSError) as e:
+                with trio.fail_after(ATTEMPT_S):
+                    answer = await self._thread.run("a certificate", None, self._enrol)
+            except trio.TooSlowError:
+                await self._fail(f"no answer within {ATTEMPT_S:.0f} s")
+            except (
+                errors.NotEnrolled,
+                errors.NotAuthentic,
+                errors.SourceUnreachable,
+                OSError,
+            ) as e:
                 await self._fail(str(e))
             except Exception as e:  # libraries let odd errors through: none may end the worker
                 await self._fail(f"unexpected: {e!r}")

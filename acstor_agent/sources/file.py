@@ -8,12 +8,13 @@ place of a file is refused, so that nobody who may write to the folder can make 
 agent read elsewhere (a hard link does what a link is wanted for).  A file that was
 replaced is opened again at the next read.
 
-Reads block when the page cache misses, so they run in threads: in threads of
-their own number, because a file server that hangs must not take those of the
-cache.  A thread that hangs is abandoned when its reader is cancelled.
+Everything here may hang as long as the file server does: looking for a name, opening,
+reading, and closing, too.  So all of it is done in threads of the source's own
+(threads.py), and nothing that is let go of is closed where others would wait for it.
 """
 
 import collections
+import contextlib
 import errno
 import os
 import stat
@@ -26,11 +27,16 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent.sources import base
+from acstor_agent.sources import threads
 from acstor_common import errors
 
 T = TypeVar("T")
 
 OPEN_FILES_LIMIT = 64
+HANGING_OF_ONE = base.DEFAULT_IN_FLIGHT // 2
+"""Calls about one blob that may hang: a part of a file system that hangs leaves the rest usable."""
+CLOSE_S = 1.0
+"""How long closing waits for the file server; the kernel closes what is left, when it can."""
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _NOT_THERE = {
@@ -46,11 +52,15 @@ _NOT_THERE = {
 
 
 class _OpenFile:
-    """One open file; it is closed when the last one who reads from it lets go of it."""
+    """One open file.
 
-    def __init__(self, path: str) -> None:
+    :param let_go: is given the descriptor when the last one who reads from it lets go of it,
+        which may be in any thread
+    """
+
+    def __init__(self, path: str, let_go: Callable[[int], None]) -> None:
         self.fd = os.open(path, _FLAGS)
-        weakref.finalize(self, os.close, self.fd)
+        weakref.finalize(self, let_go, self.fd)
         found = os.fstat(self.fd)
         self.is_regular = stat.S_ISREG(found.st_mode)
         self.identity = (found.st_dev, found.st_ino)
@@ -63,24 +73,27 @@ class _OpenFiles:
         self._limit = limit
         self._lock = threading.Lock()
         self._files: collections.OrderedDict[str, _OpenFile] = collections.OrderedDict()
+        self._to_close: collections.deque[int] = collections.deque()
 
     def get(self, path: str) -> _OpenFile:
         """Return ``path`` opened, the file that has this name now.
 
         :raises OSError: there is none, or it cannot be opened
         """
+        self.close_some()
         now = os.lstat(path)
         with self._lock:
             file = self._files.get(path)
             if file is not None and file.identity == (now.st_dev, now.st_ino):
                 self._files.move_to_end(path)
                 return file
-        file = _OpenFile(path)
+        file = _OpenFile(path, self._to_close.append)
         with self._lock:
             self._files[path] = file
             self._files.move_to_end(path)
             while len(self._files) > self._limit:
                 self._files.popitem(last=False)
+        self.close_some()
         return file
 
     def forget(self, path: str) -> None:
@@ -93,6 +106,14 @@ class _OpenFiles:
         with self._lock:
             self._files.clear()
 
+    def close_some(self) -> None:
+        """Close what nobody reads from any more."""
+        with contextlib.suppress(IndexError):
+            while True:
+                fd = self._to_close.popleft()
+                with contextlib.suppress(OSError):  # nothing was written
+                    os.close(fd)
+
 
 class FileSource(base.Driver):
     """The blobs in ``folder``.
@@ -103,7 +124,7 @@ class FileSource(base.Driver):
     def __init__(self, folder: str, open_files_limit: int = OPEN_FILES_LIMIT) -> None:
         self._folder = folder
         self._files = _OpenFiles(open_files_limit)
-        self._threads = trio.CapacityLimiter(self.in_flight)
+        self._threads = threads.Threads(lambda: self._folder, self.in_flight, HANGING_OF_ONE)
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:
@@ -152,9 +173,16 @@ class FileSource(base.Driver):
 
         return await self._in_thread(blob, what, read_range)
 
+    def health(self) -> base.Health:
+        """Return how many calls hang."""
+        hanging = self._threads.hanging
+        return base.Health(hanging.calls, hanging.for_s)
+
     async def aclose(self) -> None:
-        """Close the files, each as soon as nobody reads from it."""
+        """Close the files, each as soon as nobody reads from it; one that hangs is left behind."""
         self._files.clear()
+        with trio.move_on_after(CLOSE_S), contextlib.suppress(errors.SourceUnreachable):
+            await self._threads.run("closing files", None, self._files.close_some)
 
     def _path(self, blob: base.Blob) -> str:
         return os.path.join(self._folder, blob.name)
@@ -182,7 +210,7 @@ class FileSource(base.Driver):
                 self._files.forget(path)
                 raise _translated(error, what, path) from error
 
-        return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+        return await self._threads.run(what, blob, work)
 
 
 def _pread_fully(fd: int, length: int, offset: int) -> bytes:

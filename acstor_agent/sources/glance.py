@@ -20,7 +20,6 @@ from typing import NamedTuple
 from typing import TypeVar
 
 import msgspec
-import trio
 from keystoneauth1 import exceptions
 from keystoneauth1 import loading
 from keystoneauth1 import plugin
@@ -30,6 +29,7 @@ from oslo_config import cfg
 from acstor_agent.sources import base
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
+from acstor_agent.sources import threads
 from acstor_common import artefacts
 from acstor_common import boot_image
 from acstor_common import chunk_map
@@ -99,7 +99,7 @@ class GlanceSource(base.Driver):
         self._session, self._endpoint = session, endpoint
         self._region_name, self._interface = region_name, interface
         self._link = http_link.Link(GROUP, limits or http_link.Limits())
-        self._threads = trio.CapacityLimiter(SIGN_IN_THREADS)
+        self._threads = threads.Threads(lambda: f"Keystone, for {self._where}", SIGN_IN_THREADS)
         self._places: collections.OrderedDict[base.Blob, Place] = collections.OrderedDict()
         self._where = endpoint or "Glance"
 
@@ -185,6 +185,11 @@ class GlanceSource(base.Driver):
         """Return Glance's hash of what it stores."""
         place = self._places.get(blob)
         return place.os_hash if place else chunk_map.UNKNOWN_OS_HASH
+
+    def health(self) -> base.Health:
+        """Return how many calls of Keystone hang."""
+        hanging = self._threads.hanging
+        return base.Health(hanging.calls, hanging.for_s)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -282,9 +287,7 @@ class GlanceSource(base.Driver):
         :param refused: a token that Glance did not take
         """
         try:
-            ticket = await trio.to_thread.run_sync(
-                self._sign_in, refused, limiter=self._threads, abandon_on_cancel=True
-            )
+            ticket = await self._threads.run(what, None, lambda: self._sign_in(refused))
         except (exceptions.ConnectionError, exceptions.HttpServerError) as error:
             why = f"Keystone does not sign us in: {error}"
             raise errors.SourceUnreachable(what, self._where, why) from error

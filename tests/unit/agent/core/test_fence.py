@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+from acstor_agent.core import fence
+
+LONG_S = fence.HANGS_AFTER_S
+
+
+def left(made, of, now_s):
+    call = made.begin(of, now_s)
+    made.leave(call)
+    return call
+
+
+def test_call_hangs_only_when_it_is_left_and_old():
+    made = fence.Fence(most=1, most_of_one=1)
+    call = made.begin("a", 0.0)
+    assert made.hanging(100.0).calls == 0  # somebody still waits for it
+    made.leave(call)
+    assert made.hanging(LONG_S - 0.1).calls == 0  # a reader lost interest
+    assert made.hanging(LONG_S) == (1, LONG_S)
+    made.end(call)
+    assert made.hanging(100.0) == (0, 0.0)
+
+
+def test_fence_closes_when_most_hang_and_opens_when_one_comes_back():
+    made = fence.Fence(most=3, most_of_one=3)
+    calls = [left(made, number, 0.0) for number in range(3)]
+    assert not made.refuses("x", LONG_S - 0.1)
+    assert made.refuses("x", LONG_S)
+    made.end(calls[1])
+    assert not made.refuses("x", LONG_S)
+
+
+def test_one_thing_that_hangs_leaves_the_place_to_the_others():
+    made = fence.Fence(most=4, most_of_one=2)
+    for _ in range(2):
+        left(made, "a", 0.0)
+    assert made.refuses("a", LONG_S)
+    assert not made.refuses("b", LONG_S)
+
+
+def test_call_that_ends_twice_or_after_it_was_left_is_forgotten_once():
+    made = fence.Fence(most=1, most_of_one=1)
+    call = left(made, "a", 0.0)
+    made.end(call)
+    made.end(call)
+    assert made.hanging(100.0).calls == 0
+
+
+def test_words_say_how_many_and_how_long():
+    made = fence.Fence(most=9, most_of_one=9)
+    left(made, "a", 0.0)
+    assert str(made.hanging(40.0)) == "1 call hangs, the oldest for 40 s"
+    left(made, "a", 10.0)
+    assert str(made.hanging(40.0)) == "2 calls hang, the oldest for 40 s"
