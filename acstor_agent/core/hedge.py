@@ -29,6 +29,10 @@ BUDGET_MOST = 16.0
 class Hedge:
     """What is usual, and how many races are left.
 
+    :param shortest_s: no answer is late before
+    :param first_guess_s: when one is late as long as little is known
+    :param longest_s: any answer is late after it
+
     >>> hedge = Hedge()
     >>> for _ in range(100):
     ...     hedge.answered(0.1)
@@ -36,7 +40,14 @@ class Hedge:
     0.3
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        shortest_s: float = SHORTEST_S,
+        first_guess_s: float = FIRST_GUESS_S,
+        longest_s: float = float("inf"),
+    ) -> None:
+        self._shortest_s, self._first_guess_s = shortest_s, first_guess_s
+        self._longest_s = longest_s
         self._latest_s: collections.deque[float] = collections.deque()
         self._sorted_s: list[float] = []
         self._budget = BUDGET_FIRST
@@ -46,9 +57,9 @@ class Hedge:
     def delay_s(self) -> float:
         """After how long an answer is late."""
         if len(self._sorted_s) < ENOUGH:
-            return FIRST_GUESS_S
+            return self._first_guess_s
         usual_s = self._sorted_s[int(SHARE_OF_ANSWERS * (len(self._sorted_s) - 1))]
-        return max(SHORTEST_S, TIMES * usual_s)
+        return min(max(self._shortest_s, TIMES * usual_s), self._longest_s)
 
     def answered(self, seconds: float) -> None:
         """Note that a place took ``seconds`` to give a chunk."""

@@ -3,17 +3,29 @@
 
 A source that did not answer counts as down for a short while and is then asked
 last, never left out: a reader does not wait for its time-out while others
-answer, and a chunk that only it has is still found.
+answer, and a chunk that only it has is still found (``core/standing.py``).
+
+One that is silent for longer than sources usually are is raced: the next one is
+asked as well, and the first answer counts.  If the silent one has answered
+nobody meanwhile it is down, and all who wait for it go on to the next one.  As
+among peers a race costs bytes, so only a small share of all reads is raced
+(``core/hedge.py``), unless the source is known to be down.
 """
 
+import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Generic
+from typing import NamedTuple
 from typing import TypeVar
 
 import trio
 from oslo_log import log
 
+from acstor_agent.core import hedge as hedge_
+from acstor_agent.core import standing as standing_
+from acstor_agent.core import troubles
 from acstor_agent.sources import base
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -22,21 +34,52 @@ from acstor_common import ids
 T = TypeVar("T")
 LOG = log.getLogger(__name__)
 
-DOWN_S = 5.0
-"""How long a source that did not answer is asked last."""
+DOWN_S = standing_.FIRST_PAUSE_S
+"""How long a source that did not answer is asked last, at first."""
+SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S = 1.0, 2.0, 5.0
+"""After how long a silent source is raced: at the least, while little is known, and at the most."""
+TICK_S = 0.25
+"""How often one who may not race looks whether he may."""
 
 _MOST_USEFUL_FIRST = (errors.SourceUnreachable, errors.ChunkInvalid)
+
+
+class PlaceState(NamedTuple):
+    """How one source does.
+
+    :param trouble: why it counts as down, and since when; None if it does not
+    """
+
+    where: str
+    trouble: troubles.Trouble | None
+    health: base.Health
+
+
+class _Place:
+    """One source, and what is known of it."""
+
+    def __init__(self, source: base.Source, down_s: float) -> None:
+        self.source = source
+        self.standing = standing_.Standing(down_s)
+        self.trouble: troubles.Trouble | None = None
 
 
 class FailoverSource(base.Source):
     """The first of ``sources`` that can.
 
     :param sources: at least one, the preferred one first
+    :param clock: tells the wall clock, for operators
     """
 
-    def __init__(self, sources: Sequence[base.Source], down_s: float = DOWN_S) -> None:
-        self._sources, self._down_s = list(sources), down_s
-        self._down_until_s: dict[base.Source, float] = {}
+    def __init__(
+        self,
+        sources: Sequence[base.Source],
+        down_s: float = DOWN_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.hedge = hedge_.Hedge(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
+        self._places = [_Place(source, down_s) for source in sources]
+        self._clock = clock
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the size that the first source with the blob gives."""
@@ -54,50 +97,155 @@ class FailoverSource(base.Source):
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return the hash that the first source which has one knows."""
-        known = (source.os_hash(blob) for source in self._sources)
+        known = (place.source.os_hash(blob) for place in self._places)
         return next((found for found in known if found.algo), chunk_map.UNKNOWN_OS_HASH)
 
     async def aclose(self) -> None:
         """Close all the sources."""
-        for source in self._sources:
-            await source.aclose()
+        for place in self._places:
+            await place.source.aclose()
 
     @property
     def where(self) -> str:
         """All the places, in order."""
-        return ", ".join(source.where for source in self._sources)
+        return ", ".join(place.source.where for place in self._places)
 
     @property
     def in_flight(self) -> int:
         """As many as the preferred source can take."""
-        return self._sources[0].in_flight
+        return self._places[0].source.in_flight
 
-    def _in_order(self) -> list[base.Source]:
-        now = trio.current_time()
-        return sorted(self._sources, key=lambda source: self._down_until_s.get(source, now) > now)
+    def places(self) -> list[PlaceState]:
+        """Return how each source does; may be called from any thread."""
+        return [
+            PlaceState(place.source.where, place.trouble, place.source.health())
+            for place in self._places
+        ]
 
     async def _first(self, ask: Callable[[base.Source], Awaitable[T]]) -> T:
-        failures: list[errors.ChunkUnavailable] = []
-        for source in self._in_order():
-            try:
-                answer = await ask(source)
-            except errors.ChunkUnavailable as failure:
-                failures.append(failure)
-                if isinstance(failure, errors.SourceUnreachable):
-                    self._note_down(source, failure)
+        now_s = trio.current_time()
+        in_order = sorted(self._places, key=lambda place: not place.standing.may_be_first(now_s))
+        race = _Race(self, in_order, ask)
+        return await (race.run() if len(in_order) > 1 else race.ask_alone())
+
+    # What races tell
+
+    def note_answer(self, place: _Place) -> None:
+        """Note that a source has answered."""
+        self.hedge.answered(place.standing.answered(trio.current_time()))
+        if place.trouble is not None:
+            place.trouble = None
+            LOG.info("Source %s answers again", place.source.where)
+
+    def note_down(self, place: _Place, why: str) -> None:
+        """Note that a source does not answer."""
+        if place.standing.failed(trio.current_time()):
+            LOG.warning("Source %s does not answer: %s", place.source.where, why)
+        since_s = place.trouble.since_s if place.trouble else self._clock()
+        place.trouble = troubles.Trouble(why, since_s)
+
+
+class _Race(Generic[T]):
+    """One question, and the sources that are asked it: one after the other, or beside each other.
+
+    :param in_order: the sources that are left
+    """
+
+    def __init__(
+        self,
+        source: FailoverSource,
+        in_order: Sequence[_Place],
+        ask: Callable[[base.Source], Awaitable[T]],
+    ) -> None:
+        self._source, self._ask = source, ask
+        self._left = list(in_order)
+        self._under_way: dict[_Place, float] = {}  # since when
+        self._changed = trio.Event()
+        self._answers: list[T] = []
+        self._failures: list[errors.ChunkUnavailable] = []
+        self._fault: Exception | None = None
+
+    async def ask_alone(self) -> T:
+        """Ask the only source there is."""
+        await self._ask_one(self._left.pop())
+        return self._outcome()
+
+    async def run(self) -> T:
+        """Ask until one has answered or all have failed."""
+        async with trio.open_nursery() as nursery:
+            while not self._is_over():
+                if self._left and (not self._under_way or self._may_race()):
+                    nursery.start_soon(self._ask_one, self._enter(self._left.pop(0)))
+                await self._wait()
+            nursery.cancel_scope.cancel()
+        return self._outcome()
+
+    def _is_over(self) -> bool:
+        is_any_left = self._left or self._under_way
+        return bool(self._answers) or self._fault is not None or not is_any_left
+
+    def _outcome(self) -> T:
+        if self._answers:
+            return self._answers[0]
+        if self._fault is not None:
+            raise self._fault
+        raise most_useful(self._failures)
+
+    def _last(self) -> _Place:
+        return next(reversed(self._under_way))
+
+    def _may_race(self) -> bool:
+        """Say whether the source that was asked last is so late that the next one is asked, too."""
+        if trio.current_time() < self._late_s():
+            return False
+        return self._last().standing.is_down or self._source.hedge.may_race()
+
+    def _late_s(self) -> float:
+        return self._last().standing.silent_since_s + self._source.hedge.delay_s
+
+    async def _wait(self) -> None:
+        """Wait until a source has answered or failed, or one is late."""
+        self._changed = trio.Event()
+        until_s = float("inf")
+        if self._left and self._under_way:
+            until_s = max(self._late_s(), trio.current_time() + TICK_S)
+        with trio.move_on_at(until_s):
+            await self._changed.wait()
+
+    def _enter(self, place: _Place) -> _Place:
+        self._under_way[place] = trio.current_time()
+        return place
+
+    async def _ask_one(self, place: _Place) -> None:
+        place.standing.asked(trio.current_time())
+        try:
+            answer = await self._ask(place.source)
+        except errors.ChunkUnavailable as failure:
+            self._failures.append(failure)
+            if isinstance(failure, errors.SourceUnreachable):
+                self._source.note_down(place, failure.why)
             else:
-                self._note_up(source)
-                return answer
-        raise most_useful(failures)
+                self._source.note_answer(place)
+        except Exception as fault:  # a bug of a source; it is raised where it was asked
+            self._fault = fault
+        else:
+            self._answers.append(answer)
+            self._source.note_answer(place)
+            self._note_losers(place)
+        finally:
+            place.standing.left()
+            self._under_way.pop(place, None)
+            self._changed.set()
 
-    def _note_down(self, source: base.Source, failure: errors.SourceUnreachable) -> None:
-        if source not in self._down_until_s:
-            LOG.warning("Source %s does not answer: %s", source.where, failure)
-        self._down_until_s[source] = trio.current_time() + self._down_s
-
-    def _note_up(self, source: base.Source) -> None:
-        if self._down_until_s.pop(source, None) is not None:
-            LOG.info("Source %s answers again", source.where)
+    def _note_losers(self, winner: _Place) -> None:
+        """Take those for down that were asked before and have answered nobody since then."""
+        won_s = self._under_way.get(winner, 0.0)
+        for place, asked_s in self._under_way.items():
+            since_s = place.standing.silent_since_s
+            if place is not winner and max(asked_s, since_s) <= won_s:
+                silent_s = trio.current_time() - since_s
+                why = f"no answer for {silent_s:.1f} s, while {winner.source.where} answered"
+                self._source.note_down(place, why)
 
 
 def most_useful(failures: Sequence[errors.ChunkUnavailable]) -> errors.ChunkUnavailable:

@@ -122,3 +122,143 @@ async def test_all_sources_are_closed_and_named():
     assert both.where == "first, second"
     await both.aclose()
     assert all(place.is_closed for place in places)
+
+
+# A source that hangs
+
+NEVER_S = 1e6
+ALWAYS = range(1, 10_000)
+
+
+def hung(name="first", reads=ALWAYS):
+    return Place(name, delay=reads, delay_s=NEVER_S)
+
+
+@SILENT
+async def test_hung_source_costs_a_reader_some_seconds(autojump_clock):
+    both = failover.FailoverSource([hung(), Place("second")])
+    assert await both.read(BLOB, 2, 3) == b"234"
+    assert trio.current_time() < 3
+    trouble = both.places()[0].trouble
+    assert "no answer for 2.0 s, while second answered" in trouble.why
+    assert both.places()[1].trouble is None
+
+
+@SILENT
+async def test_readers_after_the_first_do_not_wait_for_a_hung_source(autojump_clock):
+    first = hung()
+    both = failover.FailoverSource([first, Place("second")])
+    await both.read(BLOB, 2, 3)
+    began_s = trio.current_time()
+    for _ in range(100):
+        assert await both.read(BLOB, 2, 3) == b"234"
+    assert trio.current_time() == began_s
+    assert first.in_flight_now == 0
+
+
+@SILENT
+async def test_all_who_wait_for_a_hung_source_go_on_when_it_is_known_to_be_down(autojump_clock):
+    both = failover.FailoverSource([hung(), Place("second")])
+    async with trio.open_nursery() as nursery:
+        for _ in range(200):
+            nursery.start_soon(both.read, BLOB, 2, 3)
+    assert trio.current_time() < 3
+    assert both.hedge.races <= 4
+
+
+@SILENT
+async def test_hung_source_is_tried_less_and_less_often_and_used_when_it_answers(autojump_clock):
+    first, second = hung(reads=range(1, 5)), Place("second")
+    both = failover.FailoverSource([first, second])
+    waits = []
+    while len(first.reads) < 5:
+        began_s = trio.current_time()
+        assert await both.read(BLOB, 2, 3) == b"234"
+        waits.append(trio.current_time() - began_s)
+        await trio.sleep(0.5)
+    assert trio.current_time() > 5 + 10 + 20 + 40
+    assert sum(wait > 0 for wait in waits) == 4
+    assert max(waits) < 3
+    assert both.places()[0].trouble is None
+    asked = len(second.reads)
+    await both.read(BLOB, 2, 3)
+    assert len(second.reads) == asked
+
+
+async def test_slow_source_that_answers_first_after_all_is_not_down(autojump_clock):
+    first = Place("first", delay=[1], delay_s=3.0)
+    second = Place("second", delay=[1], delay_s=NEVER_S)
+    both = failover.FailoverSource([first, second])
+    assert await both.read(BLOB, 2, 3) == b"234"
+    assert trio.current_time() == pytest.approx(3.0, abs=0.1)
+    assert (len(second.reads), second.in_flight_now) == (1, 0)
+    assert both.places()[0].trouble is None
+
+
+@pytest.mark.allow_log("does not answer")
+async def test_link_that_is_slow_for_all_sources_is_not_loaded_twice(autojump_clock):
+    first = Place("first", delay=ALWAYS, delay_s=43.0)
+    second = Place("second", delay=ALWAYS, delay_s=43.0)
+    both = failover.FailoverSource([first, second])
+    for _ in range(10):
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                nursery.start_soon(both.read, BLOB, 2, 3)
+    assert len(first.reads) + len(second.reads) <= 400 * 1.05 + 5
+
+
+async def test_source_that_answers_others_meanwhile_is_not_down(autojump_clock):
+    first = Place("first", delay=[1], delay_s=NEVER_S)
+    both = failover.FailoverSource([first, Place("second")])
+
+    async def read_often():
+        for _ in range(100):
+            await trio.sleep(0.1)
+            await both.read(BLOB, 0, 1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(both.read, BLOB, 2, 3)
+        nursery.start_soon(read_often)
+        await trio.sleep(9)
+        assert both.places()[0].trouble is None
+        assert len(first.reads) > 80
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.allow_log("does not answer")
+async def test_hung_source_is_waited_for_when_nobody_else_has_it(autojump_clock):
+    first = Place("first", delay=[1], delay_s=30.0)
+    both = failover.FailoverSource([first, Place("second", {})])
+    assert await both.read(BLOB, 2, 3) == b"234"
+    assert trio.current_time() == pytest.approx(30.0, abs=0.1)
+
+
+async def test_all_hung_sources_end_with_the_caller(autojump_clock):
+    places = [hung("first"), hung("second"), hung("third")]
+    all_three = failover.FailoverSource(places)
+    with trio.move_on_after(60) as scope:
+        await all_three.read(BLOB, 2, 3)
+    assert scope.cancelled_caught
+    assert [place.in_flight_now for place in places] == [0, 0, 0]
+    assert [len(place.reads) for place in places] == [1, 1, 1]
+
+
+async def test_bug_of_a_source_is_raised_where_it_was_asked(autojump_clock):
+    class Broken(faulty_source.MemorySource):
+        async def read(self, blob, offset, length, content=None):
+            raise ZeroDivisionError("a bug")
+
+    for sources in ([Broken({})], [Broken({}), Place("second")], [hung(), Broken({})]):
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await failover.FailoverSource(sources).read(BLOB, 2, 3)
+
+
+@SILENT
+async def test_size_is_asked_of_the_next_source_when_the_first_hangs(autojump_clock):
+    class Silent(Place):
+        async def size_bytes(self, blob):
+            await trio.sleep(NEVER_S)
+
+    both = failover.FailoverSource([Silent("first"), Place("second")])
+    assert await both.size_bytes(BLOB) == 10
+    assert trio.current_time() < 3
