@@ -346,7 +346,8 @@ class Agent:
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
             "disk_io": status.of_disk_io(self._io),
-            "troubles": status.of_troubles(self._optional.troubles),
+            "troubles": status.of_troubles(self._optional.troubles, self._source.places()),
+            "sources": status.of_sources(self._source.places()),
             "guests": status.of_guests(self._waiting, self._disks.writes),
             "nova": {"fallbacks": dict(self._requests.nova_fallbacks)},
         }

@@ -40,6 +40,7 @@ class Collector(registry.Collector):
         yield from _of_cache(status["cache"])
         yield from _of_disk_io(status["disk_io"])
         yield from _of_guests(status["guests"])
+        yield from _of_sources(status["sources"])
         broken = core.GaugeMetricFamily(
             "acstor_trouble_since_seconds",
             "Since when a part does not work, as Unix time; there is none for parts that work",
@@ -237,6 +238,23 @@ def _of_guests(guests: dict[str, Any]) -> Iterator[core.Metric]:
         "Requests that failed because their guest had most of too many waiting",
         guests["refused"],
     )
+
+
+def _of_sources(sources: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
+    hanging = core.GaugeMetricFamily(
+        "acstor_source_hanging_calls",
+        "Calls to a source that hang in the kernel, each with a thread",
+        labels=["source"],
+    )
+    missed = core.CounterMetricFamily(
+        "acstor_source_missed_attempts",
+        "Requests to a source that had no answer in their time",
+        labels=["source"],
+    )
+    for where, health in sources.items():
+        hanging.add_metric([where], health["hanging_calls"])
+        missed.add_metric([where], health["missed_attempts"])
+    yield from [hanging, missed]
 
 
 def _of_disk_io(io: dict[str, Any]) -> Iterator[core.Metric]:

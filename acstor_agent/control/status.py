@@ -5,6 +5,7 @@ The field names are read by machines: they are never changed.
 """
 
 import dataclasses
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +25,8 @@ from acstor_agent.images import mirror
 from acstor_agent.images import waiting
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import strangers
+from acstor_agent.sources import base
+from acstor_agent.sources import failover
 
 
 def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
@@ -146,9 +149,28 @@ def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
     }
 
 
-def of_troubles(known: troubles.Troubles) -> dict[str, Any]:
-    """Return what does not work, why, and since when."""
-    return {what: trouble._asdict() for what, trouble in known.now.copy().items()}
+def of_troubles(
+    known: troubles.Troubles, sources: Iterable[failover.PlaceState] = ()
+) -> dict[str, Any]:
+    """Return what does not work, why, and since when: parts of the agent, and sources."""
+    found = {what: trouble._asdict() for what, trouble in known.now.copy().items()}
+    for place in sources:
+        if (trouble := place.trouble or _of_hanging(place.health)) is not None:
+            found[f"source {place.where}"] = trouble._asdict()
+    return found
+
+
+def _of_hanging(health: base.Health) -> troubles.Trouble | None:
+    """Return the trouble with a source that answers, but not to all."""
+    if not health.hanging_calls:
+        return None
+    why = f"{health.hanging_calls} calls to it hang"
+    return troubles.Trouble(why, time.time() - health.hanging_for_s)
+
+
+def of_sources(sources: Iterable[failover.PlaceState]) -> dict[str, Any]:
+    """Return how each source does, by where it is."""
+    return {place.where: place.health._asdict() for place in sources}
 
 
 def of_guests(reads: waiting.Waiting, writes: waiting.Waiting) -> dict[str, Any]:

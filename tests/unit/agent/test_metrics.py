@@ -37,6 +37,9 @@ async def picture_of(host):
         "disk_io": status.of_disk_io(host.io),
         "guests": status.of_guests(host.waiting, waiting.Waiting()),
         "refused": {"gets": 5, "looks": 3, "connections": 2, "handshakes": 7},
+        "sources": {
+            "/srv/images": {"hanging_calls": 3, "hanging_for_s": 7.5, "missed_attempts": 9}
+        },
         "troubles": {"control_socket": {"why": "it cannot be made", "since_s": 1234.5}},
         "nova": {"fallbacks": {"not-raw": 3}},
         "ring": {"epoch": 7, "hosts": 3},
@@ -71,6 +74,9 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
     ):
         assert families[f"acstor_{name}"].samples[0].value == value
     assert families["acstor_source_bytes"].samples[0].value == 3 * CHUNK
+    for name, value in (("hanging_calls", 3), ("missed_attempts", 9)):
+        sample = families[f"acstor_source_{name}"].samples[0]
+        assert (sample.labels, sample.value) == ({"source": "/srv/images"}, value)
     refused = families["acstor_peer_refused"].samples
     assert {s.labels["what"]: s.value for s in refused} == {
         "gets": 5,
@@ -124,6 +130,7 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
 def test_agent_without_images_has_metrics_too():
     picture = {"images": {}, "ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
     picture["troubles"] = {}
+    picture["sources"] = {}
     picture["refused"] = {"gets": 0, "connections": 0}
     picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0}
     picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}

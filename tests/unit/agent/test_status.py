@@ -4,7 +4,10 @@ import pytest
 
 from acstor_agent.control import status
 from acstor_agent.core import counters
+from acstor_agent.core import troubles
 from acstor_agent.peers import peer_net
+from acstor_agent.sources import base
+from acstor_agent.sources import failover
 from acstor_common import ids
 from tests.fakes import one_host
 
@@ -69,3 +72,22 @@ def test_total_adds_up_by_origin():
     assert total["peer"] == {"requests": 2, "bytes": 12}
     assert total["home"] == {"requests": 1, "bytes": 1}
     assert total["source"] == {"requests": 0, "bytes": 0}
+
+
+def test_source_that_hangs_or_is_down_is_a_trouble(monkeypatch):
+    monkeypatch.setattr(status.time, "time", lambda: 1000.0)
+    down = troubles.Trouble("no answer within 30 s", 900.0)
+    sources = [
+        failover.PlaceState("/fine", None, base.Health(0, 0.0, 4)),
+        failover.PlaceState("/hangs", None, base.Health(2, 70.0, 0)),
+        failover.PlaceState("http://down/", down, base.Health(1, 99.0, 0)),
+    ]
+    assert status.of_troubles(troubles.Troubles(), sources) == {
+        "source /hangs": {"why": "2 calls to it hang", "since_s": 930.0},
+        "source http://down/": {"why": "no answer within 30 s", "since_s": 900.0},
+    }
+    assert status.of_sources(sources)["/fine"] == {
+        "hanging_calls": 0,
+        "hanging_for_s": 0.0,
+        "missed_attempts": 4,
+    }
