@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 from oslo_log import log as logging
 
+from acstor_agent import processes
 from acstor_agent.cache import slab_io
 from acstor_agent.core import cache_slab
 from acstor_agent.core import cache_slot
@@ -65,12 +66,14 @@ class SlabFiles:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
-            os.close(fd)
-            raise errors.Unusable(
-                f"cache folder {self.folder}",
-                "another process is using it",
-                "Give each agent a cache_dir of its own",
-            ) from exc
+            if not _is_held_by_the_dead(fd):
+                os.close(fd)
+                raise errors.Unusable(
+                    f"cache folder {self.folder}",
+                    "another process is using it",
+                    "Give each agent a cache_dir of its own",
+                ) from exc
+            LOG.warning("%s: a process that was killed and cannot end has its lock", self.folder)
         except OSError:
             os.close(fd)
             raise
@@ -299,3 +302,9 @@ def _is_ours(fd: int) -> bool:
     except OSError:
         return True
     return start == cache_slab.MAGIC or not any(start)
+
+
+def _is_held_by_the_dead(fd: int) -> bool:
+    """Say whether a lock belongs to processes of which no code runs any more."""
+    pids = processes.lockers(os.fstat(fd).st_ino)
+    return bool(pids) and all(map(processes.has_ended, pids))

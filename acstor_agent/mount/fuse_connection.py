@@ -53,7 +53,7 @@ _OUT_HEADER = struct.Struct("<IiQ")  # length, error, unique
 _BACKGROUND = struct.Struct("<HH")  # max_background, congestion_threshold
 _BACKGROUND_OFFSET = _OUT_HEADER.size + 16
 _MS_NOSUID, _MS_NODEV = 2, 4
-_MNT_DETACH = 2
+_MNT_FORCE, _MNT_DETACH = 1, 2
 _PR_SET_PDEATHSIG = 1
 _RESEND_KERNEL = (6, 9)
 
@@ -176,12 +176,15 @@ def is_connected(fuse_fd: int, mount_point: str) -> bool:
     return not poll.poll(0)
 
 
-def unmount(mount_point: str, even_if_used: bool = True) -> bool:
+def unmount(mount_point: str, even_if_used: bool = True, is_held: bool = False) -> bool:
     """Take the mount away; return False if it was left because it is in use.
 
     :param even_if_used: detach one that is in use, whose users see errors from then on
+    :param is_held: end its connection, since somebody who cannot end has the descriptor, too, and
+        users would wait for him
     """
-    if _libc.umount2(os.fsencode(mount_point), 0) == 0:
+    flags = _MNT_FORCE if is_held and even_if_used else 0
+    if _libc.umount2(os.fsencode(mount_point), flags) == 0:
         return True
     if ctypes.get_errno() == errno.EBUSY:
         if not even_if_used:

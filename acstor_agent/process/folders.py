@@ -77,19 +77,26 @@ def narrow(path: pathlib.Path) -> bool:
 def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
     """Make the folders, private ones, and keep other agents away from them.
 
+    A worker has the locks, too, and keeps them when its supervisor is killed.  After an end in
+    good order nobody keeps them, not even a worker that the kernel does not let go.
+
     :raises errors.Unusable: another agent uses a folder, or it cannot be made or locked
     """
     with contextlib.ExitStack() as stack:
+        locks = []
         for folder in folders:
             try:
                 lock = stack.enter_context(_open_lock(folder))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.set_inheritable(lock.fileno(), True)
+                locks.append(lock)
             except BlockingIOError as e:
                 raise errors.Unusable(
                     str(folder), "another agent uses it", "Give each agent folders of its own"
                 ) from e
         yield
+        for lock in locks:
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _open_lock(folder: pathlib.Path) -> IO[str]:

@@ -11,6 +11,10 @@ Where a service manager keeps descriptors, the connection is left with it as
 well.  Then a supervisor that was killed, or restarted while guests read, takes
 back the connection instead of mounting.
 
+A worker that was killed may not end: a thread of it that hangs in the kernel, in a
+call to a dead file server, ends when the server answers.  The supervisor does not wait
+for that.  Nothing of such a worker runs any more, so the next one is started.
+
 The one rule: a signal to stop does not take the mount from running guests.  Who
 sends it learns from the log who uses what; where nobody would keep the mount the
 agent goes on, and only a service manager that waits for its end is obeyed, as
@@ -24,12 +28,14 @@ import enum
 import logging
 import os
 import pathlib
+import select
 import signal
 import time
 from collections.abc import Callable
 from typing import NoReturn
 from typing import Protocol
 
+from acstor_agent import processes
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import openers
 from acstor_agent.process import folders
@@ -48,6 +54,10 @@ RESTART_STEP_S = 0.2
 RESTART_LONGEST_S = 5.0
 STEADY_AFTER_S = 1.0
 """A worker that lived this long was not killed by its start: the next one starts at once."""
+HELD_LOOK_S = 1.0
+HELD_LOOKS = 3
+"""Looks in a row at which a worker that was ended is still there: then the kernel holds it."""
+HELD = "the kernel holds threads of it, which hang in a call"
 EXIT_UNUSABLE = 78
 """What a worker exits with when starting again cannot help (EX_CONFIG of sysexits.h)."""
 
@@ -147,6 +157,8 @@ class Supervisor:
         self._is_asking = False
         self._was_ready = False
         self._told = ""
+        self._held: list[int] = []
+        """Workers that have ended as far as they can: the kernel holds threads of them."""
 
     def run(self) -> int:
         """Mount, keep a worker running until SIGTERM or SIGINT, unmount; return an exit status.
@@ -190,7 +202,10 @@ class Supervisor:
     def _disconnect(self, connection: fuse_connection.Connection) -> None:
         """Unmount; what guests use stays where a store keeps it, for the supervisor to come."""
         point = str(self._mount_point)
-        if self._is_mounted and not fuse_connection.unmount(point, even_if_used=not self._is_kept):
+        is_left = self._is_mounted and not fuse_connection.unmount(
+            point, even_if_used=not self._is_kept, is_held=bool(self._held)
+        )
+        if is_left:
             LOG.warning("%s: guests use it; leaving it to the service manager", point)
         else:
             self._store.forget()
@@ -259,31 +274,56 @@ class Supervisor:
             status = self._one_worker(fuse_fd, init_request)
             if self._stopping:
                 return 0
-            if os.waitstatus_to_exitcode(status) == EXIT_UNUSABLE and not self._was_ready:
+            how = HELD if status is None else _how(status)
+            is_unusable = status is not None and os.waitstatus_to_exitcode(status) == EXIT_UNUSABLE
+            if is_unusable and not self._was_ready:
                 return 1
-            LOG.error("worker %d ended (%s); starting another", self._worker_pid, _how(status))
+            LOG.error("worker %d ended (%s); starting another", self._worker_pid, how)
             if time.monotonic() - started_s > STEADY_AFTER_S:
                 delay_s = 0.0
             if signal.sigtimedwait(HELD_BACK, delay_s) is not None and self._may_stop():
                 return 0
             delay_s = min(RESTART_LONGEST_S, 2 * delay_s + RESTART_STEP_S)
 
-    def _one_worker(self, fuse_fd: int, init_request: bytes) -> int:
-        """Run one worker to its end; return its wait status."""
+    def _one_worker(self, fuse_fd: int, init_request: bytes) -> int | None:
+        """Run one worker to its end; return its wait status, None if the kernel holds it."""
+        self._held = [pid for pid in self._held if os.waitpid(pid, os.WNOHANG)[0] == 0]
         ready_read, ready_write = os.pipe()
         self._worker_pid = os.fork()
         if not self._worker_pid:
             os.close(ready_read)
             self._be_worker(Inheritance(fuse_fd, init_request, lambda: _say_ready(ready_write)))
         os.close(ready_write)
+        worker = os.pidfd_open(self._worker_pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
-        with open(ready_read, "rb") as ready:
-            if ready.read() and not self._was_ready:
-                self._was_ready = True
-                self._is_ready()
-        status = os.waitpid(self._worker_pid, 0)[1]
+        try:
+            status = self._follow(worker, ready_read)
+        finally:
+            os.close(worker)
+            os.close(ready_read)
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         return status
+
+    def _follow(self, worker: int, ready_read: int) -> int | None:
+        """Wait until a worker serves, and until it ends or can come no closer to its end."""
+        poll = select.poll()
+        poll.register(worker, select.POLLIN)
+        poll.register(ready_read, select.POLLIN)
+        looks = 0
+        while looks < HELD_LOOKS:
+            found = {fd for fd, _ in poll.poll(1000 * HELD_LOOK_S)}
+            if ready_read in found:
+                poll.unregister(ready_read)
+                if os.read(ready_read, 1) and not self._was_ready:
+                    self._was_ready = True
+                    self._is_ready()
+            if worker in found:
+                return os.waitpid(self._worker_pid, 0)[1]
+            looks = looks + 1 if not found and processes.has_ended(self._worker_pid) else 0
+        self._held.append(self._worker_pid)
+        shut = processes.shut_sockets(self._worker_pid)
+        LOG.warning("worker %d: %s; %d sockets of it are shut", self._worker_pid, HELD, shut)
+        return None
 
     def _be_worker(self, inheritance: Inheritance) -> NoReturn:
         """Be a worker in a fork of this process, and leave without its clean-up.

@@ -84,3 +84,15 @@ def test_folder_for_everybody_is_open_whatever_the_umask(tmp_path):
         folders.make_folder(tmp_path / "mnt" / "mirror")
     assert (tmp_path / "mnt").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "mnt" / "mirror").stat().st_mode & 0o777 == 0o755
+
+
+def test_lock_that_a_child_has_as_well_is_gone_after_the_end_in_good_order(tmp_path):
+    """A worker that the kernel does not let end must not keep the next agent away."""
+    with folders.lock_folders([tmp_path]):
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        with folders.lock_folders([tmp_path]):
+            pass
+    finally:
+        child.kill()
+        child.wait()
