@@ -19,6 +19,8 @@ from acstor_common import ids
 
 T = TypeVar("T")
 
+CLOSE_S = 2.0
+
 
 class AttemptSource(base.Wrapper):
     """Gives every question to the inner source a deadline.
@@ -48,6 +50,11 @@ class AttemptSource(base.Wrapper):
         return await self._attempt(
             what, length, lambda: self._inner.read(blob, offset, length, content)
         )
+
+    async def aclose(self) -> None:
+        """Close the inner source, unless it takes long."""
+        with trio.move_on_after(CLOSE_S):
+            await self._inner.aclose()
 
     def health(self) -> base.Health:
         """Return what the inner source says, with the attempts that had no answer."""

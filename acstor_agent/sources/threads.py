@@ -67,7 +67,8 @@ class Threads:
         finally:
             if ticket.call is not None:
                 self._fence.leave(ticket.call)
-                self._tell()
+                # Not here, where the log would name the cancellation as a fault.
+                trio.lowlevel.current_trio_token().run_sync_soon(self._tell)
 
     async def enter(self, owner: object, of: Hashable) -> fence.Call:
         """Wait for a free thread, and note that a call begins."""

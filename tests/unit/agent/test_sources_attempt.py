@@ -32,6 +32,9 @@ class Silent(faulty_source.MemorySource):
     async def read(self, blob, offset, length, content=None):
         await trio.sleep(NEVER_S)
 
+    async def aclose(self):
+        await trio.sleep(NEVER_S)
+
 
 def attempts(inner, base_s=30.0):
     return attempt.AttemptSource(inner, patience.Patience(base_s))
@@ -131,3 +134,8 @@ async def test_retry_ends_by_itself_when_nobody_sets_a_deadline(autojump_clock):
         with pytest.raises(errors.SourceUnreachable):
             await source.read(BLOB, 0, 10)
     assert trio.current_time() < 3 * 3 * (patience.MOST_S + retry.LONGEST_PAUSE_S)
+
+
+async def test_closing_waits_for_nothing_that_hangs(autojump_clock):
+    await attempts(Silent({})).aclose()
+    assert trio.current_time() < 5
