@@ -18,8 +18,10 @@ _EXITING = 0x4
 """PF_EXITING of linux/sched.h: a thread that is on its way out."""
 _PIDFD_THREAD = os.O_EXCL
 """Linux 6.9; before, threads beside the first one cannot be named so."""
-_PIDFD_GETFD = 438
+_PIDFD_GETFD, _PROCESS_MRELEASE = 438, 448
 _KILLED = 1 << (signal.SIGKILL - 1)
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def has_ended(pid: int) -> bool:
@@ -67,6 +69,21 @@ def shut_sockets(pid: int) -> int:
     return shut
 
 
+def free_memory(pid: int) -> bool:
+    """Give back the memory of a process that has ended; say whether that could be done.
+
+    It counts against the limit of the service, beside that of the process that comes next.
+    """
+    try:
+        process = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        return bool(_libc.syscall(_PROCESS_MRELEASE, process, 0) == 0)
+    finally:
+        os.close(process)
+
+
 def _sockets(folder: pathlib.Path) -> dict[int, str]:
     """Return the sockets among the open files of a process or thread, by descriptor."""
     found = {}
@@ -80,7 +97,7 @@ def _sockets(folder: pathlib.Path) -> dict[int, str]:
 
 def _shut(thread: int, fd: int) -> bool:
     """Shut a socket of another thread; say whether that could be done."""
-    ours = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, thread, fd, 0)
+    ours = _libc.syscall(_PIDFD_GETFD, thread, fd, 0)
     if ours < 0:
         return False
     with socket.socket(fileno=ours) as link, contextlib.suppress(OSError):

@@ -321,9 +321,14 @@ class Supervisor:
                 return os.waitpid(self._worker_pid, 0)[1]
             looks = looks + 1 if not found and processes.has_ended(self._worker_pid) else 0
         self._held.append(self._worker_pid)
-        shut = processes.shut_sockets(self._worker_pid)
-        LOG.warning("worker %d: %s; %d sockets of it are shut", self._worker_pid, HELD, shut)
+        self._strip(self._worker_pid)
         return None
+
+    def _strip(self, pid: int) -> None:
+        """Take from a worker that cannot end what the next one needs."""
+        shut, is_freed = processes.shut_sockets(pid), processes.free_memory(pid)
+        memory = "given back" if is_freed else "not given back"
+        LOG.warning("worker %d: %s; %d sockets shut, memory %s", pid, HELD, shut, memory)
 
     def _be_worker(self, inheritance: Inheritance) -> NoReturn:
         """Be a worker in a fork of this process, and leave without its clean-up.

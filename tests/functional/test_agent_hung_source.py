@@ -171,6 +171,16 @@ def is_held(pid: int | None) -> bool:
     return any(state not in "ZX" for state in found)
 
 
+def memory_of(pid: int | None) -> int:
+    """Return the memory of a process by that one of its threads which has most."""
+    found = [0]
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        words = (task / "status").read_text().split()
+        if "RssAnon:" in words:  # not of one that has ended
+            found.append(1024 * int(words[words.index("RssAnon:") + 1]))
+    return max(found)
+
+
 def test_killed_worker_that_the_kernel_holds_is_replaced(images, folder, readers, start):
     """A thread in state D keeps the whole process from ending until the file server answers."""
     image_id = images.add(DATA)
@@ -182,10 +192,12 @@ def test_killed_worker_that_the_kernel_holds_is_replaced(images, folder, readers
     waiting = readers.submit(read, path, 9)
     hosts.wait_until(lambda: hanging(agent) >= 1, "a call that hangs", WAIT_S)
     killed = agent.worker_pid()
+    memory_bytes = memory_of(killed)
     hosts.kill(killed)
     hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "the next worker", WAIT_S)
     agent.wait_ready(WAIT_S)
     assert is_held(killed)
+    assert memory_of(killed) < memory_bytes / 4
     assert "the kernel holds threads of it" in agent.log()
     assert "peer_listen" not in agent.status()["troubles"]  # its port was taken from the dead one
     assert [read(path, number) for number in range(4)] == [chunk(n) for n in range(4)]
