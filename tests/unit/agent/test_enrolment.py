@@ -370,3 +370,21 @@ def test_certificates_of_two_sources_are_refused(tmp_path, files):
     elsewhere = files.files._replace(ca=tmp_path / "ca.pem")
     with pytest.raises(errors.Unusable, match="Leave out these options"):
         enrolment.from_conf(conf, H1, identity_files.IdentityFiles(H1, elsewhere), dict)
+
+
+@pytest.mark.expect_log("no new certificate: no answer within 300 s; trying again")
+async def test_service_that_keeps_a_host_waiting_is_asked_again(
+    autojump_clock, enrolling, files, nursery, monkeypatch
+):
+    at_once = trio.to_thread.run_sync
+
+    async def never(_call, **_):
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(enrolment.trio.to_thread, "run_sync", never)
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(enrolment.ATTEMPT_S + 1)
+    assert enrolling.state.error == "no answer within 300 s"
+    monkeypatch.setattr(enrolment.trio.to_thread, "run_sync", at_once)
+    await trio.sleep(renewal.RETRY_FIRST_S + 1)
+    assert files.current().certificate.host == "h1"

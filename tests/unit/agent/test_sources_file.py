@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import errno
+import gc
 import os
 import threading
 
@@ -150,6 +151,42 @@ async def test_reads_take_no_thread_of_others(source, path, monkeypatch):
                 assert await trio.to_thread.run_sync(lambda: 5) == 5
         finally:
             answers.set()
+
+
+async def test_files_are_closed_in_threads_alone(source, path, tmp_path, monkeypatch):
+    """To close a file of a server that hangs hangs as well: in the event loop for everybody."""
+    real, closers = os.close, []
+
+    def close(fd):
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(f"{tmp_path}/"):
+            closers.append(threading.current_thread())
+        real(fd)
+
+    monkeypatch.setattr(os, "close", close)
+    for number in range(5):  # more than stay open
+        (tmp_path / other_blob(number).name).write_bytes(b"x")
+        await source.read(other_blob(number), 0, 1)
+    with pytest.raises(errors.ChunkMissing):
+        await source.read(other_blob(4), 0, 9)
+    path.with_suffix(".new").write_bytes(b"abc")
+    path.with_suffix(".new").rename(tmp_path / other_blob(4).name)
+    await source.read(other_blob(4), 0, 1)
+    gc.collect()  # the error's traceback had the file that was replaced; it is let go of here
+    await source.aclose()
+    assert len(closers) == 6
+    assert threading.main_thread() not in closers
+
+
+async def test_closing_does_not_wait_for_a_server_that_hangs(source, path, monkeypatch):
+    answers = threading.Event()
+    real = os.close
+    await source.read(BLOB, 0, 3)
+    monkeypatch.setattr(os, "close", lambda fd: answers.wait(30) and real(fd))
+    try:
+        with trio.fail_after(15):
+            await source.aclose()
+    finally:
+        answers.set()
 
 
 @pytest.mark.parametrize("folder", [None, "", "relative/folder"])
