@@ -167,7 +167,7 @@ class _Race(Generic[T]):
 
     async def ask_alone(self) -> T:
         """Ask the only source there is."""
-        await self._ask_one(self._left.pop())
+        await self._ask_one(self._enter(self._left.pop()))
         return self._outcome()
 
     async def run(self) -> T:
@@ -213,11 +213,11 @@ class _Race(Generic[T]):
             await self._changed.wait()
 
     def _enter(self, place: _Place) -> _Place:
-        self._under_way[place] = trio.current_time()
+        now_s = self._under_way[place] = trio.current_time()
+        place.standing.asked(now_s)
         return place
 
     async def _ask_one(self, place: _Place) -> None:
-        place.standing.asked(trio.current_time())
         try:
             answer = await self._ask(place.source)
         except errors.ChunkUnavailable as failure:

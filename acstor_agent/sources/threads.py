@@ -28,7 +28,7 @@ class Threads:
     """The threads of one place.
 
     :param place: says what the place is, for errors and the log
-    :param at_a_time: calls that run at a time; as many may hang beside them
+    :param at_a_time: calls that run at a time; twice as many may hang beside them at the very most
     :param most_of_one: calls about one thing that may hang; as many as about all things if None
     :param clock: never goes back
     """
@@ -41,7 +41,7 @@ class Threads:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._place, self._clock = place, clock
-        self._limiter = trio.CapacityLimiter(2 * at_a_time)
+        self._limiter = trio.CapacityLimiter(3 * at_a_time)
         self._fence = fence.Fence(at_a_time, most_of_one or at_a_time)
         self._is_told = False
 

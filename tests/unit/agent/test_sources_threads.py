@@ -73,6 +73,19 @@ async def test_calls_that_hang_close_the_place_until_one_comes_back(place, watch
 
 
 @HANGS
+async def test_place_that_was_mounted_anew_is_used_though_old_calls_hang_for_ever(place):
+    for _ in range(2):
+        await place.hang()
+    place.now_s = fence.TRY_AGAIN_S - 1
+    with pytest.raises(errors.SourceUnreachable):
+        await place.threads.run("a call", "b", lambda: 5)
+    place.now_s = fence.TRY_AGAIN_S
+    for _ in range(10):
+        assert await place.threads.run("a call", "b", lambda: 5) == 5
+    assert place.threads.hanging.calls == 2
+
+
+@HANGS
 async def test_one_file_that_hangs_leaves_the_others_readable():
     place = Place(at_a_time=4, most_of_one=1)
     try:
@@ -86,12 +99,12 @@ async def test_one_file_that_hangs_leaves_the_others_readable():
 
 
 async def test_threads_are_bounded_also_before_calls_count_as_hanging(place):
-    for _ in range(4):
+    for _ in range(6):
         await place.hang()
     with trio.move_on_after(0.1) as scope:
         await place.threads.run("a call", "a", place.call)
     assert scope.cancelled_caught
-    assert not place.began.acquire(blocking=False)  # the fifth never began
+    assert not place.began.acquire(blocking=False)  # the seventh never began
     place.answers.set()
     with trio.fail_after(30):
         assert await place.threads.run("a call", "a", lambda: 5) == 5

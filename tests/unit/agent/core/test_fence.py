@@ -52,3 +52,59 @@ def test_words_say_how_many_and_how_long():
     assert str(made.hanging(40.0)) == "1 call hangs, the oldest for 40 s"
     left(made, "a", 10.0)
     assert str(made.hanging(40.0)) == "2 calls hang, the oldest for 40 s"
+
+
+def test_call_that_comes_back_opens_the_place_though_older_ones_hang():
+    made = fence.Fence(most=2, most_of_one=2)
+    for _ in range(2):
+        left(made, "a", 0.0)
+    assert made.refuses("a", fence.TRY_AGAIN_S - 1)
+    assert not made.refuses("a", fence.TRY_AGAIN_S)
+    trial = made.begin("a", fence.TRY_AGAIN_S)
+    assert made.refuses("a", fence.TRY_AGAIN_S + 1)  # one at a time
+    made.end(trial)
+    assert not made.refuses("a", fence.TRY_AGAIN_S + 1)
+    assert made.hanging(100.0).calls == 2
+    for _ in range(2):  # and hangs again
+        left(made, "a", 100.0)
+    assert made.refuses("b", 1e9)  # twice as many hang as may: no trial any more
+
+
+def test_closed_place_is_tried_less_and_less_often_and_not_for_ever():
+    made = fence.Fence(most=4, most_of_one=4)
+    for _ in range(4):
+        left(made, "a", 0.0)
+    now_s, tries = 0.0, []
+    for _ in range(4):
+        pause_s = next(s for s in range(10_000) if not made.refuses("a", now_s + s + LONG_S))
+        now_s += pause_s + LONG_S
+        left(made, "a", now_s)
+        tries.append(pause_s + LONG_S)
+    assert tries == [60, 120, 240, 480]
+    assert made.refuses("a", 1e9)
+
+
+def test_answers_about_others_do_not_open_one_thing_that_hangs():
+    made = fence.Fence(most=8, most_of_one=2)
+    for _ in range(2):
+        left(made, "a", 0.0)
+    made.end(made.begin("b", 10.0))
+    assert made.refuses("a", 11.0)
+    assert not made.refuses("b", 11.0)
+
+
+def test_answer_to_an_older_call_proves_nothing_for_younger_ones():
+    made = fence.Fence(most=2, most_of_one=2)
+    old = left(made, "a", 0.0)
+    for _ in range(2):
+        left(made, "a", 10.0)
+    made.end(old)
+    assert made.refuses("a", 20.0)
+
+
+def test_call_that_was_waited_for_when_others_came_back_counts_when_it_hangs():
+    made = fence.Fence(most=1, most_of_one=1)
+    hung = made.begin("a", 0.0)
+    made.end(made.begin("b", 1.0))  # and then the server stops
+    made.leave(hung)
+    assert made.refuses("b", 30.0)
