@@ -9,7 +9,7 @@ One that is silent for longer than sources usually are is raced: the next one is
 asked as well, and the first answer counts.  If the silent one has answered
 nobody meanwhile it is down, and all who wait for it go on to the next one.  As
 among peers a race costs bytes, so only a small share of all reads is raced
-(``core/hedge.py``), unless the source is known to be down.
+(``core/hedge.py``), and one more at a time, unless the source is known to be down.
 """
 
 import time
@@ -62,6 +62,8 @@ class _Place:
         self.source = source
         self.standing = standing_.Standing(down_s)
         self.trouble: troubles.Trouble | None = None
+        self.is_raced = False
+        """One who waits for it has asked the next source though there was no budget for it."""
 
 
 class FailoverSource(base.Source):
@@ -160,6 +162,7 @@ class _Race(Generic[T]):
         self._source, self._ask = source, ask
         self._left = list(in_order)
         self._under_way: dict[_Place, float] = {}  # since when
+        self._raced: list[_Place] = []
         self._changed = trio.Event()
         self._answers: list[T] = []
         self._failures: list[errors.ChunkUnavailable] = []
@@ -172,12 +175,16 @@ class _Race(Generic[T]):
 
     async def run(self) -> T:
         """Ask until one has answered or all have failed."""
-        async with trio.open_nursery() as nursery:
-            while not self._is_over():
-                if self._left and (not self._under_way or self._may_race()):
-                    nursery.start_soon(self._ask_one, self._enter(self._left.pop(0)))
-                await self._wait()
-            nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                while not self._is_over():
+                    if self._left and (not self._under_way or self._may_race()):
+                        nursery.start_soon(self._ask_one, self._enter(self._left.pop(0)))
+                    await self._wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            for place in self._raced:
+                place.is_raced = False
         return self._outcome()
 
     def _is_over(self) -> bool:
@@ -196,9 +203,16 @@ class _Race(Generic[T]):
 
     def _may_race(self) -> bool:
         """Say whether the source that was asked last is so late that the next one is asked, too."""
-        if trio.current_time() < self._late_s():
+        place, now_s = self._last(), trio.current_time()
+        if now_s < self._late_s():
             return False
-        return self._last().standing.is_down or self._source.hedge.may_race()
+        if place.standing.is_down or self._source.hedge.may_race():
+            return True
+        if place.is_raced or now_s < place.standing.silent_since_s + SILENT_LONGEST_S:
+            return False
+        place.is_raced = True
+        self._raced.append(place)
+        return True
 
     def _late_s(self) -> float:
         return self._last().standing.silent_since_s + self._source.hedge.delay_s
