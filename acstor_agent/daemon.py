@@ -48,9 +48,11 @@ from acstor_agent.images import mirrors
 from acstor_agent.images import news as news_
 from acstor_agent.images import prefetching
 from acstor_agent.images import trace_spool
+from acstor_agent.images import uses
 from acstor_agent.images import waiting
 from acstor_agent.mount import fuse
 from acstor_agent.mount import fuse_connection
+from acstor_agent.mount import openers
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_net
 from acstor_agent.process import supervisor
@@ -184,6 +186,8 @@ class Agent:
             claim=known.know_disk,
             reads=self._waiting,
         )
+        look_for_open = functools.partial(openers.images_open, conf.acstor.mount_point)
+        self._uses = uses.Uses(self._images, look_for_open, self._disks.images)
         self._bus = self._open_bus()
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
         self._recording = boot_recording.BootRecording(
@@ -199,6 +203,7 @@ class Agent:
             self._cache,
             own.read_deadline_s,
             known,
+            self._uses,
             self._recording.open,
             settings.mirror_gid(own),
         )
@@ -208,6 +213,7 @@ class Agent:
             conf.acstor.mount_point,
             own.read_deadline_s,
             images=self._images,
+            uses=self._uses,
             made=self._disks,
             chunks=self._chunks,
             boots=self._boots,
@@ -286,6 +292,7 @@ class Agent:
     async def _start_optional(self) -> None:
         """Start what guests do not need; what cannot be started is tried again and again."""
         keep = self._optional.keep
+        await keep("uses of images", optional.begun(self._uses.run))
         await keep("boot recording", optional.begun(self._recording.run))
         await keep("boot traces", optional.begun(self._traces.run))
         await keep("v-node table", optional.begun(self._ring.watch))
@@ -319,14 +326,7 @@ class Agent:
     def picture(self) -> dict[str, Any]:
         """Return the agent's status; may be called from any thread."""
         fetched = dict(self._chunks.counters.fetched)  # the event loop's thread adds images to it
-        images = {
-            image_id: status.of_image(
-                self._images.get_nowait(image_id),
-                fetched.get(image_id),
-                self._images.touched_ns(image_id),
-            )
-            for image_id in self._images.attached()
-        }
+        images = status.of_images(self._images, self._uses, fetched)
         return {
             "host": self._host,
             "worker_pid": os.getpid(),
@@ -335,10 +335,7 @@ class Agent:
             "ring": status.of_ring(self._ring),
             "identity": status.of_identity(self._identity.current(), self._enrolment),
             "images": images,
-            "disks": {
-                disk_id: status.of_disk(self._disks.get_nowait(disk_id))
-                for disk_id in self._disks.all()
-            },
+            "disks": status.of_disks(self._disks),
             "read": status.total(image["read"] for image in images.values()),
             "fetched": status.total(tally.as_dict() for tally in fetched.values()),
             "exchange": status.of_exchange(self._chunks, self._exchange, self._peers),

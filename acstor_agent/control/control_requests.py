@@ -24,6 +24,7 @@ from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import pre_seed
+from acstor_agent.images import uses as uses_
 from acstor_agent.mount import openers
 from acstor_common import control_wire
 from acstor_common import errors
@@ -47,6 +48,7 @@ class ControlRequests:
         read_deadline_s: float,
         *,
         images: mirrors.Mirrors,
+        uses: uses_.Uses,
         made: disks.Disks,
         chunks: fetcher.Fetcher,
         boots: booting.Host,
@@ -59,7 +61,7 @@ class ControlRequests:
         self._host, self._mount_point = here, mount_point
         self._read_deadline_s = read_deadline_s
         self._images, self._disks, self._chunks, self._boots = images, made, chunks, boots
-        self._ring, self._io = rings, io
+        self._ring, self._io, self._uses = rings, io, uses
         self._picture, self._change_policy = picture, change_policy
 
     async def handle(  # noqa: C901 - a branch for each request
@@ -109,6 +111,7 @@ class ControlRequests:
     async def _attach(self, image_id: str) -> mirror.Mirror:
         parsed = ids.parse_image_id(image_id)
         deadline_s = self._read_deadline_s
+        self._uses.touched(parsed)
         with trio.move_on_after(deadline_s):
             return await self._images.attach(parsed)
         raise errors.DeadlineExceeded(f"the chunk map of image {parsed}", deadline_s)

@@ -7,6 +7,7 @@ The field names are read by machines: they are never changed.
 import dataclasses
 import time
 from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from acstor_agent import disk_io
@@ -18,15 +19,21 @@ from acstor_agent.chunks import fetcher
 from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core import counters
+from acstor_agent.core import disk_header
+from acstor_agent.core import image_uses
 from acstor_agent.core import troubles
 from acstor_agent.disks import disk
+from acstor_agent.disks import disks
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
+from acstor_agent.images import mirrors
+from acstor_agent.images import uses as uses_
 from acstor_agent.images import waiting
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import strangers
 from acstor_agent.sources import base
 from acstor_agent.sources import failover
+from acstor_common import ids
 
 
 def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
@@ -50,8 +57,26 @@ def of_identity(
     }
 
 
+def of_images(
+    images: mirrors.Mirrors, uses: uses_.Uses, fetched: Mapping[ids.ImageId, counters.Tally]
+) -> dict[ids.ImageId, dict[str, Any]]:
+    """Return what is known of each image that is attached."""
+    return {
+        image_id: of_image(
+            images.get_nowait(image_id),
+            fetched.get(image_id),
+            images.touched_ns(image_id),
+            uses.of(image_id),
+        )
+        for image_id in images.attached()
+    }
+
+
 def of_image(
-    image: mirror.Mirror | None, fetched: counters.Tally | None, touched_ns: int
+    image: mirror.Mirror | None,
+    fetched: counters.Tally | None,
+    touched_ns: int,
+    use: image_uses.Use,
 ) -> dict[str, Any]:
     """Return what is known of one image; one that was not read since the start has no numbers."""
     read = image.counters if image else counters.ReadCounters()
@@ -60,6 +85,8 @@ def of_image(
         "chunk_bytes": image.map.geometry.chunk_bytes if image else None,
         "cached_bytes": image.cached_bytes() if image else None,
         "touched_s": touched_ns / 1e9,
+        "is_used": use.is_used(),
+        "is_open": use.is_open,
         "read": read.read.as_dict(),
         "fetched": (fetched or counters.Tally()).as_dict(),
         "reads_in_flight": read.in_flight,
@@ -93,6 +120,11 @@ def of_boots(host: booting.Host) -> dict[str, Any]:
         "failed": counted.failed,
         "recorded": counted.recorded,
     }
+
+
+def of_disks(made: disks.Disks) -> dict[disk_header.DiskId, dict[str, Any]]:
+    """Return what is known of each disk."""
+    return {disk_id: of_disk(made.get_nowait(disk_id)) for disk_id in made.all()}
 
 
 def of_disk(made: disk.Disk | None) -> dict[str, Any]:

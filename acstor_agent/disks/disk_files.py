@@ -120,6 +120,17 @@ class DiskFiles:
             os.close(fd)
 
 
+def header_of(folder: pathlib.Path, disk_id: disk_header.DiskId) -> disk_header.DiskHeader:
+    """Return what a disk is, without opening it.
+
+    :raises OSError: its state cannot be read
+    :raises errors.FormatError: its state is damaged
+    """
+    path = state_path(folder, disk_id)
+    with path.open("rb") as file:
+        return disk_header.unpack(file.read(disk_header.AT_MARKS), str(path))[0]
+
+
 def state_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
     """Return the file that says which chunks were written; a disk exists while it does."""
     return folder / f"{disk_id}{STATE_ENDING}"

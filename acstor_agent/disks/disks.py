@@ -156,6 +156,19 @@ class Disks:
                 LOG.warning("disk %s: %s", disk_id, e)
         return found
 
+    def images(self) -> set[ids.ImageId]:
+        """Return the images that disks began as, without opening any; blocks, in any thread.
+
+        Disks with a damaged state are left out.
+        """
+        found = set()
+        for disk_id in self.all():
+            opened = self._disks.get(disk_id)
+            with contextlib.suppress(errors.FormatError, OSError):  # who opens it is told
+                header = opened.header if opened else disk_files.header_of(self._folder, disk_id)
+                found.add(header.image_id)
+        return found
+
     async def run(self) -> None:
         """Sync now and then what guests do not ask to be synced."""
         while True:

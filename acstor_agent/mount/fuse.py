@@ -42,6 +42,7 @@ from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
+from acstor_agent.images import uses as uses_
 from acstor_agent.mount import fuse_attributes
 from acstor_agent.sources import base
 from acstor_common import errors
@@ -106,6 +107,7 @@ class MirrorOperations(pyfuse3.Operations):
     :param attach_deadline_s: how long a look-up may wait for an image's chunk map
     :param open_recording: returns the number by which the reads of a new opener are known
     :param known: the numbers by which the kernel knows images and disks
+    :param uses: is told who opens and closes images
     :param gid: the group whose members may read
     """
 
@@ -118,6 +120,7 @@ class MirrorOperations(pyfuse3.Operations):
         cache: cache_files.CacheFiles,
         attach_deadline_s: float,
         known: inodes.Inodes,
+        uses: uses_.Uses,
         open_recording: Callable[[mirror.Mirror], int] = lambda _: 0,
         gid: int = 0,
     ) -> None:
@@ -128,6 +131,7 @@ class MirrorOperations(pyfuse3.Operations):
         self._attach_deadline_s = attach_deadline_s
         self._open_recording = open_recording
         self._inodes = known
+        self._uses = uses
         self._gid = gid
         for taken in known.know_at_start(images.attached(), writable.all()):
             LOG.error("%s; neither is served", taken)
@@ -224,6 +228,7 @@ class MirrorOperations(pyfuse3.Operations):
         found = await self._mirror(inode)
         found.boots.begin()
         handle = self._inodes.open(inode, self._open_recording(found))
+        self._uses.opened(found.map.image_id)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
     @_answers_errors
@@ -268,8 +273,11 @@ class MirrorOperations(pyfuse3.Operations):
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         """Let go of what was kept for whoever has closed an image."""
         opening = self._inodes.opening(fh)
-        found = self._images.get_nowait(opening.image_id) if opening else None
-        if opening is not None and found is not None and found.recorder is not None:
+        if opening is None:
+            return
+        self._uses.closed(opening.image_id)
+        found = self._images.get_nowait(opening.image_id)
+        if found is not None and found.recorder is not None:
             found.recorder.close(opening.opener)
 
     async def opendir(

@@ -10,6 +10,8 @@ import pathlib
 from typing import NamedTuple
 
 from acstor_agent.mount import fuse_connection
+from acstor_agent.sources import base
+from acstor_common import ids
 
 DESCRIBED = 20
 """How many users of a mount are named; the rest is counted."""
@@ -31,6 +33,22 @@ def users_of(mount_point: str) -> list[User]:
         paths = {path for path in _open_of(pid) if path == below or path.startswith(f"{below}/")}
         if paths:
             found.append(User(pid, _name_of(pid), tuple(sorted(paths))))
+    return found
+
+
+def images_open(mount_point: str) -> set[ids.ImageId]:
+    """Return the images that processes have open below a mount point; nothing there is touched.
+
+    :raises OSError: processes cannot be listed
+    """
+    below = f"{fuse_connection.resolved(mount_point)}/images/"
+    found = set()
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        for path in _open_of(pid):
+            if path.startswith(below):
+                name, _, _ = path.removeprefix(below).partition(base.BlobKind.IMAGE.value)
+                with contextlib.suppress(ValueError):
+                    found.add(ids.parse_image_id(name))
     return found
 
 

@@ -360,6 +360,16 @@ async def test_disks_know_their_images(host, tmp_path):
     await every.make(DISK, await host.mirrors.attach(one_host.IMAGE))
     assert await every.of_image(one_host.IMAGE) == [DISK]
     assert await every.of_image(one_host.OTHER) == []
+    assert every.images() == {one_host.IMAGE}
+
+
+async def test_images_of_disks_that_nobody_has_opened(made, host, tmp_path):
+    folder = tmp_path / "disks"
+    assert all_disks(host, tmp_path).images() == {one_host.IMAGE}
+    disk_files.state_path(folder, OTHER_DISK).write_bytes(b"no state")
+    assert all_disks(host, tmp_path).images() == {one_host.IMAGE}
+    disk_files.state_path(folder, DISK).write_bytes(b"")
+    assert all_disks(host, tmp_path).images() == set()
 
 
 async def test_files_are_for_the_agent_alone(made, tmp_path):

@@ -43,3 +43,16 @@ def test_mount_point_that_is_a_link_is_the_folder_behind_it(path, tmp_path):
 def test_other_file_of_the_same_beginning_is_another_file(path):
     with open(path + "2", "wb"):
         assert openers.pids_with_open(path) == []
+
+
+def test_open_images_are_found_by_their_ids(path, tmp_path):
+    image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+    image = tmp_path / "mirror" / "images" / f"{image_id}.raw"
+    image.write_bytes(b"x")
+    mount_point = str(tmp_path / "mirror")
+    with open(path, "rb"), open(tmp_path / "elsewhere", "wb"):
+        assert openers.images_open(mount_point) == set()  # a.raw is no image
+        with open(image, "rb"):
+            assert openers.images_open(mount_point) == {image_id}
+            assert openers.images_open(str(tmp_path / "mirr")) == set()
+    assert openers.images_open(mount_point) == set()

@@ -4,6 +4,7 @@ import pytest
 
 from acstor_agent.control import status
 from acstor_agent.core import counters
+from acstor_agent.core import image_uses
 from acstor_agent.core import troubles
 from acstor_agent.peers import peer_net
 from acstor_agent.sources import base
@@ -13,6 +14,7 @@ from tests.fakes import one_host
 
 NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
 CHUNK = one_host.CHUNK
+USE = image_uses.Use(is_open=True, is_base=False, idle_s=7.0)
 
 
 @pytest.fixture
@@ -24,13 +26,14 @@ async def host(tmp_path):
 
 def of_image(host):
     fetched = host.chunks.counters.fetched.get(one_host.IMAGE)
-    return status.of_image(host.mirrors.get_nowait(one_host.IMAGE), fetched, 1_500_000_000)
+    return status.of_image(host.mirrors.get_nowait(one_host.IMAGE), fetched, 1_500_000_000, USE)
 
 
 async def test_image_that_was_not_read_has_no_numbers(host):
     shown = of_image(host)
     assert (shown["size_bytes"], shown["cached_bytes"], shown["touched_s"]) == (None, None, 1.5)
     assert shown["read"]["cache"] == {"requests": 0, "bytes": 0}
+    assert (shown["is_used"], shown["is_open"]) == (True, True)
 
 
 async def test_image_in_numbers(host):

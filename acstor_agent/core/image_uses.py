@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which images are in use, told from what was seen of them.
+
+The one rule: what cannot be told counts as used.  An image that is taken for used for too long
+costs room; one that is taken for unused too early costs a guest its disk.
+
+Times are seconds of one clock that never goes back, given by the caller.
+"""
+
+import collections
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+from acstor_common import ids
+
+IN_USE_S = 3 * 3600.0
+"""How long a touch shows that an image is in use: Nova touches those of all its instances, stopped
+ones too, each ``[image_cache] manager_interval`` (40 minutes); so it may miss three."""
+SILENCE_S = 7 * 24 * 3600.0
+"""How long nothing need be touched at all before that shows anything: nova-compute may be away."""
+
+
+class Use(NamedTuple):
+    """What shows that an image is in use.
+
+    :param is_open: a process has it open, or it is not known yet that none has
+    :param is_base: a disk of this host began as it
+    :param idle_s: how long nobody has touched or read it, as far as that shows anything
+    """
+
+    is_open: bool
+    is_base: bool
+    idle_s: float
+
+    def is_used(self, within_s: float = IN_USE_S) -> bool:
+        """Say whether the image counts as used.
+
+        :param within_s: how long a touch or a read counts
+        """
+        return self.is_open or self.is_base or self.idle_s < within_s
+
+
+class Openings:
+    """How many have each image open: counted where that was seen, asked for where it was not.
+
+    What a former worker saw is not known, so an image counts as open until processes were looked
+    at.  An image that none had open at that moment is *settled*: from then on counting is exact.
+
+    >>> openings, image = Openings(), ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> openings.is_open(image), openings.must_look([image])
+    (True, True)
+    >>> openings.begin_look()
+    >>> openings.looked([], [image])
+    >>> openings.is_open(image), openings.must_look([image])
+    (False, False)
+    >>> openings.opened(image)
+    >>> openings.is_open(image)
+    True
+    """
+
+    def __init__(self) -> None:
+        self._counts: collections.Counter[ids.ImageId] = collections.Counter()
+        self._settled: set[ids.ImageId] = set()
+        self._found: set[ids.ImageId] | None = None
+        self._changed: set[ids.ImageId] = set()
+
+    def __len__(self) -> int:
+        return len(self._counts.keys() | self._settled)
+
+    def opened(self, image_id: ids.ImageId) -> None:
+        """Note that somebody has opened an image."""
+        self._count(image_id, 1)
+
+    def closed(self, image_id: ids.ImageId) -> None:
+        """Note that somebody has closed an image, which may have been opened before the start."""
+        self._count(image_id, -1)
+
+    def _count(self, image_id: ids.ImageId, by: int) -> None:
+        self._counts[image_id] += by
+        self._changed.add(image_id)
+        if not self._counts[image_id]:
+            del self._counts[image_id]
+
+    def is_open(self, image_id: ids.ImageId) -> bool:
+        """Say whether somebody has an image open, or may have."""
+        if self._counts[image_id] > 0:
+            return True
+        if image_id in self._settled:
+            return False
+        return self._found is None or image_id in self._found or image_id in self._changed
+
+    def must_look(self, attached: Collection[ids.ImageId]) -> bool:
+        """Say whether processes must be looked at to know more of these images."""
+        return any(one not in self._settled and self._counts[one] <= 0 for one in attached)
+
+    def begin_look(self) -> None:
+        """Note that processes are looked at from now on; what changes meanwhile is not settled."""
+        if self._found is not None:
+            self._found |= self._changed
+        self._changed = set()
+
+    def looked(self, found: Collection[ids.ImageId], attached: Collection[ids.ImageId]) -> None:
+        """Note which images processes had open, and forget what is not attached any more."""
+        self._found = set(found)
+        for image_id in attached:
+            if image_id not in self._found and image_id not in self._changed:
+                self._settled.add(image_id)
+                del self._counts[image_id]
+        self.forget_others(attached)
+
+    def forget_others(self, attached: Collection[ids.ImageId]) -> None:
+        """Forget what is not attached and not open."""
+        self._settled.intersection_update(attached)
+        self._changed.intersection_update(attached)
+        for image_id in [one for one, count in self._counts.items() if count < 0]:
+            if image_id not in attached:
+                del self._counts[image_id]
+
+
+class Touches:
+    """When images were touched or read last.
+
+    >>> touches, image = Touches(), ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> touches.touched(image, at_s=100.0)
+    >>> touches.idle_s(image, now_s=160.0)
+    60.0
+    """
+
+    def __init__(self) -> None:
+        self._at_s: dict[ids.ImageId, float] = {}
+        self._newest_s = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._at_s)
+
+    def touched(self, image_id: ids.ImageId, at_s: float) -> None:
+        """Note that an image was touched; an earlier time than that known says nothing."""
+        self._at_s[image_id] = max(at_s, self._at_s.get(image_id, -math.inf))
+        self._newest_s = max(at_s, self._newest_s)
+
+    def idle_s(self, image_id: ids.ImageId, now_s: float) -> float:
+        """Return how long an image was not touched; infinity if it never was; from any thread.
+
+        While no image is touched for longer than IN_USE_S, Nova may be away, which says nothing of
+        its instances: then that time does not count, up to SILENCE_S.
+        """
+        at_s = self._at_s.get(image_id, -math.inf)
+        is_silent = IN_USE_S < now_s - self._newest_s <= SILENCE_S
+        return (self._newest_s if is_silent else now_s) - at_s
+
+    def forget_others(self, attached: Collection[ids.ImageId]) -> None:
+        """Forget what is not attached any more."""
+        for image_id in self._at_s.keys() - set(attached):
+            del self._at_s[image_id]

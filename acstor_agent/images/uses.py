@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which images the instances of this host use.
+
+An image is in use while one of these holds:
+
+* a process has it open.  The worker counts who opens and closes; what was opened before it was
+  started, it looks for among the processes of this host, each LOOK_S;
+* a disk in ``disks/`` began as it;
+* it was touched, read, or asked for by Nova less than ``within_s`` ago.  Nova touches the images
+  of all its instances, also of those that are stopped, in each pass of its image cache manager
+  (40 minutes).  While Nova touches nothing at all it may be away: that time does not count, up to
+  a week (``core/image_uses.py``).
+
+What is promised: :meth:`Uses.is_used` is never False for an image that somebody has opened since
+the worker was started, and that answer holds until the next await.  It is never False before the
+first look has ended.  It may be True for long after the last use, by ``within_s`` and two LOOK_S;
+in a silence as said above by a week; an opening that the kernel gave up counts until the worker is
+started again.
+
+What may be missed: processes that this one cannot see (another pid namespace, no CAP_SYS_PTRACE)
+and that opened an image before the worker was started.  Their reads and Nova's touches show the
+image in use all the same.  Where Nova's cache manager is switched off (``manager_interval = -1``)
+nothing shows that a stopped instance uses an image, unless a disk does.
+"""
+
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+
+import trio
+
+from acstor_agent.core import image_uses
+from acstor_agent.images import mirrors
+from acstor_common import ids
+
+LOOK_S = 10.0
+
+Look = Callable[[], Collection[ids.ImageId]]
+"""Returns images; blocks, and is called in a thread."""
+
+
+class Uses:
+    """The uses of all images of this host; keep :meth:`run` running.
+
+    :param look_for_open: returns the images that processes have open
+    :param look_for_bases: returns the images that disks began as
+    """
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        look_for_open: Look,
+        look_for_bases: Look,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._images, self._clock = images, clock
+        self._look_for_open, self._look_for_bases = look_for_open, look_for_bases
+        self._openings = image_uses.Openings()
+        self._touches = image_uses.Touches()
+        self._bases: frozenset[ids.ImageId] = frozenset()
+        self._has_looked = False
+        self._seen: dict[ids.ImageId, tuple[int, int]] = {}
+        """The stamp of each image when it was looked at, and how many reads it had had."""
+        now_s, wall_ns = clock(), int(wall_clock() * 1e9)
+        for image_id in images.attached():
+            stamp_ns = images.touched_ns(image_id)
+            self._seen[image_id] = stamp_ns, 0
+            self._touches.touched(image_id, now_s - max(0, wall_ns - stamp_ns) / 1e9)
+
+    # What is seen
+
+    def opened(self, image_id: ids.ImageId) -> None:
+        """Note that somebody has opened an image."""
+        self._openings.opened(image_id)
+        self.touched(image_id)
+
+    def closed(self, image_id: ids.ImageId) -> None:
+        """Note that somebody has closed an image."""
+        self._openings.closed(image_id)
+        self.touched(image_id)
+
+    def touched(self, image_id: ids.ImageId) -> None:
+        """Note that somebody is about to use an image; it need not be attached yet."""
+        self._touches.touched(image_id, self._clock())
+
+    # What is told
+
+    def of(self, image_id: ids.ImageId) -> image_uses.Use:
+        """Return what shows that an image is in use; may be asked from any thread."""
+        return image_uses.Use(
+            is_open=not self._has_looked or self._openings.is_open(image_id),
+            is_base=image_id in self._bases,
+            idle_s=self._touches.idle_s(image_id, self._clock()),
+        )
+
+    def is_used(self, image_id: ids.ImageId, within_s: float = image_uses.IN_USE_S) -> bool:
+        """Say whether instances of this host use an image; see what is promised above.
+
+        :param within_s: how long a touch or a read counts, two LOOK_S at least
+        """
+        return self.of(image_id).is_used(within_s)
+
+    async def run(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            await self.look()
+            await trio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Look for what cannot be counted.
+
+        :raises OSError: processes or disks cannot be listed; nothing counts as looked at then
+        """
+        attached = frozenset(self._images.attached())
+        self._note_touches(attached)
+        bases = await trio.to_thread.run_sync(self._look_for_bases)
+        if self._openings.must_look(attached):
+            self._openings.begin_look()
+            found = await trio.to_thread.run_sync(self._look_for_open)
+            self._openings.looked(found, attached)
+        self._bases, self._has_looked = frozenset(bases), True
+        self._forget_others()
+
+    def _note_touches(self, attached: Collection[ids.ImageId]) -> None:
+        """Note which images were touched or read since the last look, whatever the clock says."""
+        for image_id in attached:
+            image = self._images.get_nowait(image_id)
+            reads = image.counters.latency.count if image else 0
+            stamp_ns = self._images.touched_ns(image_id)
+            if self._seen.get(image_id) != (stamp_ns, reads):
+                self.touched(image_id)
+            self._seen[image_id] = stamp_ns, reads
+
+    def _forget_others(self) -> None:
+        attached = frozenset(self._images.attached())
+        self._openings.forget_others(attached)
+        self._touches.forget_others(attached)
+        for image_id in self._seen.keys() - attached:
+            del self._seen[image_id]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which images a real agent takes for used: those that are open, over restarts, and why."""
+
+import os
+import signal
+import subprocess
+
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+MIB = 1024 * 1024
+LIFE_S = 120.0
+NOTICED_S = 60.0
+"""Within how many seconds anything is noticed; a look is made each 10 s."""
+
+
+def is_open(agent: agents.Agent, image_id: str) -> bool:
+    return agent.status()["images"][image_id]["is_open"]
+
+
+def next_worker(agent: agents.Agent) -> None:
+    killed = agent.worker_pid()
+    hosts.kill(killed)
+    hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "the next worker", 30.0)
+    agent.wait_ready()
+
+
+def wait_closed(agent: agents.Agent, image_id: str) -> None:
+    hosts.wait_until(lambda: not is_open(agent, image_id), "a closed image", NOTICED_S)
+
+
+def test_image_is_open_from_the_first_opening_to_the_last_closing(images, start):
+    image_id = images.add(local.random_bytes(MIB))
+    agent = start(life_s=LIFE_S)
+    agent.ctl("ensure", image_id)
+    wait_closed(agent, image_id)
+    with agent.image_path(image_id).open("rb"):
+        with agent.image_path(image_id).open("rb"):
+            pass
+        assert is_open(agent, image_id)
+    wait_closed(agent, image_id)
+
+
+@hosts.needs_take_over
+def test_next_worker_finds_out_what_is_open(images, start):
+    one, other = images.add(local.random_bytes(MIB, 1)), images.add(local.random_bytes(MIB, 2))
+    agent = start(life_s=LIFE_S)
+    agent.ctl("ensure", other)
+    with agent.image_path(one).open("rb") as opened:
+        next_worker(agent)
+        wait_closed(agent, other)
+        assert is_open(agent, one)
+        with agent.image_path(one).open("rb"):
+            pass
+        assert is_open(agent, one)
+        assert opened.read(4) == images.path(one).read_bytes()[:4]
+    wait_closed(agent, one)
+
+
+def test_image_is_closed_when_its_process_was_killed(images, start):
+    image_id = images.add(local.random_bytes(MIB))
+    agent = start(life_s=LIFE_S)
+    agent.ctl("ensure", image_id)
+    wait_closed(agent, image_id)
+    with agent.image_path(image_id).open("rb") as opened:
+        other = subprocess.Popen(["sleep", "600"], stdin=opened)
+    try:
+        assert is_open(agent, image_id)
+    finally:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    wait_closed(agent, image_id)
+
+
+def test_touch_shows_a_use_that_outlives_the_agent(images, start):
+    image_id = images.add(local.random_bytes(MIB))
+    agent = start(life_s=LIFE_S)
+    agent.ctl("ensure", image_id)
+    wait_closed(agent, image_id)
+    agent.stop()
+    os.utime(agent.state_dir / "maps" / f"{image_id}.acmap", (1e9, 1e9))
+    agent.start()
+    agent.wait_ready()
+    other = images.add(local.random_bytes(MIB, 2))
+    agent.ctl("ensure", other)  # Nova is alive
+    agent_says = lambda: agent.status()["images"][image_id]["is_used"]  # noqa: E731
+    hosts.wait_until(lambda: not agent_says(), "an unused image", NOTICED_S)
+    os.utime(agent.image_path(image_id))
+    hosts.wait_until(agent_says, "a used image", NOTICED_S)

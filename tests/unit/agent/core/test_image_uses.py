@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+import hypothesis
+from hypothesis import strategies as st
+
+from acstor_agent.core import image_uses
+from acstor_common import ids
+
+ONE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+TWO = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+HOUR_S = 3600.0
+
+
+def look(openings, found, attached=(ONE, TWO)):
+    openings.begin_look()
+    openings.looked(found, attached)
+
+
+def test_everything_may_be_open_before_processes_were_looked_at():
+    openings = image_uses.Openings()
+    assert openings.is_open(ONE) and openings.is_open(TWO)
+    openings.opened(ONE)
+    openings.closed(ONE)
+    assert openings.is_open(ONE)
+
+
+def test_opened_before_the_start_is_open_until_a_look_does_not_find_it():
+    openings = image_uses.Openings()
+    look(openings, [ONE])
+    assert (openings.is_open(ONE), openings.is_open(TWO)) == (True, False)
+    openings.closed(ONE)
+    assert openings.is_open(ONE)  # another one may have it open
+    assert openings.must_look([ONE])
+    look(openings, [])
+    assert not openings.is_open(ONE)
+    assert not openings.must_look([ONE, TWO])
+
+
+def test_settled_image_is_counted_exactly():
+    openings = image_uses.Openings()
+    look(openings, [])
+    for _ in range(2):
+        openings.opened(ONE)
+    openings.closed(ONE)
+    assert openings.is_open(ONE)
+    openings.closed(ONE)
+    assert not openings.is_open(ONE)
+    assert not openings.must_look([ONE])
+
+
+def test_what_changes_during_a_look_is_not_settled_by_it():
+    openings = image_uses.Openings()
+    openings.begin_look()
+    openings.closed(ONE)  # one of two, opened before the start; the look came too late for it
+    openings.looked([], [ONE])
+    assert openings.must_look([ONE])
+    openings.begin_look()
+    openings.looked([ONE], [ONE])
+    assert openings.is_open(ONE)
+
+
+def test_counted_openings_need_no_look():
+    openings = image_uses.Openings()
+    openings.opened(ONE)
+    assert not openings.must_look([ONE])
+
+
+def test_closed_more_often_than_counted_does_not_hide_a_later_opening():
+    """Those opened before the start are closed, and a look shows that none is left."""
+    openings = image_uses.Openings()
+    look(openings, [ONE])
+    openings.closed(ONE)
+    openings.closed(ONE)
+    look(openings, [])
+    openings.opened(ONE)
+    assert openings.is_open(ONE)
+    look(openings, [ONE])
+    openings.closed(ONE)
+    assert not openings.is_open(ONE)
+
+
+def test_what_is_not_attached_is_forgotten():
+    openings, touches = image_uses.Openings(), image_uses.Touches()
+    for number in range(1000):
+        image_id = ids.parse_image_id(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}")
+        openings.opened(image_id)
+        openings.closed(image_id)
+        openings.closed(image_id)
+        touches.touched(image_id, float(number))
+        look(openings, [], [image_id])
+        touches.forget_others([image_id])
+    assert (len(openings), len(touches)) == (1, 1)
+
+
+@hypothesis.given(
+    former=st.integers(0, 3),
+    steps=st.lists(st.sampled_from(["open", "close", "look", "slow look"]), max_size=40),
+)
+def test_open_image_is_never_told_to_be_closed(former, steps):
+    openings, is_open = image_uses.Openings(), former
+    for step in steps:
+        if step == "open":
+            is_open += 1
+            openings.opened(ONE)
+        elif step == "close" and is_open:
+            is_open -= 1
+            openings.closed(ONE)
+        elif step == "look":
+            look(openings, [ONE] if is_open else [], [ONE])
+            assert openings.is_open(ONE) == bool(is_open)
+        elif step == "slow look":
+            openings.begin_look()
+            found = [ONE] if is_open else []
+            is_open += 1
+            openings.opened(ONE)
+            openings.looked(found, [ONE])
+        assert openings.is_open(ONE) or not is_open
+
+
+def test_idle_time_is_counted_while_anything_is_touched():
+    touches = image_uses.Touches()
+    touches.touched(ONE, 0.0)
+    touches.touched(TWO, 8 * HOUR_S)
+    assert touches.idle_s(ONE, 9 * HOUR_S) == 9 * HOUR_S
+    assert touches.idle_s(TWO, 9 * HOUR_S) == HOUR_S
+
+
+def test_time_in_which_nothing_at_all_is_touched_does_not_count_for_a_week():
+    touches = image_uses.Touches()
+    touches.touched(ONE, 0.0)
+    touches.touched(TWO, HOUR_S)
+    assert touches.idle_s(ONE, 48 * HOUR_S) == HOUR_S
+    assert touches.idle_s(TWO, 48 * HOUR_S) == 0.0
+    assert touches.idle_s(TWO, HOUR_S + image_uses.SILENCE_S + 1) == image_uses.SILENCE_S + 1
+    touches.touched(TWO, 48 * HOUR_S)  # Nova is back
+    assert touches.idle_s(ONE, 48 * HOUR_S) == 48 * HOUR_S
+
+
+def test_what_was_never_touched_is_idle_for_ever():
+    use = image_uses.Use(False, False, image_uses.Touches().idle_s(ONE, 5.0))
+    assert not use.is_used(within_s=1e12)
+
+
+def test_each_sign_shows_a_use_by_itself():
+    assert image_uses.Use(True, False, 1e12).is_used()
+    assert image_uses.Use(False, True, 1e12).is_used()
+    assert image_uses.Use(False, False, image_uses.IN_USE_S - 1).is_used()
+    assert not image_uses.Use(False, False, image_uses.IN_USE_S).is_used()
+    assert not image_uses.Use(False, False, 60.0).is_used(within_s=30.0)
