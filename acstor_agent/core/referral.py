@@ -107,4 +107,7 @@ class Referrals:
         self._load[host] += 1
         self._recent.append(host)
         if len(self._recent) > RECENT:
-            self._load[self._recent.popleft()] -= 1
+            oldest = self._recent.popleft()
+            self._load[oldest] -= 1
+            if not self._load[oldest]:
+                del self._load[oldest]
