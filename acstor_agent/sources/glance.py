@@ -172,6 +172,8 @@ class GlanceSource(base.Driver):
         """Read the range with one request; what is gone from its place is looked for next time."""
         what = blob.part(offset, length)
         place = self._places.get(blob) or await self._find(blob, what)
+        if blob in self._places:  # what guests read is not what is forgotten
+            self._places.move_to_end(blob)
         if place.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         try:

@@ -199,3 +199,14 @@ async def test_artefact_that_was_replaced_and_deleted_is_found_anew(server, sour
     server.asked.clear()
     assert await source.read(CHUNK_MAP, 3, 3) == b"new"
     assert len(server.asked) == 1  # where it is is known now
+
+
+async def test_place_that_guests_read_from_is_not_the_one_that_is_forgotten(
+    server, source, monkeypatch
+):
+    monkeypatch.setattr(glance, "PLACES_LIMIT", 2)
+    for blob in (CHUNK_MAP, BOOT_IMAGE, CHUNK_MAP, BOOT_IMAGE):
+        assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
+        await source.size_bytes(blob)
+    change(server, status="deactivated")
+    assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
