@@ -108,6 +108,7 @@ class DecisionLink:
         self._sketch: tuple[int, ...] = ()
         self._sketched_s = -SKETCH_AGAIN_S
         self._can_look = True
+        self._is_listening = False
 
     def received(self, peer: ids.HostId, count: int) -> None:
         """Count bytes of a chunk that a peer gave."""
@@ -118,26 +119,31 @@ class DecisionLink:
         self._peers[peer, False] += count
 
     async def run(self) -> None:
-        """Send a sample in every collection, for ever."""
-        token = trio.lowlevel.current_trio_token()
-        heard = {
-            decision_api.RING_PUBLISHED: lambda payload: self._hear(payload, token),
-            decision_api.IMAGE_TASK_GIVEN: lambda payload: self._hear_task(payload, token),
-        }
-        self._bus.listen(decision_api.AGENT_TOPIC, heard)
+        """Send a sample in every collection, for ever; it may be begun again when it has failed."""
+        self._listen(trio.lowlevel.current_trio_token())
         if not self._files.signers():
             LOG.warning("no v-node tables and tasks are taken yet: %s", proofs.NO_SIGNERS)
         look = await self._look()
         before = self._held()
         while True:
             await trio.sleep(self._collection_s)
-            newer, held = await self._look(), self._held()
+            newer, held, peers = await self._look(), self._held(), self._take_peers()
             if look is not None and newer is not None:
-                peers = self._take_peers()
                 await self._make_sketch()
                 images = await self._images()
                 self._send(self._sample(look, newer, before, held, peers, images))
             look, before = newer, held
+
+    def _listen(self, token: trio.lowlevel.TrioToken) -> None:
+        """Hear what comes, once: a listener lives as long as the bus, and has threads."""
+        if self._is_listening:
+            return
+        heard = {
+            decision_api.RING_PUBLISHED: lambda payload: self._hear(payload, token),
+            decision_api.IMAGE_TASK_GIVEN: lambda payload: self._hear_task(payload, token),
+        }
+        self._bus.listen(decision_api.AGENT_TOPIC, heard)
+        self._is_listening = True
 
     def _send(self, sample: decision_api.Sample) -> None:
         payload = self._sender.seal(sample, signing.SAMPLE)

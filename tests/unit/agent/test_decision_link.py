@@ -3,6 +3,7 @@
 
 import pathlib
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,6 +55,7 @@ class Bus:
     def __init__(self) -> None:
         self.samples: list[decision_api.Sample] = []
         self.heard: Mapping[str, Any] = {}
+        self.listeners = 0
 
     def cast(self, topic: str, method: str, payload: Any, *, is_fanout: bool) -> None:
         assert (topic, method, is_fanout) == (
@@ -70,6 +72,7 @@ class Bus:
     def listen(self, topic: str, heard: Mapping[str, Any]) -> None:
         assert topic == decision_api.AGENT_TOPIC
         self.heard = heard
+        self.listeners += 1
 
 
 class Host:
@@ -114,6 +117,12 @@ class Host:
         await trio.to_thread.run_sync(self.bus.heard[method], payload)
 
 
+async def until(is_true: Callable[[], Any]) -> None:
+    with trio.fail_after(60):
+        while not is_true():  # noqa: ASYNC110 - a link tells nobody of its samples
+            await trio.sleep(0.01)
+
+
 @pytest.fixture
 async def host(nursery: trio.Nursery, tmp_path: pathlib.Path) -> Host:
     made = Host(tmp_path)
@@ -150,6 +159,32 @@ async def test_samples_are_numbered_and_each_counts_from_the_one_before(host):
     assert [sample.total.received for sample in samples] == [100, 0, 250]
     assert len({(sample.session, sample.started_s) for sample in samples}) == 1
     assert samples[-1].peers == {}
+
+
+async def test_link_that_fails_and_is_begun_again_has_one_listener(nursery, tmp_path):
+    host = Host(tmp_path)
+    failures = [RuntimeError("odd"), RuntimeError("odd")]
+
+    def fail() -> links.Carried:
+        raise failures.pop()
+
+    host.link._held = fail
+    for _ in range(len(failures)):
+        with pytest.raises(RuntimeError):
+            await host.link.run()
+    host.link._held = lambda: decision_link.Held(host.chunks, 70, 100)
+    nursery.start_soon(host.link.run)
+    await until(lambda: host.bus.samples)
+    assert host.bus.listeners == 1
+
+
+@pytest.mark.expect_log("none of .* is there; the decision service hears nothing of this host")
+async def test_what_peers_gave_while_no_sample_could_be_made_is_not_kept(host):
+    host.meter.failure = errors.Unusable("traffic_interfaces", "none of ['eth9'] is there")
+    for number in range(100):
+        host.link.received(ids.HostId(f"h{number}"), 1)
+    await until(lambda: not host.link._peers)
+    assert host.bus.samples == []
 
 
 @pytest.mark.expect_log("none of .* is there; the decision service hears nothing of this host")
