@@ -184,6 +184,7 @@ class Agent:
             own.read_deadline_s,
             io=self._io,
             claim=known.know_disk,
+            forget=known.forget_disk,
             reads=self._waiting,
         )
         look_for_open = functools.partial(openers.images_open, conf.acstor.mount_point)

@@ -149,6 +149,10 @@ class DiskIo:
             self._next_base += size_bytes
         return base + offset
 
+    def forget(self, file: object) -> None:
+        """Forget where a file lies, which is gone."""
+        self._bases.pop(file, None)
+
     def change_policy(self, policy: str) -> None:
         """Use another policy from now on; what waits is served by it."""
         make = scheduler.POLICIES[policy]

@@ -127,6 +127,23 @@ class Inodes:
         self.disks[inode] = disk_id
         return inode
 
+    def forget_image(self, image_id: ids.ImageId) -> None:
+        """Forget an image that is not attached, and the handles of who had it open.
+
+        The kernel knows its number no more, nor has anybody a handle of it.
+        """
+        inode = self.of_image(image_id)
+        if self._images.get(inode) == image_id:
+            del self._images[inode], self._owners[inode]
+            for opener in range(1 << _OPENER_BITS):
+                self.openings.pop(inode | opener << _OPENER_SHIFT, None)
+
+    def forget_disk(self, disk_id: disk_header.DiskId) -> None:
+        """Forget a disk that was dropped; another one of its id has its number again."""
+        inode = self.of_disk(disk_id)
+        if self.disks.get(inode) == disk_id:
+            del self.disks[inode], self._owners[inode]
+
     def _own(self, inode: int, what: str) -> None:
         owner = self._owners.setdefault(inode, what)
         if owner != what:

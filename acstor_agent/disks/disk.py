@@ -268,14 +268,19 @@ class Disk:
                 LOG.error("disk %s: syncs fail from now on: %s", self.header.disk_id, e)
                 raise
 
+    @property
+    def _name(self) -> tuple[str, str]:
+        return "disk", self.header.disk_id
+
     def _place(self, offset: int) -> int:
         """Return the address of a byte of this disk on the host's disk."""
-        return self._io.place(("disk", self.header.disk_id), offset, self.size_bytes)
+        return self._io.place(self._name, offset, self.size_bytes)
 
     async def aclose(self) -> None:
         """Let go of the files; from now on the disk fails with EBADF."""
         async with self._syncing:
             self._files.close()
+            self._io.forget(self._name)
 
 
 def _length(stretches: Sequence[disk_plan.Stretch]) -> int:

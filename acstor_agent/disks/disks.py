@@ -45,6 +45,7 @@ class Disks:
     :param boot_id: see :func:`this_boot`
     :param io: the way to the host's disk; one without a scheduler if not given
     :param claim: is told of a disk before it is made, and may refuse it
+    :param forget: is told of a disk that was dropped
     :param reads: where reads wait that need more than a disk's own bytes in memory
     """
 
@@ -56,9 +57,10 @@ class Disks:
         boot_id: Callable[[], bytes] = this_boot,
         io: disk_io.DiskIo | None = None,
         claim: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
+        forget: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
         reads: waiting.Waiting | None = None,
     ) -> None:
-        self._claim = claim
+        self._claim, self._forget = claim, forget
         self._reads = reads
         self.writes = waiting.Waiting(waiting.WRITES_LIMIT_BYTES)
         self._io = io or disk_io.DiskIo()
@@ -143,6 +145,7 @@ class Disks:
                 await trio.to_thread.run_sync(disk_files.remove, self._folder, disk_id)
             except FileNotFoundError as e:
                 raise errors.Unusable(f"disk {disk_id}", "there is no such disk") from e
+            self._forget(disk_id)
         LOG.info("disk %s: dropped", disk_id)
 
     async def of_image(self, image_id: ids.ImageId) -> list[disk_header.DiskId]:

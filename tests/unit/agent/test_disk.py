@@ -338,7 +338,8 @@ async def test_disk_that_cannot_be_is_refused_and_leaves_nothing(host, tmp_path,
 
 
 async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
-    every = all_disks(host, tmp_path)
+    forgotten = []
+    every = disks.Disks(tmp_path / "disks", host.mirrors, 5.0, forget=forgotten.append)
     image = await host.mirrors.attach(one_host.IMAGE)
     one = await every.make(DISK, image)
     await one.write(0, b"gone")
@@ -350,6 +351,7 @@ async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
     )
     with pytest.raises(OSError, match="Bad file"):
         await one.write(0, b"x")
+    assert forgotten == [DISK]
     with pytest.raises(errors.Unusable, match="no such disk"):
         await every.drop(DISK)
     assert await content(await every.make(DISK, image)) == DATA

@@ -191,3 +191,12 @@ def test_policy_suits_the_device(tmp_path, rotational, link, policy, is_partitio
     (disk / "part1").mkdir()
     device.symlink_to(disk / "part1" if is_partition else disk)
     assert disk_io.policy_for(tmp_path, tmp_path) == policy
+
+
+def test_file_that_is_gone_is_forgotten():
+    io = disk_io.DiskIo()
+    for number in range(100):
+        io.place(number, 0, 100)
+        io.forget(number)
+    assert io._bases == {}
+    assert io.place("next", 5, 50) == 100 * 100 + 5  # no place is given out twice

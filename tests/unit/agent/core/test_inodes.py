@@ -91,3 +91,28 @@ def test_number_that_two_have_at_the_start_is_nobodys(order):
         with pytest.raises(errors.NumberTaken):
             known.know_image(image_id)
     assert known.disks == {known.of_disk(DISK): DISK}
+
+
+def test_image_and_disk_that_are_forgotten_leave_nothing_and_others_stay():
+    known = host()
+    kept = [known.know_image(OTHER), known.know_disk(disk_header.DiskId(OTHER))]
+    for _ in range(3):
+        inode = known.know_image(IMAGE)
+        for opener in range(20):
+            known.open(inode, opener)
+        known.know_disk(DISK)
+        known.forget_image(IMAGE)
+        known.forget_disk(DISK)
+        assert known.opening(inode) is None
+    assert sorted(known._owners) == sorted(kept)
+    assert known.openings == {}
+
+
+def test_who_was_refused_a_number_does_not_take_it_away():
+    known = inodes.Inodes(one_number_for_all)
+    known.know_image(IMAGE)
+    known.know_disk(DISK)
+    known.forget_image(OTHER)
+    known.forget_disk(disk_header.DiskId(OTHER))
+    assert known.opening(known.of_image(IMAGE)).image_id == IMAGE
+    assert list(known.disks.values()) == [DISK]
