@@ -9,6 +9,8 @@ non-local origins is the amplification.
 import bisect
 import collections
 import enum
+from collections.abc import Collection
+from collections.abc import Iterable
 
 from acstor_common import ids
 
@@ -61,6 +63,12 @@ class Tally:
         self.requests[origin] += 1
         self.bytes[origin] += length
 
+    def merge(self, other: "Tally") -> None:
+        """Add what another one has counted."""
+        for origin in Origin:
+            self.requests[origin] += other.requests[origin]
+            self.bytes[origin] += other.bytes[origin]
+
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Return ``{origin: {"requests": …, "bytes": …}}``, every origin included."""
         return {
@@ -91,6 +99,12 @@ class Latency:
         self.total_s += seconds
         if seconds > self.longest_s:
             self.longest_s = seconds
+
+    def merge(self, other: "Latency") -> None:
+        """Add what another one has counted."""
+        self.buckets = [own + its for own, its in zip(self.buckets, other.buckets, strict=True)]
+        self.total_s += other.total_s
+        self.longest_s = max(self.longest_s, other.longest_s)
 
     @property
     def count(self) -> int:
@@ -123,14 +137,16 @@ class ReadCounters:
 class ExchangeCounters:
     """What is counted where chunks enter and leave the host.
 
-    ``fetched`` is by image; ``source_bytes`` are those that this host read from the source, for
-    itself and for peers; ``relayed_bytes`` those that it took from another home instead; ``let_go``
-    chunks that their homes asked it to let go first.
+    ``fetched`` is by image, ``fetched_before`` of images that were forgotten; ``source_bytes`` are
+    those that this host read from the source, for itself and for peers; ``relayed_bytes`` those
+    that it took from another home instead; ``let_go`` chunks that their homes asked it to let go
+    first.
     """
 
     __slots__ = (
         "fallbacks",
         "fetched",
+        "fetched_before",
         "let_go",
         "relayed_bytes",
         "served_bytes",
@@ -140,9 +156,20 @@ class ExchangeCounters:
 
     def __init__(self) -> None:
         self.fetched: collections.defaultdict[ids.ImageId, Tally] = collections.defaultdict(Tally)
+        self.fetched_before = Tally()
         self.served_chunks = 0
         self.served_bytes = 0
         self.source_bytes = 0
         self.relayed_bytes = 0
         self.let_go = 0
         self.fallbacks = 0
+
+    def forget_others(self, attached: Collection[ids.ImageId]) -> None:
+        """Count images that are not attached any more together from now on."""
+        for image_id in self.fetched.keys() - set(attached):
+            self.fetched_before.merge(self.fetched.pop(image_id))
+
+    def given_by(self, origins: Iterable[Origin]) -> int:
+        """Return the bytes that came to this host from these places, of whatever image."""
+        tallies = (self.fetched_before, *self.fetched.values())
+        return sum(tally.bytes[origin] for tally in tallies for origin in origins)

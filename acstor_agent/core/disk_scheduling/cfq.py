@@ -28,6 +28,8 @@ IDLE_SEEKY_S = 0.002
 SEEKY_BYTES = 8192 * 512
 BACK_LIMIT_BYTES = 16 << 20
 MEMORY = 8
+REMEMBERED = 256
+"""Streams whose habits are known although they have nothing pending."""
 
 
 def expire_s(request: requests.Request) -> float:
@@ -139,16 +141,19 @@ class Cfq(policy.Policy):
         last = self._current
         if last is not None and self._turns[last].queue:
             self._round[last] = None
-        if not self._round:
-            self._current = None
+        self._current = self._round.popitem(last=False)[0] if self._round else None
+        if len(self._turns) > 2 * len(self._round) + REMEMBERED:
             self._forget_silent()
+        if self._current is None:
             return None
-        self._current, _ = self._round.popitem(last=False)
         self._slice_ends_s = now_s + SLICE_S
         self._checks_deadline = True
         return self._serve(self._turns[self._current].queue, now_s)
 
     def _forget_silent(self) -> None:
-        """Forget streams when there are many; there is nothing pending now."""
-        if len(self._turns) > 256:
-            self._turns.clear()
+        """Forget streams that have nothing pending, but the one that has the disk."""
+        self._turns = {
+            stream: turn
+            for stream, turn in self._turns.items()
+            if turn.queue or stream == self._current
+        }

@@ -29,8 +29,9 @@ POLICIES: Mapping[str, Callable[[], policies.Policy]] = {
 NEAR_BYTES = 24_000_000 * 512
 """Seeks within the size of a guest's disk: the classes of Ling 2015, table 4."""
 STREAM_LIMIT = 256
+"""Streams that are counted each for itself, those that used the disk last."""
 OTHERS = requests.Stream(requests.Klass.BACKGROUND, "others")
-"""Stands for streams beyond the limit in what is counted."""
+"""Stands for all streams that used it before, in what is counted."""
 
 
 class BadRequest(ValueError):
@@ -49,6 +50,15 @@ class StreamCount:
         default_factory=lambda: {end.value: 0 for end in policies.WaitEnd}
     )
 
+    def add(self, other: "StreamCount") -> None:
+        """Add what was counted of another stream."""
+        self.requests += other.requests
+        self.bytes += other.bytes
+        self.slices += other.slices
+        self.latency.merge(other.latency)
+        for end, times in other.waits.items():
+            self.waits[end] += times
+
 
 class Account:
     """What is counted of all streams together, whichever policy served them."""
@@ -62,14 +72,20 @@ class Account:
         self._last: requests.Stream | None = None
 
     def of(self, stream: requests.Stream) -> StreamCount:
-        """Return a stream's count; it is added to OTHERS' when there are too many."""
+        """Return a stream's count; where there are too many the idlest one's goes to OTHERS'."""
         found = self.streams.get(stream)
-        if found is None and len(self.streams) >= STREAM_LIMIT:
-            stream = OTHERS
-            found = self.streams.get(stream)
         if found is None:
             found = self.streams[stream] = StreamCount()
+            if len(self.streams) > STREAM_LIMIT:
+                self._add_idlest_to_others()
+        self.streams.move_to_end(stream)
         return found
+
+    def _add_idlest_to_others(self) -> None:
+        others = self.streams.pop(OTHERS, None) or StreamCount()
+        _, idlest = self.streams.popitem(last=False)
+        others.add(idlest)
+        self.streams[OTHERS] = others
 
     def dispatched(self, request: requests.Request) -> None:
         """Count a seek, and a slice where the stream changes."""
@@ -97,9 +113,9 @@ class Account:
     @property
     def waits(self) -> dict[str, int]:
         """How many waits came to which end, for all streams together."""
+        counts = self.streams.copy().values()  # another thread may ask
         return {
-            end.value: sum(count.waits[end.value] for count in self.streams.values())
-            for end in policies.WaitEnd
+            end.value: sum(count.waits[end.value] for count in counts) for end in policies.WaitEnd
         }
 
 

@@ -147,7 +147,7 @@ def test_thousands_of_streams_are_all_served(make: Make) -> None:
         disk.submit(read(f"guest {number}", number * 1_000_000))
     disk.drain()
     assert len(disk.served) == 3000
-    assert len(disk.scheduler.account.streams) <= scheduler.STREAM_LIMIT + 1
+    assert len(disk.scheduler.account.streams) == scheduler.STREAM_LIMIT + 1
 
 
 @every_policy
@@ -283,3 +283,31 @@ def test_seeks_waits_and_latency_are_counted_by_stream() -> None:
     mine = account.streams[stream("a")]
     assert (mine.requests, mine.bytes, mine.slices) == (3, 3 * 4096, 2)
     assert mine.latency.longest_s == pytest.approx(0.008)
+
+
+def test_streams_that_used_the_disk_last_are_counted_each_and_nothing_is_lost() -> None:
+    disk = Disk(policies.Fifo())
+    for number in range(2 * scheduler.STREAM_LIMIT):
+        disk.submit(read(f"guest {number}", number * GB), read("who stays", number * GB + 8192))
+        disk.drain()
+    streams = disk.scheduler.account.streams
+    assert len(streams) == scheduler.STREAM_LIMIT + 1
+    assert stream("guest 0") not in streams
+    assert streams[stream(f"guest {2 * scheduler.STREAM_LIMIT - 1}")].requests == 1
+    assert streams[stream("who stays")].requests == 2 * scheduler.STREAM_LIMIT
+    total = sum(count.latency.count for count in streams.values())
+    assert total == sum(count.requests for count in streams.values()) == len(disk.served)
+
+
+def test_cfq_forgets_streams_that_are_silent_while_others_never_are() -> None:
+    policy = cfq.Cfq()
+    disk = Disk(policy)
+    for number in range(3000):
+        disk.submit(read("who never stops", number * 4096), read(f"guest {number}", number * 10**7))
+        disk.serve_one()
+        disk.submit(read("who never stops", number * 4096 + GB))
+        disk.serve_one()
+        while len(disk.scheduler) > 8:
+            disk.serve_one()
+        assert len(policy._turns) <= cfq.REMEMBERED + 32
+    disk.drain()
