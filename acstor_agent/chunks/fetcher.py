@@ -294,8 +294,8 @@ class Fetcher:
             keep = public_cache.KeepClass.HOME if is_home else public_cache.KeepClass.BORROWED
             return Fetched(*await self._home.read(want, errand, keep))
         data, giver = await self._peers.ask(place.host, want, errand, place.may_read_source)
-        self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED)
-        self._peers.have(want, giver)
+        if self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED):
+            self._peers.have(want, giver)
         is_from_home = place.may_read_source and giver == place.host
         return Fetched(data, counters.Origin.HOME if is_from_home else counters.Origin.PEER)
 

@@ -222,5 +222,5 @@ class Home:
         keep: KeepClass,
         giver: ids.HostId | None,
     ) -> None:
-        self._cache.store(want.cid, data, keep)
-        self._peers.have(want, giver)
+        if self._cache.store(want.cid, data, keep):
+            self._peers.have(want, giver)

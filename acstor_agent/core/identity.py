@@ -19,6 +19,9 @@ import blake3
 from acstor_common import chunk_map
 from acstor_common import ids
 
+MOST_NAMES = 64
+"""Names of one chunk, by place, that are remembered: those that it came under last."""
+
 
 class Identity(abc.ABC):
     """How chunks are named among hosts."""
@@ -94,7 +97,7 @@ class ByPlace(Identity):
         """Remember the name."""
         names = self._names.get(cid, ())
         if oid not in names:
-            self._names[cid] = (*names, oid)
+            self._names[cid] = (*names, oid)[-MOST_NAMES:]
 
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Say whether it came under this name."""

@@ -50,3 +50,10 @@ def test_chunks_of_an_image_are_found_by_their_names(named, parent):
     oid = named.oid(image_map.image_id, 2 * one_host.CHUNK, image_map.cid(2))
     assert index.find(oid) == parent
     assert index.find(0) is None
+
+
+def test_chunk_of_very_many_places_has_the_names_that_it_came_under_last(by_place):
+    for name in range(1, 10 * identity.MOST_NAMES):
+        by_place.note(CID, ids.Oid(name))
+    names = by_place.names(CID)
+    assert names == tuple(range(9 * identity.MOST_NAMES, 10 * identity.MOST_NAMES))
