@@ -210,7 +210,7 @@ class PeerNet:
             LOG.debug("not told: %s", e)
             return
         if line.connection:
-            line.connection.post(news)
+            line.connection.tell(news)
         elif len(line.early) < EARLY_MESSAGES:
             line.early.append(news)
 
@@ -252,7 +252,7 @@ class PeerNet:
                 line.connection, early = await self._dial(line)
                 line.is_decided.set()
                 for message in line.early:
-                    line.connection.post(message)
+                    line.connection.tell(message)
                 await line.connection.run(early)
                 if isinstance(line.connection.failure, errors.RemoteProtocolError):
                     LOG.warning("Connection dropped: %s", line.connection.failure)

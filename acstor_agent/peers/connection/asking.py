@@ -10,8 +10,13 @@ import trio
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_wire
+
+UNTOLD_BYTES = 256 * geometry.KIB
+"""While so much waits for a peer that does not read, it is told no news and its Pings are not
+answered: what waits shows as well that this host lives."""
 
 _Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
@@ -74,6 +79,11 @@ class Asking(base.Connection):
             raise self._lost(get)
         return waiter.answer.data if isinstance(waiter.answer, peer_wire.Chunk) else waiter.answer
 
+    def tell(self, message: peer_wire.News | peer_wire.Pong) -> None:
+        """Send what nobody waits for, unless too much waits already: then it is left out."""
+        if self.outbox_bytes < UNTOLD_BYTES:
+            self.post(message)
+
     def _new_id(self) -> int:
         while True:
             self._last_id = (self._last_id + 1) & 0xFFFFFFFF
@@ -97,7 +107,7 @@ class Asking(base.Connection):
                     raise errors.RemoteProtocolError(self.peer, "Refer where none was allowed")
                 self._answer(request_id, message)
             case peer_wire.Ping(token):
-                self.post(peer_wire.Pong(token))
+                self.tell(peer_wire.Pong(token))
 
     def _answer(self, request_id: int, answer: _Answer) -> None:
         """Give an answer to who waits for it; if nobody does any more, drop it."""

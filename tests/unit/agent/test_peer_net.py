@@ -13,6 +13,7 @@ import trio
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import uplink_places
 from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import asking as asking_
 from acstor_agent.peers.connection import base
 from acstor_common import errors
 from acstor_common import ids
@@ -145,8 +146,8 @@ async def dial(address: str) -> trio.SocketStream:
     return await trio.open_tcp_stream(ip, int(port))
 
 
-async def wait_until(is_true) -> None:
-    with trio.fail_after(3):
+async def wait_until(is_true, patience_s=3.0) -> None:
+    with trio.fail_after(patience_s):
         while not is_true():  # noqa: ASYNC110  the thing under test has no event to wait for
             await trio.sleep(0.005)
 
@@ -306,6 +307,42 @@ async def test_ping_is_answered_by_either_side():
             messages += to.feed(await stream.receive_some())
         assert messages[1] == peer_wire.Pong(78)
         await stream.aclose()
+
+
+async def test_pings_of_a_peer_that_does_not_read_take_no_memory(monkeypatch):
+    """It gets the pongs that there is room for, and what it was asked goes on."""
+    limit_bytes, pings, heard = 16 * 1024, 20_000, []
+    monkeypatch.setattr(asking_, "UNTOLD_BYTES", limit_bytes)
+    may_read = trio.Event()
+
+    async def handler(stream):
+        to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
+        await stream.send_all(SERVER_HELLO + peer_wire.encode(peer_wire.Ping(1))[0] * pings)
+        await may_read.wait()
+        while not any(isinstance(m, peer_wire.Get) for m in heard):
+            heard.extend(to.feed(await stream.receive_some()))
+        get = next(m for m in heard if isinstance(m, peer_wire.Get))
+        await stream.send_all(b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, b"x"))))
+
+    async def fetch(client):
+        assert await client.fetch(0, 1, timeout_s=60.0) == b"x"
+
+    async with trio.open_nursery() as nursery:
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # small buffers
+        await nursery.start(trio.serve_listeners, handler, [listener])
+        async with asking(address_of(listener)) as client, trio.open_nursery() as fetching:
+            fetching.start_soon(fetch, client)
+            await wait_until(
+                lambda: any(c.outbox_bytes >= limit_bytes for c in client.net._asking()), 60.0
+            )
+            for _ in range(20):
+                await trio.sleep(0.01)
+                assert max(c.outbox_bytes for c in client.net._asking()) < limit_bytes + 64
+            may_read.set()
+        nursery.cancel_scope.cancel()
+    assert sum(isinstance(m, peer_wire.Pong) for m in heard) < pings
 
 
 # Cancelling and waiting
