@@ -2,7 +2,8 @@
 """The control socket: reads requests, has them carried out, writes replies.
 
 What a request means is not known here: a handler is given.  A client that
-breaks the rules is told so and cut off; it never disturbs the agent.
+breaks the rules is told so and cut off; it never disturbs the agent.  Of too many
+clients the one that asks nothing for longest makes room; where all ask, the newcomer is refused.
 """
 
 import contextlib
@@ -14,10 +15,12 @@ import socket
 from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import trio
 
+from acstor_agent.core import log_limit
 from acstor_agent.process import folders
 from acstor_common import control_wire
 from acstor_common import errors
@@ -25,7 +28,10 @@ from acstor_common import errors
 LOG = logging.getLogger(__name__)
 
 BACKLOG = 16
+CLIENTS = 64
+"""Connections at a time: each may have a task, and a line of MAX_LINE_BYTES, in memory."""
 READ_BYTES = 64 * 1024
+WARN_EVERY_S = 10.0
 
 Report = Callable[[int, int], Awaitable[None]]
 """Tells a client how far its request is: bytes done, bytes in all."""
@@ -90,20 +96,71 @@ async def serve(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer requests until cancelled."""
+    clients = _Clients()
 
     async def converse(stream: trio.SocketStream) -> None:
         async with stream:
             with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 try:
-                    async for line in _lines(stream):
-                        if not await _answer(stream, line, handle):
-                            return
+                    with clients.one_more() as client:
+                        async for line in _lines(stream):
+                            with clients.busy(client):
+                                if not await _answer(stream, line, handle):
+                                    return
                 except errors.RemoteProtocolError as e:
                     await stream.send_all(control_wire.encode(_failed(e)))
+                except errors.Unusable as e:  # there is no room; it was logged, and not for each
+                    refused = control_wire.Failed(type(e).__name__, str(e))
+                    await stream.send_all(control_wire.encode(refused))
 
     async with trio.open_nursery() as nursery:
         task_status.started()
         nursery.start_soon(trio.serve_listeners, converse, [listener])
+
+
+class _Clients:
+    """Those that are connected, CLIENTS at most."""
+
+    def __init__(self) -> None:
+        self._idle: dict[trio.CancelScope, None] = {}  # the one that asked longest ago first
+        self._busy: set[trio.CancelScope] = set()
+        self._said = log_limit.LogLimit(WARN_EVERY_S)
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[trio.CancelScope]:
+        """Be connected until the block ends, or until another one needs the place.
+
+        :raises errors.Unusable: all places are taken by clients whose requests are carried out
+        """
+        if len(self._idle) + len(self._busy) >= CLIENTS:
+            self._make_room()
+        with trio.CancelScope() as client:
+            self._idle[client] = None
+            try:
+                yield client
+            finally:
+                self._idle.pop(client, None)
+
+    @contextlib.contextmanager
+    def busy(self, client: trio.CancelScope) -> Iterator[None]:
+        """Have a client's request carried out until the block ends; it keeps its place."""
+        del self._idle[client]
+        self._busy.add(client)
+        try:
+            yield
+        finally:
+            self._busy.remove(client)
+            self._idle[client] = None
+
+    def _make_room(self) -> None:
+        untold = self._said.left_out(None, trio.current_time())
+        if untold is not None:
+            LOG.warning("control socket: more than %d clients (%d times more)", CLIENTS, untold)
+        if not self._idle:
+            raise errors.Unusable("control socket", f"{CLIENTS} requests are being carried out")
+        idlest = next(iter(self._idle))
+        del self._idle[idlest]
+        idlest.cancel()
 
 
 async def _answer(stream: trio.SocketStream, line: bytes, handle: Handler) -> bool:

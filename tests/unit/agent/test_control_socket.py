@@ -159,6 +159,54 @@ async def test_work_ends_when_nobody_waits_for_it_even_inside_a_nursery(served):
     assert (await served.ask(STATUS))[0]["reply"] == "done"
 
 
+async def connected(served, count):
+    return [await trio.open_unix_socket(str(served.path)) for _ in range(count)]
+
+
+async def hung_up(stream):
+    with trio.fail_after(30):
+        return await stream.receive_some(1000) == b""
+
+
+@pytest.mark.expect_log("control socket: more than 4 clients")
+async def test_client_that_asked_nothing_for_longest_makes_room(served, monkeypatch):
+    monkeypatch.setattr(control_socket, "CLIENTS", 4)
+    streams = await connected(served, 4)
+    await trio.testing.wait_all_tasks_blocked()
+    await streams[0].send_all(STATUS)
+    assert b'"done"' in await streams[0].receive_some(1000)
+    assert await served.ask(STATUS) == [{"reply": "done", "result": "Status"}]
+    assert await hung_up(streams[1])
+    for stream in (streams[0], *streams[2:]):
+        await stream.send_all(STATUS)
+        assert b'"done"' in await stream.receive_some(1000)
+        await stream.aclose()
+
+
+@pytest.mark.expect_log("control socket: more than 4 clients")
+async def test_client_whose_request_is_carried_out_keeps_its_place(served, monkeypatch):
+    monkeypatch.setattr(control_socket, "CLIENTS", 4)
+    may_end = trio.Event()
+
+    async def work(request, report):
+        await may_end.wait()
+
+    served.handle = work
+    streams = await connected(served, 4)
+    for stream in streams:
+        await stream.send_all(STATUS)
+    await trio.testing.wait_all_tasks_blocked()
+    failed, end = await served.ask(b"", replies=2)
+    assert (failed["kind"], end) == ("Unusable", None)
+    assert "4 requests are being carried out" in failed["error"]
+    may_end.set()
+    for stream in streams:
+        assert b'"done"' in await stream.receive_some(1000)
+        await stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (await served.ask(STATUS))[0]["reply"] == "done"
+
+
 async def test_socket_is_the_users_alone(path):
     listener = control_socket.bind(path, None)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
