@@ -1,12 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint of every service: one registry at one address, in a thread of its own."""
+"""The Prometheus endpoint of every service: one registry at one address, in threads of its own.
 
+The one rule: who scrapes costs a thread for a while and no more.  CONNECTIONS are answered at a
+time, one more is closed, and one on which nothing comes for TIMEOUT_S, too.
+"""
+
+import socket
+import socketserver
+import threading
 from collections.abc import Callable
+from typing import Any
+from wsgiref import simple_server
 
 import prometheus_client
 
 from acstor_common import errors
 from acstor_common import ring
+
+CONNECTIONS = 16
+TIMEOUT_S = 10.0
+
+
+class _Handler(simple_server.WSGIRequestHandler):
+    """Answers one request; writes nothing to the log."""
+
+    timeout = TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
+    """A thread for each connection, CONNECTIONS at most."""
+
+    daemon_threads = True
+    request_queue_size = CONNECTIONS
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._places = threading.Semaphore(CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, if there is one left."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, then let another one have the place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a connection that broke."""
 
 
 def serve(
@@ -20,10 +70,12 @@ def serve(
     """
     prometheus_client.ProcessCollector(registry=own)
     try:
-        host, port = ring.parse_address(address)
-        server, thread = prometheus_client.start_http_server(port, host, registry=own)
+        server = _Server(ring.parse_address(address))
     except (ValueError, OSError) as e:
         raise errors.Unusable(option, f"{address}: {e}") from e
+    server.set_app(prometheus_client.make_wsgi_app(own))
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
 
     def stop() -> None:
         server.shutdown()
