@@ -81,6 +81,10 @@ class SourceUnreachable(ChunkUnavailable):
     """No answer, a refusal or a passing fault: the only class that is worth a retry."""
 
 
+class SourceCrowded(SourceUnreachable):
+    """Too many wait for the place already, most of them with this one; it may answer others."""
+
+
 class DeadlineExceeded(AcstorError):
     """Nobody gave the bytes in the time that the reader is ready to wait."""
 

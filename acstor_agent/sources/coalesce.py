@@ -9,14 +9,19 @@ by ``core/turns.py``: guests first, and nobody behind all that another one wants
 Inner reads run as tasks of the nursery that the caller gives, because none of
 those who wait for one may take it with him when he is cancelled.  The CID is
 not passed on: a joined range has none, so verify belongs outside.
+
+What waits is bounded: of too many reads the newest of the one that has most waiting fails.
 """
 
 import copy
 import dataclasses
+import logging
 
 import trio
 
 from acstor_agent import disk_io
+from acstor_agent.core import log_limit
+from acstor_agent.core import longest_queue
 from acstor_agent.core import turns
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
@@ -24,15 +29,25 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 
+LOG = logging.getLogger(__name__)
+
+WAITING_LIMIT = 8192
+"""Reads that wait for a place: a guest has 512 at most, and so has a peer."""
+WARN_EVERY_S = 60.0
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Want:
-    """What one caller waits for, and then its answer."""
+    """What one caller waits for, and then its answer.
+
+    ``stream`` is whom it was for when it came.
+    """
 
     blob: base.Blob
     start: int
     stop: int
     asker: turns.Asker
+    stream: requests.Stream
     done: trio.Event = dataclasses.field(default_factory=trio.Event)
     answer: bytes | Exception = b""
 
@@ -89,6 +104,10 @@ class CoalesceSource(base.Wrapper):
         self._in_flight = in_flight or inner.in_flight
         self._turns = turns.Turns(self._in_flight)
         self._waiting: list[_Want] = []
+        self._queue: longest_queue.LongestQueueDrop[requests.Stream, _Want] = (
+            longest_queue.LongestQueueDrop(WAITING_LIMIT)
+        )
+        self._said = log_limit.LogLimit(WARN_EVERY_S)
         self._running: list[_InnerRead] = []
 
     @property
@@ -103,7 +122,8 @@ class CoalesceSource(base.Wrapper):
         base.check_range(blob, offset, length)
         if length == 0:
             return b""
-        want = _Want(blob, offset, offset + length, disk_io.asker())
+        asker = disk_io.asker()
+        want = _Want(blob, offset, offset + length, asker, asker.stream)
         want.asker.when_hurried = self._start_some  # a guest may have a place that others may not
         self._take(want)
         try:
@@ -118,6 +138,7 @@ class CoalesceSource(base.Wrapper):
     async def aclose(self) -> None:
         """Stop the inner reads, tell those who wait, close the inner source."""
         for want in self._waiting:
+            self._queue.leave(want.stream, want)
             want.settle(self._closed(want))
         self._waiting.clear()
         for inner_read in self._running:
@@ -130,7 +151,19 @@ class CoalesceSource(base.Wrapper):
             inner_read.wants.append(want)
         else:
             self._waiting.append(want)
+            for loser in self._queue.enter(want.stream, want, 1):
+                self._refuse(loser)
             self._start_some()
+
+    def _refuse(self, want: _Want) -> None:
+        """Take out one who waits and tell him so: he may ask again later, or elsewhere."""
+        self._waiting.remove(want)
+        why = f"{self._queue.limit} reads wait for it already, most of them for {want.stream}"
+        what = want.blob.part(want.start, want.stop - want.start)
+        want.settle(errors.SourceCrowded(what, self.where, why))
+        untold = self._said.left_out(want.stream, trio.current_time())
+        if untold is not None:
+            LOG.warning("%s: %s; its newest fail (and %d like it)", self.where, why, untold)
 
     def _leave(self, want: _Want) -> None:
         """Forget a caller that is served or was cancelled; what nobody waits for is not read."""
@@ -138,6 +171,7 @@ class CoalesceSource(base.Wrapper):
             return
         if want in self._waiting:
             self._waiting.remove(want)
+            self._queue.leave(want.stream, want)
             return
         inner_read = next(r for r in self._running if want in r.wants)
         if inner_read.wants == [want]:
@@ -149,6 +183,8 @@ class CoalesceSource(base.Wrapper):
         while (first := self._next()) is not None:
             inner_read = join_around_first([first, *self._waiting], self._max_bytes)
             taken = set(inner_read.wants)
+            for want in taken:
+                self._queue.leave(want.stream, want)
             self._waiting = [want for want in self._waiting if want not in taken]
             self._running.append(inner_read)
             stream = first.asker.stream

@@ -236,7 +236,8 @@ class _Race(Generic[T]):
             answer = await self._ask(place.source)
         except errors.ChunkUnavailable as failure:
             self._failures.append(failure)
-            if isinstance(failure, errors.SourceUnreachable):
+            is_crowded = isinstance(failure, errors.SourceCrowded)  # that is no fault of its
+            if isinstance(failure, errors.SourceUnreachable) and not is_crowded:
                 self._source.note_down(place, failure.why)
             else:
                 self._source.note_answer(place)

@@ -300,3 +300,44 @@ async def test_read_that_a_guest_joins_is_as_urgent_as_the_guest(clock, nursery)
         wanted.join(b"cid", read)
     await trio.testing.wait_all_tasks_blocked()
     assert inner.reads[3:] == [(3_000, 5)]
+
+
+@pytest.mark.expect_log("20 reads wait for it already, most of them for peer:flood")
+async def test_of_too_many_that_wait_the_newest_of_the_greediest_fail(
+    clock, nursery, monkeypatch, caplog
+):
+    monkeypatch.setattr(coalesce, "WAITING_LIMIT", 20)
+    source = coalesce.CoalesceSource(slow(), nursery, in_flight=1)
+    readers = Readers(source, nursery)
+    await readers.start("busy", 3_900, 10)
+    with disk_io.as_stream(requests.Stream(requests.Klass.PEER, "flood")):
+        for number in range(100):
+            await readers.start(("flood", number), 30 * number, 10)
+    with disk_io.as_stream(requests.Stream(requests.Klass.PEER, "modest")):
+        for number in range(5):
+            await readers.start(("modest", number), 30 * number + 15, 10)
+    assert len(source._waiting) == len(source._queue) == 20
+    failed = {name for name, outcome in readers.outcomes.items() if isinstance(outcome, Exception)}
+    assert failed == {("flood", number) for number in range(15, 100)}
+    assert isinstance(readers.outcomes["flood", 99], errors.SourceCrowded)
+    assert len(caplog.records) == 1
+    await trio.sleep(60)
+    assert readers.outcomes["modest", 4] == DATA[135:145]
+    assert readers.outcomes["flood", 14] == DATA[420:430]
+    assert (source._waiting, len(source._queue)) == ([], 0)
+
+
+async def test_who_gives_up_or_is_closed_makes_room(clock, nursery, monkeypatch):
+    monkeypatch.setattr(coalesce, "WAITING_LIMIT", 4)
+    source = coalesce.CoalesceSource(slow(), nursery, in_flight=1)
+    readers = Readers(source, nursery)
+    await readers.start("busy", 3_900, 10)
+    for name in range(4):
+        await readers.start(name, 30 * name, 10)
+    readers.scopes[0].cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    await readers.start("last", 1_000, 10)
+    assert "last" not in readers.outcomes
+    assert len(source._queue) == 4
+    await source.aclose()
+    assert len(source._queue) == 0

@@ -76,6 +76,13 @@ async def test_source_that_is_down_is_still_asked_for_what_nobody_else_has(autoj
     assert await both.read(BLOB, 0, 1) == b"0"
 
 
+async def test_crowd_at_a_source_sends_on_and_does_not_make_it_down():
+    first, second = Place("first", fail=[1], error=errors.SourceCrowded), Place("second")
+    both = failover.FailoverSource([first, second])
+    assert await both.read(BLOB, 2, 3) == await both.read(BLOB, 2, 3) == b"234"
+    assert (len(first.reads), len(second.reads)) == (2, 1)
+
+
 async def test_missing_chunk_does_not_make_a_source_down():
     first, second = Place("first", fail=[1], error=errors.ChunkMissing), Place("second")
     both = failover.FailoverSource([first, second])
