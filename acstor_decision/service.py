@@ -48,6 +48,9 @@ GIVE_AGAIN_S = 45.0
 waits somewhat longer before it says that a host did not hear of one."""
 TOLD_WITHIN = 2
 """Collections in which a host that heard of a task tells so, and is heard."""
+IMAGES_KEPT_S = 86400.0
+"""For how long it is remembered what a host that fell silent has told of its images."""
+FORGET_EVERY_S = 3600.0
 _CLAIMS = (members.Refusal.TAKEN_ADDRESS, members.Refusal.UNREACHABLE)
 
 Publish = Callable[[decision_api.RingTable], bool]
@@ -98,6 +101,7 @@ class Service:
         self._complaints = message_bus.Complaints(clock)
         self._fresh: dict[str, decision_api.Sample] = {}
         self._published_s = 0.0
+        self._forgets_s = float("-inf")
         self._has_database = True
         self._failed = ""
         self._knows_loads = True
@@ -257,6 +261,9 @@ class Service:
         }
         self._store.note_samples(rows, self.own.traffic_history_s)
         self._store.forget_traffic(self._wall() - self.own.traffic_history_s)
+        if self._clock() >= self._forgets_s:
+            self._store.forget_images_of_silent(self._wall() - IMAGES_KEPT_S)
+            self._forgets_s = self._clock() + FORGET_EVERY_S
 
     def _thresholds(self) -> threshold.Thresholds:
         hosts = {

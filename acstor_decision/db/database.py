@@ -266,6 +266,10 @@ class Database:
         """Return what each host holds of an image, in the order of their ids."""
         return self._read(lambda session: held_images.of_image(session, image_id, since_s))
 
+    def forget_images_of_silent(self, before_s: float) -> None:
+        """Forget what hosts told of their images that were not heard since a time."""
+        self._write(lambda session: held_images.forget_silent(session, before_s))
+
     # Tasks
 
     def note_given(

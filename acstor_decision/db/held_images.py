@@ -48,6 +48,12 @@ def replace(session: orm.Session, samples: Mapping[str, decision_api.Sample]) ->
         session.execute(sa.insert(ROW), rows)
 
 
+def forget_silent(session: orm.Session, before_s: float) -> None:
+    """Forget what hosts told that were not heard since a time: they are gone, or will tell anew."""
+    silent = sa.select(models.Host.host).where(models.Host.seen_s < before_s)
+    session.execute(sa.delete(ROW).where(ROW.host.in_(silent)))
+
+
 def every(session: orm.Session, after: str, limit: int, since_s: float) -> list[OnHosts]:
     """Return images behind one of them, with what the living hosts hold of them together."""
     wanted = _together(since_s).where(ROW.image_id > after).order_by(ROW.image_id).limit(limit)

@@ -173,6 +173,17 @@ class Suite:
         assert store.image(ids[0], 1000.9) == store.image(ids[0], 0)
         assert store.images("", 9, 1002.0) == []
 
+    def test_what_silent_hosts_told_of_images_is_forgotten(self, store: database.Database) -> None:
+        image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+        held = {image_id: decision_api.HeldImage(size_bytes=9)}
+        for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
+            store.note_samples({host: (sample(host, sent_s, images=held), 0)}, 60)
+        store.forget_images_of_silent(1000.0)
+        assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1", "h2"]
+        store.forget_images_of_silent(1500.0)
+        assert [row.host for row in store.image_hosts(image_id, 0)] == ["h2"]
+        assert [host.host for host in store.hosts()] == ["h1", "h2"]
+
     def test_images_forged_to_be_huge_are_added_up(self, store: database.Database) -> None:
         most = decision_api.MAX_NUMBER
         huge = decision_api.HeldImage(

@@ -610,6 +610,19 @@ def test_what_is_told_of_images_is_not_lost_behind_a_later_sample_of_the_round(l
     assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1"]
 
 
+def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    held = {IMAGE: decision_api.HeldImage(size_bytes=5)}
+    gone = sample("h9", 1, 0.0, 0)
+    store.note_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)}, 0)
+    cloud.collect(2)
+    assert [row.host for row in store.image_hosts(IMAGE, 0)] == ["h9"]
+    lone.now_s += service.IMAGES_KEPT_S + service.FORGET_EVERY_S
+    lone.service.round()
+    assert store.image_hosts(IMAGE, 0) == []
+
+
 def ask(store: database.Database, given_s: float, *hosts: str) -> decision_api.ImageTask:
     """Let hosts be given a task, of which nothing arrives."""
     task = decision_api.ImageTask(
