@@ -10,6 +10,7 @@ import contextlib
 import logging
 import pathlib
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -34,7 +35,8 @@ class Claims:
 
     def __init__(self, url: str | None, state_dir: pathlib.Path, what: str) -> None:
         self._what = what
-        self._url = url or f"file://{state_dir / 'claims'}"
+        self._own_folder = None if url else state_dir / "claims"
+        self._url = url or f"file://{self._own_folder}"
         self._mine: set[ids.ImageId] = set()
         self._guard = threading.Lock()
 
@@ -56,6 +58,21 @@ class Claims:
         finally:
             with self._guard:
                 self._mine.discard(image_id)
+
+    def remove_older(self, age_s: float) -> int:
+        """Delete the files of claims first made so long ago; return how many files that were.
+
+        Each thing of an image that was ever claimed leaves one.  To take away that of a claim which
+        is held still does no harm: a claim guards nothing.
+        """
+        removed = 0
+        if self._own_folder is not None:
+            for path in self._own_folder.glob("acstor-*"):
+                with contextlib.suppress(OSError):  # somebody else did, or may not: it stays
+                    if time.time() - path.stat().st_mtime > age_s:
+                        path.unlink()
+                        removed += 1
+        return removed
 
     @contextlib.contextmanager
     def _locked(self, image_id: ids.ImageId) -> Iterator[bool]:

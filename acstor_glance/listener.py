@@ -130,6 +130,7 @@ class Listener:
         try:
             findings = self._reconciler.run()
             self._preparer.spool.remove_older(SPOOL_AGE_S)
+            self._preparer.claims.remove_older(SPOOL_AGE_S)
         except errors.AcstorError as exc:
             LOG.warning("reconcile: %s", exc)
             self._counters.reconciles.labels("failed").inc()

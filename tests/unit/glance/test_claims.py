@@ -2,7 +2,10 @@
 """One at a time works on an image; a claim ends with its holder."""
 
 import multiprocessing
+import os
 import pathlib
+import time
+import uuid
 from multiprocessing.synchronize import Event
 
 import pytest
@@ -63,3 +66,32 @@ def test_coordination_service_that_is_away_is_said_without_its_password() -> Non
     with pytest.raises(errors.ImageServiceUnreachable) as caught, away.held(ONE):
         pass
     assert "secret" not in str(caught.value)
+
+
+def test_files_of_old_claims_go_and_others_can_claim_again(tmp_path: pathlib.Path) -> None:
+    mine = claims.Claims(None, tmp_path, "chunk_map")
+    boot_images = claims.Claims(None, tmp_path, "boot_image")
+    images = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(20)]
+    for image_id in images:
+        with mine.held(image_id) as is_ours:
+            assert is_ours
+    with boot_images.held(ONE):
+        pass
+    assert mine.remove_older(3600.0) == 0
+    before = {path.name for path in (tmp_path / "claims").iterdir()}
+    old_s = time.time() - 7200
+    for path in (tmp_path / "claims").glob("acstor-*"):
+        os.utime(path, (old_s, old_s))
+    assert mine.remove_older(3600.0) == len(images) + 1
+    left = {path.name for path in (tmp_path / "claims").iterdir()}
+    assert len(before - left) == len(images) + 1
+    with mine.held(images[0]) as is_ours:
+        assert is_ours
+
+
+def test_claims_at_a_service_leave_no_files_of_ours(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / f"acstor-chunk_map-{ONE}").touch()
+    os.utime(tmp_path / "claims" / f"acstor-chunk_map-{ONE}", (0, 0))
+    elsewhere = claims.Claims(f"file://{tmp_path}/elsewhere", tmp_path, "chunk_map")
+    assert elsewhere.remove_older(3600.0) == 0
