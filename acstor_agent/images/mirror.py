@@ -2,8 +2,8 @@
 """One image, readable as if it were here: zeros and cached chunks at once, others when they come.
 
 A read that hits costs one look-up a chunk and one pread a contiguous run, and
-waits for nothing.  Its answer lies in a buffer that the next read uses again:
-it must be handed on before anything is awaited.
+waits for nothing.  Its answer lies in a buffer that the next read uses again, of
+whatever image: it must be handed on before anything is awaited.
 """
 
 import mmap
@@ -33,6 +33,8 @@ MAX_READ_BYTES = 1 * geometry.MIB
 """The longest read that the kernel sends."""
 
 _ZEROS = bytes(MAX_READ_BYTES)
+_SCRATCH = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
+"""The answer to a read that hits, of whatever image: one is handed on before the next is made."""
 _LOCAL_ORIGIN = {
     read_plan.StepKind.ZERO: counters.Origin.ZERO,
     read_plan.StepKind.MEMORY: counters.Origin.BOOT,
@@ -83,7 +85,6 @@ class Mirror:
         self._chunks = chunks
         self._deadline_s = deadline_s
         self._ahead = ahead
-        self._scratch = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
         self.size_bytes = image_map.geometry.size_bytes
         """Length of the image."""
         self._chunk_bytes = image_map.geometry.chunk_bytes
@@ -151,7 +152,7 @@ class Mirror:
     def _read_slot_nowait(
         self, slot: cache_slot.Slot, start: int, length: int
     ) -> memoryview | None:
-        view = self._scratch[:length]
+        view = _SCRATCH[:length]
         if not self._cache.read_nowait([(slot, start, start + length)], view):
             return None
         self.counters.read.add(counters.Origin.CACHE, length)
@@ -162,7 +163,7 @@ class Mirror:
         if len(steps) == 1 and steps[0].data is not None:  # one chunk of the boot image: no copy
             self.counters.read.add(counters.Origin.BOOT, length)
             return steps[0].data
-        view = self._scratch[:length]
+        view = _SCRATCH[:length]
         for step in steps:
             start, stop = step.start, step.stop
             if step.kind is read_plan.StepKind.ZERO:
