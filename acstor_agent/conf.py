@@ -152,6 +152,16 @@ OPTS = [
         help="A guest's read that cannot be answered in this time fails with EIO, so that QEMU's "
         "error policy can pause the guest.",
     ),
+    cfg.FloatOpt(
+        "detach_unused_after_s",
+        default=86400.0,
+        min=0.0,
+        help="An image that no instance of this host has used for this long is detached: its chunk "
+        "map, its boot image and its metrics go from this host, its chunks stay in the cache until "
+        "others need the room, or go as well if the source has the image no more. Not below "
+        "Nova's [image_cache] manager_interval, since Nova tells in its passes which images "
+        "stopped instances use. 0 detaches none.",
+    ),
     cfg.IntOpt(
         "boot_memory_limit_bytes",
         default=512 * geometry.MIB,

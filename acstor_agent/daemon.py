@@ -43,6 +43,7 @@ from acstor_agent.core import peer_health
 from acstor_agent.disks import disks
 from acstor_agent.images import boot_recording
 from acstor_agent.images import booting
+from acstor_agent.images import detaching
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import news as news_
@@ -208,7 +209,16 @@ class Agent:
             self._recording.open,
             settings.mirror_gid(own),
         )
-
+        self._detaching = detaching.Detaching(
+            self._images,
+            self._boots,
+            self._uses,
+            own.detach_unused_after_s,
+            source=self._source,
+            chunks=self._chunks,
+            cache=cache,
+            others=[self._recording.forget, known.detached],
+        )
         self._requests = control_requests.ControlRequests(
             self._host,
             conf.acstor.mount_point,
@@ -217,7 +227,7 @@ class Agent:
             uses=self._uses,
             made=self._disks,
             chunks=self._chunks,
-            boots=self._boots,
+            detaching=self._detaching,
             rings=self._ring,
             io=self._io,
             picture=self.picture,
@@ -294,6 +304,7 @@ class Agent:
         """Start what guests do not need; what cannot be started is tried again and again."""
         keep = self._optional.keep
         await keep("uses of images", optional.begun(self._uses.run))
+        await keep("detaching of images", optional.begun(self._detaching.run))
         await keep("boot recording", optional.begun(self._recording.run))
         await keep("boot traces", optional.begun(self._traces.run))
         await keep("v-node table", optional.begun(self._ring.watch))
@@ -326,7 +337,8 @@ class Agent:
 
     def picture(self) -> dict[str, Any]:
         """Return the agent's status; may be called from any thread."""
-        fetched = dict(self._chunks.counters.fetched)  # the event loop's thread adds images to it
+        counted = self._chunks.counters
+        fetched = dict(counted.fetched)  # the event loop's thread adds images to it
         images = status.of_images(self._images, self._uses, fetched)
         return {
             "host": self._host,
@@ -337,8 +349,13 @@ class Agent:
             "identity": status.of_identity(self._identity.current(), self._enrolment),
             "images": images,
             "disks": status.of_disks(self._disks),
-            "read": status.total(image["read"] for image in images.values()),
-            "fetched": status.total(tally.as_dict() for tally in fetched.values()),
+            "read": status.total(
+                [self._images.read_before.as_dict(), *(one["read"] for one in images.values())]
+            ),
+            "fetched": status.total(
+                tally.as_dict() for tally in (counted.fetched_before, *fetched.values())
+            ),
+            "detached": status.of_detached(self._detaching),
             "exchange": status.of_exchange(self._chunks, self._exchange, self._peers),
             "refused": status.of_refused(self._admission, self._peers.strangers),
             "boot": status.of_boots(self._boots),

@@ -59,8 +59,8 @@ def held_by(chunks: fetcher.Fetcher, cache: cache_files.CacheFiles) -> Held:
     """Return what a host's parts have exchanged, and what they hold."""
     counted, statistics = chunks.counters, cache.statistics
     given = (counters.Origin.PEER, counters.Origin.HOME)
-    came = sum(tally.bytes[origin] for tally in counted.fetched.values() for origin in given)
-    moved = links.Carried(came + counted.source_bytes, counted.served_bytes)
+    came = counted.given_by(given) + counted.source_bytes
+    moved = links.Carried(came, counted.served_bytes)
     return Held(moved, statistics.stored_bytes, statistics.limit_bytes)
 
 

@@ -20,7 +20,7 @@ from acstor_agent.core import disk_header
 from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.disks import disks
 from acstor_agent.disks import hydration
-from acstor_agent.images import booting
+from acstor_agent.images import detaching as detaching_
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import pre_seed
@@ -51,7 +51,7 @@ class ControlRequests:
         uses: uses_.Uses,
         made: disks.Disks,
         chunks: fetcher.Fetcher,
-        boots: booting.Host,
+        detaching: detaching_.Detaching,
         rings: ring_keeper.RingKeeper,
         io: disk_io.DiskIo,
         picture: Callable[[], dict[str, Any]],
@@ -60,7 +60,8 @@ class ControlRequests:
         self.nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
         self._host, self._mount_point = here, mount_point
         self._read_deadline_s = read_deadline_s
-        self._images, self._disks, self._chunks, self._boots = images, made, chunks, boots
+        self._images, self._disks, self._chunks = images, made, chunks
+        self._detaching = detaching
         self._ring, self._io, self._uses = rings, io, uses
         self._picture, self._change_policy = picture, change_policy
 
@@ -126,8 +127,7 @@ class ControlRequests:
         await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
         if made := await self._disks.of_image(image_id):
             raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
-        self._images.detach(image_id)
-        self._boots.forget(image_id)
+        self._detaching.detach(image_id)
         return {"image_id": image_id}
 
     async def _make_disk(self, request: control_wire.MakeDisk) -> dict[str, Any]:

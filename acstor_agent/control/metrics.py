@@ -34,6 +34,7 @@ class Collector(registry.Collector):
         """Yield all metrics, as of now."""
         status = self._picture()
         yield from _of_images(status["images"])
+        yield from _of_detached(status["detached"])
         yield from _of_exchange(status["exchange"])
         yield _of_refused(status["refused"])
         yield from _of_boots(status["boot"])
@@ -142,6 +143,18 @@ def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
         in_flight.add_metric([image_id], image["reads_in_flight"])
         failed.add_metric([image_id], image["failed_reads"])
     yield from [*families.values(), seconds, in_flight, failed]
+
+
+def _of_detached(detached: dict[str, int]) -> Iterator[core.Metric]:
+    for name, text, count in (
+        ("images_detached", "Images detached because nobody used them", detached["images"]),
+        (
+            "purged_chunks",
+            "Chunks dropped with images that the source has no more",
+            detached["purged_chunks"],
+        ),
+    ):
+        yield core.CounterMetricFamily(f"acstor_{name}", text, count)
 
 
 def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:

@@ -25,6 +25,7 @@ from acstor_agent.core import troubles
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.images import booting
+from acstor_agent.images import detaching as detaching_
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import uses as uses_
@@ -120,6 +121,11 @@ def of_boots(host: booting.Host) -> dict[str, Any]:
         "failed": counted.failed,
         "recorded": counted.recorded,
     }
+
+
+def of_detached(detaching: detaching_.Detaching) -> dict[str, int]:
+    """Return how many images nobody used any more, and what of deleted ones was dropped."""
+    return {"images": detaching.detached, "purged_chunks": detaching.purged_chunks}
 
 
 def of_disks(made: disks.Disks) -> dict[disk_header.DiskId, dict[str, Any]]:

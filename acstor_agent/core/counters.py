@@ -9,7 +9,6 @@ non-local origins is the amplification.
 import bisect
 import collections
 import enum
-from collections.abc import Collection
 from collections.abc import Iterable
 
 from acstor_common import ids
@@ -164,10 +163,11 @@ class ExchangeCounters:
         self.let_go = 0
         self.fallbacks = 0
 
-    def forget_others(self, attached: Collection[ids.ImageId]) -> None:
-        """Count images that are not attached any more together from now on."""
-        for image_id in self.fetched.keys() - set(attached):
-            self.fetched_before.merge(self.fetched.pop(image_id))
+    def forget(self, image_id: ids.ImageId) -> None:
+        """Count an image that is not attached any more together with others like it."""
+        gone = self.fetched.pop(image_id, None)
+        if gone is not None:
+            self.fetched_before.merge(gone)
 
     def given_by(self, origins: Iterable[Origin]) -> int:
         """Return the bytes that came to this host from these places, of whatever image."""

@@ -149,6 +149,10 @@ class Touches:
         is_silent = IN_USE_S < now_s - self._newest_s <= SILENCE_S
         return (self._newest_s if is_silent else now_s) - at_s
 
+    def forget(self, image_id: ids.ImageId) -> None:
+        """Forget an image; what is attached by that name from now on is another one."""
+        self._at_s.pop(image_id, None)
+
     def forget_others(self, attached: Collection[ids.ImageId]) -> None:
         """Forget what is not attached any more."""
         for image_id in self._at_s.keys() - set(attached):

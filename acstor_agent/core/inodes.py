@@ -18,6 +18,7 @@ bits      meaning
 ========  =========================================================
 """
 
+import collections
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -36,6 +37,9 @@ _IMAGE, _DISK = 1 << 63, 1 << 62
 _OPENER_SHIFT, _OPENER_BITS = 56, 6
 _HASH_BITS = _OPENER_SHIFT
 _OPENER_MASK = (1 << _OPENER_BITS) - 1
+DETACHED = 4096
+"""Numbers that are known of images that are not attached any more: somebody whom nobody saw may
+have one open, and reads on."""
 _OTHER_OPENERS = range(boot_recorder.OPENERS + 1, 1 << _OPENER_BITS)
 """Numbers of guests that are not recorded; those of one image take turns with them."""
 
@@ -94,6 +98,7 @@ class Inodes:
         self.disks: dict[int, disk_header.DiskId] = {}
         self._images: dict[int, ids.ImageId] = {}
         self._owners: dict[int, str] = {}
+        self._detached: collections.OrderedDict[ids.ImageId, None] = collections.OrderedDict()
         self._other_openers = itertools.cycle(_OTHER_OPENERS)
 
     def of_image(self, image_id: ids.ImageId) -> int:
@@ -115,6 +120,7 @@ class Inodes:
         inode = self.of_image(image_id)
         self._own(inode, f"image {image_id}")
         self._images[inode] = image_id
+        self._detached.pop(image_id, None)
         return inode
 
     def know_disk(self, disk_id: disk_header.DiskId) -> int:
@@ -127,11 +133,20 @@ class Inodes:
         self.disks[inode] = disk_id
         return inode
 
+    def detached(self, image_id: ids.ImageId) -> None:
+        """Note that an image is not attached any more; of DETACHED the first one is forgotten."""
+        self._detached[image_id] = None
+        self._detached.move_to_end(image_id)
+        if len(self._detached) > DETACHED:
+            self.forget_image(next(iter(self._detached)))
+
     def forget_image(self, image_id: ids.ImageId) -> None:
         """Forget an image that is not attached, and the handles of who had it open.
 
-        The kernel knows its number no more, nor has anybody a handle of it.
+        What the kernel asks by its number is answered with ESTALE from now on: who has a name
+        looks it up again, who has a handle gets the error.
         """
+        self._detached.pop(image_id, None)
         inode = self.of_image(image_id)
         if self._images.get(inode) == image_id:
             del self._images[inode], self._owners[inode]

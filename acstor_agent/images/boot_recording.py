@@ -5,6 +5,7 @@ The one rule: a guest's read pays for this only while a window is open, and a tr
 that cannot be handed on is lost without harm.
 """
 
+import collections
 import logging
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ LOG = logging.getLogger(__name__)
 LEAST_CHUNKS = 16
 """Who read less of an image did not boot from it."""
 TICK_S = 1.0
+MOST_ASKED = 1024
+"""Images of which operators want boots recorded; the one asked for first is forgotten."""
 
 Send = Callable[[trace_message.BootTrace], None]
 """Hands a trace on; never waits, never fails."""
@@ -55,7 +58,7 @@ class BootRecording:
         self._here, self._limits, self._send, self._clock = here, limits, send, clock
         self._open: dict[ids.ImageId, mirror.Mirror] = {}
         self._sent: dict[ids.ImageId, int] = {}
-        self._asked: dict[ids.ImageId, int] = {}
+        self._asked: collections.OrderedDict[ids.ImageId, int] = collections.OrderedDict()
 
     def record_more(self, image_id: ids.ImageId, boots: int) -> None:
         """Record so many boots of an image from now on, whatever was recorded before.
@@ -66,7 +69,22 @@ class BootRecording:
             raise errors.Unusable(
                 "boot_record_longest_s", "is 0, so nothing is recorded here", "Set it to e.g. 300"
             )
-        self._asked[image_id] = self._sent.get(image_id, 0) + boots
+        self._ask(image_id, self._sent.get(image_id, 0) + boots)
+
+    def forget(self, image_id: ids.ImageId) -> None:
+        """Forget an image that is not attached any more, but not what operators still ask for."""
+        left = self.left(image_id) if image_id in self._asked else 0
+        self._open.pop(image_id, None)
+        self._sent.pop(image_id, None)
+        self._asked.pop(image_id, None)
+        if left:
+            self._ask(image_id, left)
+
+    def _ask(self, image_id: ids.ImageId, boots: int) -> None:
+        self._asked[image_id] = boots
+        self._asked.move_to_end(image_id)
+        if len(self._asked) > MOST_ASKED:
+            self._asked.popitem(last=False)
 
     def left(self, image_id: ids.ImageId) -> int:
         """Return how many boots of an image are still to be recorded."""

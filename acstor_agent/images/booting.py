@@ -15,6 +15,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 
 import trio
@@ -98,6 +99,7 @@ class Host:
         self.clock = clock
         self.counters = BootCounters()
         self._images: dict[ids.ImageId, Booting] = {}
+        whole_file.remove_leftovers(folder)
 
     def booting(self, image_map: chunk_map.ChunkMap) -> "Booting":
         """Return the boots of an image that is attached now."""
@@ -112,10 +114,28 @@ class Host:
         return dropped is not None
 
     def forget(self, image_id: ids.ImageId) -> None:
-        """Let go of an image that was dropped from this host."""
+        """Let go of an image that was dropped from this host, whether it was used or not."""
         gone = self._images.pop(image_id, None)
         if gone is not None:
             gone.forget()
+        else:
+            _unlink(self.path_of(image_id))
+
+    def forget_others(self, attached: Collection[ids.ImageId]) -> None:
+        """Delete heads of images that are not attached: a killed worker may have left them."""
+        wanted = {self.path_of(image_id) for image_id in attached}
+        for path in self.folder.glob(f"*{base.BlobKind.BOOT_IMAGE.value}"):
+            if path not in wanted:
+                _unlink(path)
+
+    def frame_cids(self, image_id: ids.ImageId) -> list[ids.Cid]:
+        """Return what the frames of an image's boot image are, as far as its head is known."""
+        image = self._images.get(image_id)
+        return [frame.cid for frame in image.head.frames] if image and image.head else []
+
+    def path_of(self, image_id: ids.ImageId) -> pathlib.Path:
+        """Return where the head of a boot image is kept."""
+        return self.folder / base.Blob(image_id, base.BlobKind.BOOT_IMAGE).name
 
     async def run(self) -> None:
         """Drop boot images whose boots are over, for ever."""
@@ -141,7 +161,7 @@ class Booting:
         self.head: boot_image.Head | None = None
         self._map = image_map
         self._host = host
-        self._path = host.folder / f"{image_map.image_id}{base.BlobKind.BOOT_IMAGE.value}"
+        self._path = host.path_of(image_map.image_id)
         self._what = f"boot image of image {image_map.image_id}"
         self._frames: dict[ids.Cid, boot_image.Frame] = {}
         self._extents: dict[unattached.Extent, ids.Cid] = {}
@@ -228,7 +248,7 @@ class Booting:
         self._scope.cancel()
         self._end(State.NONE)
         self._frames = {}
-        self._forget_file()
+        _unlink(self._path)
 
     def _end(self, state: State) -> None:
         self.state = state
@@ -327,13 +347,7 @@ class Booting:
     def _forget_head(self) -> None:
         """Let the next boot take the head from the source."""
         self.head = None
-        self._forget_file()
-
-    def _forget_file(self) -> None:
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as e:  # it is checked whenever it is read
-            LOG.warning("%s: %s", self._path, e.strerror)
+        _unlink(self._path)
 
     async def _load_frames(self) -> None:
         head = self.head
@@ -406,3 +420,10 @@ class Booting:
             return
         for cid, data in chunks.items():
             self._host.cache.store(cid, bytes(data))
+
+
+def _unlink(path: pathlib.Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as e:  # it is checked whenever it is read
+        LOG.warning("%s: %s", path, e.strerror)

@@ -14,9 +14,11 @@ import os
 import pathlib
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Iterator
 
 import trio
 
+from acstor_agent.core import counters
 from acstor_agent.images import mirror
 from acstor_agent.sources import base
 from acstor_common import chunk_map
@@ -53,6 +55,8 @@ class Mirrors:
         self._claim = claim
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching: dict[ids.ImageId, trio.Lock] = {}
+        self.read_before = counters.Tally()
+        """What guests have read of images that are not attached any more."""
         whole_file.remove_leftovers(folder)
 
     def attached(self) -> list[ids.ImageId]:
@@ -73,10 +77,26 @@ class Mirrors:
         """Return the mirror if the image is attached and its map is open."""
         return self._mirrors.get(image_id)
 
+    def is_attached(self, image_id: ids.ImageId) -> bool:
+        """Say whether this host mirrors an image, whether read since the start or not."""
+        return image_id in self._mirrors or self._path(image_id).exists()
+
     def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
         """Say what an image names, if it is attached; see :meth:`mirror.Mirror.named`."""
         image = self._mirrors.get(image_id)
         return None if image is None else image.named(offset, length)
+
+    def cids(self, image_id: ids.ImageId) -> Iterator[ids.Cid]:
+        """Return what the chunks of an image are, none if it is not attached or its map is damaged.
+
+        It blocks, and may be called in a thread; the image is not opened by it.
+        """
+        opened = self._mirrors.get(image_id)
+        try:
+            found = opened.map if opened else _open_map(self._path(image_id), image_id)
+        except (OSError, errors.ChunkMapFormatError):
+            return iter(())
+        return map(found.cid, range(len(found)))
 
     async def attach(self, image_id: ids.ImageId) -> mirror.Mirror:
         """Return the mirror of an image, attached now if it is not yet.
@@ -98,13 +118,17 @@ class Mirrors:
     def detach(self, image_id: ids.ImageId) -> None:
         """Forget an image; its chunks stay in the cache until others need the room.
 
-        :raises errors.Unusable: it is not attached
+        :raises errors.Unusable: it is not attached, or is being attached now
         """
+        if image_id in self._attaching:  # its mirror would be there without its map
+            raise errors.Unusable(f"image {image_id}", "is being attached")
         try:
             self._path(image_id).unlink()
         except FileNotFoundError as e:
             raise errors.Unusable(f"image {image_id}", "is not attached here") from e
-        self._mirrors.pop(image_id, None)
+        gone = self._mirrors.pop(image_id, None)
+        if gone is not None:
+            self.read_before.merge(gone.counters.read)
         LOG.info("image %s: dropped", image_id)
 
     def touched_ns(self, image_id: ids.ImageId) -> int:

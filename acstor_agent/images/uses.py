@@ -84,6 +84,11 @@ class Uses:
         """Note that somebody is about to use an image; it need not be attached yet."""
         self._touches.touched(image_id, self._clock())
 
+    def detached(self, image_id: ids.ImageId) -> None:
+        """Note that an image was detached: its last touch says nothing if it comes back."""
+        self._touches.forget(image_id)
+        self._seen.pop(image_id, None)
+
     # What is told
 
     def of(self, image_id: ids.ImageId) -> image_uses.Use:

@@ -280,6 +280,17 @@ class MirrorOperations(pyfuse3.Operations):
         if found is not None and found.recorder is not None:
             found.recorder.close(opening.opener)
 
+    async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
+        """Forget the numbers of images that are not attached and that the kernel knows no more.
+
+        It is never asked to forget one: it would wait for the lock of the folder, which who looks
+        up a name holds while he waits for this worker, or for the one after it.
+        """
+        for inode, _ in inode_list:
+            opening = self._inodes.opening(inode)
+            if opening is not None and not self._images.is_attached(opening.image_id):
+                self._inodes.forget_image(opening.image_id)
+
     async def opendir(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileHandleT:

@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log is told of requests that fail; the mount itself is tested by real agents."""
+"""What no real agent is easily brought to do; the mount itself is tested by real agents."""
+
+import contextlib
+import os
 
 import pyfuse3
 import pytest
 import trio
 
+from acstor_agent.core import inodes
 from acstor_agent.core import log_limit
+from acstor_agent.disks import disks
+from acstor_agent.images import uses
 from acstor_agent.mount import fuse
 from acstor_common import errors
+from tests.fakes import one_host
+
+IMAGE = one_host.IMAGE
+DATA = one_host.image_bytes(4 * one_host.CHUNK)
 
 
 @fuse._answers_errors
@@ -30,3 +40,52 @@ async def test_guest_that_fails_again_and_again_does_not_fill_the_log(
     with pytest.raises(pyfuse3.FUSEError):
         await read(None, 7, 0, 4096)
     assert "(and 499 like it)" in caplog.records[-1].getMessage()
+
+
+@contextlib.asynccontextmanager
+async def mounted(folder):
+    """Give what answers the kernel, with the host behind it; no kernel asks."""
+    async with one_host.one_host(folder) as host:
+        host.add(DATA)
+        known = inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
+        operations = fuse.MirrorOperations(
+            host.mirrors,
+            disks.Disks(folder / "disks", host.mirrors, one_host.DEADLINE_S),
+            host.cache,
+            one_host.DEADLINE_S,
+            known,
+            uses.Uses(host.mirrors, set, set),
+        )
+        yield host, operations, known
+
+
+async def look_up(operations):
+    context = pyfuse3.RequestContext()
+    entry = await operations.lookup(fuse._IMAGES, f"{IMAGE}.raw".encode(), context)
+    return entry.st_ino, (await operations.open(entry.st_ino, os.O_RDONLY, context)).fh
+
+
+async def test_handle_of_an_image_that_is_detached_all_the_same_goes_on(tmp_path):
+    """A process that the agent cannot see may have it open."""
+    async with mounted(tmp_path) as (host, operations, _):
+        _, handle = await look_up(operations)
+        assert bytes(await operations.read(handle, 0, 10)) == DATA[:10]
+        host.mirrors.detach(IMAGE)
+        assert bytes(await operations.read(handle, 10, 10)) == DATA[10:20]
+        assert host.mirrors.attached() == [IMAGE]
+        await operations.release(handle)
+
+
+async def test_number_is_forgotten_when_the_image_is_detached_and_the_kernel_has_forgotten_it(
+    tmp_path,
+):
+    async with mounted(tmp_path) as (host, operations, known):
+        inode, handle = await look_up(operations)
+        await operations.release(handle)
+        await operations.forget([(inode, 1)])  # of a name that it did not look for again
+        assert known.opening(inode).image_id == IMAGE
+        host.mirrors.detach(IMAGE)
+        assert known.opening(inode).image_id == IMAGE  # the kernel may still ask by it
+        await operations.forget([(inode, 1), (pyfuse3.InodeT(12345), 7)])
+        assert (known.opening(inode), known.openings, known._owners) == (None, {}, {})
+        assert (await look_up(operations))[0] == inode

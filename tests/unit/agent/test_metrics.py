@@ -9,6 +9,7 @@ from prometheus_client import parser
 from acstor_agent import disk_io
 from acstor_agent.control import metrics
 from acstor_agent.control import status
+from acstor_agent.core import image_uses
 from acstor_agent.images import waiting
 from acstor_agent.peers import peer_net
 from acstor_common import errors
@@ -17,6 +18,7 @@ from tests.fakes import one_host
 
 NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
 CHUNK = one_host.CHUNK
+USE = image_uses.Use(is_open=False, is_base=False, idle_s=0.0)
 
 
 def exposed(picture):
@@ -30,8 +32,9 @@ async def picture_of(host):
     fetched = host.chunks.counters.fetched
     image = host.mirrors.get_nowait(one_host.IMAGE)
     return {
-        "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0)},
+        "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0, USE)},
         "exchange": status.of_exchange(host.chunks, host.peers, NET),
+        "detached": {"images": 5, "purged_chunks": 6},
         "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
@@ -66,6 +69,8 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
         shown = name if name.endswith("_bytes") else f"images_{name}"
         assert f"acstor_boot_{shown}" in families
     assert families["acstor_ring_epoch"].samples[0].value == 7
+    assert families["acstor_images_detached"].samples[0].value == 5
+    assert families["acstor_purged_chunks"].samples[0].value == 6
     for name, value in (
         ("certificate_not_after_seconds", 1_800_000_000),
         ("signers", 2),
@@ -131,6 +136,7 @@ def test_agent_without_images_has_metrics_too():
     picture = {"images": {}, "ring": {"epoch": 0, "hosts": 0}, "nova": {"fallbacks": {}}}
     picture["troubles"] = {}
     picture["sources"] = {}
+    picture["detached"] = {"images": 0, "purged_chunks": 0}
     picture["refused"] = {"gets": 0, "connections": 0}
     picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0}
     picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}

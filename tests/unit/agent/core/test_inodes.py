@@ -116,3 +116,21 @@ def test_who_was_refused_a_number_does_not_take_it_away():
     known.forget_disk(disk_header.DiskId(OTHER))
     assert known.opening(known.of_image(IMAGE)).image_id == IMAGE
     assert list(known.disks.values()) == [DISK]
+
+
+def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever(monkeypatch):
+    monkeypatch.setattr(inodes, "DETACHED", 10)
+    known = host()
+    some = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(100)]
+    handles = {image_id: known.open(known.know_image(image_id), 3) for image_id in some}
+    for image_id in some:
+        known.detached(image_id)
+        assert known.opening(handles[image_id]).image_id == image_id
+    assert [image_id for image_id in some if known.opening(handles[image_id])] == some[-10:]
+    known.know_image(some[-10])  # is attached again, and does not count any more
+    for image_id in (some[-1], *some[:9]):
+        known.know_image(image_id)
+        known.detached(image_id)
+    assert known.opening(handles[some[-10]])
+    assert known.opening(handles[some[-1]])
+    assert len(known._detached) == 10 and len(known._images) == 11

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images used one after the other leave nothing for ever: real agents, real files, real scrapes."""
+
+import os
+import pathlib
+import time
+import urllib.request
+from typing import NamedTuple
+
+from acstor_common import geometry
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+LIFE_S = 400.0
+UNUSED_S = 2.0
+NOTICED_S = 90.0
+FIRST, MORE = 50, 1000
+
+
+class Kept(NamedTuple):
+    """What an agent holds."""
+
+    open_files: int
+    files: int
+    series: int
+    scrape_bytes: int
+    rss_bytes: int
+
+    @classmethod
+    def by(cls, agent: agents.Agent, port: int) -> "Kept":
+        """Count it."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        pid = agent.worker_pid()
+        pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
+        folders = (agent.state_dir, agent.folder / "cache")
+        return cls(
+            open_files=len(os.listdir(f"/proc/{pid}/fd")),
+            files=sum(len(names) for folder in folders for _, _, names in os.walk(folder)),
+            series=sum(not line.startswith("#") for line in text.splitlines()),
+            scrape_bytes=len(text),
+            rss_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
+        )
+
+
+def use(agent: agents.Agent, images: local.ImageFolder, count: int) -> None:
+    """Read images that are there for the first time, one after the other."""
+    for number in range(count):
+        data = os.urandom(CHUNK + 512 * (1 + number % 64))
+        image_id = images.add(data)
+        assert agent.image_path(image_id).read_bytes() == data
+
+
+def wait_detached(agent: agents.Agent) -> None:
+    hosts.wait_until(lambda: agent.status()["images"] == {}, "detached images", NOTICED_S)
+
+
+def test_a_thousand_images_leave_memory_files_and_scrapes_where_they_were(images, start):
+    port = local.unused_port()
+    agent = start(
+        life_s=LIFE_S,
+        detach_unused_after_s=UNUSED_S,
+        metrics_listen=f"127.0.0.1:{port}",
+        cache_limit_bytes=4 * geometry.MIB,
+        cache_slab_bytes=geometry.MIB,
+    )
+    use(agent, images, FIRST)
+    wait_detached(agent)
+    before = Kept.by(agent, port)
+    use(agent, images, MORE)
+    wait_detached(agent)
+    after = Kept.by(agent, port)
+    print(f"{FIRST} images: {before}\n{FIRST + MORE} images: {after}")
+    assert after.series == before.series
+    assert after.scrape_bytes < 1.1 * before.scrape_bytes  # numbers have more digits
+    assert after.files <= before.files
+    assert after.open_files <= before.open_files + 8  # threads and connections that come and go
+    assert after.rss_bytes < 1.3 * before.rss_bytes
+    status = agent.status()
+    assert status["detached"]["images"] == FIRST + MORE
+    assert status["fetched"]["source"]["bytes"] > (FIRST + MORE) * CHUNK
+    assert os.listdir(agent.mount_point / "images") == []
+
+
+def test_image_that_is_open_stays_and_one_that_was_detached_comes_back(images, start):
+    data = local.random_bytes(3 * CHUNK)
+    one, other = images.add(data), images.add(local.random_bytes(CHUNK, seed=2))
+    agent = start(life_s=LIFE_S, detach_unused_after_s=UNUSED_S)
+    agent.ctl("ensure", other)
+    with agent.image_path(one).open("rb", buffering=0) as opened:
+        assert opened.read(10) == data[:10]
+        hosts.wait_until(
+            lambda: list(agent.status()["images"]) == [one], "one detached image", NOTICED_S
+        )
+        time.sleep(2 * UNUSED_S)
+        assert list(agent.status()["images"]) == [one]
+        assert opened.read() == data[10:]
+    wait_detached(agent)
+    assert agent.image_path(one).read_bytes() == data
+    assert list(agent.status()["images"]) == [one]
+
+
+def test_deleted_image_takes_its_own_chunks_along(images, start):
+    shared = local.random_bytes(2 * CHUNK)
+    own = local.random_bytes(2 * CHUNK, seed=2)
+    kept, gone = images.add(shared), images.add(shared + own)
+    agent = start(life_s=LIFE_S, detach_unused_after_s=UNUSED_S)
+    with agent.image_path(kept).open("rb") as opened:
+        assert agent.image_path(gone).read_bytes() == shared + own
+        for path in (images.path(gone), images.map_path(gone)):
+            path.unlink()
+        hosts.wait_until(
+            lambda: list(agent.status()["images"]) == [kept], "one detached image", NOTICED_S
+        )
+        assert agent.status()["cache"]["chunks"] == 2
+        assert agent.status()["detached"] == {"images": 1, "purged_chunks": 2}
+        assert opened.read() == shared
+    assert not agent.image_path(gone).exists()
