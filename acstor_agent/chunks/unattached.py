@@ -236,16 +236,23 @@ class UnattachedImages:
 
             def ended() -> None:
                 limiter.release_on_behalf_of(turn)
-                if not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
-                    self._limiters.pop(host, None)
+                self._forget_idle(host)
 
-            await limiter.acquire_on_behalf_of(turn)
+            try:
+                await limiter.acquire_on_behalf_of(turn)
+            finally:  # who gives up may have been the only one
+                self._forget_idle(host)
             if self._loads.get(what) is None:
                 self._charge(host, 1)
                 self._loads.join(what, fly).landed.append(ended)
             else:
                 ended()
         await self._loads.join(what, fly).wait()
+
+    def _forget_idle(self, host: ids.HostId) -> None:
+        limiter = self._limiters.get(host)
+        if limiter and not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
+            del self._limiters[host]
 
     async def _open(self, image_id: ids.ImageId) -> None:
         """Learn that an image is there and how it is cut, or that it is there still."""

@@ -246,6 +246,15 @@ async def test_what_is_asked_for_and_given_up_does_not_pile_up(host, images, aut
     assert not host.others._loads and not host.others._limiters
 
 
+async def test_hosts_that_give_up_before_their_turn_leave_nothing(host, images):
+    image_id = images.add(DATA)
+    for number in range(10):
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await host.ask(image_id, host=ids.HostId(f"h{number}"))
+    assert not host.others._limiters
+
+
 async def test_pages_and_images_that_are_remembered_are_bounded(
     host, images, monkeypatch, autojump_clock
 ):
