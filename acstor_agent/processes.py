@@ -28,7 +28,11 @@ def has_ended(pid: int) -> bool:
     """Say whether no code of a process runs any more, though the kernel may hold on to it.
 
     Its first thread is on its way out, or is to be killed and hangs in the kernel itself.
+
+    :param pid: 0 for one in another PID namespace, of which nothing is known
     """
+    if pid <= 0:
+        return False
     with contextlib.suppress(OSError):
         flags = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[6])
         words = (_PROC / str(pid) / "status").read_text().split()

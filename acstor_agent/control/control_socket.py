@@ -12,6 +12,7 @@ import logging
 import os
 import pathlib
 import socket
+import struct
 from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import Any
 
 import trio
 
+from acstor_agent import processes
 from acstor_agent.core import log_limit
 from acstor_agent.process import folders
 from acstor_common import control_wire
@@ -32,6 +34,7 @@ CLIENTS = 64
 """Connections at a time: each may have a task, and a line of MAX_LINE_BYTES, in memory."""
 READ_BYTES = 64 * 1024
 WARN_EVERY_S = 10.0
+_CREDENTIALS = struct.Struct("iii")  # pid, uid, gid: struct ucred of linux/socket.h
 
 Report = Callable[[int, int], Awaitable[None]]
 """Tells a client how far its request is: bytes done, bytes in all."""
@@ -67,9 +70,11 @@ def bind(path: pathlib.Path, group: str | None) -> trio.SocketListener:
 
 
 def _is_served(path: pathlib.Path) -> bool:
+    """Say whether somebody answers there: one whom the kernel holds listens, and does not."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
         probe.connect(str(path))
-        return True
+        theirs = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return not processes.has_ended(_CREDENTIALS.unpack(theirs)[0])
     return False
 
 

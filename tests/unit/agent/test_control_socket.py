@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import socket
 import stat
 
 import pytest
@@ -217,6 +218,21 @@ async def test_socket_of_a_dead_worker_is_replaced(path):
     listener = control_socket.bind(path, None)
     listener.socket.close()
     await control_socket.bind(path, None).aclose()
+
+
+async def test_socket_of_a_worker_that_the_kernel_holds_is_replaced(path):
+    """It still takes connections, and nobody answers."""
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(str(path))
+        child = os.fork()
+        if not child:
+            held.listen()
+            os._exit(0)
+        await trio.to_thread.run_sync(os.waitid, os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        await control_socket.bind(path, None).aclose()
+    await trio.to_thread.run_sync(os.waitpid, child, 0)
 
 
 async def test_socket_of_a_living_agent_is_left_alone(served):

@@ -25,6 +25,7 @@ def test_process_that_runs_has_not_ended_and_one_that_is_gone_or_a_zombie_has():
     assert processes.has_ended(child.pid)
     child.wait()
     assert processes.has_ended(child.pid)
+    assert not processes.has_ended(0)  # one that cannot be seen from here
 
 
 def test_who_has_a_lock_is_found(tmp_path):
