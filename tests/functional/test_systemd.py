@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent as a unit of a real systemd, installed with the commands of the installation guide."""
 
+import concurrent.futures
 import contextlib
 import pathlib
 import re
@@ -17,6 +18,7 @@ from acstor_glance import prehash
 from tests.fakes import boot_sectors
 from tests.fakes import guest_readers
 from tests.fakes import hosts
+from tests.fakes import hung_folder
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
@@ -47,13 +49,13 @@ def commands_of_the_guide():
 class Unit:
     """The agent's unit on a host."""
 
-    def __init__(self, host, images):
-        self.host, self.images = host, images
+    def __init__(self, host, images, file_server):
+        self.host, self.images, self.file_server = host, images, file_server
         self._port = local.unused_port()
         self.image_id = images.add(local.random_bytes(8 * MIB))
         self.truth = images.path(self.image_id)
 
-    def configure(self, cache_limit_bytes="268435456"):
+    def configure(self, cache_limit_bytes="268435456", folder=None):
         self.host.path(CONF).write_text(
             "[acstor_agent]\n"
             "host = h1\n"
@@ -61,7 +63,7 @@ class Unit:
             "control_group = acstor\n"
             f"peer_listen = {local.LOOPBACK}:{self._port}\n"
             f"cache_limit_bytes = {cache_limit_bytes}\n"
-            f"[source_file]\nfolder = {self.images.folder}\n"
+            f"[source_file]\nfolder = {folder or self.images.folder}\n"
         )
 
     @property
@@ -106,14 +108,16 @@ def unit(tmp_path_factory):
     images = local.ImageFolder(folder / "source")
     shown_at = {"/opt/acstor": agents.BIN.parent, str(ROOT): ROOT}
     with contextlib.ExitStack() as stack:
-        host = systemd_host.SystemdHost(folder, [images.folder], shown_at)
+        file_server = stack.enter_context(hung_folder.serving(images.folder, folder / "nfs"))
+        shown = [images.folder, file_server.mount_point]
+        host = systemd_host.SystemdHost(folder, shown, shown_at)
         try:
             stack.enter_context(host)
         except errors.Unusable as e:
             pytest.skip(str(e))
         for folder in ROOT.parents:  # of its own root; ours may lie where only root may enter
             host.run("chmod", "o+x", str(folder))
-        made = Unit(host, images)
+        made = Unit(host, images, file_server)
         host.path("/etc/acstor").mkdir(mode=0o750)
         made.configure()
         everywhere = host.path("/etc/systemd/system/service.d/tree.conf")
@@ -260,6 +264,42 @@ def test_stop_unmounts_and_start_mounts_again(unit):
     unit.host.run("systemctl", "start", UNIT)
     assert unit.is_mounted()
     assert unit.mirror.read_bytes() == unit.truth.read_bytes()
+
+
+def test_worker_that_a_file_server_keeps_from_ending_is_replaced(unit):
+    """With the rights of the unit, which are just enough to take sockets and memory from it."""
+    unit.configure(folder=unit.file_server.mount_point)
+    unit.host.run("systemctl", "restart", UNIT)
+    other_id = unit.images.add(local.random_bytes(MIB, seed=3))
+    mirror = unit.mirror.with_name(f"{other_id}.raw")
+    mirror.stat()
+    killed = unit.status()["worker_pid"]
+    with concurrent.futures.ThreadPoolExecutor() as readers:
+        unit.file_server.take_and_keep()
+        try:
+            reading = readers.submit(mirror.read_bytes)
+            hosts.wait_until(lambda: unit.status()["exchange"]["chunks_in_flight"], "a read")
+            time.sleep(1)  # it reaches the file server
+            unit.host.run("kill", "-KILL", str(killed))
+
+            taken = re.compile(r"[1-9][0-9]* sockets shut, memory given back")
+            runs.wait_for(
+                lambda: bool(taken.search(unit.log())), DEADLINE_S, "the end of it", unit.log
+            )
+
+            def is_replaced():  # asked only now: who asks the dead one waits
+                with contextlib.suppress(OSError, errors.Unusable):
+                    return unit.status()["worker_pid"] != killed
+                return False
+
+            runs.wait_for(is_replaced, DEADLINE_S, "the next worker", unit.log)
+            assert unit.status()["troubles"] == {}
+            assert not reading.done()
+        finally:
+            unit.file_server.answer()
+            unit.configure()
+        assert reading.result(DEADLINE_S) == unit.images.path(other_id).read_bytes()
+    unit.host.run("systemctl", "restart", UNIT)
 
 
 # The units of controllers

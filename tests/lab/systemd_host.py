@@ -21,6 +21,8 @@ NEEDED = ("systemd-nspawn", "unshare", "nsenter")
 BOOT_S = 60.0
 END_S = 30.0
 BOOTED = "basic.target"
+SYSTEM_CALLS = "pidfd_getfd process_mrelease"
+"""Those that units may make on a host, and that containers usually may not."""
 
 # Arguments: an empty folder, then systemd-nspawn's.
 _SCRIPT = """
@@ -54,6 +56,7 @@ class SystemdHost:
         self._argv = [
             *("unshare", "--mount", "--propagation=private", "sh", "-euc", _SCRIPT, "sh"),
             *(self._folder, "--quiet", "--register=no", "--keep-unit", "--private-network"),
+            f"--system-call-filter={SYSTEM_CALLS}",
             *(f"--machine=acstor-{uuid.uuid4().hex[:8]}", *binds, "--boot"),
             *("--", f"--unit={BOOTED}"),
         ]
