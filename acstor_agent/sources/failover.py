@@ -236,11 +236,7 @@ class _Race(Generic[T]):
             answer = await self._ask(place.source)
         except errors.ChunkUnavailable as failure:
             self._failures.append(failure)
-            is_crowded = isinstance(failure, errors.SourceCrowded)  # that is no fault of its
-            if isinstance(failure, errors.SourceUnreachable) and not is_crowded:
-                self._source.note_down(place, failure.why)
-            else:
-                self._source.note_answer(place)
+            self._note_failure(place, failure)
         except Exception as fault:  # a bug of a source; it is raised where it was asked
             self._fault = fault
         else:
@@ -251,6 +247,14 @@ class _Race(Generic[T]):
             place.standing.left()
             self._under_way.pop(place, None)
             self._changed.set()
+
+    def _note_failure(self, place: _Place, failure: errors.ChunkUnavailable) -> None:
+        if isinstance(failure, errors.SourceCrowded):
+            return  # it was not asked: neither a fault of its nor an answer
+        if isinstance(failure, errors.SourceUnreachable):
+            self._source.note_down(place, failure.why)
+        else:
+            self._source.note_answer(place)
 
     def _note_losers(self, winner: _Place) -> None:
         """Take those for down that were asked before and have answered nobody since then."""

@@ -284,3 +284,19 @@ async def test_size_is_asked_of_the_next_source_when_the_first_hangs(autojump_cl
     both = failover.FailoverSource([Silent("first"), Place("second")])
     assert await both.size_bytes(BLOB) == 10
     assert trio.current_time() < 3
+
+
+@SILENT
+async def test_crowd_at_a_source_that_hangs_is_no_answer_of_it(autojump_clock):
+    class Crowded(Place):
+        async def read(self, blob, offset, length, content=None):
+            if self.in_flight_now >= 2:
+                raise errors.SourceCrowded(blob.name, self.where, "two wait already")
+            return await super().read(blob, offset, length)
+
+    both = failover.FailoverSource([Crowded("first", delay=ALWAYS, delay_s=NEVER_S), Place("2nd")])
+    async with trio.open_nursery() as nursery:
+        for _ in range(200):
+            nursery.start_soon(both.read, BLOB, 2, 3)
+            await trio.sleep(0.1)
+        assert both.places()[0].trouble is not None
