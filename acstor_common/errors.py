@@ -73,6 +73,14 @@ class ChunkMissing(ChunkUnavailable):
     """The place answered that it has not got it; asking again will not help."""
 
 
+class ChunkRefused(ChunkMissing):
+    """The place does not give it, though it may have it: somebody has to mend something first."""
+
+
+class ChunkLost(ChunkMissing):
+    """The source has not got it, and neither has any host of the v-node table: it is nowhere."""
+
+
 class ChunkInvalid(ChunkUnavailable):
     """The bytes do not hash to the CID: drop them and distrust the place."""
 
@@ -107,6 +115,17 @@ class Crowded(AcstorError):
 
     def __str__(self) -> str:
         return f"{self.who} has too much waiting"
+
+
+class ReaderGone(AcstorError):
+    """Who waits is being killed: the answer only lets him end."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__(who)
+        self.who = who
+
+    def __str__(self) -> str:
+        return f"{self.who} is being killed"
 
 
 class ProtocolError(AcstorError):

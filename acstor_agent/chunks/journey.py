@@ -52,6 +52,12 @@ class Journey:
         return place
 
     def worst(self) -> errors.AcstorError:
-        """Return the failure that tells most."""
-        telling = (e for e in self.failures if not isinstance(e, errors.ChunkMissing))
-        return next(telling, self.failures[0])
+        """Return the failure that leaves most hope: ChunkMissing only if no place leaves any."""
+        return min(self.failures, key=_hopelessness)
+
+
+def _hopelessness(failure: errors.AcstorError) -> int:
+    """Return how little a failure leaves to wait for."""
+    if isinstance(failure, errors.ChunkRefused):
+        return 1
+    return 2 if isinstance(failure, errors.ChunkMissing) else 0

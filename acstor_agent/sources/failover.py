@@ -41,7 +41,7 @@ SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S = 1.0, 2.0, 5.0
 TICK_S = 0.25
 """How often one who may not race looks whether he may."""
 
-_MOST_USEFUL_FIRST = (errors.SourceUnreachable, errors.ChunkInvalid)
+_MOST_USEFUL_FIRST = (errors.SourceUnreachable, errors.ChunkInvalid, errors.ChunkRefused)
 
 
 class PlaceState(NamedTuple):
@@ -270,8 +270,8 @@ class _Race(Generic[T]):
 def most_useful(failures: Sequence[errors.ChunkUnavailable]) -> errors.ChunkUnavailable:
     """Return one error for all of ``failures``, of the class that leaves most hope.
 
-    Unreachable wins over invalid, and that over missing: as long as one place did not answer,
-    nobody may conclude that the bytes do not exist.
+    Unreachable wins over invalid, that over refused, and that over missing: as long as one place
+    did not answer, nobody may conclude that the bytes do not exist.
     """
     if len(failures) == 1:
         return failures[0]

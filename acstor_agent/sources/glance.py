@@ -217,7 +217,7 @@ class GlanceSource(base.Driver):
         except http_range.Refused as error:
             if error.status in (200, 400):
                 why = NO_RANGES.format(status=error.status)
-                raise errors.ChunkMissing(what, error.where, why) from error
+                raise errors.ChunkRefused(what, error.where, why) from error
             raise
 
     async def _find(self, blob: base.Blob, what: str) -> Place:
@@ -226,7 +226,7 @@ class GlanceSource(base.Driver):
         image = await self._record(blob.image_id, what)
         why = _why_refused(image)
         if why:
-            raise errors.ChunkMissing(what, self._where, why)
+            raise errors.ChunkRefused(what, self._where, why)
         place = Place.of(image, blob.image_id)
         if blob.kind in ARTEFACTS:
             place = await self._find_artefact(image, *ARTEFACTS[blob.kind], what)
@@ -295,7 +295,7 @@ class GlanceSource(base.Driver):
             raise errors.SourceUnreachable(what, self._where, why) from error
         except exceptions.ClientException as error:
             why = f"Keystone refuses to sign us in: {error}"
-            raise errors.ChunkMissing(what, self._where, why) from error
+            raise errors.ChunkRefused(what, self._where, why) from error
         self._where = ticket.endpoint
         return ticket
 

@@ -3,7 +3,8 @@
 
 Nothing that a server says is believed: the answer must be 206 with exactly the
 range that was asked for, as it is stored.  What asking again may change becomes
-SourceUnreachable, the rest ChunkMissing.  No I/O here.
+SourceUnreachable, the rest ChunkMissing, or ChunkRefused where the blob may be there all the
+same.  No I/O here.
 """
 
 import dataclasses
@@ -19,6 +20,8 @@ RETRY_AFTER_LIMIT_S = 5.0
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 _SECONDS = re.compile(r"\d{1,9}", re.ASCII)
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
+_CERTAIN = frozenset({404, 410, 416})
+"""These say that the blob, or that part of it, is not there; other refusals say who must act."""
 _REASONS = {
     200: "the server does not do range requests (it answered 200 instead of 206)",
     401: "the server refuses our credentials (401)",
@@ -69,6 +72,10 @@ class Refused(errors.ChunkMissing):
         self.status = status
 
 
+class Withheld(Refused, errors.ChunkRefused):
+    """A clear no which does not say that the blob is not there."""
+
+
 def check_answer(asked: Asked, status: int, headers: Mapping[str, str]) -> int | None:
     """Return the blob's size in bytes, None if the server does not say it.
 
@@ -78,7 +85,8 @@ def check_answer(asked: Asked, status: int, headers: Mapping[str, str]) -> int |
         raise refusal(asked, status)
     if headers.get("Content-Encoding", "identity").lower() != "identity":
         coding = headers["Content-Encoding"][:40]
-        raise asked.missing(f"the server encodes the blob ({coding!r}) though asked not to")
+        why = f"the server encodes the blob ({coding!r}) though asked not to"
+        raise errors.ChunkRefused(asked.what, asked.where, why)
     size_bytes = _check_content_range(asked, headers.get("Content-Range", ""))
     announced = headers.get("Content-Length", str(asked.length))
     if announced != str(asked.length):
@@ -120,7 +128,7 @@ def refusal(asked: Asked, status: int) -> errors.ChunkUnavailable:
     """Return the error for an answer that is no success."""
     if status in _PASSING:
         return asked.unreachable(f"the server answered {status}")
-    return Refused(asked, status)
+    return (Refused if status in _CERTAIN else Withheld)(asked, status)
 
 
 def _check_content_range(asked: Asked, text: str) -> int | None:

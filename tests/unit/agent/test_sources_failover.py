@@ -112,6 +112,8 @@ def test_one_failure_is_raised_as_it_is():
         ([errors.ChunkMissing, errors.SourceUnreachable], errors.SourceUnreachable),
         ([errors.ChunkInvalid, errors.SourceUnreachable], errors.SourceUnreachable),
         ([errors.ChunkMissing, errors.ChunkInvalid], errors.ChunkInvalid),
+        ([errors.ChunkMissing, errors.ChunkRefused], errors.ChunkRefused),
+        ([errors.ChunkRefused, errors.ChunkInvalid], errors.ChunkInvalid),
         ([errors.ChunkMissing, errors.ChunkMissing], errors.ChunkMissing),
     ],
 )

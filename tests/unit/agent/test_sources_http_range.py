@@ -45,8 +45,11 @@ def test_exact_answer_gives_the_size(headers, size):
     ],
 )
 def test_status_that_will_not_change_is_missing_with_the_reason(status, reason):
-    with pytest.raises(errors.ChunkMissing, match=rf"chunk 3 .* http://h/x.raw: .*{reason}"):
+    with pytest.raises(errors.ChunkMissing, match=rf"chunk 3 .* http://h/x.raw: .*{reason}") as no:
         http_range.check_answer(ASKED, status, GOOD)
+    may_be_there = status not in (404, 410, 416)
+    assert isinstance(no.value, errors.ChunkRefused) is may_be_there
+    assert type(copy.copy(no.value)) is type(no.value)
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 599])
