@@ -9,7 +9,9 @@ Bytes from anywhere are checked against their CID before they are stored,
 answered or passed on; this is the one place where chunks enter a host.
 """
 
+import itertools
 import logging
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -23,6 +25,8 @@ from acstor_agent.chunks import exchange
 from acstor_agent.chunks import flights
 from acstor_agent.chunks import home as home_
 from acstor_agent.chunks import journey as journey_
+from acstor_agent.chunks import last_search
+from acstor_agent.chunks import retries
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import counters
 from acstor_agent.core import errand as errand_
@@ -40,8 +44,6 @@ LOG = logging.getLogger(__name__)
 Want = want_.Want
 Errand = errand_.Errand
 
-RETRY_FIRST_S = 0.1
-RETRY_LONGEST_S = 2.0
 RACE_TICK_S = 0.1
 ADVERTISED_AT_A_TIME = 4
 """Prefetches of what neighbours advertised: enough to fill a link, few enough that what is asked
@@ -100,6 +102,14 @@ class Fetcher:
         self._ahead = flights.Queue(self._begin_ahead, background_limit, lambda: cache.has_room)
         self._journeys: dict[flights.Flight[Fetched], journey_.Journey] = {}
         self._home = home
+        self._retries = retries.Retries()
+        self._last_search: last_search.LastSearch[Fetched] = last_search.LastSearch(
+            nursery,
+            hosts=self._other_hosts,
+            left_alone=peers.quarantined,
+            ask=self._ask_holder,
+            clock=clock,
+        )
 
     def has(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is here already."""
@@ -115,29 +125,56 @@ class Fetcher:
         return len(self._flights)
 
     async def fetch(
-        self, want: Want, deadline_s: float, flight: flights.Flight[Fetched] | None = None
+        self,
+        want: Want,
+        deadline_s: float = math.inf,
+        flight: flights.Flight[Fetched] | None = None,
+        told: Callable[[str], None] = lambda why: None,
     ) -> Fetched:
         """Return a chunk that a guest waits for, from whoever gives it first.
 
-        Passing faults are waited out until the deadline.
+        What may pass is waited out, until the deadline if there is one.
 
         :param flight: what :meth:`begin` returned, if it was called before
-        :raises errors.ChunkMissing: every place says that it has not got it
+        :param told: is told what is waited for, after each time that nobody gave it
+        :raises errors.ChunkLost: the source says that it has not got it, and so does every host
         :raises errors.DeadlineExceeded: nobody gave it in ``deadline_s`` seconds
         """
         why = ""
-        delay_s = RETRY_FIRST_S
         with trio.move_on_after(deadline_s):
-            while True:
+            for tries in itertools.count():
                 try:
-                    return await self.fetch_once(want, Errand.GUEST_WAITS, flight)
-                except errors.ChunkMissing:
+                    fetched = await self._fetch_or_find(want, flight)
+                except errors.ChunkLost:
                     raise
                 except exchange.PEER_ERRORS as e:
                     why, flight = str(e), None
-                await trio.sleep(delay_s)
-                delay_s = min(2 * delay_s, RETRY_LONGEST_S)
+                else:
+                    if tries:
+                        self._retries.came()
+                    return fetched
+                told(why)
+                await self._retries.pause(tries)
         raise errors.DeadlineExceeded(str(want), deadline_s, why)
+
+    async def _fetch_or_find(self, want: Want, flight: flights.Flight[Fetched] | None) -> Fetched:
+        """Ask every place once, and every host where the source has not got it any more."""
+        try:
+            return await self.fetch_once(want, Errand.GUEST_WAITS, flight)
+        except errors.ChunkRefused:
+            raise
+        except errors.ChunkMissing as e:
+            return await self._last_search.find(want, e)
+
+    def _other_hosts(self) -> list[ids.HostId]:
+        hosts = (ids.HostId(host.host) for host in self._current_ring().hosts)
+        return [host for host in hosts if host != self._here]
+
+    async def _ask_holder(self, host: ids.HostId, want: Want) -> Fetched:
+        place = places.Place(host, may_read_source=False)
+        fetched = await self._ask(place, want, Errand.GUEST_WAITS)
+        self.counters.fetched[want.image_id].add(fetched.origin, want.length)
+        return fetched
 
     async def fetch_ahead(self, want: Want, errand: Errand) -> Fetched | None:
         """Have a chunk that nobody waits for yet; return None if it was here already.

@@ -16,6 +16,7 @@ from acstor_agent.core import gossip
 from acstor_agent.core import identity
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
+from acstor_agent.core import public_cache
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
 from acstor_common import errors
@@ -253,6 +254,7 @@ async def test_deadline_ends_a_read_and_says_why(cloud, autojump_clock):
     assert trio.current_time() - began == pytest.approx(5, abs=0.1)
 
 
+@pytest.mark.expect_log("bytes of it are lost")
 async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
     cloud.source.failure = errors.ChunkMissing("x", "memory")
     began = trio.current_time()
@@ -261,7 +263,9 @@ async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
     assert trio.current_time() - began < 2
 
 
-@pytest.mark.parametrize("is_by_peer", [False, True])
+@pytest.mark.parametrize(
+    "is_by_peer", [pytest.param(False, marks=pytest.mark.expect_log("bytes of it are lost")), True]
+)
 async def test_image_that_its_owner_deletes_costs_readers_of_another_nothing(
     cloud, autojump_clock, is_by_peer
 ):
@@ -786,3 +790,80 @@ async def test_flood_of_hints_is_not_listened_to(cloud, autojump_clock):
     here = cloud.peers[others(cloud, wanted)[0]]
     heard = [len(here.heard_let_go(cloud.home(wanted), [oid] * 128)) for _ in range(1000)]
     assert sum(heard) < 40_000 and here.told.ignored > 80_000
+
+
+def far_holder(cloud, wanted):
+    """Return a reader, and a host that has the chunk and is asked by nobody as a rule."""
+    *_, holder, reader = cloud.ring.owners_of(wanted.cid, len(cloud.names_of_hosts))
+    cloud.caches[holder].store(wanted.cid, BYTES[:CHUNK], public_cache.KeepClass.BORROWED)
+    return holder, reader
+
+
+@pytest.fixture
+async def wide_cloud(tmp_path, nursery):
+    names = [f"h{n}" for n in range(1, 10)]
+    for name in names:
+        (tmp_path / name).mkdir(mode=0o700)
+    made = Cloud(tmp_path, nursery, names)
+    made.names_of_hosts = names
+    yield made
+    for cache in made.caches.values():
+        await cache.aclose()
+
+
+async def test_chunk_of_an_image_that_is_gone_comes_from_any_host(wide_cloud, autojump_clock):
+    holder, reader = far_holder(wide_cloud, want(0))
+    wide_cloud.source.deleted.add(IMAGE)
+    fetched = await wide_cloud.hosts[reader].fetch(want(0))
+    assert (fetched.data, fetched.origin) == (BYTES[:CHUNK], counters.Origin.PEER)
+    assert (reader, holder, Errand.GUEST_WAITS, False) in wide_cloud.asked
+    assert await wide_cloud.caches[reader].read_chunk(want(0).cid) == BYTES[:CHUNK]
+
+
+@pytest.mark.expect_log("h. is left alone")
+async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_cloud, autojump_clock):
+    holder, reader = far_holder(wide_cloud, want(0))
+    wide_cloud.source.deleted.add(IMAGE)
+    wide_cloud.dead.add(holder)
+    came, told = [], []
+
+    async def read():
+        fetched = await wide_cloud.hosts[reader].fetch(want(0), told=told.append)
+        came.append(fetched.data)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.sleep(40)
+        assert not came
+        assert f"from {holder}" in told[-1]
+        wide_cloud.dead.clear()
+    assert came == [BYTES[:CHUNK]]
+
+
+@pytest.mark.expect_log("h. is left alone")
+async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock):
+    cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
+    came, told = [], []
+
+    async def read(host):
+        came.append((await host.fetch(want(0), told=told.append)).data)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(read, cloud.hosts["h1"])
+        await trio.sleep(60)
+        assert not came
+        assert "from memory: refused" in told[-1]
+        cloud.source.failure = None
+        before = len(cloud.source.reads)
+    assert came == [BYTES[:CHUNK]] * 3
+    assert len(cloud.source.reads) == before + 1
+
+
+async def test_refusal_of_the_source_is_no_loss(cloud, autojump_clock):
+    cloud.source.failure = errors.ChunkRefused("x", "memory", "no credentials")
+    with trio.move_on_after(45) as waited:
+        await cloud.hosts["h1"].fetch(want(0))
+    assert waited.cancelled_caught
+    cloud.source.failure = None
+    assert (await cloud.hosts["h1"].fetch(want(0))).data == BYTES[:CHUNK]
