@@ -147,10 +147,13 @@ OPTS = [
     ),
     cfg.FloatOpt(
         "read_deadline_s",
-        default=30.0,
-        min=0.1,
-        help="A guest's read that cannot be answered in this time fails with EIO, so that QEMU's "
-        "error policy can pause the guest.",
+        default=0.0,
+        min=0.0,
+        help="0: a guest's read waits as long as its bytes may still come, as on a hard NFS mount, "
+        "and a guest whose reads wait can be killed. Otherwise a read that cannot be answered in "
+        "this time fails with EIO, so that QEMU's error policy can pause the guest. Bytes that are "
+        "certainly nowhere are EIO at once. A look-up of an image that nobody has open waits for "
+        "its chunk map for this time, or for 30 s.",
     ),
     cfg.FloatOpt(
         "detach_unused_after_s",
@@ -285,7 +288,7 @@ OPTS = [
         default=5.0,
         min=0.05,
         help="How long a peer that owes chunks may be silent before the next place is asked. A "
-        "peer that works on them shows that it lives; it has a third of read_deadline_s.",
+        "peer that works on them shows that it lives; it has a third of read_deadline_s, or 10 s.",
     ),
     cfg.StrOpt(
         "peer_security",

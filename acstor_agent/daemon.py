@@ -47,6 +47,7 @@ from acstor_agent.images import detaching
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import news as news_
+from acstor_agent.images import opened as opened_
 from acstor_agent.images import prefetching
 from acstor_agent.images import trace_spool
 from acstor_agent.images import uses
@@ -54,6 +55,7 @@ from acstor_agent.images import waiting
 from acstor_agent.mount import fuse
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import openers
+from acstor_agent.mount import rescue
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_net
 from acstor_agent.process import supervisor
@@ -65,7 +67,7 @@ from acstor_common import peer_wire
 from acstor_common import signing
 from acstor_common import trace_message
 
-SHARE_OF_DEADLINE = 1 / 3
+SHARE_OF_PATIENCE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
 
 
@@ -92,7 +94,8 @@ class Agent:
         self._started_s = time.time()
         self._host = settings.host_id(own.host)
         # Options that every chunk needs; to look one up costs as much as to hash some KiB.
-        self._peer_patience_s = own.read_deadline_s * SHARE_OF_DEADLINE
+        patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
+        self._peer_patience_s = patience_s * SHARE_OF_PATIENCE
         self._follow_referrals = own.follow_referrals
         self._cache = cache
         state_dir = pathlib.Path(own.state_dir)
@@ -178,11 +181,12 @@ class Agent:
         )
         self._news = news_.News(self._exchange, self._images, self._chunks, cache)
         cache.on_gone(self._news.gone)
-        self._waiting = waiting.Waiting(deadline_s=own.read_deadline_s)
+        self._waiting = waiting.Waiting(deadline_s=deadline_s)
+        opened = opened_.Opened(self._images, self._waiting, deadline_s)
+        self._rescue = rescue.Rescue(self._waiting.table, known)
         self._disks = disks.Disks(
             state_dir / "disks",
-            self._images,
-            own.read_deadline_s,
+            opened,
             io=self._io,
             claim=known.know_disk,
             forget=known.forget_disk,
@@ -203,9 +207,10 @@ class Agent:
             self._images,
             self._disks,
             self._cache,
-            own.read_deadline_s,
+            patience_s,
             known,
             self._uses,
+            opened,
             self._recording.open,
             settings.mirror_gid(own),
         )
@@ -222,7 +227,7 @@ class Agent:
         self._requests = control_requests.ControlRequests(
             self._host,
             conf.acstor.mount_point,
-            own.read_deadline_s,
+            patience_s,
             images=self._images,
             uses=self._uses,
             made=self._disks,
@@ -305,6 +310,7 @@ class Agent:
         keep = self._optional.keep
         await keep("uses of images", optional.begun(self._uses.run))
         await keep("detaching of images", optional.begun(self._detaching.run))
+        await keep("waiting reads", optional.begun(self._rescue.run))
         await keep("boot recording", optional.begun(self._recording.run))
         await keep("boot traces", optional.begun(self._traces.run))
         await keep("v-node table", optional.begun(self._ring.watch))
@@ -339,7 +345,8 @@ class Agent:
         """Return the agent's status; may be called from any thread."""
         counted = self._chunks.counters
         fetched = dict(counted.fetched)  # the event loop's thread adds images to it
-        images = status.of_images(self._images, self._uses, fetched)
+        late = self._rescue.late()
+        images = status.of_images(self._images, self._uses, fetched, late)
         return {
             "host": self._host,
             "worker_pid": os.getpid(),
@@ -348,7 +355,7 @@ class Agent:
             "ring": status.of_ring(self._ring),
             "identity": status.of_identity(self._identity.current(), self._enrolment),
             "images": images,
-            "disks": status.of_disks(self._disks),
+            "disks": status.of_disks(self._disks, late),
             "read": status.total(
                 [self._images.read_before.as_dict(), *(one["read"] for one in images.values())]
             ),
@@ -363,7 +370,7 @@ class Agent:
             "disk_io": status.of_disk_io(self._io),
             "troubles": status.of_troubles(self._optional.troubles, self._source.places()),
             "sources": status.of_sources(self._source.places()),
-            "guests": status.of_guests(self._waiting, self._disks.writes),
+            "guests": status.of_guests(self._waiting, self._disks.writes, self._rescue.ended),
             "nova": {"fallbacks": dict(self._requests.nova_fallbacks)},
         }
 
@@ -381,7 +388,7 @@ class Agent:
             image_map,
             cache=self._cache,
             chunks=self._chunks,
-            deadline_s=own.read_deadline_s,
+            deadline_s=settings.read_deadline_s(own),
             ahead=settings.read_ahead(own),
             prefetch=ahead,
             boots=boots,

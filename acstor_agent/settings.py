@@ -7,6 +7,7 @@ The one rule: what is wrong is told with the option's name, before the agent ser
 import grp
 import ipaddress
 import logging
+import math
 import pathlib
 
 from oslo_config import cfg
@@ -37,8 +38,22 @@ MIRROR_GROUP = "kvm"
 """Whose mirrors are where nothing is said: systemd makes it on every host, libvirt's packages put
 QEMU's user into it, and packages of nova-compute that of Nova."""
 
+PATIENCE_S = 30.0
+"""How long a look-up waits for the chunk map of an image that nobody has open, where guests' reads
+wait without end; shorter than Nova's agent_timeout_s."""
+
 Options = cfg.ConfigOpts.GroupAttr
 """The group ``[acstor_agent]``."""
+
+
+def read_deadline_s(own: Options) -> float:
+    """Return how long a guest's read may wait; infinite where it is hard."""
+    return float(own.read_deadline_s) or math.inf
+
+
+def patience_s(own: Options) -> float:
+    """Return how long those may wait who are told then that they cannot be served now."""
+    return float(own.read_deadline_s) or PATIENCE_S
 
 
 def check(own: Options) -> None:

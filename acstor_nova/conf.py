@@ -15,8 +15,8 @@ OPTS = [
         default=45.0,
         min=0.1,
         help="How long Nova waits for an answer of the agent before it makes a disk without "
-        "acstor. It should be longer than the agent's read_deadline_s: until then the agent may "
-        "still get an image's chunk map.",
+        "acstor. It should be longer than 30 s, and than the agent's read_deadline_s: until then "
+        "the agent may still get an image's chunk map.",
     ),
     cfg.FloatOpt(
         "agent_wait_s",

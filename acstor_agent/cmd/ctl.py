@@ -202,6 +202,12 @@ def _trouble(trouble: dict[str, Any] | None) -> str:
     return f"{trouble['what']} (since {_time(trouble['since_s'])})"
 
 
+def _waiting(file_id: str, waiting: dict[str, Any]) -> str:
+    """Return how many requests of one image or disk wait, since when, and what for."""
+    since, why = _time(waiting["since_s"]), waiting["why"] or "nobody has answered yet"
+    return f"{file_id}: {waiting['requests']} requests, since {since}: {why}"
+
+
 def _time(clock_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(clock_s))
 
@@ -241,6 +247,14 @@ def _status(status: dict[str, Any]) -> str:
         "Fallbacks": f"{exchange['fallbacks']}, {exchange['invalid_chunks']} invalid answers",
         "Refused": f"{status['refused']['gets']} questions of peers, "
         f"{status['refused']['connections']} connections, {status['guests']['refused']} of guests",
+        "Waiting": "\n".join(
+            textwrap.fill(_waiting(file_id, file["waiting"]), WIDTH)
+            for file_id, file in {**status["images"], **status["disks"]}.items()
+            if file["waiting"]
+        )
+        or "nobody for long",
+        "Lost": ", ".join(name for name, image in status["images"].items() if image["lost_reads"])
+        or "nothing",
         "Disk policy": _disk_io(status["disk_io"]),
         "Peers left alone": ", ".join(
             f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["quarantined"].items()

@@ -42,6 +42,7 @@ class Collector(registry.Collector):
         yield from _of_disk_io(status["disk_io"])
         yield from _of_guests(status["guests"])
         yield from _of_sources(status["sources"])
+        yield from _of_waits({**status["images"], **status["disks"]})
         broken = core.GaugeMetricFamily(
             "acstor_trouble_since_seconds",
             "Since when a part does not work, as Unix time; there is none for parts that work",
@@ -134,6 +135,9 @@ def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
     )
     in_flight = core.GaugeMetricFamily("acstor_reads_in_flight", "Reads waiting", labels=["image"])
     failed = core.CounterMetricFamily("acstor_failed_reads", "Reads with EIO", labels=["image"])
+    lost = core.CounterMetricFamily(
+        "acstor_lost_reads", "Reads with EIO of bytes that are nowhere any more", labels=["image"]
+    )
     for image_id, image in images.items():
         for (name, unit), family in families.items():
             for origin, counts in image[name].items():
@@ -142,7 +146,8 @@ def _of_images(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
         seconds.add_metric([image_id], *_buckets(latency))
         in_flight.add_metric([image_id], image["reads_in_flight"])
         failed.add_metric([image_id], image["failed_reads"])
-    yield from [*families.values(), seconds, in_flight, failed]
+        lost.add_metric([image_id], image["lost_reads"])
+    yield from [*families.values(), seconds, in_flight, failed, lost]
 
 
 def _of_detached(detached: dict[str, int]) -> Iterator[core.Metric]:
@@ -251,6 +256,29 @@ def _of_guests(guests: dict[str, Any]) -> Iterator[core.Metric]:
         "Requests that failed because their guest had most of too many waiting",
         guests["refused"],
     )
+    yield core.CounterMetricFamily(
+        "acstor_guests_ended",
+        "Requests that waited and were ended because who had made them was being killed",
+        guests["ended"],
+    )
+
+
+def _of_waits(files: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
+    waiting = core.GaugeMetricFamily(
+        "acstor_reads_waiting",
+        "Requests that have waited for 5 s or more, by image or disk",
+        labels=["image"],
+    )
+    longest = core.GaugeMetricFamily(
+        "acstor_oldest_wait_seconds",
+        "How long the oldest of them has waited; 0 if there is none",
+        labels=["image"],
+    )
+    for file_id, file in files.items():
+        late = file["waiting"] or {"requests": 0, "longest_s": 0.0}
+        waiting.add_metric([file_id], late["requests"])
+        longest.add_metric([file_id], late["longest_s"])
+    yield from (waiting, longest)
 
 
 def _of_sources(sources: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:

@@ -22,6 +22,7 @@ from acstor_agent.core import counters
 from acstor_agent.core import disk_header
 from acstor_agent.core import image_uses
 from acstor_agent.core import troubles
+from acstor_agent.core import waits
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.images import booting
@@ -59,7 +60,10 @@ def of_identity(
 
 
 def of_images(
-    images: mirrors.Mirrors, uses: uses_.Uses, fetched: Mapping[ids.ImageId, counters.Tally]
+    images: mirrors.Mirrors,
+    uses: uses_.Uses,
+    fetched: Mapping[ids.ImageId, counters.Tally],
+    late: Mapping[str, waits.Late],
 ) -> dict[ids.ImageId, dict[str, Any]]:
     """Return what is known of each image that is attached."""
     return {
@@ -68,6 +72,7 @@ def of_images(
             fetched.get(image_id),
             images.touched_ns(image_id),
             uses.of(image_id),
+            late.get(image_id),
         )
         for image_id in images.attached()
     }
@@ -78,8 +83,12 @@ def of_image(
     fetched: counters.Tally | None,
     touched_ns: int,
     use: image_uses.Use,
+    late: waits.Late | None = None,
 ) -> dict[str, Any]:
-    """Return what is known of one image; one that was not read since the start has no numbers."""
+    """Return what is known of one image; one that was not read since the start has no numbers.
+
+    :param late: its reads that wait for long
+    """
     read = image.counters if image else counters.ReadCounters()
     return {
         "size_bytes": image.size_bytes if image else None,
@@ -92,8 +101,22 @@ def of_image(
         "fetched": (fetched or counters.Tally()).as_dict(),
         "reads_in_flight": read.in_flight,
         "failed_reads": read.failed_reads,
+        "lost_reads": read.lost_reads,
+        "waiting": of_late(late),
         "latency": of_latency(read.latency),
         "boot_image": of_boot_image(image.boots) if image else None,
+    }
+
+
+def of_late(late: waits.Late | None) -> dict[str, Any] | None:
+    """Return how many requests wait for long, since when, and what for; None if none does."""
+    if late is None:
+        return None
+    return {
+        "requests": late.count,
+        "longest_s": round(late.longest_s, 1),
+        "since_s": round(time.time() - late.longest_s, 1),
+        "why": late.why,
     }
 
 
@@ -128,17 +151,25 @@ def of_detached(detaching: detaching_.Detaching) -> dict[str, int]:
     return {"images": detaching.detached, "purged_chunks": detaching.purged_chunks}
 
 
-def of_disks(made: disks.Disks) -> dict[disk_header.DiskId, dict[str, Any]]:
+def of_disks(
+    made: disks.Disks, late: Mapping[str, waits.Late]
+) -> dict[disk_header.DiskId, dict[str, Any]]:
     """Return what is known of each disk."""
-    return {disk_id: of_disk(made.get_nowait(disk_id)) for disk_id in made.all()}
+    return {disk_id: of_disk(made.get_nowait(disk_id), late.get(disk_id)) for disk_id in made.all()}
 
 
-def of_disk(made: disk.Disk | None) -> dict[str, Any]:
-    """Return what is known of one disk; one that was not used since the start has no numbers."""
+def of_disk(made: disk.Disk | None, late: waits.Late | None = None) -> dict[str, Any]:
+    """Return what is known of one disk; one that was not used since the start has no numbers.
+
+    :param late: its requests that wait for long
+    """
+    waiting_ = of_late(late)
     if made is None:
-        return {"image_id": None, "size_bytes": None, "written_bytes": None, "unsynced_bytes": None}
+        unknown = ("image_id", "size_bytes", "written_bytes", "unsynced_bytes")
+        return {**dict.fromkeys(unknown), "waiting": waiting_}
     cut = made.header.cut
     return {
+        "waiting": waiting_,
         "image_id": made.header.image_id,
         "size_bytes": cut.size_bytes,
         "written_bytes": min(made.written_chunks * cut.chunk_bytes, cut.size_bytes),
@@ -211,9 +242,13 @@ def of_sources(sources: Iterable[failover.PlaceState]) -> dict[str, Any]:
     return {place.where: place.health._asdict() for place in sources}
 
 
-def of_guests(reads: waiting.Waiting, writes: waiting.Waiting) -> dict[str, Any]:
-    """Return how many requests of guests wait for what is not here, and how many were refused."""
+def of_guests(reads: waiting.Waiting, writes: waiting.Waiting, ended: int) -> dict[str, Any]:
+    """Return how many requests of guests wait for what is not here, and how many were refused.
+
+    :param ended: those that were ended, as who had made them was being killed
+    """
     return {
+        "ended": ended,
         "waiting_reads": len(reads),
         "waiting_writes": len(writes),
         "refused": reads.refused + writes.refused,

@@ -122,15 +122,20 @@ class Latency:
 
 
 class ReadCounters:
-    """What is counted of the reads of one image."""
+    """What is counted of the reads of one image.
 
-    __slots__ = ("failed_reads", "in_flight", "latency", "read")
+    ``failed_reads`` are those that ended with an error, ``lost_reads`` those of them whose bytes
+    are nowhere any more.
+    """
+
+    __slots__ = ("failed_reads", "in_flight", "latency", "lost_reads", "read")
 
     def __init__(self) -> None:
         self.read = Tally()
         self.latency = Latency()
         self.in_flight = 0
         self.failed_reads = 0
+        self.lost_reads = 0
 
 
 class ExchangeCounters:

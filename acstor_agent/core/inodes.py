@@ -9,13 +9,18 @@ That nobody can choose to come second is the key's doing: numbers are a keyed ha
 Numbers are made from ids and never handed out in turn, so each worker of a host, which
 all have one key, knows those that a former one has given to the kernel.
 
-========  =========================================================
+========  ===========================================================
 bits      meaning
-========  =========================================================
+========  ===========================================================
 63, 62    10 for an image, 01 for a disk; folders have numbers below
 61 to 56  who has opened an image; 0 in every inode
-55 to 0   the first 56 bits of the keyed hash
-========  =========================================================
+55 to 42  tag of the process that has; 0 in every inode, and if it is not known
+41 to 0   the last 42 bits of the keyed hash
+========  ===========================================================
+
+The tag is a keyed hash of a process's id and the time of its start.  It says of a process that has
+the image open whether the handle may be its own (mount/dying.py), also to a worker that has not
+seen it opened, and also when the process's id has been used again.
 """
 
 import collections
@@ -35,8 +40,11 @@ from acstor_common import ids
 KEY_BYTES = 32
 _IMAGE, _DISK = 1 << 63, 1 << 62
 _OPENER_SHIFT, _OPENER_BITS = 56, 6
-_HASH_BITS = _OPENER_SHIFT
+_TAG_SHIFT, _TAG_BITS = 42, 14
+_HASH_BITS = _TAG_SHIFT
 _OPENER_MASK = (1 << _OPENER_BITS) - 1
+_TAG_MASK = (1 << _TAG_BITS) - 1
+_OPENING_MASK = _OPENER_MASK << _OPENER_SHIFT | _TAG_MASK << _TAG_SHIFT
 DETACHED = 4096
 """Numbers that are known of images that are not attached any more: somebody whom nobody saw may
 have one open, and reads on."""
@@ -54,7 +62,7 @@ def keyed(key: bytes) -> Hash:
     """
 
     def number(name: bytes) -> int:
-        return int.from_bytes(blake3.blake3(name, key=key).digest(length=_HASH_BITS // 8), "big")
+        return int.from_bytes(blake3.blake3(name, key=key).digest(length=8), "big")
 
     return number
 
@@ -76,9 +84,21 @@ def guest_of_disk(disk_id: disk_header.DiskId) -> requests.Stream:
     return requests.Stream(requests.Klass.GUEST, disk_id)
 
 
-def guest_of_opening(image_id: ids.ImageId, opener: int) -> requests.Stream:
+def guest_of_opening(image_id: ids.ImageId, opener: int, tag: int = 0) -> requests.Stream:
     """Return whose the reads of one who has opened an image are."""
-    return requests.Stream(requests.Klass.GUEST, f"{image_id}/{opener}")
+    name = f"{image_id}/{opener}.{tag:04x}" if tag else f"{image_id}/{opener}"
+    return requests.Stream(requests.Klass.GUEST, name)
+
+
+class Owner(NamedTuple):
+    """Whose file a guest reads, as far as its name says.
+
+    :param inode: of the image or the disk
+    :param tag: of the process that has opened it; 0 if that is not known
+    """
+
+    inode: int
+    tag: int
 
 
 class Inodes:
@@ -150,8 +170,8 @@ class Inodes:
         inode = self.of_image(image_id)
         if self._images.get(inode) == image_id:
             del self._images[inode], self._owners[inode]
-            for opener in range(1 << _OPENER_BITS):
-                self.openings.pop(inode | opener << _OPENER_SHIFT, None)
+            for handle in [one for one in self.openings if one & ~_OPENING_MASK == inode]:
+                del self.openings[handle]
 
     def forget_disk(self, disk_id: disk_header.DiskId) -> None:
         """Forget a disk that was dropped; another one of its id has its number again."""
@@ -190,12 +210,21 @@ class Inodes:
         self._images.pop(taken.number, None)
         self.disks.pop(taken.number, None)
 
-    def open(self, inode: int, recorded_as: int) -> int:
+    def tag(self, pid: int, started: int) -> int:
+        """Return the tag of a process, which is never 0.
+
+        :param started: when it was started, as /proc says it
+        """
+        return self._number_of(b"process %d %d" % (pid, started)) % ((1 << _TAG_BITS) - 1) + 1
+
+    def open(self, inode: int, recorded_as: int, tag: int = 0) -> int:
         """Return the handle of one more who opens a mirror.
 
         :param recorded_as: the number by which its reads are recorded, 0 if they are not
+        :param tag: of the process that opens it; 0 if that is not known
         """
-        handle = inode | (recorded_as or next(self._other_openers)) << _OPENER_SHIFT
+        opener = recorded_as or next(self._other_openers)
+        handle = inode | opener << _OPENER_SHIFT | tag << _TAG_SHIFT
         self.opening(handle)
         return handle
 
@@ -204,12 +233,25 @@ class Inodes:
         found = self.openings.get(handle)
         if found is None:
             opener = handle >> _OPENER_SHIFT & _OPENER_MASK
-            image_id = self._images.get(handle ^ opener << _OPENER_SHIFT)
+            tag = handle >> _TAG_SHIFT & _TAG_MASK
+            image_id = self._images.get(handle & ~_OPENING_MASK)
             if image_id is not None:
                 found = self.openings[handle] = Opening(
-                    image_id, opener, guest_of_opening(image_id, opener)
+                    image_id, opener, guest_of_opening(image_id, opener, tag)
                 )
         return found
+
+    def closed(self, handle: int) -> None:
+        """Forget a handle that is closed: it can be understood again, if another one is like it."""
+        self.openings.pop(handle, None)
+
+    def owner(self, guest: requests.Stream) -> Owner:
+        """Return whose file a guest reads: the opposite of :meth:`guest`."""
+        file_id, slash, opener = guest.name.partition("/")
+        if not slash:
+            return Owner(self.of_disk(disk_header.DiskId(file_id)), 0)
+        tag = opener.partition(".")[2]
+        return Owner(self.of_image(ids.ImageId(file_id)), int(tag, 16) if tag else 0)
 
     def guest(self, handle: int) -> requests.Stream:
         """Return the guest that reads or writes: its disk, or its opening."""

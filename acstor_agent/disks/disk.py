@@ -62,8 +62,10 @@ class Disk:
     ) -> None:
         self.header = files.header
         self._guest = inodes.guest_of_disk(files.header.disk_id)
-        self._reads = reads or waiting.Waiting()
-        self._writes = writes or waiting.Waiting(waiting.WRITES_LIMIT_BYTES)
+        self._reads = waiting.Waiting() if reads is None else reads
+        if writes is None:
+            writes = waiting.Waiting(waiting.WRITES_LIMIT_BYTES, table=self._reads.table)
+        self._writes = writes
         self._io = io or disk_io.DiskIo()
         self._files = files
         self._attach = attach

@@ -16,10 +16,11 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.core import disk_header
+from acstor_agent.core import inodes
 from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
 from acstor_agent.images import mirror
-from acstor_agent.images import mirrors
+from acstor_agent.images import opened as opened_
 from acstor_agent.images import waiting
 from acstor_common import errors
 from acstor_common import geometry
@@ -41,7 +42,7 @@ class Disks:
     """All writable disks of this host.
 
     :param folder: where their files are; nobody else may look into it
-    :param attach_deadline_s: how long a read may wait for an image's chunk map
+    :param opened: the images that disks began as
     :param boot_id: see :func:`this_boot`
     :param io: the way to the host's disk; one without a scheduler if not given
     :param claim: is told of a disk before it is made, and may refuse it
@@ -52,8 +53,7 @@ class Disks:
     def __init__(
         self,
         folder: pathlib.Path,
-        images: mirrors.Mirrors,
-        attach_deadline_s: float,
+        opened: opened_.Opened,
         boot_id: Callable[[], bytes] = this_boot,
         io: disk_io.DiskIo | None = None,
         claim: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
@@ -62,13 +62,13 @@ class Disks:
     ) -> None:
         self._claim, self._forget = claim, forget
         self._reads = reads
-        self.writes = waiting.Waiting(waiting.WRITES_LIMIT_BYTES)
+        table = None if reads is None else reads.table
+        self.writes = waiting.Waiting(waiting.WRITES_LIMIT_BYTES, table=table)
         self._io = io or disk_io.DiskIo()
         with contextlib.suppress(OSError):  # who makes a disk is told
             folder.mkdir(mode=0o700, exist_ok=True)
         self._folder = folder
-        self._images = images
-        self._attach_deadline_s = attach_deadline_s
+        self._opened = opened
         self._boot_id = boot_id()
         self._disks: dict[disk_header.DiskId, disk.Disk] = {}
         self._opening = trio.Lock()
@@ -186,15 +186,7 @@ class Disks:
                     await opened.sync()
 
     async def _attach(self, header: disk_header.DiskHeader) -> mirror.Mirror:
-        found = self._images.get_nowait(header.image_id)
-        if found is None:
-            try:
-                with trio.fail_after(self._attach_deadline_s):
-                    found = await self._images.attach(header.image_id)
-            except trio.TooSlowError as e:
-                raise errors.DeadlineExceeded(
-                    f"the chunk map of image {header.image_id}", self._attach_deadline_s
-                ) from e
+        found = await self._opened.mirror(header.image_id, inodes.guest_of_disk(header.disk_id))
         if found.size_bytes != header.image_bytes:
             raise errors.Unusable(
                 f"disk {header.disk_id}",

@@ -55,7 +55,7 @@ class Mirror:
     """A host's view of one image.
 
     :param image_map: the image's chunk map
-    :param deadline_s: how long a read may wait for one chunk
+    :param deadline_s: how long a read may wait for one chunk; infinite while it may still come
     :param ahead: says what to fetch before a guest asks for it
     :param prefetch: fetches what neighbours advertise
     :param boots: has the boot image in memory while guests boot
@@ -122,8 +122,9 @@ class Mirror:
 
         :param guest: who waits if it is not here; None if that is known already
         :raises errors.Crowded: the guest has too much waiting
+        :raises errors.ReaderGone: the guest is being killed
         :raises errors.DeadlineExceeded: a chunk did not come in time
-        :raises errors.ChunkUnavailable: a chunk is nowhere to be had
+        :raises errors.ChunkLost: a chunk is nowhere to be had any more
         """
         began_s = time.perf_counter()
         if offset + length > self.size_bytes or length > MAX_READ_BYTES:
@@ -184,8 +185,11 @@ class Mirror:
                 return await self._filled(offset, length)
             async with self._waiting.turn(guest, is_here=self._is_here(offset, length)):
                 return await self._filled(offset, length)
-        except errors.AcstorError:
+        except errors.ReaderGone:
+            raise
+        except errors.AcstorError as e:
             self.counters.failed_reads += 1
+            self.counters.lost_reads += isinstance(e, errors.ChunkLost)
             raise
         finally:
             self.counters.in_flight -= 1
@@ -236,7 +240,7 @@ class Mirror:
             if fetched is None:
                 if flight is None:
                     self.prefetch.waited_for(step.piece.chunk_no)
-                fetched = await self._chunks.fetch(want, self._deadline_s, flight)
+                fetched = await self._chunks.fetch(want, self._deadline_s, flight, waiting_.note)
             view[:] = memoryview(fetched.data)[step.piece.start : step.piece.stop]
             origin = fetched.origin
         self.counters.read.add(origin, len(view))

@@ -8,13 +8,18 @@ here, and what is on this host's disk has a line of its own.
 """
 
 import contextlib
+import contextvars
 import logging
+import math
+import time
 from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import trio
 
 from acstor_agent import disk_io
 from acstor_agent.core import longest_queue
+from acstor_agent.core import waits
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import errors
 from acstor_common import geometry
@@ -32,22 +37,34 @@ WRITES_LIMIT_BYTES = 128 * geometry.MIB
 TELLS_EVERY_S = 60.0
 
 
+_wait: contextvars.ContextVar[waits.Wait | None] = contextvars.ContextVar("wait", default=None)
+
+
+def note(why: str) -> None:
+    """Note what the request that is worked on here waits for."""
+    if (wait := _wait.get()) is not None:
+        wait.why = why
+
+
 class Waiting:
     """Requests of guests that wait.
 
     :param limit_bytes: what all of them may cost
     :param deadline_s: how long one may stand in its guest's line
+    :param table: where they are known while they wait
     """
 
     def __init__(
         self,
         limit_bytes: int = READS_LIMIT_BYTES,
-        deadline_s: float = float("inf"),
+        deadline_s: float = math.inf,
         at_once: int = AT_ONCE,
+        table: waits.Waits | None = None,
     ) -> None:
         self.refused = 0
+        self.table = waits.Waits() if table is None else table
         self._deadline_s, self._at_once = deadline_s, at_once
-        self._queue: longest_queue.LongestQueueDrop[requests.Stream, trio.CancelScope] = (
+        self._queue: longest_queue.LongestQueueDrop[requests.Stream, _Token] = (
             longest_queue.LongestQueueDrop(limit_bytes)
         )
         self._lines: dict[tuple[requests.Stream, bool], trio.CapacityLimiter] = {}
@@ -69,20 +86,42 @@ class Waiting:
         :param more_bytes: what the request holds while it waits
         :param is_here: it waits for this host's disk only, so not behind those that do not
         :raises errors.Crowded: the guest has most of what waits, and it is too much
+        :raises errors.ReaderGone: the guest is being killed
         :raises errors.DeadlineExceeded: its turn did not come in time
         """
-        with trio.CancelScope() as scope:
-            for loser in self._queue.enter(guest, scope, REQUEST_BYTES + more_bytes):
-                loser.cancel()
+        with self.known(guest, more_bytes):
+            async with self._line(guest, is_here):
+                with disk_io.as_stream(guest):
+                    yield
+
+    @contextlib.contextmanager
+    def known(self, guest: requests.Stream, more_bytes: int = 0) -> Iterator[None]:
+        """Have a request known as one that waits, and so ended when it must.
+
+        One that is known already is not known twice.
+
+        :raises errors.Crowded: see :meth:`turn`
+        :raises errors.ReaderGone: see :meth:`turn`
+        """
+        if _wait.get() is not None:
+            yield
+            return
+        token = _Token()
+        with token.scope:
+            for loser in self._queue.enter(guest, token, REQUEST_BYTES + more_bytes):
+                loser.end(errors.Crowded(str(guest)))
+            wait = self.table.begin(guest, time.monotonic(), token)
+            former = _wait.set(wait)
             try:
-                async with self._line(guest, is_here):
-                    with disk_io.as_stream(guest):
-                        yield
+                yield
             finally:
-                self._queue.leave(guest, scope)
-        if scope.cancelled_caught:
-            self._tell(guest)
-            raise errors.Crowded(str(guest))
+                _wait.reset(former)
+                self.table.end(wait)
+                self._queue.leave(guest, token)
+        if token.scope.cancelled_caught and token.why is not None:
+            if isinstance(token.why, errors.Crowded):
+                self._tell(guest)
+            raise token.why
 
     @contextlib.asynccontextmanager
     async def _line(self, guest: requests.Stream, is_here: bool) -> AsyncIterator[None]:
@@ -111,3 +150,27 @@ class Waiting:
                 guest,
                 self.refused,
             )
+
+
+class _Token:
+    """What ends one request that waits."""
+
+    __slots__ = ("scope", "why")
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.why: errors.AcstorError | None = None
+
+    def end(self, why: errors.AcstorError) -> None:
+        """Let the request fail."""
+        self.why = why
+        self.scope.cancel()
+
+
+def end(table: waits.Waits, guest: requests.Stream) -> int:
+    """Let all requests of a guest fail that wait, since it is being killed; return how many."""
+    ended = table.of(guest)
+    for wait in ended:
+        assert isinstance(wait.token, _Token)
+        wait.token.end(errors.ReaderGone(str(guest)))
+    return len(ended)

@@ -42,7 +42,9 @@ from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
+from acstor_agent.images import opened as opened_
 from acstor_agent.images import uses as uses_
+from acstor_agent.mount import dying
 from acstor_agent.mount import fuse_attributes
 from acstor_agent.sources import base
 from acstor_common import errors
@@ -86,6 +88,8 @@ def _answers_errors(
             return await operation(*args, **kwargs)
         except pyfuse3.FUSEError:
             raise
+        except errors.ReaderGone as e:
+            raise pyfuse3.FUSEError(errno.EINTR) from e
         except errors.Crowded as e:  # has been told, and not for each of thousands
             raise pyfuse3.FUSEError(errno.EIO) from e
         except errors.AcstorError as e:
@@ -105,6 +109,7 @@ class MirrorOperations(pyfuse3.Operations):
     """pyfuse3's requests, answered from the mirrors of this host.
 
     :param attach_deadline_s: how long a look-up may wait for an image's chunk map
+    :param opened: images that guests have open
     :param open_recording: returns the number by which the reads of a new opener are known
     :param known: the numbers by which the kernel knows images and disks
     :param uses: is told who opens and closes images
@@ -121,6 +126,7 @@ class MirrorOperations(pyfuse3.Operations):
         attach_deadline_s: float,
         known: inodes.Inodes,
         uses: uses_.Uses,
+        opened: opened_.Opened,
         open_recording: Callable[[mirror.Mirror], int] = lambda _: 0,
         gid: int = 0,
     ) -> None:
@@ -132,6 +138,7 @@ class MirrorOperations(pyfuse3.Operations):
         self._open_recording = open_recording
         self._inodes = known
         self._uses = uses
+        self._opened = opened
         self._gid = gid
         for taken in known.know_at_start(images.attached(), writable.all()):
             LOG.error("%s; neither is served", taken)
@@ -227,7 +234,8 @@ class MirrorOperations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         found = await self._mirror(inode)
         found.boots.begin()
-        handle = self._inodes.open(inode, self._open_recording(found))
+        tag = dying.tag_of_opener(ctx.pid, self._inodes.tag)
+        handle = self._inodes.open(inode, self._open_recording(found), tag)
         self._uses.opened(found.map.image_id)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
@@ -235,7 +243,7 @@ class MirrorOperations(pyfuse3.Operations):
     async def read(  # type: ignore[override]  # any buffer will do
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> want_.Bytes:
-        """Return bytes of an image or a disk; EIO when the deadline has passed."""
+        """Return bytes of an image or a disk, whenever they come; EIO if they are nowhere."""
         opening = self._inodes.openings.get(fh)
         found = self._images.get_nowait(opening.image_id) if opening else None
         if opening is not None and found is not None:
@@ -244,9 +252,12 @@ class MirrorOperations(pyfuse3.Operations):
             return await found.read(off, size, opening.guest)
         if fh in self._inodes.disks:
             return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
-        met = await self._mirror(pyfuse3.InodeT(fh))
+        opening = self._inodes.opening(fh)
+        if opening is None:
+            raise pyfuse3.FUSEError(errno.ESTALE)
+        met = await self._opened.mirror(opening.image_id, opening.guest)
         met.boots.begin()  # a former worker may have ended while a guest booted
-        return await met.read(off, size, self._inodes.guest(fh))
+        return await met.read(off, size, opening.guest)
 
     @_answers_errors
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
@@ -279,6 +290,7 @@ class MirrorOperations(pyfuse3.Operations):
         found = self._images.get_nowait(opening.image_id)
         if found is not None and found.recorder is not None:
             found.recorder.close(opening.opener)
+        self._inodes.closed(fh)
 
     async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
         """Forget the numbers of images that are not attached and that the kernel knows no more.

@@ -64,7 +64,7 @@ async def test_every_page_is_one_that_the_guest_may_expect(tmp_path, monkeypatch
         folder = tmp_path / "disks"
         safe = SafePages(monkeypatch)
         image = await host.mirrors.attach(one_host.IMAGE)
-        one = await disks.Disks(folder, host.mirrors, 5.0, lambda: bytes(16)).make(
+        one = await disks.Disks(folder, host.opened, lambda: bytes(16)).make(
             DISK, image, SIZE
         )
         safe._sync(one.fd)
@@ -91,7 +91,7 @@ async def test_every_page_is_one_that_the_guest_may_expect(tmp_path, monkeypatch
             await one.aclose()
             safe.fail(folder, rng)
             boot_id = uuid.UUID(int=failure + 1).bytes
-            one = await disks.Disks(folder, host.mirrors, 5.0, lambda: boot_id).open(DISK)  # noqa: B023
+            one = await disks.Disks(folder, host.opened, lambda: boot_id).open(DISK)  # noqa: B023
             left = b"".join([bytes(await one.read(at, CHUNK)) for at in range(0, SIZE, CHUNK)])
             for page_no, page in enumerate(pages_of(left)):
                 assert page in may_be[page_no], f"page {page_no} after failure {failure}"

@@ -25,6 +25,7 @@ from acstor_agent.core import readahead
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
+from acstor_agent.images import opened
 from acstor_agent.images import prefetching
 from acstor_agent.images import waiting
 from acstor_agent.sources import base
@@ -146,6 +147,7 @@ class OneHost:
             clock=lambda: self.now_s,
         )
         self.mirrors = mirrors.Mirrors(self.maps, self.source, self._mirror)
+        self.opened = opened.Opened(self.mirrors, self.waiting, DEADLINE_S)
         self._nursery = nursery
 
     async def _ask_nobody(self, *_: object) -> want_.Bytes:

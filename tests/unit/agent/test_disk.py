@@ -9,6 +9,7 @@ import uuid
 
 import pytest
 import trio
+import trio.testing
 
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import disk_header
@@ -37,7 +38,7 @@ async def host(tmp_path):
 
 
 def all_disks(host, folder, boot=0):
-    return disks.Disks(folder / "disks", host.mirrors, 5.0, lambda: BOOTS[boot])
+    return disks.Disks(folder / "disks", host.opened, lambda: BOOTS[boot])
 
 
 async def make(host, folder, size_bytes=SIZE):
@@ -124,6 +125,7 @@ async def test_writes_of_parts_of_one_chunk_at_once_lose_nothing(host, made):
     assert made._locks == {}
 
 
+@pytest.mark.expect_log("bytes of it are lost")
 async def test_write_that_cannot_fetch_fails_and_changes_nothing(host, made):
     fail_all_reads(host)
     with pytest.raises(errors.AcstorError):
@@ -134,6 +136,7 @@ async def test_write_that_cannot_fetch_fails_and_changes_nothing(host, made):
     assert made._locks == {}
 
 
+@pytest.mark.expect_log("bytes of it are lost")
 async def test_what_was_written_can_be_read_while_no_source_answers(host, made):
     await made.write(CHUNK, b"x" * CHUNK)
     fail_all_reads(host)
@@ -339,7 +342,7 @@ async def test_disk_that_cannot_be_is_refused_and_leaves_nothing(host, tmp_path,
 
 async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
     forgotten = []
-    every = disks.Disks(tmp_path / "disks", host.mirrors, 5.0, forget=forgotten.append)
+    every = disks.Disks(tmp_path / "disks", host.opened, forget=forgotten.append)
     image = await host.mirrors.attach(one_host.IMAGE)
     one = await every.make(DISK, image)
     await one.write(0, b"gone")
@@ -445,3 +448,17 @@ async def test_foreign_files_are_left_alone(host, tmp_path):
     every = all_disks(host, tmp_path)
     (tmp_path / "disks" / "notes.acdisk").write_text("mine")
     assert every.all() == []
+
+
+async def test_disks_wait_where_all_guests_of_the_host_do(host, tmp_path, nursery):
+    made = disks.Disks(tmp_path / "more", host.opened, lambda: BOOTS[0], reads=host.waiting)
+    one = await made.make(DISK, await host.mirrors.attach(one_host.IMAGE))
+    host.source._delay, host.source._delay_s = range(1, 100), 0.2
+    await one.write(0, b"x" * 10)  # a part of a chunk, so the next read is of both
+    async with trio.open_nursery() as readers:
+        readers.start_soon(one.read, 0, 2 * CHUNK)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(host.waiting) == len(host.waiting.table) == 1
+        readers.cancel_scope.cancel()
+    assert len(host.waiting) == len(host.waiting.table) == 0
+    await made.drop(DISK)

@@ -50,11 +50,12 @@ async def mounted(folder):
         known = inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
         operations = fuse.MirrorOperations(
             host.mirrors,
-            disks.Disks(folder / "disks", host.mirrors, one_host.DEADLINE_S),
+            disks.Disks(folder / "disks", host.opened),
             host.cache,
             one_host.DEADLINE_S,
             known,
             uses.Uses(host.mirrors, set, set),
+            host.opened,
         )
         yield host, operations, known
 

@@ -38,7 +38,8 @@ async def picture_of(host):
         "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
-        "guests": status.of_guests(host.waiting, waiting.Waiting()),
+        "guests": status.of_guests(host.waiting, waiting.Waiting(), 4),
+        "disks": {},
         "refused": {"gets": 5, "looks": 3, "connections": 2, "handshakes": 7},
         "sources": {
             "/srv/images": {"hanging_calls": 3, "hanging_for_s": 7.5, "missed_attempts": 9}
@@ -138,7 +139,8 @@ def test_agent_without_images_has_metrics_too():
     picture["sources"] = {}
     picture["detached"] = {"images": 0, "purged_chunks": 0}
     picture["refused"] = {"gets": 0, "connections": 0}
-    picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0}
+    picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0, "ended": 0}
+    picture["disks"] = {}
     picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}
     picture["exchange"] = dict.fromkeys(
         [

@@ -102,6 +102,7 @@ async def test_chunk_that_does_not_come_fails_the_read_at_the_deadline(host, ima
     assert await read(image, 0, 3 * CHUNK) == DATA[: 3 * CHUNK]
 
 
+@pytest.mark.expect_log("bytes of it are lost")
 async def test_chunk_that_is_nowhere_fails_the_read_at_once(host, image, autojump_clock):
     host.source._share = 1.0
     host.source._error = errors.ChunkMissing
@@ -109,6 +110,7 @@ async def test_chunk_that_is_nowhere_fails_the_read_at_once(host, image, autojum
     with pytest.raises(errors.ChunkMissing):
         await image.read(0, 3 * CHUNK)
     assert trio.current_time() == began
+    assert (image.counters.failed_reads, image.counters.lost_reads) == (1, 1)
 
 
 async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):

@@ -87,3 +87,51 @@ async def test_what_is_on_the_hosts_disk_does_not_wait_behind_what_is_not(nurser
     async with room.waiting.turn(FLOOD, is_here=True):
         assert room.at_work == ["a miss"]
     room.is_over.set()
+
+
+async def test_requests_of_one_who_is_killed_end_and_no_others(nursery):
+    room = Room(nursery, at_once=2)
+    for number in range(4):
+        await room.enter(FLOOD, number)
+    await room.enter(OTHER, "other")
+    assert waiting.end(room.waiting.table, FLOOD) == 4
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(room.failed) == [(number, errors.ReaderGone) for number in range(4)]
+    assert len(room.waiting) == len(room.waiting.table) == 1
+    assert waiting.end(room.waiting.table, FLOOD) == 0
+    room.is_over.set()
+
+
+async def test_what_a_request_waits_for_is_known_to_who_asks(nursery):
+    room = Room(nursery)
+
+    async def wait():
+        async with room.waiting.turn(OTHER):
+            waiting.note("the source is away")
+            with room.waiting.known(OTHER):  # it is known already
+                assert len(room.waiting.table) == 1
+            await room.is_over.wait()
+
+    waiting.note("nothing of it is known outside of a turn")
+    nursery.start_soon(wait)
+    await trio.testing.wait_all_tasks_blocked()
+    (late,) = room.waiting.table.late(float("inf"), 0.0).values()
+    assert (late.count, late.why) == (1, "the source is away")
+    room.is_over.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(room.waiting.table) == 0
+
+
+async def test_request_that_fails_by_itself_fails_so(nursery):
+    with pytest.raises(errors.ChunkLost):
+        async with waiting.Waiting().turn(OTHER):
+            raise errors.ChunkLost("x", "y")
+
+
+async def test_cancelled_request_is_no_refused_one(nursery):
+    crowd = waiting.Waiting()
+    with trio.move_on_after(0) as scope:
+        async with crowd.turn(OTHER):
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert (crowd.refused, len(crowd), len(crowd.table)) == (0, 0, 0)

@@ -134,3 +134,40 @@ def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever(monkeypa
     assert known.opening(handles[some[-10]])
     assert known.opening(handles[some[-1]])
     assert len(known._detached) == 10 and len(known._images) == 11
+
+
+def test_handle_says_to_every_worker_which_process_may_have_opened_it():
+    former, this = host(), host()
+    inode = former.know_image(IMAGE)
+    this.know_image(IMAGE)
+    tag = former.tag(4242, 123456)
+    handle = former.open(inode, 3, tag)
+    opening = this.opening(handle)
+    assert opening[:2] == (IMAGE, 3)
+    assert this.owner(opening.guest) == (inode, tag)
+    assert this.tag(4242, 123456) == tag != this.tag(4242, 123457)
+
+
+def test_tag_is_never_that_of_nobody():
+    tags = [host().tag(pid, started) for pid in range(1, 200) for started in range(200)]
+    assert 1 <= min(tags) and max(tags) < 1 << 14
+    assert len(set(tags)) > 14_000
+
+
+def test_owner_of_a_disk_or_of_an_unknown_opener_is_known_by_its_file_alone():
+    known = host()
+    assert known.owner(known.guest(known.know_disk(DISK))) == (known.of_disk(DISK), 0)
+    handle = known.open(known.know_image(IMAGE), 0)
+    assert known.owner(known.guest(handle)) == (known.of_image(IMAGE), 0)
+
+
+def test_handles_that_are_closed_leave_nothing():
+    known = host()
+    inode = known.know_image(IMAGE)
+    for pid in range(1, 500):
+        handle = known.open(inode, 0, known.tag(pid, 1))
+        assert known.openings[handle].image_id == IMAGE
+        known.closed(handle)
+        known.closed(handle)
+    assert known.openings == {}
+    assert known.opening(handle).image_id == IMAGE  # another one may have been given the same

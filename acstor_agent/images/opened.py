@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that guests have open, attached again by a worker that has not met them yet.
+
+Their chunk maps lie on this host.  Where one was lost or damaged it is taken from the source
+again, and the guest waits for that as for any of its bytes: it has the image open, so it is not
+told that there is none because a source is away.
+"""
+
+import itertools
+
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent.chunks import retries
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.images import mirror
+from acstor_agent.images import mirrors
+from acstor_agent.images import waiting
+from acstor_common import errors
+from acstor_common import ids
+
+
+class Opened:
+    """The way from an image that a guest has open to its mirror.
+
+    :param reads: where it is known that a guest waits
+    :param deadline_s: how long one may wait
+    """
+
+    def __init__(self, images: mirrors.Mirrors, reads: waiting.Waiting, deadline_s: float) -> None:
+        self._images, self._reads, self._deadline_s = images, reads, deadline_s
+
+    async def mirror(self, image_id: ids.ImageId, guest: requests.Stream) -> mirror.Mirror:
+        """Return the mirror of an image.
+
+        :raises errors.ChunkMissing: the source has not got its chunk map any more
+        :raises errors.ChunkMapFormatError: what the source has is not a map of this image
+        :raises errors.DeadlineExceeded: nobody gave the map in time
+        """
+        found = self._images.get_nowait(image_id)
+        if found is not None:
+            return found
+        why = ""
+        with self._reads.known(guest), disk_io.as_stream(guest):
+            with trio.move_on_after(self._deadline_s):
+                for tries in itertools.count():
+                    try:
+                        return await self._images.attach(image_id)
+                    except (errors.ChunkRefused, errors.SourceUnreachable) as e:
+                        why = str(e)
+                    waiting.note(why)
+                    await trio.sleep(retries.pause_s(tries, 1))
+        raise errors.DeadlineExceeded(f"the chunk map of image {image_id}", self._deadline_s, why)

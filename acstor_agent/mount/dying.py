@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds out, from /proc, whose waiting requests keep a killed process from ending.
+
+The one rule: nothing here asks anything of a mount, or of what a hung process may hold: no path
+below a mount is touched, no memory map or command line is read.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import logging
+import os
+import pathlib
+import platform
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from acstor_agent.core import processes
+from acstor_agent.core.disk_scheduling import request as requests
+
+LOG = logging.getLogger(__name__)
+
+SCAN_EVERY_S = 2.0
+RESCAN_S = 60.0
+"""All processes are looked at when a guest is new among those that wait or one of them seems to be
+dying, and so often in any case."""
+LINKS_LIMIT = 500_000
+"""Descriptors that are looked at in one scan; a scan that met more proves nothing."""
+FDS_LIMIT = 16
+"""Descriptors of one file that are compared between two processes; with more they count as one."""
+_KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
+_KCMP_FILE = 0
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Tag = Callable[[int, int], int]
+"""Makes the tag of a process of its id and the time of its start."""
+
+
+class Waiter(NamedTuple):
+    """A guest whose requests wait.
+
+    :param inode: of the file that it has open
+    :param name: the last part of that file's path
+    :param tag: of the process that has opened it, 0 if any may have
+    """
+
+    guest: requests.Stream
+    inode: int
+    name: str
+    tag: int
+
+
+class Dying:
+    """The processes that have files open, as far as their requests wait."""
+
+    def __init__(self, tag: Tag) -> None:
+        self._tag = tag
+        self._pids: dict[requests.Stream, set[int]] = {}
+        self._scanned_s = -RESCAN_S
+
+    def among(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
+        """Return the guests whose processes are all being killed; may take a while.
+
+        :param now_s: of a clock that never goes back
+        """
+        if not self._is_due(waiters, now_s):
+            return []
+        self._scanned_s = now_s
+        holders = self._holders({(waiter.name, waiter.inode) for waiter in waiters})
+        if holders is None:
+            LOG.warning("processes have over %d files open: who is killed may hang", LINKS_LIMIT)
+            return []
+        self._pids = {
+            waiter.guest: {holder.pid for holder in holders[waiter.inode]} for waiter in waiters
+        }
+        return [
+            waiter.guest
+            for waiter in waiters
+            if processes.may_end(waiter.tag, holders[waiter.inode], _shares)
+        ]
+
+    def _is_due(self, waiters: Sequence[Waiter], now_s: float) -> bool:
+        since_s = now_s - self._scanned_s
+        if since_s < SCAN_EVERY_S:
+            return False
+        if since_s >= RESCAN_S or any(waiter.guest not in self._pids for waiter in waiters):
+            return True
+        known = set().union(*(self._pids[waiter.guest] for waiter in waiters))
+        return any(_is_marked(pid) for pid in known)
+
+    def _holders(self, files: set[tuple[str, int]]) -> Mapping[int, list[processes.Holder]] | None:
+        """Return who has which of some files open, by their inodes; None if there is too much."""
+        names = {name for name, _ in files}
+        found: dict[int, list[processes.Holder]] = {inode: [] for _, inode in files}
+        looked_at = 0
+        for pid in _numbers("/proc"):
+            thread, links = _links_of(pid)
+            looked_at += len(links)
+            if looked_at > LINKS_LIMIT:
+                return None
+            of_process: dict[int, list[int]] = {}
+            for fd, path in links.items():
+                if path.rpartition("/")[2] in names and (inode := _inode(thread, fd)) in found:
+                    of_process.setdefault(inode, []).append(fd)
+            for inode, fds in of_process.items():
+                found[inode].append(self._holder(pid, thread, fds))
+        return found
+
+    def _holder(self, pid: int, thread: int, fds: Iterable[int]) -> processes.Holder:
+        tag, is_dying = tag_of_opener(pid, self._tag), False
+        if _is_marked(pid):  # else its other threads, which may be many, need no look
+            threads = _numbers(f"/proc/{pid}/task")
+            is_dying = processes.is_dying(_threads_of(pid, threads))
+        return processes.Holder(pid, tag, thread, tuple(fds), is_dying)
+
+
+def tag_of_opener(thread: int, tag: Tag) -> int:
+    """Return the tag of the process of a thread, 0 if it is not to be seen or has ended."""
+    for line in _text(f"/proc/{thread}/status").splitlines():
+        if line.startswith("Tgid:"):
+            pid = int(line.split()[1])
+            for first in _threads_of(pid, [pid]):
+                return tag(pid, first.started)
+    return 0
+
+
+def _is_marked(pid: int) -> bool:
+    """Say whether a process may be dying, or has ended: one look, at its first thread.
+
+    A fatal signal reaches every thread at once.
+    """
+    first = next(_threads_of(pid, [pid]), None)
+    return first is None or first.is_ending
+
+
+def _threads_of(pid: int, threads: Iterable[int]) -> Iterator[processes.Thread]:
+    """Yield what is known of those threads of a process that are still there."""
+    for thread in threads:
+        if stat := _text(f"/proc/{pid}/task/{thread}/stat"):
+            yield processes.thread_of(stat)
+
+
+def _links_of(pid: int) -> tuple[int, dict[int, str]]:
+    """Return what a process has open, by descriptor, and the thread that shows it.
+
+    A first thread that has ended shows nothing; its process may go on without it.
+    """
+    links = _links(pid)
+    if not links and _is_marked(pid):
+        for thread in _numbers(f"/proc/{pid}/task"):
+            if links := _links(thread):
+                return thread, links
+    return pid, links
+
+
+def _links(thread: int) -> dict[int, str]:
+    links = {}
+    for fd in _numbers(f"/proc/{thread}/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            links[fd] = os.readlink(f"/proc/{thread}/fd/{fd}")
+    return links
+
+
+def _inode(thread: int, fd: int) -> int:
+    """Return the inode of an open file, 0 if the kernel does not say it (before Linux 5.14)."""
+    for line in _text(f"/proc/{thread}/fdinfo/{fd}").splitlines():
+        if line.startswith("ino:"):
+            return int(line.split()[1])
+    return 0
+
+
+def _text(path: str) -> str:
+    """Return a file of /proc; nothing if what it is about has ended."""
+    try:
+        return pathlib.Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _numbers(folder: str) -> list[int]:
+    """Return the numbers among the names in a folder, lowest first."""
+    try:
+        return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
+    except OSError:
+        return []
+
+
+def _shares(one: processes.Holder, other: processes.Holder) -> bool:
+    """Say whether two processes may have the same opening of a file: yes, where nobody knows."""
+    if max(len(one.fds), len(other.fds)) > FDS_LIMIT:
+        return True
+    return any(
+        _same(one.thread, other.thread, mine, theirs)
+        for mine, theirs in itertools.product(one.fds, other.fds)
+    )
+
+
+def _same(one: int, other: int, mine: int, theirs: int) -> bool:
+    number = _KCMP.get(platform.machine())
+    if number is None:
+        return True
+    pids = ctypes.c_int(one), ctypes.c_int(other)
+    fds = ctypes.c_ulong(mine), ctypes.c_ulong(theirs)
+    return int(_libc.syscall(number, *pids, _KCMP_FILE, *fds)) <= 0

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is being killed, found among real processes.
+
+A process that is killed and does not end cannot be made without a mount; functional tests have
+some.  Here processes that live are said to be dying.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from acstor_agent.core import processes
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.mount import dying
+
+GUEST = requests.Stream(requests.Klass.GUEST, "an image/8")
+OTHER = requests.Stream(requests.Klass.GUEST, "an image/9")
+HOLD = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+CHILD = """
+import os, sys, time
+fd = os.open(sys.argv[1], os.O_RDONLY)
+if child := os.fork():
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print(flush=True)
+time.sleep(60)
+"""
+
+
+def tag(pid: int, started: int) -> int:
+    return pid
+
+
+@pytest.fixture
+def image(tmp_path):
+    path = tmp_path / "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw"
+    path.write_bytes(b"x")
+    return path
+
+
+@pytest.fixture
+def hold(image):
+    """Return what starts a process that has the image open, and returns its id."""
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> int:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", HOLD, str(image)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            stack.callback(process.kill)
+            return int(process.stdout.readline())
+
+        yield begin
+
+
+def waiter(image, guest, of):
+    return dying.Waiter(guest, image.stat().st_ino, image.name, of)
+
+
+def lie(monkeypatch, *pids: int) -> None:
+    """Let some processes seem to be dying."""
+    real = dying._threads_of
+
+    def threads_of(pid, threads):
+        for thread in real(pid, threads):
+            yield thread._replace(pending=256) if pid in pids else thread
+
+    monkeypatch.setattr(dying, "_threads_of", threads_of)
+
+
+def test_who_has_a_file_open_is_found_with_its_descriptors(image, hold):
+    pid, other = hold(), hold()
+    inode = image.stat().st_ino
+    found = dying.Dying(tag)._holders({(image.name, inode)})[inode]
+    assert {one.pid for one in found} == {pid, other}
+    assert all(one.tag == one.thread == one.pid and not one.is_dying for one in found)
+    assert all(os.readlink(f"/proc/{one.pid}/fd/{one.fds[0]}") == str(image) for one in found)
+
+
+def test_file_of_the_same_name_is_another_one(image, hold, tmp_path):
+    (tmp_path / "disks").mkdir()
+    namesake = tmp_path / "disks" / image.name
+    namesake.write_bytes(b"y")
+    hold()
+    inode = namesake.stat().st_ino
+    assert dying.Dying(tag)._holders({(image.name, inode)}) == {inode: []}
+
+
+def test_only_the_guest_whose_process_is_dying_is_named(image, hold, monkeypatch):
+    killed, living = hold(), hold()
+    lie(monkeypatch, killed)
+    waiters = [waiter(image, GUEST, killed), waiter(image, OTHER, living)]
+    assert dying.Dying(tag).among(waiters, 0.0) == [GUEST]
+
+
+def test_opening_that_a_living_process_has_as_well_is_not_ended(image, hold, monkeypatch):
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(image)], stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        try:
+            child = int(process.stdout.readline())
+            lie(monkeypatch, process.pid)
+            asked = [waiter(image, GUEST, process.pid)]
+            assert dying.Dying(tag).among(asked, 0.0) == []
+            os.kill(child, signal.SIGKILL)
+            process.stdout.readline()  # the child is reaped
+            assert dying.Dying(tag).among(asked, 0.0) == [GUEST]
+        finally:
+            process.kill()
+
+
+def test_opener_that_has_gone_leaves_it_to_all_who_have_the_file(image, hold, monkeypatch):
+    killed, living = hold(), hold()
+    asked = [waiter(image, GUEST, 1)]
+    lie(monkeypatch, killed)
+    assert dying.Dying(tag).among(asked, 0.0) == []
+    lie(monkeypatch, killed, living)
+    assert dying.Dying(tag).among(asked, 0.0) == [GUEST]
+
+
+def test_file_that_nobody_has_open_says_nothing(image):
+    assert dying.Dying(tag).among([waiter(image, GUEST, 1)], 0.0) == []
+
+
+def test_processes_are_scanned_only_when_there_is_reason(image, hold, monkeypatch):
+    pid = hold()
+    found, scans = dying.Dying(tag), []
+    real = found._holders
+    monkeypatch.setattr(found, "_holders", lambda files: scans.append(files) or real(files))
+    one, other = waiter(image, GUEST, pid), waiter(image, OTHER, pid)
+    for now_s in range(30):
+        found.among([one], float(now_s))
+    assert len(scans) == 1
+    found.among([one, other], 30.0)  # one more waits
+    assert len(scans) == 2
+    lie(monkeypatch, pid)
+    assert found.among([one], 31.0) == []  # so soon again
+    assert found.among([one], 32.0) == [GUEST]
+    found.among([], 99.0)
+
+
+@pytest.mark.expect_log("processes have over 3 files open")
+def test_scan_that_is_cut_short_proves_nothing(image, hold, monkeypatch):
+    pid = hold()
+    lie(monkeypatch, pid)
+    monkeypatch.setattr(dying, "LINKS_LIMIT", 3)
+    assert dying.Dying(tag).among([waiter(image, GUEST, pid)], 0.0) == []
+
+
+def test_openings_are_compared_only_where_the_kernel_can(monkeypatch):
+    with open(os.devnull) as one, open(os.devnull) as other:
+        pid, mine, theirs = os.getpid(), one.fileno(), other.fileno()
+
+        def share(first: int, second: int, *more: int) -> bool:
+            return dying._shares(
+                processes.Holder(pid, 1, pid, (first,), True),
+                processes.Holder(pid, 2, pid, (second, *more), False),
+            )
+
+        assert share(mine, mine) and not share(mine, theirs)
+        assert share(mine, theirs, *range(1000, 1000 + dying.FDS_LIMIT))
+        assert share(mine, 1_000_000)  # there is none: nobody knows
+        monkeypatch.setattr(dying, "_KCMP", {})
+        assert share(mine, theirs)
+
+
+def test_opener_has_the_tag_of_its_process_whichever_thread_it_is():
+    tasks = [int(name) for name in os.listdir("/proc/self/task")]
+    assert {dying.tag_of_opener(task, tag) for task in tasks} == {os.getpid()}
+    assert dying.tag_of_opener(0, tag) == 0
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+        assert dying.tag_of_opener(process.pid, tag) == 0
