@@ -161,10 +161,29 @@ class Fetcher:
         """Ask every place once, and every host where the source has not got it any more."""
         try:
             return await self.fetch_once(want, Errand.GUEST_WAITS, flight)
-        except errors.ChunkRefused:
-            raise
-        except errors.ChunkMissing as e:
-            return await self._last_search.find(want, e)
+        except exchange.PEER_ERRORS as e:
+            if isinstance(e, errors.ChunkMissing) and not isinstance(e, errors.ChunkRefused):
+                return await self._last_search.find(want, e)
+            if (found := await self._from_left_alone(want)) is None:
+                raise
+            return found
+
+    async def _from_left_alone(self, want: Want) -> Fetched | None:
+        """Ask owners that are left alone whether they have a chunk that nobody else can give.
+
+        A home that cannot read the source is left alone, and may be the one that has the chunk.
+        """
+        alone = self._peers.quarantined()
+        oid = self._peers.oid(want)
+        owners = homes.owners(self._current_ring(), self._here, oid, OWNERS_ASKED)
+        hosts = [host for host in owners if host in alone]
+        with trio.move_on_after(retries.LONGEST_S):
+            for host in hosts[: places.ACTING_HOMES]:
+                try:
+                    return await self._ask_holder(host, want)
+                except exchange.PEER_ERRORS as e:
+                    LOG.debug("%s", e)
+        return None
 
     def _other_hosts(self) -> list[ids.HostId]:
         hosts = (ids.HostId(host.host) for host in self._current_ring().hosts)

@@ -29,6 +29,7 @@ OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 CHUNK = 16 * 1024
 BYTES = random.Random(7).randbytes(40 * CHUNK)
 Errand = fetcher.Errand
+FailureKind = peer_health.FailureKind
 
 
 def want(chunk_no):
@@ -867,3 +868,19 @@ async def test_refusal_of_the_source_is_no_loss(cloud, autojump_clock):
     assert waited.cancelled_caught
     cloud.source.failure = None
     assert (await cloud.hosts["h1"].fetch(want(0))).data == BYTES[:CHUNK]
+
+
+@pytest.mark.expect_log("h. is left alone")
+async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_away(
+    cloud, autojump_clock
+):
+    """It is left alone because it could not read the source for others."""
+    home, reader = cloud.home(want(0)), others(cloud, want(0))[0]
+    cloud.caches[home].store(want(0).cid, BYTES[:CHUNK], public_cache.KeepClass.HOME)
+    cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
+    for _ in range(20):
+        cloud.peers[reader].failed(home, FailureKind.LYING, cloud.source.failure)
+        await trio.sleep(min(cloud.peers[reader].quarantined()[home], 40))
+    assert cloud.peers[reader].quarantined()[home] > 10
+    with trio.fail_after(5):
+        assert (await cloud.hosts[reader].fetch(want(0))).data == BYTES[:CHUNK]
