@@ -49,6 +49,9 @@ _NOT_THERE = {
     errno.ENAMETOOLONG: "the name is too long",
 }
 """What asking again does not change; every other errno (EIO, ESTALE, ENFILE, …) may pass."""
+_WITHHELD = frozenset({errno.ENOTDIR, errno.EACCES, errno.EPERM})
+"""These say nothing of the file."""
+EMPTY = "there is no such file, and nothing else in the folder: is its file system mounted?"
 
 
 class _OpenFile:
@@ -229,6 +232,18 @@ def _pread_fully(fd: int, length: int, offset: int) -> bytes:
 def _translated(error: OSError, what: str, path: str) -> errors.ChunkUnavailable:
     """Return the error of a source that says what ``error`` says."""
     reason = _NOT_THERE.get(error.errno or 0)
-    if reason is not None:
-        return errors.ChunkMissing(what, path, reason)
-    return errors.SourceUnreachable(what, path, error.strerror or str(error))
+    if reason is None:
+        return errors.SourceUnreachable(what, path, error.strerror or str(error))
+    if error.errno in _WITHHELD:
+        return errors.ChunkRefused(what, path, reason)
+    if error.errno == errno.ENOENT and not _holds_anything(os.path.dirname(path)):
+        return errors.ChunkRefused(what, path, EMPTY)
+    return errors.ChunkMissing(what, path, reason)
+
+
+def _holds_anything(folder: str) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is not None
+    except OSError:
+        return False

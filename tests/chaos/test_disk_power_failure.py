@@ -64,9 +64,7 @@ async def test_every_page_is_one_that_the_guest_may_expect(tmp_path, monkeypatch
         folder = tmp_path / "disks"
         safe = SafePages(monkeypatch)
         image = await host.mirrors.attach(one_host.IMAGE)
-        one = await disks.Disks(folder, host.opened, lambda: bytes(16)).make(
-            DISK, image, SIZE
-        )
+        one = await disks.Disks(folder, host.opened, lambda: bytes(16)).make(DISK, image, SIZE)
         safe._sync(one.fd)
         safe._sync(one._files._state_fd)
         may_be = [{page} for page in pages_of(DATA.ljust(SIZE, b"\0"))]

@@ -16,6 +16,8 @@ from acstor_agent.mount import openers
 from tests.fakes import descriptor_keeper
 from tests.fakes import guest_readers
 from tests.fakes import hosts
+from tests.fakes import http_server
+from tests.fakes import waiting_reader
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
@@ -30,11 +32,11 @@ DEADLINE_S = 60.0
 class Managed:
     """An agent that a service manager with a descriptor store starts."""
 
-    def __init__(self, folder, manager):
+    def __init__(self, folder, manager, changes=None):
         self.folder = folder
         self.manager = manager
         self.images = local.ImageFolder(folder / "source")
-        changes = {"source_file": {"folder": self.images.folder}}
+        changes = {"source_file": {"folder": self.images.folder}, **(changes or {})}
         self.config_file = hosts.configure(folder, changes)
         self.mount_point = folder / "mirror"
         self.process = None
@@ -100,6 +102,37 @@ def test_mount_that_waited_for_long_is_taken_back(managed):
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])
     assert managed.log().count("taking back the mount") == 1
+
+
+def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path):
+    """The next supervisor's worker knows as well who is being killed."""
+    data = local.random_bytes(2 * MIB)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(http_server.serve({}))
+        changes = {
+            "acstor_agent": {"sources": "http", "read_ahead_limit_bytes": 0},
+            "source_http": {"url": server.url, "timeout_s": 0.3},
+        }
+        keeper = descriptor_keeper.DescriptorKeeper(tmp_path / "notify")
+        made = Managed(tmp_path, stack.enter_context(keeper), changes)
+        image_id = made.images.add(data)
+        server.files |= {path.name: path.read_bytes() for path in made.images.folder.iterdir()}
+        made.start()
+        stack.callback(made.clean_up)
+        mirror = made.mount_point / "images" / f"{image_id}.raw"
+        assert mirror.stat().st_size == len(data)
+        server.always = http_server.status(503)
+        waits = stack.enter_context(waiting_reader.Reader("thread", mirror, MIB, 65536))
+        killed = stack.enter_context(waiting_reader.Reader("aio", mirror, 0, 65536))
+        time.sleep(1)
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            made.end(number)
+            assert not waits.has_ended() and not killed.has_ended()
+            made.start()
+        assert killed.kill() < 20
+        assert not waits.has_ended()
+        server.always = http_server.fine
+        assert waits.said() == waiting_reader.digest(data[MIB : MIB + 65536])
 
 
 def test_stop_without_readers_unmounts_and_the_manager_keeps_nothing(managed):

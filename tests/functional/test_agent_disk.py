@@ -183,6 +183,7 @@ def test_image_that_is_missing_costs_only_what_was_not_written(image_id, images,
     shutil.rmtree(agent.folder / "cache")
     for file in images.folder.iterdir():
         file.unlink()
+    (images.folder / "another").touch()  # a folder that is empty is waited for
     agent.start()
     agent.wait_ready()
     fd = os.open(path, os.O_RDONLY)

@@ -56,9 +56,19 @@ async def test_replaced_file_is_opened_again(source, path):
 
 async def test_removed_file_is_missing_though_it_was_open(source, path):
     await source.read(BLOB, 0, 3)
+    path.with_suffix(".other").touch()
     path.unlink()
-    with pytest.raises(errors.ChunkMissing, match="no such file"):
+    with pytest.raises(errors.ChunkMissing, match=r"there is no such file$") as caught:
         await source.read(BLOB, 0, 3)
+    assert type(caught.value) is errors.ChunkMissing
+
+
+@pytest.mark.parametrize("folder", ["empty", "gone", "not_a_folder"])
+async def test_folder_whose_file_system_is_not_mounted_says_nothing_of_files(tmp_path, folder):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "not_a_folder").touch()
+    with pytest.raises(errors.ChunkRefused, match=r"mounted|not a folder"):
+        await file.FileSource(str(tmp_path / folder)).read(BLOB, 0, 3)
 
 
 async def test_symbolic_link_is_refused_also_inside_the_folder(source, path):
