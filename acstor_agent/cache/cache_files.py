@@ -14,6 +14,7 @@ import os
 import pathlib
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 import trio
@@ -24,6 +25,8 @@ from acstor_agent.cache import mending
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import slab_io
 from acstor_agent.cache import write_behind
+from acstor_agent.core import cache_actions
+from acstor_agent.core import cache_pins
 from acstor_agent.core import cache_slot
 from acstor_agent.core import cache_trouble
 from acstor_agent.core import public_cache
@@ -33,6 +36,10 @@ from acstor_common import ids
 LOG = logging.getLogger(__name__)
 
 READ_THREADS = 32
+
+
+Pin = Callable[[ids.Cid, int], None]
+"""Pins a chunk of so many bytes, or takes a pin back."""
 
 
 class CacheFiles:
@@ -71,6 +78,7 @@ class CacheFiles:
         policy: str = "lru",
         pending_limit_bytes: int = write_behind.PENDING_LIMIT_BYTES,
         io: disk_io.DiskIo | None = None,
+        pins: cache_pins.Pins | None = None,
     ) -> "CacheFiles":
         """Open the cache in ``folder`` with the chunks that a former run left there.
 
@@ -82,11 +90,13 @@ class CacheFiles:
         :param policy: ``lru``, ``lfu`` or ``fifo``
         :param pending_limit_bytes: chunks in memory from which on producers are to wait
         :param io: the way to the disk; one without a scheduler if not given
+        :param pins: what is pinned before anything is read or given up
         :raises errors.Unusable: another process has the folder
         """
         files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))
+        pins = cache_pins.Pins() if pins is None else pins
         mends = mending.Mending(
-            files, lambda: public_cache.PublicCache(limit_bytes, slab_bytes, policy)
+            files, lambda: public_cache.PublicCache(limit_bytes, slab_bytes, policy, pins)
         )
         mends.open()
         return cls(files, mends, pending_limit_bytes, io)
@@ -105,21 +115,25 @@ class CacheFiles:
         return iter(self._core.cids())
 
     @property
-    def statistics(self) -> public_cache.Statistics:
+    def statistics(self) -> cache_actions.Statistics:
         """The cache in numbers."""
         core = self._core
         names = [keep_class.name.lower() for keep_class in public_cache.KeepClass]
-        return public_cache.Statistics(
+        return cache_actions.Statistics(
             chunks=len(core),
             stored_bytes=sum(core.class_bytes),
             disk_bytes=core.disk_bytes,
             limit_bytes=core.limit_bytes,
+            beyond_bytes=core.pins.beyond_bytes,
             slabs=core.slab_count,
             evictions=core.evictions,
             healed=self._healed,
             refused=self._refused,
             write_errors=self._behind.errors,
             pending_bytes=self._behind.pending_bytes,
+            pinned_bytes=core.pinned_bytes,
+            promised_bytes=core.pins.slot_bytes,
+            pinned_missing_chunks=self.pinned_missing,
             chunks_by_class=dict(zip(names, core.class_chunks, strict=True)),
             bytes_by_class=dict(zip(names, core.class_bytes, strict=True)),
         )
@@ -227,6 +241,33 @@ class CacheFiles:
         if self._core.promote(slot, keep_class):
             self._behind.mark(slot)
         return True
+
+    # Pinning
+
+    def pin(self, cid: ids.Cid, length: int) -> None:
+        """Keep a chunk of ``length`` bytes from making room for others; it may come later."""
+        self._core.pin(cid, length)
+
+    def unpin(self, cid: ids.Cid, length: int) -> None:
+        """Take back one :meth:`pin`.
+
+        :raises KeyError: it is not pinned
+        """
+        self._core.unpin(cid, length)
+
+    @property
+    def pinned_missing(self) -> int:
+        """How many pinned chunks are not here."""
+        return len(self._core.pins) - self._core.pinned_chunks
+
+    def lacking_bytes(self, more: Mapping[int, int]) -> int:
+        """Return what the limit lacks to keep what is pinned and ``more`` slots of each size."""
+        return self._core.lacking_bytes(more)
+
+    def may_grow(self, beyond_bytes: int) -> None:
+        """Let the cache grow so far beyond its limit, and give up what is above that."""
+        self._core.pins.beyond_bytes = beyond_bytes
+        self._behind.do(self._core.trim())
 
     def on_gone(self, tell: Callable[[ids.Cid], None]) -> None:
         """Have ``tell`` called, from the event loop, with each chunk that leaves the cache."""

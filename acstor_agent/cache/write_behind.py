@@ -77,6 +77,12 @@ class WriteBehind:
         self._actions += actions
         self.mark(slot)
 
+    def do(self, actions: Sequence[public_cache.SlabAction]) -> None:
+        """Take what is to be done before anything else is written."""
+        self._actions += actions
+        if actions:
+            self._work.set()
+
     def mark(self, slot: cache_slot.Slot) -> None:
         """Note that what the disk says of a slot is no longer so."""
         if slot not in self._dirty:
@@ -105,7 +111,7 @@ class WriteBehind:
 
     async def flush(self) -> None:
         """Write what is pending."""
-        while self._dirty:
+        while self._dirty or self._actions:
             await self._write_batch()
 
     async def aclose(self) -> None:

@@ -23,6 +23,8 @@ class KeepClass(enum.IntEnum):
 
 
 CLASSES = tuple(KeepClass)
+PINNED = len(CLASSES)
+"""The rank of a chunk that shall stay; the others' is their class.  No slab file knows it."""
 
 Data = bytes | bytearray | memoryview
 """A chunk's bytes in memory; nobody changes them."""
@@ -55,13 +57,13 @@ class Slab:
         self.slots: list[Slot | None] = [None] * layout.slot_count
         self.free = list(range(layout.slot_count - 1, -1, -1))  # pop() gives neighbours in order
         self.held = 0  # slots that are held
-        self.class_counts = [0] * len(CLASSES)
+        self.class_counts = [0] * (PINNED + 1)  # by rank
         self.used_at = 0
 
     @property
     def value(self) -> tuple[int, int]:
         """The dearest class in it, then its last use; the least is given up first."""
-        dearest = max((c for c in CLASSES if self.class_counts[c]), default=-1)
+        dearest = max((rank for rank in range(PINNED + 1) if self.class_counts[rank]), default=-1)
         return dearest, self.used_at
 
 
@@ -80,6 +82,7 @@ class Slot:
         "holds",
         "is_gone",
         "is_parked",
+        "is_pinned",
         "is_place_bad",
         "keep_class",
         "length",
@@ -109,11 +112,17 @@ class Slot:
         self.data: Data | None = None
         self.is_gone = False
         self.is_parked = False
+        self.is_pinned = False
         self.is_place_bad = False
         self.holds = 0
         self.frequency = 1
         self.sequence = 0
         self.used_at = 0
+
+    @property
+    def rank(self) -> int:
+        """Return how dear the chunk is among all."""
+        return PINNED if self.is_pinned else self.keep_class
 
 
 class Order(abc.ABC):
@@ -249,12 +258,12 @@ class SizeGroup:
     def __init__(self, layout: cache_slab.SlabLayout, policy: type[Order]) -> None:
         self.layout = layout  # of the next slab; older ones may have other slot counts
         self.orders = tuple(policy() for _ in CLASSES)
-        self.chunks = [0] * len(CLASSES)
+        self.chunks = [0] * (PINNED + 1)  # by rank
         self.with_free: dict[Slab, None] = {}
         self.evictions = 0
 
-    def victim(self, newcomer: KeepClass) -> Slot | None:
-        """Return the slot that makes room next, parking held ones on the way.
+    def victim(self, newcomer: int) -> Slot | None:
+        """Return the slot that makes room next for a rank, parking held ones on the way.
 
         Cheaper chunks that are only held just now do not expose those dearer than the newcomer.
         """

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which chunk lies in which slot of the public cache, and who makes room.
 
-The rules of this file: the slab files never have more bytes than the limit;
-a slot that is held (its bytes are being read or written) is never handed out;
-a victim comes from the lowest class that has one, by policy within the class.
+The rules of this file: the slab files never get more bytes than the limit, and
+what the operator allows beyond it for pinned chunks; a slot that is held (its
+bytes are being read or written) or pinned is never handed out; a victim comes
+from the lowest class that has one, by policy within the class.
 It must never touch a file: it says what is to be done, a shell does it.
 
 Slots of one size live together in slabs.  Every operation takes constant time
 but the making of a slab, which looks at all slabs.  A held slot that comes up
 as a victim is *parked*, out of its order, until it is released: so no search
-ever passes the same held slot twice.
+ever passes the same held slot twice.  A pinned slot is parked as long as it is pinned.
 """
 
-import dataclasses
 import operator
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Mapping
 
+from acstor_agent.core import cache_actions
+from acstor_agent.core import cache_pins
 from acstor_agent.core import cache_slab
 from acstor_agent.core import cache_slot
 from acstor_common import errors
@@ -26,54 +28,11 @@ from acstor_common import ids
 
 KeepClass = cache_slot.KeepClass
 POLICIES = cache_slot.POLICIES
-
-
-class MakeSlab(NamedTuple):
-    """Make this slab's file before anything is written into it."""
-
-    slab: cache_slot.Slab
-
-
-class RemoveSlab(NamedTuple):
-    """Remove this slab's file; nothing in it is held."""
-
-    slab: cache_slot.Slab
-
-
-SlabAction = MakeSlab | RemoveSlab
-
-
-class Placement(NamedTuple):
-    """Where a new chunk goes; ``actions`` come first, in their order."""
-
-    slot: cache_slot.Slot
-    actions: list[SlabAction]
-
-
-class FoundSlab(NamedTuple):
-    """A slab file as it was found at start-up."""
-
-    number: int
-    layout: cache_slab.SlabLayout
-    records: list[cache_slab.Record]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Statistics:
-    """The cache in numbers; counts since the start, the rest as of now."""
-
-    chunks: int
-    stored_bytes: int  # lengths of the chunks
-    disk_bytes: int  # lengths of the slab files
-    limit_bytes: int
-    slabs: int
-    evictions: int
-    healed: int  # chunks dropped because their bytes proved bad or could not be read
-    refused: int  # chunks not stored because everything was in use
-    write_errors: int
-    pending_bytes: int  # in memory, not on disk yet
-    chunks_by_class: dict[str, int]
-    bytes_by_class: dict[str, int]
+MakeSlab = cache_actions.MakeSlab
+RemoveSlab = cache_actions.RemoveSlab
+SlabAction = cache_actions.SlabAction
+Placement = cache_actions.Placement
+FoundSlab = cache_actions.FoundSlab
 
 
 class PublicCache:
@@ -82,10 +41,19 @@ class PublicCache:
     :param limit_bytes: upper bound of the slab files' lengths, all together
     :param slab_bytes: upper bound of one slab file's length
     :param policy: a key of POLICIES
+    :param pins: what shall stay; only :meth:`pin` and :meth:`unpin` change it once it is here
     """
 
-    def __init__(self, limit_bytes: int, slab_bytes: int, policy: str = "lru") -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        slab_bytes: int,
+        policy: str = "lru",
+        pins: cache_pins.Pins | None = None,
+    ) -> None:
         self.limit_bytes = limit_bytes
+        self.pins = cache_pins.Pins() if pins is None else pins
+        self.pinned_chunks = self.pinned_bytes = 0
         self.disk_bytes = 0
         self.evictions = 0
         self.gone: Callable[[ids.Cid], None] = lambda cid: None
@@ -135,10 +103,70 @@ class PublicCache:
         """
         if cid in self._index:
             raise ValueError(f"chunk {cid.hex()} has a slot already")
-        group = self._group(cache_slab.slot_bytes_for(length))
-        actions = [] if group.with_free else self._make_room(group, keep_class)
+        slot_bytes = cache_slab.slot_bytes_for(length)
+        if cid in self.pins:
+            group, actions = self._room_for_pinned(slot_bytes)
+        else:
+            group, actions = self._room_in(slot_bytes, keep_class)
         slab = next(iter(group.with_free))
         return Placement(self._fill(slab, cid, length, keep_class), actions)
+
+    def _room_in(
+        self, slot_bytes: int, newcomer: int
+    ) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
+        group = self._group(slot_bytes)
+        return group, [] if group.with_free else self._make_room(group, newcomer)
+
+    def _room_for_pinned(self, slot_bytes: int) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
+        """Make room in a larger slot if there is none of the right size: each slab may be pinned.
+
+        :raises errors.CacheFull: there is none at all
+        """
+        larger = sorted(size for size in self._groups if size > slot_bytes)
+        for size in (slot_bytes, *larger):
+            try:
+                return self._room_in(size, cache_slot.PINNED)
+            except errors.CacheFull as e:
+                full = e
+        raise full
+
+    def pin(self, cid: ids.Cid, length: int) -> None:
+        """Keep a chunk from making room for others, now and whenever it comes."""
+        slot = self._index.get(cid)
+        if slot is not None and cid not in self.pins:
+            self._leave_class(slot)
+            self.pins.add(cid, length)
+            self._enter_class(slot)
+        else:
+            self.pins.add(cid, length)
+
+    def unpin(self, cid: ids.Cid, length: int) -> None:
+        """Take back one :meth:`pin`."""
+        slot = self._index.get(cid)
+        if slot is not None:
+            self._leave_class(slot)
+            self.pins.remove(cid, length)
+            self._enter_class(slot)
+        else:
+            self.pins.remove(cid, length)
+
+    def lacking_bytes(self, more: Mapping[int, int]) -> int:
+        """Return what the limit lacks to keep what is pinned and ``more`` slots of each size."""
+        sizes = self.pins.slots.keys() | more.keys()
+        slots = {size: self.pins.slots.get(size, 0) + more.get(size, 0) for size in sizes}
+        return cache_pins.lacking_bytes(slots, self.limit_bytes, self._slab_bytes)
+
+    def trim(self) -> list[SlabAction]:
+        """Give up slabs, the cheapest first, as long as there is more than there may be."""
+        over_bytes = self.disk_bytes - self.limit_bytes - self.pins.beyond_bytes
+        actions: list[SlabAction] = []
+        for slab in self._cheapest(list(self._slabs.values())):
+            if over_bytes <= 0:
+                break
+            over_bytes -= slab.layout.file_bytes
+            self.evictions += self._give_up(slab)
+            actions.append(RemoveSlab(slab))
+        return actions
 
     def promote(self, slot: cache_slot.Slot, keep_class: KeepClass) -> bool:
         """Raise the slot's class to ``keep_class``; say whether it was lower."""
@@ -147,7 +175,6 @@ class PublicCache:
         self._leave_class(slot)
         slot.keep_class = keep_class
         slot.order = slot.slab.group.orders[keep_class]
-        slot.is_parked = False
         self._enter_class(slot)
         return True
 
@@ -176,7 +203,7 @@ class PublicCache:
         slot.slab.held -= 1
         if slot.is_gone:
             self._free(slot)
-        elif slot.is_parked:
+        elif slot.is_parked and not slot.is_pinned:
             slot.is_parked = False
             slot.order.put_back(slot)
 
@@ -198,7 +225,7 @@ class PublicCache:
         What is held stays safe: its places are never handed out again.
         """
         self._give_up(slab)
-        self._ceiling_bytes = self.disk_bytes
+        self._ceiling_bytes = self.disk_bytes - self.pins.beyond_bytes
 
     def forget_slab(self, slab: cache_slot.Slab) -> None:
         """Forget a slab whose file is gone, with all its chunks; nothing in it is held."""
@@ -225,7 +252,7 @@ class PublicCache:
         """Take over what a former run left; call it once, on an empty cache.
 
         Of two records with one CID the younger counts.  Slabs that no longer fit under the
-        limit, the least valuable ones, are to be removed.
+        limit, the least valuable ones, are to be removed; those with pinned chunks stay.
         """
         actions: list[SlabAction] = []
         entries: list[tuple[cache_slab.Record, cache_slot.Slab]] = []
@@ -242,19 +269,25 @@ class PublicCache:
     def _surviving(
         self, found: Iterable[FoundSlab], actions: list[SlabAction]
     ) -> Iterator[tuple[cache_slot.Slab, list[cache_slab.Record]]]:
-        def value(one: FoundSlab) -> tuple[int, int]:
+        def value(one: FoundSlab) -> tuple[bool, int, int]:
             classes = (record.keep_class for record in one.records)
             sequences = (record.sequence for record in one.records)
-            return max(classes, default=-1), max(sequences, default=0)
+            is_pinned = one.number in pinned
+            return is_pinned, max(classes, default=-1), max(sequences, default=0)
 
-        room_bytes = self.limit_bytes
+        found = list(found)
+        pinned = {one.number for one in found if self._has_pinned(one)}
+        room_bytes = self.limit_bytes + self.pins.beyond_bytes
         for one in sorted(found, key=value, reverse=True):
             slab = cache_slot.Slab(one.number, one.layout, self._group(one.layout.slot_bytes))
-            if one.layout.file_bytes > room_bytes:
+            if one.layout.file_bytes > room_bytes and one.number not in pinned:
                 actions.append(RemoveSlab(slab))
                 continue
             room_bytes -= one.layout.file_bytes
             yield slab, one.records
+
+    def _has_pinned(self, one: FoundSlab) -> bool:
+        return bool(self.pins) and any(record.cid in self.pins for record in one.records)
 
     def _restore_slot(self, record: cache_slab.Record, slab: cache_slot.Slab) -> None:
         slot_no, cid, sequence, length, keep_class = record
@@ -290,19 +323,24 @@ class PublicCache:
         return slot
 
     def _enter_class(self, slot: cache_slot.Slot) -> None:
-        slot.order.add(slot)
-        slot.slab.group.chunks[slot.keep_class] += 1
-        slot.slab.class_counts[slot.keep_class] += 1
-        self.class_chunks[slot.keep_class] += 1
-        self.class_bytes[slot.keep_class] += slot.length
+        slot.is_parked = slot.is_pinned = slot.cid in self.pins
+        if not slot.is_parked:
+            slot.order.add(slot)
+        self._count(slot, 1)
 
     def _leave_class(self, slot: cache_slot.Slot) -> None:
         if not slot.is_parked:
             slot.order.remove(slot)
-        slot.slab.group.chunks[slot.keep_class] -= 1
-        slot.slab.class_counts[slot.keep_class] -= 1
-        self.class_chunks[slot.keep_class] -= 1
-        self.class_bytes[slot.keep_class] -= slot.length
+        self._count(slot, -1)
+
+    def _count(self, slot: cache_slot.Slot, by: int) -> None:
+        slot.slab.group.chunks[slot.rank] += by
+        slot.slab.class_counts[slot.rank] += by
+        self.class_chunks[slot.keep_class] += by
+        self.class_bytes[slot.keep_class] += by * slot.length
+        if slot.is_pinned:
+            self.pinned_chunks += by
+            self.pinned_bytes += by * slot.length
 
     def _list(self, slot: cache_slot.Slot) -> None:
         self._index[slot.cid] = slot
@@ -322,8 +360,11 @@ class PublicCache:
             slab.free.append(slot.slot_no)
             slab.group.with_free[slab] = None
 
-    def _make_room(self, group: cache_slot.SizeGroup, newcomer: KeepClass) -> list[SlabAction]:
-        """Free a slot of the group: by a new slab, an eviction, or other sizes' slabs."""
+    def _make_room(self, group: cache_slot.SizeGroup, newcomer: int) -> list[SlabAction]:
+        """Free a slot of the group: by a new slab, an eviction, or other sizes' slabs.
+
+        :param newcomer: the rank of what is to lie there
+        """
         layout = group.layout
         if not layout.slot_count:
             raise errors.CacheFull(
@@ -344,7 +385,7 @@ class PublicCache:
         return []
 
     def _price(
-        self, group: cache_slot.SizeGroup, newcomer: KeepClass, victim: cache_slot.Slot | None
+        self, group: cache_slot.SizeGroup, newcomer: int, victim: cache_slot.Slot | None
     ) -> tuple[int, int]:
         """Return what a slab of another size must be worth less than, to be given up."""
         if victim is not None:
@@ -362,7 +403,8 @@ class PublicCache:
         return len(self._groups) > 1 and group.evictions % group.layout.slot_count == 0
 
     def _surplus_bytes(self, layout: cache_slab.SlabLayout) -> int:
-        return self.disk_bytes + layout.file_bytes - self._ceiling_bytes
+        allowed_bytes = self._ceiling_bytes + self.pins.beyond_bytes
+        return self.disk_bytes + layout.file_bytes - allowed_bytes
 
     def _spare_slabs(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
         """Return slabs of other sizes to give up for one of ``layout``, the cheapest first.
@@ -372,12 +414,18 @@ class PublicCache:
         others = (s for s in self._slabs.values() if s.layout.slot_bytes != layout.slot_bytes)
         spare = []
         surplus = self._surplus_bytes(layout)
-        for slab in sorted((s for s in others if not s.held), key=operator.attrgetter("value")):
+        for slab in self._cheapest(others):
             spare.append(slab)
             surplus -= slab.layout.file_bytes
             if surplus <= 0:
                 return spare
         return []
+
+    @staticmethod
+    def _cheapest(slabs: Iterable[cache_slot.Slab]) -> list[cache_slot.Slab]:
+        """Return the slabs that may be given up, the cheapest first."""
+        may_go = (s for s in slabs if not s.held and not s.class_counts[cache_slot.PINNED])
+        return sorted(may_go, key=operator.attrgetter("value"))
 
     def _add_slab(
         self, group: cache_slot.SizeGroup, given_up: list[cache_slot.Slab]

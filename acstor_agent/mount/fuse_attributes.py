@@ -11,7 +11,7 @@ import stat
 import pyfuse3
 import trio
 
-from acstor_agent.core import public_cache
+from acstor_agent.core import cache_actions
 from acstor_agent.disks import disk
 from acstor_agent.images import mirror
 
@@ -94,7 +94,7 @@ def of_folder(inode: pyfuse3.InodeT, gid: int) -> pyfuse3.EntryAttributes:
     return entry
 
 
-def of_cache(statistics: public_cache.Statistics) -> pyfuse3.StatvfsData:
+def of_cache(statistics: cache_actions.Statistics) -> pyfuse3.StatvfsData:
     """Return the public cache's size and what is left of it."""
     answer = pyfuse3.StatvfsData()
     answer.f_bsize = answer.f_frsize = _STAT_BLOCK_BYTES

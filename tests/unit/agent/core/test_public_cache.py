@@ -6,6 +6,7 @@ import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
+from acstor_agent.core import cache_pins
 from acstor_agent.core import cache_slab
 from acstor_agent.core import public_cache
 from acstor_common import errors
@@ -379,8 +380,195 @@ def test_all_bytes_are_counted_by_class():
     assert cache.class_chunks == [0, 1, 1]
 
 
+@pytest.mark.parametrize("policy", public_cache.POLICIES)
+def test_pinned_chunk_is_never_a_victim_until_its_last_pin_goes(policy):
+    cache = make(policy)
+    fill(cache, [1, 2, 3, 4])
+    for _ in range(2):
+        cache.pin(cid(1), 16 * KIB)
+    fill(cache, range(10, 30))
+    assert cid(1) in cache
+    cache.unpin(cid(1), 16 * KIB)
+    fill(cache, range(30, 50))
+    assert cid(1) in cache
+    cache.unpin(cid(1), 16 * KIB)
+    fill(cache, range(50, 60))
+    assert cid(1) not in cache
+
+
+def test_chunk_that_is_pinned_before_it_comes_stays():
+    cache = make()
+    cache.pin(cid(1), 16 * KIB)
+    fill(cache, [1])
+    fill(cache, range(10, 30))
+    assert cid(1) in cache
+    assert (cache.pinned_chunks, cache.pinned_bytes) == (1, 16 * KIB)
+
+
+def test_pinned_chunk_pushes_out_the_dearest_that_is_not():
+    cache = make()
+    fill(cache, [1, 2, 3, 4], KeepClass.BOOT)
+    for number in range(10, 14):
+        cache.pin(cid(number), 16 * KIB)
+        fill(cache, [number])
+    assert held(cache) == [cid(number) for number in range(10, 14)]
+    with pytest.raises(errors.CacheFull, match="everything is in use"):
+        fill(cache, [20], KeepClass.BOOT)
+    cache.pin(cid(20), 16 * KIB)
+    with pytest.raises(errors.CacheFull, match="everything is in use"):
+        fill(cache, [20])
+
+
+def test_pinned_chunks_do_not_count_as_cheaper_ones():
+    """Else a borrowed newcomer would be refused where it may push out one of a home."""
+    cache = make()
+    fill(cache, [1])
+    cache.pin(cid(1), 16 * KIB)
+    fill(cache, [2, 3, 4], KeepClass.HOME)
+    fill(cache, [5])
+    assert cid(2) not in cache and cid(5) in cache
+
+
+def test_slab_with_a_pinned_chunk_is_not_given_up_for_another_size():
+    cache = make(slabs=2)
+    fill(cache, range(8))
+    cache.pin(cid(0), 16 * KIB)
+    cache.place(cid(100), 30 * KIB, KeepClass.BOOT)
+    assert cid(0) in cache and cid(7) not in cache
+    cache.pin(cid(100), 30 * KIB)
+    with pytest.raises(errors.CacheFull):
+        cache.place(cid(101), 60 * KIB, KeepClass.BOOT)
+
+
+def test_pinned_chunk_lies_in_a_larger_slot_where_no_slab_can_be_had():
+    cache = make(slabs=2)
+    for number in range(2):  # two slots of 32 KiB a slab
+        cache.place(cid(number), 30 * KIB, KeepClass.BORROWED)
+        cache.place(cid(number + 10), 30 * KIB, KeepClass.BORROWED)
+        cache.pin(cid(number), 30 * KIB)
+    assert cache.slab_count == 2
+    with pytest.raises(errors.CacheFull):
+        cache.place(cid(50), 5000, KeepClass.BOOT)
+    cache.pin(cid(50), 5000)
+    slot, actions = cache.place(cid(50), 5000, KeepClass.BORROWED)
+    assert (slot.length, slot.slab.layout.slot_bytes, actions) == (5000, 32 * KIB, [])
+    assert cid(0) in cache and cid(1) in cache
+
+
+def test_pin_outlives_the_loss_of_its_chunk():
+    cache = make()
+    fill(cache, [1, 2, 3, 4])
+    cache.pin(cid(1), 16 * KIB)
+    cache.drop(cache.peek(cid(1)))
+    assert (len(cache.pins), cache.pinned_chunks) == (1, 0)
+    fill(cache, [1])
+    fill(cache, range(10, 30))
+    assert cid(1) in cache
+    slab = cache.peek(cid(1)).slab
+    cache.forget_slab(slab)
+    assert (len(cache.pins), cache.pinned_chunks, cache.pinned_bytes) == (1, 0, 0)
+    fill(cache, [1])
+    fill(cache, range(10, 30))
+    assert cid(1) in cache
+
+
+def test_held_chunk_that_is_pinned_and_unpinned_keeps_its_place_until_it_is_released():
+    cache = make()
+    fill(cache, [1, 2, 3, 4])
+    slot = cache.peek(cid(1))
+    cache.hold(slot)
+    fill(cache, range(10, 20))  # parks it
+    cache.pin(cid(1), 16 * KIB)
+    cache.release(slot)
+    fill(cache, range(20, 30))
+    assert cid(1) in cache
+    cache.hold(slot)
+    cache.unpin(cid(1), 16 * KIB)
+    fill(cache, range(30, 40))
+    assert cid(1) in cache
+    cache.release(slot)
+    fill(cache, range(40, 50))
+    assert cid(1) not in cache
+
+
+def test_pinned_chunk_is_not_let_go_and_can_be_promoted():
+    cache = make()
+    fill(cache, [1, 2, 3, 4])
+    cache.pin(cid(1), 16 * KIB)
+    cache.let_go(cache.peek(cid(1)))
+    assert cache.promote(cache.peek(cid(1)), KeepClass.HOME)
+    fill(cache, range(10, 20))
+    assert cid(1) in cache
+    assert cache.peek(cid(1)).keep_class is KeepClass.HOME  # as its record says
+
+
+def pinned_cache(numbers, slabs: int) -> public_cache.PublicCache:
+    pins = cache_pins.Pins()
+    for number in numbers:
+        pins.add(cid(number), 16 * KIB)
+    return public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES, pins=pins)
+
+
+def test_pinned_chunks_outlive_a_restart_under_load():
+    cache = pinned_cache([1, 2], slabs=1)
+    records = [(i, cid(i + 1), seq, 16 * KIB, 0) for i, seq in enumerate((1, 2, 8, 9))]
+    assert cache.restore([found(0, records)]) == []
+    fill(cache, range(10, 30))
+    assert cid(1) in cache and cid(2) in cache
+
+
+def test_smaller_limit_removes_no_slab_with_a_pinned_chunk():
+    cache = pinned_cache([2, 3], slabs=1)
+    actions = cache.restore(
+        [
+            found(0, [(0, cid(1), 90, 16 * KIB, 2)]),
+            found(1, [(0, cid(2), 10, 16 * KIB, 0), (1, cid(4), 11, 16 * KIB, 0)]),
+            found(2, [(0, cid(3), 80, 16 * KIB, 0)]),
+        ]
+    )
+    assert [action.slab.number for action in actions] == [0]
+    assert held(cache) == [cid(2), cid(3), cid(4)]
+    assert cache.disk_bytes > cache.limit_bytes
+    fill(cache, range(10, 30))  # what is free is used, nothing is added
+    assert cache.slab_count == 2 and cid(2) in cache and cid(3) in cache
+    cache.unpin(cid(2), 16 * KIB)
+    assert [action.slab.number for action in cache.trim()] == [1]
+    assert cache.disk_bytes <= cache.limit_bytes and cid(3) in cache
+    assert cache.trim() == []
+
+
+def test_cache_grows_beyond_its_limit_only_as_far_as_that_is_allowed():
+    cache = make(slabs=1)
+    for number in range(12):
+        cache.pin(cid(number), 16 * KIB)
+    fill(cache, range(4))
+    with pytest.raises(errors.CacheFull):
+        fill(cache, [4])
+    cache.pins.beyond_bytes = SLAB_BYTES
+    fill(cache, range(4, 8))
+    assert cache.slab_count == 2
+    with pytest.raises(errors.CacheFull):
+        fill(cache, [8])
+    for number in range(4):
+        cache.unpin(cid(number), 16 * KIB)
+    cache.pins.beyond_bytes = 0
+    assert len(cache.trim()) == 1
+    assert held(cache) == sorted(cid(number) for number in range(4, 8))
+
+
+def test_cache_says_what_it_lacks_before_anything_is_pinned():
+    cache = make(slabs=10)  # a tenth of them is left to others
+    assert cache.lacking_bytes({16 * KIB: 40}) == 0
+    assert cache.lacking_bytes({16 * KIB: 41}) > 0
+    for number in range(30):
+        cache.pin(cid(number), 16 * KIB)
+    assert cache.lacking_bytes({16 * KIB: 10}) == 0
+    assert cache.lacking_bytes({16 * KIB: 11}) > 0
+    assert cache.lacking_bytes({256 * KIB: 1}) > 0  # no slab can have it
+
+
 class CacheMachine(stateful.RuleBasedStateMachine):
-    """Any sequence of calls against a model that knows only CIDs, lengths and classes."""
+    """Any sequence of calls against a model that knows only CIDs, lengths, classes and pins."""
 
     @stateful.initialize(policy=st.sampled_from(sorted(public_cache.POLICIES)))
     def begin(self, policy):
@@ -388,6 +576,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         self.model: dict[ids.Cid, tuple[int, int]] = {}
         self.holds: list = []
         self.files: dict[int, int] = {}
+        self.pins: dict[ids.Cid, int] = {}
 
     def note_actions(self, actions):
         for action in actions:
@@ -412,19 +601,23 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         before = dict(self.model)
         slot_bytes = cache_slab.slot_bytes_for(length)
         same_size = {
-            c: v for c, v in before.items() if cache_slab.slot_bytes_for(v[0]) == slot_bytes
+            c: v
+            for c, v in before.items()
+            if self.cache.peek(c).slab.layout.slot_bytes == slot_bytes
         }
-        safe = {slot.cid for slot in self.holds if not slot.is_gone}
+        safe = {slot.cid for slot in self.holds if not slot.is_gone} | self.pins.keys()
+        is_pinned = cid(number) in self.pins
         try:
             slot, actions = self.cache.place(cid(number), length, keep_class)
         except errors.CacheFull:
-            assert all(c in safe or v[1] > keep_class for c, v in same_size.items())
+            may_go = (v[1] for c, v in same_size.items() if c not in safe)
+            assert all(not is_pinned and its > keep_class for its in may_go)
             assert set(self.cache.cids()) == set(before)
             return
         self.note_actions(actions)
         gone = set(before) - set(self.cache.cids())
         assert not gone & safe
-        if gone and not actions:
+        if gone and not actions and slot.slab.layout.slot_bytes == slot_bytes:
             assert len(gone) == 1
             lowest = min(v[1] for c, v in same_size.items() if c not in safe)
             assert before[gone.pop()][1] == lowest
@@ -474,6 +667,27 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         place = data.draw(st.integers(0, len(self.holds) - 1))
         self.cache.release(self.holds.pop(place))
 
+    @stateful.rule(number=st.integers(1, 40))
+    def pin(self, number):
+        """Pin a chunk; one that is not here with the length that it has when it comes."""
+        self.pins[cid(number)] = self.pins.get(cid(number), 0) + 1
+        self.cache.pin(cid(number), 4096)
+
+    @stateful.precondition(lambda self: self.pins)
+    @stateful.rule(data=st.data())
+    def unpin(self, data):
+        one = data.draw(st.sampled_from(sorted(self.pins)))
+        self.cache.unpin(one, 4096)
+        self.pins[one] -= 1
+        if not self.pins[one]:
+            del self.pins[one]
+
+    @stateful.rule()
+    def trim(self):
+        before = set(self.cache.cids())
+        self.note_actions(self.cache.trim())
+        assert before == set(self.cache.cids())  # it is never above its limit
+
     @stateful.rule()
     def lose_a_fresh_slab(self):
         try:
@@ -495,6 +709,13 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         chunks = [sum(v[1] == k for v in self.model.values()) for k in KeepClass]
         sizes = [sum(v[0] for v in self.model.values() if v[1] == k) for k in KeepClass]
         assert (self.cache.class_chunks, self.cache.class_bytes) == (chunks, sizes)
+
+    @stateful.invariant()
+    def pinned_chunks_are_counted(self):
+        pinned = [c for c in self.cache.cids() if c in self.pins]
+        assert self.cache.pinned_chunks == len(pinned)
+        assert self.cache.pinned_bytes == sum(self.model[c][0] for c in pinned)
+        assert len(self.cache.pins) == len(self.pins)
 
     @stateful.invariant()
     def no_two_chunks_share_a_place(self):

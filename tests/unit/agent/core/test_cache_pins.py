@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from acstor_agent.core import cache_pins
+from acstor_agent.core import cache_slab
+from acstor_agent.core import public_cache
+from acstor_common import errors
+from acstor_common import ids
+
+KIB = 1024
+SLAB_BYTES = 256 * KIB
+SIZES = (4 * KIB, 16 * KIB, 64 * KIB)
+
+
+def cid(number: int) -> ids.Cid:
+    return ids.Cid(number.to_bytes(32, "little"))
+
+
+def test_content_of_two_images_takes_one_slot():
+    pins = cache_pins.Pins()
+    for length in (10_000, 10_000):
+        pins.add(cid(1), length)
+    pins.add(cid(2), 5000)
+    assert (dict(pins.slots), len(pins), pins.slot_bytes) == ({16384: 1, 8192: 1}, 2, 24576)
+    pins.remove(cid(1), 10_000)
+    assert cid(1) in pins
+    pins.remove(cid(1), 10_000)
+    assert cid(1) not in pins and pins.slot_bytes == 8192
+
+
+def test_what_is_not_pinned_cannot_be_unpinned():
+    with pytest.raises(KeyError):
+        cache_pins.Pins().remove(cid(1), 10)
+
+
+def test_slots_that_no_slab_can_have_are_lacking():
+    assert cache_pins.lacking_bytes({512 * KIB: 2}, 64 << 20, SLAB_BYTES) == 1024 * KIB
+
+
+def pin_and_place(cache, lengths) -> None:
+    """Pin chunks; if the cache says that it has room for all of them, it must take them."""
+    for number, length in enumerate(lengths):
+        cache.pin(cid(number), length)
+    if cache.lacking_bytes({}):
+        return
+    for number, length in enumerate(lengths):
+        cache.place(cid(number), length, public_cache.KeepClass.BORROWED)
+    assert cache.pinned_chunks == len(lengths)
+    assert cache.disk_bytes <= cache.limit_bytes
+
+
+@hypothesis.given(
+    counts=st.lists(st.integers(0, 60), min_size=3, max_size=3), slabs=st.integers(1, 8)
+)
+def test_cache_that_says_it_has_room_takes_all_sizes(counts, slabs):
+    """The larger ones come first: a few small ones then find room in larger slots."""
+    cache = public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES)
+    sizes = zip(reversed(SIZES), counts, strict=True)
+    pin_and_place(cache, [size for size, count in sizes for _ in range(count)])
+
+
+@hypothesis.given(
+    count=st.integers(0, 60),
+    slabs=st.integers(1, 8),
+    noise=st.lists(st.sampled_from(SIZES), max_size=60),
+)
+def test_cache_that_says_it_has_room_takes_one_size_whatever_was_in_it(count, slabs, noise):
+    cache = public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES)
+    for number, size in enumerate(noise):
+        cache.place(cid(10_000 + number), size, public_cache.KeepClass.BOOT)
+    pin_and_place(cache, [16 * KIB] * count)
+
+
+def test_lacking_bytes_let_the_cache_grow_as_far_as_needed():
+    limit_bytes = 2 * SLAB_BYTES
+    cache = public_cache.PublicCache(limit_bytes, SLAB_BYTES)
+    for number in range(20):
+        cache.pin(cid(number), 64 * KIB)
+    with pytest.raises(errors.CacheFull):
+        for number in range(20):
+            cache.place(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
+    cache.pins.beyond_bytes = cache.lacking_bytes({})
+    for number in range(20):
+        if cid(number) not in cache:
+            cache.place(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
+    assert cache.pinned_chunks == 20
+    layout = cache_slab.SlabLayout.within(SLAB_BYTES, 64 * KIB)
+    assert cache.disk_bytes == 7 * layout.file_bytes
