@@ -34,6 +34,14 @@ class Fallback(enum.StrEnum):
     HOLES_UNKNOWN = "holes-unknown"
 
 
+class Pace(enum.StrEnum):
+    """How fast an image becomes whole, as the operator wishes."""
+
+    USUAL = "usual"  # as the link can spare
+    HURRY = "hurry"  # before other images, as fast as it comes
+    PAUSED = "paused"  # not at all for the time being
+
+
 class Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, frozen=True):
     """Base of all requests."""
 

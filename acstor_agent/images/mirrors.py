@@ -93,7 +93,7 @@ class Mirrors:
         """
         opened = self._mirrors.get(image_id)
         try:
-            found = opened.map if opened else _open_map(self._path(image_id), image_id)
+            found = opened.map if opened else open_map(self._path(image_id), image_id)
         except (OSError, errors.ChunkMapFormatError):
             return iter(())
         return map(found.cid, range(len(found)))
@@ -149,12 +149,12 @@ class Mirrors:
         path = self._path(image_id)
         if path.exists():
             try:
-                return await trio.to_thread.run_sync(_open_map, path, image_id)
+                return await trio.to_thread.run_sync(open_map, path, image_id)
             except errors.ChunkMapFormatError as e:
                 LOG.warning("%s; taking it from the source again", e)
         await self._download_map(image_id, path)
         LOG.info("image %s: attached", image_id)
-        return await trio.to_thread.run_sync(_open_map, path, image_id)
+        return await trio.to_thread.run_sync(open_map, path, image_id)
 
     async def _download_map(self, image_id: ids.ImageId, path: pathlib.Path) -> None:
         """Take an image's map from the source; it gets its name only when it has been checked."""
@@ -170,7 +170,7 @@ class Mirrors:
             incoming.flush()
             written, os_hash = pathlib.Path(incoming.name), self._source.os_hash(blob)
             await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
-            incoming_map = await trio.to_thread.run_sync(_open_map, written, image_id, what)
+            incoming_map = await trio.to_thread.run_sync(open_map, written, image_id, what)
             await self._check_image(incoming_map)
             self._claim(image_id)
             await trio.to_thread.run_sync(os.fsync, incoming.fileno())
@@ -209,7 +209,7 @@ def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> Non
         raise errors.ChunkMapFormatError(what, 0, why)
 
 
-def _open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk_map.ChunkMap:
+def open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk_map.ChunkMap:
     """Map the file into memory and check all of it."""
     what = what or str(path)
     with path.open("rb") as file:

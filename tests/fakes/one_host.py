@@ -27,6 +27,7 @@ from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import opened
 from acstor_agent.images import prefetching
+from acstor_agent.images import promises
 from acstor_agent.images import waiting
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
@@ -85,14 +86,24 @@ class OneHost:
     ``source`` may be replaced by a faulty one before images are read.
     """
 
-    def __init__(self, folder: pathlib.Path, nursery: trio.Nursery, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        nursery: trio.Nursery,
+        limit_bytes: int,
+        is_keeping: bool,
+        may_grow: bool,
+    ) -> None:
         self.blobs: dict[base.Blob, bytes] = {}
         self.source = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs))
         (folder / "maps").mkdir(exist_ok=True)
         self.maps = folder / "maps"
         self.io = disk_io.DiskIo()
+        self.promises = promises.Promises(folder, limit_bytes, geometry.MIB, may_grow=may_grow)
+        if is_keeping:
+            self.promises.load()
         self.cache = cache_files.CacheFiles.open(
-            folder / "cache", limit_bytes, geometry.MIB, io=self.io
+            folder / "cache", limit_bytes, geometry.MIB, io=self.io, pins=self.promises.pins
         )
         self.peers = exchange.Exchange(
             ids.HostId("h1"),
@@ -185,11 +196,18 @@ class OneHost:
 
 @contextlib.asynccontextmanager
 async def one_host(
-    folder: pathlib.Path, limit_bytes: int = 8 * geometry.MIB
+    folder: pathlib.Path,
+    limit_bytes: int = 8 * geometry.MIB,
+    *,
+    is_keeping: bool = False,
+    may_grow: bool = False,
 ) -> AsyncIterator[OneHost]:
-    """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk."""
+    """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk.
+
+    :param is_keeping: it keeps its promises of whole images
+    """
     async with trio.open_nursery() as nursery:
-        host = OneHost(folder, nursery, limit_bytes)
+        host = OneHost(folder, nursery, limit_bytes, is_keeping, may_grow)
         await nursery.start(host.cache.run)
         try:
             yield host

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which images this host has promised to keep whole, and the file that remembers it.
+
+The one rule: promises are in the order in which they were made; what was promised first is kept.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_common import ids
+
+VERSION = 1
+
+
+Pace = control_wire.Pace
+
+
+class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One image that is kept whole.
+
+    :param since_s: when it was promised, wall clock; only shown
+    :param is_asked: an operator wants it kept, whether it is used or not
+    """
+
+    image_id: str
+    since_s: float
+    is_asked: bool = False
+    pace: Pace = Pace.USUAL
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    images: list[Promise]
+
+
+_decoder: msgspec.json.Decoder[_File] = msgspec.json.Decoder(_File)
+
+
+def encode(promises: Iterable[Promise]) -> bytes:
+    """Return the file of promises."""
+    return msgspec.json.format(msgspec.json.encode(_File(VERSION, list(promises))), indent=1)
+
+
+def decode(raw: bytes, what: str) -> dict[ids.ImageId, Promise]:
+    """Return the promises of a file, in their order.
+
+    :raises errors.FormatError: it is no such file
+    """
+    try:
+        file = _decoder.decode(raw)
+        if file.version != VERSION:
+            raise errors.FormatError(what, 0, f"version {file.version} is unknown")
+        return {ids.parse_image_id(one.image_id): one for one in file.images}
+    except (ValueError, RecursionError) as e:
+        raise errors.FormatError(what, 0, f"these are no promises: {e}") from e

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from acstor_agent.core import promise
+from acstor_common import errors
+
+ONE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+TWO = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+
+
+def test_promises_are_read_as_they_were_written_in_their_order():
+    made = [
+        promise.Promise(TWO, 5.0, is_asked=True, pace=promise.Pace.PAUSED),
+        promise.Promise(ONE, 6.0),
+    ]
+    read = promise.decode(promise.encode(made), "file")
+    assert list(read.values()) == made and list(read) == [TWO, ONE]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\0" * 100,
+        b"[]",
+        b'{"version": 2, "images": []}',
+        b'{"version": 1}',
+        b'{"version": 1, "images": [{"image_id": "x", "since_s": 1}]}',
+        b'{"version": 1, "images": [{"image_id": "%s"}]}' % ONE.encode(),
+        b'{"version": 1, "images": [], "more": 1}',
+        b"[" * 100_000,
+    ],
+)
+def test_other_bytes_are_refused(raw):
+    with pytest.raises(errors.FormatError, match="file"):
+        promise.decode(raw, "file")

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Promises of whole images: in a file, as pins, in their order, and what a fault costs."""
+
+import os
+
+import pytest
+import trio
+
+from acstor_agent.core import promise
+from acstor_agent.images import promises as promises_
+from acstor_common import geometry
+from tests.fakes import one_host
+
+IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
+MIB = geometry.MIB
+DATA = one_host.image_bytes(2 * MIB) + bytes(2 * CHUNK)
+SHARED = DATA[:MIB] + one_host.image_bytes(MIB, seed=3)
+
+
+def keeping(folder, limit_bytes=8 * MIB, **options):
+    return one_host.one_host(folder, limit_bytes, is_keeping=True, **options)
+
+
+async def make(host, image_id, **options):
+    image = await host.mirrors.attach(image_id)
+    return await host.promises.make(image_id, image.map, host.cache, **options)
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with keeping(tmp_path) as made:
+        made.add(DATA)
+        made.add(SHARED, OTHER)
+        yield made
+
+
+def promised_bytes(host) -> int:
+    return host.cache.statistics.promised_bytes
+
+
+async def test_images_share_what_they_have_in_common(host):
+    assert await make(host, IMAGE) == 0
+    assert promised_bytes(host) == 2 * MIB  # zeros need nothing
+    assert await make(host, OTHER) == 0
+    assert promised_bytes(host) == 3 * MIB
+    await host.promises.take_back(IMAGE, host.cache)
+    assert promised_bytes(host) == 2 * MIB
+    await host.promises.take_back(OTHER, host.cache)
+    await host.promises.take_back(OTHER, host.cache)
+    assert promised_bytes(host) == 0 and not host.promises.all()
+
+
+async def test_promise_that_is_made_twice_counts_once(host):
+    await make(host, IMAGE)
+    since_s = host.promises.get(IMAGE).since_s
+    await make(host, IMAGE, is_asked=True)
+    await make(host, IMAGE)
+    assert host.promises.get(IMAGE) == promise.Promise(IMAGE, since_s, is_asked=True)
+    await host.promises.take_back(IMAGE, host.cache)
+    assert promised_bytes(host) == 0
+
+
+async def test_promises_made_at_the_same_time_do_not_both_take_the_last_room(tmp_path):
+    async with keeping(tmp_path, 3 * MIB) as host:
+        host.add(one_host.image_bytes(2 * MIB, seed=5))
+        host.add(one_host.image_bytes(2 * MIB, seed=6), OTHER)
+        lacking = []
+
+        async def promise_one(image_id):
+            lacking.append(await make(host, image_id))
+
+        async with trio.open_nursery() as nursery:
+            for image_id in (IMAGE, OTHER):
+                nursery.start_soon(promise_one, image_id)
+        assert sorted(map(bool, lacking)) == [False, True]
+        assert len(host.promises.all()) == 1
+
+
+async def test_promises_outlive_the_worker_in_their_order(tmp_path):
+    async with keeping(tmp_path) as host:
+        host.add(DATA)
+        host.add(SHARED, OTHER)
+        await make(host, OTHER)
+        await make(host, IMAGE, is_asked=True)
+        await host.promises.change(OTHER, pace=promise.Pace.PAUSED)
+        before = host.promises.all()
+    async with keeping(tmp_path) as host:
+        assert host.promises.all() == before and list(before) == [OTHER, IMAGE]
+        assert promised_bytes(host) == 3 * MIB
+        assert host.source.reads == []
+
+
+@pytest.mark.expect_log("promised to be whole, but its map is lost")
+async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_path):
+    async with keeping(tmp_path) as host:
+        host.add(DATA)
+        await make(host, IMAGE, is_asked=True)
+    (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
+    async with keeping(tmp_path) as host:
+        assert host.promises.get(IMAGE).is_asked
+        assert host.promises.pinned(IMAGE) is None and promised_bytes(host) == 0
+        host.add(DATA)
+        assert await make(host, IMAGE) == 0
+        assert promised_bytes(host) == 2 * MIB
+        assert host.promises.get(IMAGE).is_asked
+
+
+@pytest.mark.allow_log("promises are made anew")
+@pytest.mark.parametrize("raw", [None, b"", b"rubbish"])
+async def test_lost_file_is_made_up_for_by_what_is_attached_the_latest_first(tmp_path, raw):
+    async with keeping(tmp_path, 3 * MIB) as host:
+        host.add(one_host.image_bytes(2 * MIB, seed=5))
+        host.add(one_host.image_bytes(2 * MIB, seed=6), OTHER)
+        await make(host, IMAGE)
+        await make(host, OTHER)
+    os.utime(tmp_path / "maps" / f"{IMAGE}.acmap", (1000, 1000))
+    path = tmp_path / promises_.FILE
+    if raw is None:
+        path.unlink()
+    else:
+        path.write_bytes(raw)
+    async with keeping(tmp_path, 3 * MIB) as host:
+        assert list(host.promises.all()) == [OTHER]
+
+
+async def test_smaller_limit_breaks_no_promise_and_allows_no_new_one(tmp_path):
+    async with keeping(tmp_path) as host:
+        host.add(DATA)
+        await make(host, IMAGE)
+    async with keeping(tmp_path, MIB) as host:
+        assert list(host.promises.all()) == [IMAGE] and promised_bytes(host) == 2 * MIB
+        host.add(SHARED, OTHER)
+        assert await make(host, OTHER) > 0
+
+
+async def test_cache_that_may_grow_has_room_for_all(tmp_path):
+    for is_first in (True, False):
+        async with keeping(tmp_path, 2 * MIB, may_grow=True) as host:
+            host.add(DATA)
+            host.add(SHARED, OTHER)
+            if is_first:
+                assert await make(host, IMAGE) == 0 == await make(host, OTHER)
+            assert host.promises.pins.beyond_bytes >= MIB
+            assert promised_bytes(host) == 3 * MIB
+    async with keeping(tmp_path, 2 * MIB, may_grow=True) as host:
+        for image_id in (IMAGE, OTHER):
+            await host.promises.take_back(image_id, host.cache)
+        assert host.promises.pins.beyond_bytes == 0
+
+
+@pytest.mark.expect_log("promises of whole images are not kept")
+async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch):
+    def full(path, raw):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(promises_, "_write", full)
+        assert await make(host, IMAGE) == 0
+        assert "No space left" in host.promises.unsaved
+        assert promised_bytes(host) == 2 * MIB
+    await make(host, OTHER)
+    assert not host.promises.unsaved
+    assert set(promise.decode((tmp_path / promises_.FILE).read_bytes(), "")) == {IMAGE, OTHER}
+
+
+async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
+    await make(host, IMAGE)
+    host.mirrors.detach(IMAGE)
+    host.add(SHARED)
+    await host.mirrors.attach(IMAGE)
+    await host.promises.take_back(IMAGE, host.cache)
+    assert promised_bytes(host) == 0
