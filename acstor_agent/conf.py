@@ -74,6 +74,31 @@ OPTS = [
         help="Which chunk makes room for a new one, within its class (borrowed chunks go first).",
     ),
     cfg.StrOpt(
+        "keep_images",
+        default="host",
+        choices=[
+            ("host", "images that instances of this host use become whole here, and stay so"),
+            ("none", "nothing is fetched that no guest asks for, and nothing is kept for good"),
+        ],
+        help="What is done so that instances depend on no other host and on no source. With host, "
+        "the rest of an image is fetched after the boot, behind everything else, and nothing of "
+        "it makes room for other images while it is used.",
+    ),
+    cfg.FloatOpt(
+        "whole_limit_mbit",
+        default=0.0,
+        min=0.0,
+        help="Upper bound, in Mbit/s, of the rate at which images become whole. They take only "
+        "what others leave over of the link (traffic_interfaces, link_mbit); 0 sets no other "
+        "bound.",
+    ),
+    cfg.BoolOpt(
+        "cache_may_grow_for_pins",
+        default=False,
+        help="Let the cache grow beyond cache_limit_bytes where images that must stay whole need "
+        "it. If off, an image for which there is no room does not become whole, and that is told.",
+    ),
+    cfg.StrOpt(
         "disk_policy",
         default="auto",
         choices=[

@@ -48,10 +48,13 @@ from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import news as news_
 from acstor_agent.images import opened as opened_
+from acstor_agent.images import pre_seed
 from acstor_agent.images import prefetching
+from acstor_agent.images import promises
 from acstor_agent.images import trace_spool
 from acstor_agent.images import uses
 from acstor_agent.images import waiting
+from acstor_agent.images import wholeness
 from acstor_agent.mount import fuse
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import openers
@@ -76,6 +79,7 @@ class Agent:
 
     :param nursery: where all of them live
     :param known: the numbers by which the kernel knows images and disks
+    :param promised: the images that are to stay whole; the cache has their pins
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Agent:
         cache: cache_files.CacheFiles,
         io: disk_io.DiskIo,
         known: inodes.Inodes,
+        promised: promises.Promises,
     ) -> None:
         own = conf.acstor_agent
         self._io = io
@@ -194,6 +199,7 @@ class Agent:
         )
         look_for_open = functools.partial(openers.images_open, conf.acstor.mount_point)
         self._uses = uses.Uses(self._images, look_for_open, self._disks.images)
+        self._whole = self._keep_whole(promised)
         self._bus = self._open_bus()
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
         self._recording = boot_recording.BootRecording(
@@ -222,6 +228,7 @@ class Agent:
             source=self._source,
             chunks=self._chunks,
             cache=cache,
+            is_kept=lambda image_id: promised.get(image_id) is not None,
             others=[self._recording.forget, known.detached],
         )
         self._requests = control_requests.ControlRequests(
@@ -230,6 +237,7 @@ class Agent:
             patience_s,
             images=self._images,
             uses=self._uses,
+            whole=self._whole,
             made=self._disks,
             chunks=self._chunks,
             detaching=self._detaching,
@@ -243,6 +251,22 @@ class Agent:
             self._images, self._recording, self._requests.pre_seed, self._requests.hydrate, fetched
         )
         self._decision = self._link_to_decision(self._bus) if self._bus else None
+
+    def _keep_whole(self, promised: promises.Promises) -> wholeness.Wholeness | None:
+        own = self._conf.acstor_agent
+        if own.keep_images == "none":
+            return None
+        return wholeness.Wholeness(
+            self._images,
+            self._uses,
+            promised,
+            chunks=self._chunks,
+            cache=self._cache,
+            guests_wait=lambda: len(self._waiting) > 0,
+            look=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit).look,
+            limits=settings.whole_limits(own),
+            first_chunk=pre_seed.first_chunk_of(self._host),
+        )
 
     def _open_bus(self) -> bus.Bus | None:
         """Return the message bus; one that makes no sense is as if there were none."""
@@ -309,6 +333,8 @@ class Agent:
         """Start what guests do not need; what cannot be started is tried again and again."""
         keep = self._optional.keep
         await keep("uses of images", optional.begun(self._uses.run))
+        if self._whole is not None:
+            await keep("whole images", optional.begun(self._whole.run))
         await keep("detaching of images", optional.begun(self._detaching.run))
         await keep("waiting reads", optional.begun(self._rescue.run))
         await keep("boot recording", optional.begun(self._recording.run))
@@ -346,7 +372,7 @@ class Agent:
         counted = self._chunks.counters
         fetched = dict(counted.fetched)  # the event loop's thread adds images to it
         late = self._rescue.late()
-        images = status.of_images(self._images, self._uses, fetched, late)
+        images = status.of_images(self._images, self._uses, self._whole, fetched, late)
         return {
             "host": self._host,
             "worker_pid": os.getpid(),

@@ -18,6 +18,7 @@ from acstor_agent.core import neighbours
 from acstor_agent.core import readahead
 from acstor_agent.core import unit_ahead
 from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_common import errors
 from acstor_common import ids
@@ -34,6 +35,7 @@ HOW_TO_GET_A_CERTIFICATE = (
     "folder identity of state_dir or where peer_tls_ca, peer_tls_cert and peer_tls_key say; where "
     "nobody else is on the network, set peer_security = insecure"
 )
+MBIT_BYTES = 125_000
 MIRROR_GROUP = "kvm"
 """Whose mirrors are where nothing is said: systemd makes it on every host, libvirt's packages put
 QEMU's user into it, and packages of nova-compute that of Nova."""
@@ -108,6 +110,12 @@ def read_ahead(own: Options) -> readahead.Predictor:
     is_by_units = own.read_ahead_by == "units"
     make = unit_ahead.UnitAhead if is_by_units else readahead.ReadAhead
     return make(own.read_ahead_limit_bytes)
+
+
+def whole_limits(own: Options) -> wholeness.Limits:
+    """Return what bounds how fast images become whole, and when."""
+    bytes_s = own.whole_limit_mbit * MBIT_BYTES or math.inf
+    return wholeness.Limits(bytes_s, own.boot_memory_idle_s, own.boot_memory_longest_s)
 
 
 def host_id(text: str) -> ids.HostId:

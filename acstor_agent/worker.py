@@ -8,6 +8,7 @@ import functools
 import gc
 import logging
 import os
+import pathlib
 import signal
 
 import trio
@@ -18,6 +19,7 @@ from acstor_agent import disk_io
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
 from acstor_agent.core import inodes
+from acstor_agent.images import promises
 from acstor_agent.process import supervisor
 from acstor_common import errors
 
@@ -38,12 +40,26 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
     io = disk_io.DiskIo(
         settings.disk_policy(own.disk_policy, own.cache_dir), settings.scheduling_limits(own)
     )
+    promised = promises.Promises(
+        pathlib.Path(own.state_dir),
+        own.cache_limit_bytes,
+        own.cache_slab_bytes,
+        may_grow=own.cache_may_grow_for_pins,
+    )
+    if own.keep_images != "none":
+        promised.load()
     cache = cache_files.CacheFiles.open(
-        own.cache_dir, own.cache_limit_bytes, own.cache_slab_bytes, own.cache_policy, io=io
+        own.cache_dir,
+        own.cache_limit_bytes,
+        own.cache_slab_bytes,
+        own.cache_policy,
+        io=io,
+        pins=promised.pins,
     )
     try:
         async with trio.open_nursery() as nursery:
-            agent = daemon.Agent(conf, nursery, cache, io, inodes.Inodes(inodes.keyed(secret)))
+            known = inodes.Inodes(inodes.keyed(secret))
+            agent = daemon.Agent(conf, nursery, cache, io, known, promised)
             await agent.start(inheritance)
             gc.freeze()  # what is here stays; guests would wait whenever it is looked through
             with trio.open_signal_receiver(signal.SIGTERM) as stops:

@@ -68,6 +68,19 @@ class PreSeed(Request, frozen=True, tag="pre-seed"):
     image_id: str
 
 
+class Unpin(Request, frozen=True, tag="unpin"):
+    """Keep an image only as long as it is used, though it was pre-seeded."""
+
+    image_id: str
+
+
+class SetPace(Request, frozen=True, tag="set-pace"):
+    """Let an image become whole before others, not for the time being, or as it comes."""
+
+    image_id: str
+    pace: Pace
+
+
 class Zeros(Request, frozen=True, tag="zeros"):
     """Which chunks of an image have only zeros, as :meth:`ChunkMap.zeros` says it."""
 
@@ -155,6 +168,8 @@ AnyRequest = (
     | Ensure
     | Drop
     | PreSeed
+    | Unpin
+    | SetPace
     | Zeros
     | Hydrate
     | MakeDisk

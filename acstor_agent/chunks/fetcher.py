@@ -97,6 +97,7 @@ class Fetcher:
         self._limiters = {
             Errand.PRE_SEED: trio.CapacityLimiter(background_limit),
             Errand.ADVERTISED: trio.CapacityLimiter(min(background_limit, ADVERTISED_AT_A_TIME)),
+            Errand.WHOLE: trio.CapacityLimiter(background_limit),
         }
         self._flights: flights.Flights[Fetched] = flights.Flights(nursery)
         self._ahead = flights.Queue(self._begin_ahead, background_limit, lambda: cache.has_room)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
-from typing import NamedTuple
 
 import pyroute2
 from pyroute2 import netlink
@@ -22,12 +21,7 @@ UNKNOWN_MBIT = 1000
 """What an interface that cannot say its rate is taken to have."""
 
 
-class Look(NamedTuple):
-    """The interfaces that count, at one moment (seconds of the monotonic clock)."""
-
-    at_s: float
-    links: list[links.Link]
-    link_bytes_s: int
+Look = links.Look
 
 
 class TrafficMeter:

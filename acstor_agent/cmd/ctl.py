@@ -8,6 +8,7 @@ import socket
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,8 @@ UNIT_BYTES = 1024 * 1024
 WIDTH = 72
 """Of what is said in words, which may be long."""
 MAX_BYTES = (1 << 63) - 1
+
+_Pace = control_wire.Pace
 
 
 def main() -> int:
@@ -65,7 +68,11 @@ def _parser() -> argparse.ArgumentParser:
     for name, text, kind in (
         ("ensure", "attach an image now", control_wire.Ensure),
         ("drop", "forget an image that no guest uses", control_wire.Drop),
-        ("pre-seed", "bring all of an image to this host", control_wire.PreSeed),
+        ("pre-seed", "bring all of an image to this host and keep it", control_wire.PreSeed),
+        ("unpin", "keep a pre-seeded image only while it is used", control_wire.Unpin),
+        ("hurry", "let an image become whole now, before others", _pace(_Pace.HURRY)),
+        ("pause", "let an image not become whole for the time being", _pace(_Pace.PAUSED)),
+        ("resume", "end what hurry or pause began", _pace(_Pace.USUAL)),
     ):
         added = command(name, text, lambda o, kind=kind: kind(o.image_id), _fields)
         added.add_argument("image_id", type=arguments.typed(ids.parse_image_id))
@@ -111,6 +118,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     added.add_argument("policy", help="as of the option disk_policy")
     return parser
+
+
+def _pace(pace: control_wire.Pace) -> Callable[[str], control_wire.SetPace]:
+    return lambda image_id: control_wire.SetPace(image_id, pace)
 
 
 def _table_in(file: pathlib.Path) -> msgspec.Raw:
@@ -226,6 +237,20 @@ def _identity(identity: dict[str, Any]) -> str:
     return "; ".join(said)
 
 
+def _whole(whole: dict[str, Any] | None) -> str:
+    """Return how far an image is, and how long the rest will take."""
+    if whole is None:
+        return "not used"
+    share = f" {100 * whole['share']:.0f} %" if whole["share"] is not None else ""
+    left = f", {whole['left_s']:.0f} s left" if whole["left_s"] is not None else ""
+    why = f": {whole['why']}" if whole["why"] else ""
+    asked = ", pinned" if whole["is_asked"] else ""
+    is_whole = whole["state"] == "whole"
+    return textwrap.fill(
+        f"{whole['state']}{'' if is_whole else share}{left}{asked}{why}", WIDTH // 2
+    )
+
+
 def _status(status: dict[str, Any]) -> str:
     cache, exchange = status["cache"], status["exchange"]
     about = {
@@ -278,6 +303,7 @@ def _status(status: dict[str, Any]) -> str:
             image["reads_in_flight"],
             f"{image['latency']['p99_s'] * 1000:.2f}",
             image["failed_reads"],
+            _whole(image["whole"]),
         ]
         for image_id, image in status["images"].items()
     ]
@@ -293,7 +319,9 @@ def _status(status: dict[str, Any]) -> str:
         [
             _fields(about),
             _table(["Origin", "Guests read, MiB", "Moved to this host, MiB"], origins),
-            _table(["Image", "MiB", "Cached", "Read", "In flight", "p99 ms", "Failed"], images),
+            _table(
+                ["Image", "MiB", "Cached", "Read", "In flight", "p99 ms", "Failed", "Whole"], images
+            ),
             _table(["Disk", "Image", "MiB", "Written", "Unsynced"], made),
         ]
     )

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 import trio
-import xxhash
 
 from acstor_agent import disk_io
 from acstor_agent.chunks import fetcher
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_socket
 from acstor_agent.core import disk_header
+from acstor_agent.core import promise
 from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.disks import disks
 from acstor_agent.disks import hydration
@@ -25,6 +25,7 @@ from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import pre_seed
 from acstor_agent.images import uses as uses_
+from acstor_agent.images import wholeness
 from acstor_agent.mount import openers
 from acstor_common import control_wire
 from acstor_common import errors
@@ -49,6 +50,7 @@ class ControlRequests:
         *,
         images: mirrors.Mirrors,
         uses: uses_.Uses,
+        whole: wholeness.Wholeness | None,
         made: disks.Disks,
         chunks: fetcher.Fetcher,
         detaching: detaching_.Detaching,
@@ -63,6 +65,7 @@ class ControlRequests:
         self._images, self._disks, self._chunks = images, made, chunks
         self._detaching = detaching
         self._ring, self._io, self._uses = rings, io, uses
+        self._whole = whole
         self._picture, self._change_policy = picture, change_policy
 
     async def handle(  # noqa: C901 - a branch for each request
@@ -84,6 +87,10 @@ class ControlRequests:
                 return await self._drop(ids.parse_image_id(image_id))
             case control_wire.PreSeed(image_id):
                 return await self.pre_seed(image_id, report)
+            case control_wire.Unpin(image_id):
+                return await self._wish(image_id, None)
+            case control_wire.SetPace(image_id, pace):
+                return await self._wish(image_id, pace)
             case control_wire.Zeros(image_id):
                 return await self._zeros(image_id)
             case control_wire.Hydrate(disk_id):
@@ -117,6 +124,17 @@ class ControlRequests:
             return await self._images.attach(parsed)
         raise errors.DeadlineExceeded(f"the chunk map of image {parsed}", deadline_s)
 
+    async def _wish(self, image_id: str, pace: promise.Pace | None) -> dict[str, Any]:
+        """Change how fast an image becomes whole; without a pace, keep it only while it is used."""
+        parsed = ids.parse_image_id(image_id)
+        if self._whole is None:
+            raise errors.Unusable(f"image {parsed}", "is not kept whole: keep_images is none")
+        if pace is None:
+            await self._whole.unask(parsed)
+        else:
+            await self._whole.set_pace(parsed, pace)
+        return {"image_id": parsed, **(self._whole.of(parsed) or {})}
+
     async def _zeros(self, image_id: str) -> dict[str, Any]:
         image_map = (await self._attach(image_id)).map
         cut = image_map.geometry
@@ -127,6 +145,8 @@ class ControlRequests:
         await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
         if made := await self._disks.of_image(image_id):
             raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
+        if self._whole is not None:
+            await self._whole.forget(image_id)
         self._detaching.detach(image_id)
         return {"image_id": image_id}
 
@@ -172,11 +192,17 @@ class ControlRequests:
         return await hydration.hydrate(made, image, self._chunks, report)
 
     async def pre_seed(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
-        """Bring all of an image to this host; see :func:`pre_seed.pre_seed`."""
+        """Bring all of an image to this host and keep it; see :func:`pre_seed.pre_seed`.
+
+        :raises errors.Unusable: there is no room to keep it
+        """
+        image = await self._attach(image_id)
+        if self._whole is not None:
+            await self._whole.ask(image)
         return await pre_seed.pre_seed(
-            await self._attach(image_id),
+            image,
             self._chunks,
             report,
             is_home=self._chunks.is_home_of,
-            first_chunk=xxhash.xxh3_64_intdigest(self._host.encode()),
+            first_chunk=pre_seed.first_chunk_of(self._host),
         )

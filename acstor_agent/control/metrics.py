@@ -35,6 +35,7 @@ class Collector(registry.Collector):
         status = self._picture()
         yield from _of_images(status["images"])
         yield from _of_detached(status["detached"])
+        yield from _of_whole(status["images"])
         yield from _of_exchange(status["exchange"])
         yield _of_refused(status["refused"])
         yield from _of_boots(status["boot"])
@@ -162,6 +163,28 @@ def _of_detached(detached: dict[str, int]) -> Iterator[core.Metric]:
         yield core.CounterMetricFamily(f"acstor_{name}", text, count)
 
 
+def _of_whole(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
+    families = {
+        name: core.GaugeMetricFamily(f"acstor_whole_{name}", text, labels=["image"])
+        for name, text in (
+            ("total_bytes", "Bytes of an image that is to be whole here, without zeros"),
+            ("left_bytes", "Bytes of it that are not here yet"),
+            ("lacking_bytes", "Bytes that the cache lacks for it: it does not become whole"),
+            ("bytes_s", "How fast it becomes whole"),
+        )
+    }
+    state = core.GaugeMetricFamily(
+        "acstor_whole_state", "1 for the state that it is in", labels=["image", "state"]
+    )
+    for image_id, image in images.items():
+        if (whole := image["whole"]) is not None:
+            for name, family in families.items():
+                if whole[name] is not None:
+                    family.add_metric([image_id], whole[name])
+            state.add_metric([image_id, whole["state"]], 1)
+    yield from [*families.values(), state]
+
+
 def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
     yield core.GaugeMetricFamily(
         "acstor_chunks_in_flight", "Chunks on their way to this host", exchange["chunks_in_flight"]
@@ -229,6 +252,10 @@ def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
         ("stored_bytes", "Bytes of chunks in the public cache"),
         ("disk_bytes", "Bytes of the public cache's files"),
         ("limit_bytes", "Upper bound of the public cache's files"),
+        ("beyond_bytes", "Bytes that it may grow beyond that for images that stay whole"),
+        ("promised_bytes", "Bytes that images take that are to stay whole, here or not yet"),
+        ("pinned_bytes", "Bytes of them that are here"),
+        ("pinned_missing_chunks", "Chunks of them that are not here"),
         ("pending_bytes", "Bytes of chunks that are not on disk yet"),
         ("chunks", "Chunks in the public cache"),
     ):

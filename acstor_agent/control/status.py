@@ -31,6 +31,7 @@ from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import waiting
+from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import strangers
 from acstor_agent.sources import base
@@ -62,6 +63,7 @@ def of_identity(
 def of_images(
     images: mirrors.Mirrors,
     uses: uses_.Uses,
+    whole: wholeness.Wholeness | None,
     fetched: Mapping[ids.ImageId, counters.Tally],
     late: Mapping[str, waits.Late],
 ) -> dict[ids.ImageId, dict[str, Any]]:
@@ -72,6 +74,7 @@ def of_images(
             fetched.get(image_id),
             images.touched_ns(image_id),
             uses.of(image_id),
+            whole.of(image_id) if whole else None,
             late.get(image_id),
         )
         for image_id in images.attached()
@@ -83,6 +86,7 @@ def of_image(
     fetched: counters.Tally | None,
     touched_ns: int,
     use: image_uses.Use,
+    whole: dict[str, Any] | None,
     late: waits.Late | None = None,
 ) -> dict[str, Any]:
     """Return what is known of one image; one that was not read since the start has no numbers.
@@ -97,6 +101,7 @@ def of_image(
         "touched_s": touched_ns / 1e9,
         "is_used": use.is_used(),
         "is_open": use.is_open,
+        "whole": whole,
         "read": read.read.as_dict(),
         "fetched": (fetched or counters.Tally()).as_dict(),
         "reads_in_flight": read.in_flight,

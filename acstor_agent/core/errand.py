@@ -18,6 +18,7 @@ class Errand(enum.IntEnum):
     READ_AHEAD = 1  # a sequential reader is about to want it
     PRE_SEED = 2  # an operator wants it here; no guest does yet
     ADVERTISED = 3  # a neighbour has it, so guests here may want it
+    WHOLE = 4  # an image that is used here becomes whole
 
     @property
     def klass(self) -> peer_wire.Klass:
@@ -39,4 +40,5 @@ _STREAMS = {
     Errand.READ_AHEAD: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
     Errand.PRE_SEED: requests.Stream(requests.Klass.HYDRATION, "pre-seed"),
     Errand.ADVERTISED: requests.Stream(requests.Klass.PREFETCH, "advertised"),
+    Errand.WHOLE: requests.Stream(requests.Klass.HYDRATION, "whole"),
 }

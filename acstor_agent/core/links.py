@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
+from typing import NamedTuple
 
 ON_TOP = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
 """Kinds of interfaces that stand on one other."""
@@ -40,6 +41,14 @@ class Link:
     master: int
     received: int
     sent: int
+
+
+class Look(NamedTuple):
+    """The interfaces that count, at one moment (seconds of the monotonic clock)."""
+
+    at_s: float
+    links: list[Link]
+    link_bytes_s: int
 
 
 @dataclasses.dataclass(frozen=True)

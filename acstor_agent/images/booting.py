@@ -12,6 +12,7 @@ one rule: whatever is wrong with a boot image, the guest reads on without it.
 import contextlib
 import enum
 import logging
+import math
 import pathlib
 import time
 from collections.abc import Callable
@@ -159,6 +160,8 @@ class Booting:
         self.in_memory: dict[ids.Cid, memoryview] = {}
         self.state = State.UNKNOWN
         self.head: boot_image.Head | None = None
+        self.begun_s = -math.inf
+        """When a guest was about to boot last."""
         self._map = image_map
         self._host = host
         self._path = host.path_of(image_map.image_id)
@@ -188,7 +191,8 @@ class Booting:
     def begin(self) -> None:
         """Note that a guest is about to boot: have the boot image in memory."""
         host = self._host
-        host.memory.begun(self._map.image_id, host.clock())
+        self.begun_s = host.clock()
+        host.memory.begun(self._map.image_id, self.begun_s)
         if self.state in (State.LOADING, State.READY) or host.clock() < self._look_again_s:
             return
         if not host.memory.limit_bytes:

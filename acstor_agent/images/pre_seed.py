@@ -10,11 +10,18 @@ place of its own.
 from collections.abc import Callable
 from collections.abc import Iterator
 
+import xxhash
+
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import want as want_
 from acstor_agent.images import bringing
 from acstor_agent.images import mirror
 from acstor_common import ids
+
+
+def first_chunk_of(host: ids.HostId) -> int:
+    """Return where a host begins, modulo the number of chunks."""
+    return xxhash.xxh3_64_intdigest(host.encode())
 
 
 def chunks_in_order(count: int, is_home: Callable[[int], bool], first: int) -> Iterator[int]:

@@ -136,6 +136,7 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
             metrics_listen=f"{local.LOOPBACK}:{port}",
             collection_s=decision.COLLECTION_S,
             traffic_interfaces="lo",
+            keep_images="host",
         )
         agent.image_path(image_id).read_bytes()
     wanted = expressions_of_dashboard() + expressions_of_alerts()

@@ -33,6 +33,7 @@ PROVEN = ("secure", "authenticated")
 DEFAULTS: Mapping[str, object] = {
     "cache_limit_bytes": 1024 * geometry.MIB,
     "cache_slab_bytes": 64 * geometry.MIB,
+    "keep_images": "none",  # most tests and measurements count what guests alone fetch
     "metrics_listen": "127.0.0.1:9464",
     "stop_with_guests": "unmount",  # tests end what they began, in any order
 }

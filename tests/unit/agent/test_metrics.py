@@ -18,7 +18,19 @@ from tests.fakes import one_host
 
 NET = peer_net.PeerNet(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
 CHUNK = one_host.CHUNK
-USE = image_uses.Use(is_open=False, is_base=False, idle_s=0.0)
+USE = image_uses.Use(is_open=True, is_base=False, idle_s=7.0)
+WHOLE = {
+    "state": "filling",
+    "why": "",
+    "total_bytes": 1000,
+    "left_bytes": 250,
+    "share": 0.75,
+    "bytes_s": 50,
+    "left_s": 5.0,
+    "lacking_bytes": 0,
+    "is_asked": False,
+    "pace": "usual",
+}
 
 
 def exposed(picture):
@@ -32,7 +44,9 @@ async def picture_of(host):
     fetched = host.chunks.counters.fetched
     image = host.mirrors.get_nowait(one_host.IMAGE)
     return {
-        "images": {one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0, USE)},
+        "images": {
+            one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0, USE, WHOLE)
+        },
         "exchange": status.of_exchange(host.chunks, host.peers, NET),
         "detached": {"images": 5, "purged_chunks": 6},
         "boot": status.of_boots(host.boots),
@@ -166,7 +180,8 @@ def test_agent_without_images_has_metrics_too():
         ],
         0,
     ) | {"quarantined": {}}
-    names = "stored_bytes disk_bytes limit_bytes pending_bytes chunks"
+    names = "stored_bytes disk_bytes limit_bytes beyond_bytes pending_bytes chunks"
+    names += " promised_bytes pinned_bytes pinned_missing_chunks"
     names += " evictions healed refused write_errors trouble"
     counted = "memory_bytes limit_bytes loaded dropped ignored refused failed recorded"
     picture["boot"] = dict.fromkeys(counted.split(), 0)

@@ -26,7 +26,9 @@ async def host(tmp_path):
 
 def of_image(host):
     fetched = host.chunks.counters.fetched.get(one_host.IMAGE)
-    return status.of_image(host.mirrors.get_nowait(one_host.IMAGE), fetched, 1_500_000_000, USE)
+    return status.of_image(
+        host.mirrors.get_nowait(one_host.IMAGE), fetched, 1_500_000_000, USE, None
+    )
 
 
 async def test_image_that_was_not_read_has_no_numbers(host):

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast images may become whole, how fast they do, and when to try again.
+
+The one rule: this is what nobody waits for, so it takes what others leave over.
+
+Times are seconds of one clock that never goes back, given by the caller.
+"""
+
+import math
+from typing import NamedTuple
+
+from acstor_agent.core import links
+
+SHARE = 0.9
+"""Of what the link has to spare: the rest is for those who begin to use it just now."""
+BESIDE_BOOTS = 0.1
+"""Of that, while guests of this host boot."""
+LEAST_BYTES_S = 256 * 1024.0
+"""Fills go on at this rate on a link that is full: it must end some day."""
+UNKNOWN_BYTES_S = 62_500_000.0
+"""Where nothing is known of the link: half of what 1000 Mbit/s carry."""
+AHEAD_S = 0.25
+"""How much of its rate a fill that was kept waiting may take at once."""
+FIRST_PAUSE_S = 5.0
+LONGEST_PAUSE_S = 300.0
+SPEED_OVER_S = 10.0
+"""Over how long a speed is averaged, about."""
+
+
+class Spare:
+    """What a link has to spare, as its counters show it."""
+
+    def __init__(self) -> None:
+        self._last: links.Look | None = None
+        self._others_bytes_s = 0.0
+        self._own_bytes = 0
+
+    def came(self, count: int) -> None:
+        """Note bytes of chunks that came for an image that becomes whole."""
+        self._own_bytes += count
+
+    def forget(self) -> None:
+        """Begin anew, after a pause in which nobody looked."""
+        self._last, self._own_bytes = None, 0
+
+    def looked(self, look: links.Look) -> float:
+        """Return the rate in bytes/s that others leave over; see :data:`SHARE`.
+
+        What others take is believed at once when it grows, and by half when it falls.
+        """
+        last, own_bytes = self._last, self._own_bytes * links.HEADERS
+        self._last, self._own_bytes = look, 0
+        if last is not None and look.at_s > last.at_s:
+            received = links.carried(last.links, look.links).received
+            others_bytes_s = max(0.0, received - own_bytes) / (look.at_s - last.at_s)
+            calmer = (self._others_bytes_s + others_bytes_s) / 2
+            self._others_bytes_s = max(others_bytes_s, calmer)
+        return max(LEAST_BYTES_S, SHARE * (look.link_bytes_s - self._others_bytes_s))
+
+
+class Pacer:
+    """Spreads fetches over time.
+
+    >>> pacer = Pacer()
+    >>> pacer.bytes_s = 1000.0
+    >>> [pacer.wait_s(500, now_s=10.0) for _ in range(3)]
+    [0.0, 0.25, 0.75]
+    """
+
+    def __init__(self) -> None:
+        self.bytes_s = math.inf
+        self._next_s = -math.inf
+
+    def wait_s(self, count: int, now_s: float) -> float:
+        """Return how long to wait before so many bytes are asked for, and count them."""
+        begin_s = max(self._next_s, now_s - AHEAD_S)
+        self._next_s = begin_s + count / self.bytes_s
+        return max(0.0, begin_s - now_s)
+
+
+class Speed:
+    """How fast bytes came of late."""
+
+    def __init__(self) -> None:
+        self.bytes_s = 0.0
+        self._since_s: float | None = None
+        self._count = 0
+
+    def came(self, count: int) -> None:
+        """Note bytes."""
+        self._count += count
+
+    def look(self, now_s: float) -> None:
+        """Bring ``bytes_s`` up to date; call it each second or so."""
+        since_s, self._since_s = self._since_s, now_s
+        count, self._count = self._count, 0
+        if since_s is None or now_s <= since_s:
+            self._count = count
+            return
+        share = 1 - math.exp(-(now_s - since_s) / SPEED_OVER_S)
+        is_first = not self.bytes_s
+        newest = count / (now_s - since_s)
+        self.bytes_s = newest if is_first else self.bytes_s + share * (newest - self.bytes_s)
+
+    def left_s(self, count: int) -> float | None:
+        """Return how long so many bytes will take at this speed; None if that cannot be told."""
+        return None if self.bytes_s < 1 else count / self.bytes_s
+
+
+class Failure(NamedTuple):
+    """Why an image does not become whole, and when that is tried again."""
+
+    why: str
+    again_s: float
+
+
+class Patience:
+    """When to try again what has failed: each time twice as long after.
+
+    >>> patience = Patience()
+    >>> patience.failed("the source is away", now_s=100.0)
+    >>> patience.failed("the source is away", now_s=105.0)
+    >>> patience.failure
+    Failure(why='the source is away', again_s=115.0)
+    """
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+        self._pause_s = FIRST_PAUSE_S
+
+    def failed(self, why: str, now_s: float) -> None:
+        """Note a failure."""
+        self.failure = Failure(why, now_s + self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def succeeded(self) -> None:
+        """Note that it works."""
+        self.failure = None
+        self._pause_s = FIRST_PAUSE_S
+
+    def may_try(self, now_s: float) -> bool:
+        """Say whether it is time to try."""
+        return self.failure is None or now_s >= self.failure.again_s

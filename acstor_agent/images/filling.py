@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fetches what of an image is not here, behind everything that anybody waits for.
+
+The one rule: guests come first.  A fetch waits while a guest waits for a chunk, for YIELD_S at
+most, and all of them together take what the link has to spare (``core/whole_pace.py``).
+"""
+
+import collections
+import math
+import time
+from collections.abc import Callable
+
+import trio
+
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import fetcher
+from acstor_agent.core import links
+from acstor_agent.core import promise as promise_
+from acstor_agent.core import whole_pace
+from acstor_agent.images import booting
+from acstor_agent.images import mirrors
+from acstor_agent.images import pre_seed
+from acstor_agent.images import prefetching
+from acstor_agent.images import promises as promises_
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+
+SLICE_S = 5.0
+"""For so long one image is filled before it is asked again which one is next."""
+MEASURE_S = 1.0
+UNDER_WAY = 8
+FETCH_S = 60.0
+"""No chunk is waited for longer: then it counts as failed."""
+FAILURES = 8
+"""Chunks that may fail before a slice ends early."""
+YIELD_S = 0.25
+YIELD_TICK_S = 0.005
+
+Pace = promise_.Pace
+
+
+class Progress:
+    """How far one image is.
+
+    ``left_bytes`` is None until it was counted; ``to_do`` has one chunk of each missing content.
+    """
+
+    def __init__(self) -> None:
+        self.total_bytes = 0
+        self.left_bytes: int | None = None
+        self.lacking_bytes = 0
+        self.to_do: collections.deque[int] = collections.deque()
+        self.speed = whole_pace.Speed()
+        self.patience = whole_pace.Patience()
+        self.counted_s = -math.inf
+        self.missing_then = 0  # of all images, when this one was counted
+
+
+class _Slice:
+    """What came of filling an image for some seconds."""
+
+    def __init__(self, until_s: float) -> None:
+        self.until_s = until_s
+        self.came = self.failures = 0
+        self.why = ""
+
+
+class Filler:
+    """What fills images, one at a time.
+
+    :param guests_wait: says whether a guest waits for what is not here
+    :param is_boot: says whether a guest of this host boots
+    :param look: looks at the link; blocks, and is called in a thread
+    :param limit_bytes_s: however much the link has to spare
+    :param first_chunk: where this host begins, so that not all begin with the same
+    """
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        promises: promises_.Promises,
+        *,
+        chunks: fetcher.Fetcher,
+        cache: cache_files.CacheFiles,
+        guests_wait: Callable[[], bool],
+        is_boot: Callable[[], bool],
+        look: Callable[[], links.Look],
+        limit_bytes_s: float,
+        first_chunk: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._images, self._promises = images, promises
+        self._chunks, self._cache = chunks, cache
+        self._guests_wait, self._is_boot = guests_wait, is_boot
+        self._look, self._limit_bytes_s = look, limit_bytes_s
+        self._first_chunk, self._clock = first_chunk, clock
+        self._spare, self._pacer = whole_pace.Spare(), whole_pace.Pacer()
+
+    def pause(self) -> None:
+        """Note that nothing is filled for a while."""
+        self._spare.forget()
+
+    async def count(self, image_map: chunk_map.ChunkMap, progress: Progress) -> None:
+        """Look which chunks are missing."""
+        progress.counted_s, progress.missing_then = self._clock(), self._cache.pinned_missing
+        progress.total_bytes, missing = await trio.to_thread.run_sync(self._missing, image_map)
+        progress.left_bytes = sum(map(image_map.geometry.chunk_length, missing))
+        progress.to_do = collections.deque(missing)
+
+    def _missing(self, image_map: chunk_map.ChunkMap) -> tuple[int, list[int]]:
+        """Return the bytes that an image has, and one chunk of each content that is not here.
+
+        First come those that this host is the home of, as in :mod:`pre_seed`.
+        """
+        firsts: dict[ids.Cid, int] = {}
+        for number in range(len(image_map)):
+            firsts.setdefault(image_map.cid(number), number)
+        firsts.pop(ids.ZERO_CID, None)
+        missing = [number for cid, number in firsts.items() if cid not in self._cache]
+        order = pre_seed.chunks_in_order(
+            len(missing),
+            lambda at: self._chunks.is_home_of(prefetching.want_of(image_map, missing[at])),
+            self._first_chunk,
+        )
+        total_bytes = sum(map(image_map.geometry.chunk_length, firsts.values()))
+        return total_bytes, [missing[at] for at in order]
+
+    async def fill(self, image_map: chunk_map.ChunkMap, progress: Progress) -> str:
+        """Fetch some of what is missing, for SLICE_S; return why nothing came, if nothing did."""
+        filling = _Slice(self._clock() + SLICE_S)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._measure, progress)
+            async with trio.open_nursery() as fetching:
+                for _ in range(UNDER_WAY):
+                    fetching.start_soon(self._fetch_some, image_map, progress, filling)
+            nursery.cancel_scope.cancel()
+        if progress.to_do or not filling.came:
+            return "" if filling.came else filling.why
+        await self._cache.wait_for_room()
+        await self.count(image_map, progress)  # all that was fetched should have stayed
+        if not progress.to_do:
+            return ""
+        trouble = self._cache.trouble
+        return trouble.what if trouble else "the cache has no room for what came"
+
+    async def _fetch_some(
+        self, image_map: chunk_map.ChunkMap, progress: Progress, filling: _Slice
+    ) -> None:
+        """Fetch one chunk after the other, until the slice ends."""
+        while progress.to_do and self._clock() < filling.until_s and filling.failures < FAILURES:
+            promised = self._promises.get(image_map.image_id)
+            if promised is None or promised.pace is Pace.PAUSED:
+                return
+            number = progress.to_do.popleft()
+            length = image_map.geometry.chunk_length(number)
+            if promised.pace is not Pace.HURRY:
+                await self._yield_to_guests(length)
+            if why := await self._fetch(image_map, number, progress):
+                filling.failures += 1
+                filling.why = why
+                progress.to_do.append(number)
+            else:
+                filling.came += 1
+                progress.left_bytes = max(0, (progress.left_bytes or 0) - length)
+
+    async def _fetch(self, image_map: chunk_map.ChunkMap, number: int, progress: Progress) -> str:
+        """Have a chunk brought here; return why it did not come, if so."""
+        want = prefetching.want_of(image_map, number)
+        with trio.move_on_after(FETCH_S):
+            try:
+                if await self._unpack(want.image_id, want.cid):
+                    return ""
+                if await self._chunks.fetch_ahead(want, fetcher.Errand.WHOLE) is not None:
+                    progress.speed.came(want.length)
+                    self._spare.came(want.length)
+            except errors.AcstorError as e:
+                return str(e)
+            return ""
+        return f"{want} did not come in {FETCH_S:.0f} s"
+
+    async def _unpack(self, image_id: ids.ImageId, cid: ids.Cid) -> bool:
+        """Take a chunk from a frame of the boot image that is here; say whether it has it."""
+        image = self._images.get_nowait(image_id)
+        if image is None or image.boots.state is booting.State.LOADING:
+            return False
+        if not image.boots.may_bring(cid) or await image.boots.bring(cid) is None:
+            return False
+        return cid in self._cache
+
+    async def _yield_to_guests(self, count: int) -> None:
+        wait_s = self._pacer.wait_s(count, self._clock())
+        if wait_s:
+            await trio.sleep(min(wait_s, SLICE_S))
+        with trio.move_on_after(YIELD_S):
+            while self._guests_wait():  # noqa: ASYNC110 - guests are to pay for no event
+                await trio.sleep(YIELD_TICK_S)
+
+    async def _measure(
+        self,
+        progress: Progress,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Look at the link again and again, until cancelled."""
+        while True:
+            try:
+                spare_bytes_s = self._spare.looked(await trio.to_thread.run_sync(self._look))
+            except errors.Unusable:  # the decision service is told
+                spare_bytes_s = whole_pace.UNKNOWN_BYTES_S
+            if self._is_boot():
+                spare_bytes_s *= whole_pace.BESIDE_BOOTS
+            self._pacer.bytes_s = min(spare_bytes_s, self._limit_bytes_s)
+            progress.speed.look(self._clock())
+            task_status.started()
+            task_status = trio.TASK_STATUS_IGNORED
+            await trio.sleep(MEASURE_S)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that are used become whole and stay so, with real agents and sources that go away."""
+
+import contextlib
+import json
+import os
+import time
+
+import pytest
+
+from acstor_common import errors
+from acstor_common import geometry
+from tests.fakes import hosts
+from tests.fakes import http_server
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+MIB = geometry.MIB
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+UNKNOWN = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+LIFE_S = 400.0
+SOON_S = 120.0
+"""Within how many seconds anything must have happened, on a loaded machine."""
+KEEPING = {"keep_images": "host", "boot_memory_idle_s": 1.0, "life_s": LIFE_S}
+DATA = local.random_bytes(12 * MIB + 12345, zero_share=0.1)
+
+
+def whole(agent: agents.Agent, image_id: str) -> dict | None:
+    return agent.status()["images"].get(image_id, {}).get("whole")
+
+
+def wait_for(agent: agents.Agent, image_id: str, state: str) -> dict:
+    def is_so() -> bool:
+        shown = whole(agent, image_id)
+        return shown is not None and shown["state"] == state
+
+    hosts.wait_until(is_so, f"an image that is {state}", SOON_S)
+    hosts.wait_written(agent)
+    shown = whole(agent, image_id)
+    assert shown is not None
+    return shown
+
+
+def touch_nothing(agent: agents.Agent, image_id: str) -> None:
+    """Let an image look to the next worker as if nobody had touched it for years."""
+    os.utime(agent.state_dir / "maps" / f"{image_id}.acmap", (1e9, 1e9))
+
+
+def read_back(agent: agents.Agent, image_id: str, data: bytes) -> None:
+    """Compare every byte, and let the kernel forget what it has read."""
+    with agent.image_path(image_id).open("rb") as file:
+        assert file.read() == data
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def next_worker(agent: agents.Agent) -> None:
+    killed = agent.worker_pid()
+    hosts.kill(killed)
+    hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "the next worker", SOON_S)
+    agent.wait_ready()
+
+
+@contextlib.contextmanager
+def web_source(images: local.ImageFolder):
+    files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
+    with http_server.serve(files) as server:
+        yield server
+
+
+def test_opened_image_becomes_whole_and_outlives_its_source(images, start):
+    image_id = images.add(DATA)
+    with web_source(images) as server:
+        agent = start(**KEEPING, **hosts.http_options(server.url))
+        with agent.image_path(image_id).open("rb") as guest:
+            guest.read(CHUNK)
+            shown = wait_for(agent, image_id, "whole")
+    assert (shown["left_bytes"], shown["share"]) == (0, 1.0)
+    assert agent.status()["exchange"]["source_bytes"] == shown["total_bytes"]  # each byte once
+    next_worker(agent)
+    wait_for(agent, image_id, "whole")
+    read_back(agent, image_id, DATA)
+    agent.stop()
+    agent.start()
+    agent.wait_ready()
+    wait_for(agent, image_id, "whole")
+    read_back(agent, image_id, DATA)
+    assert agent.status()["exchange"]["source_bytes"] == 0
+
+
+def test_load_of_other_images_pushes_out_nothing_that_is_pinned(images, start):
+    image_id = images.add(DATA)
+    others = [images.add(local.random_bytes(12 * MIB, seed)) for seed in (11, 12, 13)]
+    room = {"cache_limit_bytes": 20 * MIB, "cache_slab_bytes": MIB}
+    with web_source(images) as server:
+        agent = start(**KEEPING, **room, **hosts.http_options(server.url))
+        with agent.image_path(image_id).open("rb") as guest:
+            guest.read(CHUNK)
+            wait_for(agent, image_id, "whole")
+            for other in others:
+                agent.image_path(other).read_bytes()
+                assert wait_for(agent, other, "no room")["lacking_bytes"] > 0
+        assert agent.status()["cache"]["evictions"] > 0
+    read_back(agent, image_id, DATA)
+    cache = agent.status()["cache"]
+    assert cache["disk_bytes"] <= cache["limit_bytes"]
+    assert cache["pinned_missing_chunks"] == 0
+
+
+@pytest.mark.parametrize("may_grow", [False, True])
+def test_image_without_room_is_told_and_what_was_promised_first_stays(images, start, may_grow):
+    first, second = images.add(DATA), images.add(local.random_bytes(12 * MIB, 5))
+    room = {
+        "cache_limit_bytes": 20 * MIB,
+        "cache_slab_bytes": MIB,
+        "cache_may_grow_for_pins": may_grow,
+    }
+    agent = start(**KEEPING, **room)
+    agent.ctl("ensure", first)
+    wait_for(agent, first, "whole")
+    agent.ctl("ensure", second)
+    if may_grow:
+        wait_for(agent, second, "whole")
+        cache = agent.status()["cache"]
+        assert cache["limit_bytes"] < cache["disk_bytes"]
+        assert cache["disk_bytes"] <= cache["limit_bytes"] + cache["beyond_bytes"]
+    else:
+        shown = wait_for(agent, second, "no room")
+        assert f"lacks {shown['lacking_bytes']} bytes" in shown["why"]
+        assert "no room" in agent.ctl("status")
+        assert f"image {second}: cannot become whole here" in agent.log()
+        with pytest.raises(errors.Unusable, match="lacks"):
+            agents.request(agent.control_socket, "pre-seed", image_id=second)
+    assert whole(agent, first)["state"] == "whole"
+
+
+def test_smaller_cache_after_a_restart_gives_up_nothing_that_was_promised(images, tmp_path):
+    first, second = images.add(DATA), images.add(local.random_bytes(12 * MIB, 5))
+    options = {**KEEPING, "cache_slab_bytes": MIB}
+    with hosts.running(tmp_path / "h1", images, cache_limit_bytes=64 * MIB, **options) as agent:
+        for image_id in (first, second):
+            agent.ctl("ensure", image_id)
+            wait_for(agent, image_id, "whole")
+    images.path(first).unlink()
+    images.path(second).unlink()
+    with hosts.running(tmp_path / "h1", images, cache_limit_bytes=16 * MIB, **options) as agent:
+        for image_id in (first, second):
+            assert wait_for(agent, image_id, "whole")["left_bytes"] == 0
+        read_back(agent, first, DATA)
+        cache = agent.status()["cache"]
+        assert cache["promised_bytes"] > cache["limit_bytes"]
+
+
+@hosts.needs_take_over
+def test_one_of_two_instances_closes_and_the_image_stays(images, start):
+    image_id, newer = images.add(DATA), images.add(local.random_bytes(MIB, 5))
+    agent = start(**KEEPING)
+    one, two = (agent.image_path(image_id).open("rb") for _ in range(2))
+    with two:
+        with one:
+            wait_for(agent, image_id, "whole")
+        next_worker(agent)  # it must find out by itself who has it open
+        touch_nothing(agent, image_id)
+        next_worker(agent)
+        agent.ctl("ensure", newer)
+        wait_for(agent, newer, "whole")
+        assert whole(agent, image_id)["state"] == "whole"
+        assert agent.status()["cache"]["promised_bytes"] > 12 * MIB / 2
+
+
+def test_pins_go_when_an_image_is_used_no_longer_and_pre_seeded_ones_when_told(images, start):
+    used, asked = images.add(DATA), images.add(local.random_bytes(MIB, 5))
+    newer = images.add(local.random_bytes(MIB, 6))
+    agent = start(**KEEPING)
+    for image_id in (used, asked):
+        agent.ctl("ensure", image_id)
+    agent.ctl("pre-seed", asked)
+    wait_for(agent, used, "whole")
+    assert whole(agent, asked)["is_asked"]
+    agent.stop()
+    touch_nothing(agent, used)
+    touch_nothing(agent, asked)
+    agent.start()
+    agent.wait_ready()
+    agent.ctl("ensure", newer)  # Nova is alive
+    hosts.wait_until(lambda: whole(agent, used) is None, "an image that is not kept", SOON_S)
+    assert wait_for(agent, asked, "whole")["is_asked"]
+    assert "pinned" in agent.ctl("status")
+    agent.stop()
+    touch_nothing(agent, asked)
+    agent.start()
+    agent.wait_ready()
+    agent.ctl("ensure", newer)
+    wait_for(agent, asked, "whole")
+    agent.ctl("unpin", asked)
+    agent.stop()
+    touch_nothing(agent, asked)
+    agent.start()
+    agent.wait_ready()
+    agent.ctl("ensure", newer)
+    hosts.wait_until(lambda: whole(agent, asked) is None, "an image that is not kept", SOON_S)
+    wait_for(agent, newer, "whole")
+    assert agent.status()["cache"]["promised_bytes"] == MIB
+
+
+def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, start):
+    image_id = images.add(DATA)
+    agent = start(**KEEPING)
+    agent.ctl("ensure", image_id)
+    hidden = images.path(image_id).with_suffix(".hidden")
+    images.path(image_id).rename(hidden)
+    shown = wait_for(agent, image_id, "failing")
+    assert shown["left_bytes"] > 0 and shown["why"]
+    pid = agent.worker_pid()
+    hidden.rename(images.path(image_id))
+    wait_for(agent, image_id, "whole")
+    assert agent.worker_pid() == pid
+
+
+def test_pause_hurry_and_resume(images, start):
+    first, second = images.add(DATA), images.add(local.random_bytes(8 * MIB, 5))
+    agent = start(**KEEPING, whole_limit_mbit=1.0)
+    for image_id in (first, second):
+        agent.ctl("ensure", image_id)
+    wait_for(agent, first, "filling")
+    agent.ctl("pause", first)
+    wait_for(agent, first, "paused")
+    agent.ctl("hurry", second)
+    wait_for(agent, second, "whole")
+    left_bytes = whole(agent, first)["left_bytes"]
+    assert left_bytes > 8 * MIB  # at one megabit a second
+    next_worker(agent)
+    assert wait_for(agent, first, "paused")["left_bytes"] == left_bytes
+    agent.ctl("resume", first)
+    shown = wait_for(agent, first, "filling")
+    assert shown["pace"] == "usual"
+    agent.ctl("hurry", first)
+    wait_for(agent, first, "whole")
+    with pytest.raises(errors.Unusable, match="not kept whole"):
+        agents.request(agent.control_socket, "set-pace", image_id=UNKNOWN, pace="hurry")
+
+
+def test_rate_is_bounded(images, start):
+    image_id = images.add(DATA)
+    agent = start(**KEEPING, whole_limit_mbit=8.0)
+    agent.ctl("ensure", image_id)
+    wait_for(agent, image_id, "filling")
+    before, at_s = whole(agent, image_id)["left_bytes"], time.monotonic()
+    time.sleep(4)
+    left, took_s = whole(agent, image_id)["left_bytes"], time.monotonic() - at_s
+    assert before - left <= 1_000_000 * took_s + 2 * MIB
+
+
+@pytest.mark.parametrize("damage", ["lost", "rubbish"])
+def test_promises_that_are_lost_are_made_again_before_anything_is_pushed_out(images, start, damage):
+    image_id = images.add(DATA)
+    agent = start(**KEEPING)
+    agent.ctl("ensure", image_id)
+    wait_for(agent, image_id, "whole")
+    agent.stop()
+    file = agent.state_dir / "promises.json"
+    assert json.loads(file.read_bytes())["images"][0]["image_id"] == image_id
+    if damage == "lost":
+        file.unlink()
+    else:
+        file.write_bytes(b"{")
+    images.path(image_id).unlink()
+    agent.start()
+    agent.wait_ready()
+    wait_for(agent, image_id, "whole")
+    assert agent.status()["cache"]["pinned_bytes"] > 0
+    read_back(agent, image_id, DATA)
+
+
+def test_lost_chunks_of_a_whole_image_come_back(images, start):
+    image_id = images.add(DATA)
+    agent = start(**KEEPING, cache_slab_bytes=MIB, cache_limit_bytes=32 * MIB)
+    agent.ctl("ensure", image_id)
+    wait_for(agent, image_id, "whole")
+    cache_dir = agent.folder / "cache"
+    sorted(cache_dir.glob("slab-*.acslab"))[0].unlink()
+    hosts.wait_until(lambda: "was deleted" in agent.log(), "a slab that is missed", SOON_S)
+    hosts.wait_until(lambda: not agent.status()["cache"]["pinned_missing_chunks"], "all", SOON_S)
+    wait_for(agent, image_id, "whole")
+
+
+def test_dropped_image_is_not_kept(images, start):
+    image_id = images.add(DATA)
+    agent = start(**KEEPING)
+    agent.ctl("ensure", image_id)
+    wait_for(agent, image_id, "whole")
+    agent.ctl("drop", image_id)
+    assert agent.status()["cache"]["promised_bytes"] == 0
+    assert json.loads((agent.state_dir / "promises.json").read_bytes())["images"] == []
+
+
+def test_none_fetches_and_pins_nothing_by_itself(images, start):
+    image_id = images.add(DATA)
+    agent = start(keep_images="none", boot_memory_idle_s=1.0)
+    agent.ctl("ensure", image_id)
+    with pytest.raises(errors.Unusable, match="keep_images is none"):
+        agents.request(agent.control_socket, "unpin", image_id=image_id)
+    time.sleep(4)
+    status = agent.status()
+    assert status["exchange"]["source_bytes"] == 0
+    assert status["cache"]["promised_bytes"] == 0
+
+
+def test_other_hosts_are_asked_before_the_source(images, tmp_path):
+    image_id = images.add(DATA)
+    with hosts.cloud(tmp_path, images, **KEEPING) as cloud:
+        for agent in cloud.agents.values():
+            agent.ctl("ensure", image_id)
+        total_bytes = [wait_for(a, image_id, "whole")["total_bytes"] for a in cloud.agents.values()]
+        source_bytes = sum(one["exchange"]["source_bytes"] for one in cloud.statuses().values())
+        assert source_bytes <= 1.1 * total_bytes[0]
+        images.path(image_id).unlink()
+        for agent in cloud.agents.values():
+            read_back(agent, image_id, DATA)

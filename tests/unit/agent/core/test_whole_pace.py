@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+
+from acstor_agent.core import links
+from acstor_agent.core import whole_pace
+
+LINK_BYTES_S = 12_500_000
+
+
+class Link:
+    """A link whose counter grows as the test says."""
+
+    def __init__(self):
+        self.at_s, self.received = 0.0, 0
+
+    def look(self, received=0, after_s=1.0):
+        self.at_s += after_s
+        self.received += int(received)
+        eth0 = links.Link(2, "eth0", "", 0, 0, self.received, 0)
+        return links.Look(self.at_s, [eth0], LINK_BYTES_S)
+
+
+def test_idle_link_is_taken_nearly_as_a_whole():
+    spare, link = whole_pace.Spare(), Link()
+    assert spare.looked(link.look()) == whole_pace.SHARE * LINK_BYTES_S
+    own = 11_000_000
+    spare.came(own)
+    assert spare.looked(link.look(own * links.HEADERS)) == pytest.approx(0.9 * LINK_BYTES_S)
+
+
+def test_what_others_take_is_left_to_them_at_once_and_taken_back_slowly():
+    spare, link = whole_pace.Spare(), Link()
+    spare.looked(link.look())
+    busy = spare.looked(link.look(10_000_000))
+    assert busy == pytest.approx(0.9 * 2_500_000)
+    calmer = [spare.looked(link.look()) for _ in range(3)]
+    assert calmer == [pytest.approx(0.9 * rate) for rate in (7_500_000, 10_000_000, 11_250_000)]
+
+
+def test_fill_goes_on_slowly_on_a_full_link():
+    spare, link = whole_pace.Spare(), Link()
+    spare.looked(link.look())
+    assert spare.looked(link.look(LINK_BYTES_S)) == whole_pace.LEAST_BYTES_S
+
+
+def test_after_a_pause_what_was_carried_meanwhile_does_not_count():
+    spare, link = whole_pace.Spare(), Link()
+    spare.looked(link.look())
+    spare.forget()
+    assert spare.looked(link.look(LINK_BYTES_S * 3600)) == whole_pace.SHARE * LINK_BYTES_S
+
+
+def test_interface_that_is_made_anew_is_no_traffic():
+    spare, link = whole_pace.Spare(), Link()
+    link.received = 10**12
+    spare.looked(link.look())
+    link.received = 0
+    assert spare.looked(link.look()) == whole_pace.SHARE * LINK_BYTES_S
+
+
+@pytest.mark.parametrize("bytes_s", [1e5, 1e7])
+def test_pacer_keeps_its_rate_however_often_it_is_asked(bytes_s):
+    pacer = whole_pace.Pacer()
+    pacer.bytes_s, now_s, taken = bytes_s, 100.0, 0
+    while now_s < 200.0:
+        now_s += pacer.wait_s(65536, now_s)
+        taken += 65536
+    most = bytes_s * (100.0 + whole_pace.AHEAD_S) + 2 * 65536
+    assert bytes_s * 99.0 <= taken <= most
+
+
+def test_pacer_that_was_not_used_for_long_owes_nothing():
+    pacer = whole_pace.Pacer()
+    pacer.bytes_s = 65536.0
+    assert pacer.wait_s(65536, 0.0) == 0.0
+    waits = [pacer.wait_s(65536, 1000.0) for _ in range(3)]
+    assert waits == [0.0, 0.75, 1.75]
+
+
+def test_speed_follows_what_came_and_tells_the_time_left():
+    speed = whole_pace.Speed()
+    assert speed.left_s(100) is None
+    for second in range(60):
+        speed.look(float(second))
+        speed.came(1000)
+    assert speed.bytes_s == pytest.approx(1000)
+    assert speed.left_s(60_000) == pytest.approx(60)
+    for second in range(60, 200):
+        speed.look(float(second))
+    assert speed.left_s(60_000) is None or speed.left_s(60_000) > 1e6
+
+
+def test_speed_survives_two_looks_at_one_moment():
+    speed = whole_pace.Speed()
+    speed.look(1.0)
+    speed.came(500)
+    speed.look(1.0)
+    speed.look(2.0)
+    assert speed.bytes_s == 500
+
+
+def test_patience_grows_up_to_a_bound_and_is_forgotten_with_a_success():
+    patience, now_s, pauses = whole_pace.Patience(), 0.0, []
+    for _ in range(10):
+        patience.failed("why", now_s)
+        assert not patience.may_try(now_s)
+        pauses.append(patience.failure.again_s - now_s)
+        now_s = patience.failure.again_s
+        assert patience.may_try(now_s)
+    assert pauses[:3] == [5.0, 10.0, 20.0] and max(pauses) == whole_pace.LONGEST_PAUSE_S
+    patience.succeeded()
+    assert patience.failure is None and patience.may_try(-math.inf)

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When images become whole, in which order, and what keeps them from it."""
+
+import contextlib
+
+import pytest
+import trio
+
+from acstor_agent.core import image_uses
+from acstor_agent.core import links
+from acstor_agent.core import whole_pace
+from acstor_agent.images import booting
+from acstor_agent.images import filling
+from acstor_agent.images import uses as uses_
+from acstor_agent.images import wholeness
+from acstor_common import errors
+from acstor_common import geometry
+from tests.fakes import one_host
+
+IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
+MIB = geometry.MIB
+DATA = one_host.image_bytes(40 * CHUNK) + bytes(4 * CHUNK) + one_host.image_bytes(777, seed=2)
+SECOND = one_host.image_bytes(30 * CHUNK, seed=3)
+LIMITS = wholeness.Limits(bytes_s=1e9, boot_idle_s=0.5, boot_longest_s=2.0)
+IN_USE_S = 1.5
+PATIENCE_S = 40.0
+
+
+async def until(is_true, within_s=PATIENCE_S):
+    with trio.fail_after(within_s):
+        while not is_true():  # noqa: ASYNC110 - nothing says when it is
+            await trio.sleep(0.01)
+
+
+class Keeper:
+    """A host that keeps images whole, and what its link and its guests do."""
+
+    def __init__(self, host):
+        self.host = host
+        self.is_waiting, self.looks, self.link_fails = False, 0, False
+        host.boots.clock = trio.current_time
+        self.uses = uses_.Uses(host.mirrors, set, set, clock=trio.current_time)
+        self.whole = wholeness.Wholeness(
+            host.mirrors,
+            self.uses,
+            host.promises,
+            chunks=host.chunks,
+            cache=host.cache,
+            guests_wait=lambda: self.is_waiting,
+            look=self.look,
+            limits=LIMITS,
+            clock=trio.current_time,
+        )
+
+    def look(self):
+        self.looks += 1
+        if self.link_fails:
+            raise errors.Unusable("network interfaces", "there are none")
+        return links.Look(float(self.looks), [], 125_000_000)
+
+    def state(self, image_id=IMAGE):
+        shown = self.whole.of(image_id)
+        return shown and shown["state"]
+
+    async def wait(self, state, image_id=IMAGE):
+        await until(lambda: self.state(image_id) == state)
+        return self.whole.of(image_id)
+
+    async def use(self, image_id=IMAGE):
+        image = await self.host.mirrors.attach(image_id)
+        self.uses.opened(image_id)
+        return image
+
+    def promised_bytes(self):
+        return self.host.cache.statistics.promised_bytes
+
+
+@contextlib.asynccontextmanager
+async def running(folder, limit_bytes=8 * MIB):
+    async with one_host.one_host(folder, limit_bytes, is_keeping=True) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        made = Keeper(host)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.uses.run)
+            nursery.start_soon(made.whole.run)
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """Let everything happen soon."""
+    for module, name, value in (
+        (uses_, "LOOK_S", 0.1),
+        (wholeness, "TICK_S", 0.05),
+        (wholeness, "RECOUNT_S", 0.2),
+        (filling, "SLICE_S", 0.3),
+        (filling, "MEASURE_S", 0.05),
+        (filling, "FETCH_S", 0.5),
+        (whole_pace, "FIRST_PAUSE_S", 0.1),
+        (whole_pace, "LONGEST_PAUSE_S", 1.0),
+    ):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(image_uses, "IN_USE_S", IN_USE_S)
+    monkeypatch.setattr(image_uses.Use.is_used, "__defaults__", (IN_USE_S,))
+    monkeypatch.setattr(uses_.Uses.is_used, "__defaults__", (IN_USE_S,))
+
+
+@pytest.fixture
+async def keeper(tmp_path, fast):
+    async with running(tmp_path) as made:
+        yield made
+
+
+async def test_image_that_is_used_becomes_whole(keeper):
+    image = await keeper.use()
+    shown = await keeper.wait("whole")
+    assert image.held().missing_bytes == 0
+    assert shown["total_bytes"] == 40 * CHUNK + 777
+    assert (shown["left_bytes"], shown["share"], shown["is_asked"]) == (0, 1.0, False)
+
+
+async def test_image_that_nobody_uses_is_not_kept(keeper):
+    image = await keeper.host.mirrors.attach(IMAGE)
+    await keeper.wait("whole")  # it was attached a moment ago
+    await keeper.use(OTHER)
+    for _ in range(20):
+        keeper.uses.touched(OTHER)
+        await trio.sleep(IN_USE_S / 5)
+    assert keeper.state(IMAGE) is None and keeper.state(OTHER) == "whole"
+    assert keeper.host.promises.get(IMAGE) is None
+    assert keeper.promised_bytes() == 30 * CHUNK
+    assert image.held().missing_bytes == 0  # until others need the room
+
+
+async def test_filling_waits_for_the_end_of_the_boot(keeper):
+    image = await keeper.use()
+    image.boots.begin()
+    await keeper.wait("booting")
+    await image.read(0, CHUNK)
+    assert image.held().cached_bytes == CHUNK
+    await keeper.wait("whole")
+    assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
+
+
+async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(keeper):
+    image = await keeper.use()
+    image.boots.begin()
+    image.counters.in_flight += 1
+    await keeper.wait("whole")
+    assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_longest_s
+
+
+async def test_boot_image_in_memory_is_a_boot(keeper):
+    image = await keeper.use()
+    image.boots.state = booting.State.READY
+    await trio.sleep(2 * LIMITS.boot_longest_s)
+    assert keeper.state() == "booting"
+    assert image.held().cached_bytes == 0
+    image.boots.state = booting.State.DROPPED
+    await keeper.wait("whole")
+
+
+async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(keeper):
+    keeper.is_waiting = True
+    began_s = trio.current_time()
+    await keeper.use()
+    await keeper.wait("whole")
+    assert trio.current_time() - began_s >= 41 / filling.UNDER_WAY * filling.YIELD_S
+
+
+async def test_link_that_cannot_be_looked_at_does_not_keep_it_from_filling(keeper):
+    keeper.link_fails = True
+    await keeper.use()
+    await keeper.wait("whole")
+
+
+async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_boot(keeper):
+    host, order = keeper.host, []
+    fetch_ahead = host.chunks.fetch_ahead
+
+    async def noted(want, errand):
+        order.append(want.image_id)
+        return await fetch_ahead(want, errand)
+
+    host.chunks.fetch_ahead = noted
+    for image_id in (IMAGE, OTHER):
+        (await keeper.use(image_id)).boots.state = booting.State.READY
+    await keeper.wait("booting", OTHER)
+    await keeper.whole.set_pace(OTHER, wholeness.Pace.HURRY)
+    await keeper.wait("whole", OTHER)
+    assert set(order) == {OTHER} and keeper.state(IMAGE) == "booting"
+
+
+async def test_image_can_be_hurried_before_it_was_promised(keeper):
+    image = await keeper.use()
+    image.boots.state = booting.State.READY
+    await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY)
+    await keeper.wait("whole")
+
+
+async def test_paused_image_stays_as_it_is_until_it_is_resumed(keeper):
+    (await keeper.use()).boots.state = booting.State.READY
+    await keeper.wait("booting")
+    await keeper.whole.set_pace(IMAGE, wholeness.Pace.PAUSED)
+    keeper.host.mirrors.get_nowait(IMAGE).boots.state = booting.State.DROPPED
+    await trio.sleep(1)
+    assert keeper.state() == "paused"
+    assert keeper.whole.of(IMAGE)["left_bytes"] == 40 * CHUNK + 777
+    await keeper.whole.set_pace(IMAGE, wholeness.Pace.USUAL)
+    await keeper.wait("whole")
+
+
+async def test_source_that_fails_is_asked_less_and_less_often(keeper):
+    image = await keeper.use()
+    kept = keeper.host.blobs.copy()
+    keeper.host.blobs.clear()
+    shown = await keeper.wait("failing")
+    assert shown["why"] and shown["left_bytes"] > 0
+    patience = keeper.whole._known[IMAGE].patience
+    await until(lambda: patience._pause_s == whole_pace.LONGEST_PAUSE_S)
+    before = len(keeper.host.source.reads)
+    await trio.sleep(1)
+    assert len(keeper.host.source.reads) - before <= 2 * (filling.FAILURES + filling.UNDER_WAY)
+    keeper.host.blobs.update(kept)
+    await keeper.wait("whole")
+    assert image.held().missing_bytes == 0
+
+
+async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper):
+    host = keeper.host
+    fetch_ahead = host.chunks.fetch_ahead
+
+    async def all_but_one(want, errand):
+        if want.offset == 0:
+            raise errors.ChunkInvalid(want.cid, b"x" * 32, "the source")
+        return await fetch_ahead(want, errand)
+
+    host.chunks.fetch_ahead = all_but_one
+    await keeper.use()
+    shown = await keeper.wait("failing")
+    await until(lambda: keeper.whole.of(IMAGE)["left_bytes"] == CHUNK)
+    assert "the source" in shown["why"]
+    host.chunks.fetch_ahead = fetch_ahead
+    await keeper.wait("whole")
+
+
+async def test_fetch_that_never_ends_counts_as_failed(keeper):
+    async def hang(want, errand):
+        await trio.sleep_forever()
+
+    fetch_ahead, keeper.host.chunks.fetch_ahead = keeper.host.chunks.fetch_ahead, hang
+    await keeper.use()
+    shown = await keeper.wait("failing")
+    assert "did not come in" in shown["why"]
+    keeper.host.chunks.fetch_ahead = fetch_ahead
+    await keeper.wait("whole")
+
+
+@pytest.mark.expect_log("cannot become whole here: the cache lacks")
+async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(tmp_path, fast):
+    async with running(tmp_path, MIB) as keeper:
+        await keeper.use(IMAGE)
+        await keeper.wait("whole", IMAGE)
+        await keeper.use(OTHER)
+        shown = await keeper.wait("no room", OTHER)
+        assert shown["lacking_bytes"] > 0
+        with pytest.raises(errors.Unusable, match="the cache lacks"):
+            await keeper.whole.ask(keeper.host.mirrors.get_nowait(OTHER))
+        with pytest.raises(errors.Unusable, match="is not kept whole here: the cache lacks"):
+            await keeper.whole.set_pace(OTHER, wholeness.Pace.HURRY)
+        assert keeper.state(IMAGE) == "whole"
+        keeper.uses.closed(IMAGE)
+
+        def is_whole():
+            keeper.uses.touched(OTHER)  # Nova is alive
+            return keeper.state(OTHER) == "whole"
+
+        await until(is_whole)
+        assert keeper.state(IMAGE) is None
+
+
+async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper):
+    image = await keeper.host.mirrors.attach(IMAGE)
+    await keeper.whole.ask(image)
+    for _ in range(10):
+        keeper.uses.touched(OTHER)
+        await trio.sleep(IN_USE_S / 2)
+    assert (await keeper.wait("whole"))["is_asked"]
+    await keeper.whole.unask(IMAGE)
+    await until(lambda: keeper.state() is None)
+    assert keeper.promised_bytes() == 0
+    with pytest.raises(errors.Unusable, match="is not kept whole here"):
+        await keeper.whole.unask(IMAGE)
+
+
+async def test_chunk_that_is_lost_is_fetched_again(keeper):
+    image = await keeper.use()
+    await keeper.wait("whole")
+    keeper.host.cache.drop(image.map.cid(3))
+    await until(lambda: not image.held().missing_bytes)
+    await keeper.wait("whole")
+
+
+async def test_image_of_zeros_needs_nothing(keeper):
+    keeper.host.add(bytes(8 * CHUNK))
+    await keeper.use()
+    shown = await keeper.wait("whole")
+    assert (shown["total_bytes"], shown["share"]) == (0, 1.0)
+
+
+async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
+    host = keeper.host
+    host.add_boot_image(DATA, range(20))
+    image = await keeper.use()
+    image.boots.begin()
+    await until(lambda: image.boots.state is booting.State.READY)
+    image.boots.drop()
+    before = host.chunks.counters.source_bytes
+    await keeper.wait("whole")
+    assert host.chunks.counters.source_bytes - before == 20 * CHUNK + 777
+    assert image.held().missing_bytes == 0
