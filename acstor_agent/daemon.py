@@ -256,6 +256,7 @@ class Agent:
         own = self._conf.acstor_agent
         if own.keep_images == "none":
             return None
+        promised.tell = functools.partial(self._optional.tell, promises.FILE)
         return wholeness.Wholeness(
             self._images,
             self._uses,

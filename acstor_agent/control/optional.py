@@ -67,6 +67,13 @@ class Optional:
         if self.troubles.note(what, why, self._clock()):
             LOG.error("%s: %s; guests are served without it", what, why)
 
+    def tell(self, what: str, why: str) -> None:
+        """Note why a part does not work, or with no reason that it does."""
+        if why:
+            self.note(what, why)
+        else:
+            self.over(what)
+
     def folder(self, path: pathlib.Path) -> pathlib.Path:
         """Make a folder where it is missing; without it the agent remembers less."""
         try:

@@ -12,6 +12,7 @@ import collections
 import logging
 import pathlib
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
 
 import msgspec
@@ -70,8 +71,8 @@ class Promises:
     ) -> None:
         self.pins = cache_pins.Pins()
         self.may_grow = may_grow
-        self.unsaved = ""
-        """Why the file is not up to date, if it is not."""
+        self.tell: Callable[[str], None] = lambda why: None
+        """Is told, whenever the file is written, why that was in vain, or nothing."""
         self._path, self._maps_dir = state_dir / FILE, state_dir / "maps"
         self._limit_bytes, self._slab_bytes = limit_bytes, min(slab_bytes, limit_bytes)
         self._kept: dict[ids.ImageId, Promise] = {}
@@ -203,10 +204,9 @@ class Promises:
         try:
             await trio.to_thread.run_sync(_write, self._path, raw)
         except OSError as e:
-            self.unsaved = f"{self._path}: {e.strerror}"
-            LOG.warning("promises of whole images are not kept: %s", self.unsaved)
+            self.tell(f"cannot be written: {e.strerror}; a restart would not know of all promises")
         else:
-            self.unsaved = ""
+            self.tell("")
 
 
 async def _for_each(contents: Contents, do: cache_files.Pin) -> None:

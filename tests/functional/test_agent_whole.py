@@ -318,3 +318,20 @@ def test_other_hosts_are_asked_before_the_source(images, tmp_path):
         images.path(image_id).unlink()
         for agent in cloud.agents.values():
             read_back(agent, image_id, DATA)
+
+
+def test_promises_that_cannot_be_written_are_a_trouble_and_cost_nothing(images, start):
+    first, second = images.add(DATA), images.add(local.random_bytes(MIB, 5))
+    agent = start(**KEEPING)
+    file = agent.state_dir / "promises.json"
+    agent.ctl("ensure", first)
+    wait_for(agent, first, "whole")
+    file.unlink()
+    file.mkdir()  # nothing can take its place
+    agent.ctl("ensure", second)
+    wait_for(agent, second, "whole")
+    assert "cannot be written" in agent.status()["troubles"]["promises.json"]["why"]
+    file.rmdir()
+    agent.ctl("pause", second)
+    assert "promises.json" not in agent.status()["troubles"]
+    assert file.is_file()

@@ -50,3 +50,13 @@ async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
     assert parts.troubles.now["metrics"].why == "a bug"
     await trio.sleep(100)
     assert len(part.tries_s) == 3 and parts.troubles.now == {}
+
+
+@pytest.mark.expect_log("promises.json: the disk is full; guests are served without it")
+async def test_part_that_tells_of_itself_is_in_troubles_until_it_works(nursery):
+    parts = optional.Optional(nursery, clock=lambda: 1234.0)
+    for _ in range(2):
+        parts.tell("promises.json", "the disk is full")
+    assert parts.troubles.now["promises.json"].why == "the disk is full"
+    parts.tell("promises.json", "")
+    assert parts.troubles.now == {}
