@@ -30,6 +30,9 @@ SLICE_S = 5.0
 """For so long one image is filled before it is asked again which one is next."""
 MEASURE_S = 1.0
 UNDER_WAY = 8
+CAREFUL = 2
+"""So many instead, until no guest has waited for CALM_S: what is under way is before a guest's."""
+CALM_S = 1.0
 FETCH_S = 60.0
 """No chunk is waited for longer: then it counts as failed."""
 FAILURES = 8
@@ -96,6 +99,7 @@ class Filler:
         self._look, self._limit_bytes_s = look, limit_bytes_s
         self._first_chunk, self._clock = first_chunk, clock
         self._spare, self._pacer = whole_pace.Spare(), whole_pace.Pacer()
+        self._guest_waited_s = -math.inf
 
     def pause(self) -> None:
         """Note that nothing is filled for a while."""
@@ -132,8 +136,8 @@ class Filler:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress)
             async with trio.open_nursery() as fetching:
-                for _ in range(UNDER_WAY):
-                    fetching.start_soon(self._fetch_some, image_map, progress, filling)
+                for number in range(UNDER_WAY):
+                    fetching.start_soon(self._fetch_some, number, image_map, progress, filling)
             nursery.cancel_scope.cancel()
         if progress.to_do or not filling.came:
             return "" if filling.came else filling.why
@@ -145,16 +149,24 @@ class Filler:
         return trouble.what if trouble else "the cache has no room for what came"
 
     async def _fetch_some(
-        self, image_map: chunk_map.ChunkMap, progress: Progress, filling: _Slice
+        self,
+        fetcher_no: int,
+        image_map: chunk_map.ChunkMap,
+        progress: Progress,
+        filling: _Slice,
     ) -> None:
         """Fetch one chunk after the other, until the slice ends."""
         while progress.to_do and self._clock() < filling.until_s and filling.failures < FAILURES:
             promised = self._promises.get(image_map.image_id)
             if promised is None or promised.pace is Pace.PAUSED:
                 return
+            is_hurry = promised.pace is Pace.HURRY
+            if not is_hurry and fetcher_no >= CAREFUL and not self._is_calm():
+                await trio.sleep(CALM_S / 10)
+                continue
             number = progress.to_do.popleft()
             length = image_map.geometry.chunk_length(number)
-            if promised.pace is not Pace.HURRY:
+            if not is_hurry:
                 await self._yield_to_guests(length)
             if why := await self._fetch(image_map, number, progress):
                 filling.failures += 1
@@ -188,12 +200,16 @@ class Filler:
             return False
         return cid in self._cache
 
+    def _is_calm(self) -> bool:
+        return self._clock() - self._guest_waited_s >= CALM_S
+
     async def _yield_to_guests(self, count: int) -> None:
         wait_s = self._pacer.wait_s(count, self._clock())
         if wait_s:
             await trio.sleep(min(wait_s, SLICE_S))
         with trio.move_on_after(YIELD_S):
-            while self._guests_wait():  # noqa: ASYNC110 - guests are to pay for no event
+            while self._guests_wait():
+                self._guest_waited_s = self._clock()
                 await trio.sleep(YIELD_TICK_S)
 
     async def _measure(

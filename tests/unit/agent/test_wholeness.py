@@ -98,6 +98,8 @@ def fast(monkeypatch):
         (filling, "SLICE_S", 0.3),
         (filling, "MEASURE_S", 0.05),
         (filling, "FETCH_S", 0.5),
+        (filling, "CALM_S", 0.2),
+        (filling, "YIELD_S", 0.05),
         (whole_pace, "FIRST_PAUSE_S", 0.1),
         (whole_pace, "LONGEST_PAUSE_S", 1.0),
     ):
@@ -168,6 +170,29 @@ async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(ke
     await keeper.use()
     await keeper.wait("whole")
     assert trio.current_time() - began_s >= 41 / filling.UNDER_WAY * filling.YIELD_S
+
+
+async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper):
+    host, most = keeper.host, []
+    fetch_ahead = host.chunks.fetch_ahead
+    under_way = 0
+
+    async def slow(want, errand):
+        nonlocal under_way
+        under_way += 1
+        most.append(under_way)
+        keeper.is_waiting = len(most) % 4 == 0
+        try:
+            await trio.sleep(0.02)
+            return await fetch_ahead(want, errand)
+        finally:
+            under_way -= 1
+
+    host.chunks.fetch_ahead = slow
+    keeper.is_waiting = True
+    await keeper.use()
+    await keeper.wait("whole")
+    assert most.count(1) + most.count(2) >= len(most) - filling.UNDER_WAY
 
 
 async def test_link_that_cannot_be_looked_at_does_not_keep_it_from_filling(keeper):
