@@ -15,6 +15,7 @@ import msgspec
 from acstor_common import errors
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
+MAX_HEAD_BYTES = 1024 * 1024
 
 
 class Fallback(enum.StrEnum):
@@ -51,9 +52,13 @@ class Status(Request, frozen=True, tag="status"):
 
 
 class Ensure(Request, frozen=True, tag="ensure"):
-    """Attach an image now, so that opening it later waits for nobody."""
+    """Attach an image now, so that opening it later waits for nobody.
+
+    :param head_bytes: what is to be here of its beginning, so that looking at that waits for nobody
+    """
 
     image_id: str
+    head_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_HEAD_BYTES)] = 0
 
 
 class Drop(Request, frozen=True, tag="drop"):

@@ -31,13 +31,14 @@ class AgentClient:
         self._socket_path = socket_path
         self._timeout_s = timeout_s
 
-    def ensure(self, image_id: str) -> int:
-        """Have an image attached; return its size in bytes.
+    def ensure(self, image_id: str, head_bytes: int = 0) -> int:
+        """Have an image attached, with its beginning on the host; return its size in bytes.
 
-        :raises errors.AgentRefused: the agent cannot attach it
+        :param head_bytes: what Nova is about to read itself, and must not wait for as guests do
+        :raises errors.AgentRefused: the agent cannot attach it, or not get its beginning in time
         :raises errors.AgentUnreachable: it does not answer in time
         """
-        size_bytes: int = self._ask(control_wire.Ensure(image_id))["size_bytes"]
+        size_bytes: int = self._ask(control_wire.Ensure(image_id, head_bytes))["size_bytes"]
         return size_bytes
 
     def pre_seed(self, image_id: str, timeout_s: float) -> None:

@@ -121,7 +121,7 @@ class Host:
 
     def _ensure(self, image_id: str) -> int:
         try:
-            return self.agent.ensure(image_id)
+            return self.agent.ensure(image_id, mirror_link.HEAD_BYTES)
         except errors.AgentUnreachable as e:
             raise NotEligibleError(_REASONS.AGENT_UNREACHABLE, str(e)) from e
         except errors.AgentRefused as e:
@@ -137,7 +137,7 @@ class Host:
         ends_s = time.monotonic() + self.seams.conf.acstor.agent_wait_s
         while True:
             try:
-                self.agent.ensure(image_id)
+                self.agent.ensure(image_id, mirror_link.HEAD_BYTES)
                 os.stat(self.mirror_path(image_id))
             except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
                 if time.monotonic() > ends_s:

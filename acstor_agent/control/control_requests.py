@@ -17,6 +17,7 @@ from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_socket
 from acstor_agent.core import disk_header
 from acstor_agent.core import promise
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.disks import disks
 from acstor_agent.disks import hydration
@@ -46,7 +47,7 @@ class ControlRequests:
         self,
         here: ids.HostId,
         mount_point: str,
-        read_deadline_s: float,
+        patience_s: float,
         *,
         images: mirrors.Mirrors,
         uses: uses_.Uses,
@@ -61,7 +62,7 @@ class ControlRequests:
     ) -> None:
         self.nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
         self._host, self._mount_point = here, mount_point
-        self._read_deadline_s = read_deadline_s
+        self._patience_s = patience_s
         self._images, self._disks, self._chunks = images, made, chunks
         self._detaching = detaching
         self._ring, self._io, self._uses = rings, io, uses
@@ -79,8 +80,8 @@ class ControlRequests:
         match request:
             case control_wire.Status():
                 return await trio.to_thread.run_sync(self._picture)
-            case control_wire.Ensure(image_id):
-                found = await self._attach(image_id)
+            case control_wire.Ensure(image_id, head_bytes):
+                found = await self._attach(image_id, head_bytes)
                 found.boots.begin()
                 return {"image_id": found.map.image_id, "size_bytes": found.size_bytes}
             case control_wire.Drop(image_id):
@@ -116,13 +117,22 @@ class ControlRequests:
         LOG.info("disk policy: %s", self._io.policy)
         return {"policy": self._io.policy}
 
-    async def _attach(self, image_id: str) -> mirror.Mirror:
+    async def _attach(self, image_id: str, head_bytes: int = 0) -> mirror.Mirror:
+        """Return an image's mirror, attached now, with so much of its beginning here.
+
+        Who asks has not opened it yet, and can do without: so this read has an end.
+        """
         parsed = ids.parse_image_id(image_id)
-        deadline_s = self._read_deadline_s
+        what = f"the chunk map of image {parsed}"
         self._uses.touched(parsed)
-        with trio.move_on_after(deadline_s):
-            return await self._images.attach(parsed)
-        raise errors.DeadlineExceeded(f"the chunk map of image {parsed}", deadline_s)
+        guest = requests.Stream(requests.Klass.GUEST, parsed)
+        with trio.move_on_after(self._patience_s), disk_io.as_stream(guest):
+            found = await self._images.attach(parsed)
+            what = f"the first {head_bytes} bytes of image {parsed}"
+            if head_bytes:
+                await found.read(0, head_bytes)
+            return found
+        raise errors.DeadlineExceeded(what, self._patience_s)
 
     async def _wish(self, image_id: str, pace: promise.Pace | None) -> dict[str, Any]:
         """Change how fast an image becomes whole; without a pace, keep it only while it is used."""

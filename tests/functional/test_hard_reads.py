@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from acstor_common import errors
 from acstor_common import geometry
+from acstor_nova import agent_client
+from acstor_nova import mirror_link
 from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.fakes import waiting_reader
@@ -257,6 +260,19 @@ def test_soft_reads_end_in_time(away):
     with reader("thread", at.path, 9) as soft:
         assert soft.said() == "EIO"
     assert "did not arrive within 1 s" in at.agent.log()
+
+
+def test_nova_is_told_in_time_that_it_cannot_look_at_an_image(away):
+    """It looks at an image's beginning in its own process, which must not wait as a guest does."""
+    at = away()
+    at.go()
+    nova = agent_client.AgentClient(str(at.agent.control_socket), 60.0)
+    with pytest.raises(errors.AgentRefused, match=f"the first {mirror_link.HEAD_BYTES} bytes"):
+        nova.ensure(at.image_id, mirror_link.HEAD_BYTES)
+    at.come_back()
+    assert nova.ensure(at.image_id, mirror_link.HEAD_BYTES) == len(DATA)
+    at.go()
+    mirror_link.read_head(at.path)
 
 
 def test_writer_of_a_disk_that_waits_for_its_image_can_be_killed(away):

@@ -17,6 +17,7 @@ from oslo_config import cfg
 from acstor_common import control_wire
 from acstor_nova import conf as nova_conf
 from acstor_nova import imagebackend
+from acstor_nova import mirror_link
 from tests.fakes import scripted_agent
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
@@ -134,7 +135,7 @@ def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
     made = nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
     assert nova.inspected == [str(nova.mirror)]
-    assert agent.asked == [control_wire.Ensure(IMAGE)]
+    assert agent.asked == [control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)]
     assert made.libvirt_info("none").driver_cache == "writeback"
     assert not nova.host.fallbacks.total
 
@@ -183,7 +184,7 @@ def test_request_that_is_not_eligible_is_downloaded(nova, agent, changes, option
         nova.conf.set_override(name, value, group="glance")
     nova.spawn(**options)
     assert nova.host.fallbacks.total == {reason: 1}
-    assert control_wire.Ensure(IMAGE) not in agent.asked
+    assert control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES) not in agent.asked
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_agent_that_hangs_is_waited_for_once(nova, agent):
     nova.conf.set_override("agent_timeout_s", 0.2, group="acstor")
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
-    assert agent.asked == [control_wire.Ensure(IMAGE)]
+    assert agent.asked == [control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)]
 
 
 @pytest.mark.expect_log("mirror-unreadable")
