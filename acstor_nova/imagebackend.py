@@ -129,6 +129,32 @@ class Host:
             reason = _REASONS.NOT_MAPPED if missing else _REASONS.AGENT_REFUSED
             raise NotEligibleError(reason, e.why) from e
 
+    def why_unreadable(self, base: str) -> Exception | None:
+        """Return why Nova could not look at the image behind a link; None if it can, or may.
+
+        Reads of a mirror wait for their bytes, and Nova reads in its own process.  So the agent is
+        asked first, which answers in time.  One that does not answer may be starting.
+        """
+        image_id = mirror_link.image_of(base)
+        if image_id is not None:
+            try:
+                self.agent.ensure(image_id, mirror_link.HEAD_BYTES)
+            except errors.AgentRefused as e:
+                return e
+            except errors.AgentUnreachable as e:
+                LOG.info("%s", e)
+        return None
+
+    def can_read(self, base: str) -> bool:
+        """Say whether Nova can look at the image behind a link."""
+        if self.why_unreadable(base) is not None:
+            return False
+        try:
+            mirror_link.read_head(base)
+        except OSError:
+            return False
+        return True
+
     def wait_for(self, image_id: str) -> None:
         """Wait until an image's mirror can be read.
 
@@ -196,16 +222,19 @@ class MirrorBase:
         image_id = kwargs.get("image_id")
         if image_id is None:
             return make(fetch_func)
-        try:
-            make(functools.partial(self._fetch, fetch_func))
-        except Exception as e:
-            base = self.host.base_path(image_id)
-            if mirror_link.image_of(base) is None or _can_read(base):
-                raise
-            self.host.fall_back(image_id, _REASONS.MIRROR_LOST, f"its mirror was lost: {e}")
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(base)
-            make(fetch_func)
+        base = self.host.base_path(image_id)
+        lost = self.host.why_unreadable(base)
+        if lost is None:
+            try:
+                return make(functools.partial(self._fetch, fetch_func))
+            except Exception as e:
+                if mirror_link.image_of(base) is None or self.host.can_read(base):
+                    raise
+                lost = e
+        self.host.fall_back(image_id, _REASONS.MIRROR_LOST, f"its mirror was lost: {lost}")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(base)
+        make(fetch_func)
 
     def _fetch(self, download: Callable[..., None], target: str, **kwargs: Any) -> None:
         """Do what Nova calls to download an image to ``target``."""
@@ -275,14 +304,6 @@ def _pause_on_errors(info: Any) -> None:
         return element
 
     info.format_dom = format_dom
-
-
-def _can_read(path: str) -> bool:
-    try:
-        mirror_link.read_head(path)
-    except OSError:
-        return False
-    return True
 
 
 def precache(host: Host, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:

@@ -247,6 +247,23 @@ def test_mirror_that_cannot_be_read_is_not_linked(nova, agent):
     assert nova.base.read_bytes() == DOWNLOADED
 
 
+@pytest.mark.expect_log("mirror-lost")
+def test_linked_mirror_whose_beginning_is_nowhere_is_replaced_unread(nova, agent):
+    nova.spawn()
+    agent.answers[control_wire.Ensure] = scripted_agent.failed("DeadlineExceeded", "30 s are over")
+    nova.mirror.unlink()
+    os.mkfifo(nova.mirror)  # who opens it waits for ever
+    nova.spawn()
+    assert nova.base.read_bytes() == DOWNLOADED
+
+
+def test_linked_mirror_is_used_while_the_agent_starts(nova):
+    with scripted_agent.running(nova.socket, nova.answers):
+        nova.spawn()
+    nova.spawn()
+    assert os.readlink(nova.base) == str(nova.mirror)
+
+
 def test_nova_s_own_refusal_is_passed_on(nova, agent):
     def refuse(image, image_id, path):
         raise CannotStartError("not what it says")
