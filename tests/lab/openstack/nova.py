@@ -50,7 +50,7 @@ def shared_sections(folder: pathlib.Path, needs: Needs, conf_file: pathlib.Path)
             "instances_path": folder / "nova" / "instances",
             "report_interval": 5,
             "periodic_fuzzy_delay": 0,  # or the scheduler meets new hosts a minute late
-            "service_down_time": 60,
+            "service_down_time": 600,  # a report that a killed broker loses is missed for 60 s
             "initial_cpu_allocation_ratio": 8.0,
             "reserved_host_memory_mb": 512,
             "reserved_host_disk_mb": 0,
