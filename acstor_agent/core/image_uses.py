@@ -16,9 +16,15 @@ from acstor_common import ids
 
 IN_USE_S = 3 * 3600.0
 """How long a touch shows that an image is in use: Nova touches those of all its instances, stopped
-ones too, each ``[image_cache] manager_interval`` (40 minutes); so it may miss three."""
+ones too, each ``[image_cache] manager_interval`` (40 minutes); so it may miss one.
+
+The time of two passes and SILENT_S together are shorter: else images would count as unused for the
+moments before Nova is taken for away."""
+SILENT_S = IN_USE_S / 2
+"""For how long Nova must touch nothing to be taken for away; longer than two passes are apart."""
 SILENCE_S = 7 * 24 * 3600.0
-"""How long nothing need be touched at all before that shows anything: nova-compute may be away."""
+"""How long Nova may be away before that shows anything: a host whose last instance was deleted is
+one whose images Nova does not touch."""
 
 
 class Use(NamedTuple):
@@ -121,39 +127,65 @@ class Openings:
 class Touches:
     """When images were touched or read last.
 
-    >>> touches, image = Touches(), ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    Time counts only while Nova is there, for else it cannot touch what it uses.  Only its own
+    touches show that it is: guests read, and operators ask for images, without it.  It is taken
+    for there at the start, when each image counts as touched: what was before says nothing, for
+    Nova or this host may have been away, or the host's date may have been wrong.
+
+    >>> image = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> touches = Touches(now_s=40.0, attached=[image])
+    >>> touches.idle_s(image, now_s=50.0), touches.is_seen(image)
+    (10.0, False)
     >>> touches.touched(image, at_s=100.0)
-    >>> touches.idle_s(image, now_s=160.0)
-    60.0
+    >>> touches.idle_s(image, now_s=160.0), touches.is_seen(image)
+    (60.0, True)
+
+    :param attached: the images that are there at the start
     """
 
-    def __init__(self) -> None:
-        self._at_s: dict[ids.ImageId, float] = {}
-        self._newest_s = -math.inf
+    def __init__(self, now_s: float, attached: Collection[ids.ImageId] = ()) -> None:
+        self._at_s = dict.fromkeys(attached, now_s)
+        self._unseen = set(attached)
+        self._nova_s = now_s
+        """When Nova touched anything last."""
 
     def __len__(self) -> int:
         return len(self._at_s)
 
-    def touched(self, image_id: ids.ImageId, at_s: float) -> None:
+    def touched(self, image_id: ids.ImageId, at_s: float, *, is_by_nova: bool = False) -> None:
         """Note that an image was touched; an earlier time than that known says nothing."""
+        if is_by_nova:
+            self._nova_came(at_s)
         self._at_s[image_id] = max(at_s, self._at_s.get(image_id, -math.inf))
-        self._newest_s = max(at_s, self._newest_s)
+        self._unseen.discard(image_id)
+
+    def _nova_came(self, at_s: float) -> None:
+        """Note that Nova is there; if it was away, it has yet to touch its other images."""
+        away_s = at_s - self._nova_s
+        if away_s > SILENT_S:
+            self._at_s = {one: min(its_s + away_s, at_s) for one, its_s in self._at_s.items()}
+        self._nova_s = max(at_s, self._nova_s)
 
     def idle_s(self, image_id: ids.ImageId, now_s: float) -> float:
         """Return how long an image was not touched; infinity if it never was; from any thread.
 
-        While no image is touched for longer than IN_USE_S, Nova may be away, which says nothing of
-        its instances: then that time does not count, up to SILENCE_S.
+        The time for which Nova is away does not count: never after it has come back, and while it
+        is away up to SILENCE_S.
         """
         at_s = self._at_s.get(image_id, -math.inf)
-        is_silent = IN_USE_S < now_s - self._newest_s <= SILENCE_S
-        return (self._newest_s if is_silent else now_s) - at_s
+        is_silent = SILENT_S < now_s - self._nova_s <= SILENCE_S
+        return max(0.0, (self._nova_s if is_silent else now_s) - at_s)
+
+    def is_seen(self, image_id: ids.ImageId) -> bool:
+        """Say whether an image was touched since the start; from any thread."""
+        return image_id in self._at_s and image_id not in self._unseen
 
     def forget(self, image_id: ids.ImageId) -> None:
         """Forget an image; what is attached by that name from now on is another one."""
         self._at_s.pop(image_id, None)
+        self._unseen.discard(image_id)
 
     def forget_others(self, attached: Collection[ids.ImageId]) -> None:
         """Forget what is not attached any more."""
         for image_id in self._at_s.keys() - set(attached):
-            del self._at_s[image_id]
+            self.forget(image_id)

@@ -8,14 +8,19 @@ An image is in use while one of these holds:
 * a disk in ``disks/`` began as it;
 * it was touched, read, or asked for by Nova less than ``within_s`` ago.  Nova touches the images
   of all its instances, also of those that are stopped, in each pass of its image cache manager
-  (40 minutes).  While Nova touches nothing at all it may be away: that time does not count, up to
-  a week (``core/image_uses.py``).
+  (40 minutes).  While Nova touches nothing at all it may be away, and reads and openings do not
+  show that it is there: that time does not count, up to a week; nor does it when Nova is back, and
+  has yet to touch its images (``core/image_uses.py``).
+
+When the worker is started all images count as touched at that moment: the time stamps that are on
+the disk do not show who was away meanwhile, and the host's date may be wrong.  :meth:`Uses.is_seen`
+tells what is seen to be used from what only counts as used.
 
 What is promised: :meth:`Uses.is_used` is never False for an image that somebody has opened since
 the worker was started, and that answer holds until the next await.  It is never False before the
-first look has ended.  It may be True for long after the last use, by ``within_s`` and two LOOK_S;
-in a silence as said above by a week; an opening that the kernel gave up counts until the worker is
-started again.
+first look has ended.  It may be True for long after the last use, or after the worker's start, by
+``within_s`` and two LOOK_S; in a silence as said above by a week; an opening that the kernel gave
+up counts until the worker is started again.
 
 What may be missed: processes that this one cannot see (another pid namespace, no CAP_SYS_PTRACE)
 and that opened an image before the worker was started.  Their reads and Nova's touches show the
@@ -52,21 +57,16 @@ class Uses:
         look_for_open: Look,
         look_for_bases: Look,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._images, self._clock = images, clock
         self._look_for_open, self._look_for_bases = look_for_open, look_for_bases
         self._openings = image_uses.Openings()
-        self._touches = image_uses.Touches()
+        attached = images.attached()
+        self._touches = image_uses.Touches(clock(), attached)
         self._bases: frozenset[ids.ImageId] = frozenset()
         self._has_looked = False
-        self._seen: dict[ids.ImageId, tuple[int, int]] = {}
+        self._seen = {image_id: (images.touched_ns(image_id), 0) for image_id in attached}
         """The stamp of each image when it was looked at, and how many reads it had had."""
-        now_s, wall_ns = clock(), int(wall_clock() * 1e9)
-        for image_id in images.attached():
-            stamp_ns = images.touched_ns(image_id)
-            self._seen[image_id] = stamp_ns, 0
-            self._touches.touched(image_id, now_s - max(0, wall_ns - stamp_ns) / 1e9)
 
     # What is seen
 
@@ -80,9 +80,12 @@ class Uses:
         self._openings.closed(image_id)
         self.touched(image_id)
 
-    def touched(self, image_id: ids.ImageId) -> None:
-        """Note that somebody is about to use an image; it need not be attached yet."""
-        self._touches.touched(image_id, self._clock())
+    def touched(self, image_id: ids.ImageId, *, is_by_nova: bool = False) -> None:
+        """Note that somebody is about to use an image; it need not be attached yet.
+
+        :param is_by_nova: Nova has touched it, so Nova is there
+        """
+        self._touches.touched(image_id, self._clock(), is_by_nova=is_by_nova)
 
     def detached(self, image_id: ids.ImageId) -> None:
         """Note that an image was detached: its last touch says nothing if it comes back."""
@@ -105,6 +108,12 @@ class Uses:
         :param within_s: how long a touch or a read counts, two LOOK_S at least
         """
         return self.of(image_id).is_used(within_s)
+
+    def is_seen(self, image_id: ids.ImageId) -> bool:
+        """Say whether an image is used, and something has shown that since the worker's start."""
+        if self._has_looked and (self._openings.is_open(image_id) or image_id in self._bases):
+            return True
+        return self._touches.is_seen(image_id) and self.is_used(image_id)
 
     async def run(self) -> None:
         """Look again and again, for ever."""
@@ -133,8 +142,10 @@ class Uses:
             image = self._images.get_nowait(image_id)
             reads = image.counters.latency.count if image else 0
             stamp_ns = self._images.touched_ns(image_id)
-            if self._seen.get(image_id) != (stamp_ns, reads):
-                self.touched(image_id)
+            seen = self._seen.get(image_id)
+            if seen != (stamp_ns, reads):
+                is_stamped = seen is not None and seen[0] != stamp_ns
+                self.touched(image_id, is_by_nova=is_stamped)  # a new map has a stamp by itself
             self._seen[image_id] = stamp_ns, reads
 
     def _forget_others(self) -> None:

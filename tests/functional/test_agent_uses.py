@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 
+from acstor_agent.images import uses
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -75,18 +76,16 @@ def test_image_is_closed_when_its_process_was_killed(images, start):
     wait_closed(agent, image_id)
 
 
-def test_touch_shows_a_use_that_outlives_the_agent(images, start):
-    image_id = images.add(local.random_bytes(MIB))
-    agent = start(life_s=LIFE_S)
-    agent.ctl("ensure", image_id)
-    wait_closed(agent, image_id)
-    agent.stop()
-    os.utime(agent.state_dir / "maps" / f"{image_id}.acmap", (1e9, 1e9))
-    agent.start()
-    agent.wait_ready()
-    other = images.add(local.random_bytes(MIB, 2))
-    agent.ctl("ensure", other)  # Nova is alive
-    agent_says = lambda: agent.status()["images"][image_id]["is_used"]  # noqa: E731
-    hosts.wait_until(lambda: not agent_says(), "an unused image", NOTICED_S)
-    os.utime(agent.image_path(image_id))
-    hosts.wait_until(agent_says, "a used image", NOTICED_S)
+def test_image_that_nova_touches_stays_and_one_that_it_does_not_touch_goes(images, start):
+    touched, other = images.add(local.random_bytes(MIB)), images.add(local.random_bytes(MIB, 2))
+    agent = start(life_s=2 * LIFE_S, detach_unused_after_s=4 * uses.LOOK_S)
+    for image_id in (touched, other):
+        agent.ctl("ensure", image_id)
+
+    def is_gone() -> bool:
+        os.utime(agent.image_path(touched))
+        return other not in agent.status()["images"]
+
+    hosts.wait_until(is_gone, "an image that is detached", 3 * NOTICED_S)
+    assert list(agent.status()["images"]) == [touched]
+    assert agent.status()["images"][touched]["is_used"]

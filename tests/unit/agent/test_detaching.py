@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """When images go that nobody uses, what goes with them, and what stays."""
 
-import time
-
 import pytest
 import trio
 
@@ -17,6 +15,7 @@ from tests.fakes import faulty_source
 from tests.fakes import one_host
 
 IMAGE, OTHER = one_host.IMAGE, one_host.OTHER
+NOVAS = ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 CHUNK = one_host.CHUNK
 HOUR_S = 3600.0
 DATA = one_host.image_bytes(4 * CHUNK)
@@ -29,9 +28,7 @@ class Host:
     def __init__(self, host):
         self.host, self.now_s = host, 1000.0
         self.open, self.told = set(), []
-        self.uses = uses_.Uses(
-            host.mirrors, lambda: self.open, set, lambda: self.now_s, lambda: time.time()
-        )
+        self.uses = uses_.Uses(host.mirrors, lambda: self.open, set, lambda: self.now_s)
         self.detaching = detaching.Detaching(
             host.mirrors,
             host.boots,
@@ -44,9 +41,11 @@ class Host:
         )
 
     async def let_pass(self, seconds):
-        """Let time pass in which somebody uses another image, so that it counts."""
-        self.now_s += seconds
-        self.uses.touched(ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"))
+        """Let time pass in which Nova touches another image, so that it counts."""
+        while seconds > 0:
+            self.now_s += min(seconds, HOUR_S)
+            seconds -= HOUR_S
+            self.uses.touched(NOVAS, is_by_nova=True)
         await self.uses.look()
         await self.detaching.look()
 

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-import os
-import time
-
 import pytest
 
 from acstor_agent.core import image_uses
 from acstor_agent.images import uses as uses_
+from acstor_common import ids
 from tests.fakes import one_host
 
 IMAGE, OTHER = one_host.IMAGE, one_host.OTHER
-DAY_S = 24 * 3600.0
+NOVAS = ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
 
 
 class Signs:
-    """What processes and disks of a host show, and its two clocks."""
+    """What processes and disks of a host show, and its clock."""
 
     def __init__(self, host):
         self.host, self.open, self.bases = host, set(), set()
-        self.now_s, self.wall_s = 1000.0, time.time()
+        self.now_s = 1000.0
         self.looks = 0
 
     def look_for_open(self):
@@ -28,12 +28,15 @@ class Signs:
 
     def uses(self):
         return uses_.Uses(
-            self.host.mirrors,
-            self.look_for_open,
-            lambda: self.bases,
-            lambda: self.now_s,
-            lambda: self.wall_s,
+            self.host.mirrors, self.look_for_open, lambda: self.bases, lambda: self.now_s
         )
+
+    def let_pass(self, uses, seconds=image_uses.IN_USE_S):
+        """Let time pass in which Nova touches another image, so that it counts."""
+        while seconds > 0:
+            self.now_s += min(seconds, HOUR_S)
+            seconds -= HOUR_S
+            uses.touched(NOVAS, is_by_nova=True)
 
 
 @pytest.fixture
@@ -42,16 +45,19 @@ async def signs(tmp_path):
         for image_id in (IMAGE, OTHER):
             host.add(one_host.image_bytes(4 * one_host.CHUNK), image_id)
             await host.mirrors.attach(image_id)
-        made = Signs(host)
-        made.wall_s += DAY_S  # both images were attached a day ago
-        yield made
+        yield Signs(host)
 
 
-async def test_everything_is_used_until_the_first_look(signs):
+async def test_everything_is_used_until_the_first_look_and_until_nova_had_time(signs):
     uses = signs.uses()
+    signs.let_pass(uses, DAY_S)
     assert uses.is_used(IMAGE)
     await uses.look()
-    uses.touched(OTHER)
+    assert not uses.is_used(IMAGE)
+    uses = signs.uses()
+    await uses.look()
+    assert uses.is_used(IMAGE)
+    signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
 
 
@@ -60,10 +66,10 @@ async def test_failed_look_shows_nothing(signs):
     uses = signs.uses()
     with pytest.raises(OSError, match="no /proc"):
         await uses.look()
+    signs.let_pass(uses)
     assert uses.is_used(IMAGE)
     signs.open = set()
     await uses.look()
-    uses.touched(OTHER)
     assert not uses.is_used(IMAGE)
 
 
@@ -72,16 +78,13 @@ async def test_image_is_used_while_it_is_open(signs):
     await uses.look()
     uses.opened(IMAGE)
     uses.opened(IMAGE)
-    signs.now_s += DAY_S
-    uses.touched(OTHER)
+    signs.let_pass(uses, DAY_S)
     uses.closed(IMAGE)
-    signs.now_s += DAY_S
-    uses.touched(OTHER)
+    signs.let_pass(uses, DAY_S)
     assert uses.is_used(IMAGE)
     uses.closed(IMAGE)
     assert uses.is_used(IMAGE)  # it was used a moment ago
-    signs.now_s += image_uses.IN_USE_S
-    uses.touched(OTHER)
+    signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
     assert not uses.of(IMAGE).is_open
 
@@ -90,13 +93,12 @@ async def test_image_that_was_open_before_the_start_is_used_until_processes_clos
     signs.open = {IMAGE}
     uses = signs.uses()
     await uses.look()
-    uses.touched(OTHER)
+    signs.let_pass(uses)
     assert uses.is_used(IMAGE)
     uses.closed(IMAGE)
     signs.open = set()
     await uses.look()
-    signs.now_s += image_uses.IN_USE_S
-    uses.touched(OTHER)
+    signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
 
 
@@ -111,11 +113,10 @@ async def test_image_that_a_disk_began_as_is_used(signs):
     signs.bases = {IMAGE}
     uses = signs.uses()
     await uses.look()
-    uses.touched(OTHER)
+    signs.let_pass(uses)
     assert uses.is_used(IMAGE)
     signs.bases = set()
     await uses.look()
-    uses.touched(OTHER)
     assert not uses.is_used(IMAGE)
 
 
@@ -123,38 +124,20 @@ async def test_image_that_a_disk_began_as_is_used(signs):
 async def test_touch_shows_a_use_whatever_time_it_gives(signs, stamp_s):
     uses = signs.uses()
     await uses.look()
-    uses.touched(OTHER)
+    signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
     signs.host.mirrors.touch(IMAGE, int(stamp_s * 1e9))
     await uses.look()
     assert uses.of(IMAGE).idle_s == 0.0
-    signs.now_s += image_uses.IN_USE_S
-    uses.touched(OTHER)
+    signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
-
-
-async def test_clock_that_jumps_a_year_ends_no_use(signs):
-    signs.wall_s -= DAY_S
-    uses = signs.uses()
-    await uses.look()
-    signs.wall_s += 365 * DAY_S
-    await uses.look()
-    assert uses.is_used(IMAGE)
-
-
-async def test_stamp_of_the_future_counts_as_a_touch_at_the_start(signs):
-    signs.host.mirrors.touch(IMAGE, int((signs.wall_s + DAY_S) * 1e9))
-    uses = signs.uses()
-    await uses.look()
-    assert uses.of(IMAGE).idle_s == 0.0
 
 
 async def test_reads_show_a_use(signs):
     """A process that cannot be seen has opened the image before the start."""
     uses = signs.uses()
     await uses.look()
-    signs.now_s += DAY_S
-    uses.touched(OTHER)
+    signs.let_pass(uses, DAY_S)
     assert not uses.is_used(IMAGE)
     await signs.host.mirrors.get_nowait(IMAGE).read(0, 512)
     await uses.look()
@@ -164,7 +147,6 @@ async def test_reads_show_a_use(signs):
 async def test_image_that_is_attached_again_is_used(signs):
     uses = signs.uses()
     await uses.look()
-    uses.touched(OTHER)
     signs.host.mirrors.detach(IMAGE)
     await uses.look()
     assert uses.of(IMAGE).idle_s == float("inf")
@@ -173,10 +155,64 @@ async def test_image_that_is_attached_again_is_used(signs):
     assert uses.is_used(IMAGE)
 
 
-async def test_stamps_outlive_the_worker(signs):
-    os.utime(signs.host.maps / f"{IMAGE}.acmap", (signs.wall_s - 60, signs.wall_s - 60))
+@pytest.mark.parametrize("stamp_s", [0.0, 1e9, 4e9])
+async def test_no_stamp_from_before_the_start_ends_a_use(signs, stamp_s):
+    """The host was off for days, or its date was wrong; the stamp of OTHER is of today."""
+    signs.host.mirrors.touch(IMAGE, int(stamp_s * 1e9))
     uses = signs.uses()
     await uses.look()
-    assert uses.of(IMAGE).idle_s == pytest.approx(60.0, abs=0.01)
+    signs.host.mirrors.touch(OTHER, int(2e9 * 1e9))  # Nova begins with another one
+    signs.now_s += HOUR_S
+    await uses.look()
+    assert uses.is_used(IMAGE) and uses.is_used(OTHER)
+
+
+async def test_guest_that_is_the_first_after_a_silence_ends_no_use_of_others(signs):
+    uses = signs.uses()
+    await uses.look()
+    signs.let_pass(uses)
+    signs.host.mirrors.touch(IMAGE, 10**18)
+    await uses.look()
+    signs.now_s += 30 * HOUR_S  # nova-compute is away
+    for begin in (uses.opened, uses.closed, uses.touched):
+        begin(OTHER)
+        assert uses.is_used(IMAGE)
+    await signs.host.mirrors.get_nowait(OTHER).read(0, 512)
+    signs.host.mirrors.detach(OTHER)
+    uses.detached(OTHER)
+    await signs.host.mirrors.attach(OTHER)
+    await uses.look()
     assert uses.is_used(IMAGE)
-    assert not uses.is_used(OTHER)
+    signs.now_s += HOUR_S
+    assert uses.of(IMAGE).idle_s == 0.0
+    signs.host.mirrors.touch(OTHER, 10**18)  # and comes back
+    await uses.look()
+    signs.let_pass(uses, HOUR_S)
+    assert uses.is_used(IMAGE)
+    signs.let_pass(uses)
+    assert not uses.is_used(IMAGE)
+
+
+async def test_only_what_shows_since_the_start_is_seen_to_be_used(signs):
+    for show in (
+        lambda uses: uses.opened(IMAGE),
+        lambda uses: uses.touched(IMAGE),
+        lambda uses: signs.bases.add(IMAGE),
+        lambda uses: signs.host.mirrors.touch(IMAGE, 10**18),
+    ):
+        uses = signs.uses()
+        assert not uses.is_seen(IMAGE)
+        await uses.look()
+        assert not uses.is_seen(IMAGE) and uses.is_used(IMAGE)
+        show(uses)
+        await uses.look()
+        assert uses.is_seen(IMAGE) and not uses.is_seen(OTHER)
+        signs.bases.clear()
+        signs.host.mirrors.touch(IMAGE, 0)
+    await uses.look()
+    signs.let_pass(uses)
+    assert not uses.is_seen(IMAGE)
+    signs.open = {IMAGE}
+    uses = signs.uses()
+    await uses.look()
+    assert uses.is_seen(IMAGE)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 
 from acstor_agent.core import image_uses
@@ -7,7 +8,9 @@ from acstor_common import ids
 
 ONE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 TWO = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+THREE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13")
 HOUR_S = 3600.0
+PASS_S = 40 * 60.0
 
 
 def look(openings, found, attached=(ONE, TWO)):
@@ -79,7 +82,7 @@ def test_closed_more_often_than_counted_does_not_hide_a_later_opening():
 
 
 def test_what_is_not_attached_is_forgotten():
-    openings, touches = image_uses.Openings(), image_uses.Touches()
+    openings, touches = image_uses.Openings(), image_uses.Touches(0.0)
     for number in range(1000):
         image_id = ids.parse_image_id(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}")
         openings.opened(image_id)
@@ -116,27 +119,79 @@ def test_open_image_is_never_told_to_be_closed(former, steps):
         assert openings.is_open(ONE) or not is_open
 
 
-def test_idle_time_is_counted_while_anything_is_touched():
-    touches = image_uses.Touches()
-    touches.touched(ONE, 0.0)
-    touches.touched(TWO, 8 * HOUR_S)
+def nova_passes(touches, image_ids, from_s, until_s):
+    """Let Nova touch images again and again; returns when it did last."""
+    at_s = from_s
+    while at_s + PASS_S <= until_s:
+        at_s += PASS_S
+        for image_id in image_ids:
+            touches.touched(image_id, at_s, is_by_nova=True)
+    return at_s
+
+
+def test_idle_time_is_counted_while_nova_touches_anything():
+    touches = image_uses.Touches(0.0, [ONE])
+    last_s = nova_passes(touches, [TWO], 0.0, 9 * HOUR_S)
     assert touches.idle_s(ONE, 9 * HOUR_S) == 9 * HOUR_S
-    assert touches.idle_s(TWO, 9 * HOUR_S) == HOUR_S
+    assert touches.idle_s(TWO, 9 * HOUR_S) == 9 * HOUR_S - last_s
 
 
-def test_time_in_which_nothing_at_all_is_touched_does_not_count_for_a_week():
-    touches = image_uses.Touches()
-    touches.touched(ONE, 0.0)
-    touches.touched(TWO, HOUR_S)
+def test_time_in_which_nova_touches_nothing_at_all_does_not_count_for_a_week():
+    touches = image_uses.Touches(0.0, [ONE])
+    touches.touched(TWO, HOUR_S, is_by_nova=True)
     assert touches.idle_s(ONE, 48 * HOUR_S) == HOUR_S
     assert touches.idle_s(TWO, 48 * HOUR_S) == 0.0
     assert touches.idle_s(TWO, HOUR_S + image_uses.SILENCE_S + 1) == image_uses.SILENCE_S + 1
-    touches.touched(TWO, 48 * HOUR_S)  # Nova is back
-    assert touches.idle_s(ONE, 48 * HOUR_S) == 48 * HOUR_S
+
+
+@pytest.mark.parametrize("away_s", [image_uses.SILENT_S + 1, 30 * HOUR_S, 20 * 24 * HOUR_S])
+def test_nova_that_is_back_has_time_to_touch_its_other_images(away_s):
+    touches = image_uses.Touches(0.0, [ONE, TWO])
+    last_s = nova_passes(touches, [ONE, TWO], 0.0, 9 * HOUR_S)
+    touches.touched(THREE, last_s + away_s, is_by_nova=True)
+    assert touches.idle_s(ONE, last_s + away_s) == 0.0
+    assert touches.idle_s(ONE, last_s + away_s + PASS_S) == PASS_S
+    last_s = nova_passes(touches, [TWO], last_s + away_s, last_s + away_s + 4 * HOUR_S)
+    assert touches.idle_s(ONE, last_s) > image_uses.IN_USE_S
+
+
+def test_what_anybody_but_nova_does_neither_ends_its_silence_nor_hides_it():
+    touches = image_uses.Touches(0.0, [ONE, TWO])
+    touches.touched(ONE, HOUR_S, is_by_nova=True)
+    for hour in range(1, 48):
+        touches.touched(TWO, hour * HOUR_S)
+        assert touches.idle_s(ONE, (hour + 1) * HOUR_S) <= HOUR_S
+    touches.touched(THREE, 48 * HOUR_S, is_by_nova=True)
+    assert touches.idle_s(ONE, 48 * HOUR_S) == 0.0
+    assert touches.idle_s(TWO, 49 * HOUR_S) == HOUR_S  # it is not young for longer by the silence
+
+
+def test_what_nova_uses_is_used_in_every_moment_of_a_silence_and_of_its_end():
+    """Also before it is clear that Nova is away, and whenever it had touched another one."""
+    touches = image_uses.Touches(0.0, [ONE, TWO])
+    last_s = nova_passes(touches, [ONE], 0.0, 5 * HOUR_S)
+    touches.touched(TWO, last_s + PASS_S - 1, is_by_nova=True)  # an instance is made, then it dies
+    back_s = last_s + 30 * HOUR_S
+    for minute in range(30 * 60):
+        assert touches.idle_s(ONE, last_s + minute * 60.0) < image_uses.IN_USE_S
+    touches.touched(TWO, back_s, is_by_nova=True)
+    for minute in range(40):
+        assert touches.idle_s(ONE, back_s + minute * 60.0) < image_uses.IN_USE_S
+
+
+def test_everything_counts_as_touched_at_the_start_and_is_seen_when_it_is_touched():
+    touches = image_uses.Touches(100.0, [ONE, TWO])
+    assert [touches.idle_s(one, 160.0) for one in (ONE, TWO)] == [60.0, 60.0]
+    touches.touched(ONE, 160.0)
+    touches.touched(THREE, 160.0)
+    assert [touches.is_seen(one) for one in (ONE, TWO, THREE)] == [True, False, True]
+    touches.forget(ONE)
+    touches.forget_others([THREE])
+    assert [touches.is_seen(one) for one in (ONE, TWO, THREE)] == [False, False, True]
 
 
 def test_what_was_never_touched_is_idle_for_ever():
-    use = image_uses.Use(False, False, image_uses.Touches().idle_s(ONE, 5.0))
+    use = image_uses.Use(False, False, image_uses.Touches(0.0).idle_s(ONE, 5.0))
     assert not use.is_used(within_s=1e12)
 
 
