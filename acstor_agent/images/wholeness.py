@@ -140,7 +140,8 @@ class Wholeness:
         every = {**promised, **dict.fromkeys(self._images.attached())}
         for image_id in every:
             one = promised.get(image_id)
-            if self._uses.is_used(image_id) or (one is not None and one.is_asked):
+            is_used = self._uses.is_used if one else self._uses.is_seen  # no promise in doubt
+            if is_used(image_id) or (one is not None and one.is_asked):
                 await self._keep(image_id)
             elif one is not None:
                 LOG.info("image %s: no longer used; it need not stay whole", image_id)

@@ -123,6 +123,31 @@ async def test_image_that_is_used_becomes_whole(keeper):
     assert (shown["left_bytes"], shown["share"], shown["is_asked"]) == (0, 1.0, False)
 
 
+async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_seen(
+    tmp_path, fast, monkeypatch
+):
+    """Also those of a stopped instance that Nova has not touched yet."""
+    monkeypatch.setattr(uses_.Uses.is_used, "__defaults__", (3600.0,))
+    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        for image_id in (IMAGE, OTHER):
+            await host.mirrors.attach(image_id)
+        await host.promises.make(IMAGE, host.mirrors.get_nowait(IMAGE).map, host.cache)
+        made = Keeper(host)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.whole.run)  # nobody has looked yet
+            await made.wait("whole", IMAGE)
+            assert host.promises.get(OTHER) is None
+            nursery.start_soon(made.uses.run)
+            await until(lambda: made.uses._has_looked)
+            await made.whole._settle()
+            assert host.promises.get(IMAGE) and not host.promises.get(OTHER)
+            host.mirrors.touch(OTHER, 10**18)
+            await made.wait("whole", OTHER)
+            nursery.cancel_scope.cancel()
+
+
 async def test_image_that_nobody_uses_is_not_kept(keeper):
     image = await keeper.host.mirrors.attach(IMAGE)
     await keeper.wait("whole")  # it was attached a moment ago
