@@ -186,7 +186,7 @@ OPTS = [
         min=0.0,
         help="An image that no instance of this host has used for this long is detached: its chunk "
         "map, its boot image and its metrics go from this host, its chunks stay in the cache until "
-        "others need the room, or go as well if the source has the image no more. Not below "
+        "others need the room, and go 30 days later if the source has the image no more. Not below "
         "Nova's [image_cache] manager_interval, since Nova tells in its passes which images "
         "stopped instances use; with one above 90 minutes nothing counts as unused. 0 detaches "
         "none.",

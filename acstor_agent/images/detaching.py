@@ -2,8 +2,11 @@
 """Takes images away from this host that nobody has used for long, with all that was kept of them.
 
 What goes: the mirror and its numbers, the chunk map, the boot image, and what others keep of an
-image (they are told).  Its chunks stay in the cache until others need the room; those of an image
-that the source has no more are dropped, but for chunks that another attached image has, too.
+image (they are told).  Its chunks stay in the cache until others need the room.
+
+An image that the source has no more stays for GONE_KEPT_S after Nova touched it last: guests of
+other hosts may use it still, and get nowhere else what is here; without the chunk map this host
+would say no.  When it goes its chunks are dropped, but for those that another attached image has.
 
 The one rule: what is in use is never taken away, and between the last look at that and the end of
 the mirror nothing is awaited.  A handle that is open all the same goes on: the image is attached
@@ -12,6 +15,7 @@ again by its number.
 
 import logging
 import math
+import time
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -33,6 +37,11 @@ LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 60.0
 ASK_S = 10.0
 """How long the source may take to say whether it has an image still."""
+GONE_KEPT_S = 30 * 24 * 3600.0
+"""By the host's date, since this outlives restarts; who sets it wrong loses this time, and no more:
+the image is unused all the same."""
+ASK_AGAIN_S = 3600.0
+"""How often the source is asked for an image that it has no more."""
 DROPS_IN_A_ROW = 256
 """Chunks that are dropped before others have their turn: about a millisecond."""
 
@@ -63,13 +72,15 @@ class Detaching:
         cache: cache_files.CacheFiles,
         is_kept: Callable[[ids.ImageId], bool] = lambda image_id: False,
         others: Iterable[Detached] = (),
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.detached = self.purged_chunks = 0
         self._images, self._boots, self._uses = images, boots, uses
         self._unused_s, self._is_kept = unused_s, is_kept
         self._source, self._cache = source, cache
         self._counted = chunks.counters
-        self._others = tuple(others)
+        self._others, self._wall_clock = tuple(others), wall_clock
+        self._stay_until_s: dict[ids.ImageId, float] = {}
         self._asks_from_s = -math.inf
         self._fault = log_once.LogOnce(LOG)
 
@@ -84,13 +95,16 @@ class Detaching:
     async def look(self) -> None:
         """Take away what nobody uses; what cannot be deleted stays attached and is tried again."""
         fault = ""
-        for image_id in await trio.to_thread.run_sync(self._images.attached):
-            if self._is_unused(image_id):
+        attached = await trio.to_thread.run_sync(self._images.attached)
+        for image_id in attached:
+            if self._is_unused(image_id) and not self._stays(image_id):
                 try:
                     await self._take_away(image_id)
                 except OSError as e:
                     fault = f"image {image_id} cannot be detached: {e.strerror}"
         self._fault.say(fault)
+        for image_id in self._stay_until_s.keys() - set(attached):
+            del self._stay_until_s[image_id]
         for image_id in list(self._counted.fetched):
             if not self._images.is_attached(image_id):  # a chunk was on its way still
                 self._counted.forget(image_id)
@@ -113,9 +127,16 @@ class Detaching:
         is_new = math.isinf(use.idle_s)  # attached since the last look at it
         return not is_new and not use.is_used(self._unused_s) and not self._is_kept(image_id)
 
+    def _stays(self, image_id: ids.ImageId) -> bool:
+        return trio.current_time() < self._stay_until_s.get(image_id, -math.inf)
+
     async def _take_away(self, image_id: ids.ImageId) -> None:
         garbage: Collection[ids.Cid] = ()
         if await self._is_gone(image_id):
+            if self._wall_clock() - self._images.touched_ns(image_id) / 1e9 < GONE_KEPT_S:
+                LOG.info("image %s: deleted; kept for guests of other hosts", image_id)
+                self._stay_until_s[image_id] = trio.current_time() + ASK_AGAIN_S
+                return
             garbage = await trio.to_thread.run_sync(self._only_of, image_id)
         if not self._is_unused(image_id):
             return

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When images go that nobody uses, what goes with them, and what stays."""
 
+import time
+
 import pytest
 import trio
 
@@ -27,6 +29,7 @@ class Host:
 
     def __init__(self, host):
         self.host, self.now_s = host, 1000.0
+        self.wall_s = time.time()
         self.open, self.told = set(), []
         self.uses = uses_.Uses(host.mirrors, lambda: self.open, set, lambda: self.now_s)
         self.detaching = detaching.Detaching(
@@ -38,6 +41,7 @@ class Host:
             chunks=host.chunks,
             cache=host.cache,
             others=[self.told.append],
+            wall_clock=lambda: self.wall_s,
         )
 
     async def let_pass(self, seconds):
@@ -48,6 +52,12 @@ class Host:
             self.uses.touched(NOVAS, is_by_nova=True)
         await self.uses.look()
         await self.detaching.look()
+
+    def delete(self, image_id, days_ago=31):
+        """Let Glance have an image no more, and let its last touch be so long ago."""
+        for kind in (base.BlobKind.IMAGE, base.BlobKind.CHUNK_MAP):
+            del self.host.blobs[base.Blob(image_id, kind)]
+        self.wall_s = time.time() + days_ago * 24 * HOUR_S
 
     async def read(self, image_id):
         image = await self.host.mirrors.attach(image_id)
@@ -130,8 +140,7 @@ async def test_image_that_comes_into_use_while_the_source_is_asked_stays(used):
 
 async def test_image_that_is_attached_again_at_that_moment_stays_whole(used, nursery):
     """A mirror whose chunk map is gone would be unknown to the next worker."""
-    for kind in (base.BlobKind.IMAGE, base.BlobKind.CHUNK_MAP):
-        del used.host.blobs[base.Blob(IMAGE, kind)]
+    used.delete(IMAGE)
     del used.host.mirrors._mirrors[IMAGE]  # as after a restart: its map is read from the disk
     make, is_making, may_go_on = used.host.mirrors._make, trio.Event(), trio.Event()
 
@@ -162,8 +171,7 @@ async def test_its_chunks_stay_in_the_cache_while_the_source_has_it(used):
 
 async def test_chunks_of_an_image_that_is_gone_go_but_not_those_that_another_one_has(used):
     of_image, of_other = ([*used.host.mirrors.cids(one)] for one in (IMAGE, OTHER))
-    for kind in (base.BlobKind.IMAGE, base.BlobKind.CHUNK_MAP):
-        del used.host.blobs[base.Blob(IMAGE, kind)]
+    used.delete(IMAGE)
     used.uses.opened(OTHER)
     await used.let_pass(2 * HOUR_S)
     assert used.host.mirrors.attached() == [OTHER]
@@ -172,10 +180,46 @@ async def test_chunks_of_an_image_that_is_gone_go_but_not_those_that_another_one
     assert used.detaching.purged_chunks == 2
 
 
+async def test_image_that_is_gone_stays_a_month_for_guests_of_other_hosts(used, monkeypatch):
+    """They may have no other place to get its chunks from."""
+    monkeypatch.setattr(detaching, "ASK_AGAIN_S", 0.0)
+    used.uses.opened(OTHER)
+    cids = [*used.host.mirrors.cids(IMAGE)]
+    used.delete(IMAGE, days_ago=0)
+    for days in (0, 29):
+        used.wall_s = time.time() + days * 24 * HOUR_S
+        await used.let_pass(30 * HOUR_S)
+        assert used.host.mirrors.attached() == [IMAGE, OTHER]
+        assert all(cid in used.host.cache for cid in cids)
+        assert await used.read(IMAGE) == DATA
+        await used.uses.look()
+    used.wall_s = time.time() + 31 * 24 * HOUR_S
+    await used.let_pass(30 * HOUR_S)
+    assert used.host.mirrors.attached() == [OTHER]
+    assert used.detaching.purged_chunks == 2
+
+
+async def test_source_is_not_asked_each_minute_for_an_image_that_stays(used):
+    asked = []
+
+    class Counting(faulty_source.MemorySource):
+        async def size_bytes(self, blob):
+            asked.append(blob.image_id)
+            raise errors.ChunkMissing(blob.name, "memory")
+
+    used.detaching._source = Counting({})
+    for _ in range(3):
+        await used.let_pass(2 * HOUR_S)
+    assert asked == [IMAGE, OTHER]
+    assert used.host.mirrors.attached() == [IMAGE, OTHER]
+    used.detaching.detach(IMAGE)
+    await used.detaching.look()
+    assert list(used.detaching._stay_until_s) == [OTHER]
+
+
 async def test_chunks_that_an_image_has_that_was_not_opened_since_the_start_stay(used):
     of_image = [*used.host.mirrors.cids(IMAGE)]
-    for kind in (base.BlobKind.IMAGE, base.BlobKind.CHUNK_MAP):
-        del used.host.blobs[base.Blob(IMAGE, kind)]
+    used.delete(IMAGE)
     del used.host.mirrors._mirrors[OTHER]  # as after a restart
     used.uses.opened(OTHER)
     await used.let_pass(2 * HOUR_S)
