@@ -57,21 +57,27 @@ class Serving:
         self._peers = peers
         self._sent = sent
 
-    async def look_up(self, host: ids.HostId, get: peer_wire.Get) -> want_.Want:
+    async def look_up(
+        self, host: ids.HostId, get: peer_wire.Get, is_urgent: bool = True
+    ) -> want_.Want:
         """Return what a peer asks for, after a look at the source in the peer's turn.
 
+        :param is_urgent: a guest waits for it, or will soon; all else comes after that of others
         :raises errors.ChunkUnavailable: see :meth:`admission.Admission.look_up`
         """
-        with disk_io.as_stream(requests.Stream(requests.Klass.PEER, host)):
+        with disk_io.as_stream(_stream(host, is_urgent)):
             return await self._admission.look_up(host, get)
 
-    async def answer(self, host: ids.HostId, get: peer_wire.Get, want: want_.Want) -> want_.Bytes:
+    async def answer(
+        self, host: ids.HostId, get: peer_wire.Get, want: want_.Want, is_urgent: bool = True
+    ) -> want_.Bytes:
         """Return what a peer asks for.
 
         :param want: what was admitted
+        :param is_urgent: see :meth:`look_up`
         :raises errors.ChunkUnavailable: see :meth:`serve`
         """
-        with disk_io.as_stream(requests.Stream(requests.Klass.PEER, host)):
+        with disk_io.as_stream(_stream(host, is_urgent)):
             data = await self.serve(want, get.may_read_source, get.is_relayed, host, get.is_moved)
         if not get.is_relayed:
             self._peers.gave(want, host)
@@ -147,3 +153,8 @@ class Serving:
             if flight is not None and not is_relayed:
                 return (await flight.wait()).data
         raise errors.ChunkMissing(str(want), self._here)
+
+
+def _stream(host: ids.HostId, is_urgent: bool) -> requests.Stream:
+    klass = requests.Klass.PEER if is_urgent else requests.Klass.PREFETCH
+    return requests.Stream(klass, host)

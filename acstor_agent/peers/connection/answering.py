@@ -47,16 +47,21 @@ class Server(Protocol):
     def admit(self, host: ids.HostId, get: peer_wire.Get) -> Admitted | None:
         """Return what is asked for; None if it must be looked up first."""
 
-    async def look_up(self, host: ids.HostId, get: peer_wire.Get) -> Admitted:
-        """Return what is asked for, after a look elsewhere."""
+    async def look_up(self, host: ids.HostId, get: peer_wire.Get, is_urgent: bool) -> Admitted:
+        """Return what is asked for, after a look elsewhere.
+
+        :param is_urgent: a guest waits for it, or will soon
+        """
 
     def answer_nowait(
         self, host: ids.HostId, get: peer_wire.Get, admitted: Any
     ) -> peer_wire.Buffer | None:
         """Return the bytes, as many as are asked for; None if that takes waiting."""
 
-    async def answer(self, host: ids.HostId, get: peer_wire.Get, admitted: Any) -> peer_wire.Buffer:
-        """Return the bytes."""
+    async def answer(
+        self, host: ids.HostId, get: peer_wire.Get, admitted: Any, is_urgent: bool
+    ) -> peer_wire.Buffer:
+        """Return the bytes; see :meth:`look_up`."""
 
 
 MESSAGE_BYTES = 128
@@ -261,10 +266,11 @@ class Answering(base.Connection):
 
     async def _answer_to(self, work: "_Work") -> peer_wire.Buffer | peer_wire.Refuse:
         get = work.get
+        is_urgent = self._urgency(get) is not gossip.Urgency.PREFETCH
         try:
             if work.admitted is None:
-                work.admitted = await self._server.look_up(self.host, get)
-            data = await self._server.answer(self.host, get, work.admitted)
+                work.admitted = await self._server.look_up(self.host, get, is_urgent)
+            data = await self._server.answer(self.host, get, work.admitted, is_urgent)
         except Exception as error:
             return self._refusal(get, error)
         if len(data) != get.length:

@@ -4,6 +4,7 @@ import random
 import pytest
 import trio
 
+from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import admission
 from acstor_agent.chunks import exchange
@@ -17,6 +18,7 @@ from acstor_agent.core import identity
 from acstor_agent.core import neighbours
 from acstor_agent.core import peer_health
 from acstor_agent.core import public_cache
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
 from acstor_common import errors
@@ -41,7 +43,7 @@ class MemorySource(base.Source):
     """Holds BYTES; counts reads; may be told to fail or to be slow."""
 
     def __init__(self):
-        self.reads = []
+        self.reads, self.askers = [], []
         self.failure = None
         self.deleted = set()
         self.delay_s = 0.01
@@ -53,6 +55,7 @@ class MemorySource(base.Source):
 
     async def read(self, blob, offset, length, content=None):
         self.reads.append(offset)
+        self.askers.append(disk_io.asker())
         await trio.sleep(self.delay_s)
         if self.failure:
             raise self.failure
@@ -316,6 +319,29 @@ async def test_what_a_peer_does_not_wait_for_any_more_still_counts_as_its(
     await trio.sleep(2)
     assert await serving_.serve(want(31), True, requester=ids.HostId("h2"))
     assert not serving_._home._begun_for
+
+
+async def test_what_no_guest_of_a_peer_waits_for_comes_after_all_that_guests_wait_for(
+    cloud, autojump_clock
+):
+    """And is as urgent as the first one that joins it, at the source, too."""
+    cloud.source.delay_s = 1.0
+    serving_, got = cloud.serving[cloud.home(want(0))], []
+    get = peer_wire.Get(1, IMAGE, 0, CHUNK, bytes(32), may_read_source=True, timeout_ms=1000)
+
+    async def ask(host, is_urgent):
+        got.append(await serving_.answer(ids.HostId(host), get, want(0), is_urgent))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "h8", False)
+        await trio.testing.wait_all_tasks_blocked()
+        (asker,) = cloud.source.askers
+        assert asker.stream == requests.Stream(requests.Klass.PREFETCH, "h8")
+        nursery.start_soon(ask, "h9", True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert asker.stream == requests.Stream(requests.Klass.PEER, "h9")
+    assert got == 2 * [BYTES[:CHUNK]]
+    assert len(cloud.source.reads) == 1
 
 
 async def test_reader_who_gives_up_does_not_stop_the_others(cloud, autojump_clock):

@@ -45,17 +45,19 @@ class Server:
 
     def __init__(self, serve):
         self._serve = serve
+        self.urgent = []
 
     def admit(self, host, get):
         return want_.Want(get.image_id, get.offset, get.length, CID)
 
-    async def look_up(self, host, get):
+    async def look_up(self, host, get, is_urgent):
         return self.admit(host, get)
 
     def answer_nowait(self, host, get, admitted):
         return None
 
-    async def answer(self, host, get, admitted):
+    async def answer(self, host, get, admitted, is_urgent):
+        self.urgent.append(is_urgent)
         return await self._serve(host, get)
 
 
@@ -72,6 +74,7 @@ async def serving(
     limits=PATIENT,
     is_reachable=lambda host: False,
     may_speak=everybody,
+    server=None,
 ):
     """Run the answering side; gives it and its address."""
     net = peer_net.PeerNet(
@@ -79,7 +82,7 @@ async def serving(
     )
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        await nursery.start(net.serve_forever, Server(serve), listeners)
+        await nursery.start(net.serve_forever, server or Server(serve), listeners)
         yield net, address_of(listeners[0])
         await net.aclose()
 
@@ -99,6 +102,7 @@ class Client:
         host=SERVER,
         timeout_s=3.0,
         may_refer=False,
+        is_soon=False,
     ):
         return await self.net.fetch(
             host,
@@ -111,6 +115,7 @@ class Client:
             may_read_source=True,
             timeout_s=timeout_s,
             may_refer=may_refer,
+            is_soon=is_soon,
         )
 
 
@@ -808,3 +813,12 @@ async def test_another_host_at_the_address_is_an_error_that_says_so():
     async with both() as (client, _server):
         with pytest.raises(errors.RemoteProtocolError, match=r"this is server\.example, not"):
             await client.fetch(host=ids.HostId("other.example"))
+
+
+async def test_server_is_told_whether_a_guest_waits_for_it_or_will_soon():
+    server = Server(serve_data)
+    async with serving(server=server) as (_, address), asking(address) as client:
+        await client.fetch(klass=DEMAND)
+        await client.fetch(klass=BULK, is_soon=True)
+        await client.fetch(klass=BULK)
+    assert server.urgent == [True, True, False]
