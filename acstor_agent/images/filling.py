@@ -143,8 +143,9 @@ class Filler:
             return "" if filling.came else filling.why
         await self._cache.wait_for_room()
         await self.count(image_map, progress)  # all that was fetched should have stayed
-        if not progress.to_do:
-            return ""
+        return self._why_refused() if progress.to_do else ""
+
+    def _why_refused(self) -> str:
         trouble = self._cache.trouble
         return trouble.what if trouble else "the cache has no room for what came"
 
@@ -177,8 +178,10 @@ class Filler:
                 progress.left_bytes = max(0, (progress.left_bytes or 0) - length)
 
     async def _fetch(self, image_map: chunk_map.ChunkMap, number: int, progress: Progress) -> str:
-        """Have a chunk brought here; return why it did not come, if so."""
+        """Have a chunk brought here; return why it did not come, or did not stay, if so."""
         want = prefetching.want_of(image_map, number)
+        if want.cid in self._cache:  # with a frame of the boot image, or a guest wanted it
+            return ""
         with trio.move_on_after(FETCH_S):
             try:
                 if await self._unpack(want.image_id, want.cid):
@@ -188,7 +191,7 @@ class Filler:
                     self._spare.came(want.length)
             except errors.AcstorError as e:
                 return str(e)
-            return ""
+            return "" if want.cid in self._cache else self._why_refused()
         return f"{want} did not come in {FETCH_S:.0f} s"
 
     async def _unpack(self, image_id: ids.ImageId, cid: ids.Cid) -> bool:

@@ -15,6 +15,7 @@ from acstor_agent.images import uses as uses_
 from acstor_agent.images import wholeness
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_common import ids
 from tests.fakes import one_host
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
@@ -329,6 +330,38 @@ async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(t
 
         await until(is_whole)
         assert keeper.state(IMAGE) is None
+
+
+async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_often(
+    tmp_path, fast
+):
+    async with running(tmp_path, MIB) as keeper:
+        host = keeper.host
+        fetch_ahead = host.chunks.fetch_ahead
+
+        async def slow(want, errand):  # so that an image takes longer than a slice
+            await trio.sleep(0.1)
+            return await fetch_ahead(want, errand)
+
+        host.chunks.fetch_ahead = slow
+        image = await keeper.use()
+        image.boots.state = booting.State.READY
+        await until(lambda: keeper.state() and keeper.whole.of(IMAGE)["left_bytes"])  # is promised
+        others = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
+        for data in others:
+            await host.cache.wait_for_room()
+            host.cache.pin(ids.cid_of(data), CHUNK)
+            assert host.cache.store(ids.cid_of(data), data)
+        image.boots.state = booting.State.DROPPED
+        await keeper.wait("failing")
+        await until(lambda: "no room" in keeper.whole.of(IMAGE)["why"])
+        patience = keeper.whole._known[IMAGE].patience
+        await until(lambda: patience._pause_s == whole_pace.LONGEST_PAUSE_S)
+        assert keeper.whole.of(IMAGE)["left_bytes"] > 30 * CHUNK
+        for data in others:
+            host.cache.unpin(ids.cid_of(data), CHUNK)
+        await keeper.wait("whole")
+        assert image.held().missing_bytes == 0
 
 
 async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper):
