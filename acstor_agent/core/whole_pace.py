@@ -64,7 +64,7 @@ class Pacer:
     >>> pacer = Pacer()
     >>> pacer.bytes_s = 1000.0
     >>> [pacer.wait_s(500, now_s=10.0) for _ in range(3)]
-    [0.0, 0.25, 0.75]
+    [0.0, 0.25, 0.25]
     """
 
     def __init__(self) -> None:
@@ -72,10 +72,15 @@ class Pacer:
         self._next_s = -math.inf
 
     def wait_s(self, count: int, now_s: float) -> float:
-        """Return how long to wait before so many bytes are asked for, and count them."""
+        """Return how long to wait before so many bytes may be asked for.
+
+        :return: 0 if they may be now: they are counted; if not, nothing is: ask again then
+        """
         begin_s = max(self._next_s, now_s - AHEAD_S)
+        if begin_s > now_s:
+            return begin_s - now_s
         self._next_s = begin_s + count / self.bytes_s
-        return max(0.0, begin_s - now_s)
+        return 0.0
 
 
 class Speed:

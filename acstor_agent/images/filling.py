@@ -131,7 +131,7 @@ class Filler:
         return total_bytes, [missing[at] for at in order]
 
     async def fill(self, image_map: chunk_map.ChunkMap, progress: Progress) -> str:
-        """Fetch some of what is missing, for SLICE_S; return why nothing came, if nothing did."""
+        """Fetch some of what is missing, for SLICE_S; return why nothing came, if that failed."""
         filling = _Slice(self._clock() + SLICE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress)
@@ -167,8 +167,9 @@ class Filler:
                 continue
             number = progress.to_do.popleft()
             length = image_map.geometry.chunk_length(number)
-            if not is_hurry:
-                await self._yield_to_guests(length)
+            if not is_hurry and not await self._yield_to_others(length, filling.until_s):
+                progress.to_do.appendleft(number)
+                return
             if why := await self._fetch(image_map, number, progress):
                 filling.failures += 1
                 filling.why = why
@@ -206,14 +207,17 @@ class Filler:
     def _is_calm(self) -> bool:
         return self._clock() - self._guest_waited_s >= CALM_S
 
-    async def _yield_to_guests(self, count: int) -> None:
-        wait_s = self._pacer.wait_s(count, self._clock())
-        if wait_s:
-            await trio.sleep(min(wait_s, SLICE_S))
+    async def _yield_to_others(self, count: int, until_s: float) -> bool:
+        """Wait until so many bytes may be fetched; say whether that was before the slice ended."""
+        while wait_s := self._pacer.wait_s(count, self._clock()):
+            if self._clock() >= until_s:
+                return False
+            await trio.sleep(min(wait_s, MEASURE_S))  # the rate may be another one then
         with trio.move_on_after(YIELD_S):
             while self._guests_wait():
                 self._guest_waited_s = self._clock()
                 await trio.sleep(YIELD_TICK_S)
+        return True
 
     async def _measure(
         self,

@@ -228,7 +228,7 @@ class Wholeness:
         image_map, known = self._promises.pinned(image_id), self._known[image_id]
         if image_map is None:
             return
-        self._current = image_id
+        self._current, before = image_id, len(known.to_do)
         try:
             why = await self._filler.fill(image_map, known)
         finally:
@@ -236,7 +236,7 @@ class Wholeness:
         if why:
             LOG.info("image %s: does not become whole: %s", image_id, why)
             known.patience.failed(why, self._clock())
-        else:
+        elif len(known.to_do) < before:
             known.patience.succeeded()
             if not known.to_do:
                 LOG.info("image %s: is whole", image_id)

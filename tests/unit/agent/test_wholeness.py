@@ -227,6 +227,23 @@ async def test_link_that_cannot_be_looked_at_does_not_keep_it_from_filling(keepe
     await keeper.wait("whole")
 
 
+async def test_slow_rate_is_kept_over_many_slices(keeper):
+    keeper.whole._filler._limit_bytes_s = 12.0 * CHUNK
+    began_s = trio.current_time()
+    image = await keeper.use()
+    await keeper.wait("whole")
+    assert trio.current_time() - began_s >= 39 / 12 - whole_pace.AHEAD_S
+    assert image.held().missing_bytes == 0
+
+
+async def test_chunk_larger_than_a_slice_allows_comes_nevertheless(keeper):
+    keeper.host.add(one_host.image_bytes(3 * CHUNK))
+    keeper.whole._filler._limit_bytes_s = CHUNK / (5 * filling.SLICE_S)
+    image = await keeper.use()
+    await keeper.wait("whole")
+    assert image.held().missing_bytes == 0
+
+
 async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_boot(keeper):
     host, order = keeper.host, []
     fetch_ahead = host.chunks.fetch_ahead

@@ -65,8 +65,10 @@ def test_pacer_keeps_its_rate_however_often_it_is_asked(bytes_s):
     pacer = whole_pace.Pacer()
     pacer.bytes_s, now_s, taken = bytes_s, 100.0, 0
     while now_s < 200.0:
-        now_s += pacer.wait_s(65536, now_s)
-        taken += 65536
+        if wait_s := pacer.wait_s(65536, now_s):
+            now_s += wait_s
+        else:
+            taken += 65536
     most = bytes_s * (100.0 + whole_pace.AHEAD_S) + 2 * 65536
     assert bytes_s * 99.0 <= taken <= most
 
@@ -76,7 +78,17 @@ def test_pacer_that_was_not_used_for_long_owes_nothing():
     pacer.bytes_s = 65536.0
     assert pacer.wait_s(65536, 0.0) == 0.0
     waits = [pacer.wait_s(65536, 1000.0) for _ in range(3)]
-    assert waits == [0.0, 0.75, 1.75]
+    assert waits == [0.0, 0.75, 0.75]
+
+
+def test_pacer_that_many_ask_in_vain_keeps_its_rate():
+    pacer = whole_pace.Pacer()
+    pacer.bytes_s, taken = 65536.0, 0
+    for tenth in range(1000):  # 100 s
+        taken += sum(pacer.wait_s(65536, tenth / 10) == 0.0 for _ in range(8))
+    assert 98 <= taken <= 101
+    pacer.bytes_s = 65536000.0
+    assert sum(pacer.wait_s(65536, 102.0) == 0.0 for _ in range(100)) == 100
 
 
 def test_speed_follows_what_came_and_tells_the_time_left():
