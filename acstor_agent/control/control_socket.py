@@ -149,7 +149,7 @@ class _Clients:
     @contextlib.contextmanager
     def busy(self, client: trio.CancelScope) -> Iterator[None]:
         """Have a client's request carried out until the block ends; it keeps its place."""
-        del self._idle[client]
+        self._idle.pop(client, None)  # not there: its place was given away just now
         self._busy.add(client)
         try:
             yield

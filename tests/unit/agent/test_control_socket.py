@@ -208,6 +208,19 @@ async def test_client_whose_request_is_carried_out_keeps_its_place(served, monke
     assert (await served.ask(STATUS))[0]["reply"] == "done"
 
 
+@pytest.mark.expect_log("control socket: more than 1 clients")
+async def test_client_whose_line_came_when_its_place_was_given_away_is_just_let_go(monkeypatch):
+    monkeypatch.setattr(control_socket, "CLIENTS", 1)
+    clients = control_socket._Clients()
+    with clients.one_more() as late:
+        with clients.one_more():  # before the first one's task goes on with its line
+            with clients.busy(late):
+                await trio.lowlevel.checkpoint()
+                raise AssertionError("it goes on")
+    assert late.cancelled_caught
+    assert not clients._idle and not clients._busy
+
+
 async def test_socket_is_the_users_alone(path):
     listener = control_socket.bind(path, None)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
