@@ -159,6 +159,8 @@ class Wholeness:
         is_due = self._clock() - known.counted_s >= RECOUNT_S
         missing = self._cache.pinned_missing
         image_map = self._promises.pinned(image_id)
+        if image_map is not None:
+            known.lacking_bytes = 0  # an operator may have asked for it when there was room
         if image_map is None:
             if is_due:
                 known.counted_s = self._clock()

@@ -2,6 +2,7 @@
 """When images become whole, in which order, and what keeps them from it."""
 
 import contextlib
+import math
 
 import pytest
 import trio
@@ -379,6 +380,21 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
             host.cache.unpin(ids.cid_of(data), CHUNK)
         await keeper.wait("whole")
         assert image.held().missing_bytes == 0
+
+
+@pytest.mark.expect_log("cannot become whole here: the cache lacks")
+async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_whole(
+    tmp_path, fast, monkeypatch
+):
+    async with running(tmp_path, MIB) as keeper:
+        await keeper.use(IMAGE)
+        await keeper.wait("whole", IMAGE)
+        image = await keeper.use(OTHER)
+        await keeper.wait("no room", OTHER)
+        monkeypatch.setattr(wholeness, "RECOUNT_S", math.inf)
+        await keeper.host.promises.take_back(IMAGE, keeper.host.cache)
+        await keeper.whole.ask(image)
+        assert (await keeper.wait("whole", OTHER))["lacking_bytes"] == 0
 
 
 async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper):
