@@ -71,11 +71,24 @@ class Limits(NamedTuple):
 
 
 class _Boot:
-    """When guests last needed something of an image from elsewhere."""
+    """When guests last needed something of an image from elsewhere, and since when they boot.
+
+    Boots that follow each other without a pause are one: else an image that is opened often
+    would never be filled.
+    """
 
     def __init__(self) -> None:
         self.fetched = 0
-        self.active_s = -math.inf
+        self.active_s = self.begun_s = -math.inf
+        self.since_s: float | None = None
+
+    def begun(self, begun_s: float, pause_s: float) -> None:
+        """Note when a guest was about to boot last."""
+        if begun_s == self.begun_s:
+            return
+        if self.since_s is None or begun_s - max(self.begun_s, self.active_s) >= pause_s:
+            self.since_s = begun_s
+        self.begun_s = begun_s
 
 
 class Wholeness:
@@ -195,6 +208,7 @@ class Wholeness:
         if image is None:
             return
         boot = self._boots.setdefault(image_id, _Boot())
+        boot.begun(image.boots.begun_s, self._limits.boot_idle_s)
         requests = image.counters.read.requests
         fetched = sum(count for origin, count in requests.items() if origin not in _HERE)
         if fetched != boot.fetched or image.counters.in_flight:
@@ -204,11 +218,14 @@ class Wholeness:
         image, boot = self._images.get_nowait(image_id), self._boots.get(image_id)
         if image is None or boot is None:
             return False
+        now_s, begun_s = self._clock(), image.boots.begun_s
+        boot.begun(begun_s, self._limits.boot_idle_s)
+        if boot.since_s is not None and now_s - boot.since_s >= self._limits.boot_longest_s:
+            return False
         if image.boots.state in (booting.State.LOADING, booting.State.READY):
             return True
-        now_s, begun_s = self._clock(), image.boots.begun_s
         is_idle = now_s - max(begun_s, boot.active_s) >= self._limits.boot_idle_s
-        return not is_idle and now_s - begun_s < self._limits.boot_longest_s
+        return begun_s > -math.inf and not is_idle
 
     # Filling
 

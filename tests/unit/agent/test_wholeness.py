@@ -181,6 +181,36 @@ async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(ke
     assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_longest_s
 
 
+@pytest.mark.parametrize("has_boot_image", [False, True])
+async def test_image_that_is_opened_again_and_again_becomes_whole_nevertheless(
+    keeper, has_boot_image
+):
+    if has_boot_image:
+        keeper.host.add_boot_image(DATA, range(4))
+    image, began_s = await keeper.use(), trio.current_time()
+
+    def is_whole():
+        image.boots.begin()
+        return keeper.state() == "whole"
+
+    await until(is_whole)
+    assert trio.current_time() - began_s >= LIMITS.boot_longest_s
+    is_ready = image.boots.state is booting.State.READY
+    assert is_ready == has_boot_image
+
+
+async def test_boot_after_a_pause_is_waited_for_again(keeper):
+    image = await keeper.use()
+    image.boots.begin()
+    await keeper.wait("whole")
+    await trio.sleep(LIMITS.boot_longest_s + LIMITS.boot_idle_s)
+    image.boots.begin()
+    keeper.host.cache.drop(image.map.cid(3))
+    await keeper.wait("booting")
+    await keeper.wait("whole")
+    assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
+
+
 async def test_boot_image_in_memory_is_a_boot(keeper):
     image = await keeper.use()
     image.boots.state = booting.State.READY
