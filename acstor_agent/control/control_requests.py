@@ -155,9 +155,9 @@ class ControlRequests:
         await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
         if made := await self._disks.of_image(image_id):
             raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
-        if self._whole is not None:
-            await self._whole.forget(image_id)
         self._detaching.detach(image_id)
+        if self._whole is not None:  # only then: who cannot be dropped stays promised
+            await self._whole.forget(image_id)
         return {"image_id": image_id}
 
     async def _make_disk(self, request: control_wire.MakeDisk) -> dict[str, Any]:

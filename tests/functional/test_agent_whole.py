@@ -184,6 +184,24 @@ def test_promises_outlive_a_restart_and_end_when_told(images, start):
     assert agent.status()["cache"]["promised_bytes"] == MIB
 
 
+def test_drop_that_fails_takes_no_promise_back(images, start):
+    image_id = images.add(DATA)
+    agent = start(**KEEPING)
+    agent.ctl("pre-seed", image_id)
+    wait_for(agent, image_id, "whole")
+    its_map = agent.state_dir / "maps" / f"{image_id}.acmap"
+    hidden = its_map.rename(its_map.with_suffix(".hidden"))
+    its_map.mkdir()
+    with pytest.raises(errors.Unusable, match="directory"):
+        agents.request(agent.control_socket, "drop", image_id=image_id)
+    assert wait_for(agent, image_id, "whole")["is_asked"]
+    its_map.rmdir()
+    hidden.rename(its_map)
+    agent.ctl("drop", image_id)
+    assert whole(agent, image_id) is None
+    assert agent.status()["cache"]["promised_bytes"] == 0
+
+
 def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, start):
     image_id = images.add(DATA)
     agent = start(**KEEPING)
