@@ -260,6 +260,11 @@ class CacheFiles:
         """How many pinned chunks are not here."""
         return len(self._core.pins) - self._core.pinned_chunks
 
+    @property
+    def pinned_lost(self) -> int:
+        """How often pinned chunks were lost; it never falls."""
+        return self._core.pinned_lost
+
     def lacking_bytes(self, more: Mapping[int, int]) -> int:
         """Return what the limit lacks to keep what is pinned and ``more`` slots of each size."""
         return self._core.lacking_bytes(more)

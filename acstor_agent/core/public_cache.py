@@ -54,6 +54,8 @@ class PublicCache:
         self.limit_bytes = limit_bytes
         self.pins = cache_pins.Pins() if pins is None else pins
         self.pinned_chunks = self.pinned_bytes = 0
+        self.pinned_lost = 0
+        """How often pinned chunks were lost; it never falls."""
         self.disk_bytes = 0
         self.evictions = 0
         self.gone: Callable[[ids.Cid], None] = lambda cid: None
@@ -244,9 +246,9 @@ class PublicCache:
 
         Who is told of chunks that leave stays the same.
         """
-        gone = self.gone
+        gone, lost = self.gone, self.pinned_lost
         self.__dict__.update(other.__dict__)
-        self.gone = gone
+        self.gone, self.pinned_lost = gone, lost + 1  # what was here may not be there
 
     def restore(self, found: Iterable[FoundSlab]) -> list[SlabAction]:
         """Take over what a former run left; call it once, on an empty cache.
@@ -349,6 +351,7 @@ class PublicCache:
 
     def _unlist(self, slot: cache_slot.Slot) -> None:
         self._leave_class(slot)
+        self.pinned_lost += slot.is_pinned
         del self._index[slot.cid]
         slot.slab.slots[slot.slot_no] = None
         slot.is_gone = True

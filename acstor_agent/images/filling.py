@@ -57,7 +57,8 @@ class Progress:
         self.speed = whole_pace.Speed()
         self.patience = whole_pace.Patience()
         self.counted_s = -math.inf
-        self.missing_then = 0  # of all images, when this one was counted
+        self.lost_then = 0  # pinned chunks of all images, when this one was counted
+        self.changes_then = -1  # of what is pinned, when there was no room for this one
 
 
 class _Slice:
@@ -107,7 +108,7 @@ class Filler:
 
     async def count(self, image_map: chunk_map.ChunkMap, progress: Progress) -> None:
         """Look which chunks are missing."""
-        progress.counted_s, progress.missing_then = self._clock(), self._cache.pinned_missing
+        progress.counted_s, progress.lost_then = self._clock(), self._cache.pinned_lost
         progress.total_bytes, missing = await trio.to_thread.run_sync(self._missing, image_map)
         progress.left_bytes = sum(map(image_map.geometry.chunk_length, missing))
         progress.to_do = collections.deque(missing)

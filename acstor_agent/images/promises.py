@@ -71,6 +71,8 @@ class Promises:
     ) -> None:
         self.pins = cache_pins.Pins()
         self.may_grow = may_grow
+        self.changes = 0
+        """How often what is pinned was changed: only then there may be other room."""
         self.tell: Callable[[str], None] = lambda why: None
         """Is told, whenever the file is written, why that was in vain, or nothing."""
         self._path, self._maps_dir = state_dir / FILE, state_dir / "maps"
@@ -169,6 +171,7 @@ class Promises:
                 if self.may_grow:  # before the first pinned chunk needs it
                     cache.may_grow(lacking_bytes)
                 self._pinned[image_id] = image_map
+                self.changes += 1
                 await _for_each(contents, cache.pin)
             before = self._kept.get(image_id) or Promise(image_id, time.time())
             await self._set(msgspec.structs.replace(before, is_asked=before.is_asked or is_asked))
@@ -184,6 +187,7 @@ class Promises:
                 contents = await trio.to_thread.run_sync(contents_of, image_map)
                 del self._pinned[image_id]
                 await _for_each(contents, cache.unpin)
+                self.changes += 1
                 cache.may_grow(cache.lacking_bytes({}) if self.may_grow else 0)
 
     async def change(self, image_id: ids.ImageId, **changes: object) -> None:

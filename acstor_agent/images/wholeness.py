@@ -38,7 +38,7 @@ LOG = logging.getLogger(__name__)
 
 TICK_S = 1.0
 RECOUNT_S = 15.0
-"""How often it is looked for chunks that were lost, and for room."""
+"""How often an image is counted again of which chunks are missing, and room is looked for."""
 ATTACH_S = 10.0
 _HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
 
@@ -170,20 +170,19 @@ class Wholeness:
         known = self._known.setdefault(image_id, filling.Progress())
         self._note_boot(image_id)
         is_due = self._clock() - known.counted_s >= RECOUNT_S
-        missing = self._cache.pinned_missing
-        image_map = self._promises.pinned(image_id)
-        if image_map is not None:
-            known.lacking_bytes = 0  # an operator may have asked for it when there was room
+        image_map, lost = self._promises.pinned(image_id), self._cache.pinned_lost
         if image_map is None:
-            if is_due:
+            if is_due and known.changes_then != self._promises.changes:
                 known.counted_s = self._clock()
                 await self._promise(image_id, known)
-        elif known.left_bytes is None:
+            return
+        known.lacking_bytes = 0  # an operator may have asked for it when there was room
+        if known.left_bytes is None:
             await self._filler.count(image_map, known)
-        elif not missing:
-            known.left_bytes = known.missing_then = 0
+        elif not self._cache.pinned_missing:
+            known.left_bytes, known.lost_then = 0, lost
             known.to_do.clear()
-        elif not known.to_do and (is_due or missing > known.missing_then):
+        elif not known.to_do and (lost != known.lost_then or (is_due and known.left_bytes)):
             await self._filler.count(image_map, known)
 
     async def _promise(self, image_id: ids.ImageId, known: filling.Progress) -> None:
@@ -193,7 +192,9 @@ class Wholeness:
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
             known.patience.failed(f"its chunk map cannot be had: {e}", self._clock())
             return
+        changes = self._promises.changes
         lacking_bytes = await self._promises.make(image_id, image.map, self._cache)
+        known.changes_then = changes if lacking_bytes else -1
         if lacking_bytes and not known.lacking_bytes:
             LOG.warning(
                 "image %s: cannot become whole here: the cache lacks %d bytes for it and for what "

@@ -69,6 +69,15 @@ async def test_pinned_chunks_stay_under_load_and_over_a_restart_under_load(tmp_p
         assert cache.pinned_missing == 0
 
 
+async def test_pinned_chunks_that_are_lost_are_counted_others_are_not(tmp_path, pins):
+    async with running(tmp_path, pins) as cache:
+        await store(cache, range(40))
+        before = cache.pinned_lost
+        assert cache.drop(CIDS[39]) and cache.pinned_lost == before
+        assert cache.drop(CIDS[3]) and cache.pinned_lost == before + 1
+        assert not cache.drop(CIDS[3]) and cache.pinned_lost == before + 1
+
+
 async def test_smaller_limit_costs_no_pinned_chunk(tmp_path, pins):
     async with running(tmp_path, pins) as cache:
         await store(cache, range(40))

@@ -12,6 +12,7 @@ from acstor_agent.core import links
 from acstor_agent.core import whole_pace
 from acstor_agent.images import booting
 from acstor_agent.images import filling
+from acstor_agent.images import promises
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import wholeness
 from acstor_common import errors
@@ -447,6 +448,48 @@ async def test_chunk_that_is_lost_is_fetched_again(keeper):
     keeper.host.cache.drop(image.map.cid(3))
     await until(lambda: not image.held().missing_bytes)
     await keeper.wait("whole")
+
+
+async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keeper):
+    host, counted = keeper.host, []
+    count = keeper.whole._filler.count
+
+    async def noted(image_map, progress):
+        counted.append(image_map.image_id)
+        await count(image_map, progress)
+
+    keeper.whole._filler.count = noted
+    image = await keeper.use()
+    await keeper.wait("whole")
+    await host.mirrors.attach(OTHER)
+    kept = host.blobs.copy()
+    host.blobs.clear()
+    await keeper.use(OTHER)
+    await keeper.wait("failing", OTHER)
+    before = counted.count(IMAGE)
+    await trio.sleep(5 * wholeness.RECOUNT_S)
+    assert counted.count(IMAGE) == before
+    host.cache.drop(image.map.cid(3))
+    await until(lambda: counted.count(IMAGE) > before)
+    host.blobs.update(kept)
+    await keeper.wait("whole", OTHER)
+    await keeper.wait("whole")
+    assert image.held().missing_bytes == 0
+
+
+@pytest.mark.expect_log("cannot become whole here: the cache lacks")
+async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, fast, monkeypatch):
+    async with running(tmp_path, MIB) as keeper:
+        await keeper.use(IMAGE)
+        await keeper.wait("whole", IMAGE)
+        await keeper.use(OTHER)
+        await keeper.wait("no room", OTHER)
+        looked, contents_of = [], promises.contents_of
+        monkeypatch.setattr(
+            promises, "contents_of", lambda found: looked.append(found) or contents_of(found)
+        )
+        await trio.sleep(5 * wholeness.RECOUNT_S)
+        assert not looked
 
 
 async def test_image_of_zeros_needs_nothing(keeper):
