@@ -177,8 +177,18 @@ OPTS = [
         help="0: a guest's read waits as long as its bytes may still come, as on a hard NFS mount, "
         "and a guest whose reads wait can be killed. Otherwise a read that cannot be answered in "
         "this time fails with EIO, so that QEMU's error policy can pause the guest. Bytes that are "
-        "certainly nowhere are EIO at once. A look-up of an image that nobody has open waits for "
-        "its chunk map for this time, or for 30 s.",
+        "certainly nowhere are EIO before (lost_after_s). A look-up of an image that nobody has "
+        "open waits for its chunk map for this time, or for 30 s.",
+    ),
+    cfg.FloatOpt(
+        "lost_after_s",
+        default=900.0,
+        min=0.0,
+        help="When the sources have said for this long that they have not got an image, and every "
+        "host of the v-node table says so of the bytes that a guest reads, they are lost: the read "
+        "fails with EIO. Until then it waits, since a source may be wrong for a while: rights that "
+        "are being changed, a folder that is not mounted. A host that left the table counts as one "
+        "that does not answer for as long. 0: they are lost at once.",
     ),
     cfg.FloatOpt(
         "detach_unused_after_s",

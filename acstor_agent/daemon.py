@@ -156,6 +156,7 @@ class Agent:
             current_ring=self._ring.current,
             peers=self._exchange,
             background_limit=own.fetch_limit,
+            lost_after_s=own.lost_after_s,
         )
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._boots = booting.Host(

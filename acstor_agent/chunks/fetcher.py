@@ -70,6 +70,7 @@ class Fetcher:
     :param nursery: where fetches run, so that they outlive the readers who asked
     :param current_ring: returns the v-node table in force
     :param background_limit: chunks that are fetched ahead at a time, for each errand
+    :param lost_after_s: so long the source must deny an image before anything of it is lost
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Fetcher:
         current_ring: Callable[[], ring.Ring],
         peers: exchange.Exchange,
         background_limit: int,
+        lost_after_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = home.counters
@@ -110,6 +112,7 @@ class Fetcher:
             left_alone=peers.quarantined,
             ask=self._ask_holder,
             clock=clock,
+            lost_after_s=lost_after_s,
         )
 
     def has(self, cid: ids.Cid) -> bool:
@@ -349,7 +352,10 @@ class Fetcher:
         if place.host is None:
             is_home = self._home.is_home_of(want)
             keep = public_cache.KeepClass.HOME if is_home else public_cache.KeepClass.BORROWED
-            return Fetched(*await self._home.read(want, errand, keep))
+            fetched = Fetched(*await self._home.read(want, errand, keep))
+            if fetched.origin is counters.Origin.SOURCE:
+                self._last_search.source_gave(want.image_id)
+            return fetched
         data, giver = await self._peers.ask(place.host, want, errand, place.may_read_source)
         if self._cache.store(want.cid, data, public_cache.KeepClass.BORROWED):
             self._peers.have(want, giver)

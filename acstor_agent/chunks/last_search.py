@@ -5,8 +5,9 @@ A chunk that came here once may lie on any host: on former homes, on hosts that 
 themselves and told nobody.  So when the source says that there is no such thing, all hosts of the
 v-node table are asked whether they have it.
 
-The one rule: a chunk is lost only if every host has answered, and with no.  A host that is silent,
-cut off or left alone leaves hope.
+The one rule: a chunk is lost only if every host has answered, and with no, and the source has said
+so for a while (:mod:`acstor_agent.core.absences`).  A host that is silent, cut off, left alone or
+was in the table a while ago leaves hope.
 """
 
 import logging
@@ -22,6 +23,7 @@ import trio
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import flights
 from acstor_agent.chunks import want as want_
+from acstor_agent.core import absences
 from acstor_agent.core import denials
 from acstor_agent.core import log_limit
 from acstor_common import errors
@@ -50,6 +52,7 @@ class LastSearch(Generic[Got]):
     :param hosts: returns all other hosts of the v-node table in force
     :param left_alone: returns the hosts that are not asked now
     :param ask: asks a host for what it has, which does not read the source for it
+    :param lost_after_s: so long the source must have said no before anything is lost
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class LastSearch(Generic[Got]):
         left_alone: Callable[[], Container[ids.HostId]],
         ask: Callable[[ids.HostId, want_.Want], Awaitable[Got]],
         clock: Callable[[], float],
+        lost_after_s: float,
     ) -> None:
         self._hosts, self._left_alone, self._ask, self._clock = hosts, left_alone, ask, clock
+        self._absences = absences.Absences(lost_after_s)
         self._denials = denials.Denials()
         self._flights: flights.Flights[Got] = flights.Flights(nursery)
         self._limiter = trio.CapacityLimiter(CHUNKS_AT_ONCE)
@@ -72,7 +77,8 @@ class LastSearch(Generic[Got]):
 
         :param why: what the source says
         :raises errors.ChunkLost: nobody has it
-        :raises errors.SourceUnreachable: a host that may have it is silent
+        :raises errors.SourceUnreachable: a host that may have it is silent, or the source has not
+            said so for long enough
         """
 
         async def search(_: flights.Flight[Got]) -> Got:
@@ -80,18 +86,29 @@ class LastSearch(Generic[Got]):
 
         return await self._flights.join(want.cid, search).wait()
 
+    def source_gave(self, image_id: ids.ImageId) -> None:
+        """Note that the source has an image, whatever it said before."""
+        self._absences.given(image_id)
+
     async def _search(self, want: want_.Want, why: errors.ChunkMissing) -> Got:
         async with self._limiter:
-            left = self._denials.left(want.cid, self._hosts(), self._clock())
+            hosts, now_s = self._hosts(), self._clock()
+            departed = self._absences.departed(hosts, now_s)
+            left = self._denials.left(want.cid, hosts, now_s)
             found, silent = await self._ask_all(want, left)
             if not found:
                 await trio.sleep(QUESTION_S * len(left))
         if found:
             return found[0]
-        if silent:
+        more_s = self._absences.denied(want.image_id, self._clock())
+        if silent := silent + departed:
             named = ", ".join([*silent[:NAMED], "…"] if len(silent) > NAMED else silent)
             said = f"{why.where} has not got it, and of the hosts that may have it these are silent"
             raise errors.SourceUnreachable(str(want), named, said)
+        if more_s:
+            self._warn(want, why, more_s)
+            said = f"{why.why}; no host has got it; lost if that is still so in {more_s:.0f} s"
+            raise errors.SourceUnreachable(str(want), why.where, said)
         self._tell(want, why)
         raise errors.ChunkLost(str(want), f"{why.where} and all other hosts", why.why)
 
@@ -121,7 +138,7 @@ class LastSearch(Generic[Got]):
         return found, silent
 
     def _tell(self, want: want_.Want, why: errors.ChunkMissing) -> None:
-        untold = self._told.left_out(want.image_id, self._clock())
+        untold = self._told.left_out((want.image_id, "lost"), self._clock())
         if untold is not None:
             LOG.error(
                 "image %s: bytes of it are lost, guests that read them get I/O errors: "
@@ -130,4 +147,15 @@ class LastSearch(Generic[Got]):
                 want,
                 why,
                 untold,
+            )
+
+    def _warn(self, want: want_.Want, why: errors.ChunkMissing, more_s: float) -> None:
+        if self._told.left_out((want.image_id, "absent"), self._clock()) is not None:
+            LOG.warning(
+                "image %s: bytes of it cannot be had, guests that read them wait and get I/O "
+                "errors in %.0f s: no host has got %s, and the source says: %s",
+                want.image_id,
+                more_s,
+                want,
+                why,
             )

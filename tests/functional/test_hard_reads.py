@@ -198,8 +198,9 @@ def test_process_that_was_killed_while_there_was_no_worker_ends(away):
         assert other.said() == waiting_reader.digest(chunk(9))
 
 
-def test_image_that_is_gone_fails_at_once_and_is_loud(away):
-    at = away()
+@pytest.mark.parametrize("lost_after_s", [0, 3])
+def test_image_that_is_gone_fails_and_is_loud(away, lost_after_s):
+    at = away(lost_after_s=lost_after_s)
     at.server.always = http_server.status(404)
     with reader("thread", at.path, 9) as lost, reader("aio", at.path, 3) as other:
         assert (lost.said(), other.said()) == ("EIO", "EIO")
@@ -217,6 +218,7 @@ def test_image_that_is_gone_is_not_lost_while_a_host_is_silent(images, tmp_path)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
         options = {"read_ahead_limit_bytes": 0, "life_s": LIFE_S, "advertise_to": "none"}
+        options["lost_after_s"] = 0
         options |= hosts.http_options(server.url, 0.3)
         with hosts.cloud(tmp_path, images, ("h1", "h2"), **options) as cloud:
             paths = [cloud[name].image_path(image_id) for name in ("h1", "h2")]
@@ -241,6 +243,17 @@ def test_image_that_is_gone_is_not_lost_while_a_host_is_silent(images, tmp_path)
 
 def waiting(agent: agents.Agent, image_id: str) -> int:
     return (agent.status()["images"][image_id]["waiting"] or {"requests": 0})["requests"]
+
+
+def test_source_that_says_for_a_while_that_an_image_is_gone_is_waited_for(away):
+    at = away()
+    at.server.always = http_server.status(404)
+    with reader("thread", at.path, 9) as waits:
+        hosts.wait_until(lambda: at.waiting()["requests"] == 1, "a read that waits", 30)
+        assert "lost if that is still so in" in at.waiting()["why"]
+        assert at.agent.log().count(f"image {at.image_id}: bytes of it cannot be had") == 1
+        at.server.always = http_server.fine
+        assert waits.said() == waiting_reader.digest(chunk(9))
 
 
 def test_source_that_refuses_is_waited_for(away):

@@ -24,7 +24,7 @@ def want(number=0):
 class Hosts:
     """Hosts that have a chunk, deny it, or are silent; and the search among them."""
 
-    def __init__(self, nursery, count):
+    def __init__(self, nursery, count, lost_after_s=0.0):
         self.names = [ids.HostId(f"h{n}") for n in range(1, count + 1)]
         self.holders, self.silent, self.left_alone = set(), set(), set()
         self.asked, self.at_once, self.most = [], 0, 0
@@ -34,6 +34,7 @@ class Hosts:
             left_alone=lambda: self.left_alone,
             ask=self._ask,
             clock=trio.current_time,
+            lost_after_s=lost_after_s,
         )
 
     async def _ask(self, host, wanted):
@@ -124,4 +125,47 @@ async def test_fault_of_one_question_leaves_hope(hosts, nursery, autojump_clock,
 
     monkeypatch.setattr(hosts.search, "_ask", fail)
     with pytest.raises(errors.SourceUnreachable, match="h1, h2, h3, …"):
+        await hosts.search.find(want(), WHY)
+
+
+@pytest.mark.expect_log("bytes of it cannot be had")
+@pytest.mark.expect_log("bytes of it are lost")
+async def test_nothing_is_lost_before_the_source_has_said_so_for_long(
+    nursery, autojump_clock, caplog
+):
+    hosts = Hosts(nursery, 2, lost_after_s=900)
+    began_s = trio.current_time()
+    while trio.current_time() - began_s < 899:
+        with pytest.raises(errors.SourceUnreachable, match=r"from Glance.*no such image"):
+            await hosts.search.find(want(), WHY)
+        await trio.sleep(2)
+    warnings = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert 10 < len(warnings) < 20
+    await trio.sleep(2)
+    for number in (0, 1):
+        with pytest.raises(errors.ChunkLost):
+            await hosts.search.find(want(number), WHY)
+    hosts.search.source_gave(IMAGE)
+    with pytest.raises(errors.SourceUnreachable):
+        await hosts.search.find(want(), WHY)
+
+
+@pytest.mark.expect_log("bytes of it cannot be had")
+@pytest.mark.expect_log("bytes of it are lost")
+async def test_host_that_has_left_the_table_leaves_hope_for_a_while(nursery, autojump_clock):
+    """It may only start anew, and have all of the image."""
+    hosts = Hosts(nursery, 3, lost_after_s=900)
+    with pytest.raises(errors.SourceUnreachable):
+        await hosts.search.find(want(), WHY)
+    for _ in range(440):
+        await trio.sleep(2)
+        with pytest.raises(errors.SourceUnreachable):
+            await hosts.search.find(want(), WHY)
+    gone = hosts.names.pop()
+    for _ in range(440):
+        await trio.sleep(2)
+        with pytest.raises(errors.SourceUnreachable, match=rf"{gone}|from Glance"):
+            await hosts.search.find(want(), WHY)
+    await trio.sleep(30)
+    with pytest.raises(errors.ChunkLost):
         await hosts.search.find(want(), WHY)
