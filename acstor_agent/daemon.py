@@ -175,6 +175,7 @@ class Agent:
             self._host,
             self._images.named,
             unattached.UnattachedImages(self._source, nursery),
+            open_attached=self._images.open_attached,
         )
         self._serving = serving.Serving(
             self._host,

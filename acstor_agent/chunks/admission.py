@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peers may ask for: whole chunks that this host's own chunk map of the image names.
 
-A Get is admitted only if the map that this host has of the image, or takes from the
+A Get is admitted only if the map that this host has of the image, or reads from the
 source for this, names a chunk exactly there, and the Get proves that its sender
 knows that chunk's CID.  All else is refused with the same word, whatever is wrong
 with it, so a refusal tells nothing; what was wrong is in this host's log.
@@ -12,6 +12,7 @@ The one rule: nothing is looked for, read or answered before a Get was admitted.
 import hmac
 import logging
 import time
+from collections.abc import Awaitable
 from collections.abc import Callable
 from typing import Protocol
 
@@ -42,6 +43,8 @@ class Admission:
     :param here: id of this host
     :param named: what attached images name
     :param others: what all other images name
+    :param open_attached: opens an image that is attached and not open, as after a start; says
+        whether that was so
     """
 
     def __init__(
@@ -50,11 +53,14 @@ class Admission:
         named: Named,
         others: unattached.UnattachedImages,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        open_attached: Callable[[ids.ImageId], Awaitable[bool]],
     ) -> None:
         self.refused = 0
         self._here = here
         self._named = named
         self._others = others
+        self._open_attached = open_attached
         self._clock = clock
         self._warned = log_limit.LogLimit(WARN_EVERY_S)
 
@@ -81,7 +87,7 @@ class Admission:
         return want_.Want(get.image_id, get.offset, get.length, *found)
 
     async def look_up(self, host: ids.HostId, get: peer_wire.Get) -> want_.Want:
-        """Return what a Get asks for, after a look at the source.
+        """Return what a Get asks for, after a look at the source if it is not attached.
 
         :raises errors.ChunkMissing: it is not to be answered
         :raises errors.SourceUnreachable: nobody can say whether it is
@@ -90,6 +96,8 @@ class Admission:
             want = self.admit(host, get)
             if want is not None:
                 return want
+            if await self._open_attached(get.image_id):
+                continue
             try:
                 await self._others.learn(host, get.image_id, get.offset)
             except errors.ChunkMissing as e:

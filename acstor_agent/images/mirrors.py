@@ -7,11 +7,13 @@ The time stamp of that file is the mirror's time stamp: Nova touches the mirror
 of an image that is in use, and here it is remembered.
 """
 
+import contextlib
 import hashlib
 import logging
 import mmap
 import os
 import pathlib
+from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -105,12 +107,36 @@ class Mirrors:
         :raises errors.ChunkMapFormatError: what the source has is not a map of this image
         :raises errors.NumberTaken: the kernel would take it for another image
         """
+        async with self._attaching_one(image_id):
+            if image_id not in self._mirrors:
+                self._mirrors[image_id] = await self._make(await self._map_of(image_id))
+            return self._mirrors[image_id]
+
+    async def open_attached(self, image_id: ids.ImageId) -> bool:
+        """Open the map of an image that is attached and not open; say whether that was so.
+
+        The source is never asked: a map that is damaged is left to who attaches the image.
+        """
+        path = self._path(image_id)
+        if image_id in self._mirrors or not path.exists():
+            return False
+        async with self._attaching_one(image_id):
+            if image_id not in self._mirrors:
+                try:
+                    kept = await trio.to_thread.run_sync(open_map, path, image_id)
+                except (errors.ChunkMapFormatError, OSError) as e:
+                    LOG.debug("%s", e)
+                    return False
+                self._mirrors[image_id] = await self._make(kept)
+        return True
+
+    @contextlib.asynccontextmanager
+    async def _attaching_one(self, image_id: ids.ImageId) -> AsyncIterator[None]:
+        """Let nobody else attach or detach an image."""
         lock = self._attaching.setdefault(image_id, trio.Lock())
         try:
             async with lock:
-                if image_id not in self._mirrors:
-                    self._mirrors[image_id] = await self._make(await self._map_of(image_id))
-                return self._mirrors[image_id]
+                yield
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._attaching.pop(image_id, None)

@@ -131,18 +131,6 @@ class OneHost:
             peers=self.peers,
             background_limit=4,
         )
-        self.serving = serving.Serving(
-            ids.HostId("h1"),
-            admission=admission.Admission(
-                ids.HostId("h1"),
-                lambda image_id, offset, length: None,
-                unattached.UnattachedImages(self.source, nursery),
-            ),
-            cache=self.cache,
-            chunks=self.chunks,
-            home=home,
-            peers=self.peers,
-        )
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
         self.waiting = waiting.Waiting(deadline_s=DEADLINE_S)
         self.now_s = 0.0
@@ -158,6 +146,20 @@ class OneHost:
             clock=lambda: self.now_s,
         )
         self.mirrors = mirrors.Mirrors(self.maps, self.source, self._mirror)
+        self.admission = admission.Admission(
+            ids.HostId("h1"),
+            self.mirrors.named,
+            unattached.UnattachedImages(self.source, nursery),
+            open_attached=self.mirrors.open_attached,
+        )
+        self.serving = serving.Serving(
+            ids.HostId("h1"),
+            admission=self.admission,
+            cache=self.cache,
+            chunks=self.chunks,
+            home=home,
+            peers=self.peers,
+        )
         self.opened = opened.Opened(self.mirrors, self.waiting, DEADLINE_S)
         self._nursery = nursery
 

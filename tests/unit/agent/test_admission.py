@@ -66,8 +66,15 @@ class Host:
         self.attached = lambda image_id, offset, length: None
         self.others = unattached.UnattachedImages(self.source, nursery, trio.current_time)
         self.admission = admission.Admission(
-            HERE, lambda *place: self.attached(*place), self.others, trio.current_time
+            HERE,
+            lambda *place: self.attached(*place),
+            self.others,
+            trio.current_time,
+            open_attached=self._open_attached,
         )
+
+    async def _open_attached(self, image_id):
+        return False
 
     async def ask(self, image_id, chunk_no=0, host=PEER, **changes):
         cid = CIDS[chunk_no]

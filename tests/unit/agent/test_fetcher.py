@@ -135,7 +135,9 @@ class Cloud:
         )
         self.serving[name] = serving.Serving(
             ids.HostId(name),
-            admission=admission.Admission(ids.HostId(name), lambda *place: None, None),
+            admission=admission.Admission(
+                ids.HostId(name), lambda *place: None, None, open_attached=None
+            ),
             cache=self.caches[name],
             chunks=chunks,
             home=home,
