@@ -114,6 +114,7 @@ class Agent:
             signers=self._identity.signers,
         )
         self._enrolment = enrolment.from_conf(conf, self._host, self._identity, self._ring.revoked)
+        self._bus = self._open_bus()
         self._named = identity.ByContent() if own.content_exchange else identity.ByPlace()
         self._peers = peer_net.PeerNet(
             self._host,
@@ -156,6 +157,7 @@ class Agent:
             current_ring=self._ring.current,
             peers=self._exchange,
             background_limit=own.fetch_limit,
+            has_others=any((ring_file, self._bus, self._enrolment)),
             lost_after_s=own.lost_after_s,
         )
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
@@ -202,7 +204,6 @@ class Agent:
         look_for_open = functools.partial(openers.images_open, conf.acstor.mount_point)
         self._uses = uses.Uses(self._images, look_for_open, self._disks.images)
         self._whole = self._keep_whole(promised)
-        self._bus = self._open_bus()
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
         self._recording = boot_recording.BootRecording(
             self._host,

@@ -234,7 +234,7 @@ class Exchange:
     def _address_of(self, host: ids.HostId, want: want_.Want) -> str:
         table = self._table_with(host)
         if table is None:
-            raise errors.ChunkMissing(str(want), host, "it is not on the ring any more")
+            raise errors.SourceUnreachable(str(want), host, "it is not on the ring any more")
         return table.address_of(host)
 
     def _table_with(self, host: ids.HostId) -> ring.Ring | None:

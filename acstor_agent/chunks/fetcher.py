@@ -70,6 +70,7 @@ class Fetcher:
     :param nursery: where fetches run, so that they outlive the readers who asked
     :param current_ring: returns the v-node table in force
     :param background_limit: chunks that are fetched ahead at a time, for each errand
+    :param has_others: where there is no v-node table yet one is to come
     :param lost_after_s: so long the source must deny an image before anything of it is lost
     """
 
@@ -83,6 +84,7 @@ class Fetcher:
         current_ring: Callable[[], ring.Ring],
         peers: exchange.Exchange,
         background_limit: int,
+        has_others: bool = False,
         lost_after_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,6 +93,7 @@ class Fetcher:
         self.preference = preference.Preference()
         self.background_limit = background_limit
         self._here = here
+        self._has_others = has_others
         self._nursery = nursery
         self._cache = cache
         self._current_ring = current_ring
@@ -189,8 +192,11 @@ class Fetcher:
                     LOG.debug("%s", e)
         return None
 
-    def _other_hosts(self) -> list[ids.HostId]:
-        hosts = (ids.HostId(host.host) for host in self._current_ring().hosts)
+    def _other_hosts(self) -> list[ids.HostId] | None:
+        table = self._current_ring()
+        if self._has_others and not table.epoch:
+            return None
+        hosts = (ids.HostId(host.host) for host in table.hosts)
         return [host for host in hosts if host != self._here]
 
     async def _ask_holder(self, host: ids.HostId, want: Want) -> Fetched:

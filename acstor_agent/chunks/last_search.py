@@ -49,7 +49,7 @@ class LastSearch(Generic[Got]):
     """The searches of this host.
 
     :param nursery: where they run, so that they outlive the readers who asked
-    :param hosts: returns all other hosts of the v-node table in force
+    :param hosts: returns all other hosts of the v-node table in force; None where one is to come
     :param left_alone: returns the hosts that are not asked now
     :param ask: asks a host for what it has, which does not read the source for it
     :param lost_after_s: so long the source must have said no before anything is lost
@@ -59,7 +59,7 @@ class LastSearch(Generic[Got]):
         self,
         nursery: trio.Nursery,
         *,
-        hosts: Callable[[], list[ids.HostId]],
+        hosts: Callable[[], list[ids.HostId] | None],
         left_alone: Callable[[], Container[ids.HostId]],
         ask: Callable[[ids.HostId, want_.Want], Awaitable[Got]],
         clock: Callable[[], float],
@@ -92,7 +92,8 @@ class LastSearch(Generic[Got]):
 
     async def _search(self, want: want_.Want, why: errors.ChunkMissing) -> Got:
         async with self._limiter:
-            hosts, now_s = self._hosts(), self._clock()
+            known, now_s = self._hosts(), self._clock()
+            hosts = known or []
             departed = self._absences.departed(hosts, now_s)
             left = self._denials.left(want.cid, hosts, now_s)
             found, silent = await self._ask_all(want, left)
@@ -105,6 +106,9 @@ class LastSearch(Generic[Got]):
             named = ", ".join([*silent[:NAMED], "…"] if len(silent) > NAMED else silent)
             said = f"{why.where} has not got it, and of the hosts that may have it these are silent"
             raise errors.SourceUnreachable(str(want), named, said)
+        if known is None:
+            said = f"{why.where} has not got it, and there is no v-node table yet"
+            raise errors.SourceUnreachable(str(want), "other hosts", said)
         if more_s:
             self._warn(want, why, more_s)
             said = f"{why.why}; no host has got it; lost if that is still so in {more_s:.0f} s"

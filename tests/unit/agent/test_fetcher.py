@@ -12,6 +12,7 @@ from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import home as home_
 from acstor_agent.chunks import serving
 from acstor_agent.chunks import want as want_
+from acstor_agent.core import absences
 from acstor_agent.core import counters
 from acstor_agent.core import gossip
 from acstor_agent.core import identity
@@ -912,3 +913,34 @@ async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_awa
     assert cloud.peers[reader].quarantined()[home] > 10
     with trio.fail_after(5):
         assert (await cloud.hosts[reader].fetch(want(0))).data == BYTES[:CHUNK]
+
+
+async def test_host_that_leaves_the_table_before_it_is_asked_leaves_hope(cloud):
+    cloud.ring = ring.Ring(2, tuple(host for host in cloud.ring.hosts if host.host != "h4"))
+    with pytest.raises(errors.SourceUnreachable, match="not on the ring any more"):
+        await cloud.peers["h1"].ask(ids.HostId("h4"), want(0), Errand.GUEST_WAITS, False)
+
+
+@pytest.mark.expect_log("bytes of it are lost")
+async def test_nothing_is_lost_without_a_table_where_there_are_others(cloud, autojump_clock):
+    alone = cloud.hosts["h1"]
+    cloud.ring, cloud.source.deleted = ring.Ring(0, ()), {want(0).image_id}
+    alone._has_others = True
+    with pytest.raises(errors.DeadlineExceeded, match="no v-node table yet"):
+        await alone.fetch(want(0), 5)
+    alone._has_others = False
+    with pytest.raises(errors.ChunkLost):
+        await alone.fetch(want(0), 5)
+
+
+@pytest.mark.expect_log("bytes of it cannot be had")
+async def test_absence_ends_when_the_source_gives_something(cloud, autojump_clock):
+    alone = cloud.hosts["h1"]
+    cloud.ring, alone._last_search._absences = ring.Ring(0, ()), absences.Absences(900)
+    cloud.source.deleted.add(want(0).image_id)
+    with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
+        await alone.fetch(want(0), 5)
+    assert len(alone._last_search._absences) == 1
+    cloud.source.deleted.clear()
+    await alone.fetch(want(1), 5)
+    assert len(alone._last_search._absences) == 0

@@ -169,3 +169,13 @@ async def test_host_that_has_left_the_table_leaves_hope_for_a_while(nursery, aut
     await trio.sleep(30)
     with pytest.raises(errors.ChunkLost):
         await hosts.search.find(want(), WHY)
+
+
+@pytest.mark.expect_log("bytes of it are lost")
+async def test_nothing_is_lost_before_there_is_a_table_where_one_is_to_come(hosts, autojump_clock):
+    names, hosts.names = hosts.names, None
+    with pytest.raises(errors.SourceUnreachable, match="no v-node table yet"):
+        await hosts.search.find(want(), WHY)
+    hosts.names = names
+    with pytest.raises(errors.ChunkLost):
+        await hosts.search.find(want(), WHY)
