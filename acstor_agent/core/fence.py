@@ -10,7 +10,7 @@ it behind.  The rules:
 * a call that comes back lets those count no more that began before it and that nobody waits for:
   what they hang in may be gone for good, as after a file system was mounted anew.  So that this
   is noticed, a closed place is tried by one call after TRY_AGAIN_S, then after twice as long and
-  so on;
+  so on; and so is one thing, however busy the place is with others;
 * in no case do more than twice ``most`` hang.
 
 A call hangs if nobody waits for it any more and it has been under way for HANGS_AFTER_S: the
@@ -110,8 +110,11 @@ class Fence:
         count_of_one = sum(not call.is_past_of_one and call.of == of for call in hang)
         if count < self._most and count_of_one < self._most_of_one:
             return False
-        pause_s = TRY_AGAIN_S * 2.0 ** max(0, len(hang) - self._most)
-        return now_s - max(call.began_s for call in self._calls) < pause_s
+        of_one = sum(call.of == of for call in hang)
+        tries = max(0, len(hang) - self._most, of_one - self._most_of_one)
+        is_closed = count >= self._most
+        began_s = max(call.began_s for call in self._calls if is_closed or call.of == of)
+        return now_s - began_s < TRY_AGAIN_S * 2.0**tries
 
     def _hanging(self, now_s: float) -> list[Call]:
         calls = self._calls.copy()

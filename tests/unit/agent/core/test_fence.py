@@ -108,3 +108,18 @@ def test_call_that_was_waited_for_when_others_came_back_counts_when_it_hangs():
     made.end(made.begin("b", 1.0))  # and then the server stops
     made.leave(hung)
     assert made.refuses("b", 30.0)
+
+
+def test_one_thing_that_hangs_is_tried_again_while_the_place_is_busy_with_others():
+    made = fence.Fence(most=8, most_of_one=2)
+    for _ in range(2):
+        left(made, "a", 0.0)
+    tried = []
+    for now_s in range(10, 1000):
+        assert not made.refuses("b", now_s)
+        other = made.begin("b", now_s)
+        if not made.refuses("a", now_s):
+            left(made, "a", now_s)
+            tried.append(now_s)
+        made.end(other)
+    assert tried == [60, 180, 420, 900]
