@@ -14,6 +14,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import NamedTuple
 
+FORGOTTEN = " (deleted)"
+"""What the kernel puts after the path of an open file when it has forgotten its name: also where
+only a look-up of it failed for a moment."""
 _SIGKILL_PENDING = 1 << 8
 _EXITING, _SIGNALED = 0x4, 0x400
 _WORKER = 0x10 | 0x4000

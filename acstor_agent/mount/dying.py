@@ -104,7 +104,8 @@ class Dying:
                 return None
             of_process: dict[int, list[int]] = {}
             for fd, path in links.items():
-                if path.rpartition("/")[2] in names and (inode := _inode(thread, fd)) in found:
+                name = path.rpartition("/")[2].removesuffix(processes.FORGOTTEN)
+                if name in names and (inode := _inode(thread, fd)) in found:
                     of_process.setdefault(inode, []).append(fd)
             for inode, fds in of_process.items():
                 found[inode].append(self._holder(pid, thread, fds))

@@ -9,6 +9,7 @@ import os
 import pathlib
 from typing import NamedTuple
 
+from acstor_agent.core import processes
 from acstor_agent.mount import fuse_connection
 from acstor_agent.sources import base
 from acstor_common import ids
@@ -76,7 +77,7 @@ def _open_of(pid: int) -> list[str]:
         folder = f"/proc/{pid}/fd"
         for link in (f"/proc/{pid}/cwd", *(f"{folder}/{fd}" for fd in os.listdir(folder))):
             with contextlib.suppress(OSError):  # it was closed meanwhile
-                paths.append(os.readlink(link))
+                paths.append(os.readlink(link).removesuffix(processes.FORGOTTEN))
     return paths
 
 
@@ -94,12 +95,5 @@ def pids_with_open(path: str) -> list[int]:
     """Return the processes that have ``path`` open; the path itself is not touched."""
     folder, name = os.path.split(path)
     real = os.path.join(os.path.realpath(os.path.dirname(folder)), os.path.basename(folder), name)
-    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _has_open(pid, real)]
-
-
-def _has_open(pid: str, path: str) -> bool:
-    folder = f"/proc/{pid}/fd"
-    try:
-        return any(os.readlink(f"{folder}/{number}") == path for number in os.listdir(folder))
-    except OSError:  # it has ended, or belongs to another user
-        return False
+    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in pids if real in _open_of(pid)]

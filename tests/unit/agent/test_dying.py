@@ -125,6 +125,16 @@ def test_opening_that_a_living_process_has_as_well_is_not_ended(image, hold, mon
             process.kill()
 
 
+def test_who_has_a_file_open_whose_name_the_kernel_has_forgotten_is_found(image, hold, monkeypatch):
+    killed, living = hold(), hold()
+    asked = [waiter(image, GUEST, living), waiter(image, OTHER, 1)]
+    image.unlink()
+    lie(monkeypatch, killed)
+    assert dying.Dying(tag).among(asked, 0.0) == []
+    lie(monkeypatch, killed, living)
+    assert dying.Dying(tag).among(asked, 0.0) == [GUEST, OTHER]
+
+
 def test_opener_that_has_gone_leaves_it_to_all_who_have_the_file(image, hold, monkeypatch):
     killed, living = hold(), hold()
     asked = [waiter(image, GUEST, 1)]

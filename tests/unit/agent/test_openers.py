@@ -28,6 +28,13 @@ def test_own_process_and_others_are_found(path):
     assert openers.pids_with_open(path) == []
 
 
+def test_file_whose_name_the_kernel_has_forgotten_is_open(path, tmp_path):
+    with open(path, "rb"):
+        os.unlink(path)
+        assert openers.pids_with_open(path) == [os.getpid()]
+        assert [user.paths for user in openers.users_of(str(tmp_path / "mirror"))] == [(path,)]
+
+
 def test_opened_through_a_link_is_open(path, tmp_path):
     (tmp_path / "base").symlink_to(path)
     with open(tmp_path / "base", "rb"):
