@@ -40,6 +40,7 @@ class RefuseCode(enum.IntEnum):
     MISSING = 1  # this host has nothing that may be asked for like this, or cannot read it
     UNREACHABLE = 2  # a passing fault on the way to the source, or no time left
     BUSY = 3  # too much to do: ask somebody else
+    WITHHELD = 4  # the source does not let this host read the image, which says nothing of it
 
 
 class Hello(NamedTuple):

@@ -90,6 +90,7 @@ class Admission:
         """Return what a Get asks for, after a look at the source if it is not attached.
 
         :raises errors.ChunkMissing: it is not to be answered
+        :raises errors.ChunkRefused: nor is it, since the source does not let this host read it
         :raises errors.SourceUnreachable: nobody can say whether it is
         """
         for _ in range(TRIES):  # what was learnt may be pushed out again by others at once
@@ -101,7 +102,10 @@ class Admission:
             try:
                 await self._others.learn(host, get.image_id, get.offset)
             except errors.ChunkMissing as e:
-                raise self._refusal(host, get, str(e)) from e
+                refusal = self._refusal(host, get, str(e))
+                if isinstance(e, errors.ChunkRefused):
+                    refusal = errors.ChunkRefused(refusal.what, refusal.where, refusal.why)
+                raise refusal from e
         raise errors.SourceUnreachable(
             f"image {get.image_id}", self._here, "too many are asked for"
         )

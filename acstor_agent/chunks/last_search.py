@@ -129,6 +129,9 @@ class LastSearch(Generic[Got]):
                 try:
                     found.append(await self._ask(host, want))
                     nursery.cancel_scope.cancel()
+                except errors.ChunkRefused as e:  # its source does not let it look
+                    LOG.debug("%s", e)
+                    silent.append(host)
                 except errors.ChunkMissing:
                     self._denials.denied(want.cid, host, self._clock())
                 except exchange.PEER_ERRORS as e:

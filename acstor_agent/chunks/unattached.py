@@ -106,7 +106,9 @@ class UnattachedImages:
         self._boots: collections.OrderedDict[ids.ImageId, Mapping[Extent, ids.Cid]] = (
             collections.OrderedDict()
         )
-        self._missing: collections.OrderedDict[ids.ImageId, float] = collections.OrderedDict()
+        self._missing: collections.OrderedDict[
+            ids.ImageId, tuple[float, type[errors.ChunkMissing]]
+        ] = collections.OrderedDict()
         self._loads: flights.Flights[bool] = flights.Flights(nursery)
         self._limiter = trio.CapacityLimiter(AT_A_TIME)
         self._limiters: dict[ids.HostId, trio.CapacityLimiter] = {}
@@ -162,7 +164,8 @@ class UnattachedImages:
     async def learn(self, host: ids.HostId, image_id: ids.ImageId, offset: int) -> None:
         """Ask the source until :meth:`is_known` holds, for a peer.
 
-        :raises errors.ChunkMissing: there is no such image, or none that this host may read
+        :raises errors.ChunkMissing: there is no such image
+        :raises errors.ChunkRefused: this host may not read it
         :raises errors.SourceUnreachable: the source does not answer, or is not asked because this
             peer, or all together, made this host ask too often
         """
@@ -200,8 +203,9 @@ class UnattachedImages:
         self._all_looks.take(None, looks, self._clock())
 
     def _check_missing(self, image_id: ids.ImageId) -> None:
-        if self._clock() < self._missing.get(image_id, 0.0):
-            raise errors.ChunkMissing(f"image {image_id}", self._source.where, "not a moment ago")
+        until_s, kind = self._missing.get(image_id, (0.0, errors.ChunkMissing))
+        if self._clock() < until_s:
+            raise kind(f"image {image_id}", self._source.where, "not a moment ago")
 
     async def _once(
         self,
@@ -269,9 +273,11 @@ class UnattachedImages:
             if size_bytes != subject.geometry.size_bytes:
                 what = f"{size_bytes} bytes, its chunk map is of {subject.geometry.size_bytes}"
                 raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
-        except (errors.ChunkMissing, *_WRONG_BYTES):
+        except (errors.ChunkMissing, *_WRONG_BYTES) as e:
             self._forget(image_id)
-            _put(self._missing, image_id, self._clock() + LOOK_SOON_S, IMAGES)
+            is_refused = isinstance(e, errors.ChunkRefused)
+            kind = errors.ChunkRefused if is_refused else errors.ChunkMissing
+            _put(self._missing, image_id, (self._clock() + LOOK_SOON_S, kind), IMAGES)
             raise
         except errors.SourceUnreachable:
             if image is None:

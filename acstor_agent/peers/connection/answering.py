@@ -283,9 +283,15 @@ class Answering(base.Connection):
         if not isinstance(error, errors.AcstorError):
             self._faults.note("a request of a peer", error)
         LOG.debug("%s is refused %s: %s", self.peer, base.describe(get), error)
-        is_no = isinstance(error, errors.ChunkMissing | errors.ChunkInvalid)
-        code = peer_wire.RefuseCode.MISSING if is_no else peer_wire.RefuseCode.UNREACHABLE
-        return peer_wire.Refuse(get.request_id, code)
+        return peer_wire.Refuse(get.request_id, _code_of(error))
+
+
+def _code_of(error: Exception) -> peer_wire.RefuseCode:
+    if isinstance(error, errors.ChunkRefused):
+        return peer_wire.RefuseCode.WITHHELD
+    if isinstance(error, errors.ChunkMissing | errors.ChunkInvalid):
+        return peer_wire.RefuseCode.MISSING
+    return peer_wire.RefuseCode.UNREACHABLE
 
 
 class _Work:

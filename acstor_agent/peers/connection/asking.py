@@ -131,8 +131,11 @@ class Asking(base.Connection):
         return errors.SourceUnreachable(base.describe(get), self.peer, why)
 
     def _refusal(self, get: peer_wire.Get, refuse: peer_wire.Refuse) -> errors.AcstorError:
-        is_passing = refuse.code in (peer_wire.RefuseCode.UNREACHABLE, peer_wire.RefuseCode.BUSY)
-        kind = errors.SourceUnreachable if is_passing else errors.ChunkMissing
+        kinds: dict[peer_wire.RefuseCode, type[errors.ChunkUnavailable]] = {
+            peer_wire.RefuseCode.MISSING: errors.ChunkMissing,
+            peer_wire.RefuseCode.WITHHELD: errors.ChunkRefused,
+        }
+        kind = kinds.get(refuse.code, errors.SourceUnreachable)
         return kind(base.describe(get), self.peer, refuse.code.name)
 
 

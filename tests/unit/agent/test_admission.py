@@ -33,7 +33,7 @@ class FolderSource(base.Source):
 
     def __init__(self, images):
         self.images, self.asked, self.is_down, self.delay_s, self.most = images, [], False, 0, 0
-        self._under_way = 0
+        self._under_way, self.is_forbidden = 0, False
 
     async def size_bytes(self, blob):
         return len(await self._bytes(blob, "size"))
@@ -47,6 +47,8 @@ class FolderSource(base.Source):
         self.most = max(self.most, self._under_way)
         await trio.sleep(self.delay_s)
         self._under_way -= 1
+        if self.is_forbidden:
+            raise errors.ChunkRefused(blob.name, self.where)
         if self.is_down:
             raise errors.SourceUnreachable(blob.name, self.where)
         try:
@@ -177,6 +179,20 @@ async def test_image_that_is_not_there_is_remembered_for_a_moment(host, images, 
     images.add(DATA, NOWHERE)
     await trio.sleep(unattached.LOOK_SOON_S)
     assert (await host.ask(NOWHERE)).cid == CIDS[0]
+
+
+@pytest.mark.expect_log("peer asked for .* refused")
+async def test_image_that_this_host_may_not_read_is_not_called_missing(
+    host, image_id, autojump_clock
+):
+    host.source.is_forbidden = True
+    for _ in range(2):  # also when it is remembered
+        with pytest.raises(errors.ChunkRefused):
+            await host.ask(image_id)
+    assert len(host.source.asked) == 1
+    host.source.is_forbidden = False
+    await trio.sleep(unattached.LOOK_SOON_S)
+    assert await host.ask(image_id)
 
 
 @pytest.mark.expect_log("peer asked for .* refused")

@@ -26,7 +26,7 @@ class Hosts:
 
     def __init__(self, nursery, count, lost_after_s=0.0):
         self.names = [ids.HostId(f"h{n}") for n in range(1, count + 1)]
-        self.holders, self.silent, self.left_alone = set(), set(), set()
+        self.holders, self.silent, self.left_alone, self.withheld = set(), set(), set(), set()
         self.asked, self.at_once, self.most = [], 0, 0
         self.search = last_search.LastSearch(
             nursery,
@@ -45,6 +45,8 @@ class Hosts:
             await trio.sleep(0.01)
         finally:
             self.at_once -= 1
+        if host in self.withheld:
+            raise errors.ChunkRefused(str(wanted), host, "WITHHELD")
         if host in self.silent:
             raise errors.SourceUnreachable(str(wanted), host, "no answer")
         if host not in self.holders:
@@ -78,7 +80,7 @@ async def test_it_is_lost_when_all_have_denied_it_and_they_are_not_asked_again_a
     assert await hosts.search.find(want(), WHY) == DATA
 
 
-@pytest.mark.parametrize("kind", ["silent", "left_alone"])
+@pytest.mark.parametrize("kind", ["silent", "left_alone", "withheld"])
 @pytest.mark.expect_log("bytes of it are lost")
 async def test_host_that_says_nothing_leaves_hope_and_is_asked_again(hosts, autojump_clock, kind):
     getattr(hosts, kind).add("h7")
@@ -87,7 +89,7 @@ async def test_host_that_says_nothing_leaves_hope_and_is_asked_again(hosts, auto
     hosts.asked.clear()
     with pytest.raises(errors.SourceUnreachable):
         await hosts.search.find(want(), WHY)
-    assert hosts.asked == (["h7"] if kind == "silent" else [])
+    assert hosts.asked == ([] if kind == "left_alone" else ["h7"])
     getattr(hosts, kind).clear()
     with pytest.raises(errors.ChunkLost):
         await hosts.search.find(want(), WHY)

@@ -235,6 +235,7 @@ async def test_bulk_answers_flow_while_a_demand_connection_is_stuck():
     ("raised", "expected", "text"),
     [
         (errors.ChunkMissing("x", "y"), errors.ChunkMissing, "MISSING"),
+        (errors.ChunkRefused("x", "y"), errors.ChunkRefused, "WITHHELD"),
         (errors.ChunkInvalid("x", "y"), errors.ChunkMissing, "MISSING"),
         (errors.SourceUnreachable("x", "y", "503"), errors.SourceUnreachable, "UNREACHABLE"),
         (errors.DeadlineExceeded("x", 3.0), errors.SourceUnreachable, "UNREACHABLE"),
