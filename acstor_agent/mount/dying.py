@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import itertools
 import logging
+import math
 import os
 import pathlib
 import platform
@@ -61,6 +62,7 @@ class Dying:
         self._tag = tag
         self._pids: dict[requests.Stream, set[int]] = {}
         self._scanned_s = -RESCAN_S
+        self._not_before_s = -math.inf
 
     def among(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
         """Return the guests whose processes are all being killed; may take a while.
@@ -73,6 +75,7 @@ class Dying:
         holders = self._holders({(waiter.name, waiter.inode) for waiter in waiters})
         if holders is None:
             LOG.warning("processes have over %d files open: who is killed may hang", LINKS_LIMIT)
+            self._not_before_s = now_s + RESCAN_S
             return []
         self._pids = {
             waiter.guest: {holder.pid for holder in holders[waiter.inode]} for waiter in waiters
@@ -85,7 +88,7 @@ class Dying:
 
     def _is_due(self, waiters: Sequence[Waiter], now_s: float) -> bool:
         since_s = now_s - self._scanned_s
-        if since_s < SCAN_EVERY_S:
+        if since_s < SCAN_EVERY_S or now_s < self._not_before_s:
             return False
         if since_s >= RESCAN_S or any(waiter.guest not in self._pids for waiter in waiters):
             return True
