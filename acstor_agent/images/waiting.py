@@ -167,9 +167,12 @@ class _Token:
         self.scope.cancel()
 
 
-def end(table: waits.Waits, guest: requests.Stream) -> int:
-    """Let all requests of a guest fail that wait, since it is being killed; return how many."""
-    ended = table.of(guest)
+def end(table: waits.Waits, guest: requests.Stream, until_s: float) -> int:
+    """Let the requests of a guest fail that wait, since it is being killed; return how many.
+
+    :param until_s: when it was looked at: of requests that are newer nobody knows whose they are
+    """
+    ended = [wait for wait in table.of(guest) if wait.since_s <= until_s]
     for wait in ended:
         assert isinstance(wait.token, _Token)
         wait.token.end(errors.ReaderGone(str(guest)))

@@ -96,7 +96,7 @@ class Rescue:
             for guest in await trio.to_thread.run_sync(
                 self._dying.among, waiters, now_s, abandon_on_cancel=True, limiter=self._thread
             ):
-                ended = waiting.end(self._table, guest)
+                ended = waiting.end(self._table, guest, now_s)
                 self.ended += ended
                 LOG.info("%s is being killed: %d of its requests end", guest, ended)
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that wait for long, told and ended; that real processes end is tested on real mounts."""
 
+import threading
+
 import pytest
 import trio
 import trio.testing
@@ -78,6 +80,29 @@ async def test_who_is_killed_is_ended_and_others_wait_on(hurry, mount):
     await trio.sleep(0.2)
     assert (mount.ended, mount.rescue.ended) == ([killed], 1)
     assert mount.rescue.late()[IMAGE].why == "refused"
+
+
+async def test_request_that_is_newer_than_the_look_at_processes_waits_on(hurry, mount, monkeypatch):
+    killed = mount.guest(7)
+    looks, goes_on = threading.Event(), threading.Event()
+
+    def among(waiters, now_s):
+        looks.set()
+        goes_on.wait(60)
+        return [killed]
+
+    monkeypatch.setattr(mount.rescue._dying, "among", among)
+    monkeypatch.setattr(rescue, "LATE_S", 1e9)
+    mount.read(killed)
+    with trio.fail_after(20):
+        assert await trio.to_thread.run_sync(looks.wait, 15)
+        mount.read(killed)
+        await trio.testing.wait_all_tasks_blocked()
+        monkeypatch.setattr(mount.rescue._dying, "among", lambda waiters, now_s: [])
+        goes_on.set()
+        await mount.has_ended.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (len(mount.ended), mount.rescue.ended, len(mount.waiting.table)) == (1, 1, 1)
 
 
 async def test_nobody_is_asked_about_while_nothing_waits_for_long(mount, autojump_clock):

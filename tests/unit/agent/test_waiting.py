@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
+
 import pytest
 import trio
 import trio.testing
@@ -94,11 +96,11 @@ async def test_requests_of_one_who_is_killed_end_and_no_others(nursery):
     for number in range(4):
         await room.enter(FLOOD, number)
     await room.enter(OTHER, "other")
-    assert waiting.end(room.waiting.table, FLOOD) == 4
+    assert waiting.end(room.waiting.table, FLOOD, math.inf) == 4
     await trio.testing.wait_all_tasks_blocked()
     assert sorted(room.failed) == [(number, errors.ReaderGone) for number in range(4)]
     assert len(room.waiting) == len(room.waiting.table) == 1
-    assert waiting.end(room.waiting.table, FLOOD) == 0
+    assert waiting.end(room.waiting.table, FLOOD, math.inf) == 0
     room.is_over.set()
 
 
