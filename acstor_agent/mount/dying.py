@@ -33,6 +33,8 @@ LINKS_LIMIT = 500_000
 """Descriptors that are looked at in one scan; a scan that met more proves nothing."""
 FDS_LIMIT = 16
 """Descriptors of one file that are compared between two processes; with more they count as one."""
+INIT = 1
+"""It opens no images, and a container may not look at it whatever it may otherwise."""
 _KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
 _KCMP_FILE = 0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -63,6 +65,7 @@ class Dying:
         self._pids: dict[requests.Stream, set[int]] = {}
         self._scanned_s = -RESCAN_S
         self._not_before_s = -math.inf
+        self._is_told = False
 
     def among(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
         """Return the guests whose processes are all being killed; may take a while.
@@ -72,7 +75,14 @@ class Dying:
         if not self._is_due(waiters, now_s):
             return []
         self._scanned_s = now_s
-        holders = self._holders({(waiter.name, waiter.inode) for waiter in waiters})
+        try:
+            holders = self._holders({(waiter.name, waiter.inode) for waiter in waiters})
+        except PermissionError as e:  # who is not seen may live
+            self._not_before_s = now_s + RESCAN_S
+            if not self._is_told:
+                LOG.warning("cannot see who has files open: who is killed may hang: %s", e)
+                self._is_told = True
+            return []
         if holders is None:
             LOG.warning("processes have over %d files open: who is killed may hang", LINKS_LIMIT)
             self._not_before_s = now_s + RESCAN_S
@@ -96,12 +106,20 @@ class Dying:
         return any(_is_marked(pid) for pid in known)
 
     def _holders(self, files: set[tuple[str, int]]) -> Mapping[int, list[processes.Holder]] | None:
-        """Return who has which of some files open, by their inodes; None if there is too much."""
+        """Return who has which of some files open, by their inodes; None if there is too much.
+
+        :raises PermissionError: a process may have them open that is not to be seen
+        """
         names = {name for name, _ in files}
         found: dict[int, list[processes.Holder]] = {inode: [] for _, inode in files}
         looked_at = 0
         for pid in _numbers("/proc"):
-            thread, links = _links_of(pid)
+            try:
+                thread, links = _links_of(pid)
+            except PermissionError:
+                if pid != INIT:
+                    raise
+                continue
             looked_at += len(links)
             if looked_at > LINKS_LIMIT:
                 return None
@@ -164,7 +182,7 @@ def _links_of(pid: int) -> tuple[int, dict[int, str]]:
 def _links(thread: int) -> dict[int, str]:
     links = {}
     for fd in _numbers(f"/proc/{thread}/fd"):
-        with contextlib.suppress(OSError):  # it was closed meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile
             links[fd] = os.readlink(f"/proc/{thread}/fd/{fd}")
     return links
 
@@ -186,10 +204,13 @@ def _text(path: str) -> str:
 
 
 def _numbers(folder: str) -> list[int]:
-    """Return the numbers among the names in a folder, lowest first."""
+    """Return the numbers among the names in a folder, lowest first; none if its process ended.
+
+    :raises PermissionError: they are not to be seen
+    """
     try:
         return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 

@@ -178,6 +178,42 @@ def test_scan_that_is_cut_short_proves_nothing(image, hold, monkeypatch):
     assert len(scans) == 2
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who sees less")
+def test_process_that_cannot_be_seen_may_live(image, hold, monkeypatch):
+    hold()
+    asked = [waiter(image, GUEST, 1)]
+    with image.open("rb"):
+        child = os.fork()
+        if not child:
+            code = 2
+            try:
+                os.setgroups([])
+                os.setresgid(65534, 65534, 65534)
+                os.setresuid(65534, 65534, 65534)
+                lie(monkeypatch, os.getpid())
+                code = len(dying.Dying(tag).among(asked, 0.0))
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.expect_log("cannot see who has files open")
+def test_that_processes_cannot_be_seen_is_told_once(image, hold, monkeypatch, caplog):
+    pid = hold()
+    real = os.listdir
+
+    def listdir(path):
+        if path == f"/proc/{pid}/fd":
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    found = dying.Dying(tag)
+    for now_s in range(200):
+        assert found.among([waiter(image, GUEST, pid)], float(now_s)) == []
+    assert len(caplog.records) == 1
+
+
 def test_openings_are_compared_only_where_the_kernel_can(monkeypatch):
     with open(os.devnull) as one, open(os.devnull) as other:
         pid, mine, theirs = os.getpid(), one.fileno(), other.fileno()
