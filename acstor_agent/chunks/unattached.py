@@ -275,8 +275,9 @@ class UnattachedImages:
                 raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
         except (errors.ChunkMissing, *_WRONG_BYTES) as e:
             self._forget(image_id)
-            is_refused = isinstance(e, errors.ChunkRefused)
-            kind = errors.ChunkRefused if is_refused else errors.ChunkMissing
+            kind: type[errors.ChunkMissing] = errors.ChunkMissing
+            if isinstance(e, errors.ChunkRefused):
+                kind = errors.ChunkRefused
             _put(self._missing, image_id, (self._clock() + LOOK_SOON_S, kind), IMAGES)
             raise
         except errors.SourceUnreachable:
