@@ -10,16 +10,14 @@ import contextlib
 import ctypes
 import os
 import pathlib
-import signal
 import socket
 
+from acstor_agent.core import processes
+
 _PROC = pathlib.Path("/proc")
-_EXITING = 0x4
-"""PF_EXITING of linux/sched.h: a thread that is on its way out."""
 _PIDFD_THREAD = os.O_EXCL
 """Linux 6.9; before, threads beside the first one cannot be named so."""
 _PIDFD_GETFD, _PROCESS_MRELEASE = 438, 448
-_KILLED = 1 << (signal.SIGKILL - 1)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,10 +32,7 @@ def has_ended(pid: int) -> bool:
     if pid <= 0:
         return False
     with contextlib.suppress(OSError):
-        flags = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[6])
-        words = (_PROC / str(pid) / "status").read_text().split()
-        pending = [int(words[words.index(name) + 1], 16) for name in ("SigPnd:", "ShdPnd:")]
-        return bool(flags & _EXITING) or any(mask & _KILLED for mask in pending)
+        return processes.thread_of((_PROC / str(pid) / "stat").read_text()).is_ending
     return not (_PROC / str(pid)).exists()
 
 

@@ -201,8 +201,7 @@ async def _reply(line: bytes, handle: Handler, report: Report) -> control_wire.R
 
 def _failed(error: Exception) -> control_wire.Failed:
     LOG.warning("control request failed: %s", error)
-    kind = errors.ChunkMissing if type(error) is errors.ChunkRefused else type(error)
-    return control_wire.Failed(kind.__name__, str(error))
+    return control_wire.Failed(type(error).__name__, str(error))
 
 
 async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:

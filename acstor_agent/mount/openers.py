@@ -30,7 +30,7 @@ def users_of(mount_point: str) -> list[User]:
     """Return who has what open below a mount point; nothing below it is touched."""
     below = fuse_connection.resolved(mount_point)
     found = []
-    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+    for pid in _pids():
         paths = {path for path in _open_of(pid) if path == below or path.startswith(f"{below}/")}
         if paths:
             found.append(User(pid, _name_of(pid), tuple(sorted(paths))))
@@ -44,7 +44,7 @@ def images_open(mount_point: str) -> set[ids.ImageId]:
     """
     below = f"{fuse_connection.resolved(mount_point)}/images/"
     found = set()
-    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+    for pid in _pids():
         for path in _open_of(pid):
             if path.startswith(below):
                 name, _, _ = path.removeprefix(below).partition(base.BlobKind.IMAGE.value)
@@ -68,6 +68,10 @@ def describe(users: list[User]) -> str:
     ]
     more = [f"and {len(users) - DESCRIBED} more"] if len(users) > DESCRIBED else []
     return "; ".join(told + more)
+
+
+def _pids() -> list[int]:
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _open_of(pid: int) -> list[str]:
@@ -95,5 +99,4 @@ def pids_with_open(path: str) -> list[int]:
     """Return the processes that have ``path`` open; the path itself is not touched."""
     folder, name = os.path.split(path)
     real = os.path.join(os.path.realpath(os.path.dirname(folder)), os.path.basename(folder), name)
-    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-    return [pid for pid in pids if real in _open_of(pid)]
+    return [pid for pid in _pids() if real in _open_of(pid)]

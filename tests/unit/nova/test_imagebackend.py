@@ -189,7 +189,11 @@ def test_request_that_is_not_eligible_is_downloaded(nova, agent, changes, option
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("ChunkMissing", R.NOT_MAPPED), ("SourceUnreachable", R.AGENT_REFUSED)],
+    [
+        ("ChunkMissing", R.NOT_MAPPED),
+        ("ChunkRefused", R.AGENT_REFUSED),
+        ("SourceUnreachable", R.AGENT_REFUSED),
+    ],
 )
 @pytest.mark.expect_log("no such thing")
 def test_image_that_the_agent_refuses_is_downloaded(nova, agent, kind, reason):
