@@ -13,7 +13,7 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.conf
-from acstor_agent.core import patience
+from acstor_agent.core import attempt_timeout
 from acstor_agent.core.disk_scheduling import navigator
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_common import certificates
@@ -164,7 +164,7 @@ OPTS = [
     ),
     cfg.FloatOpt(
         "source_timeout_s",
-        default=patience.BASE_S,
+        default=attempt_timeout.BASE_S,
         min=0.1,
         help="How long one request to a source may take before it counts as failed, at the least. "
         "A slow source has longer: twice what its latest requests took, up to eight minutes, and "

@@ -119,13 +119,13 @@ class Failure(NamedTuple):
     again_s: float
 
 
-class Patience:
+class Backoff:
     """When to try again what has failed: each time twice as long after.
 
-    >>> patience = Patience()
-    >>> patience.failed("the source is away", now_s=100.0)
-    >>> patience.failed("the source is away", now_s=105.0)
-    >>> patience.failure
+    >>> backoff = Backoff()
+    >>> backoff.failed("the source is away", now_s=100.0)
+    >>> backoff.failed("the source is away", now_s=105.0)
+    >>> backoff.failure
     Failure(why='the source is away', again_s=115.0)
     """
 

@@ -55,7 +55,7 @@ class Progress:
         self.lacking_bytes = 0
         self.to_do: collections.deque[int] = collections.deque()
         self.speed = whole_pace.Speed()
-        self.patience = whole_pace.Patience()
+        self.backoff = whole_pace.Backoff()
         self.counted_s = -math.inf
         self.lost_then = 0  # pinned chunks of all images, when this one was counted
         self.changes_then = -1  # of what is pinned, when there was no room for this one

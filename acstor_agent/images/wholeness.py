@@ -190,7 +190,7 @@ class Wholeness:
             with trio.fail_after(ATTACH_S):
                 image = await self._images.attach(image_id)
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
-            known.patience.failed(f"its chunk map cannot be had: {e}", self._clock())
+            known.backoff.failed(f"its chunk map cannot be had: {e}", self._clock())
             return
         changes = self._promises.changes
         lacking_bytes = await self._promises.make(image_id, image.map, self._cache)
@@ -240,7 +240,7 @@ class Wholeness:
                     continue
                 if pace is Pace.USUAL and self._is_booting(image_id):
                     continue
-                if known.patience.may_try(self._clock()):
+                if known.backoff.may_try(self._clock()):
                     return image_id
         return None
 
@@ -255,9 +255,9 @@ class Wholeness:
             self._current = None
         if why:
             LOG.info("image %s: does not become whole: %s", image_id, why)
-            known.patience.failed(why, self._clock())
+            known.backoff.failed(why, self._clock())
         elif len(known.to_do) < before:
-            known.patience.succeeded()
+            known.backoff.succeeded()
             if not known.to_do:
                 LOG.info("image %s: is whole", image_id)
 
@@ -297,7 +297,7 @@ class Wholeness:
         self._check_promised(image_id)
         await self._promises.change(image_id, pace=pace)
         if image_id in self._known:
-            self._known[image_id].patience.succeeded()
+            self._known[image_id].backoff.succeeded()
         self._changed.set()
 
     def _check_promised(self, image_id: ids.ImageId) -> None:
@@ -340,7 +340,7 @@ class Wholeness:
         known: filling.Progress,
         promised: promise_.Promise | None,
     ) -> tuple[State, str]:
-        failure: whole_pace.Failure | None = known.patience.failure
+        failure: whole_pace.Failure | None = known.backoff.failure
         if known.lacking_bytes:
             return State.NO_ROOM, f"the cache lacks {known.lacking_bytes} bytes"
         if promised is not None and known.left_bytes == 0:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends each attempt at a place in time: what has no answer by then is SourceUnreachable.
 
-One attempt is one question to the driver: a read (of all who were joined), a size or a stamp.  How
-long it may take, ``core/patience.py`` decides from what the latest took: a slow place has longer.
-So whatever hangs below, retry and failover see a passing fault, and go on.
+One attempt is one question to the driver: a read (of all who were joined), a size or a stamp.
+How long it may take, ``core/attempt_timeout.py`` decides from what the latest took: a slow place
+has longer.  So whatever hangs below, retry and failover see a passing fault, and go on.
 """
 
 from collections.abc import Awaitable
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from acstor_agent.core import patience as patience_
+from acstor_agent.core import attempt_timeout
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import ids
@@ -25,12 +25,12 @@ CLOSE_S = 2.0
 class AttemptSource(base.Wrapper):
     """Gives every question to the inner source a deadline.
 
-    :param patience: how long is too long there
+    :param timeout: how long is too long there
     """
 
-    def __init__(self, inner: base.Source, patience: patience_.Patience) -> None:
+    def __init__(self, inner: base.Source, timeout: attempt_timeout.AttemptTimeout) -> None:
         super().__init__(inner)
-        self._patience = patience
+        self._timeout = timeout
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Ask for the size, as long as an attempt may take."""
@@ -58,14 +58,14 @@ class AttemptSource(base.Wrapper):
 
     def health(self) -> base.Health:
         """Return what the inner source says, with the attempts that had no answer."""
-        return self._inner.health()._replace(missed_attempts=self._patience.misses)
+        return self._inner.health()._replace(missed_attempts=self._timeout.misses)
 
     async def _attempt(self, what: str, length: int, ask: Callable[[], Awaitable[T]]) -> T:
-        deadline_s = self._patience.deadline_s(max(0, length))
+        deadline_s = self._timeout.deadline_s(max(0, length))
         began_s = trio.current_time()
         with trio.move_on_after(deadline_s):
             answer = await ask()
-            self._patience.answered(trio.current_time() - began_s)
+            self._timeout.answered(trio.current_time() - began_s)
             return answer
-        self._patience.missed(deadline_s)
+        self._timeout.missed(deadline_s)
         raise errors.SourceUnreachable(what, self.where, f"no answer within {deadline_s:.0f} s")

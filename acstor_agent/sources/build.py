@@ -16,7 +16,7 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
-from acstor_agent.core import patience
+from acstor_agent.core import attempt_timeout
 from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
@@ -54,13 +54,13 @@ def wrapped(
     driver: base.Source,
     nursery: trio.Nursery,
     rng: random.Random,
-    timeout_s: float = patience.BASE_S,
+    timeout_s: float = attempt_timeout.BASE_S,
 ) -> base.Source:
     """Return ``driver`` inside the wrappers that every driver gets.
 
     :param timeout_s: what an attempt may take at the least
     """
-    ended = attempt.AttemptSource(driver, patience.Patience(timeout_s))
+    ended = attempt.AttemptSource(driver, attempt_timeout.AttemptTimeout(timeout_s))
     joined = coalesce.CoalesceSource(ended, nursery)
     return verify.VerifySource(retry.RetrySource(joined, rng))
 

@@ -3,7 +3,7 @@
 
 A source that did not answer counts as down for a short while and is then asked
 last, never left out: a reader does not wait for its time-out while others
-answer, and a chunk that only it has is still found (``core/standing.py``).
+answer, and a chunk that only it has is still found (``core/circuit_breaker.py``).
 
 One that is silent for longer than sources usually are is raced: the next one is
 asked as well, and the first answer counts.  If the silent one has answered
@@ -23,8 +23,8 @@ from typing import TypeVar
 import trio
 from oslo_log import log
 
+from acstor_agent.core import circuit_breaker
 from acstor_agent.core import hedge as hedge_
-from acstor_agent.core import standing as standing_
 from acstor_agent.core import troubles
 from acstor_agent.sources import base
 from acstor_common import chunk_map
@@ -34,7 +34,7 @@ from acstor_common import ids
 T = TypeVar("T")
 LOG = log.getLogger(__name__)
 
-DOWN_S = standing_.FIRST_PAUSE_S
+DOWN_S = circuit_breaker.FIRST_PAUSE_S
 """How long a source that did not answer is asked last, at first."""
 SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S = 1.0, 2.0, 5.0
 """After how long a silent source is raced: at the least, while little is known, and at the most."""
@@ -60,7 +60,7 @@ class _Place:
 
     def __init__(self, source: base.Source, down_s: float) -> None:
         self.source = source
-        self.standing = standing_.Standing(down_s)
+        self.breaker = circuit_breaker.CircuitBreaker(down_s)
         self.trouble: troubles.Trouble | None = None
         self.is_raced = False
         """One who waits for it has asked the next source though there was no budget for it."""
@@ -126,7 +126,7 @@ class FailoverSource(base.Source):
 
     async def _first(self, ask: Callable[[base.Source], Awaitable[T]]) -> T:
         now_s = trio.current_time()
-        in_order = sorted(self._places, key=lambda place: not place.standing.may_be_first(now_s))
+        in_order = sorted(self._places, key=lambda place: not place.breaker.may_be_first(now_s))
         race = _Race(self, in_order, ask)
         return await (race.run() if len(in_order) > 1 else race.ask_alone())
 
@@ -134,14 +134,14 @@ class FailoverSource(base.Source):
 
     def note_answer(self, place: _Place) -> None:
         """Note that a source has answered."""
-        self.hedge.answered(place.standing.answered(trio.current_time()))
+        self.hedge.answered(place.breaker.answered(trio.current_time()))
         if place.trouble is not None:
             place.trouble = None
             LOG.info("Source %s answers again", place.source.where)
 
     def note_down(self, place: _Place, why: str) -> None:
         """Note that a source does not answer."""
-        if place.standing.failed(trio.current_time()):
+        if place.breaker.failed(trio.current_time()):
             LOG.warning("Source %s does not answer: %s", place.source.where, why)
         since_s = place.trouble.since_s if place.trouble else self._clock()
         place.trouble = troubles.Trouble(why, since_s)
@@ -206,16 +206,16 @@ class _Race(Generic[T]):
         place, now_s = self._last(), trio.current_time()
         if now_s < self._late_s():
             return False
-        if place.standing.is_down or self._source.hedge.may_race():
+        if place.breaker.is_down or self._source.hedge.may_race():
             return True
-        if place.is_raced or now_s < place.standing.silent_since_s + SILENT_LONGEST_S:
+        if place.is_raced or now_s < place.breaker.silent_since_s + SILENT_LONGEST_S:
             return False
         place.is_raced = True
         self._raced.append(place)
         return True
 
     def _late_s(self) -> float:
-        return self._last().standing.silent_since_s + self._source.hedge.delay_s
+        return self._last().breaker.silent_since_s + self._source.hedge.delay_s
 
     async def _wait(self) -> None:
         """Wait until a source has answered or failed, or one is late."""
@@ -228,7 +228,7 @@ class _Race(Generic[T]):
 
     def _enter(self, place: _Place) -> _Place:
         now_s = self._under_way[place] = trio.current_time()
-        place.standing.asked(now_s)
+        place.breaker.asked(now_s)
         return place
 
     async def _ask_one(self, place: _Place) -> None:
@@ -244,7 +244,7 @@ class _Race(Generic[T]):
             self._source.note_answer(place)
             self._note_losers(place)
         finally:
-            place.standing.left()
+            place.breaker.left()
             self._under_way.pop(place, None)
             self._changed.set()
 
@@ -260,7 +260,7 @@ class _Race(Generic[T]):
         """Take those for down that were asked before and have answered nobody since then."""
         won_s = self._under_way.get(winner, 0.0)
         for place, asked_s in self._under_way.items():
-            since_s = place.standing.silent_since_s
+            since_s = place.breaker.silent_since_s
             if place is not winner and max(asked_s, since_s) <= won_s:
                 silent_s = trio.current_time() - since_s
                 why = f"no answer for {silent_s:.1f} s, while {winner.source.where} answered"

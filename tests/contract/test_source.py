@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from acstor_agent.core import patience
+from acstor_agent.core import attempt_timeout
 from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import build
@@ -70,7 +70,7 @@ SOURCES: dict[str, Make] = {
     "file": over_files(lambda source, nursery: source),
     "http": over_http,
     "glance": over_glance,
-    "attempt": over_files(lambda s, n: attempt.AttemptSource(s, patience.Patience())),
+    "attempt": over_files(lambda s, n: attempt.AttemptSource(s, attempt_timeout.AttemptTimeout())),
     "coalesce": over_files(coalesce.CoalesceSource),
     "coalesce, one place": over_files(lambda s, n: coalesce.CoalesceSource(s, n, in_flight=1)),
     "retry": over_files(lambda source, nursery: retry.RetrySource(source, random.Random(3))),

@@ -5,7 +5,7 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.core import patience
+from acstor_agent.core import attempt_timeout
 from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
@@ -37,7 +37,7 @@ class Silent(faulty_source.MemorySource):
 
 
 def attempts(inner, base_s=30.0):
-    return attempt.AttemptSource(inner, patience.Patience(base_s))
+    return attempt.AttemptSource(inner, attempt_timeout.AttemptTimeout(base_s))
 
 
 def memory(**faults):
@@ -133,7 +133,7 @@ async def test_retry_ends_by_itself_when_nobody_sets_a_deadline(autojump_clock):
     for _ in range(3):
         with pytest.raises(errors.SourceUnreachable):
             await source.read(BLOB, 0, 10)
-    assert trio.current_time() < 3 * 3 * (patience.MOST_S + retry.LONGEST_PAUSE_S)
+    assert trio.current_time() < 3 * 3 * (attempt_timeout.MOST_S + retry.LONGEST_PAUSE_S)
 
 
 async def test_closing_waits_for_nothing_that_hangs(autojump_clock):

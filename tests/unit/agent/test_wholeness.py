@@ -318,8 +318,8 @@ async def test_source_that_fails_is_asked_less_and_less_often(keeper):
     keeper.host.blobs.clear()
     shown = await keeper.wait("failing")
     assert shown["why"] and shown["left_bytes"] > 0
-    patience = keeper.whole._known[IMAGE].patience
-    await until(lambda: patience._pause_s == whole_pace.LONGEST_PAUSE_S)
+    backoff = keeper.whole._known[IMAGE].backoff
+    await until(lambda: backoff._pause_s == whole_pace.LONGEST_PAUSE_S)
     before = len(keeper.host.source.reads)
     await trio.sleep(1)
     assert len(keeper.host.source.reads) - before <= 2 * (filling.FAILURES + filling.UNDER_WAY)
@@ -404,8 +404,8 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
         image.boots.state = booting.State.DROPPED
         await keeper.wait("failing")
         await until(lambda: "no room" in keeper.whole.of(IMAGE)["why"])
-        patience = keeper.whole._known[IMAGE].patience
-        await until(lambda: patience._pause_s == whole_pace.LONGEST_PAUSE_S)
+        backoff = keeper.whole._known[IMAGE].backoff
+        await until(lambda: backoff._pause_s == whole_pace.LONGEST_PAUSE_S)
         assert keeper.whole.of(IMAGE)["left_bytes"] > 30 * CHUNK
         for data in others:
             host.cache.unpin(ids.cid_of(data), CHUNK)

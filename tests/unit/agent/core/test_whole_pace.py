@@ -114,13 +114,13 @@ def test_speed_survives_two_looks_at_one_moment():
 
 
 def test_patience_grows_up_to_a_bound_and_is_forgotten_with_a_success():
-    patience, now_s, pauses = whole_pace.Patience(), 0.0, []
+    backoff, now_s, pauses = whole_pace.Backoff(), 0.0, []
     for _ in range(10):
-        patience.failed("why", now_s)
-        assert not patience.may_try(now_s)
-        pauses.append(patience.failure.again_s - now_s)
-        now_s = patience.failure.again_s
-        assert patience.may_try(now_s)
+        backoff.failed("why", now_s)
+        assert not backoff.may_try(now_s)
+        pauses.append(backoff.failure.again_s - now_s)
+        now_s = backoff.failure.again_s
+        assert backoff.may_try(now_s)
     assert pauses[:3] == [5.0, 10.0, 20.0] and max(pauses) == whole_pace.LONGEST_PAUSE_S
-    patience.succeeded()
-    assert patience.failure is None and patience.may_try(-math.inf)
+    backoff.succeeded()
+    assert backoff.failure is None and backoff.may_try(-math.inf)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a source has done lately: whether it answers, how long it is silent, when to try it again.
+"""A circuit breaker for a source: whether it is down, how long it is silent, when to try it again.
 
-A source that failed is *down*: others are asked before it, for a pause.  When that is over one who
-asks tries it first; the others go on as if it were down until that one has an answer, and if it has
-none the pause doubles.  Failures of those who asked before tell nothing new.
+The pattern is Nygard's ("Release It!", 2007), but that a source that is down is asked last and not
+left out.  A source that failed is *down*: others are asked before it, for a pause.  When that is
+over one who asks tries it first; the others go on as if it were down until that one has an answer,
+and if it has none the pause doubles.  Failures of those who asked before tell nothing new.
 
 Silence is counted from the last answer to anybody, or from when somebody began to wait: a slow
 source with a queue before it answers one after the other, a dead one answers nobody.  Times are
@@ -14,16 +15,16 @@ FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 60.0
 
 
-class Standing:
+class CircuitBreaker:
     """What is known of one source.
 
-    >>> standing = Standing()
-    >>> standing.failed(0.0), standing.failed(0.0)
+    >>> breaker = CircuitBreaker()
+    >>> breaker.failed(0.0), breaker.failed(0.0)
     (True, False)
-    >>> standing.may_be_first(4.9), standing.may_be_first(5.0), standing.may_be_first(5.0)
+    >>> breaker.may_be_first(4.9), breaker.may_be_first(5.0), breaker.may_be_first(5.0)
     (False, True, False)
-    >>> standing.asked(5.0)
-    >>> standing.answered(7.0), standing.is_down
+    >>> breaker.asked(5.0)
+    >>> breaker.answered(7.0), breaker.is_down
     (2.0, False)
     """
 

@@ -2,20 +2,20 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import patience
+from acstor_agent.core import attempt_timeout
 
 MIB = 1 << 20
 
 
 def test_long_read_has_the_time_of_its_bytes_beside():
-    waits = patience.Patience(base_s=30.0)
+    waits = attempt_timeout.AttemptTimeout(base_s=30.0)
     assert waits.deadline_s() == 30.0
-    assert waits.deadline_s(MIB) == 30.0 + MIB / patience.SLOWEST_BYTES_PER_S
+    assert waits.deadline_s(MIB) == 30.0 + MIB / attempt_timeout.SLOWEST_BYTES_PER_S
     assert waits.deadline_s(MIB) > 43  # sixteen hosts, eight reads each, one link of 25 Mbit/s
 
 
 def test_deadline_doubles_with_each_miss_up_to_the_bound():
-    waits = patience.Patience(base_s=30.0, most_s=480.0)
+    waits = attempt_timeout.AttemptTimeout(base_s=30.0, most_s=480.0)
     seen = []
     for _ in range(6):
         seen.append(waits.deadline_s())
@@ -25,25 +25,25 @@ def test_deadline_doubles_with_each_miss_up_to_the_bound():
 
 
 def test_attempts_that_miss_side_by_side_double_it_once():
-    waits = patience.Patience(base_s=30.0)
+    waits = attempt_timeout.AttemptTimeout(base_s=30.0)
     for deadline_s in [waits.deadline_s()] * 8:
         waits.missed(deadline_s)
     assert waits.deadline_s() == 60.0
 
 
 def test_slow_answers_keep_it_long_and_quick_ones_let_it_fall():
-    waits = patience.Patience(base_s=30.0)
+    waits = attempt_timeout.AttemptTimeout(base_s=30.0)
     waits.missed(30.0)
     waits.answered(43.0)
     waits.answered(0.1)  # a short read between long ones changes nothing
     assert waits.deadline_s() == 86.0
-    for _ in range(patience.LATEST):
+    for _ in range(attempt_timeout.LATEST):
         waits.answered(0.1)
     assert waits.deadline_s() == 30.0
 
 
 def test_base_above_the_bound_is_the_bound():
-    waits = patience.Patience(base_s=600.0, most_s=480.0)
+    waits = attempt_timeout.AttemptTimeout(base_s=600.0, most_s=480.0)
     waits.missed(waits.deadline_s())
     assert waits.deadline_s() == 600.0
 
@@ -53,7 +53,7 @@ def test_base_above_the_bound_is_the_bound():
     st.integers(0, 4 * MIB),
 )
 def test_deadline_is_between_its_bounds_and_twice_the_latest(attempts, length):
-    waits = patience.Patience(base_s=5.0, most_s=480.0)
+    waits = attempt_timeout.AttemptTimeout(base_s=5.0, most_s=480.0)
     for is_answered, took_s, of_bytes in attempts:
         deadline_s = waits.deadline_s(of_bytes)
         if is_answered and took_s < deadline_s:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-from acstor_agent.core import standing
+from acstor_agent.core import circuit_breaker
 
 
 def test_one_at_a_time_tries_a_source_that_is_down():
-    one = standing.Standing(first_pause_s=5.0)
+    one = circuit_breaker.CircuitBreaker(first_pause_s=5.0)
     assert one.failed(0.0)
     assert not one.may_be_first(4.9)
     assert one.may_be_first(5.0)
@@ -12,7 +12,7 @@ def test_one_at_a_time_tries_a_source_that_is_down():
 
 
 def test_pause_doubles_when_a_try_fails_and_is_short_again_after_an_answer():
-    one = standing.Standing(first_pause_s=5.0)
+    one = circuit_breaker.CircuitBreaker(first_pause_s=5.0)
     now_s, pauses = 0.0, []
     one.failed(now_s)
     for _ in range(6):
@@ -28,13 +28,13 @@ def test_pause_doubles_when_a_try_fails_and_is_short_again_after_an_answer():
 
 
 def test_many_who_fail_together_are_one_failure():
-    one = standing.Standing(first_pause_s=5.0)
+    one = circuit_breaker.CircuitBreaker(first_pause_s=5.0)
     assert [one.failed(0.1 * number) for number in range(8)] == [True] + [False] * 7
     assert one.may_be_first(5.0)
 
 
 def test_silence_begins_with_the_first_who_waits_and_with_each_answer():
-    one = standing.Standing()
+    one = circuit_breaker.CircuitBreaker()
     one.asked(10.0)
     one.asked(12.0)
     assert one.silent_since_s == 10.0

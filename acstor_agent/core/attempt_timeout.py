@@ -21,17 +21,17 @@ LATEST = 16
 TIMES = 2.0
 
 
-class Patience:
+class AttemptTimeout:
     """What the latest attempts at one place took.
 
     :param base_s: no attempt has less time
     :param most_s: none has more, unless ``base_s`` is more
 
-    >>> patience = Patience(base_s=30.0)
-    >>> patience.deadline_s(), patience.deadline_s(1 << 20)
+    >>> timeout = AttemptTimeout(base_s=30.0)
+    >>> timeout.deadline_s(), timeout.deadline_s(1 << 20)
     (30.0, 62.0)
-    >>> patience.missed(62.0)
-    >>> patience.deadline_s()
+    >>> timeout.missed(62.0)
+    >>> timeout.deadline_s()
     124.0
     """
 
