@@ -11,7 +11,6 @@ The one rule: whatever fails is tried again, later and later, and ends nothing.
 
 import enum
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +20,7 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import fetcher
+from acstor_agent.core import boot_activity
 from acstor_agent.core import counters
 from acstor_agent.core import links
 from acstor_agent.core import promise as promise_
@@ -70,27 +70,6 @@ class Limits(NamedTuple):
     boot_longest_s: float
 
 
-class _Boot:
-    """When guests last needed something of an image from elsewhere, and since when they boot.
-
-    Boots that follow each other without a pause are one: else an image that is opened often
-    would never be filled.
-    """
-
-    def __init__(self) -> None:
-        self.fetched = 0
-        self.active_s = self.begun_s = -math.inf
-        self.since_s: float | None = None
-
-    def begun(self, begun_s: float, pause_s: float) -> None:
-        """Note when a guest was about to boot last."""
-        if begun_s == self.begun_s:
-            return
-        if self.since_s is None or begun_s - max(self.begun_s, self.active_s) >= pause_s:
-            self.since_s = begun_s
-        self.begun_s = begun_s
-
-
 class Wholeness:
     """What makes images whole; keep :meth:`run` running.
 
@@ -128,7 +107,7 @@ class Wholeness:
             clock=clock,
         )
         self._known: dict[ids.ImageId, filling.Progress] = {}
-        self._boots: dict[ids.ImageId, _Boot] = {}
+        self._boots: dict[ids.ImageId, boot_activity.BootActivity] = {}
         self._current: ids.ImageId | None = None
         self._changed = trio.Event()
 
@@ -208,25 +187,23 @@ class Wholeness:
         image = self._images.get_nowait(image_id)
         if image is None:
             return
-        boot = self._boots.setdefault(image_id, _Boot())
-        boot.begun(image.boots.begun_s, self._limits.boot_idle_s)
+        boot = self._boots.get(image_id)
+        if boot is None:
+            boot = boot_activity.BootActivity(self._limits.boot_idle_s, self._limits.boot_longest_s)
+            self._boots[image_id] = boot
+        boot.begun(image.boots.begun_s)
         requests = image.counters.read.requests
         fetched = sum(count for origin, count in requests.items() if origin not in _HERE)
-        if fetched != boot.fetched or image.counters.in_flight:
-            boot.fetched, boot.active_s = fetched, self._clock()
+        is_waited_for = bool(image.counters.in_flight)
+        boot.fetched(fetched, is_waited_for=is_waited_for, now_s=self._clock())
 
     def _is_booting(self, image_id: ids.ImageId) -> bool:
         image, boot = self._images.get_nowait(image_id), self._boots.get(image_id)
         if image is None or boot is None:
             return False
-        now_s, begun_s = self._clock(), image.boots.begun_s
-        boot.begun(begun_s, self._limits.boot_idle_s)
-        if boot.since_s is not None and now_s - boot.since_s >= self._limits.boot_longest_s:
-            return False
-        if image.boots.state in (booting.State.LOADING, booting.State.READY):
-            return True
-        is_idle = now_s - max(begun_s, boot.active_s) >= self._limits.boot_idle_s
-        return begun_s > -math.inf and not is_idle
+        boot.begun(image.boots.begun_s)
+        is_expected = image.boots.state in (booting.State.LOADING, booting.State.READY)
+        return boot.is_on(self._clock(), is_expected=is_expected)
 
     # Filling
 
