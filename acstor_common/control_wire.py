@@ -195,7 +195,7 @@ def encode(message: Request | Reply) -> bytes:
     r"""Return a message as a line.
 
     >>> encode(Ensure("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
-    b'{"op":"ensure","image_id":"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"}\n'
+    b'{"op":"ensure","image_id":"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11","head_bytes":0}\n'
     """
     return _encoder.encode(message) + b"\n"
 

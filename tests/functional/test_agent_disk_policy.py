@@ -94,8 +94,9 @@ def test_reads_that_need_the_disk_for_a_peer_belong_to_the_peer(tmp_path, images
         forget_pages(agent)
         assert cloud["h2"].image_path(image_id).read_bytes() == DATA
         streams = agent.status()["disk_io"]["streams"]
-    assert streams["peer:h2"]["bytes"] > 0
-    assert streams["peer:h2"]["latency"]["count"] > 0
+    assert {name.partition(":")[2] for name in streams} == {"h2"}  # waited for, or its read-ahead
+    assert sum(stream["bytes"] for stream in streams.values()) > 0
+    assert sum(stream["latency"]["count"] for stream in streams.values()) > 0
 
 
 def forget_pages(agent: agents.Agent) -> None:

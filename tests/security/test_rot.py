@@ -90,7 +90,7 @@ def test_peers_never_get_bytes_that_rotted_after_they_were_read(tmp_path):
     with hosts.cloud(tmp_path, images, ("h1", "h2")) as cloud:
         giver, taker = cloud["h1"], cloud["h2"]
         fill(giver, image_id)
-        rot(giver.folder / "cache", random.Random(1), 64, DATA)
+        rot(giver.folder / "cache", random.Random(1), 32, DATA)
         assert read_at(taker.image_path(image_id), 0, len(DATA)) == DATA
         assert taker.status()["exchange"]["invalid_chunks"] == 0
         assert giver.status()["cache"]["healed"] > 0
