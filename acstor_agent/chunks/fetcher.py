@@ -101,6 +101,7 @@ class Fetcher:
         self._clock = clock
         self._limiters = {
             Errand.PRE_SEED: trio.CapacityLimiter(background_limit),
+            Errand.HYDRATE: trio.CapacityLimiter(background_limit),
             Errand.ADVERTISED: trio.CapacityLimiter(min(background_limit, ADVERTISED_AT_A_TIME)),
             Errand.WHOLE: trio.CapacityLimiter(background_limit),
         }

@@ -16,9 +16,10 @@ class Errand(enum.IntEnum):
 
     GUEST_WAITS = 0
     READ_AHEAD = 1  # a sequential reader is about to want it
-    PRE_SEED = 2  # an operator wants it here; no guest does yet
-    ADVERTISED = 3  # a neighbour has it, so guests here may want it
-    WHOLE = 4  # an image that is used here becomes whole
+    PRE_SEED = 2  # an operator wants the image here; no guest does yet
+    HYDRATE = 3  # a disk is to depend on nobody
+    ADVERTISED = 4  # a neighbour has it, so guests here may want it
+    WHOLE = 5  # an image that is used here becomes whole
 
     @property
     def klass(self) -> peer_wire.Klass:
@@ -38,7 +39,8 @@ class Errand(enum.IntEnum):
 
 _STREAMS = {
     Errand.READ_AHEAD: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
-    Errand.PRE_SEED: requests.Stream(requests.Klass.HYDRATION, "pre-seed"),
+    Errand.PRE_SEED: requests.Stream(requests.Klass.FILL, "pre-seed"),
+    Errand.HYDRATE: requests.Stream(requests.Klass.FILL, "hydrate"),
     Errand.ADVERTISED: requests.Stream(requests.Klass.PREFETCH, "advertised"),
-    Errand.WHOLE: requests.Stream(requests.Klass.HYDRATION, "whole"),
+    Errand.WHOLE: requests.Stream(requests.Klass.FILL, "whole"),
 }

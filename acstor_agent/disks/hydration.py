@@ -43,9 +43,9 @@ async def hydrate(
     async def bring(place: _Place) -> bool:
         one, chunk_no = place
         want = image.want(chunk_no)
-        came = await chunks.fetch_ahead(want, fetcher.Errand.PRE_SEED)
-        here = came or await chunks.fetch_once(want, fetcher.Errand.PRE_SEED)
-        stream = requests.Stream(requests.Klass.HYDRATION, f"disk {one.header.disk_id}")
+        came = await chunks.fetch_ahead(want, fetcher.Errand.HYDRATE)
+        here = came or await chunks.fetch_once(want, fetcher.Errand.HYDRATE)
+        stream = requests.Stream(requests.Klass.FILL, f"hydrate {one.header.disk_id}")
         with disk_io.as_stream(stream):
             await one.keep(chunk_no, here.data)
         return came is not None

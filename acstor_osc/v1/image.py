@@ -145,7 +145,7 @@ class PreSeedImage(command.Lister):
 
 
 class HydrateImage(command.Lister):
-    """Have the writable disks that began as an image depend on no host and no source any more."""
+    """Copy what writable disks still have of the image that they began as into their own files."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""

@@ -46,8 +46,8 @@ class ShowServer(command.ShowOne):
         )
 
 
-class HydrateServer(command.Lister):
-    """Have all of a server's image brought to its host, so that its disk depends on no other."""
+class PreSeedServer(command.Lister):
+    """Have all of a server's image brought to its host, behind everything that guests wait for."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""

@@ -16,7 +16,7 @@ from tests.lab import local
 
 pytestmark = hosts.needs_fuse
 DISK = "0b6d1d1c-6a5f-4e21-8c11-3f0c2b7d9a5e"
-OWN_STREAMS = ("background:agent", "prefetch:read-ahead", "hydration:pre-seed")
+OWN_STREAMS = ("background:agent", "prefetch:read-ahead", "fill:pre-seed")
 DATA = local.random_bytes(6 * geometry.MIB + 777, seed=7, zero_share=0.2)
 
 
@@ -76,7 +76,7 @@ def test_pre_seeding_and_read_ahead_are_streams_of_their_own(start, images, poli
     written = {name: streams[name]["bytes"] for name in OWN_STREAMS if name in streams}
     assert set(written) == (set(OWN_STREAMS) if policy != "none" else set())
     if written:
-        assert written["hydration:pre-seed"] > len(DATA) / 2
+        assert written["fill:pre-seed"] > len(DATA) / 2
         assert sum(written.values()) < 2 * len(DATA) + geometry.MIB
     assert agent.image_path(seeded).read_bytes() == DATA
     assert agent.image_path(read_in_order).read_bytes() == DATA[::-1]

@@ -75,7 +75,7 @@ def test_a_disk_needs_neither_source_nor_cache_afterwards(image_id, images, star
     *told, done = replies(agent, op="hydrate", disk_id=disk_id)
     assert done["result"]["done_bytes"] == done["result"]["fetched_bytes"] == needed_bytes()
     assert told and {one["total_bytes"] for one in told} == {needed_bytes()}
-    assert agent.status()["disk_io"]["streams"][f"hydration:disk {disk_id}"]["bytes"] > 5 * MIB // 2
+    assert agent.status()["disk_io"]["streams"][f"fill:hydrate {disk_id}"]["bytes"] > 5 * MIB // 2
     agent.stop()
     lose(images, image_id)
     shutil.rmtree(agent.folder / "cache")

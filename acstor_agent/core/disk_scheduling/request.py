@@ -17,7 +17,7 @@ class Klass(enum.IntEnum):
     PEER = 1
     BACKGROUND = 2  # the agent's own work, such as to store what a guest has been given
     PREFETCH = 3  # what nobody has asked for yet
-    HYDRATION = 4  # whole images, which an operator wants here
+    FILL = 4  # whole images, here or in a disk's own file
 
 
 class Stream(NamedTuple):

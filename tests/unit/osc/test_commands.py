@@ -350,7 +350,7 @@ def test_disks_are_hydrated_on_the_hosts_that_are_named(run, store, bus, agents)
         run(image.HydrateImage, IMAGE, "--wait")
 
 
-def test_server_is_shown_by_its_image_on_its_host_and_hydrated(run, store, glance, bus):
+def test_server_is_shown_by_its_image_on_its_host_and_pre_seeded(run, store, glance, bus):
     glance.add(IMAGE)
     with pytest.raises(exceptions.CommandError, match="host h0001 tells nothing of image"):
         run(server.ShowServer, "web")
@@ -358,5 +358,5 @@ def test_server_is_shown_by_its_image_on_its_host_and_hydrated(run, store, glanc
     shown = fields(run(server.ShowServer, "web"))
     assert (shown["server_id"], shown["host"]) == ("s1", "h0001")
     assert shown["read"].machine_readable()["boot"] == 30
-    assert table(run(server.HydrateServer, "web")) == [{"Host": "h0001", "Task": ""}]
+    assert table(run(server.PreSeedServer, "web")) == [{"Host": "h0001", "Task": ""}]
     assert bus.tasks[0][1] == ["h0001"]
