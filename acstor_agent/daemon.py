@@ -251,7 +251,12 @@ class Agent:
         )
         fetched = self._chunks.counters.fetched.get
         self._tasks = image_tasks.ImageTasks(
-            self._images, self._recording, self._requests.pre_seed, self._requests.hydrate, fetched
+            self._images,
+            self._recording,
+            self._requests.pre_seed,
+            self._requests.hydrate,
+            fetched,
+            functools.partial(wholeness.told, self._whole, self._uses),
         )
         self._decision = self._link_to_decision(self._bus) if self._bus else None
 

@@ -31,6 +31,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import location
 from acstor_common import ring
+from acstor_common import whole_image
 
 EXCHANGE = "acstor"
 SERVICE_TYPE = "acstor"
@@ -168,6 +169,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     :param missing_bytes: what of it is neither there nor zeros; None as well
     :param boot_image: what has become of its boot image there
     :param boot_revision: revision of the boot image; 0 if there is none
+    :param whole: how far it is from being whole there; None: the host says nothing of that
     :param task: what was asked last, if anything
     """
 
@@ -178,6 +180,7 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     boot_revision: Bytes = 0
     read: ReadBytes = ReadBytes()
     fetched: FetchedBytes = FetchedBytes()
+    whole: whole_image.Whole | None = None
     task: TaskProgress | None = None
 
     def __post_init__(self) -> None:

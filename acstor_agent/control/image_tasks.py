@@ -24,6 +24,7 @@ from acstor_agent.images import mirrors
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import whole_image
 
 LOG = logging.getLogger(__name__)
 
@@ -32,13 +33,14 @@ MOST_WAITING = 64
 MOST_REMEMBERED = 128
 """Images whose last task is told."""
 MOST_IMAGES = 256
-"""Images that a sample names, those used last."""
+"""Images that a sample names: those in use, then those used last."""
 LOOK_AGAIN_S = 15.0
 """At images without a task; to count what of one is cached takes 1 ms for 10,000 chunks."""
 
 Bring = Callable[[str, control_socket.Report], Awaitable[Mapping[str, int]]]
 """Does something about an image, reports how far it is, and returns the bytes done."""
 Fetched = Callable[[ids.ImageId], counters.Tally | None]
+WholeOf = Callable[[ids.ImageId], whole_image.Whole]
 
 
 class ImageTasks:
@@ -47,6 +49,7 @@ class ImageTasks:
     :param pre_seed: brings an image here
     :param hydrate: lets the disks here that began as an image depend on it no more
     :param fetched: returns what was moved to this host of an image
+    :param whole_of: returns how far an image is from being whole; may be asked from any thread
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class ImageTasks:
         pre_seed: Bring,
         hydrate: Bring,
         fetched: Fetched,
+        whole_of: WholeOf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._images, self._recording = images, recording
@@ -63,7 +67,7 @@ class ImageTasks:
             decision_api.TaskKind.PRE_SEED: pre_seed,
             decision_api.TaskKind.HYDRATE: hydrate,
         }
-        self._fetched, self._clock = fetched, clock
+        self._fetched, self._whole_of, self._clock = fetched, whole_of, clock
         self._told = collections.OrderedDict[str, decision_api.TaskProgress]()
         self._held: dict[str, decision_api.HeldImage] = {}
         self._changed: set[str] = set()
@@ -104,7 +108,7 @@ class ImageTasks:
         if now_s - self._looked_s >= LOOK_AGAIN_S:
             self._looked_s = now_s
             self._held = await trio.to_thread.run_sync(lambda: self._look(self._present()))
-        elif changed:
+        elif changed := changed | await trio.to_thread.run_sync(self._turned):
             self._held |= await trio.to_thread.run_sync(self._look, changed)
         else:
             return None
@@ -166,20 +170,40 @@ class ImageTasks:
 
     def _present(self) -> set[str]:
         """Return the images that are here, and those that only a task names."""
-        last = sorted(self._images.attached(), key=self._images.touched_ns, reverse=True)
+        last = sorted(self._images.attached(), key=self._rank_of, reverse=True)
         return {*last[:MOST_IMAGES], *list(self._told)}
+
+    def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, int]:
+        return self._whole_of(image_id).is_used, self._images.touched_ns(image_id)
+
+    def _turned(self) -> set[str]:
+        """Return the images here that are used, or whole, otherwise than was told last."""
+        return {
+            image_id
+            for image_id in self._images.attached()
+            if self._is_other(self._held.get(image_id), self._whole_of(image_id))
+        }
+
+    @staticmethod
+    def _is_other(told: decision_api.HeldImage | None, now: whole_image.Whole) -> bool:
+        before = told.whole if told is not None else None
+        if before is None:
+            return now.is_used
+        return (before.is_used, before.state) != (now.is_used, now.state)
 
     def _look(self, wanted: Iterable[str]) -> dict[str, decision_api.HeldImage]:
         found = {}
         for image_id in map(ids.parse_image_id, wanted):
             image, told = self._images.get_nowait(image_id), self._told.get(image_id)
-            found[str(image_id)] = held_image(image, self._fetched(image_id), told)
+            whole = self._whole_of(image_id)
+            found[str(image_id)] = held_image(image, self._fetched(image_id), whole, told)
         return found
 
 
 def held_image(
     image: mirror.Mirror | None,
     fetched: counters.Tally | None,
+    whole: whole_image.Whole | None,
     task: decision_api.TaskProgress | None,
 ) -> decision_api.HeldImage:
     """Return what is told of one image; of one that was not read since the start it is little."""
@@ -188,7 +212,7 @@ def held_image(
         given[counters.Origin.PEER] + given[counters.Origin.HOME], given[counters.Origin.SOURCE]
     )
     if image is None:
-        return decision_api.HeldImage(fetched=came, task=task)
+        return decision_api.HeldImage(fetched=came, whole=whole, task=task)
     read, head, held = image.counters.read.bytes, image.boots.head, image.held()
     return decision_api.HeldImage(
         size_bytes=image.size_bytes,
@@ -203,5 +227,6 @@ def held_image(
             source=read[counters.Origin.SOURCE],
         ),
         fetched=came,
+        whole=whole,
         task=task,
     )

@@ -9,13 +9,13 @@ go; its chunks stay until others need the room.
 The one rule: whatever fails is tried again, later and later, and ends nothing.
 """
 
-import enum
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 from typing import NamedTuple
 
+import msgspec
 import trio
 
 from acstor_agent.cache import cache_files
@@ -33,6 +33,7 @@ from acstor_agent.images import promises as promises_
 from acstor_agent.images import uses as uses_
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import whole_image
 
 LOG = logging.getLogger(__name__)
 
@@ -43,18 +44,7 @@ ATTACH_S = 10.0
 _HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
 
 Pace = promise_.Pace
-
-
-class State(enum.Enum):
-    """How far an image is; the values are shown by ``status``."""
-
-    BOOTING = "booting"  # a guest boots from it; what it reads comes first
-    QUEUED = "queued"  # others come first
-    FILLING = "filling"
-    WHOLE = "whole"
-    NO_ROOM = "no room"  # the cache lacks room for what is promised and this one
-    PAUSED = "paused"  # by the operator
-    FAILING = "failing"
+State = whole_image.State
 
 
 class Limits(NamedTuple):
@@ -295,15 +285,16 @@ class Wholeness:
         known, promised = self._known.get(image_id), self._promises.get(image_id)
         if known is None:
             return None
-        state, why = self._state(image_id, known, promised)
-        left_bytes, total_bytes = known.left_bytes, known.total_bytes
+        left_bytes = known.left_bytes  # once: the event loop's thread goes on
+        total_bytes = max(known.total_bytes, left_bytes or 0)
+        state, why = self._state(image_id, known, promised, left_bytes)
         is_filling = state is State.FILLING
         return {
             "state": state.value,
             "why": why,
             "total_bytes": total_bytes,
             "left_bytes": left_bytes,
-            "share": _share(total_bytes, left_bytes),
+            "share": whole_image.share(total_bytes, left_bytes),
             "bytes_s": round(known.speed.bytes_s) if is_filling else 0,
             "left_s": known.speed.left_s(left_bytes or 0) if is_filling else None,
             "lacking_bytes": known.lacking_bytes,
@@ -316,11 +307,12 @@ class Wholeness:
         image_id: ids.ImageId,
         known: filling.Progress,
         promised: promise_.Promise | None,
+        left_bytes: int | None,
     ) -> tuple[State, str]:
         failure: whole_pace.Failure | None = known.backoff.failure
         if known.lacking_bytes:
             return State.NO_ROOM, f"the cache lacks {known.lacking_bytes} bytes"
-        if promised is not None and known.left_bytes == 0:
+        if promised is not None and left_bytes == 0:
             return State.WHOLE, ""
         if promised is not None and promised.pace is Pace.PAUSED:
             return State.PAUSED, "by the operator"
@@ -331,8 +323,17 @@ class Wholeness:
         return (State.BOOTING if self._is_booting(image_id) else State.QUEUED), ""
 
 
-def _share(total_bytes: int, left_bytes: int | None) -> float | None:
-    """Return how much of an image is here, None if that is not known."""
-    if left_bytes is None:
-        return None
-    return 1 - left_bytes / total_bytes if total_bytes else 1.0
+def told(whole: Wholeness | None, uses: uses_.Uses, image_id: ids.ImageId) -> whole_image.Whole:
+    """Return how far an image is, as other services are told it; from any thread.
+
+    :param whole: None: images are not kept whole here
+    """
+    is_used = uses.is_used(image_id)
+    shown = whole.of(image_id) if whole is not None else None
+    if shown is None:
+        why = "keep_images is none" if whole is None else "nothing has shown yet that it is used"
+        return whole_image.Whole(
+            state=State.NOT_KEPT, is_used=is_used, why=why if is_used else "not used"
+        )
+    why = shown["why"][: whole_image.MAX_WHY]
+    return msgspec.convert({**shown, "is_used": is_used, "why": why}, whole_image.Whole)

@@ -131,7 +131,7 @@ def one(call: operation.Call) -> Image:
 def unknown(image_id: ids.ImageId, record: image_record.Record | None = None) -> Image:
     """Return an image that no host holds."""
     nothing = decision_api.ReadBytes(), decision_api.FetchedBytes()
-    return _image(held_images.OnHosts(image_id, 0, 0, 0, 0, 0, *nothing), record)
+    return _image(held_images.OnHosts(image_id, 0, 0, 0, 0, 0, 0, 0, *nothing), record)
 
 
 def on_hosts(call: operation.Call) -> ImageHosts:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from acstor_common import decision_api
+from acstor_common import whole_image
 from acstor_decision.db import models
 
 ROW = models.HeldImage
@@ -19,12 +20,16 @@ class OnHosts(NamedTuple):
     """One image on all hosts.
 
     :param warm_hosts: those that need no other host and no store for any of it
+    :param using_hosts: those whose instances use it, or may use it
+    :param whole_hosts: those of them where it is whole, and stays so as long as it is used
     :param size_bytes: its length; 0 if no host knows it
     """
 
     image_id: str
     hosts: int
     warm_hosts: int
+    using_hosts: int
+    whole_hosts: int
     size_bytes: int
     cached_bytes: int
     boot_revision: int
@@ -68,6 +73,8 @@ def one(session: orm.Session, image_id: str, since_s: float) -> OnHosts | None:
 
 def _together(since_s: float) -> sa.Select[Any]:
     is_warm = sa.case((ROW.missing_bytes == 0, 1), else_=0)
+    is_used = sa.case((ROW.is_used, 1), else_=0)
+    is_whole = sa.case((sa.and_(ROW.is_used, ROW.is_whole), 1), else_=0)
     # As integers, SQLite's sums would overflow, and whoever forges a sample could see to that.
     sums = [sa.func.sum(getattr(ROW, name) * 1.0) for name in ("cached_bytes", *_COUNTED)]
     return (
@@ -75,6 +82,8 @@ def _together(since_s: float) -> sa.Select[Any]:
             ROW.image_id,
             sa.func.count(),
             sa.func.sum(is_warm),
+            sa.func.sum(is_used),
+            sa.func.sum(is_whole),
             sa.func.max(ROW.size_bytes),
             sa.func.max(ROW.boot_revision),
             *sums,
@@ -112,6 +121,9 @@ def _row(host: str, image_id: str, held: decision_api.HeldImage) -> dict[str, An
         "boot_image": held.boot_image,
         "boot_revision": held.boot_revision,
         **dict(zip(_COUNTED, counted, strict=True)),
+        "is_used": held.whole is not None and held.whole.is_used,
+        "is_whole": held.whole is not None and held.whole.is_whole,
+        "whole": msgspec.json.encode(held.whole).decode() if held.whole else None,
         "task": msgspec.json.encode(held.task).decode() if held.task else None,
     }
 
@@ -126,14 +138,23 @@ def fetched_of(row: models.HeldImage) -> decision_api.FetchedBytes:
     return decision_api.FetchedBytes(*(getattr(row, name) for name in _FETCHED))
 
 
+def whole_of(row: models.HeldImage) -> whole_image.Whole | None:
+    """Return how far an image is from being whole on a host; None: the host says nothing of it."""
+    return msgspec.json.decode(row.whole or "null", type=whole_image.Whole | None)
+
+
 def _on_hosts(image_id: str, *numbers: Any) -> OnHosts:
     """MariaDB adds up to decimals, and nothing adds up to None."""
-    hosts, warm, size, revision, cached, *counted = (int(number or 0) for number in numbers)
+    hosts, warm, using, whole, size, revision, cached, *counted = (
+        int(number or 0) for number in numbers
+    )
     read, fetched = counted[: len(_READ)], counted[len(_READ) :]
     return OnHosts(
         image_id,
         hosts,
         warm,
+        using,
+        whole,
         size,
         cached,
         revision,

@@ -45,7 +45,10 @@ class Host(Base):
 
 
 class HeldImage(Base):
-    """An image on a host, as its agent told last (``decision_api.HeldImage``)."""
+    """An image on a host, as its agent told last (``decision_api.HeldImage``).
+
+    ``is_used`` and ``is_whole`` say again what is in ``whole``, for statements that count.
+    """
 
     __tablename__ = "held_images"
     __table_args__ = (sa.Index("held_images_by_image", "image_id"), MYSQL)
@@ -63,6 +66,9 @@ class HeldImage(Base):
     read_source_bytes: orm.Mapped[int]
     fetched_peer_bytes: orm.Mapped[int]
     fetched_source_bytes: orm.Mapped[int]
+    is_used: orm.Mapped[bool]
+    is_whole: orm.Mapped[bool]
+    whole: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
     task: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
 
 

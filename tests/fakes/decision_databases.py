@@ -15,9 +15,22 @@ from alembic.runtime import migration
 from oslo_config import cfg
 
 from acstor_common import decision_api
+from acstor_common import whole_image
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
+from acstor_decision.db import held_images
 from acstor_decision.db import models
+
+OWNED = whole_image.Whole(state=whole_image.State.WHOLE, is_used=True, total_bytes=6, left_bytes=0)
+FILLING = whole_image.Whole(
+    state=whole_image.State.FILLING,
+    is_used=True,
+    why="the store is gone: ω",
+    total_bytes=6,
+    left_bytes=4,
+    bytes_s=2,
+    left_s=2.0,
+)
 
 
 @contextlib.contextmanager
@@ -150,12 +163,14 @@ class Suite:
             cached_bytes=6,  # the rest is zeros
             missing_bytes=0,
             read=decision_api.ReadBytes(1, 2, 3, 4),
+            whole=OWNED,
         )
         part = decision_api.HeldImage(
             size_bytes=9,
             cached_bytes=2,
             missing_bytes=4,
             fetched=decision_api.FetchedBytes(5, 6),
+            whole=FILLING,
         )
         told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
         store.note_samples({h: (sample(h, images=told[h]), 0) for h in told}, 60)
@@ -163,15 +178,39 @@ class Suite:
         assert [image.image_id for image in store.images("", 9, 0)] == ids
         first = store.image(ids[0], 0)
         assert first is not None and (first.hosts, first.warm_hosts) == (2, 1)
+        assert (first.using_hosts, first.whole_hosts) == (2, 1)
         assert (first.size_bytes, first.cached_bytes) == (9, 8)
         assert first.read == decision_api.ReadBytes(1, 2, 3, 4)
         assert first.fetched == decision_api.FetchedBytes(5, 6)
-        assert [row.host for row in store.image_hosts(ids[0], 0)] == ["h1", "h2"]
+        rows = store.image_hosts(ids[0], 0)
+        assert [row.host for row in rows] == ["h1", "h2"]
+        assert [held_images.whole_of(row) for row in rows] == [OWNED, FILLING]
         assert store.images(ids[0], 1, 0)[0].image_id == ids[1]
         store.note_samples({"h2": (sample("h2", 1000.5, images={}), 0)}, 60)
         assert store.image(ids[2], 0) is None
         assert store.image(ids[0], 1000.9) == store.image(ids[0], 0)
         assert store.images("", 9, 1002.0) == []
+
+    def test_who_uses_an_image_is_told_from_who_has_all_of_it(
+        self, store: database.Database
+    ) -> None:
+        image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+        by_host = {
+            "h1": OWNED,
+            "h2": FILLING,
+            "h3": msgspec.structs.replace(OWNED, is_used=False, is_asked=True),
+            "h4": msgspec.structs.replace(FILLING, state=whole_image.State.NO_ROOM),
+            "h5": whole_image.Whole(state=whole_image.State.NOT_KEPT, is_used=False),
+            "h6": None,
+        }
+        held = {host: decision_api.HeldImage(whole=whole) for host, whole in by_host.items()}
+        told = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
+        store.note_samples(told, 60)
+        found = store.image(image_id, 0)
+        assert found is not None and (found.using_hosts, found.whole_hosts) == (3, 1)
+        rows = store.image_hosts(image_id, 0)
+        assert [held_images.whole_of(row) for row in rows] == list(by_host.values())
+        assert [row.is_used for row in rows] == [True, True, False, True, False, False]
 
     def test_what_silent_hosts_told_of_images_is_forgotten(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"

@@ -16,6 +16,7 @@ from acstor_common import ids
 from acstor_common import peer_wire
 from acstor_common import ring
 from acstor_common import trace_message
+from acstor_common import whole_image
 from tests.security.fuzz import stored
 from tests.security.fuzz.target import Target
 
@@ -148,7 +149,14 @@ PROGRESS = decision_api.TaskProgress(
     request=1, kind=decision_api.TaskKind.HYDRATE, state=decision_api.TaskState.FAILED, why="no"
 )
 HELD = decision_api.HeldImage(
-    size_bytes=10, cached_bytes=5, missing_bytes=1, boot_image="used", task=PROGRESS
+    size_bytes=10,
+    cached_bytes=5,
+    missing_bytes=1,
+    boot_image="used",
+    whole=whole_image.Whole(
+        state=whole_image.State.FILLING, is_used=True, total_bytes=5, left_bytes=1, left_s=0.5
+    ),
+    task=PROGRESS,
 )
 SAMPLE_EXAMPLE = decision_api.Sample(
     host="h1",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tasks are done one after the other, and whatever comes of them is told."""
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -10,6 +11,7 @@ from acstor_agent.core import counters
 from acstor_agent.images import boot_recording
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import whole_image
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
@@ -17,6 +19,10 @@ DATA = one_host.image_bytes(4 * CHUNK)
 LIMITS = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=0)
 State = decision_api.TaskState
 Kind = decision_api.TaskKind
+NOT_USED = whole_image.Whole(state=whole_image.State.NOT_KEPT, is_used=False, why="not used")
+FILLING = whole_image.Whole(
+    state=whole_image.State.FILLING, is_used=True, total_bytes=9, left_bytes=5
+)
 
 
 def task(request, kind=Kind.PRE_SEED, image_id=one_host.IMAGE, boots=1):
@@ -31,6 +37,7 @@ class Host:
         self.now_s = 0.0
         self.may_go_on = trio.Event()
         self.failure = None
+        self.whole = {}
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.tasks = image_tasks.ImageTasks(
             made.mirrors,
@@ -38,6 +45,7 @@ class Host:
             self.pre_seed,
             self.hydrate,
             made.chunks.counters.fetched.get,
+            lambda image_id: self.whole.get(image_id, NOT_USED),
             clock=lambda: self.now_s,
         )
 
@@ -99,11 +107,48 @@ async def test_an_image_is_told_by_where_its_bytes_were(host):
     assert (held.boot_image, held.boot_revision, held.task) == ("unknown", 0, None)
 
 
+async def test_what_becomes_of_whole_images_is_told_at_the_next_sample(host):
+    await host.tasks.news()
+    await host.parts.mirrors.attach(one_host.IMAGE)
+    assert await host.tasks.news() is None  # nobody uses it: that can wait
+    for told in (
+        FILLING,
+        msgspec.structs.replace(FILLING, state=whole_image.State.WHOLE, left_bytes=0),
+        NOT_USED,
+    ):
+        host.whole[one_host.IMAGE] = told
+        assert (await host.tasks.news())[one_host.IMAGE].whole == told
+        assert await host.tasks.news() is None
+
+
+async def test_how_far_a_filled_image_is_can_wait(host):
+    await host.parts.mirrors.attach(one_host.IMAGE)
+    host.whole[one_host.IMAGE] = FILLING
+    await host.tasks.news()
+    host.whole[one_host.IMAGE] = further = msgspec.structs.replace(FILLING, left_bytes=1)
+    assert await host.tasks.news() is None
+    host.now_s += image_tasks.LOOK_AGAIN_S
+    assert (await host.tasks.news())[one_host.IMAGE].whole == further
+
+
+async def test_where_more_are_here_than_are_told_those_in_use_are(host, monkeypatch):
+    monkeypatch.setattr(image_tasks, "MOST_IMAGES", 1)
+    host.parts.add(DATA, one_host.OTHER)
+    for image_id, touched_ns in ((one_host.IMAGE, 1_000), (one_host.OTHER, 2_000)):
+        await host.parts.mirrors.attach(image_id)
+        host.parts.mirrors.touch(image_id, touched_ns)
+    host.whole[one_host.IMAGE] = FILLING
+    assert list(await host.tasks.news()) == [one_host.IMAGE]
+    host.whole.clear()
+    host.now_s += image_tasks.LOOK_AGAIN_S
+    assert list(await host.tasks.news()) == [one_host.OTHER]
+
+
 def test_peers_and_homes_are_others_hosts():
     tally = counters.Tally()
     tally.add(counters.Origin.PEER, 3)
     tally.add(counters.Origin.HOME, 4)
-    held = image_tasks.held_image(None, tally, None)
+    held = image_tasks.held_image(None, tally, NOT_USED, None)
     assert held.fetched == decision_api.FetchedBytes(peer=7)
     assert (held.size_bytes, held.cached_bytes) == (None, None)
 

@@ -18,6 +18,7 @@ from acstor_agent.images import wholeness
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import whole_image
 from tests.fakes import one_host
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
@@ -68,6 +69,10 @@ class Keeper:
     async def wait(self, state, image_id=IMAGE):
         await until(lambda: self.state(image_id) == state)
         return self.whole.of(image_id)
+
+    def told(self, image_id=IMAGE):
+        """What other services are told."""
+        return wholeness.told(self.whole, self.uses, image_id)
 
     async def use(self, image_id=IMAGE):
         image = await self.host.mirrors.attach(image_id)
@@ -124,6 +129,22 @@ async def test_image_that_is_used_becomes_whole(keeper):
     assert image.held().missing_bytes == 0
     assert shown["total_bytes"] == 40 * CHUNK + 777
     assert (shown["left_bytes"], shown["share"], shown["is_asked"]) == (0, 1.0, False)
+    told = keeper.told()
+    assert told.is_used and told.is_whole and told.total_bytes == shown["total_bytes"]
+
+
+async def test_an_image_in_use_is_told_as_used_though_it_is_not_kept_whole_or_fails(keeper):
+    await keeper.use()
+    told = wholeness.told(None, keeper.uses, IMAGE)
+    assert (told.state, told.is_used) == (wholeness.State.NOT_KEPT, True)
+    assert told.why == "keep_images is none"
+    await keeper.wait("whole")
+    known = keeper.whole._known[IMAGE]
+    known.left_bytes = CHUNK
+    known.backoff.failed("x" * 999, trio.current_time())
+    told = keeper.told()
+    assert (told.state, told.is_used) == (wholeness.State.FAILING, True)
+    assert told.why == "x" * whole_image.MAX_WHY
 
 
 async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_seen(
@@ -142,6 +163,8 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
             nursery.start_soon(made.whole.run)  # nobody has looked yet
             await made.wait("whole", IMAGE)
             assert host.promises.get(OTHER) is None
+            told = made.told(OTHER)
+            assert told.is_used and told.state is wholeness.State.NOT_KEPT and told.why
             nursery.start_soon(made.uses.run)
             await until(lambda: made.uses._has_looked)
             await made.whole._settle()
@@ -365,6 +388,7 @@ async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(t
         await keeper.wait("whole", IMAGE)
         await keeper.use(OTHER)
         shown = await keeper.wait("no room", OTHER)
+        assert keeper.told(OTHER).is_used and not keeper.told(OTHER).is_whole
         assert shown["lacking_bytes"] > 0
         with pytest.raises(errors.Unusable, match="the cache lacks"):
             await keeper.whole.ask(keeper.host.mirrors.get_nowait(OTHER))
@@ -378,7 +402,7 @@ async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(t
             return keeper.state(OTHER) == "whole"
 
         await until(is_whole)
-        assert keeper.state(IMAGE) is None
+        assert keeper.state(IMAGE) is None and not keeper.told(IMAGE).is_used
 
 
 async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_often(

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acstor_common import control_wire
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import whole_image
 
 PLAIN = {
     "host": "h1",
@@ -100,6 +102,18 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         {IMAGE: {"boot_image": "<script>"}},
         {IMAGE: {"boot_image": "x" * 17}},
         {IMAGE: {"task": {"request": 1, "kind": "erase", "state": "done"}}},
+        {IMAGE: {"whole": {"is_used": True}}},
+        {IMAGE: {"whole": {"state": "lost", "is_used": True}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": 1}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": True, "left_bytes": 1}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": True, "total_bytes": 2**63}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": True, "bytes_s": -1}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": True, "left_s": float("nan")}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": True, "left_s": float("inf")}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": True, "why": "x" * 256}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": True, "pace": "gentle"}}},
+        {IMAGE: {"whole": {"state": "whole", "is_used": True}}},
+        {IMAGE: {"whole": {"state": "whole", "is_used": True, "total_bytes": 1, "left_bytes": 1}}},
         {IMAGE: {"task": {"request": 1, "kind": "pre_seed", "state": "done", "why": "x" * 256}}},
         {f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}": {} for n in range(decision_api.MAX_IMAGES + 1)},
         [],
@@ -120,6 +134,16 @@ def test_images_come_out_as_they_went_in():
         boot_revision=2,
         read=decision_api.ReadBytes(1, 2, 3, 4),
         fetched=decision_api.FetchedBytes(5, 6),
+        whole=whole_image.Whole(
+            state=whole_image.State.FILLING,
+            is_used=True,
+            total_bytes=9,
+            left_bytes=2,
+            bytes_s=7,
+            left_s=0.5,
+            is_asked=True,
+            pace=control_wire.Pace.HURRY,
+        ),
         task=decision_api.TaskProgress(
             request=7, kind=decision_api.TaskKind.PRE_SEED, state=decision_api.TaskState.DONE
         ),
