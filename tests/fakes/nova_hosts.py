@@ -5,6 +5,7 @@ Agents read images from Glance as the service user, by ranges; Nova downloads wh
 Glance's log tells who asked for what.
 """
 
+import configparser
 import contextlib
 import dataclasses
 import hashlib
@@ -337,10 +338,11 @@ def restart_agent(host: Host) -> None:
 def agent_options(host: Host, **options: object) -> Iterator[None]:
     """Let a host's agent, of which nobody uses a mirror, have these options for a block."""
     file = host.agent.config_file
-    before, header = file.read_text(), "[acstor_agent]\n"
-    assert header in before
-    lines = "".join(f"{name} = {value}\n" for name, value in options.items())
-    file.write_text(before.replace(header, header + lines))
+    before, parser = file.read_text(), configparser.ConfigParser(interpolation=None)
+    parser.read_string(before)
+    parser["acstor_agent"].update({name: str(value) for name, value in options.items()})
+    with file.open("w") as changed:
+        parser.write(changed)
     try:
         restart_agent(host)
         yield

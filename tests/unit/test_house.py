@@ -271,3 +271,11 @@ def test_the_architecture_shows_every_module_of_the_agent_in_its_layer() -> None
     for name in ("process", "cloud"):
         files = (ROOT / "acstor_agent" / name).glob("[a-z]*.py")
         assert {*shown[name]} == {file.stem for file in files}
+
+
+def test_every_test_that_a_promise_names_is_there():
+    named = re.findall(r"``(test_\w+)``", (ROOT / "doc/source/admin/failures.rst").read_text())
+    files = (ROOT / "tests").rglob("test_*.py")
+    there = {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}
+    assert len(named) > 40
+    assert set(named) - there == set()

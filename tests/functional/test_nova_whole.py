@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server is promised about its image: when it is whole, nobody else is needed for it.
+
+Each disk is compared with the image byte for byte, past the page cache: what is read was on
+the host, or came at that moment.
+"""
+
+import contextlib
+import pathlib
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_common import errors
+from tests.fakes import hosts
+from tests.fakes import nova_hosts
+from tests.lab import runs
+
+pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
+
+SOON_S = 180.0
+SLOW_MBIT = 4.0
+"""Rate at which an image of 24 MiB takes most of a minute to become whole."""
+KEEPING = {"keep_images": "host", "boot_memory_idle_s": 1}
+
+
+@pytest.fixture
+def host(cluster) -> Iterator[nova_hosts.Host]:
+    """Return a host whose agent keeps images."""
+    with nova_hosts.agent_options(cluster.hosts[0], **KEEPING):
+        yield cluster.hosts[0]
+
+
+@pytest.fixture
+def slow_host(cluster) -> Iterator[nova_hosts.Host]:
+    """Return a host where an image becomes whole so slowly that things happen meanwhile."""
+    options = {**KEEPING, "whole_limit_mbit": SLOW_MBIT}
+    with nova_hosts.agent_options(cluster.hosts[0], **options):
+        yield cluster.hosts[0]
+
+
+def state(host: nova_hosts.Host, image_id: str) -> str:
+    whole = host.agent.status()["images"].get(image_id, {}).get("whole")
+    return whole["state"] if whole else "not used"
+
+
+def wait_for(host: nova_hosts.Host, image_id: str, wanted: str) -> None:
+    is_so = lambda: state(host, image_id) == wanted  # noqa: E731
+    runs.wait_for(is_so, SOON_S, f"{image_id} {wanted}", host.agent.log)
+
+
+def waits_on(host: nova_hosts.Host, image_id: str, killed: int | None = None) -> None:
+    """Wait until reads have waited for long, in a worker that was not killed."""
+
+    def is_so() -> bool:
+        with contextlib.suppress(errors.Unusable, OSError):  # it is between two workers
+            is_next = host.agent.worker_pid() not in (None, killed)
+            image = host.agent.status()["images"].get(image_id, {})
+            return is_next and image.get("waiting") is not None
+        return False
+
+    runs.wait_for(is_so, SOON_S, f"reads of {image_id} that wait", host.agent.log)
+
+
+def keep(cluster: nova_hosts.NovaHosts, image_id: str) -> pathlib.Path:
+    """Keep an image's bytes where neither Glance nor an agent finds them; return the file."""
+    kept = cluster.lab.folder / f"kept-{image_id}"
+    kept.write_bytes(cluster.images.stored(image_id).read_bytes())
+    return kept
+
+
+def compare(server: nova_hosts.Server, kept: pathlib.Path) -> str:
+    """Compare a whole disk with bytes, past the page cache; return what qemu-img says."""
+    return server.host.run("qemu-img", "compare", "-U", "-T", "none", server.disk(), kept)
+
+
+def comparing(server: nova_hosts.Server, kept: pathlib.Path) -> subprocess.Popen[bytes]:
+    """Begin to compare; the reads wait as long as their bytes do."""
+    argv = ["qemu-img", "compare", "-U", "-T", "none", server.disk(), kept]
+    return server.host.compute.machine.inside.popen(argv, stdout=subprocess.PIPE)
+
+
+@contextlib.contextmanager
+def without_glance(cluster: nova_hosts.NovaHosts) -> Iterator[None]:
+    cluster.lab.glance.kill()
+    try:
+        yield
+    finally:
+        cluster.lab.start_image_services()
+
+
+def test_server_of_a_whole_image_needs_neither_glance_nor_another_host(cluster, host):
+    image_id = cluster.images.new()
+    with cluster.server(image_id, host) as server:
+        wait_for(host, image_id, "whole")
+        kept = keep(cluster, image_id)
+        cluster.images.client.delete_image(image_id)
+        with without_glance(cluster), nova_hosts.agent_away(cluster.hosts[1]):
+            assert "Images are identical" in compare(server, kept)
+            hosts.kill(host.agent.worker_pid())
+            server.hard_reboot()
+            assert "Images are identical" in compare(server, kept)
+            assert state(host, image_id) == "whole"
+
+
+def test_reads_wait_while_glance_is_away_before_the_image_is_whole(cluster, slow_host):
+    image_id = cluster.images.new()
+    with cluster.server(image_id, slow_host) as server:
+        wait_for(slow_host, image_id, "filling")
+        kept = keep(cluster, image_id)
+        with without_glance(cluster):
+            reader = comparing(server, kept)
+            waits_on(slow_host, image_id)
+            killed = slow_host.agent.worker_pid()
+            hosts.kill(killed)
+            waits_on(slow_host, image_id, killed)
+            assert reader.poll() is None
+        said, _ = reader.communicate(timeout=SOON_S)
+        assert (reader.returncode, b"Images are identical" in said) == (0, True)
+        slow_host.agent.ctl("hurry", image_id)
+        wait_for(slow_host, image_id, "whole")
+
+
+def test_image_becomes_whole_from_another_host_when_glance_has_lost_it(cluster, host):
+    image_id = cluster.images.new()
+    second = cluster.hosts[1]
+    second.agent.ctl("pre-seed", image_id)
+    kept = keep(cluster, image_id)
+    with cluster.server(image_id, host) as server:
+        cluster.images.client.delete_image(image_id)
+        wait_for(host, image_id, "whole")
+        with without_glance(cluster), nova_hosts.agent_away(second):
+            assert "Images are identical" in compare(server, kept)
+
+
+def test_image_of_two_servers_becomes_whole_though_one_is_deleted(cluster, slow_host):
+    image_id = cluster.images.new()
+    with cluster.server(image_id, slow_host) as server:
+        with cluster.server(image_id, slow_host):
+            wait_for(slow_host, image_id, "filling")
+        slow_host.agent.ctl("hurry", image_id)
+        wait_for(slow_host, image_id, "whole")
+        with without_glance(cluster):
+            assert "Images are identical" in compare(server, keep(cluster, image_id))
+
+
+def test_image_becomes_whole_though_its_host_loses_power_meanwhile(cluster, slow_host):
+    image_id = cluster.images.new()
+    with cluster.server(image_id, slow_host) as server:
+        wait_for(slow_host, image_id, "filling")
+        slow_host.compute.crash()
+        cluster.lab.start_compute_services()
+        slow_host.agent.stop()  # what is left of it outside of the host
+        slow_host.agent.start()
+        slow_host.agent.wait_ready()
+        nova_hosts.wait_started(slow_host.compute)
+        server.client.start_server(server.id)
+        server.wait("ACTIVE")
+        slow_host.agent.ctl("hurry", image_id)
+        wait_for(slow_host, image_id, "whole")
+        with without_glance(cluster):
+            assert "Images are identical" in compare(server, keep(cluster, image_id))
