@@ -17,6 +17,9 @@ import blake3
 
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import peer_keeping
+from acstor_common.peer_keeping import Keep as Keep
+from acstor_common.peer_keeping import Kept as Kept
 
 MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
 PROOF_BYTES = 16
@@ -148,9 +151,10 @@ class LetGo(NamedTuple):
     prefixes: tuple[int, ...]
 
 
-Message = Hello | Get | Chunk | Refuse | Cancel | Ping | Pong | Advertise | Refer | Gone | LetGo
-News = Advertise | Gone | LetGo
+Prefixes = Advertise | Gone | LetGo
+News = Prefixes | Keep | Kept
 """What is told to a peer without being asked for, on BULK connections only; it has no answer."""
+Message = Hello | Get | Chunk | Refuse | Cancel | Ping | Pong | Refer | News
 
 
 class Type(enum.IntEnum):
@@ -167,6 +171,8 @@ class Type(enum.IntEnum):
     REFER = 9
     GONE = 10
     LET_GO = 11
+    KEEP = 12
+    KEPT = 13
 
 
 _HELLO = struct.Struct(">BQ")  # klass, ring epoch; then the host id
@@ -224,7 +230,7 @@ def _encode_refuse(refuse: Refuse) -> bytes:
     return _REFUSE.pack(refuse.request_id, refuse.code)
 
 
-def _encode_prefixes(news: News) -> bytes:
+def _encode_prefixes(news: Prefixes) -> bytes:
     _check_prefixes(news.prefixes)
     return struct.pack(f">{len(news.prefixes)}Q", *news.prefixes)
 
@@ -315,7 +321,7 @@ class Kind(NamedTuple):
     decode: Callable[[bytes], Message]
 
 
-def _news(type_: Type, made: Callable[[tuple[int, ...]], News]) -> Kind:
+def _news(type_: Type, made: Callable[[tuple[int, ...]], Prefixes]) -> Kind:
     return Kind(
         type_,
         8,
@@ -358,4 +364,18 @@ KINDS: dict[type[Message], Kind] = {
     Refer: Kind(Type.REFER, _REFER.size + 2, _MAX_REFER_BYTES, _encode_refer, _decode_refer),
     Gone: _news(Type.GONE, Gone),
     LetGo: _news(Type.LET_GO, LetGo),
+    Keep: Kind(
+        Type.KEEP,
+        peer_keeping.MIN_KEEP_BYTES,
+        peer_keeping.MAX_KEEP_BYTES,
+        peer_keeping.encode_keep,
+        peer_keeping.decode_keep,
+    ),
+    Kept: Kind(
+        Type.KEPT,
+        peer_keeping.MIN_KEPT_BYTES,
+        peer_keeping.MAX_KEPT_BYTES,
+        peer_keeping.encode_kept,
+        peer_keeping.decode_kept,
+    ),
 }

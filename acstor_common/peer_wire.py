@@ -26,6 +26,8 @@ from acstor_common.peer_messages import Chunk as Chunk
 from acstor_common.peer_messages import Get as Get
 from acstor_common.peer_messages import Gone as Gone
 from acstor_common.peer_messages import Hello as Hello
+from acstor_common.peer_messages import Keep as Keep
+from acstor_common.peer_messages import Kept as Kept
 from acstor_common.peer_messages import LetGo as LetGo
 from acstor_common.peer_messages import Ping as Ping
 from acstor_common.peer_messages import Pong as Pong
@@ -51,7 +53,7 @@ News = peer_messages.News
 Type = peer_messages.Type
 proof_of = peer_messages.proof_of
 
-NEWS = frozenset({Type.ADVERTISE, Type.GONE, Type.LET_GO})
+NEWS = frozenset({Type.ADVERTISE, Type.GONE, Type.LET_GO, Type.KEEP, Type.KEPT})
 FROM_CLIENT = NEWS | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
 """What the side that opened the connection may send; news on BULK only."""
 FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PONG, Type.REFER})

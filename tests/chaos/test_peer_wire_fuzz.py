@@ -8,6 +8,7 @@ import pytest
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import peer_keeping
 from acstor_common import peer_wire
 
 HELLO = peer_wire.Hello(ids.HostId("host-1"), peer_wire.Klass.BULK, 1)
@@ -33,6 +34,11 @@ def valid_stream(rng: random.Random) -> bytearray:
                     peer_wire.Advertise(prefixes(rng)),
                     peer_wire.Gone(prefixes(rng)),
                     peer_wire.LetGo(prefixes(rng)),
+                    peer_wire.Keep((peer_keeping.Lease(IMAGE, rng.randrange(86401)),)),
+                    peer_wire.Kept(
+                        rng.randrange(2**64),
+                        (peer_keeping.Share(IMAGE, peer_keeping.ShareState.KEPT, 2**40, 7),),
+                    ),
                     peer_wire.Refer(request_id, (ids.HostId("h1"), ids.HostId("h2"))),
                 ]
             )

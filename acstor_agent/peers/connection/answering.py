@@ -173,11 +173,11 @@ class Answering(base.Connection):
             case peer_wire.Cancel(request_id):
                 if work := self._answering.pop(request_id, None):
                     work.scope.cancel()
-            case peer_wire.Advertise() | peer_wire.Gone() | peer_wire.LetGo():
-                self._budgets.news.take(self._sharer, 1, trio.current_time())
-                self._heard(self.host, message)
             case peer_wire.Ping(token):
                 self.post(peer_wire.Pong(token))
+            case _ if isinstance(message, peer_wire.News):
+                self._budgets.news.take(self._sharer, 1, trio.current_time())
+                self._heard(self.host, message)
 
     def _begin(self, work: "_Work") -> None:
         """Answer at once, or in its turn, or when a task has found what is asked for."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import peer_keeping
 from acstor_common import peer_seal
 from acstor_common import peer_wire
 
@@ -26,6 +27,14 @@ ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
 REFER = peer_wire.Refer(0x01020304, (ids.HostId("host-7.example"), ids.HostId("h2")))
 GONE = peer_wire.Gone((1, 2**64 - 1))
 LET_GO = peer_wire.LetGo((1, 2**64 - 1))
+OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+LEASES = (peer_keeping.Lease(IMAGE, 86400), peer_keeping.Lease(OTHER, 0))
+KEEP = peer_wire.Keep(LEASES)
+SHARES = (
+    peer_keeping.Share(IMAGE, peer_keeping.ShareState.KEPT, 1 << 40, 0x01020304),
+    peer_keeping.Share(OTHER, peer_keeping.ShareState.REFUSED, 0, 0),
+)
+KEPT = peer_wire.Kept(0x0102030405, SHARES)
 PING, PONG = peer_wire.Ping, peer_wire.Pong
 SAID = {
     "client": [
@@ -41,6 +50,8 @@ SAID = {
         ADVERTISE,
         GONE,
         LET_GO,
+        KEEP,
+        KEPT,
     ],
     "server": [HELLO._replace(host_id=ASKED), CHUNK, REFUSE, PING(5), PONG(6), REFER],
 }
@@ -74,6 +85,32 @@ later_messages = st.one_of(
     st.builds(peer_wire.Advertise, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
     st.builds(peer_wire.Gone, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
     st.builds(peer_wire.LetGo, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
+    st.builds(
+        peer_wire.Keep,
+        st.lists(
+            st.builds(peer_keeping.Lease, st.uuids().map(str), st.integers(0, 86400)),
+            min_size=1,
+            max_size=256,
+            unique_by=lambda lease: lease.image_id,
+        ).map(tuple),
+    ),
+    st.builds(
+        peer_wire.Kept,
+        u64,
+        st.lists(
+            st.builds(
+                lambda image_id, state, sizes: peer_keeping.Share(
+                    image_id, state, max(sizes), min(sizes)
+                ),
+                st.uuids().map(str),
+                st.sampled_from(peer_keeping.ShareState),
+                st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1)),
+            ),
+            min_size=1,
+            max_size=128,
+            unique_by=lambda share: share.image_id,
+        ).map(tuple),
+    ),
     st.builds(
         peer_wire.Refer,
         u32,
@@ -240,6 +277,18 @@ def test_full_advertisement_survives_any_cut_and_needs_no_more_than_the_small_bu
         assert max(map(len, to.get_buffers())) <= peer_wire.SMALL_BYTES
 
 
+def lease(lease_s: int = 60, number: int = 0) -> bytes:
+    return number.to_bytes(16, "big") + lease_s.to_bytes(4, "big")
+
+
+def leases_of(count: int) -> bytes:
+    return b"".join(lease(number=number) for number in range(count))
+
+
+def share(state: int = 1, total: int = 8, left: int = 0) -> bytes:
+    return bytes(16) + bytes([state]) + total.to_bytes(8, "big") + left.to_bytes(8, "big")
+
+
 BAD_STREAMS = {
     "wrong magic": frame(1, b"x", magic=0x1603),
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
@@ -281,6 +330,22 @@ BAD_STREAMS = {
     "LetGo of the zero chunk": stream(HELLO) + frame(11, bytes([1] * 8) + bytes(8)),
     "LetGo where guests wait": stream(DEMAND_HELLO, LET_GO),
     "LetGo before Hello": stream(LET_GO),
+    "Keep of nothing": stream(HELLO) + frame(12, b""),
+    "Keep of half a lease": stream(HELLO) + frame(12, bytes(30)),
+    "Keep of 257 images": stream(HELLO) + frame(12, leases_of(257)),
+    "Keep of an image twice": stream(HELLO) + frame(12, 2 * lease()),
+    "Keep for longer than a day": stream(HELLO) + frame(12, lease(lease_s=86401)),
+    "Keep for 136 years": stream(HELLO) + frame(12, lease(lease_s=2**32 - 1)),
+    "Keep where guests wait": stream(DEMAND_HELLO, KEEP),
+    "Keep before Hello": stream(KEEP),
+    "Kept of nothing": stream(HELLO) + frame(13, bytes(8)),
+    "Kept of half a share": stream(HELLO) + frame(13, bytes(8 + 20)),
+    "Kept of an image twice": stream(HELLO) + frame(13, bytes(8) + 2 * share()),
+    "Kept of 129 images": stream(HELLO) + frame(13, bytes(8 + 129 * 33)),
+    "Kept with more left than there is": stream(HELLO) + frame(13, bytes(8) + share(left=9)),
+    "Kept with 2^63 bytes": stream(HELLO) + frame(13, bytes(8) + share(total=2**63)),
+    "Kept in an unknown state": stream(HELLO) + frame(13, bytes(8) + share(state=6)),
+    "Kept where guests wait": stream(DEMAND_HELLO, KEPT),
     "Refer to nobody": stream(HELLO) + frame(9, bytes(4) + b"\0\0\0"),
     "Refer to a host without a name": stream(HELLO) + frame(9, bytes(4) + b"\2\1h\0"),
     "Refer to a host twice": stream(HELLO) + frame(9, bytes(4) + b"\2\1h\1h"),
@@ -338,6 +403,8 @@ def test_get_out_of_range_is_refused(changes):
         (peer_wire.FROM_SERVER, GET),
         (peer_wire.FROM_SERVER, peer_wire.Cancel(1)),
         (peer_wire.FROM_SERVER, ADVERTISE),
+        (peer_wire.FROM_SERVER, KEEP),
+        (peer_wire.FROM_SERVER, KEPT),
     ],
 )
 def test_message_from_the_wrong_side_is_refused(accepts, message):
@@ -366,6 +433,13 @@ def test_message_from_the_wrong_side_is_refused(accepts, message):
         peer_wire.LetGo(()),
         peer_wire.LetGo((0,)),
         peer_wire.LetGo(tuple(range(1, 514))),
+        peer_wire.Keep(()),
+        peer_wire.Keep(2 * LEASES[:1]),
+        peer_wire.Keep((LEASES[0]._replace(lease_s=10**18),)),
+        peer_wire.Keep((LEASES[0]._replace(lease_s=-1),)),
+        peer_wire.Kept(0, ()),
+        peer_wire.Kept(2**64, SHARES),
+        peer_wire.Kept(0, (SHARES[0]._replace(left_bytes=2**50),)),
         peer_wire.Refer(1, ()),
         peer_wire.Refer(1, ("a", "a")),
         peer_wire.Refer(1, tuple("abcde")),
