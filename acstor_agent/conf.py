@@ -78,11 +78,16 @@ OPTS = [
         default="host",
         choices=[
             ("host", "images that instances of this host use become whole here, and stay so"),
+            (
+                "cloud",
+                "hosts keep a share of each image that is used anywhere, two copies of all of it",
+            ),
             ("none", "nothing is fetched that no guest asks for, and nothing is kept for good"),
         ],
-        help="What is done so that instances depend on no other host and on no source. With host, "
-        "the rest of an image is fetched after the boot, behind everything else, and nothing of "
-        "it makes room for other images while it is used.",
+        help="What is done so that instances do not depend on sources. With host, the rest of an "
+        "image is fetched after the boot, behind everything else, and nothing of it makes room "
+        "for other images while it is used: then they depend on no other host either. With cloud, "
+        "each chunk is kept on two hosts of the v-node table instead; set it on all hosts.",
     ),
     cfg.FloatOpt(
         "whole_limit_mbit",

@@ -13,6 +13,7 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent import disk_io
+from acstor_agent import identity_files
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import admission
@@ -37,7 +38,6 @@ from acstor_agent.control import status
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
 from acstor_agent.core import errand
-from acstor_agent.core import identity
 from acstor_agent.core import inodes
 from acstor_agent.core import peer_health
 from acstor_agent.disks import disks
@@ -51,6 +51,7 @@ from acstor_agent.images import opened as opened_
 from acstor_agent.images import pre_seed
 from acstor_agent.images import prefetching
 from acstor_agent.images import promises
+from acstor_agent.images import sharing
 from acstor_agent.images import trace_spool
 from acstor_agent.images import uses
 from acstor_agent.images import waiting
@@ -74,12 +75,26 @@ SHARE_OF_PATIENCE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
 
 
+def ring_keeper_of(
+    own: cfg.ConfigOpts.GroupAttr, identity: identity_files.IdentityFiles
+) -> ring_keeper.RingKeeper:
+    """Return what holds the v-node table; it blocks while the last one is read."""
+    return ring_keeper.RingKeeper(
+        pathlib.Path(own.state_dir) / "ring.json",
+        pathlib.Path(own.ring_file) if own.ring_file else None,
+        own.former_ring_s,
+        signers=identity.signers,
+    )
+
+
 class Agent:
     """The parts of a worker.
 
     :param nursery: where all of them live
     :param known: the numbers by which the kernel knows images and disks
     :param promised: the images that are to stay whole; the cache has their pins
+    :param identity: who this host can prove to be
+    :param rings: the v-node table in force
     """
 
     def __init__(
@@ -90,10 +105,12 @@ class Agent:
         io: disk_io.DiskIo,
         known: inodes.Inodes,
         promised: promises.Promises,
+        identity: identity_files.IdentityFiles,
+        rings: ring_keeper.RingKeeper,
     ) -> None:
         own = conf.acstor_agent
         self._io = io
-        self._conf = conf
+        self._conf, self._promises = conf, promised
         self._nursery = nursery
         self._optional = optional.Optional(nursery)
         self._started_s = time.time()
@@ -104,18 +121,11 @@ class Agent:
         self._follow_referrals = own.follow_referrals
         self._cache = cache
         state_dir = pathlib.Path(own.state_dir)
-        ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
-        self._identity = settings.identity(own, self._host)
+        self._identity, self._ring = identity, rings
         self._sender = proofs.Sender(self._identity)
-        self._ring = ring_keeper.RingKeeper(
-            state_dir / "ring.json",
-            ring_file,
-            own.former_ring_s,
-            signers=self._identity.signers,
-        )
         self._enrolment = enrolment.from_conf(conf, self._host, self._identity, self._ring.revoked)
         self._bus = self._open_bus()
-        self._named = identity.ByContent() if own.content_exchange else identity.ByPlace()
+        self._named = settings.naming(own)
         self._peers = peer_net.PeerNet(
             self._host,
             heard=lambda host, news: self._news.heard(host, news),
@@ -157,7 +167,7 @@ class Agent:
             current_ring=self._ring.current,
             peers=self._exchange,
             background_limit=own.fetch_limit,
-            has_others=any((ring_file, self._bus, self._enrolment)),
+            has_others=any((own.ring_file, self._bus, self._enrolment)),
             lost_after_s=own.lost_after_s,
         )
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
@@ -188,7 +198,15 @@ class Agent:
             peers=self._exchange,
             sent=self._sent,
         )
-        self._news = news_.News(self._exchange, self._images, self._chunks, cache)
+        self._sharing = self._share_images() if own.keep_images == "cloud" else None
+        self._news = news_.News(
+            self._exchange,
+            self._images,
+            self._chunks,
+            cache,
+            self._sharing,
+            self._is_for_others,
+        )
         cache.on_gone(self._news.gone)
         self._waiting = waiting.Waiting(deadline_s=deadline_s)
         opened = opened_.Opened(self._images, self._waiting, deadline_s)
@@ -202,7 +220,9 @@ class Agent:
             reads=self._waiting,
         )
         look_for_open = functools.partial(openers.images_open, conf.acstor.mount_point)
-        self._uses = uses.Uses(self._images, look_for_open, self._disks.images)
+        self._uses = uses.Uses(
+            self._images, look_for_open, self._disks.images, is_for_others=self._is_leased
+        )
         self._whole = self._keep_whole(promised)
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
         self._recording = boot_recording.BootRecording(
@@ -231,7 +251,9 @@ class Agent:
             source=self._source,
             chunks=self._chunks,
             cache=cache,
-            is_kept=lambda image_id: promised.get(image_id) is not None,
+            is_kept=lambda image_id: (
+                promised.get(image_id) is not None or self._is_leased(image_id)
+            ),
             others=[self._recording.forget, known.detached],
         )
         self._requests = control_requests.ControlRequests(
@@ -260,6 +282,26 @@ class Agent:
         )
         self._decision = self._link_to_decision(self._bus) if self._bus else None
 
+    def _share_images(self) -> sharing.Sharing:
+        """Return what asks others to keep shares of images, and keeps theirs."""
+        return sharing.Sharing(
+            self._host,
+            self._images,
+            current_ring=self._ring.current,
+            tell=self._exchange.tell_now,
+            own=sharing.Own(
+                lambda: self._whole.used() if self._whole else [],
+                lambda image_id: self._whole.share_of(image_id) if self._whole else None,
+            ),
+        )
+
+    def _is_leased(self, image_id: ids.ImageId) -> bool:
+        return self._sharing is not None and self._sharing.is_leased(image_id)
+
+    def _is_for_others(self, image_id: ids.ImageId) -> bool:
+        """Say whether an image is here for other hosts, and no instance of this one uses it."""
+        return self._is_leased(image_id) and not self._uses.is_seen(image_id)
+
     def _keep_whole(self, promised: promises.Promises) -> wholeness.Wholeness | None:
         own = self._conf.acstor_agent
         if own.keep_images == "none":
@@ -275,6 +317,7 @@ class Agent:
             look=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit).look,
             limits=settings.whole_limits(own),
             first_chunk=pre_seed.first_chunk_of(self._host),
+            sharing=self._sharing,
         )
 
     def _open_bus(self) -> bus.Bus | None:
@@ -344,6 +387,8 @@ class Agent:
         await keep("uses of images", optional.begun(self._uses.run))
         if self._whole is not None:
             await keep("whole images", optional.begun(self._whole.run))
+        if self._sharing is not None:
+            await keep("shares of images", optional.begun(self._sharing.run))
         await keep("detaching of images", optional.begun(self._detaching.run))
         await keep("waiting reads", optional.begun(self._rescue.run))
         await keep("boot recording", optional.begun(self._recording.run))
@@ -402,6 +447,7 @@ class Agent:
             "refused": status.of_refused(self._admission, self._peers.strangers),
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
+            "shares": status.of_shares(self._sharing, self._promises),
             "disk_io": status.of_disk_io(self._io),
             "troubles": status.of_troubles(self._optional.troubles, self._source.places()),
             "sources": status.of_sources(self._source.places()),
@@ -418,7 +464,8 @@ class Agent:
         ahead = prefetching.Prefetching(
             image_map, index, self._chunks, self._nursery, limit, boots.covers
         )
-        ahead.advertised(self._exchange.known())
+        if not self._is_for_others(image_map.image_id):
+            ahead.advertised(self._exchange.known())
         return mirror.Mirror(
             image_map,
             cache=self._cache,

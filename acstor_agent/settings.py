@@ -14,6 +14,7 @@ from oslo_config import cfg
 
 from acstor_agent import disk_io
 from acstor_agent import identity_files
+from acstor_agent.core import identity as identity_
 from acstor_agent.core import neighbours
 from acstor_agent.core import readahead
 from acstor_agent.core import unit_ahead
@@ -154,6 +155,11 @@ def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
     named = {"ca": own.peer_tls_ca, "certificate": own.peer_tls_cert, "key": own.peer_tls_key}
     found = usual._replace(**{name: pathlib.Path(path) for name, path in named.items() if path})
     return identity_files.IdentityFiles(here, found)
+
+
+def naming(own: Options) -> identity_.Identity:
+    """Return what hosts mean by the same chunk."""
+    return identity_.ByContent() if own.content_exchange else identity_.ByPlace()
 
 
 def topology(name: str) -> neighbours.Topology | None:

@@ -19,6 +19,7 @@ from acstor_agent import disk_io
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
 from acstor_agent.core import inodes
+from acstor_agent.core import shares
 from acstor_agent.images import promises
 from acstor_agent.process import supervisor
 from acstor_common import errors
@@ -40,11 +41,16 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
     io = disk_io.DiskIo(
         settings.disk_policy(own.disk_policy, own.cache_dir), settings.scheduling_limits(own)
     )
+    here = settings.host_id(own.host)
+    identity = settings.identity(own, here)
+    rings = daemon.ring_keeper_of(own, identity)
+    is_shared = own.keep_images == "cloud"
     promised = promises.Promises(
         pathlib.Path(own.state_dir),
         own.cache_limit_bytes,
         own.cache_slab_bytes,
         may_grow=own.cache_may_grow_for_pins,
+        shares=shares.Shares(here, rings.current, settings.naming(own).oid) if is_shared else None,
     )
     if own.keep_images != "none":
         promised.load()
@@ -59,7 +65,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
     try:
         async with trio.open_nursery() as nursery:
             known = inodes.Inodes(inodes.keyed(secret))
-            agent = daemon.Agent(conf, nursery, cache, io, known, promised)
+            agent = daemon.Agent(conf, nursery, cache, io, known, promised, identity, rings)
             await agent.start(inheritance)
             gc.freeze()  # what is here stays; guests would wait whenever it is looked through
             with trio.open_signal_receiver(signal.SIGTERM) as stops:

@@ -362,9 +362,9 @@ class Exchange:
             self._follow_ring()
             now = self._clock()
             for host, prefixes in self._gossip.take_gone(now):
-                self._tell_now(host, peer_wire.Gone(prefixes))
+                self.tell_now(host, peer_wire.Gone(prefixes))
             for host, prefixes in self._gossip.take_batches(now):
-                self._tell_now(host, peer_wire.Advertise(prefixes))
+                self.tell_now(host, peer_wire.Advertise(prefixes))
             self._tell_copies(now)
             due = self._gossip.next_timeout()
             if due is not None:
@@ -378,9 +378,10 @@ class Exchange:
         if now >= self._let_go_due:
             self._let_go_due = now + LET_GO_EVERY_S
             for hint in self.copies.take():
-                self._tell_now(hint.host, peer_wire.LetGo(hint.oids))
+                self.tell_now(hint.host, peer_wire.LetGo(hint.oids))
 
-    def _tell_now(self, host: ids.HostId, news: peer_wire.News) -> None:
+    def tell_now(self, host: ids.HostId, news: peer_wire.News) -> None:
+        """Tell a host something, if it is on the ring and worth it; never waits, never fails."""
         if host in (table := self._current_ring()) and self.is_usable(host):
             self._tell(host, table.address_of(host), news)
 

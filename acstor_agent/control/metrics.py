@@ -36,6 +36,7 @@ class Collector(registry.Collector):
         yield from _of_images(status["images"])
         yield from _of_detached(status["detached"])
         yield from _of_whole(status["images"])
+        yield from _of_shares(status["shares"])
         yield from _of_exchange(status["exchange"])
         yield _of_refused(status["refused"])
         yield from _of_boots(status["boot"])
@@ -183,6 +184,22 @@ def _of_whole(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
                     family.add_metric([image_id], whole[name])
             state.add_metric([image_id, whole["state"]], 1)
     yield from [*families.values(), state]
+
+
+def _of_shares(shares: dict[str, int] | None) -> Iterator[core.Metric]:
+    if shares is None:
+        return
+    for name, text in (
+        ("images", "Images that this host keeps a share of for instances of other hosts alone"),
+        ("bytes", "Bytes of these shares"),
+        ("leased_images", "Images that other hosts have asked this one to keep its share of"),
+    ):
+        yield core.GaugeMetricFamily(f"acstor_shares_{name}", text, shares[name])
+    for name, text in (
+        ("refused", "Times that a host asked for more images than are kept for it"),
+        ("ignored", "Messages of shares from hosts that are not on this host's v-node table"),
+    ):
+        yield core.CounterMetricFamily(f"acstor_shares_{name}", text, shares[name])
 
 
 def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:

@@ -29,6 +29,8 @@ from acstor_agent.images import booting
 from acstor_agent.images import detaching as detaching_
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
+from acstor_agent.images import promises
+from acstor_agent.images import sharing as sharing_
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import waiting
 from acstor_agent.images import wholeness
@@ -79,6 +81,16 @@ def of_images(
         )
         for image_id in images.attached()
     }
+
+
+def of_shares(
+    sharing: sharing_.Sharing | None, promised: promises.Promises
+) -> dict[str, int] | None:
+    """Return what is kept for the instances of other hosts; None where nothing is."""
+    if sharing is None:
+        return None
+    images, total_bytes = promised.for_others()
+    return {"images": images, "bytes": total_bytes, **sharing.counts()}
 
 
 def of_image(

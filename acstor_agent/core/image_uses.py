@@ -96,6 +96,10 @@ class Openings:
             return False
         return self._found is None or image_id in self._found or image_id in self._changed
 
+    def is_seen(self, image_id: ids.ImageId) -> bool:
+        """Say whether somebody was seen who has an image open."""
+        return self._counts[image_id] > 0 or image_id in (self._found or ())
+
     def must_look(self, attached: Collection[ids.ImageId]) -> bool:
         """Say whether processes must be looked at to know more of these images."""
         return any(one not in self._settled and self._counts[one] <= 0 for one in attached)
@@ -158,6 +162,12 @@ class Touches:
             self._nova_came(at_s)
         self._at_s[image_id] = max(at_s, self._at_s.get(image_id, -math.inf))
         self._unseen.discard(image_id)
+
+    def attached(self, image_id: ids.ImageId, at_s: float) -> None:
+        """Note that an image was attached, which shows no use: it counts as at the start."""
+        if image_id not in self._at_s:
+            self._at_s[image_id] = at_s
+            self._unseen.add(image_id)
 
     def _nova_came(self, at_s: float) -> None:
         """Note that Nova is there; if it was away, it has yet to touch its other images."""

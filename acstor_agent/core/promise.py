@@ -23,12 +23,16 @@ class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     :param since_s: when it was promised, wall clock; only shown
     :param is_asked: an operator wants it kept, whether it is used or not
+    :param is_for_others: only instances of other hosts use it, and this host keeps its share of it
+    :param leased_until_s: until when others have asked for it, wall clock: of use after a restart
     """
 
     image_id: str
     since_s: float
     is_asked: bool = False
     pace: Pace = Pace.USUAL
+    is_for_others: bool = False
+    leased_until_s: float = 0.0
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,7 +9,7 @@ import collections
 import math
 import time
 from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import trio
 
@@ -17,6 +17,7 @@ from acstor_agent.cache import cache_files
 from acstor_agent.chunks import fetcher
 from acstor_agent.core import links
 from acstor_agent.core import promise as promise_
+from acstor_agent.core import shares
 from acstor_agent.core import whole_pace
 from acstor_agent.images import booting
 from acstor_agent.images import mirrors
@@ -49,15 +50,22 @@ Pace = promise_.Pace
 class Progress:
     """How far one image is.
 
-    ``left_bytes`` is None until it was counted; ``to_do`` has one chunk of each missing content.
+    ``left_bytes`` is None until it was counted; ``to_do`` has one chunk of each missing content of
+    ``part``.
     """
 
     def __init__(self) -> None:
+        self.part: shares.Part | None = None
         self.total_bytes = 0
         self.left_bytes: int | None = None
         self.lacking_bytes = 0
         self.to_do: collections.deque[int] = collections.deque()
         self.speed = whole_pace.Speed()
+        self.cloud_speed = whole_pace.Speed()  # of all hosts
+        self.cloud_left_bytes: int | None = None
+        self.cloud_looked_s = -math.inf
+        self.is_behind = False  # its share by the table in force has no room
+        self.is_used = False  # by instances of this host
         self.backoff = whole_pace.Backoff()
         self.counted_s = -math.inf
         self.lost_then = 0  # pinned chunks of all images, when this one was counted
@@ -109,26 +117,23 @@ class Filler:
         """Note that nothing is filled for a while."""
         self._spare.forget()
 
-    async def count(self, image_map: chunk_map.ChunkMap, progress: Progress) -> None:
+    async def count(self, part: shares.Part, progress: Progress) -> None:
         """Look which chunks are missing."""
         progress.counted_s, progress.lost_then = self._clock(), self._cache.pinned_lost
-        lengths = image_map.geometry.chunk_length
-        firsts = await trio.to_thread.run_sync(_first_chunks, image_map)
-        progress.total_bytes = sum(map(lengths, firsts.values()))
-        missing = await self._missing(image_map, firsts)
+        lengths = part.map.geometry.chunk_length
+        missing = await self._missing(part.map, part.numbers)
+        progress.part, progress.total_bytes = part, part.total_bytes
         progress.left_bytes = sum(map(lengths, missing))
         progress.to_do = collections.deque(missing)
 
-    async def _missing(
-        self, image_map: chunk_map.ChunkMap, firsts: Mapping[ids.Cid, int]
-    ) -> list[int]:
+    async def _missing(self, image_map: chunk_map.ChunkMap, numbers: Iterable[int]) -> list[int]:
         """Return the chunks of those that are not here.
 
         First come those that this host is the home of, as in :mod:`pre_seed`.
         """
         missing, homes = [], []
-        for looked_at, (cid, number) in enumerate(firsts.items(), 1):
-            if cid not in self._cache:
+        for looked_at, number in enumerate(numbers, 1):
+            if image_map.cid(number) not in self._cache:
                 is_home = self._chunks.is_home_of(prefetching.want_of(image_map, number))
                 missing.append(number)
                 homes.append(is_home)
@@ -137,19 +142,19 @@ class Filler:
         order = pre_seed.chunks_in_order(len(missing), homes.__getitem__, self._first_chunk)
         return [missing[at] for at in order]
 
-    async def fill(self, image_map: chunk_map.ChunkMap, progress: Progress) -> str:
+    async def fill(self, part: shares.Part, progress: Progress) -> str:
         """Fetch some of what is missing, for SLICE_S; return why nothing came, if that failed."""
         filling = _Slice(self._clock() + SLICE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress)
             async with trio.open_nursery() as fetching:
                 for number in range(UNDER_WAY):
-                    fetching.start_soon(self._fetch_some, number, image_map, progress, filling)
+                    fetching.start_soon(self._fetch_some, number, part.map, progress, filling)
             nursery.cancel_scope.cancel()
         if progress.to_do or not filling.came:
             return "" if filling.came else filling.why
         await self._cache.wait_for_room()
-        await self.count(image_map, progress)  # all that was fetched should have stayed
+        await self.count(part, progress)  # all that was fetched should have stayed
         return self._why_refused() if progress.to_do else ""
 
     def _why_refused(self) -> str:
@@ -244,12 +249,3 @@ class Filler:
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(MEASURE_S)
-
-
-def _first_chunks(image_map: chunk_map.ChunkMap) -> dict[ids.Cid, int]:
-    """Return one chunk of each content of an image that is not zeros."""
-    firsts: dict[ids.Cid, int] = {}
-    for number in range(len(image_map)):
-        firsts.setdefault(image_map.cid(number), number)
-    firsts.pop(ids.ZERO_CID, None)
-    return firsts

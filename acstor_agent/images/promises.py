@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images this host keeps whole: promised in a file, and pinned in the public cache.
+"""Which images this host keeps, whole or its share of them: promised in a file, and pinned.
 
 The one rule: what was promised is not given up because room is short, only when the image is no
-longer used, or by the operator.  So pins are there before the cache is opened: derived from the
-promises and the chunk maps, both in ``state_dir``.  Where the file of promises is lost, all
-attached images are promised again, those touched last first, as far as there is room; the ones
-that are not used are given up when that is known.
+longer used, or by the operator; what is kept for the instances of other hosts makes room for
+what this host's use.  So pins are there before the cache is opened: derived from the promises and
+the chunk maps, both in ``state_dir``, and for shares from the v-node table.  Where the file of
+promises is lost, all attached images are promised again, those touched last first, as far as there
+is room; the ones that are not used are given up when that is known.
 """
 
 import collections
 import logging
+import math
 import pathlib
 import time
 from collections.abc import Callable
@@ -22,30 +24,29 @@ from acstor_agent.cache import cache_files
 from acstor_agent.core import cache_pins
 from acstor_agent.core import cache_slab
 from acstor_agent.core import promise as promise_
+from acstor_agent.core import shares as shares_
 from acstor_agent.images import mirrors
 from acstor_agent.sources import base
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import ring
 from acstor_common import whole_file
 
 LOG = logging.getLogger(__name__)
 
 FILE = "promises.json"
+FOR_OTHERS = 2
+"""One part of so many of the cache's limit may be promised for the instances of other hosts."""
+FORMER_S = 3600.0
+"""How long what was this host's share by the last table stays pinned: others have yet to fetch
+what belongs to theirs now, and their source may be away."""
 AT_A_TIME = 1000
 """Contents that are pinned before others have their turn: less than a millisecond."""
 
 Promise = promise_.Promise
 Contents = Mapping[ids.Cid, int]
 """What is to be had of an image, each content once, with its length."""
-
-
-def contents_of(image_map: chunk_map.ChunkMap) -> dict[ids.Cid, int]:
-    """Return the contents of an image that are not zeros; takes about 1 ms for 1,000 chunks."""
-    cut = image_map.geometry
-    found = {image_map.cid(number): cut.chunk_length(number) for number in range(len(image_map))}
-    found.pop(ids.ZERO_CID, None)
-    return found
 
 
 def slots_of(contents: Contents, pins: cache_pins.Pins) -> dict[int, int]:
@@ -59,6 +60,7 @@ class Promises:
 
     :param limit_bytes: of the cache
     :param may_grow: the cache may grow beyond its limit for what is pinned
+    :param shares: which part of images is kept; without it they are kept whole
     """
 
     def __init__(
@@ -68,6 +70,8 @@ class Promises:
         slab_bytes: int,
         *,
         may_grow: bool = False,
+        shares: shares_.Shares | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pins = cache_pins.Pins()
         self.may_grow = may_grow
@@ -77,9 +81,12 @@ class Promises:
         """Is told, whenever the file is written, why that was in vain, or nothing."""
         self._path, self._maps_dir = state_dir / FILE, state_dir / "maps"
         self._limit_bytes, self._slab_bytes = limit_bytes, min(slab_bytes, limit_bytes)
+        self._shares, self._clock = shares, clock
         self._kept: dict[ids.ImageId, Promise] = {}
-        self._pinned: dict[ids.ImageId, chunk_map.ChunkMap] = {}
-        """The maps by which images were pinned; one that is replaced later must not matter."""
+        self._pinned: dict[ids.ImageId, shares_.Part] = {}
+        """What was pinned, by which map; one that is replaced later must not matter."""
+        self._former: dict[ids.ImageId, tuple[float, shares_.Part]] = {}
+        """What was pinned by the table before, and until when it stays so."""
         self._changing = trio.Lock()
 
     def load(self) -> None:
@@ -98,10 +105,15 @@ class Promises:
                 if kept is not None:
                     self._kept[image_id] = one
                 continue
-            contents = contents_of(image_map)
+            if one.is_for_others and not self.has_share:
+                if self._shares is not None:  # the table may come later
+                    self._kept[image_id] = one
+                continue
+            part = self._part_of(image_map, self._table_for(one))
+            contents = part.contents()
             if kept is None and self._lacking_bytes(slots_of(contents, self.pins)):
                 continue
-            self._kept[image_id], self._pinned[image_id] = one, image_map
+            self._kept[image_id], self._pinned[image_id] = one, part
             for cid, length in contents.items():
                 self.pins.add(cid, length)
             if self.may_grow:
@@ -143,9 +155,29 @@ class Promises:
         """Return the promise of an image; from any thread."""
         return self._kept.get(image_id)
 
-    def pinned(self, image_id: ids.ImageId) -> chunk_map.ChunkMap | None:
-        """Return the map by which an image is pinned, None if it is not; from any thread."""
+    def pinned(self, image_id: ids.ImageId) -> shares_.Part | None:
+        """Return what is pinned of an image, None if it is not; from any thread."""
         return self._pinned.get(image_id)
+
+    def for_others(self) -> tuple[int, int]:
+        """Return how many images are kept for other hosts only, and how many bytes of them."""
+        images = [one.image_id for one in self.all().values() if one.is_for_others]
+        parts = [part for one in images if (part := self._pinned.get(ids.ImageId(one)))]
+        return len(images), sum(part.total_bytes for part in parts)
+
+    @property
+    def has_share(self) -> bool:
+        """Say whether this host has shares of images: it is on the v-node table."""
+        return self._shares is not None and self._shares.table() is not None
+
+    def _table_for(self, promised: Promise) -> ring.Ring | None:
+        """Return the table by which an image is pinned; None: all of it is."""
+        return None if self._shares is None or promised.is_asked else self._shares.table()
+
+    def _part_of(self, image_map: chunk_map.ChunkMap, table: ring.Ring | None) -> shares_.Part:
+        if self._shares is None:
+            return shares_.whole_of(image_map)
+        return self._shares.part_of(image_map, table)
 
     # What changes it
 
@@ -156,35 +188,92 @@ class Promises:
         cache: cache_files.CacheFiles,
         *,
         is_asked: bool = False,
+        is_for_others: bool = False,
     ) -> int:
         """Promise to keep an image; pin it.
 
+        :param is_for_others: unless it is promised for this host's instances already
         :return: how many bytes the cache lacks; if it lacks any, nothing is promised
         """
         async with self._changing:
-            if image_id not in self._pinned:
-                contents = await trio.to_thread.run_sync(contents_of, image_map)
-                slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
-                lacking_bytes = cache.lacking_bytes(slots)
-                if lacking_bytes and not self.may_grow:
-                    return lacking_bytes
-                if self.may_grow:  # before the first pinned chunk needs it
-                    cache.may_grow(lacking_bytes)
-                self._pinned[image_id] = image_map
-                self.changes += 1
-                await _for_each(contents, cache.pin)
-            before = self._kept.get(image_id) or Promise(image_id, time.time())
-            await self._set(msgspec.structs.replace(before, is_asked=before.is_asked or is_asked))
+            before = self._kept.get(image_id)
+            now = before or Promise(image_id, time.time(), is_for_others=is_for_others)
+            now = msgspec.structs.replace(
+                now,
+                is_asked=now.is_asked or is_asked,
+                is_for_others=now.is_for_others and is_for_others,
+            )
+            if lacking_bytes := await self._pin(now, image_map, cache):
+                return lacking_bytes
+            await self._set(now)
             return 0
+
+    async def follow(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> int:
+        """Pin what belongs to the promise of an image by the v-node table in force.
+
+        :return: how many bytes the cache lacks; if it lacks any, what is pinned stays as it was
+        """
+        async with self._changing:
+            now, part = self._kept.get(image_id), self._pinned.get(image_id)
+            if now is None or part is None:
+                return 0
+            return await self._pin(now, part.map, cache)
+
+    async def _pin(
+        self, promised: Promise, image_map: chunk_map.ChunkMap, cache: cache_files.CacheFiles
+    ) -> int:
+        image_id, table = ids.ImageId(promised.image_id), self._table_for(promised)
+        before = self._pinned.get(image_id)
+        if before is not None and before.table is table:
+            return 0
+        if before is not None:
+            image_map = before.map
+        part = await trio.to_thread.run_sync(self._part_of, image_map, table)
+        contents = await trio.to_thread.run_sync(part.contents)
+        slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
+        lacking_bytes = max(cache.lacking_bytes(slots), self._too_many_for_others(promised, part))
+        if lacking_bytes and (not self.may_grow or promised.is_for_others):
+            return lacking_bytes
+        if self.may_grow:  # before the first pinned chunk needs it
+            cache.may_grow(lacking_bytes)
+        self._pinned[image_id] = part
+        self.changes += 1
+        await _for_each(contents, cache.pin)
+        if before is not None:
+            await self._release(image_id, cache)
+            self._former[image_id] = self._clock() + FORMER_S, before
+        return 0
+
+    def _too_many_for_others(self, promised: Promise, part: shares_.Part) -> int:
+        """Return by how many bytes too much would be kept for the instances of other hosts."""
+        if not promised.is_for_others:
+            return 0
+        _, kept_bytes = self.for_others()
+        before = self._pinned.get(ids.ImageId(promised.image_id))
+        kept_bytes += part.total_bytes - (before.total_bytes if before else 0)
+        return max(0, kept_bytes - self._limit_bytes // FOR_OTHERS)
+
+    async def release_former(self, cache: cache_files.CacheFiles) -> None:
+        """Give up what belonged to shares by former tables, when it is time."""
+        for image_id in [one for one, (at_s, _) in self._former.items() if at_s <= self._clock()]:
+            async with self._changing:
+                await self._release(image_id, cache)
+
+    async def _release(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:
+        _, part = self._former.pop(image_id, (math.inf, None))
+        if part is not None:
+            await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
+            self.changes += 1
 
     async def take_back(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:
         """Give up a promise, if there is one."""
         async with self._changing:
             if self._kept.pop(image_id, None) is not None:
                 await self._save()
-            image_map = self._pinned.get(image_id)
-            if image_map is not None:
-                contents = await trio.to_thread.run_sync(contents_of, image_map)
+            await self._release(image_id, cache)
+            part = self._pinned.get(image_id)
+            if part is not None:
+                contents = await trio.to_thread.run_sync(part.contents)
                 del self._pinned[image_id]
                 await _for_each(contents, cache.unpin)
                 self.changes += 1

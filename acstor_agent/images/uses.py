@@ -49,6 +49,7 @@ class Uses:
 
     :param look_for_open: returns the images that processes have open
     :param look_for_bases: returns the images that disks began as
+    :param is_for_others: says whether an image is attached because another host has asked for that
     """
 
     def __init__(
@@ -57,8 +58,11 @@ class Uses:
         look_for_open: Look,
         look_for_bases: Look,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        is_for_others: Callable[[ids.ImageId], bool] = lambda image_id: False,
     ) -> None:
         self._images, self._clock = images, clock
+        self._is_for_others = is_for_others
         self._look_for_open, self._look_for_bases = look_for_open, look_for_bases
         self._openings = image_uses.Openings()
         attached = images.attached()
@@ -111,7 +115,7 @@ class Uses:
 
     def is_seen(self, image_id: ids.ImageId) -> bool:
         """Say whether an image is used, and something has shown that since the worker's start."""
-        if self._has_looked and (self._openings.is_open(image_id) or image_id in self._bases):
+        if self._has_looked and (self._openings.is_seen(image_id) or image_id in self._bases):
             return True
         return self._touches.is_seen(image_id) and self.is_used(image_id)
 
@@ -143,7 +147,9 @@ class Uses:
             reads = image.counters.latency.count if image else 0
             stamp_ns = self._images.touched_ns(image_id)
             seen = self._seen.get(image_id)
-            if seen != (stamp_ns, reads):
+            if seen is None and self._is_for_others(image_id):
+                self._touches.attached(image_id, self._clock())
+            elif seen != (stamp_ns, reads):
                 is_stamped = seen is not None and seen[0] != stamp_ns
                 self.touched(image_id, is_by_nova=is_stamped)  # a new map has a stamp by itself
             self._seen[image_id] = stamp_ns, reads

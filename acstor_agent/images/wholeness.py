@@ -6,6 +6,9 @@ not here is fetched behind everything else, other hosts before the source, one i
 one that was promised first before the others (``filling``).  When it is used no longer its pins
 go; its chunks stay until others need the room.
 
+Where images stay whole in the cloud a host keeps its share of each instead, also of what the
+instances of others use (``sharing``); an image counts as whole when all hosts have their shares.
+
 The one rule: whatever fails is tried again, later and later, and ends nothing.
 """
 
@@ -22,6 +25,8 @@ from acstor_agent.cache import cache_files
 from acstor_agent.chunks import fetcher
 from acstor_agent.core import boot_activity
 from acstor_agent.core import counters
+from acstor_agent.core import keepers
+from acstor_agent.core import leases
 from acstor_agent.core import links
 from acstor_agent.core import promise as promise_
 from acstor_agent.core import whole_pace
@@ -30,6 +35,7 @@ from acstor_agent.images import filling
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import promises as promises_
+from acstor_agent.images import sharing as sharing_
 from acstor_agent.images import uses as uses_
 from acstor_common import errors
 from acstor_common import ids
@@ -40,6 +46,8 @@ LOG = logging.getLogger(__name__)
 TICK_S = 1.0
 RECOUNT_S = 15.0
 """How often an image is counted again of which chunks are missing, and room is looked for."""
+CLOUD_S = 5.0
+"""How often it is looked at how far an image is in the cloud."""
 ATTACH_S = 10.0
 _HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
 
@@ -66,6 +74,7 @@ class Wholeness:
     :param guests_wait: says whether a guest waits for what is not here
     :param look: looks at the link; blocks, and is called in a thread
     :param first_chunk: where this host begins, so that not all begin with the same
+    :param sharing: where images stay whole in the cloud
     """
 
     def __init__(
@@ -80,8 +89,10 @@ class Wholeness:
         look: Callable[[], links.Look],
         limits: Limits,
         first_chunk: int = 0,
+        sharing: sharing_.Sharing | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._sharing = sharing
         self._images, self._uses, self._promises = images, uses, promises
         self._cache, self._limits, self._clock = cache, limits, clock
         self._filler = filling.Filler(
@@ -103,6 +114,9 @@ class Wholeness:
 
     async def run(self) -> None:
         """Keep promises, for ever."""
+        for promised_id, one in self._promises.all().items():
+            if self._sharing is not None and one.leased_until_s:
+                self._sharing.was_leased(promised_id, one.leased_until_s)
         while True:
             await self._settle()
             image_id = self._next()
@@ -119,12 +133,14 @@ class Wholeness:
     async def _settle(self) -> None:
         """Promise what is used, give up what is not, and count what is missing."""
         promised = self._promises.all()
+        await self._promises.release_former(self._cache)
         every = {**promised, **dict.fromkeys(self._images.attached())}
         for image_id in every:
             one = promised.get(image_id)
-            is_used = self._uses.is_used if one else self._uses.is_seen  # no promise in doubt
-            if is_used(image_id) or (one is not None and one.is_asked):
-                await self._keep(image_id)
+            is_used, is_asked = self._is_used(image_id, one), one is not None and one.is_asked
+            if is_used or is_asked or self._is_leased(image_id):
+                await self._keep(image_id, is_for_others=not (is_used or is_asked))
+                self._known[image_id].is_used = is_used
             elif one is not None:
                 LOG.info("image %s: no longer used; it need not stay whole", image_id)
                 await self.forget(image_id)
@@ -134,27 +150,61 @@ class Wholeness:
             del self._known[image_id]
         for image_id in self._boots.keys() - self._known.keys():
             del self._boots[image_id]
+        for known in list(self._known.values()):
+            if self._clock() >= known.cloud_looked_s + CLOUD_S and self._look_at_cloud(known):
+                await trio.lowlevel.checkpoint()  # it takes 1 ms for 1,000 hosts
 
-    async def _keep(self, image_id: ids.ImageId) -> None:
+    def _is_used(self, image_id: ids.ImageId, one: promise_.Promise | None) -> bool:
+        """Say whether instances of this host use an image."""
+        if one is None or one.is_for_others:
+            return self._uses.is_seen(image_id)  # no promise in doubt
+        return self._uses.is_used(image_id)
+
+    def _is_leased(self, image_id: ids.ImageId) -> bool:
+        return self._sharing is not None and self._sharing.is_leased(image_id)
+
+    async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
         known = self._known.setdefault(image_id, filling.Progress())
         self._note_boot(image_id)
         is_due = self._clock() - known.counted_s >= RECOUNT_S
-        image_map, lost = self._promises.pinned(image_id), self._cache.pinned_lost
-        if image_map is None:
+        lost = self._cache.pinned_lost
+        if is_for_others and not self._promises.has_share:
+            return  # what is pinned stays: others fetch it from here
+        if self._promises.pinned(image_id) is None:
             if is_due and known.changes_then != self._promises.changes:
                 known.counted_s = self._clock()
-                await self._promise(image_id, known)
+                await self._promise(image_id, known, is_for_others=is_for_others)
             return
-        known.lacking_bytes = 0  # an operator may have asked for it when there was room
-        if known.left_bytes is None:
-            await self._filler.count(image_map, known)
+        await self._note_leases(image_id, is_for_others=is_for_others)
+        if is_due or not known.is_behind:
+            # None lack where an operator asked for it when there was room.
+            known.lacking_bytes = await self._promises.follow(image_id, self._cache)
+            known.is_behind = bool(known.lacking_bytes)
+            known.counted_s = self._clock() if known.is_behind else known.counted_s
+        part = self._promises.pinned(image_id)
+        if part is not None and known.part is not part:
+            await self._filler.count(part, known)
         elif not self._cache.pinned_missing:
             known.left_bytes, known.lost_then = 0, lost
             known.to_do.clear()
-        elif not known.to_do and (lost != known.lost_then or (is_due and known.left_bytes)):
-            await self._filler.count(image_map, known)
+        elif part is not None and not known.to_do and self._must_count(known, lost, is_due):
+            await self._filler.count(part, known)
 
-    async def _promise(self, image_id: ids.ImageId, known: filling.Progress) -> None:
+    async def _note_leases(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
+        """Write down for whom an image is kept, if that has changed."""
+        changes: dict[str, object] = {"is_for_others": is_for_others}
+        one = self._promises.get(image_id)
+        until_s = self._sharing.leased_until_s(image_id) if self._sharing else 0.0
+        if one is not None and abs(until_s - one.leased_until_s) > leases.LEASE_S / 4:
+            changes["leased_until_s"] = until_s
+        await self._promises.change(image_id, **changes)
+
+    def _must_count(self, known: filling.Progress, lost: int, is_due: bool) -> bool:
+        return lost != known.lost_then or (is_due and bool(known.left_bytes))
+
+    async def _promise(
+        self, image_id: ids.ImageId, known: filling.Progress, *, is_for_others: bool = False
+    ) -> None:
         try:
             with trio.fail_after(ATTACH_S):
                 image = await self._images.attach(image_id)
@@ -162,16 +212,32 @@ class Wholeness:
             known.backoff.failed(f"its chunk map cannot be had: {e}", self._clock())
             return
         changes = self._promises.changes
-        lacking_bytes = await self._promises.make(image_id, image.map, self._cache)
+        lacking_bytes = await self._promises.make(
+            image_id, image.map, self._cache, is_for_others=is_for_others
+        )
+        while lacking_bytes and not is_for_others and await self._give_way(lacking_bytes):
+            lacking_bytes = await self._promises.make(image_id, image.map, self._cache)
         known.changes_then = changes if lacking_bytes else -1
         if lacking_bytes and not known.lacking_bytes:
-            LOG.warning(
-                "image %s: cannot become whole here: the cache lacks %d bytes for it and for what "
-                "was promised before",
+            LOG.log(
+                logging.INFO if is_for_others else logging.WARNING,
+                "image %s: cannot %s: the cache lacks %d bytes for it and for what was promised "
+                "before",
                 image_id,
+                "be kept for other hosts" if is_for_others else "become whole here",
                 lacking_bytes,
             )
         known.lacking_bytes = lacking_bytes
+
+    async def _give_way(self, lacking_bytes: int) -> bool:
+        """Give up one image that is kept for other hosts alone, if all of these are enough."""
+        promised = [one for one in self._promises.all().values() if one.is_for_others]
+        if not promised or self._promises.for_others()[1] < lacking_bytes:
+            return False
+        newest = ids.ImageId(promised[-1].image_id)
+        LOG.warning("image %s: no longer kept for other hosts: this one needs the room", newest)
+        await self.forget(newest)
+        return True
 
     def _note_boot(self, image_id: ids.ImageId) -> None:
         image = self._images.get_nowait(image_id)
@@ -200,8 +266,9 @@ class Wholeness:
     def _next(self) -> ids.ImageId | None:
         """Return the image to be filled now: those in a hurry, then in the order of promises."""
         promised = self._promises.all()
+        in_order = sorted(promised.items(), key=lambda item: item[1].is_for_others)
         for pace in (Pace.HURRY, Pace.USUAL):
-            for image_id, one in promised.items():
+            for image_id, one in in_order:
                 known = self._known.get(image_id)
                 if one.pace is not pace or known is None or not known.to_do:
                     continue
@@ -212,12 +279,12 @@ class Wholeness:
         return None
 
     async def _fill(self, image_id: ids.ImageId) -> None:
-        image_map, known = self._promises.pinned(image_id), self._known[image_id]
-        if image_map is None:
-            return
+        part, known = self._promises.pinned(image_id), self._known[image_id]
+        if part is None or known.part is not part:
+            return  # what is missing of it is counted first
         self._current, before = image_id, len(known.to_do)
         try:
-            why = await self._filler.fill(image_map, known)
+            why = await self._filler.fill(part, known)
         finally:
             self._current = None
         if why:
@@ -278,16 +345,66 @@ class Wholeness:
         await self._promises.take_back(image_id, self._cache)
         self._known.pop(image_id, None)
 
+    # What other hosts are told
+
+    def used(self) -> list[ids.ImageId]:
+        """Return the images that instances of this host use."""
+        return [image_id for image_id, known in self._known.items() if known.is_used]
+
+    def share_of(self, image_id: ids.ImageId) -> sharing_.Share | None:
+        """Return how far this host's share of an image is; None if that is not known."""
+        known = self._known.get(image_id)
+        if known is None:
+            return None
+        if known.lacking_bytes:
+            return sharing_.Share(sharing_.State.NO_ROOM, 0, 0, None)
+        if known.part is None or known.left_bytes is None:
+            return None
+        is_failing = known.left_bytes and known.backoff.failure
+        state = sharing_.State.FAILING if is_failing else sharing_.State.KEPT
+        left_bytes = min(known.left_bytes, known.total_bytes)
+        return sharing_.Share(state, known.total_bytes, left_bytes, known.part.table)
+
+    def _in_cloud(self, known: filling.Progress) -> keepers.Cloud | None:
+        """Return how far an image is in the cloud; None if it is kept whole here."""
+        part = known.part
+        if self._sharing is None or part is None or part.table is None:
+            return None
+        report = self._sharing.report(part.map.image_id)
+        copies = self._sharing.copies()
+        return keepers.cloud_of(
+            report, copies, part.image_bytes, known.total_bytes, known.left_bytes
+        )
+
+    def _look_at_cloud(self, known: filling.Progress) -> bool:
+        """Note how fast an image comes in the cloud; say whether there was anything to look at."""
+        known.cloud_looked_s = self._clock()
+        if (cloud := self._in_cloud(known)) is None or cloud.left_bytes is None:
+            return False
+        before, known.cloud_left_bytes = known.cloud_left_bytes, cloud.left_bytes
+        if before is not None:
+            known.cloud_speed.came(max(0, before - cloud.left_bytes))
+        known.cloud_speed.look(self._clock())
+        return True
+
     # What is told, from any thread
+
+    def is_for_others(self, image_id: ids.ImageId) -> bool:
+        """Say whether an image is kept here for the instances of other hosts alone."""
+        promised = self._promises.get(image_id)
+        return self._sharing is not None and promised is not None and promised.is_for_others
 
     def of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
         """Return how far an image is; None if it need not become whole here."""
         known, promised = self._known.get(image_id), self._promises.get(image_id)
-        if known is None:
+        if known is None or self.is_for_others(image_id):
             return None
         left_bytes = known.left_bytes  # once: the event loop's thread goes on
-        total_bytes = max(known.total_bytes, left_bytes or 0)
+        total_bytes, speed = max(known.total_bytes, left_bytes or 0), known.speed
         state, why = self._state(image_id, known, promised, left_bytes)
+        if (cloud := self._in_cloud(known)) is not None:
+            left_bytes, total_bytes, speed = cloud.left_bytes, cloud.total_bytes, known.cloud_speed
+            state, why = _state_in_cloud(cloud, state, why)
         is_filling = state is State.FILLING
         return {
             "state": state.value,
@@ -295,8 +412,8 @@ class Wholeness:
             "total_bytes": total_bytes,
             "left_bytes": left_bytes,
             "share": whole_image.share(total_bytes, left_bytes),
-            "bytes_s": round(known.speed.bytes_s) if is_filling else 0,
-            "left_s": known.speed.left_s(left_bytes or 0) if is_filling else None,
+            "bytes_s": round(speed.bytes_s) if is_filling else 0,
+            "left_s": speed.left_s(left_bytes or 0) if is_filling else None,
             "lacking_bytes": known.lacking_bytes,
             "is_asked": bool(promised and promised.is_asked),
             "pace": (promised.pace if promised else Pace.USUAL).value,
@@ -323,11 +440,28 @@ class Wholeness:
         return (State.BOOTING if self._is_booting(image_id) else State.QUEUED), ""
 
 
+def _state_in_cloud(cloud: keepers.Cloud, state: State, why: str) -> tuple[State, str]:
+    """Return the state of an image whose share here is in this one."""
+    if state is not State.WHOLE:
+        return state, why
+    if cloud.is_whole:
+        return State.WHOLE, cloud.why
+    if cloud.trouble in (sharing_.State.NO_ROOM, sharing_.State.CROWDED):
+        return State.NO_ROOM, cloud.why
+    if cloud.trouble is not sharing_.State.KEPT:
+        return State.FAILING, cloud.why
+    return State.FILLING, cloud.why or "other hosts fetch their shares"
+
+
 def told(whole: Wholeness | None, uses: uses_.Uses, image_id: ids.ImageId) -> whole_image.Whole:
     """Return how far an image is, as other services are told it; from any thread.
 
     :param whole: None: images are not kept whole here
     """
+    if whole is not None and whole.is_for_others(image_id):
+        return whole_image.Whole(
+            state=State.NOT_KEPT, is_used=False, why="its share is kept for other hosts"
+        )
     is_used = uses.is_used(image_id)
     shown = whole.of(image_id) if whole is not None else None
     if shown is None:

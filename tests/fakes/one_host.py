@@ -22,6 +22,7 @@ from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
 from acstor_agent.core import peer_health
 from acstor_agent.core import readahead
+from acstor_agent.core import shares as shares_
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
@@ -93,13 +94,16 @@ class OneHost:
         limit_bytes: int,
         is_keeping: bool,
         may_grow: bool,
+        shares: shares_.Shares | None,
     ) -> None:
         self.blobs: dict[base.Blob, bytes] = {}
         self.source = faulty_source.FaultySource(faulty_source.MemorySource(self.blobs))
         (folder / "maps").mkdir(exist_ok=True)
         self.maps = folder / "maps"
         self.io = disk_io.DiskIo()
-        self.promises = promises.Promises(folder, limit_bytes, geometry.MIB, may_grow=may_grow)
+        self.promises = promises.Promises(
+            folder, limit_bytes, geometry.MIB, may_grow=may_grow, shares=shares
+        )
         if is_keeping:
             self.promises.load()
         self.cache = cache_files.CacheFiles.open(
@@ -203,13 +207,15 @@ async def one_host(
     *,
     is_keeping: bool = False,
     may_grow: bool = False,
+    shares: shares_.Shares | None = None,
 ) -> AsyncIterator[OneHost]:
     """Run a host in ``folder`` until the block ends; run again, it finds what it had on disk.
 
     :param is_keeping: it keeps its promises of whole images
+    :param shares: which part of them it keeps; all of each without
     """
     async with trio.open_nursery() as nursery:
-        host = OneHost(folder, nursery, limit_bytes, is_keeping, may_grow)
+        host = OneHost(folder, nursery, limit_bytes, is_keeping, may_grow, shares)
         await nursery.start(host.cache.run)
         try:
             yield host

@@ -7,14 +7,17 @@ import os
 import pathlib
 import re
 import socket
+import struct
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 
 import pytest
 
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import peer_keeping
 from acstor_common import peer_wire
 from tests.fakes import hosts
 from tests.fakes import lying_peer
@@ -92,6 +95,47 @@ def flood(link: socket.socket, kind: type[peer_wire.News], count: int) -> None:
         invented = range(1 + number * 400, 401 + number * 400)
         prefixes = [*invented, *(ids.oid_of(cid) for cid in CIDS[:100])]
         lying_peer.send(link, kind(tuple(prefixes)))
+
+
+def keeps(count: int, lease_s: int = 86400) -> peer_wire.Keep:
+    """Return what asks for images that are not there."""
+    return peer_wire.Keep(
+        tuple(
+            peer_keeping.Lease(ids.ImageId(str(uuid.UUID(int=number))), lease_s)
+            for number in range(count)
+        )
+    )
+
+
+def test_images_that_nobody_has_are_not_kept_and_hold_nobody_up(tmp_path, images, image_id):
+    options = {"keep_images": "cloud", "boot_memory_idle_s": 1.0}
+    with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=200, **options) as cloud:
+        with impostor(cloud, "h1", "h3") as link:
+            for _ in range(20):
+                lying_peer.send(link, keeps(256))
+            hosts.wait_until(
+                lambda: cloud["h1"].status()["shares"]["leased_images"] == 256, "leases", 60
+            )
+            body = b"".join(peer_wire.encode(keeps(1)))[peer_wire.HEADER_BYTES :]
+            head = struct.pack(">HBBI", peer_wire.MAGIC, peer_wire.MAJOR_VERSION, 12, len(body))
+            link.sendall(head + body[:16] + b"\xff" * 4)
+            with contextlib.suppress(ConnectionError):
+                while link.recv(4096):  # until it is dropped
+                    pass
+        assert f"a lease of {2**32 - 1} s" in cloud["h1"].log()
+        with impostor(cloud, "h1", "h99") as link, contextlib.suppress(ConnectionError):
+            lying_peer.send(link, keeps(1))
+            assert link.recv(1000) == b""  # not even Hello
+        cloud["h2"].ctl("ensure", image_id)  # an honest host is served beside it
+
+        def state() -> str | None:
+            shown = cloud["h2"].status()["images"].get(image_id, {}).get("whole")
+            return shown and shown["state"]
+
+        hosts.wait_until(lambda: state() == "whole", "an image that is whole", 120)
+        shares = cloud["h1"].status()["shares"]
+        assert (shares["leased_images"], shares["images"]) == (257, 1)
+        assert set(cloud["h1"].status()["images"]) == {image_id}
 
 
 def resident_bytes(pid: int | None) -> int:

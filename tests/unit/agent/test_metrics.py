@@ -49,6 +49,7 @@ async def picture_of(host):
         },
         "exchange": status.of_exchange(host.chunks, host.peers, NET),
         "detached": {"images": 5, "purged_chunks": 6},
+        "shares": {"images": 2, "bytes": 7777, "leased_images": 3, "refused": 4, "ignored": 5},
         "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
@@ -80,6 +81,8 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
         assert f"acstor_{shown}" in families
     unshown = {"slabs", "chunks_by_class", "bytes_by_class"}
     assert {name for name in picture["cache"] if f"acstor_cache_{name}" not in families} == unshown
+    for name in picture["shares"]:
+        assert f"acstor_shares_{name}" in families
     for name in picture["boot"]:
         shown = name if name.endswith("_bytes") else f"images_{name}"
         assert f"acstor_boot_{shown}" in families
@@ -155,6 +158,7 @@ def test_agent_without_images_has_metrics_too():
     picture["refused"] = {"gets": 0, "connections": 0}
     picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0, "ended": 0}
     picture["disks"] = {}
+    picture["shares"] = None
     picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}
     picture["exchange"] = dict.fromkeys(
         [

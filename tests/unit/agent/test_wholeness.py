@@ -478,9 +478,9 @@ async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keepe
     host, counted = keeper.host, []
     count = keeper.whole._filler.count
 
-    async def noted(image_map, progress):
-        counted.append(image_map.image_id)
-        await count(image_map, progress)
+    async def noted(part, progress):
+        counted.append(part.map.image_id)
+        await count(part, progress)
 
     keeper.whole._filler.count = noted
     image = await keeper.use()
@@ -508,9 +508,9 @@ async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, fast, mo
         await keeper.wait("whole", IMAGE)
         await keeper.use(OTHER)
         await keeper.wait("no room", OTHER)
-        looked, contents_of = [], promises.contents_of
+        looked, slots_of = [], promises.slots_of
         monkeypatch.setattr(
-            promises, "contents_of", lambda found: looked.append(found) or contents_of(found)
+            promises, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
         )
         await trio.sleep(5 * wholeness.RECOUNT_S)
         assert not looked

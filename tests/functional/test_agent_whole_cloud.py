@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images stay whole in the cloud: real agents keep their shares, and hosts and sources go away."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from acstor_common import geometry
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+pytestmark = hosts.needs_fuse
+
+MIB = geometry.MIB
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+LIFE_S = 400.0
+SOON_S = 120.0
+"""Within how many seconds anything must have happened, on a loaded machine."""
+KEEPING = {"keep_images": "cloud", "boot_memory_idle_s": 1.0, "life_s": LIFE_S}
+DATA = local.random_bytes(8 * MIB + 12345, zero_share=0.1)
+
+
+def whole(agent: agents.Agent, image_id: str) -> dict | None:
+    return agent.status()["images"].get(image_id, {}).get("whole")
+
+
+def wait_for(agent: agents.Agent, image_id: str, state: str, why: str = "") -> dict:
+    def is_so() -> bool:
+        shown = whole(agent, image_id)
+        return shown is not None and shown["state"] == state and why in shown["why"]
+
+    hosts.wait_until(is_so, f"an image that is {state}", SOON_S)
+    shown = whole(agent, image_id)
+    assert shown is not None
+    return shown
+
+
+def read_back(agent: agents.Agent, image_id: str) -> None:
+    """Compare every byte, and let the kernel forget what it has read."""
+    with agent.image_path(image_id).open("rb") as file:
+        assert file.read() == DATA
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def promised_bytes(agent: agents.Agent) -> int:
+    return agent.status()["cache"]["promised_bytes"]
+
+
+@pytest.fixture
+def images(tmp_path):
+    return local.ImageFolder(tmp_path / "images")
+
+
+def test_image_outlives_its_source_and_any_one_host_and_who_leaves_is_replaced(tmp_path, images):
+    image_id = images.add(DATA)
+    with hosts.cloud(tmp_path, images, ("h1", "h2", "h3", "h4"), **KEEPING) as cloud:
+        cloud["h1"].ctl("ensure", image_id)
+        total_bytes = wait_for(cloud["h1"], image_id, "whole")["total_bytes"]
+        sums = {name: promised_bytes(agent) for name, agent in cloud.agents.items()}
+        assert all(0 < one < 0.75 * total_bytes / 2 for one in sums.values())
+        statuses = cloud.statuses()
+        source_bytes = sum(one["exchange"]["source_bytes"] for one in statuses.values())
+        assert source_bytes <= 1.2 * total_bytes / 2  # once, for both copies
+        for name in ("h2", "h3", "h4"):
+            shown = statuses[name]
+            assert shown["shares"]["images"] == shown["shares"]["leased_images"] == 1
+            assert shown["images"][image_id]["whole"] is None  # no instance uses it there
+        shutil.rmtree(images.folder)
+        for agent in cloud.agents.values():
+            hosts.wait_written(agent)
+        hosts.kill_agent(cloud["h2"])
+        read_back(cloud["h1"], image_id)
+
+        # The table drops it: the others fetch what they are to keep instead, from each other.
+        left = {name: port for name, port in cloud.ports.items() if name != "h2"}
+        hosts.write_ring(cloud.ring_file, left, epoch=2)
+        hosts.wait_until(
+            lambda: all(cloud[name].status()["ring"]["epoch"] == 2 for name in left), "2", SOON_S
+        )
+        wait_for(cloud["h1"], image_id, "whole")
+        for name in left:
+            hosts.wait_written(cloud[name])
+            assert cloud[name].status()["cache"]["pinned_missing_chunks"] == 0
+        hosts.kill_agent(cloud["h3"])
+        read_back(cloud["h1"], image_id)
+        kept = json.loads((cloud["h4"].state_dir / "promises.json").read_bytes())["images"]
+        assert [(one["image_id"], one["is_for_others"]) for one in kept] == [(image_id, True)]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases end by themselves, and nobody fills the table."""
+
+import uuid
+
+from acstor_agent.core import leases as leases_
+from acstor_common import ids
+
+H2, H3 = ids.HostId("h2"), ids.HostId("h3")
+
+
+def image(number: int) -> ids.ImageId:
+    return ids.ImageId(str(uuid.UUID(int=number)))
+
+
+def test_lease_ends_by_itself_and_is_renewed():
+    leases = leases_.Leases()
+    assert leases.told(H2, image(1), 100, now_s=0)
+    assert leases.told(H3, image(1), 50, now_s=0)
+    leases.told(H2, image(1), 100, now_s=60)
+    leases.expire(now_s=101)
+    assert leases.hosts(image(1)) == [H2] and leases.until_s(image(1)) == 160
+    leases.expire(now_s=160)
+    assert image(1) not in leases and not leases.hosts(image(1))
+
+
+def test_no_lease_is_longer_than_a_day():
+    leases = leases_.Leases()
+    leases.told(H2, image(1), 10**18, now_s=5)
+    assert leases.until_s(image(1)) == 5 + 24 * 3600
+
+
+def test_one_host_cannot_ask_for_more_than_its_part():
+    leases = leases_.Leases()
+    told = [leases.told(H2, image(number), 100, 0) for number in range(300)]
+    assert told.count(True) == leases_.IMAGES_OF_HOST == len(leases)
+    assert leases.told(H3, image(299), 100, 0)  # others are not kept from it
+    assert leases.told(H2, image(0), 100, 1)  # nor is it from what it has
+    assert leases.told(H2, image(0), 0, 2) and leases.told(H2, image(298), 100, 3)
+
+
+def test_many_hosts_cannot_ask_for_more_than_there_may_be():
+    leases = leases_.Leases()
+    for number in range(5 * leases_.IMAGES):
+        leases.told(ids.HostId(f"h{number % 50}"), image(number), 100, 0)
+    assert len(leases) == leases_.IMAGES
+    for host in range(100):
+        for number in range(200):
+            leases.told(ids.HostId(f"h{host}"), image(number), 100, 0)
+    pairs = sum(len(leases.hosts(one)) for one in leases.images())
+    assert pairs == leases_.LEASES
+    leases.expire(now_s=100)
+    assert len(leases) == 0 and leases.told(H2, image(1), 1, 100)
+
+
+def test_only_who_asked_can_take_it_back():
+    leases = leases_.Leases()
+    leases.told(H2, image(1), 100, 0)
+    leases.told(H3, image(1), 0, 0)
+    leases.told(H3, image(2), 0, 0)
+    assert leases.hosts(image(1)) == [H2] and len(leases) == 1

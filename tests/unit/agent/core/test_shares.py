@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of images: two owners of everything, whoever joins, leaves, or is alone."""
+
+import pytest
+
+from acstor_agent.core import identity
+from acstor_agent.core import shares
+from acstor_common import chunk_map
+from acstor_common import ids
+from acstor_common import ring
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+DATA = one_host.image_bytes(300 * CHUNK) + bytes(5 * CHUNK)
+DATA += DATA[: 20 * CHUNK] + one_host.image_bytes(99, seed=2)
+MAP = chunk_map.ChunkMap.parse(one_host.map_of(DATA), "a map")
+CONTENTS = {MAP.cid(number) for number in range(len(MAP))} - {ids.ZERO_CID}
+
+
+def table_of(*names: str, epoch: int = 1, locations: dict[str, str] | None = None, **options):
+    places = locations or {}
+    made = [
+        ring.RingHost(name, f"10.0.0.{number}:7201", 100, places.get(name, ""))
+        for number, name in enumerate(names, 1)
+    ]
+    return ring.Ring(epoch, tuple(made), **options)
+
+
+def kept(table: ring.Ring, naming: identity.Identity | None = None) -> dict[str, set[ids.Cid]]:
+    """Return the contents that each host keeps."""
+    oid_of = (naming or identity.ByContent()).oid
+    found = {}
+    for host in table.hosts:
+        mine = shares.Shares(ids.HostId(host.host), lambda: table, oid_of)
+        found[host.host] = set(mine.part_of(MAP, mine.table()).contents())
+    return found
+
+
+def copies_of(found: dict[str, set[ids.Cid]]) -> set[int]:
+    return {sum(cid in one for one in found.values()) for cid in CONTENTS}
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 16])
+def test_every_content_is_kept_on_its_home_and_on_the_next_host(count):
+    table = table_of(*(f"h{number}" for number in range(count)))
+    found = kept(table)
+    assert copies_of(found) == {2}
+    for cid in CONTENTS:
+        owners = table.owners_of(cid)[:2]
+        assert {host for host, cids in found.items() if cid in cids} == set(owners)
+
+
+def test_one_host_keeps_one_copy_of_all_of_it():
+    table = table_of("h1")
+    assert kept(table) == {"h1": CONTENTS}
+    assert shares.copies(table, ids.HostId("h1")) == 1
+
+
+def test_host_without_v_nodes_has_no_share_and_counts_as_no_copy():
+    idle = ring.named_host(ids.HostId("h2"), "10.0.0.2:7201", frozenset())
+    table = ring.Ring(1, (*table_of("h1").hosts, idle))
+    assert kept(table) == {"h1": CONTENTS, "h2": set()}
+    assert shares.copies(table, ids.HostId("h2")) == 1
+
+
+def test_host_that_is_not_on_the_table_keeps_all():
+    mine = shares.Shares(ids.HostId("h9"), lambda: table_of("h1", "h2"), identity.ByContent().oid)
+    assert mine.table() is None
+    assert set(mine.part_of(MAP, None).contents()) == CONTENTS
+    nobody = shares.Shares(ids.HostId("h9"), lambda: ring.Ring(0, ()), identity.ByContent().oid)
+    assert nobody.table() is None
+
+
+def test_host_that_leaves_is_replaced_and_nobody_else_gives_anything_up():
+    before, after = kept(table_of("h1", "h2", "h3", "h4")), kept(table_of("h1", "h2", "h4"))
+    assert copies_of(after) == {2}
+    gained = {host: after[host] - before[host] for host in after}
+    assert all(before[host] <= after[host] for host in after)
+    assert set().union(*gained.values()) == before["h3"]  # what it had, and only that
+    assert sum(map(len, gained.values())) == len(before["h3"])
+
+
+def test_host_that_joins_takes_over_one_copy_at_most():
+    before, after = kept(table_of("h1", "h2", "h3")), kept(table_of("h1", "h2", "h3", "h4"))
+    assert copies_of(after) == {2}
+    for cid in CONTENTS:
+        assert sum(cid in before[host] and cid in after[host] for host in before) >= 1
+
+
+def test_each_group_of_near_hosts_has_copies_of_its_own():
+    places = {"h1": "a/1", "h2": "a/2", "h3": "b/1", "h4": "b/2"}
+    found = kept(table_of(*places, locations=places, threshold=2))
+    assert copies_of({host: found[host] for host in ("h1", "h2")}) == {2}
+    assert copies_of({host: found[host] for host in ("h3", "h4")}) == {2}
+
+
+def test_chunks_that_are_named_by_place_are_kept_by_the_owners_of_each_place():
+    table = table_of("h1", "h2", "h3", "h4")
+    naming = identity.ByPlace()
+    found = kept(table, naming)
+    for number in range(len(MAP)):
+        cid = MAP.cid(number)
+        if cid != ids.ZERO_CID:
+            oid = naming.oid(MAP.image_id, number * CHUNK, cid)
+            assert all(cid in found[host] for host in table.owners_at(oid, 2))
+
+
+def test_bytes_of_all_shares_are_those_of_all_copies():
+    table = table_of("h1", "h2", "h3")
+    parts = [
+        shares.Shares(ids.HostId(name), lambda: table, identity.ByContent().oid).part_of(MAP, table)
+        for name in ("h1", "h2", "h3")
+    ]
+    [image_bytes] = {part.image_bytes for part in parts}
+    assert sum(part.total_bytes for part in parts) == 2 * image_bytes == 2 * (300 * CHUNK + 99)
+    assert shares.whole_of(MAP).image_bytes == image_bytes

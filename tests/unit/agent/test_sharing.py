@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hosts keep of images for each other: asked, refused, forged, forgotten; and room for it."""
+
+import contextlib
+import uuid
+
+import pytest
+import trio
+
+from acstor_agent.core import identity
+from acstor_agent.core import keepers
+from acstor_agent.core import leases
+from acstor_agent.core import links
+from acstor_agent.core import shares
+from acstor_agent.core import whole_pace
+from acstor_agent.images import filling
+from acstor_agent.images import promises
+from acstor_agent.images import sharing
+from acstor_agent.images import uses as uses_
+from acstor_agent.images import wholeness
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import peer_keeping
+from acstor_common import peer_wire
+from acstor_common import ring
+from tests.fakes import one_host
+
+IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
+MIB = geometry.MIB
+DATA = one_host.image_bytes(200 * CHUNK) + bytes(4 * CHUNK)
+SECOND = one_host.image_bytes(100 * CHUNK, seed=3)
+H1, H2, H3, H4 = (ids.HostId(f"h{number}") for number in range(1, 5))
+LIMITS = wholeness.Limits(bytes_s=1e9, boot_idle_s=0.2, boot_longest_s=1.0)
+SOON_S = 40.0
+
+
+def table_of(*names: str, epoch: int = 1) -> ring.Ring:
+    made = [
+        ring.RingHost(name, f"10.0.0.{number}:7201", 100) for number, name in enumerate(names, 1)
+    ]
+    return ring.Ring(epoch, tuple(made))
+
+
+async def until(is_true, within_s=SOON_S):
+    with trio.fail_after(within_s):
+        while not is_true():  # noqa: ASYNC110 - nothing says when it is
+            await trio.sleep(0.01)
+
+
+class Place:
+    """The v-node table that hosts of a test have, while they run and when they start."""
+
+    def __init__(self, *names: str) -> None:
+        self.table = table_of(*names)
+        self.wall_s = 1e9
+
+    def shares(self) -> shares.Shares:
+        return shares.Shares(H1, lambda: self.table, identity.ByContent().oid)
+
+
+class Keeper:
+    """Host h1, which keeps its shares, and what it tells others."""
+
+    def __init__(self, host, place):
+        self.host, self.place = host, place
+        self.told: list[tuple[str, peer_wire.News]] = []
+        self.looks = 0
+        host.boots.clock = trio.current_time
+        host.promises._clock = trio.current_time
+        self.sharing = sharing.Sharing(
+            H1,
+            host.mirrors,
+            current_ring=lambda: place.table,
+            tell=lambda host_id, news: self.told.append((host_id, news)),
+            own=sharing.Own(lambda: self.whole.used(), lambda one: self.whole.share_of(one)),
+            clock=trio.current_time,
+            wall_clock=lambda: place.wall_s,
+        )
+        self.uses = uses_.Uses(
+            host.mirrors, set, set, clock=trio.current_time, is_for_others=self.sharing.is_leased
+        )
+        self.whole = wholeness.Wholeness(
+            host.mirrors,
+            self.uses,
+            host.promises,
+            chunks=host.chunks,
+            cache=host.cache,
+            guests_wait=lambda: False,
+            look=self.look,
+            limits=LIMITS,
+            sharing=self.sharing,
+            clock=trio.current_time,
+        )
+
+    def look(self):
+        self.looks += 1
+        return links.Look(float(self.looks), [], 125_000_000)
+
+    def asks(self, host, *images, lease_s=3600):
+        entries = tuple(peer_keeping.Lease(one, lease_s) for one in images)
+        self.sharing.heard(host, peer_wire.Keep(entries))
+
+    def answers(self, host, image_id=IMAGE):
+        """Return what a host was told of this one's share of an image."""
+        messages = [news for to, news in self.told if to == host]
+        kepts = [(one.ring_epoch, s) for one in messages if hasattr(one, "shares") for s in one[1]]
+        return [(epoch, share) for epoch, share in kepts if share.image_id == image_id]
+
+    async def answer(self, host, image_id=IMAGE, state=peer_keeping.ShareState.KEPT, left=0):
+        """Wait until a host is told so."""
+
+        def last():
+            found = self.answers(host, image_id)[-1:]
+            return found and (found[0][1].state, found[0][1].left_bytes) == (state, left)
+
+        await until(last)
+        return self.answers(host, image_id)[-1]
+
+    def promised_bytes(self):
+        return self.host.cache.statistics.promised_bytes
+
+    async def use(self, image_id=IMAGE):
+        self.uses.opened(image_id)
+        return await self.host.mirrors.attach(image_id)
+
+
+@contextlib.asynccontextmanager
+async def running(folder, place, limit_bytes=16 * MIB):
+    async with one_host.one_host(
+        folder, limit_bytes, is_keeping=True, shares=place.shares()
+    ) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        made = Keeper(host, place)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.uses.run)
+            nursery.start_soon(made.whole.run)
+            nursery.start_soon(made.sharing.run)
+            yield made
+            nursery.cancel_scope.cancel()
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    """Let everything happen soon."""
+    for module, name, value in (
+        (uses_, "LOOK_S", 0.1),
+        (wholeness, "TICK_S", 0.05),
+        (wholeness, "RECOUNT_S", 0.2),
+        (filling, "MEASURE_S", 0.05),
+        (filling, "SLICE_S", 0.5),
+        (sharing, "TICK_S", 0.05),
+        (sharing, "TELL_EVERY_S", 0.1),
+        (keepers, "EVERY_S", 0.5),
+        (whole_pace, "FIRST_PAUSE_S", 0.2),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.fixture
+def place():
+    return Place("h1", "h2", "h3")
+
+
+async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        epoch, share = await keeper.answer(H2)
+        assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
+        assert share.total_bytes == keeper.promised_bytes()
+        assert keeper.host.promises.get(IMAGE).is_for_others
+        assert keeper.whole.of(IMAGE) is None  # nobody uses it here
+        assert not keeper.whole.used()
+        assert not keeper.answers(H3)  # who did not ask
+        keeper.asks(H3, IMAGE)
+        keeper.asks(H2, IMAGE, lease_s=0)
+        await keeper.answer(H3)
+        assert keeper.promised_bytes()
+        keeper.asks(H3, IMAGE, lease_s=0)
+        await until(lambda: not keeper.promised_bytes())
+        assert not keeper.host.promises.all()
+
+
+async def test_lease_that_is_not_renewed_ends(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE, lease_s=2)
+        await until(keeper.promised_bytes)
+        await until(lambda: not keeper.promised_bytes())
+
+
+async def test_share_follows_the_table_and_the_former_one_stays_for_a_while(
+    tmp_path, place, monkeypatch
+):
+    monkeypatch.setattr(promises, "FORMER_S", 3.0)
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        _, before = await keeper.answer(H2)
+        place.table = table_of("h1", "h2", "h3", "h4", epoch=2)
+        await until(lambda: keeper.answers(H2)[-1][0] == 2)
+        _, after = await keeper.answer(H2)
+        assert after.total_bytes < before.total_bytes == keeper.promised_bytes()
+        await until(lambda: keeper.promised_bytes() == after.total_bytes)
+        place.table = table_of("h1", "h2", epoch=3)
+        await until(lambda: keeper.answers(H2)[-1][0] == 3)
+        assert (await keeper.answer(H2))[1].total_bytes == 200 * CHUNK  # two hosts keep all
+
+
+async def test_pins_of_shares_are_there_before_the_cache_is_opened_again(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        _, share = await keeper.answer(H2)
+    async with one_host.one_host(tmp_path, is_keeping=True, shares=place.shares()) as host:
+        assert host.cache.statistics.promised_bytes == share.total_bytes
+        assert host.source.reads == []
+
+
+async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE, lease_s=86400)
+        await keeper.answer(H2)
+        await until(lambda: keeper.host.promises.get(IMAGE).leased_until_s)
+    place.wall_s = 0.0  # a host without a battery
+    async with running(tmp_path, place) as keeper:
+        await until(lambda: keeper.sharing.is_leased(IMAGE))
+        assert keeper.sharing.leased_until_s(IMAGE) <= 86400
+        await trio.sleep(0.5)
+        assert keeper.host.promises.get(IMAGE).is_for_others and keeper.promised_bytes()
+    place.wall_s = 1e12
+    async with running(tmp_path, place) as keeper:
+        await until(lambda: not keeper.promised_bytes())
+
+
+async def test_hosts_of_another_table_are_not_listened_to(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        for stranger in (H4, H1):
+            keeper.asks(stranger, IMAGE)
+        place.table = table_of("h2", "h3", epoch=2)  # this host has left
+        keeper.asks(H2, IMAGE)
+        assert keeper.sharing.ignored == 3 and not keeper.sharing.is_leased(IMAGE)
+        await trio.sleep(0.3)
+        assert keeper.told == [] and keeper.host.source.reads == []
+
+
+async def test_unknown_images_are_answered_and_hold_nobody_up(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(200)]
+        keeper.asks(H3, *unknown)
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+        refused = peer_keeping.ShareState.REFUSED
+        await keeper.answer(H3, unknown[-1], refused)
+        assert keeper.host.mirrors.attached() == [IMAGE]
+
+
+async def test_image_that_the_source_has_later_is_kept_then(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        blobs = dict(keeper.host.blobs)
+        keeper.host.blobs.clear()
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2, state=peer_keeping.ShareState.REFUSED)
+        keeper.host.blobs.update(blobs)
+        await keeper.answer(H2)
+
+
+async def test_host_that_asks_for_too_much_is_told_so(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        unknown = [ids.ImageId(str(uuid.UUID(int=number))) for number in range(300)]
+        keeper.asks(H3, *unknown[:256])
+        await keeper.answer(H3, unknown[255], peer_keeping.ShareState.REFUSED)
+        keeper.asks(H3, *unknown[256:], IMAGE)
+        assert keeper.sharing.refused == 45
+        await keeper.answer(H3, state=peer_keeping.ShareState.CROWDED)
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)  # others are not kept from it
+        assert len(keeper.sharing._leases) == leases.IMAGES_OF_HOST + 1
+
+
+async def test_share_without_room_is_said(tmp_path, place):
+    async with running(tmp_path, place, 3 * MIB) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2, state=peer_keeping.ShareState.NO_ROOM)
+        assert not keeper.promised_bytes()
+
+
+@pytest.mark.expect_log("no longer kept for other hosts: this one needs the room")
+async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, place):
+    place.table = table_of("h1", "h2")  # each keeps all of everything
+    async with running(tmp_path, place, 4 * MIB) as keeper:
+        keeper.asks(H2, OTHER)
+        await keeper.answer(H2, OTHER)
+        await keeper.use(IMAGE)
+        await until(lambda: (keeper.whole.of(IMAGE) or {}).get("left_bytes") == 200 * CHUNK)
+        await keeper.answer(H2, OTHER, peer_keeping.ShareState.NO_ROOM)
+        assert keeper.promised_bytes() == 200 * CHUNK
+
+
+async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        await keeper.use(IMAGE)
+        await until(lambda: any(isinstance(news, peer_wire.Keep) for _, news in keeper.told))
+        asked = {host: news.leases for host, news in keeper.told if hasattr(news, "leases")}
+        assert asked == {host: (peer_keeping.Lease(IMAGE, 86400),) for host in (H2, H3)}
+
+        def shown():
+            return keeper.whole.of(IMAGE)
+
+        await until(lambda: shown()["why"] == "h2 has not answered")
+        assert shown()["state"] == "filling" and shown()["total_bytes"] == 2 * 200 * CHUNK
+        rest = 2 * 200 * CHUNK - keeper.promised_bytes()
+        say = [(H2, rest - CHUNK), (H3, CHUNK)]
+        for host, total_bytes in say:
+            share = peer_keeping.Share(IMAGE, peer_keeping.ShareState.KEPT, total_bytes, 0)
+            keeper.sharing.heard(host, peer_wire.Kept(1, (share,)))
+        assert (shown()["state"], shown()["left_bytes"], shown()["share"]) == ("whole", 0, 1.0)
+        await until(lambda: shown()["state"] == "filling")  # nobody has confirmed it of late
+
+
+async def test_operator_who_asks_for_an_image_has_all_of_it(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+        await keeper.whole.ask(await keeper.host.mirrors.attach(IMAGE))
+        await until(lambda: (keeper.whole.of(IMAGE) or {}).get("state") == "whole")
+        assert keeper.whole.of(IMAGE)["total_bytes"] == 200 * CHUNK == keeper.promised_bytes()
+        await keeper.whole.unask(IMAGE)
+        await until(lambda: keeper.whole.of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
+
+
+async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_nothing_more(
+    tmp_path, place
+):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        _, share = await keeper.answer(H2)
+        place.table = table_of("h2", "h3", epoch=2)
+        await trio.sleep(0.5)
+        assert keeper.promised_bytes() == share.total_bytes
+    async with running(tmp_path, place) as keeper:  # by no table it has a share
+        await trio.sleep(0.3)
+        assert keeper.promised_bytes() == 0 and keeper.host.promises.get(IMAGE).is_for_others
+        place.table = table_of("h1", "h2", "h3", epoch=3)
+        await until(lambda: keeper.promised_bytes() == share.total_bytes)
+
+
+async def test_host_that_keeps_nothing_for_others_any_more_pins_nothing_of_it(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+    async with one_host.one_host(tmp_path, is_keeping=True) as host:  # keep_images = host
+        assert not host.promises.all() and not host.cache.statistics.promised_bytes
+
+
+async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
+    names = [f"h{number}" for number in range(1, 41)]
+    place = Place(*names)
+    async with running(tmp_path, place) as keeper:
+        for name in names[1:]:
+            keeper.asks(ids.HostId(name), IMAGE)
+        most = 0
+        while not all(keeper.answers(name) for name in names[1:]):
+            before = len(keeper.told)
+            keeper.sharing.look()
+            most = max(most, len(keeper.told) - before)
+            await trio.sleep(0.01)
+        assert 0 < most <= sharing.AT_A_TIME
