@@ -370,7 +370,7 @@ class Agent:
         await self._nursery.start(self._io.serve)
         await self._nursery.start(self._cache.run)
         await self._nursery.start(self._peers.run)
-        await fuse_connection.adopt(inheritance.fuse_fd, inheritance.init_request, self._operations)
+        await fuse_connection.adopt(inheritance.connection, self._operations)
         self._nursery.start_soon(
             functools.partial(pyfuse3.main, max_tasks=fuse_connection.MAX_REQUESTS)
         )

@@ -21,6 +21,9 @@ bits      meaning
 The tag is a keyed hash of a process's id and the time of its start.  It says of a process that has
 the image open whether the handle may be its own (mount/dying.py), also to a worker that has not
 seen it opened, and also when the process's id has been used again.
+
+Guests' open files keep their numbers when the agent is upgraded: whoever changes what a number
+means gives :data:`LAYOUT` another value, and no version serves a mount of another layout.
 """
 
 import collections
@@ -37,6 +40,8 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import errors
 from acstor_common import ids
 
+LAYOUT = 1
+"""Stands for all of the table above and for how ids are hashed."""
 KEY_BYTES = 32
 _IMAGE, _DISK = 1 << 63, 1 << 62
 _OPENER_SHIFT, _OPENER_BITS = 56, 6

@@ -7,12 +7,13 @@ each worker is put behind it by :func:`adopt`.
 
 libfuse will only serve a session whose FUSE_INIT it has answered itself, and
 the kernel sends FUSE_INIT once.  So libfuse is given one end of a socket pair
-first.  The saved request is played to it there, its answer is taken to the
-kernel (which ignores every answer but the first), and then the real descriptor
-is put in the socket's place.  Requests that a dead worker had taken and not
-answered are queued again by FUSE_NOTIFY_RESEND (Linux 6.9 or newer).
+first.  The saved request is played to it there, and then the real descriptor
+is put in the socket's place.  The first answer is recorded and taken to the kernel;
+a later one, perhaps of another libfuse, must say the same (core/fuse_init.py).
+Requests that a dead worker had taken and not answered are queued again by
+FUSE_NOTIFY_RESEND (Linux 6.9 or newer).
 
-The rule: no answer may depend on what a former worker knew.
+The rule: no answer may depend on what a former worker knew, but for what the mount's record says.
 """
 
 import contextlib
@@ -26,11 +27,15 @@ import signal
 import socket
 import stat
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyfuse3
 import trio
 
+from acstor_agent.core import fuse_init
+from acstor_agent.core import inodes
+from acstor_agent.mount import mount_record
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
@@ -46,16 +51,17 @@ MAX_REQUESTS = MAX_BACKGROUND + 4096
 """Requests that are answered at a time; those that are not in the background are as many as there
 are threads that look up, open, or read through the page cache."""
 
-_FUSE_INIT = 26
 _NOTIFY_RESEND = 7
-_IN_HEADER = struct.Struct("<IIQQIIII")  # length, opcode, unique, node, uid, gid, pid, padding
 _OUT_HEADER = struct.Struct("<IiQ")  # length, error, unique
-_BACKGROUND = struct.Struct("<HH")  # max_background, congestion_threshold
-_BACKGROUND_OFFSET = _OUT_HEADER.size + 16
 _MS_NOSUID, _MS_NODEV = 2, 4
 _MNT_FORCE, _MNT_DETACH = 1, 2
 _PR_SET_PDEATHSIG = 1
 _RESEND_KERNEL = (6, 9)
+
+_OTHERS = "the mount that was made by another version"
+_GO_BACK = (
+    "Guests wait. Go back to that version; this one begins when no guest uses that mount any more"
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -63,11 +69,34 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Connection(NamedTuple):
     """A mount, as long as somebody holds its descriptor.
 
-    :param init_request: the FUSE_INIT that the kernel sent when it was mounted
+    :param record: what the kernel was told of it
     """
 
     fuse_fd: int
-    init_request: bytes
+    record: mount_record.MountRecord
+
+    def close(self) -> None:
+        """Let go of both descriptors."""
+        os.close(self.fuse_fd)
+        self.record.close()
+
+
+def kept(descriptors: Sequence[int]) -> Connection | None:
+    """Return the connection whose descriptors somebody has kept, first that of /dev/fuse.
+
+    Of one that was not kept as a whole nobody was told yet.
+
+    :raises errors.Unusable: another version has recorded what this one does not understand
+    """
+    if len(descriptors) != 2:  # its own, and that of its record
+        for fd in descriptors:
+            os.close(fd)
+        return None
+    fuse_fd, record_fd = descriptors
+    try:
+        return Connection(fuse_fd, mount_record.MountRecord(record_fd))
+    except ValueError as e:
+        raise errors.Unusable(_OTHERS, f"its record makes no sense here: {e}", _GO_BACK) from e
 
 
 def kernel_can_resend() -> bool:
@@ -127,7 +156,7 @@ def mount(mount_point: str) -> Connection:
                 options.encode(),
             )
         )
-        return Connection(fuse_fd, _read_init(fuse_fd))
+        return Connection(fuse_fd, mount_record.MountRecord.make(_read_init(fuse_fd)))
     except OSError as e:
         os.close(fuse_fd)
         raise errors.Unusable(mount_point, f"cannot mount: {e.strerror}") from e
@@ -162,7 +191,7 @@ def _read_init(fuse_fd: int) -> bytes:
     if not readable:
         raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
     request = os.read(fuse_fd, INIT_BYTES_LIMIT)
-    if len(request) < _IN_HEADER.size or _IN_HEADER.unpack_from(request)[1] != _FUSE_INIT:
+    if not fuse_init.is_request(request):
         raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
     return request
 
@@ -205,31 +234,60 @@ def _check(result: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-async def adopt(fuse_fd: int, init_request: bytes, operations: pyfuse3.Operations) -> None:
+async def adopt(connection: Connection, operations: pyfuse3.Operations) -> None:
     """Put pyfuse3 behind a connection that is mounted already; afterwards run pyfuse3.main().
 
-    :param fuse_fd: the descriptor that the connection was mounted with
-    :param init_request: the FUSE_INIT that the kernel sent when it was mounted
+    :raises errors.Unusable: the kernel was told by another version what this one cannot keep
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        session_fd = theirs.detach()
-        pyfuse3.init(operations, f"/dev/fd/{session_fd}", set(pyfuse3.default_options))
-        ours.send(init_request)
-        async with trio.open_nursery() as nursery:
-            stopped = trio.Event()
-            nursery.start_soon(_run_main, stopped)
-            reply = await _receive(ours)
-            while not stopped.is_set():
-                trio.lowlevel.notify_closing(session_fd)
-                await trio.sleep(0.001)
-    _answer_init(fuse_fd, reply)
+    fuse_fd, record = connection
+    if record.mounted.numbers != inodes.LAYOUT:
+        raise errors.Unusable(
+            _OTHERS,
+            f"its open files have numbers of layout {record.mounted.numbers}, not {inodes.LAYOUT}",
+            _GO_BACK,
+        )
+    told = record.answer()
+    offer = record.mounted.init_request
+    session_fd, reply = await _play_init(
+        fuse_init.offer_again(offer, told) if told else offer, operations
+    )
+    if told is None:
+        if fuse_init.parse(reply) is None:
+            raise errors.Unusable("libfuse", "it refuses this kernel (FUSE_INIT)")
+        told = fuse_init.with_background(reply, MAX_BACKGROUND)
+        record.answered(told)
+    elif found := fuse_init.differences(told, reply):
+        why = f"this libfuse would answer FUSE_INIT otherwise: {', '.join(found)}"
+        raise errors.Unusable(_OTHERS, why, _GO_BACK)
+    _answer_init(fuse_fd, told)
     os.dup2(fuse_fd, session_fd, inheritable=False)
     _resend(fuse_fd)
 
 
+async def _play_init(offer: bytes, operations: pyfuse3.Operations) -> tuple[int, bytes]:
+    """Have pyfuse3 answer a FUSE_INIT; return its descriptor and the answer, empty without one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reply = b""
+    with ours:
+        session_fd = theirs.detach()
+        pyfuse3.init(operations, f"/dev/fd/{session_fd}", set(pyfuse3.default_options))
+        ours.send(offer)
+        async with trio.open_nursery() as nursery:
+            stopped = trio.Event()
+            nursery.start_soon(_run_main, stopped)
+            with trio.move_on_after(INIT_WAIT_S):
+                reply = await _receive(ours)
+            while not stopped.is_set():
+                trio.lowlevel.notify_closing(session_fd)
+                await trio.sleep(0.001)
+    return session_fd, reply
+
+
 async def _run_main(stopped: trio.Event) -> None:
-    await pyfuse3.main()
+    try:
+        await pyfuse3.main()
+    except* RuntimeError as e:  # it cannot do without what it was not offered; its answer says so
+        LOG.warning("libfuse: %s", e.exceptions[0])
     stopped.set()
 
 
@@ -238,12 +296,10 @@ async def _receive(end: socket.socket) -> bytes:
     return end.recv(INIT_BYTES_LIMIT)
 
 
-def _answer_init(fuse_fd: int, reply: bytes) -> None:
-    """Take libfuse's answer to the kernel, which wants it from the first worker only."""
-    answer = bytearray(reply)
-    _BACKGROUND.pack_into(answer, _BACKGROUND_OFFSET, MAX_BACKGROUND, MAX_BACKGROUND * 3 // 4)
+def _answer_init(fuse_fd: int, told: bytes) -> None:
+    """Take the answer to the kernel, which wants it from the first worker only."""
     try:
-        os.write(fuse_fd, answer)
+        os.write(fuse_fd, told)
     except OSError as e:
         if e.errno != errno.ENOENT:  # a former worker has answered it
             raise

@@ -3,7 +3,7 @@
 
 The messages are datagrams to the socket that the manager names.  A manager with
 a descriptor store keeps the FUSE connection for us: the descriptor, and the
-FUSE_INIT request that came with it, in a memory file.  When the supervisor is
+record of what the kernel was told of the mount.  When the supervisor is
 started again, both are handed to it, and guests that read meanwhile see a pause.
 """
 
@@ -19,7 +19,7 @@ from acstor_agent.process import supervisor
 
 FIRST_FD = 3
 """Where descriptors that a manager hands over begin (sd_listen_fds(3))."""
-FUSE, INIT = "fuse", "fuse-init"
+FUSE, RECORD = "fuse", "fuse-record"
 PATIENCE_S = 30.0
 SYSTEMCTL_S = 5.0
 
@@ -49,30 +49,21 @@ class DescriptorStore:
 
     def put(self, connection: fuse_connection.Connection) -> bool:
         """Leave a connection with the manager; return whether it was handed over."""
-        kept = os.memfd_create(INIT)
-        try:
-            os.write(kept, connection.init_request)
-            return _tell(f"FDSTORE=1\nFDNAME={FUSE}", connection.fuse_fd) and _tell(
-                f"FDSTORE=1\nFDNAME={INIT}", kept
-            )
-        finally:
-            os.close(kept)
+        return _tell(f"FDSTORE=1\nFDNAME={FUSE}", connection.fuse_fd) and _tell(
+            f"FDSTORE=1\nFDNAME={RECORD}", connection.record.fd
+        )
 
     def take(self) -> fuse_connection.Connection | None:
         """Return the connection that the manager handed to this process, once."""
         handed = _handed_over()
-        fuse_fd, kept = handed.pop(FUSE, None), handed.pop(INIT, None)
-        init_request = b"" if kept is None else os.pread(kept, fuse_connection.INIT_BYTES_LIMIT, 0)
-        for spare in (*handed.values(), kept):
-            if spare is not None:
-                os.close(spare)
-        if fuse_fd is None or not init_request:
-            return None
-        return fuse_connection.Connection(fuse_fd, init_request)
+        kept = [handed.pop(name) for name in (FUSE, RECORD) if name in handed]
+        for spare in handed.values():
+            os.close(spare)
+        return fuse_connection.kept(kept)
 
     def forget(self) -> None:
         """Have the manager let go of what it keeps."""
-        for name in (FUSE, INIT):
+        for name in (FUSE, RECORD):
             _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def stopping(self) -> supervisor.Stopping:

@@ -2,7 +2,7 @@
 """Keeps the FUSE connection and the locks, and a worker behind them, whatever happens to workers.
 
 The supervisor holds what must outlive a worker: the lock on the folders, the
-/dev/fuse descriptor and the FUSE_INIT request that came with it.  Workers are
+/dev/fuse descriptor and the record of what the kernel was told of the mount.  Workers are
 forked from it, so a new one needs no time to start and finds all of that in
 place.  It never touches the mount itself: a process that holds the descriptor
 and waits for an answer from it would wait for itself.
@@ -122,8 +122,7 @@ class NoStore:
 class Inheritance:
     """What a worker gets from its supervisor."""
 
-    fuse_fd: int
-    init_request: bytes
+    connection: fuse_connection.Connection
     ready: Callable[[], None]
 
 
@@ -176,7 +175,7 @@ class Supervisor:
             signal.signal(number, self._asked_to_stop)
         signal.signal(signal.SIGALRM, self._look_again)
         try:
-            return self._keep_worker(connection.fuse_fd, connection.init_request)
+            return self._keep_worker(connection)
         finally:
             self._disconnect(connection)
 
@@ -192,7 +191,7 @@ class Supervisor:
             self._is_kept = True
             return connection
         if connection:
-            os.close(connection.fuse_fd)
+            connection.close()
             self._store.forget()
         folders.make_folder(self._mount_point)
         made = fuse_connection.mount(point)
@@ -209,7 +208,7 @@ class Supervisor:
             LOG.warning("%s: guests use it; leaving it to the service manager", point)
         else:
             self._store.forget()
-        os.close(connection.fuse_fd)
+        connection.close()
 
     # Stopping
 
@@ -267,11 +266,11 @@ class Supervisor:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._worker_pid, signal.SIGKILL)
 
-    def _keep_worker(self, fuse_fd: int, init_request: bytes) -> int:
+    def _keep_worker(self, connection: fuse_connection.Connection) -> int:
         delay_s = 0.0
         while True:
             started_s = time.monotonic()
-            status = self._one_worker(fuse_fd, init_request)
+            status = self._one_worker(connection)
             if self._stopping:
                 return 0
             how = HELD if status is None else _how(status)
@@ -285,14 +284,14 @@ class Supervisor:
                 return 0
             delay_s = min(RESTART_LONGEST_S, 2 * delay_s + RESTART_STEP_S)
 
-    def _one_worker(self, fuse_fd: int, init_request: bytes) -> int | None:
+    def _one_worker(self, connection: fuse_connection.Connection) -> int | None:
         """Run one worker to its end; return its wait status, None if the kernel holds it."""
         self._held = [pid for pid in self._held if os.waitpid(pid, os.WNOHANG)[0] == 0]
         ready_read, ready_write = os.pipe()
         self._worker_pid = os.fork()
         if not self._worker_pid:
             os.close(ready_read)
-            self._be_worker(Inheritance(fuse_fd, init_request, lambda: _say_ready(ready_write)))
+            self._be_worker(Inheritance(connection, lambda: _say_ready(ready_write)))
         os.close(ready_write)
         worker = os.pidfd_open(self._worker_pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)

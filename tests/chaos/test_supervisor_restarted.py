@@ -5,8 +5,12 @@ The descriptors are really held by another process, over a real socket; the
 mount, the agent and the readers are real.
 """
 
+import base64
 import contextlib
+import json
+import os
 import signal
+import struct
 import time
 
 import pytest
@@ -27,6 +31,8 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 MIB = 1 << 20
 READY = "READY=1"
 DEADLINE_S = 60.0
+ASYNC_READ, POSIX_LOCKS = 1 << 0, 1 << 1
+"""Flags of FUSE_INIT: one that libfuse sets if it is offered, one that it does not set here."""
 
 
 class Managed:
@@ -45,6 +51,12 @@ class Managed:
         argv = [agents.BIN / "acstor-agent", "--config-file", self.config_file]
         self.process = self.manager.start(argv, self.folder / "log")
         self.manager.listen(READY, DEADLINE_S)
+
+    def refuse(self):
+        """Start it, as a version that cannot serve this mount."""
+        argv = [agents.BIN / "acstor-agent", "--config-file", self.config_file]
+        self.process = self.manager.start(argv, self.folder / "log")
+        assert self.process.wait(DEADLINE_S) == 1
 
     def end(self, number):
         self.process.send_signal(number)
@@ -72,14 +84,26 @@ def managed(tmp_path):
         yield made
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_readers_see_no_error_when_a_supervisor_goes_and_comes_back(managed, number):
+@contextlib.contextmanager
+def reading(managed):
+    """Have the image read at random; readers end even if the block fails while nobody serves."""
     truth = managed.images.path(managed.image_id)
     mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
-    assert set(managed.manager.kept) == {"fuse", "fuse-init"}
     with guest_readers.Readers(truth, [mirror], seed=1) as readers:
-        # Not by this process: one that forks closes its files, and waits for the agent's answer.
-        hosts.wait_until(lambda: openers.pids_with_open(str(mirror)), "the readers", DEADLINE_S)
+        try:
+            # Not by this process: one that forks closes its files, and waits for an answer.
+            hosts.wait_until(lambda: openers.pids_with_open(str(mirror)), "them", DEADLINE_S)
+            yield readers
+        except BaseException:
+            managed.manager.drop()
+            managed.process.kill()
+            raise
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_readers_see_no_error_when_a_supervisor_goes_and_comes_back(managed, number):
+    assert set(managed.manager.kept) == {"fuse", "fuse-record"}
+    with reading(managed) as readers:
         for _ in range(3):
             managed.end(number)
             assert hosts.mounts(managed.folder) == [str(managed.mount_point)]
@@ -92,10 +116,7 @@ def test_readers_see_no_error_when_a_supervisor_goes_and_comes_back(managed, num
 
 def test_mount_that_waited_for_long_is_taken_back(managed):
     """The kernel has forgotten by then what it knew of the mount, and nobody can be asked."""
-    truth = managed.images.path(managed.image_id)
-    mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
-    with guest_readers.Readers(truth, [mirror], seed=1) as readers:
-        hosts.wait_until(lambda: openers.pids_with_open(str(mirror)), "the readers", DEADLINE_S)
+    with reading(managed) as readers:
         managed.end(signal.SIGKILL)
         time.sleep(fuse_attributes.LAST_S + 1.0)
         managed.start()
@@ -135,9 +156,78 @@ def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path):
         assert waits.said() == waiting_reader.digest(data[MIB : MIB + 65536])
 
 
+class Record:
+    """What is kept of the mount's record, as another version would have written it."""
+
+    def __init__(self, fd):
+        self._fd = fd
+        self._was = os.pread(fd, 65536, 0)
+        self.facts = [json.loads(line) for line in self._was.splitlines()]
+
+    def restore(self):
+        self._write(self._was)
+
+    def change(self, number, **fields):
+        facts = [{**fact} for fact in self.facts]
+        facts[number].update(fields)
+        self._write(b"".join(json.dumps(fact).encode() + b"\n" for fact in facts))
+
+    def change_flags(self, flip):
+        """Have the kernel been told other flags than it was."""
+        reply = bytearray(base64.b64decode(self.facts[1]["reply"]))
+        (flags,) = struct.unpack_from("<I", reply, 28)
+        struct.pack_into("<I", reply, 28, flags ^ flip)
+        self.change(1, reply=base64.b64encode(reply).decode())
+
+    def _write(self, data):
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, data, 0)
+
+
+def test_version_that_cannot_keep_what_the_kernel_was_told_says_so_and_guests_wait(managed):
+    with reading(managed) as readers:
+        managed.end(signal.SIGKILL)
+        record = Record(managed.manager.kept["fuse-record"])
+        record.change(0, numbers=99)
+        managed.refuse()
+        assert "its open files have numbers of layout 99, not 1" in managed.log()
+        record.change_flags(POSIX_LOCKS)
+        managed.refuse()
+        assert "this libfuse would answer FUSE_INIT otherwise: without the flags 0x2" in (
+            managed.log()
+        )
+        assert "Guests wait. Go back to that version" in managed.log()
+        assert hosts.mounts(managed.folder) == [str(managed.mount_point)]
+        record.restore()
+        managed.start()
+        tally = readers.stop()
+    assert (tally.errors, tally.wrong) == ([], [])
+    assert tally.reads > 0
+
+
+def test_version_that_would_want_more_of_the_kernel_makes_do(managed):
+    managed.end(signal.SIGKILL)
+    Record(managed.manager.kept["fuse-record"]).change_flags(ASYNC_READ)
+    managed.start()
+    mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
+    assert mirror.read_bytes() == managed.images.path(managed.image_id).read_bytes()
+    assert managed.log().count("taking back the mount") == 1
+
+
+def test_mount_that_nobody_uses_is_made_anew_by_a_version_that_cannot_serve_it(managed):
+    managed.end(signal.SIGKILL)
+    Record(managed.manager.kept["fuse-record"]).change(0, numbers=99)
+    managed.refuse()
+    managed.manager.listen("FDNAME=fuse-record", DEADLINE_S)
+    assert managed.manager.kept == {}
+    managed.start()
+    mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
+    assert mirror.read_bytes() == managed.images.path(managed.image_id).read_bytes()
+
+
 def test_stop_without_readers_unmounts_and_the_manager_keeps_nothing(managed):
     assert managed.end(signal.SIGTERM) == 0
-    managed.manager.listen("FDNAME=fuse-init", DEADLINE_S)
+    managed.manager.listen("FDNAME=fuse-record", DEADLINE_S)
     assert managed.manager.kept == {}
     assert hosts.mounts(managed.folder) == []
     managed.start()

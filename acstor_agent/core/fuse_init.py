@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FUSE_INIT: what a kernel offers, what it was told, and whether a libfuse would tell it the same.
+
+A kernel asks once for each mount, and believes the first answer for as long as the mount lives.
+Each later libfuse, perhaps of another version, makes an answer of its own, which nobody reads: it
+goes on as if that had been given.  So its offer is cut down to what was agreed, and what it makes
+of that is compared with what the kernel was told.
+
+The one rule: no libfuse serves a kernel that was told something else.  A flag may change what
+messages look like, so one is never ignored; of the numbers only the longest write matters, since
+libfuse must have room for it.
+"""
+
+import struct
+from typing import NamedTuple
+
+OPCODE = 26
+_IN_HEADER = struct.Struct("<IIQQIIII")  # length, opcode, unique, node, uid, gid, pid, padding
+_OUT_HEADER = struct.Struct("<IiQ")  # length, error, unique
+_OFFER = struct.Struct("<IIII")  # major, minor, read-ahead, flags
+_MORE_OFFER = struct.Struct("<I")  # flags above the first 32
+_ANSWER = struct.Struct("<IIIIHHIIHHI")
+_BACKGROUND = struct.Struct("<HH")
+_BACKGROUND_AT = _OUT_HEADER.size + 16
+_FLAGS_AT = _IN_HEADER.size + 12
+_HAS_MORE_FLAGS = 1 << 30
+"""FUSE_INIT_EXT: there are flags above the first 32."""
+
+
+class Answer(NamedTuple):
+    """What matters of an answer to FUSE_INIT.
+
+    :param major: of the protocol; messages of another one look different
+    :param flags: what both sides do, those above the first 32 among them
+    :param max_write_bytes: how much the kernel sends at a time
+    """
+
+    major: int
+    flags: int
+    max_write_bytes: int
+
+
+def is_request(message: bytes) -> bool:
+    """Say whether a message of the kernel is a FUSE_INIT."""
+    is_whole = len(message) >= _IN_HEADER.size + _OFFER.size
+    return is_whole and _IN_HEADER.unpack_from(message)[:2] == (len(message), OPCODE)
+
+
+def parse(reply: bytes) -> Answer | None:
+    """Return an answer, None if it is none, or says that the kernel is refused."""
+    if len(reply) < _OUT_HEADER.size + _ANSWER.size:
+        return None
+    length, error, _ = _OUT_HEADER.unpack_from(reply)
+    if error or length != len(reply):
+        return None
+    major, _, _, flags, _, _, longest, _, _, _, more = _ANSWER.unpack_from(reply, _OUT_HEADER.size)
+    return Answer(major, flags | (more << 32 if flags & _HAS_MORE_FLAGS else 0), longest)
+
+
+def with_background(reply: bytes, limit: int) -> bytes:
+    """Return an answer that lets the kernel send ``limit`` background requests at a time."""
+    changed = bytearray(reply)
+    _BACKGROUND.pack_into(changed, _BACKGROUND_AT, limit, limit * 3 // 4)
+    return bytes(changed)
+
+
+def offer_again(request: bytes, told: bytes) -> bytes:
+    """Return a FUSE_INIT that offers what the kernel was told that is used, and no more.
+
+    :param told: the answer that it was given; where it is none the whole offer is made
+    """
+    answer = parse(told)
+    if answer is None:
+        return request
+    cut = bytearray(request)
+    _, _, _, flags = _OFFER.unpack_from(request, _IN_HEADER.size)
+    struct.pack_into("<I", cut, _FLAGS_AT, flags & answer.flags)
+    more_at = _FLAGS_AT + 4
+    if len(request) >= more_at + _MORE_OFFER.size:
+        (more,) = _MORE_OFFER.unpack_from(request, more_at)
+        _MORE_OFFER.pack_into(cut, more_at, more & answer.flags >> 32)
+    return bytes(cut)
+
+
+def differences(told: bytes, made: bytes) -> list[str]:
+    """Return in words why who has made an answer cannot serve a kernel that was told another.
+
+    >>> differences(b"", b"")
+    ['the answer that the kernel was given is damaged']
+    """
+    before, now = parse(told), parse(made)
+    if before is None:
+        return ["the answer that the kernel was given is damaged"]
+    if now is None:
+        return ["this libfuse refuses what was agreed with the kernel"]
+    found = []
+    if before.major != now.major:
+        found.append(f"protocol {now.major} instead of {before.major}")
+    if missing := before.flags & ~now.flags:
+        found.append(f"without the flags {missing:#x}")
+    if more := now.flags & ~before.flags:
+        found.append(f"with the flags {more:#x} besides")
+    if now.max_write_bytes < before.max_write_bytes:
+        found.append(f"writes of {now.max_write_bytes} bytes instead of {before.max_write_bytes}")
+    return found

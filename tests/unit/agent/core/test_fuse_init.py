@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What libfuse answered to FUSE_INIT, changed field by field."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_agent.core import fuse_init
+
+REQUEST = struct.pack("<IIQQIIII", 104, 26, 2, 0, 0, 0, 0, 0) + struct.pack(
+    "<IIIII44x", 7, 45, 131072, 0x73FFFFFB, 0x1FF
+)
+"""As Linux 6.18 sends it."""
+FIELDS = (7, 31, 131072, 0x4040B039, 32768, 24576, 1 << 20, 1, 256, 0, 0)
+MINOR, READ_AHEAD, FLAGS, BACKGROUND, LONGEST, PAGES, MORE = 1, 2, 3, 4, 6, 8, 10
+
+
+def reply(**changes):
+    """Return libfuse 3.14's answer to it, with other values at the places named."""
+    names = {"minor": MINOR, "read_ahead": READ_AHEAD, "flags": FLAGS, "background": BACKGROUND}
+    names |= {"longest": LONGEST, "pages": PAGES, "more": MORE, "major": 0}
+    fields = list(FIELDS)
+    for name, value in changes.items():
+        fields[names[name]] = value
+    return struct.pack("<IiQ", 80, 0, 2) + struct.pack("<IIIIHHIIHHI28x", *fields)
+
+
+def test_same_answer_differs_in_nothing():
+    assert fuse_init.differences(reply(), reply()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"flags": FIELDS[FLAGS] & ~0x8}, "without the flags 0x8"),
+        ({"flags": FIELDS[FLAGS] | 0x40}, "with the flags 0x40 besides"),
+        ({"more": 4}, f"with the flags {4 << 32:#x} besides"),
+        ({"longest": 131072}, "writes of 131072 bytes instead of 1048576"),
+        ({"major": 8}, "protocol 8 instead of 7"),
+    ],
+)
+def test_difference_that_matters_is_named(change, words):
+    assert fuse_init.differences(reply(), reply(**change)) == [words]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"minor": 40}, {"read_ahead": 0}, {"background": 12}, {"pages": 64}, {"longest": 2 << 20}],
+)
+def test_difference_that_matters_to_nobody_is_none(change):
+    assert fuse_init.differences(reply(), reply(**change)) == []
+
+
+def test_flags_above_the_first_32_count_only_if_there_are_any():
+    without = FIELDS[FLAGS] & ~(1 << 30)
+    told, made = reply(flags=without), reply(flags=without, more=4)
+    assert fuse_init.differences(told, made) == []
+
+
+def test_refusal_and_damage_are_told_apart():
+    refusal = struct.pack("<IiQ", 16, -71, 2)
+    assert "refuses" in fuse_init.differences(reply(), refusal)[0]
+    assert "refuses" in fuse_init.differences(reply(), b"")[0]
+    assert "damaged" in fuse_init.differences(reply()[:-1], reply())[0]
+
+
+def test_offer_is_cut_to_what_was_agreed():
+    told = reply(flags=FIELDS[FLAGS] & ~0x8, more=0x101)
+    cut = fuse_init.offer_again(REQUEST, told)
+    _, _, read_ahead, flags, more = struct.unpack_from("<IIIII", cut, 40)
+    assert (read_ahead, flags, more) == (131072, FIELDS[FLAGS] & ~0x8 & 0x73FFFFFB, 0x101)
+    assert (len(cut), cut[:52]) == (len(REQUEST), REQUEST[:52])
+
+
+def test_offer_of_an_older_kernel_has_no_more_flags():
+    older = struct.pack("<I", 56) + REQUEST[4:56]
+    assert len(fuse_init.offer_again(older, reply())) == 56
+
+
+def test_background_is_set_and_nothing_else():
+    changed = fuse_init.with_background(reply(background=0), 1000)
+    assert struct.unpack_from("<HH", changed, 32) == (1000, 750)
+    assert changed[:32] + changed[36:] == reply()[:32] + reply()[36:]
+
+
+@given(st.binary(max_size=120))
+def test_bytes_of_any_kind_are_no_error(data):
+    assert fuse_init.differences(data, data) in ([], fuse_init.differences(b"", b""))
+    assert len(fuse_init.offer_again(REQUEST, data)) == len(REQUEST)
+    assert not fuse_init.is_request(data) or data[4] == 26
+
+
+def test_request_is_known_as_such():
+    assert fuse_init.is_request(REQUEST)
+    assert not fuse_init.is_request(REQUEST[:55])
+    assert not fuse_init.is_request(REQUEST[:4] + b"\x0f" + REQUEST[5:])
