@@ -4,6 +4,11 @@
 A client sends one request and reads replies until one that is not Progress.
 The tags (``op`` and ``reply``) are strings that others depend on: they are
 never changed and never used for something else.
+
+Agent and client may be of different versions.  A request that an agent does not know, or a field
+of one, is refused, since it might matter.  So a field that is added has a default that means what
+was done without it, and one that has its default is not sent; a field is never taken away.
+Replies are read without what is not known of them.
 """
 
 import enum
@@ -43,7 +48,9 @@ class Pace(enum.StrEnum):
     PAUSED = "paused"  # not at all for the time being
 
 
-class Request(msgspec.Struct, tag_field="op", forbid_unknown_fields=True, frozen=True):
+class Request(
+    msgspec.Struct, tag_field="op", forbid_unknown_fields=True, omit_defaults=True, frozen=True
+):
     """Base of all requests."""
 
 
@@ -195,7 +202,7 @@ def encode(message: Request | Reply) -> bytes:
     r"""Return a message as a line.
 
     >>> encode(Ensure("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
-    b'{"op":"ensure","image_id":"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11","head_bytes":0}\n'
+    b'{"op":"ensure","image_id":"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"}\n'
     """
     return _encoder.encode(message) + b"\n"
 

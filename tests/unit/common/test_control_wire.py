@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+import pathlib
+import typing
+
 import pytest
 
 from acstor_common import control_wire
 from acstor_common import errors
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+KEPT = pathlib.Path(__file__).parents[2] / "data" / "control-wire.json"
+"""What versions before this one say.  Lines are added to it, and none is ever changed."""
 
 
 @pytest.mark.parametrize(
@@ -58,3 +64,32 @@ def test_reply_comes_back_as_it_was():
         control_wire.Progress(1, 2),
     ):
         assert control_wire.decode_reply(control_wire.encode(reply)) == reply
+
+
+def kept(what):
+    return json.loads(KEPT.read_text())[what]
+
+
+@pytest.mark.parametrize("line", kept("requests"))
+def test_what_other_versions_ask_is_asked_as_before(line):
+    request = control_wire.decode_request(line.encode())
+    assert json.loads(control_wire.encode(request)) == json.loads(line)
+
+
+@pytest.mark.parametrize("line", kept("replies"))
+def test_what_other_versions_answer_is_understood(line):
+    said = json.loads(line)
+    reply = control_wire.decode_reply(json.dumps({**said, "since": "the next version"}).encode())
+    answered = json.loads(control_wire.encode(reply))
+    assert {name: answered[name] for name in said} == said
+
+
+def test_every_request_is_among_those_that_are_kept():
+    tags = {request.__struct_config__.tag for request in typing.get_args(control_wire.AnyRequest)}
+    assert tags == {json.loads(line)["op"] for line in kept("requests")}
+
+
+def test_field_that_another_version_does_not_know_is_not_sent_without_need():
+    assert json.loads(control_wire.encode(control_wire.Ensure(IMAGE))) == {
+        "op": "ensure", "image_id": IMAGE
+    }  # fmt: skip

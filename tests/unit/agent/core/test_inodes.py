@@ -24,6 +24,16 @@ def one_number_for_all(name: bytes) -> int:
     return 7
 
 
+def test_numbers_that_guests_hold_mean_the_same_to_every_version():
+    """Who changes one of them gives LAYOUT another value, and adds a line here."""
+    numbers = host()
+    image = numbers.know_image(IMAGE)
+    tag = numbers.tag(4321, 987654)
+    found = (image, numbers.know_disk(DISK), tag, numbers.open(image, 3, tag))
+    kept = {1: (0x800002C04216FB6E, 0x40000266D3FB5A96, 0x296E, 0x83A5BAC04216FB6E)}
+    assert kept[inodes.LAYOUT] == found
+
+
 def test_next_worker_knows_every_handle_that_a_former_one_has_given():
     former, this = host(), host()
     inode = former.know_image(IMAGE)
