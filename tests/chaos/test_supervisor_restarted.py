@@ -16,94 +16,36 @@ import time
 import pytest
 
 from acstor_agent.mount import fuse_attributes
-from acstor_agent.mount import openers
 from tests.fakes import descriptor_keeper
-from tests.fakes import guest_readers
 from tests.fakes import hosts
 from tests.fakes import http_server
+from tests.fakes import managed_agent
 from tests.fakes import waiting_reader
-from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 MIB = 1 << 20
-READY = "READY=1"
-DEADLINE_S = 60.0
+DEADLINE_S = managed_agent.DEADLINE_S
 ASYNC_READ, POSIX_LOCKS = 1 << 0, 1 << 1
 """Flags of FUSE_INIT: one that libfuse sets if it is offered, one that it does not set here."""
-
-
-class Managed:
-    """An agent that a service manager with a descriptor store starts."""
-
-    def __init__(self, folder, manager, changes=None):
-        self.folder = folder
-        self.manager = manager
-        self.images = local.ImageFolder(folder / "source")
-        changes = {"source_file": {"folder": self.images.folder}, **(changes or {})}
-        self.config_file = hosts.configure(folder, changes)
-        self.mount_point = folder / "mirror"
-        self.process = None
-
-    def start(self):
-        argv = [agents.BIN / "acstor-agent", "--config-file", self.config_file]
-        self.process = self.manager.start(argv, self.folder / "log")
-        self.manager.listen(READY, DEADLINE_S)
-
-    def refuse(self):
-        """Start it, as a version that cannot serve this mount."""
-        argv = [agents.BIN / "acstor-agent", "--config-file", self.config_file]
-        self.process = self.manager.start(argv, self.folder / "log")
-        assert self.process.wait(DEADLINE_S) == 1
-
-    def end(self, number):
-        self.process.send_signal(number)
-        return self.process.wait(DEADLINE_S)
-
-    def log(self):
-        return (self.folder / "log").read_text()
-
-    def clean_up(self):
-        self.manager.drop()
-        if self.process.poll() is None:
-            self.end(signal.SIGTERM)
-        for point in hosts.mounts(self.folder):
-            runs.tool(["umount", "--lazy", point])
 
 
 @pytest.fixture
 def managed(tmp_path):
     with contextlib.ExitStack() as stack:
         keeper = descriptor_keeper.DescriptorKeeper(tmp_path / "notify")
-        made = Managed(tmp_path, stack.enter_context(keeper))
-        made.image_id = made.images.add(local.random_bytes(8 * MIB))
+        made = managed_agent.ManagedAgent(tmp_path, stack.enter_context(keeper))
         made.start()
         stack.callback(made.clean_up)
         yield made
 
 
-@contextlib.contextmanager
-def reading(managed):
-    """Have the image read at random; readers end even if the block fails while nobody serves."""
-    truth = managed.images.path(managed.image_id)
-    mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
-    with guest_readers.Readers(truth, [mirror], seed=1) as readers:
-        try:
-            # Not by this process: one that forks closes its files, and waits for an answer.
-            hosts.wait_until(lambda: openers.pids_with_open(str(mirror)), "them", DEADLINE_S)
-            yield readers
-        except BaseException:
-            managed.manager.drop()
-            managed.process.kill()
-            raise
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_readers_see_no_error_when_a_supervisor_goes_and_comes_back(managed, number):
     assert set(managed.manager.kept) == {"fuse", "fuse-record"}
-    with reading(managed) as readers:
+    with managed.reading() as readers:
         for _ in range(3):
             managed.end(number)
             assert hosts.mounts(managed.folder) == [str(managed.mount_point)]
@@ -116,7 +58,7 @@ def test_readers_see_no_error_when_a_supervisor_goes_and_comes_back(managed, num
 
 def test_mount_that_waited_for_long_is_taken_back(managed):
     """The kernel has forgotten by then what it knew of the mount, and nobody can be asked."""
-    with reading(managed) as readers:
+    with managed.reading() as readers:
         managed.end(signal.SIGKILL)
         time.sleep(fuse_attributes.LAST_S + 1.0)
         managed.start()
@@ -135,7 +77,7 @@ def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path):
             "source_http": {"url": server.url, "timeout_s": 0.3},
         }
         keeper = descriptor_keeper.DescriptorKeeper(tmp_path / "notify")
-        made = Managed(tmp_path, stack.enter_context(keeper), changes)
+        made = managed_agent.ManagedAgent(tmp_path, stack.enter_context(keeper), changes)
         image_id = made.images.add(data)
         server.files |= {path.name: path.read_bytes() for path in made.images.folder.iterdir()}
         made.start()
@@ -185,7 +127,7 @@ class Record:
 
 
 def test_version_that_cannot_keep_what_the_kernel_was_told_says_so_and_guests_wait(managed):
-    with reading(managed) as readers:
+    with managed.reading() as readers:
         managed.end(signal.SIGKILL)
         record = Record(managed.manager.kept["fuse-record"])
         record.change(0, numbers=99)
@@ -209,8 +151,7 @@ def test_version_that_would_want_more_of_the_kernel_makes_do(managed):
     managed.end(signal.SIGKILL)
     Record(managed.manager.kept["fuse-record"]).change_flags(ASYNC_READ)
     managed.start()
-    mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
-    assert mirror.read_bytes() == managed.images.path(managed.image_id).read_bytes()
+    assert managed.mirror.read_bytes() == managed.truth.read_bytes()
     assert managed.log().count("taking back the mount") == 1
 
 
@@ -221,8 +162,7 @@ def test_mount_that_nobody_uses_is_made_anew_by_a_version_that_cannot_serve_it(m
     managed.manager.listen("FDNAME=fuse-record", DEADLINE_S)
     assert managed.manager.kept == {}
     managed.start()
-    mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
-    assert mirror.read_bytes() == managed.images.path(managed.image_id).read_bytes()
+    assert managed.mirror.read_bytes() == managed.truth.read_bytes()
 
 
 def test_stop_without_readers_unmounts_and_the_manager_keeps_nothing(managed):
@@ -238,8 +178,7 @@ def test_mount_that_was_taken_away_meanwhile_is_made_again(managed):
     managed.end(signal.SIGKILL)
     runs.tool(["umount", "--lazy", managed.mount_point])
     managed.start()
-    mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
-    assert mirror.stat().st_size == 8 * MIB
+    assert managed.mirror.stat().st_size == managed_agent.IMAGE_BYTES
     assert managed.log().count("taking back the mount") == 0
 
 
@@ -248,5 +187,4 @@ def test_manager_that_kept_nothing_leaves_a_dead_mount_that_is_cleared(managed):
     managed.manager.drop()
     managed.start()
     assert "clearing the mount that a dead agent left behind" in managed.log()
-    mirror = managed.mount_point / "images" / f"{managed.image_id}.raw"
-    assert mirror.stat().st_size == 8 * MIB
+    assert managed.mirror.stat().st_size == managed_agent.IMAGE_BYTES

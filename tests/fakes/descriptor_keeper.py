@@ -11,6 +11,7 @@ import select
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Self
 
@@ -41,8 +42,13 @@ class DescriptorKeeper:
             os.close(fd)
         self.kept.clear()
 
-    def start(self, argv: Sequence[str | pathlib.Path], log: pathlib.Path) -> subprocess.Popen:
-        """Start an agent, with all that is kept."""
+    def start(
+        self,
+        argv: Sequence[str | pathlib.Path],
+        log: pathlib.Path,
+        changes: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen:
+        """Start an agent, with all that is kept, and with changes of its environment."""
         names = list(self.kept)
         # A shell puts the descriptors in their places and says whom they are meant for.
         moves = " ".join(
@@ -54,6 +60,7 @@ class DescriptorKeeper:
             "NOTIFY_SOCKET": str(self._path),
             "LISTEN_FDS": str(len(names)),
             "LISTEN_FDNAMES": ":".join(names),
+            **(changes or {}),
         }
         with log.open("ab") as out:
             return subprocess.Popen(

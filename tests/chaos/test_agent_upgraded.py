@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent that is replaced by another version under its guests, before or after Nova's part.
+
+The other version is a copy of this one that is told apart by what it logs; the service manager,
+the mount, the guests and Nova's client are real.
+"""
+
+import contextlib
+import pathlib
+import shutil
+import signal
+
+import pytest
+
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_nova import agent_client
+from tests.fakes import descriptor_keeper
+from tests.fakes import hosts
+from tests.fakes import managed_agent
+
+pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SERVES, NEXT_SERVES = "worker %d serves %s", "worker %d of the next version serves %s"
+CLIENT_S = 30.0
+
+
+class NextEnsure(control_wire.Request, frozen=True, tag="ensure"):
+    """What the next version of Nova's part asks: it knows one thing more."""
+
+    image_id: str
+    is_urgent: bool = False
+
+
+@pytest.fixture
+def next_tree(tmp_path):
+    """Return a folder with the next version."""
+    tree = tmp_path / "next"
+    for room in ("acstor_agent", "acstor_common"):
+        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
+    path = tree / "acstor_agent" / "worker.py"
+    code = path.read_text()
+    assert code.count(SERVES) == 1
+    path.write_text(code.replace(SERVES, NEXT_SERVES))
+    return tree
+
+
+@pytest.fixture
+def managed(tmp_path):
+    with contextlib.ExitStack() as stack:
+        keeper = descriptor_keeper.DescriptorKeeper(tmp_path / "notify")
+        made = managed_agent.ManagedAgent(tmp_path, stack.enter_context(keeper))
+        made.start()
+        stack.callback(made.clean_up)
+        yield made
+
+
+def client_of(managed):
+    return agent_client.AgentClient(str(managed.folder / "control.sock"), CLIENT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_guests_see_no_error_on_the_way_to_the_next_version_and_back(managed, next_tree, number):
+    client = client_of(managed)
+    with managed.reading() as readers:
+        for tree in (next_tree, None, next_tree):
+            managed.end(number)
+            managed.start(tree)
+            assert client.ensure(managed.image_id) == managed_agent.IMAGE_BYTES
+        tally = readers.stop()
+    assert (tally.errors, tally.wrong) == ([], [])
+    assert tally.reads > 0
+    assert managed.log().count("of the next version serves") == 2
+    assert managed.log().count("taking back the mount") == 3
+
+
+def test_part_of_nova_that_is_newer_is_served_and_refused_what_it_adds(managed):
+    """It is refused by name, and not misunderstood: Nova then does what it does without acstor."""
+    client = client_of(managed)
+    assert client._ask(NextEnsure(managed.image_id))["size_bytes"] == managed_agent.IMAGE_BYTES
+    with pytest.raises(errors.AgentRefused, match="is_urgent") as refused:
+        client._ask(NextEnsure(managed.image_id, is_urgent=True))
+    assert refused.value.kind == errors.RemoteProtocolError.__name__
+    assert client.ensure(managed.image_id) == managed_agent.IMAGE_BYTES

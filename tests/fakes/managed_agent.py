@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent that a service manager with a descriptor store starts, and guests who read meanwhile."""
+
+import contextlib
+import pathlib
+import signal
+import subprocess
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+from acstor_agent.mount import openers
+from tests.fakes import descriptor_keeper
+from tests.fakes import guest_readers
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+from tests.lab import runs
+
+READY = "READY=1"
+DEADLINE_S = 60.0
+IMAGE_BYTES = 8 << 20
+
+
+class ManagedAgent:
+    """The agent.
+
+    :param manager: who starts it and keeps its mount
+    :param changes: of its configuration, by section
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        manager: descriptor_keeper.DescriptorKeeper,
+        changes: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.manager = manager
+        self.images = local.ImageFolder(folder / "source")
+        self.image_id = self.images.add(local.random_bytes(IMAGE_BYTES))
+        self.mount_point = folder / "mirror"
+        sections = {"source_file": {"folder": self.images.folder}, **(changes or {})}
+        self.config_file = hosts.configure(folder, sections)
+
+    @property
+    def mirror(self) -> pathlib.Path:
+        """The image, as guests see it."""
+        return self.mount_point / "images" / f"{self.image_id}.raw"
+
+    @property
+    def truth(self) -> pathlib.Path:
+        """The image, as it is."""
+        return self.images.path(self.image_id)
+
+    def start(self, tree: pathlib.Path | None = None) -> None:
+        """Start it and wait until it serves.
+
+        :param tree: where its code is, if it is not this one
+        """
+        self._begin(tree)
+        self.manager.listen(READY, DEADLINE_S)
+
+    def refuse(self) -> None:
+        """Start it, as a version that cannot serve this mount."""
+        self._begin(None)
+        if self.process.wait(DEADLINE_S) != 1:
+            raise AssertionError(f"it ended with {self.process.returncode}")
+
+    def _begin(self, tree: pathlib.Path | None) -> None:
+        argv = [agents.BIN / "acstor-agent", "--config-file", self.config_file]
+        changes = {"PYTHONPATH": str(tree)} if tree else {}
+        self.process: subprocess.Popen[bytes] = self.manager.start(
+            argv, self.folder / "log", changes
+        )
+
+    def end(self, number: int) -> int:
+        """Send it a signal that ends it."""
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+    def log(self) -> str:
+        """Return what it wrote."""
+        return (self.folder / "log").read_text()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[guest_readers.Readers]:
+        """Have the image read; readers end even if the block fails while nobody serves."""
+        with guest_readers.Readers(self.truth, [self.mirror], seed=1) as readers:
+            try:
+                # Not by this process: one that forks closes its files, and waits for an answer.
+                path = str(self.mirror)
+                hosts.wait_until(lambda: openers.pids_with_open(path), "readers", DEADLINE_S)
+                yield readers
+            except BaseException:
+                self.manager.drop()
+                self.process.kill()
+                raise
+
+    def clean_up(self) -> None:
+        """End it, and what it mounted."""
+        self.manager.drop()
+        if self.process.poll() is None:
+            self.end(signal.SIGTERM)
+        for point in hosts.mounts(self.folder):
+            runs.tool(["umount", "--lazy", point])
