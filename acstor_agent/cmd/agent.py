@@ -11,6 +11,7 @@ from acstor_agent import conf as agent_conf
 from acstor_agent import settings
 from acstor_agent import worker
 from acstor_agent.process import folders
+from acstor_agent.process import holder
 from acstor_agent.process import host_secret
 from acstor_agent.process import service_manager
 from acstor_agent.process import supervisor
@@ -54,9 +55,16 @@ def run(conf: cfg.ConfigOpts) -> int:
             pathlib.Path(conf.acstor.mount_point),
             lambda inheritance: worker.work(conf, inheritance, secret),
             service_manager.notify_ready,
-            service_manager.DescriptorStore(),
+            store_of(state_dir),
             supervisor.WithGuests(own.stop_with_guests),
         ).run()
+
+
+def store_of(state_dir: pathlib.Path) -> supervisor.Store:
+    """Return who keeps the mount between two supervisors: a holder, where there is one."""
+    if holder.is_there(state_dir):
+        return holder.HolderStore(state_dir)
+    return service_manager.DescriptorStore()
 
 
 def keep_mirror_open(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:

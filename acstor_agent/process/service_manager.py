@@ -53,6 +53,10 @@ class DescriptorStore:
             f"FDSTORE=1\nFDNAME={RECORD}", connection.record.fd
         )
 
+    def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+        """Do nothing: it keeps what it has as long as it lives, and the host with it."""
+        return is_kept
+
     def take(self) -> fuse_connection.Connection | None:
         """Return the connection that the manager handed to this process, once."""
         handed = _handed_over()

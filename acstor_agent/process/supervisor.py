@@ -7,7 +7,7 @@ forked from it, so a new one needs no time to start and finds all of that in
 place.  It never touches the mount itself: a process that holds the descriptor
 and waits for an answer from it would wait for itself.
 
-Where a service manager keeps descriptors, the connection is left with it as
+Where a service manager, or a holder, keeps descriptors, the connection is left with it as
 well.  Then a supervisor that was killed, or restarted while guests read, takes
 back the connection instead of mounting.
 
@@ -54,6 +54,8 @@ RESTART_STEP_S = 0.2
 RESTART_LONGEST_S = 5.0
 STEADY_AFTER_S = 1.0
 """A worker that lived this long was not killed by its start: the next one starts at once."""
+RENEW_S = 2.0
+"""How often it is made sure that the mount is kept."""
 HELD_LOOK_S = 1.0
 HELD_LOOKS = 3
 """Looks in a row at which a worker that was ended is still there: then the kernel holds it."""
@@ -83,8 +85,17 @@ class Store(Protocol):
     def put(self, connection: fuse_connection.Connection) -> bool:
         """Keep it; return whether that was done."""
 
+    def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+        """See to it that it still is kept; return whether it is.
+
+        :param is_kept: whether it was
+        """
+
     def take(self) -> fuse_connection.Connection | None:
-        """Return what was kept, None if it is nothing."""
+        """Return what was kept, None if it is nothing.
+
+        :raises errors.Unusable: another version left it, which this one does not understand
+        """
 
     def forget(self) -> None:
         """Keep nothing any more."""
@@ -100,6 +111,10 @@ class NoStore:
     """Nobody keeps it: the mount ends with its supervisor."""
 
     def put(self, connection: fuse_connection.Connection) -> bool:
+        """Keep nothing."""
+        return False
+
+    def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
         """Keep nothing."""
         return False
 
@@ -146,7 +161,9 @@ class Supervisor:
     ) -> None:
         self._mount_point = mount_point
         self._store = store or NoStore()
+        self._connection: fuse_connection.Connection | None = None
         self._is_kept = False
+        self._renewed_s = -RENEW_S
         self._is_mounted = True
         self._with_guests = with_guests
         self._work = work
@@ -165,7 +182,7 @@ class Supervisor:
         :raises errors.Unusable: the mount point cannot be used
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-        connection = self._connect()
+        connection = self._connection = self._connect()
         if not fuse_connection.kernel_can_resend():
             LOG.warning(
                 "this kernel is older than 6.9: reads that are under way when a worker dies will "
@@ -187,7 +204,7 @@ class Supervisor:
         point = str(self._mount_point)
         connection = self._store.take()
         if connection and fuse_connection.is_connected(connection.fuse_fd, point):
-            LOG.info("%s: taking back the mount that the service manager kept", point)
+            LOG.info("%s: taking back the mount that was kept", point)
             self._is_kept = True
             return connection
         if connection:
@@ -205,7 +222,7 @@ class Supervisor:
             point, even_if_used=not self._is_kept, is_held=bool(self._held)
         )
         if is_left:
-            LOG.warning("%s: guests use it; leaving it to the service manager", point)
+            LOG.warning("%s: guests use it; leaving it to who keeps it", point)
         else:
             self._store.forget()
         connection.close()
@@ -227,6 +244,7 @@ class Supervisor:
         Where it does not, the mount is gone afterwards, or left to the store.
         """
         why = self._store.stopping()
+        self._renew()
         leaves_it = self._is_kept and why is Stopping.SIGNALLED
         if leaves_it or why is Stopping.HOST_STOPS or self._with_guests is WithGuests.UNMOUNT:
             return True
@@ -236,6 +254,11 @@ class Supervisor:
             return True
         self._refuse(point, why)
         return False
+
+    def _renew(self) -> None:
+        self._renewed_s = time.monotonic()
+        if self._connection:
+            self._is_kept = self._store.renew(self._connection, self._is_kept)
 
     def _refuse(self, point: str, why: Stopping) -> None:
         users = openers.describe(openers.users_of(point))
@@ -311,6 +334,8 @@ class Supervisor:
         looks = 0
         while looks < HELD_LOOKS:
             found = {fd for fd, _ in poll.poll(1000 * HELD_LOOK_S)}
+            if time.monotonic() - self._renewed_s >= RENEW_S:
+                self._renew()
             if ready_read in found:
                 poll.unregister(ready_read)
                 if os.read(ready_read, 1) and not self._was_ready:

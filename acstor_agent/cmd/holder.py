@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-agent-holder``: keeps the agent's mount while its container is replaced."""
+
+import argparse
+import logging
+import pathlib
+import signal
+import sys
+
+from acstor_agent.process import holder
+from acstor_common import errors
+
+
+def main() -> int:
+    """Hold what agents leave, until SIGTERM or SIGINT; return an exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("state_dir", type=pathlib.Path, help="[acstor_agent] state_dir")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    try:
+        with holder.Holder(given.state_dir) as held:
+            held.serve()
+    except errors.Unusable as e:
+        print(f"acstor-agent-holder: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
