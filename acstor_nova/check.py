@@ -184,7 +184,7 @@ def _kernel(root: pathlib.Path) -> Finding:
     release = (root / "proc/sys/kernel/osrelease").read_text().strip()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
     if numbers < RESEND_KERNEL:
-        detail = f"Linux {release}: guests that read while a worker of the agent dies get errors"
+        detail = f"Linux {release}: requests of guests go through one process more"
         return Finding("kernel", Level.WARNING, detail, "Use Linux 6.9 or newer.")
     return Finding("kernel", Level.OK, release)
 

@@ -14,6 +14,7 @@ from acstor_agent.process import folders
 from acstor_agent.process import holder
 from acstor_agent.process import host_secret
 from acstor_agent.process import service_manager
+from acstor_agent.process import stores
 from acstor_agent.process import supervisor
 from acstor_common import conf as common_conf
 from acstor_common import errors
@@ -60,7 +61,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         ).run()
 
 
-def store_of(state_dir: pathlib.Path) -> supervisor.Store:
+def store_of(state_dir: pathlib.Path) -> stores.Store:
     """Return who keeps the mount between two supervisors: a holder, where there is one."""
     if holder.is_there(state_dir):
         return holder.HolderStore(state_dir)

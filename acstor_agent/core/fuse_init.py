@@ -22,6 +22,9 @@ _MORE_OFFER = struct.Struct("<I")  # flags above the first 32
 _ANSWER = struct.Struct("<IIIIHHIIHHI")
 _BACKGROUND = struct.Struct("<HH")
 _BACKGROUND_AT = _OUT_HEADER.size + 16
+_MAX_WRITE_AT = _BACKGROUND_AT + 4
+_MAX_PAGES_AT = _MAX_WRITE_AT + 8
+_PAGE_BYTES = 4096
 _FLAGS_AT = _IN_HEADER.size + 12
 _HAS_MORE_FLAGS = 1 << 30
 """FUSE_INIT_EXT: there are flags above the first 32."""
@@ -61,6 +64,14 @@ def with_background(reply: bytes, limit: int) -> bytes:
     """Return an answer that lets the kernel send ``limit`` background requests at a time."""
     changed = bytearray(reply)
     _BACKGROUND.pack_into(changed, _BACKGROUND_AT, limit, limit * 3 // 4)
+    return bytes(changed)
+
+
+def with_longest(reply: bytes, longest_bytes: int) -> bytes:
+    """Return an answer by which no message has more data than that; a multiple of a page."""
+    changed = bytearray(reply)
+    struct.pack_into("<I", changed, _MAX_WRITE_AT, longest_bytes)
+    struct.pack_into("<H", changed, _MAX_PAGES_AT, longest_bytes // _PAGE_BYTES)
     return bytes(changed)
 
 

@@ -11,7 +11,7 @@ first.  The saved request is played to it there, and then the real descriptor
 is put in the socket's place.  The first answer is recorded and taken to the kernel;
 a later one, perhaps of another libfuse, must say the same (core/fuse_init.py).
 Requests that a dead worker had taken and not answered are queued again by
-FUSE_NOTIFY_RESEND (Linux 6.9 or newer).
+FUSENOTIFY_RESEND (Linux 6.9 or newer).
 
 The rule: no answer may depend on what a former worker knew, but for what the mount's record says.
 """
@@ -47,11 +47,13 @@ MAX_BACKGROUND = 32_768
 """Background requests that the kernel sends at a time: all reads and writes with O_DIRECT, and
 read-ahead.  Those of all guests share it, in the order of their coming, so it must never be full:
 what is here would wait behind what is not.  images/waiting.py keeps fewer than this waiting."""
+NOTIFY_RESEND = 7
+RELAYED_BYTES = 128 * 1024
+"""Data of the longest message on a socket (process/relay.py): its buffer has room for some."""
 MAX_REQUESTS = MAX_BACKGROUND + 4096
 """Requests that are answered at a time; those that are not in the background are as many as there
 are threads that look up, open, or read through the page cache."""
 
-_NOTIFY_RESEND = 7
 _OUT_HEADER = struct.Struct("<IiQ")  # length, error, unique
 _MS_NOSUID, _MS_NODEV = 2, 4
 _MNT_FORCE, _MNT_DETACH = 1, 2
@@ -255,6 +257,8 @@ async def adopt(connection: Connection, operations: pyfuse3.Operations) -> None:
         if fuse_init.parse(reply) is None:
             raise errors.Unusable("libfuse", "it refuses this kernel (FUSE_INIT)")
         told = fuse_init.with_background(reply, MAX_BACKGROUND)
+        if stat.S_ISSOCK(os.fstat(fuse_fd).st_mode):
+            told = fuse_init.with_longest(told, RELAYED_BYTES)
         record.answered(told)
     elif found := fuse_init.differences(told, reply):
         why = f"this libfuse would answer FUSE_INIT otherwise: {', '.join(found)}"
@@ -307,5 +311,5 @@ def _answer_init(fuse_fd: int, told: bytes) -> None:
 
 def _resend(fuse_fd: int) -> None:
     """Ask for the requests again that a former worker has taken and not answered."""
-    with contextlib.suppress(OSError):  # an older kernel; kernel_can_resend() has said so
-        os.write(fuse_fd, _OUT_HEADER.pack(_OUT_HEADER.size, _NOTIFY_RESEND, 0))
+    with contextlib.suppress(OSError):  # the mount has ended
+        os.write(fuse_fd, _OUT_HEADER.pack(_OUT_HEADER.size, NOTIFY_RESEND, 0))

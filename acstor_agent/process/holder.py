@@ -22,7 +22,7 @@ from typing import Self
 
 from acstor_agent.mount import fuse_connection
 from acstor_agent.process import folders
-from acstor_agent.process import supervisor
+from acstor_agent.process import stores
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Holder:
 
 
 class HolderStore:
-    """The holder, as a supervisor meets it; see :class:`supervisor.Store`."""
+    """The holder, as a supervisor meets it; see :class:`stores.Store`."""
 
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._path = state_dir / SOCKET
@@ -138,9 +138,9 @@ class HolderStore:
         """Have it let go."""
         _ask(self._path, FORGET, ())
 
-    def stopping(self) -> supervisor.Stopping:
+    def stopping(self) -> stores.Stopping:
         """Return that somebody sent a signal: whoever it was, the next supervisor comes."""
-        return supervisor.Stopping.SIGNALLED
+        return stores.Stopping.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
         """Have nobody who waits."""

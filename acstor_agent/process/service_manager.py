@@ -15,7 +15,7 @@ import socket
 import subprocess
 
 from acstor_agent.mount import fuse_connection
-from acstor_agent.process import supervisor
+from acstor_agent.process import stores
 
 FIRST_FD = 3
 """Where descriptors that a manager hands over begin (sd_listen_fds(3))."""
@@ -70,7 +70,7 @@ class DescriptorStore:
         for name in (FUSE, RECORD):
             _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
-    def stopping(self) -> supervisor.Stopping:
+    def stopping(self) -> stores.Stopping:
         """Return why the manager, or somebody behind its back, has sent SIGTERM.
 
         systemd keeps descriptors while a unit is restarted, by ``systemctl restart`` or because
@@ -78,12 +78,12 @@ class DescriptorStore:
         tells one from the other.
         """
         if not os.environ.get("NOTIFY_SOCKET"):
-            return supervisor.Stopping.SIGNALLED
+            return stores.Stopping.SIGNALLED
         if _systemctl("is-system-running").strip() == "stopping":
-            return supervisor.Stopping.HOST_STOPS
+            return stores.Stopping.HOST_STOPS
         jobs = [line.split() for line in _systemctl("list-jobs", "--no-legend").splitlines()]
         is_stop = any(job[1:3] == [_unit(), "stop"] for job in jobs)
-        return supervisor.Stopping.UNIT_STOPS if is_stop else supervisor.Stopping.SIGNALLED
+        return stores.Stopping.UNIT_STOPS if is_stop else stores.Stopping.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
         """Have the manager wait for :data:`PATIENCE_S` more, and show why."""

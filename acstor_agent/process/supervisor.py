@@ -7,6 +7,8 @@ forked from it, so a new one needs no time to start and finds all of that in
 place.  It never touches the mount itself: a process that holds the descriptor
 and waits for an answer from it would wait for itself.
 
+Before Linux 6.9 the descriptor that a worker gets is that of a relay.
+
 Where a service manager, or a holder, keeps descriptors, the connection is left with it as
 well.  Then a supervisor that was killed, or restarted while guests read, takes
 back the connection instead of mounting.
@@ -32,13 +34,15 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NoReturn
-from typing import Protocol
 
 from acstor_agent import processes
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import openers
 from acstor_agent.process import folders
+from acstor_agent.process import relay
+from acstor_agent.process import stores
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
@@ -64,73 +68,11 @@ EXIT_UNUSABLE = 78
 """What a worker exits with when starting again cannot help (EX_CONFIG of sysexits.h)."""
 
 
-class Stopping(enum.Enum):
-    """Why a supervisor is told to stop, as far as its service manager knows."""
-
-    SIGNALLED = enum.auto()  # somebody sent a signal; what is kept is handed to the next one
-    UNIT_STOPS = enum.auto()  # the unit is to be stopped, and then nothing is kept
-    HOST_STOPS = enum.auto()  # everything ends
-
-
 class WithGuests(enum.StrEnum):
     """What a signal to stop does while guests use the mount and nobody keeps it."""
 
     REFUSE = "refuse"
     UNMOUNT = "unmount"
-
-
-class Store(Protocol):
-    """Who keeps a connection while no supervisor runs."""
-
-    def put(self, connection: fuse_connection.Connection) -> bool:
-        """Keep it; return whether that was done."""
-
-    def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
-        """See to it that it still is kept; return whether it is.
-
-        :param is_kept: whether it was
-        """
-
-    def take(self) -> fuse_connection.Connection | None:
-        """Return what was kept, None if it is nothing.
-
-        :raises errors.Unusable: another version left it, which this one does not understand
-        """
-
-    def forget(self) -> None:
-        """Keep nothing any more."""
-
-    def stopping(self) -> Stopping:
-        """Return why the supervisor is told to stop."""
-
-    def wait_longer(self, why: str) -> None:
-        """Do not lose patience while the supervisor cannot stop."""
-
-
-class NoStore:
-    """Nobody keeps it: the mount ends with its supervisor."""
-
-    def put(self, connection: fuse_connection.Connection) -> bool:
-        """Keep nothing."""
-        return False
-
-    def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
-        """Keep nothing."""
-        return False
-
-    def take(self) -> fuse_connection.Connection | None:
-        """Return nothing."""
-        return None
-
-    def forget(self) -> None:
-        """Have nothing to forget."""
-
-    def stopping(self) -> Stopping:
-        """Return that somebody sent a signal, nobody knows why."""
-        return Stopping.SIGNALLED
-
-    def wait_longer(self, why: str) -> None:
-        """Have nobody who waits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,14 +98,15 @@ class Supervisor:
         mount_point: pathlib.Path,
         work: Callable[[Inheritance], None],
         is_ready: Callable[[], None],
-        store: Store | None = None,
+        store: stores.Store | None = None,
         with_guests: WithGuests = WithGuests.REFUSE,
     ) -> None:
         self._mount_point = mount_point
-        self._store = store or NoStore()
+        self._store = store or stores.NoStore()
         self._connection: fuse_connection.Connection | None = None
         self._is_kept = False
         self._renewed_s = -RENEW_S
+        self._relay: relay.Relay | None = None
         self._is_mounted = True
         self._with_guests = with_guests
         self._work = work
@@ -184,10 +127,7 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         connection = self._connection = self._connect()
         if not fuse_connection.kernel_can_resend():
-            LOG.warning(
-                "this kernel is older than 6.9: reads that are under way when a worker dies will "
-                "hang until the agent is stopped"
-            )
+            self._relay = relay.Relay(connection)
         for number in STOPS:
             signal.signal(number, self._asked_to_stop)
         signal.signal(signal.SIGALRM, self._look_again)
@@ -217,6 +157,8 @@ class Supervisor:
 
     def _disconnect(self, connection: fuse_connection.Connection) -> None:
         """Unmount; what guests use stays where a store keeps it, for the supervisor to come."""
+        if self._relay:
+            self._relay.end()
         point = str(self._mount_point)
         is_left = self._is_mounted and not fuse_connection.unmount(
             point, even_if_used=not self._is_kept, is_held=bool(self._held)
@@ -245,8 +187,12 @@ class Supervisor:
         """
         why = self._store.stopping()
         self._renew()
-        leaves_it = self._is_kept and why is Stopping.SIGNALLED
-        if leaves_it or why is Stopping.HOST_STOPS or self._with_guests is WithGuests.UNMOUNT:
+        leaves_it = self._is_kept and why is stores.Stopping.SIGNALLED
+        if (
+            leaves_it
+            or why is stores.Stopping.HOST_STOPS
+            or self._with_guests is WithGuests.UNMOUNT
+        ):
             return True
         point = str(self._mount_point)
         if fuse_connection.unmount(point, even_if_used=False):
@@ -260,9 +206,9 @@ class Supervisor:
         if self._connection:
             self._is_kept = self._store.renew(self._connection, self._is_kept)
 
-    def _refuse(self, point: str, why: Stopping) -> None:
+    def _refuse(self, point: str, why: stores.Stopping) -> None:
         users = openers.describe(openers.users_of(point))
-        if why is Stopping.UNIT_STOPS:
+        if why is stores.Stopping.UNIT_STOPS:
             self._store.wait_longer(f"stops when nobody uses {point} any more: {users}")
             signal.setitimer(signal.ITIMER_REAL, LOOK_AGAIN_S)
             if users == self._told:
@@ -311,10 +257,11 @@ class Supervisor:
         """Run one worker to its end; return its wait status, None if the kernel holds it."""
         self._held = [pid for pid in self._held if os.waitpid(pid, os.WNOHANG)[0] == 0]
         ready_read, ready_write = os.pipe()
-        self._worker_pid = os.fork()
-        if not self._worker_pid:
-            os.close(ready_read)
-            self._be_worker(Inheritance(connection, lambda: _say_ready(ready_write)))
+        with self._relayed(connection) as kernel:
+            self._worker_pid = os.fork()
+            if not self._worker_pid:
+                os.close(ready_read)
+                self._be_worker(Inheritance(kernel, lambda: _say_ready(ready_write)))
         os.close(ready_write)
         worker = os.pidfd_open(self._worker_pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
@@ -325,6 +272,24 @@ class Supervisor:
             os.close(ready_read)
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         return status
+
+    @contextlib.contextmanager
+    def _relayed(
+        self, connection: fuse_connection.Connection
+    ) -> Iterator[fuse_connection.Connection]:
+        """Yield what a worker has for the connection: where there is a relay, its end of that."""
+        if self._relay is None:
+            yield connection
+            return
+        try:
+            end = self._relay.connect()
+        except OSError:
+            LOG.error("the relay has ended; what guests asked it for stays unanswered")
+            self._relay.end()
+            self._relay = relay.Relay(connection)
+            end = self._relay.connect()
+        with end:
+            yield connection._replace(fuse_fd=end.fileno())
 
     def _follow(self, worker: int, ready_read: int) -> int | None:
         """Wait until a worker serves, and until it ends or can come no closer to its end."""

@@ -67,7 +67,8 @@ def test_mount_that_waited_for_long_is_taken_back(managed):
     assert managed.log().count("taking back the mount") == 1
 
 
-def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path):
+@pytest.mark.parametrize("kernel", [managed_agent.NEWER_KERNEL, managed_agent.OLDER_KERNEL])
+def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path, kernel):
     """The next supervisor's worker knows as well who is being killed."""
     data = local.random_bytes(2 * MIB)
     with contextlib.ExitStack() as stack:
@@ -77,7 +78,7 @@ def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path):
             "source_http": {"url": server.url, "timeout_s": 0.3},
         }
         keeper = descriptor_keeper.DescriptorKeeper(tmp_path / "notify")
-        made = managed_agent.ManagedAgent(tmp_path, stack.enter_context(keeper), changes)
+        made = managed_agent.ManagedAgent(tmp_path, stack.enter_context(keeper), changes, kernel)
         image_id = made.images.add(data)
         server.files |= {path.name: path.read_bytes() for path in made.images.folder.iterdir()}
         made.start()

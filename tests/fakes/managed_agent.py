@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from acstor_agent.mount import openers
@@ -20,6 +21,9 @@ from tests.lab import runs
 READY = "READY=1"
 DEADLINE_S = 60.0
 IMAGE_BYTES = 8 << 20
+NEWER_KERNEL: tuple[str, ...] = ()
+OLDER_KERNEL = ("setarch", "--uname-2.6")
+"""Has an agent see a version of before 6.9."""
 
 
 class ManagedAgent:
@@ -27,6 +31,7 @@ class ManagedAgent:
 
     :param manager: who starts it and keeps its mount
     :param changes: of its configuration, by section
+    :param kernel: which version it sees
     """
 
     def __init__(
@@ -34,8 +39,10 @@ class ManagedAgent:
         folder: pathlib.Path,
         manager: descriptor_keeper.DescriptorKeeper,
         changes: Mapping[str, Mapping[str, Any]] | None = None,
+        kernel: Sequence[str] = NEWER_KERNEL,
     ) -> None:
         self.folder = folder
+        self._kernel = kernel
         self.manager = manager
         self.images = local.ImageFolder(folder / "source")
         self.image_id = self.images.add(local.random_bytes(IMAGE_BYTES))
@@ -68,11 +75,17 @@ class ManagedAgent:
             raise AssertionError(f"it ended with {self.process.returncode}")
 
     def _begin(self, tree: pathlib.Path | None) -> None:
-        argv = [agents.BIN / "acstor-agent", "--config-file", self.config_file]
+        argv = [*self._kernel, agents.BIN / "acstor-agent", "--config-file", self.config_file]
         changes = {"PYTHONPATH": str(tree)} if tree else {}
         self.process: subprocess.Popen[bytes] = self.manager.start(
             argv, self.folder / "log", changes
         )
+
+    def children(self) -> list[int]:
+        """Return the processes that it has begun: the worker is the last one."""
+        pid = self.process.pid
+        text = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        return [int(child) for child in text.split()]
 
     def end(self, number: int) -> int:
         """Send it a signal that ends it."""

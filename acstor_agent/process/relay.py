@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kernels before 6.9 lack: a dead worker's unanswered requests, for the next one.
+
+A process between the kernel and the worker.  It hands on each request, keeps it until it is
+answered, and hands all that it keeps to a worker that asks for it as it would ask a newer kernel
+(FUSE_NOTIFY_RESEND).  To a worker, its end of a socket is /dev/fuse.
+
+When its supervisor goes, what is unanswered is added to the mount's record, for the next
+supervisor's relay.  What a relay keeps that is killed itself is lost: who waits for it waits until
+the mount ends.
+
+The one rule: it never waits for a worker, since that may be waiting for it.
+"""
+
+import collections
+import contextlib
+import errno
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+
+from acstor_agent.mount import fuse_connection
+
+LOG = logging.getLogger(__name__)
+
+MESSAGE_BYTES = 2 << 20
+"""Room for any message: a kernel gives none to who has too little for the longest."""
+_HEADER = struct.Struct("<IiQ")  # of a request: length, opcode, unique; of an answer: length, error
+_WITHOUT_ANSWER = frozenset({2, 36, 42})  # FORGET, INTERRUPT, BATCH_FORGET
+_ENDED = (errno.ENODEV, errno.ECONNABORTED)
+
+
+class Relay:
+    """The process, as the supervisor knows it.
+
+    :param connection: the mount; what its record has unanswered is handed to the first worker
+    """
+
+    def __init__(self, connection: fuse_connection.Connection) -> None:
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._pid = os.fork()
+            if not self._pid:
+                self._ours.close()
+                _be_relay(connection, theirs)
+
+    def connect(self) -> socket.socket:
+        """Return what is /dev/fuse for the next worker; the one before it is not served any more.
+
+        :raises OSError: the process has ended
+        """
+        kernels, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with kernels:
+            try:
+                socket.send_fds(self._ours, [b"w"], [kernels.fileno()])
+            except OSError:
+                workers.close()
+                raise
+        return workers
+
+    def end(self) -> None:
+        """End it, and wait until it has recorded what is unanswered."""
+        self._ours.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def _be_relay(connection: fuse_connection.Connection, supervisor: socket.socket) -> None:
+    """Be the process in a fork of the supervisor, until that one goes."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        moving = _Moving(connection, supervisor)
+        try:
+            moving.run()
+        finally:
+            connection.record.left_unanswered(list(moving.unanswered.values()))
+    except BaseException:
+        LOG.exception("the relay failed")
+    finally:
+        logging.shutdown()
+        os._exit(0)
+
+
+class _Moving:
+    """What is moved between the kernel and the worker.
+
+    :param supervisor: brings the socket of each next worker
+    """
+
+    def __init__(self, connection: fuse_connection.Connection, supervisor: socket.socket) -> None:
+        self._fuse_fd = connection.fuse_fd
+        os.set_blocking(self._fuse_fd, False)
+        self._supervisor = supervisor
+        self._worker: socket.socket | None = None
+        self._is_asked = False
+        """The worker takes requests; before it has asked for them it can do nothing with one."""
+        self._to_send: collections.deque[bytes] = collections.deque()
+        self._room = memoryview(bytearray(MESSAGE_BYTES))
+        self.unanswered = {
+            _HEADER.unpack_from(request)[2]: request for request in connection.record.unanswered()
+        }
+
+    def run(self) -> None:
+        """Move messages until the supervisor has gone or the mount has ended."""
+        while True:
+            for fd, events in self._poll():
+                if fd == self._supervisor.fileno():
+                    if not self._meet_worker():
+                        return
+                    break  # what was found of the former worker's socket is no more
+                if fd == self._fuse_fd:
+                    if not self._read_kernel():
+                        return
+                elif self._worker and fd == self._worker.fileno():
+                    self._move_worker(events)
+
+    def _poll(self) -> list[tuple[int, int]]:
+        poll = select.poll()
+        poll.register(self._supervisor, select.POLLIN)
+        if self._worker:
+            events = select.POLLIN | (select.POLLOUT if self._to_send else 0)
+            poll.register(self._worker, events)
+            if self._is_asked and not self._to_send:
+                poll.register(self._fuse_fd, select.POLLIN)
+        return poll.poll()
+
+    def _meet_worker(self) -> bool:
+        """Take the socket of the next worker; return False if the supervisor has gone."""
+        word, fds = b"", list[int]()
+        with contextlib.suppress(OSError):
+            word, fds, _, _ = socket.recv_fds(self._supervisor, 1, 1)
+        self._leave_worker()
+        if word and fds:
+            self._worker = socket.socket(fileno=fds[0])
+            self._worker.setblocking(False)
+        return bool(word)
+
+    def _leave_worker(self) -> None:
+        if self._worker:
+            self._worker.close()
+        self._worker, self._is_asked = None, False
+        self._to_send.clear()
+
+    def _read_kernel(self) -> bool:
+        """Take a request and hand it on; return False if the mount has ended."""
+        try:
+            length = os.readv(self._fuse_fd, [self._room])
+        except OSError as e:  # nothing there, or it was withdrawn meanwhile
+            return e.errno not in _ENDED
+        request = bytes(self._room[:length])
+        _, opcode, unique = _HEADER.unpack_from(request)
+        if opcode not in _WITHOUT_ANSWER:
+            self.unanswered[unique] = request
+        self._to_send.append(request)
+        self._send()
+        return True
+
+    def _move_worker(self, events: int) -> None:
+        if events & select.POLLOUT:
+            self._send()
+        if events & ~select.POLLOUT:
+            self._receive()
+
+    def _send(self) -> None:
+        """Hand on what waits, as far as the worker takes it."""
+        while self._worker and self._to_send:
+            try:
+                self._worker.send(self._to_send[0])
+            except BlockingIOError:
+                return
+            except OSError:  # it has gone
+                self._leave_worker()
+                return
+            self._to_send.popleft()
+
+    def _receive(self) -> None:
+        """Take an answer to the kernel."""
+        if not self._worker:
+            return
+        try:
+            length = self._worker.recv_into(self._room)
+        except BlockingIOError:
+            return
+        except OSError:
+            length = 0
+        if length < _HEADER.size:
+            self._leave_worker()
+            return
+        _, code, unique = _HEADER.unpack_from(self._room)
+        if not unique and code == fuse_connection.NOTIFY_RESEND:
+            self._is_asked = True
+            self._to_send.extend(self.unanswered.values())
+            self._send()
+            return
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            os.write(self._fuse_fd, self._room[:length])
+        self.unanswered.pop(unique, None)
