@@ -11,7 +11,9 @@ import time
 
 import pytest
 
+from acstor_agent.mount import openers
 from acstor_common import geometry
+from tests.chaos import kill_loop
 from tests.fakes import guest_readers
 from tests.fakes import hosts
 from tests.fakes import http_server
@@ -24,6 +26,8 @@ MIB = geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(24 * MIB + 12345, zero_share=0.1)
 KILLS = 4
+LIVES_S = (0.02, 0.3)
+START_S = 20.0
 
 
 @pytest.fixture
@@ -46,15 +50,16 @@ def test_worker_killed_again_and_again_under_readers_costs_no_read(tmp_path, ima
     with hosts.running(tmp_path / "h1", images, **options) as agent:
         path = agent.image_path(image_id)
         with guest_readers.Readers(images.path(image_id), [path], seed=1) as readers:
-            for _ in range(KILLS):
-                time.sleep(rng.uniform(0.02, 0.3))
-                killed = agent.worker_pid()
-                hosts.kill(killed)
-                hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "a worker")  # noqa: B023
+            hosts.wait_until(lambda: openers.pids_with_open(str(path)), "the readers", START_S)
+            ends_s = time.monotonic() + hosts.LIFE_S
+            assert kill_loop.kill_again_and_again(agent, rng, KILLS, ends_s, LIVES_S) == KILLS
             agent.wait_ready()
-            before = agent.status()["images"][image_id]["latency"]["count"]
-            time.sleep(0.3)
-            assert agent.status()["images"][image_id]["latency"]["count"] > before
+
+            def reads():
+                return agent.status()["images"][image_id]["latency"]["count"]
+
+            before = reads()
+            hosts.wait_until(lambda: reads() > before + 100, "reads of the last worker", START_S)
             tally = readers.stop()
         assert (tally.errors, tally.wrong) == ([], [])
         assert tally.reads > 100

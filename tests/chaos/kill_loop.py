@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills workers under byte-exact readers, as often as it is told, and says what readers saw.
+
+Several agents at once, for a supervisor begins to pause between workers that lived for less than
+a second.  Caches are smaller than the image, so reads are under way to the source, too.
+
+    python -m tests.chaos.kill_loop --kills 1000 --seed 1 --limit-s 900
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import pathlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+
+from acstor_agent.process import supervisor
+from acstor_common import geometry
+from tests.fakes import guest_readers
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+
+MIB = geometry.MIB
+IMAGE_BYTES = 24 * MIB + 12345
+OPTIONS = {"cache_limit_bytes": 8 * MIB, "cache_slab_bytes": 2 * MIB}
+NEXT_WORKER_S = 60.0
+AGENTS = 3
+READERS = 3
+"""Threads that read, for each agent."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of one agent's guests."""
+
+    kills: int
+    tally: guest_readers.Tally
+
+
+def kill_again_and_again(
+    agent: agents.Agent, rng: random.Random, kills: int, ends_s: float, lives_s: tuple[float, float]
+) -> int:
+    """Kill the worker, each time when it has lived for a while; return how often that was done.
+
+    :param ends_s: when there is no time left (monotonic clock)
+    :param lives_s: how long a worker lives at least and at most
+    :raises TimeoutError: no next worker came
+    """
+    for done in range(kills):
+        if time.monotonic() > ends_s:
+            return done
+        time.sleep(rng.uniform(*lives_s))
+        killed = agent.worker_pid()
+        hosts.kill(killed)
+        waits_until_s = time.monotonic() + NEXT_WORKER_S
+        while agent.worker_pid() in (killed, None):
+            if time.monotonic() > waits_until_s:
+                raise TimeoutError(f"no worker came after kill {done + 1}")
+            time.sleep(0.005)
+    return kills
+
+
+def run_one(folder: pathlib.Path, seed: str, kills: int, limit_s: float) -> Outcome:
+    """Kill one agent's workers and return what its readers saw."""
+    folder.mkdir()
+    images = local.ImageFolder(folder / "images")
+    image_id = images.add(local.random_bytes(IMAGE_BYTES, zero_share=0.1))
+    rng = random.Random(seed)
+    ends_s = time.monotonic() + limit_s
+    lives_s = (supervisor.STEADY_AFTER_S, supervisor.STEADY_AFTER_S + 0.2)
+    with hosts.running(
+        folder / "host", images, life_s=limit_s + 4 * NEXT_WORKER_S, **OPTIONS
+    ) as agent:
+        mirrors = [agent.image_path(image_id)]
+        readers = guest_readers.Readers(images.path(image_id), mirrors, seed=1, threads=READERS)
+        with readers:
+            done = kill_again_and_again(agent, rng, kills, ends_s, lives_s)
+            agent.wait_ready()
+            return Outcome(done, readers.stop())
+
+
+def run(folder: pathlib.Path, seed: int, kills: int, limit_s: float, at_once: int) -> list[Outcome]:
+    """Kill workers of several agents at the same time."""
+    shares = [kills // at_once + (n < kills % at_once) for n in range(at_once)]
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        begun = [
+            pool.submit(run_one, folder / f"h{n}", f"{seed}/{n}", share, limit_s)
+            for n, share in enumerate(shares)
+        ]
+        return [one.result() for one in begun]
+
+
+def main() -> int:
+    """Print what was seen as JSON; return 1 if that was an error or a wrong byte."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-s", type=float, default=900.0)
+    parser.add_argument("--agents", type=int, default=AGENTS)
+    given = parser.parse_args()
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="acstor-kills-"))
+    try:
+        outcomes = run(folder, given.seed, given.kills, given.limit_s, given.agents)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    tallies = [one.tally for one in outcomes]
+    said = {
+        "kills": sum(one.kills for one in outcomes),
+        "reads": sum(tally.reads for tally in tallies),
+        "bytes": sum(tally.bytes for tally in tallies),
+        "errors": [words for tally in tallies for words in tally.errors],
+        "wrong": [words for tally in tallies for words in tally.wrong],
+        "longest_s": round(max(tally.longest_s for tally in tallies), 2),
+    }
+    print(json.dumps(said, indent=1))
+    return 1 if said["errors"] or said["wrong"] or not said["reads"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
