@@ -5,9 +5,9 @@ A process between the kernel and the worker.  It hands on each request, keeps it
 answered, and hands all that it keeps to a worker that asks for it as it would ask a newer kernel
 (FUSE_NOTIFY_RESEND).  To a worker, its end of a socket is /dev/fuse.
 
-When its supervisor goes, what is unanswered is added to the mount's record, for the next
-supervisor's relay.  What a relay keeps that is killed itself is lost: who waits for it waits until
-the mount ends.
+When its supervisor ends it, or is gone and the worker, too, what is unanswered is added to the
+mount's record, for the next supervisor's relay.  What a relay keeps that is killed itself is
+lost: who waits for it waits until the mount ends.
 
 The one rule: it never waits for a worker, since that may be waiting for it.
 """
@@ -30,6 +30,7 @@ MESSAGE_BYTES = 2 << 20
 """Room for any message: a kernel gives none to who has too little for the longest."""
 _HEADER = struct.Struct("<IiQ")  # of a request: length, opcode, unique; of an answer: length, error
 _WITHOUT_ANSWER = frozenset({2, 36, 42})  # FORGET, INTERRUPT, BATCH_FORGET
+_WORKER, _END = b"w", b"e"
 _ENDED = (errno.ENODEV, errno.ECONNABORTED)
 
 
@@ -55,21 +56,23 @@ class Relay:
         kernels, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with kernels:
             try:
-                socket.send_fds(self._ours, [b"w"], [kernels.fileno()])
+                socket.send_fds(self._ours, [_WORKER], [kernels.fileno()])
             except OSError:
                 workers.close()
                 raise
         return workers
 
     def end(self) -> None:
-        """End it, and wait until it has recorded what is unanswered."""
+        """End it, whether there is a worker or not, and wait until it has recorded what is left."""
+        with contextlib.suppress(OSError):
+            self._ours.send(_END)
         self._ours.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
 
 
 def _be_relay(connection: fuse_connection.Connection, supervisor: socket.socket) -> None:
-    """Be the process in a fork of the supervisor, until that one goes."""
+    """Be the process in a fork of the supervisor."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -94,7 +97,7 @@ class _Moving:
     def __init__(self, connection: fuse_connection.Connection, supervisor: socket.socket) -> None:
         self._fuse_fd = connection.fuse_fd
         os.set_blocking(self._fuse_fd, False)
-        self._supervisor = supervisor
+        self._supervisor: socket.socket | None = supervisor
         self._worker: socket.socket | None = None
         self._is_asked = False
         """The worker takes requests; before it has asked for them it can do nothing with one."""
@@ -105,11 +108,11 @@ class _Moving:
         }
 
     def run(self) -> None:
-        """Move messages until the supervisor has gone or the mount has ended."""
-        while True:
+        """Move messages until there is nobody more to move them for."""
+        while self._supervisor or self._worker:
             for fd, events in self._poll():
-                if fd == self._supervisor.fileno():
-                    if not self._meet_worker():
+                if self._supervisor and fd == self._supervisor.fileno():
+                    if not self._hear_supervisor():
                         return
                     break  # what was found of the former worker's socket is no more
                 if fd == self._fuse_fd:
@@ -120,7 +123,8 @@ class _Moving:
 
     def _poll(self) -> list[tuple[int, int]]:
         poll = select.poll()
-        poll.register(self._supervisor, select.POLLIN)
+        if self._supervisor:
+            poll.register(self._supervisor, select.POLLIN)
         if self._worker:
             events = select.POLLIN | (select.POLLOUT if self._to_send else 0)
             poll.register(self._worker, events)
@@ -128,16 +132,20 @@ class _Moving:
                 poll.register(self._fuse_fd, select.POLLIN)
         return poll.poll()
 
-    def _meet_worker(self) -> bool:
-        """Take the socket of the next worker; return False if the supervisor has gone."""
+    def _hear_supervisor(self) -> bool:
+        """Take the socket of the next worker; return False if there is to be none."""
+        if self._supervisor is None:
+            return False
         word, fds = b"", list[int]()
         with contextlib.suppress(OSError):
             word, fds, _, _ = socket.recv_fds(self._supervisor, 1, 1)
-        self._leave_worker()
-        if word and fds:
+        if not word:  # it was killed: its worker, if it is left, serves on
+            self._supervisor = None
+        elif word == _WORKER and fds:
+            self._leave_worker()
             self._worker = socket.socket(fileno=fds[0])
             self._worker.setblocking(False)
-        return bool(word)
+        return word != _END
 
     def _leave_worker(self) -> None:
         if self._worker:

@@ -142,3 +142,24 @@ def test_signals_to_its_group_are_left_to_the_supervisor(world):
     with world.worker() as worker:
         world.kernel.send(request(2))
         assert worker.recv(100) == request(2)
+
+
+def test_worker_whose_supervisor_was_killed_is_served_on(world):
+    with world.worker() as worker:
+        world.relay._ours.close()
+        for unique in (2, 4):
+            world.kernel.send(request(unique))
+            assert worker.recv(100) == request(unique)
+        worker.send(answer(2))
+        assert world.kernel.recv(100) == answer(2)
+        assert world.record.unanswered() == []
+    os.waitpid(world.relay._pid, 0)
+    assert world.record.unanswered() == [request(4)]
+
+
+def test_worker_that_the_kernel_holds_does_not_keep_a_relay_from_its_end(world):
+    with world.worker() as worker:
+        world.kernel.send(request(2))
+        worker.recv(100)
+        world.relay.end()
+        assert world.record.unanswered() == [request(2)]
