@@ -85,6 +85,11 @@ def test_background_is_set_and_nothing_else():
     assert changed[:32] + changed[36:] == reply()[:32] + reply()[36:]
 
 
+def test_longest_message_is_set_and_nothing_else():
+    longest = fuse_init.with_longest(reply(), 128 * 1024)
+    assert longest == reply(longest=128 * 1024, pages=32)
+
+
 @given(st.binary(max_size=120))
 def test_bytes_of_any_kind_are_no_error(data):
     assert fuse_init.differences(data, data) in ([], fuse_init.differences(b"", b""))
