@@ -7,20 +7,16 @@ away, and what nobody has said yet is believed of nobody.
 
 import logging
 import threading
-from typing import Any
 
 import msgspec
-from keystoneauth1 import adapter as keystone_adapter
-from keystoneauth1 import exceptions
 from oslo_config import cfg
 
 from acstor_common import certificates
-from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import log_once
 from acstor_common import ring
 from acstor_common import signing
-from acstor_glance import images as glance_images
+from acstor_glance import decision_client
 from acstor_glance import proofs
 
 LOG = logging.getLogger(__name__)
@@ -47,7 +43,7 @@ class Authority:
         self._trust = proofs.NOBODY
         self._stopping = threading.Event()
         self._fault = log_once.LogOnce(LOG)
-        self._way = log_once.LogOnce(LOG)
+        self._service = decision_client.DecisionClient(conf)
 
     def trust(self) -> proofs.Trust:
         """Return whom to believe, as it was known last."""
@@ -89,25 +85,8 @@ class Authority:
                 files = f"{own.trusted_ca_file}, {own.trusted_signers_file}"
                 raise errors.Unusable(files, str(exc)) from exc
             return
-        with glance_images.translated("the decision service's authority"):
-            answer = self._ask()
+        answer = self._service.get("/v1/authority", _Answer, MAX_ANSWER_BYTES)
         self._trust = checked(answer.ca.encode(), answer.signers.encode(), answer.revoked)
-
-    def _ask(self) -> _Answer:
-        own = self._conf.acstor_glance
-        api = keystone_adapter.Adapter(
-            glance_images.session_of(self._conf),
-            service_type=decision_api.SERVICE_TYPE,
-            interface=own.valid_interfaces,
-            region_name=own.region_name,
-            endpoint_override=own.decision_endpoint,
-        )
-        response: Any = api.get("/v1/authority")
-        self._way.say(decision_api.way_fault(response.url or ""))
-        try:
-            return msgspec.json.decode(response.content[:MAX_ANSWER_BYTES], type=_Answer)
-        except msgspec.DecodeError as exc:
-            raise exceptions.ClientException(f"the answer makes no sense: {exc}") from exc
 
 
 def checked(ca: bytes, signers: bytes, revoked: dict[str, int]) -> proofs.Trust:

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the decision service's REST API, as acstor's service user.
+
+The one rule: an answer is believed as far as its form goes, and no longer than asked for.
+"""
+
+import functools
+import logging
+from typing import Any
+from typing import TypeVar
+
+import msgspec
+from keystoneauth1 import adapter as keystone_adapter
+from keystoneauth1 import exceptions
+from keystoneauth1 import session as keystone_session
+from oslo_config import cfg
+
+from acstor_common import decision_api
+from acstor_common import log_once
+from acstor_glance import images as glance_images
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class DecisionClient:
+    """Asks the service that ``[acstor_glance]`` names, or Keystone's catalog."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
+        self._way = log_once.LogOnce(LOG)
+
+    @functools.cached_property
+    def _session(self) -> keystone_session.Session:
+        return glance_images.session_of(self._conf)
+
+    def get(self, path: str, kind: type[T], most_bytes: int) -> T:
+        """Return what the service answers.
+
+        :param most_bytes: of the answer; a longer one makes no sense
+        :raises errors.ImageServiceError: it says nothing, or nothing that makes sense
+        :raises errors.Unusable: the options of the service user make no sense
+        """
+        own = self._conf.acstor_glance
+        with glance_images.translated(f"the decision service's {path}"):
+            api = keystone_adapter.Adapter(
+                self._session,
+                service_type=decision_api.SERVICE_TYPE,
+                interface=own.valid_interfaces,
+                region_name=own.region_name,
+                endpoint_override=own.decision_endpoint,
+            )
+            response: Any = api.get(path)
+            self._way.say(decision_api.way_fault(response.url or ""))
+            try:
+                return msgspec.json.decode(response.content[:most_bytes], type=kind)
+            except msgspec.DecodeError as exc:
+                raise exceptions.ClientException(f"the answer makes no sense: {exc}") from exc
