@@ -34,6 +34,7 @@ from acstor_decision.core import members
 from acstor_decision.core import table
 from acstor_decision.core import threshold
 from acstor_decision.db import database
+from acstor_decision.db import held_images
 from acstor_decision.switch_loads import base
 
 LOG = logging.getLogger(__name__)
@@ -48,8 +49,6 @@ GIVE_AGAIN_S = 45.0
 waits somewhat longer before it says that a host did not hear of one."""
 TOLD_WITHIN = 2
 """Collections in which a host that heard of a task tells so, and is heard."""
-IMAGES_KEPT_S = 86400.0
-"""For how long it is remembered what a host that fell silent has told of its images."""
 FORGET_EVERY_S = 3600.0
 _CLAIMS = (members.Refusal.TAKEN_ADDRESS, members.Refusal.UNREACHABLE)
 
@@ -262,7 +261,7 @@ class Service:
         self._store.note_samples(rows, self.own.traffic_history_s)
         self._store.forget_traffic(self._wall() - self.own.traffic_history_s)
         if self._clock() >= self._forgets_s:
-            self._store.forget_images_of_silent(self._wall() - IMAGES_KEPT_S)
+            self._store.forget_images_of_silent(self._wall() - held_images.KEPT_S)
             self._forgets_s = self._clock() + FORGET_EVERY_S
 
     def _thresholds(self) -> threshold.Thresholds:

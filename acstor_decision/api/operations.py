@@ -6,6 +6,7 @@ from acstor_decision.api import enrolments
 from acstor_decision.api import hosts
 from acstor_decision.api import image_actions
 from acstor_decision.api import images
+from acstor_decision.api import needed
 from acstor_decision.api import rings
 from acstor_decision.api import traffic
 
@@ -15,6 +16,7 @@ ALL = (
     *authority.OPERATIONS,
     *images.OPERATIONS,
     *image_actions.OPERATIONS,
+    *needed.OPERATIONS,
     *rings.OPERATIONS,
     *traffic.OPERATIONS,
 )

@@ -14,6 +14,8 @@ from acstor_common import whole_image
 from acstor_decision.db import models
 
 ROW = models.HeldImage
+KEPT_S = 86400.0
+"""For how long it is remembered what a host that fell silent has told of its images."""
 
 
 class OnHosts(NamedTuple):
@@ -37,6 +39,18 @@ class OnHosts(NamedTuple):
     fetched: decision_api.FetchedBytes
 
 
+class Needed(NamedTuple):
+    """The images that hosts use and that are not whole there.
+
+    :param heard_s: when a host was heard last; None: there is none
+    :param known_since_s: when the first of the hosts was heard first
+    """
+
+    image_ids: list[str]
+    heard_s: float | None
+    known_since_s: float | None
+
+
 def replace(session: orm.Session, samples: Mapping[str, decision_api.Sample]) -> None:
     """Let what hosts tell of their images take the place of what they told before."""
     told = {host: samples[host].images for host in sorted(samples)}
@@ -57,6 +71,21 @@ def forget_silent(session: orm.Session, before_s: float) -> None:
     """Forget what hosts told that were not heard since a time: they are gone, or will tell anew."""
     silent = sa.select(models.Host.host).where(models.Host.seen_s < before_s)
     session.execute(sa.delete(ROW).where(ROW.host.in_(silent)))
+
+
+def needed(session: orm.Session, since_s: float, limit: int) -> Needed:
+    """Return the images that hosts need which were heard since a time, ``limit`` at most."""
+    wanted = (
+        sa.select(ROW.image_id)
+        .distinct()
+        .join(models.Host, models.Host.host == ROW.host)
+        .where(ROW.is_used.is_(True), ROW.is_whole.is_(False), models.Host.seen_s >= since_s)
+        .order_by(ROW.image_id)
+        .limit(limit)
+    )
+    times = sa.select(sa.func.max(models.Host.seen_s), sa.func.min(models.Host.first_seen_s))
+    heard_s, known_since_s = session.execute(times).one()
+    return Needed(list(session.execute(wanted).scalars()), heard_s, known_since_s)
 
 
 def every(session: orm.Session, after: str, limit: int, since_s: float) -> list[OnHosts]:

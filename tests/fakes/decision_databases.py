@@ -212,6 +212,29 @@ class Suite:
         assert [held_images.whole_of(row) for row in rows] == list(by_host.values())
         assert [row.is_used for row in rows] == [True, True, False, True, False, False]
 
+    def test_images_are_needed_where_some_host_uses_them_and_lacks_parts(
+        self, store: database.Database
+    ) -> None:
+        assert store.needed_images(0, 9) == ([], None, None)
+        ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(5)]
+        full = msgspec.structs.replace(FILLING, state=whole_image.State.NO_ROOM)
+        unused = msgspec.structs.replace(FILLING, is_used=False)
+        by_host = {
+            "h1": {ids[0]: OWNED, ids[1]: OWNED, ids[2]: FILLING, ids[3]: unused, ids[4]: full},
+            "h2": {ids[0]: OWNED, ids[1]: FILLING, ids[2]: FILLING, ids[3]: None},
+        }
+        for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
+            held = {
+                image_id: decision_api.HeldImage(whole=whole)
+                for image_id, whole in by_host[host].items()
+            }
+            store.note_samples({host: (sample(host, sent_s, images=held), 0)}, 60)
+        assert store.needed_images(1000.0, 9) == ([ids[1], ids[2], ids[4]], 2000.0, 1000.0)
+        assert store.needed_images(1000.0, 2).image_ids == [ids[1], ids[2]]
+        assert store.needed_images(1500.0, 9).image_ids == [ids[1], ids[2]]
+        store.note_samples({"h2": (sample("h2", 3000.0, images={}), 0)}, 60)
+        assert store.needed_images(1500.0, 9) == ([], 3000.0, 1000.0)
+
     def test_what_silent_hosts_told_of_images_is_forgotten(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         held = {image_id: decision_api.HeldImage(size_bytes=9)}

@@ -26,6 +26,7 @@ from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.core import threshold
 from acstor_decision.db import database
+from acstor_decision.db import held_images
 from acstor_decision.switch_loads import base
 from acstor_decision.switch_loads import none
 from tests.fakes import enrolled_hosts
@@ -618,7 +619,7 @@ def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, stor
     store.note_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)}, 0)
     cloud.collect(2)
     assert [row.host for row in store.image_hosts(IMAGE, 0)] == ["h9"]
-    lone.now_s += service.IMAGES_KEPT_S + service.FORGET_EVERY_S
+    lone.now_s += held_images.KEPT_S + service.FORGET_EVERY_S
     lone.service.round()
     assert store.image_hosts(IMAGE, 0) == []
 

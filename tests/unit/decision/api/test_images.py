@@ -6,9 +6,11 @@ import time
 import pytest
 
 from acstor_common import decision_api
+from acstor_common import whole_image
 from acstor_decision import rpc
 from acstor_decision.api import app
 from acstor_decision.api import image_service
+from acstor_decision.db import held_images
 from tests.unit.decision.api import conftest
 
 IMAGES = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(10, 15)]
@@ -22,6 +24,11 @@ WARM = decision_api.HeldImage(
     read=decision_api.ReadBytes(local=70, boot=20, peer=6, source=4),
 )
 COLD = decision_api.HeldImage()
+FILLING = decision_api.HeldImage(
+    whole=whole_image.Whole(
+        state=whole_image.State.FILLING, is_used=True, total_bytes=9, left_bytes=4
+    )
+)
 
 
 def hold(store, *images_of_hosts, **fields):
@@ -226,3 +233,29 @@ def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
         assert answer.status_code == 503
         assert "message bus" in answer.json["error"]["message"]
     assert store.unheard_tasks(0) == []
+
+
+@pytest.mark.parametrize(
+    ("roles", "status"),
+    [
+        ("admin", 200),
+        ("acstor-prepare", 200),
+        ("acstor-reader", 200),
+        ("service", 200),
+        ("member,reader", 403),
+    ],
+)
+def test_services_are_told_which_images_hosts_need(roles, status, client, store):
+    hold(store, {IMAGES[1]: WARM, IMAGES[0]: FILLING})
+    answer = client.get("/v1/needed", headers={"X-Roles": roles})
+    assert answer.status_code == status
+    if status == 200:
+        assert answer.json["images"] == [IMAGES[0]]
+        assert answer.json["known_since_s"] <= answer.json["heard_s"] <= answer.json["now_s"]
+
+
+def test_a_host_that_fell_silent_needs_its_images_for_a_day(client, store):
+    for silent_s, needs in ((held_images.KEPT_S - 60, [IMAGES[0]]), (held_images.KEPT_S + 60, [])):
+        told = conftest.sample(0, sent_s=time.time() - silent_s, images={IMAGES[0]: FILLING})
+        conftest.note(store, told)
+        assert client.get("/v1/needed").json["images"] == needs
