@@ -61,6 +61,12 @@ STATE_PROPERTIES = (STATE, MESSAGE, RETRY, STATE_OF, BOOT_MESSAGE, BOOT_RETRY)
 IMAGE_PROPERTIES = (*(kind.pointer for kind in Kind), *STATE_PROPERTIES)
 """Every property that acstor sets on images of tenants."""
 
+PROTECTED = "acstor_protected="
+"""What a tag begins with of an image that acstor protects from being deleted; the rest is when.
+
+No property: when a tenant changes an image, Glance deletes the properties that it hides from him.
+"""
+
 # Properties of artefacts.
 KIND = "acstor_kind"
 OF_IMAGE = "acstor_image_id"

@@ -121,6 +121,14 @@ OPTS = [
         help="Age at which an artefact that its image does not point to is deleted. It must be "
         "longer than the upload of an artefact takes.",
     ),
+    cfg.BoolOpt(
+        "protect_used_images",
+        default=True,
+        help="Whether an image that servers use, and that is not whole on each of their hosts yet, "
+        "is protected in Glance from being deleted (its property 'protected') until it is. What "
+        "was protected so before is taken back when this is switched off. It needs the decision "
+        "service.",
+    ),
     cfg.StrOpt(
         "coordination_url",
         help="Where listeners claim images, as a URL of tooz (mysql://..., etcd3+http://...). "

@@ -4,11 +4,14 @@
 The names are those of ``doc/source/admin/glance.rst`` and never change.
 """
 
+import collections
 from collections.abc import Callable
+from collections.abc import Iterable
 
 import prometheus_client
 
 from acstor_common import metrics_endpoint
+from acstor_glance import protection
 
 
 class Counters:
@@ -36,6 +39,25 @@ class Counters:
         )
         self.waiting = self._gauge("acstor_glance_waiting_images", "Images that wait for a worker")
         self.working = self._gauge("acstor_glance_working_images", "Images that are prepared now")
+        self.protections = self._counter(
+            "acstor_glance_protections", "Protections of images, set or taken back", ["change"]
+        )
+        self.needed = self._gauge(
+            "acstor_glance_needed_images",
+            "Images that hosts use and have not all of, by who protects them",
+            ["protection"],
+        )
+        self.guarded_at = self._gauge(
+            "acstor_glance_last_protection_timestamp_seconds",
+            "When the needed images were seen to last",
+        )
+
+    def show_needed(self, standings: Iterable[protection.Standing | None]) -> None:
+        """Show how the needed images stand."""
+        counted = collections.Counter(standings)
+        for standing in (*protection.Standing, None):
+            label = standing.value if standing else "unknown"
+            self.needed.labels(label).set(counted[standing])
 
     def serve(self, address: str) -> Callable[[], None]:
         """Start the Prometheus endpoint in a thread; return what stops it.
@@ -49,5 +71,7 @@ class Counters:
     ) -> prometheus_client.Counter:
         return prometheus_client.Counter(name, text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> prometheus_client.Gauge:
-        return prometheus_client.Gauge(name, text, registry=self.registry)
+    def _gauge(
+        self, name: str, text: str, labels: tuple[str, ...] | list[str] = ()
+    ) -> prometheus_client.Gauge:
+        return prometheus_client.Gauge(name, text, labels, registry=self.registry)

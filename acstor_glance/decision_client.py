@@ -16,6 +16,7 @@ from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
 from acstor_common import decision_api
+from acstor_common import errors
 from acstor_common import log_once
 from acstor_glance import images as glance_images
 
@@ -42,18 +43,25 @@ class DecisionClient:
         :raises errors.ImageServiceError: it says nothing, or nothing that makes sense
         :raises errors.Unusable: the options of the service user make no sense
         """
+        try:
+            with glance_images.translated(f"the decision service's {path}"):
+                return self._get(path, kind, most_bytes)
+        except errors.ImageServiceError:
+            self.__dict__.pop("_session", None)  # Keystone's catalog may name another place by now
+            raise
+
+    def _get(self, path: str, kind: type[T], most_bytes: int) -> T:
         own = self._conf.acstor_glance
-        with glance_images.translated(f"the decision service's {path}"):
-            api = keystone_adapter.Adapter(
-                self._session,
-                service_type=decision_api.SERVICE_TYPE,
-                interface=own.valid_interfaces,
-                region_name=own.region_name,
-                endpoint_override=own.decision_endpoint,
-            )
-            response: Any = api.get(path)
-            self._way.say(decision_api.way_fault(response.url or ""))
-            try:
-                return msgspec.json.decode(response.content[:most_bytes], type=kind)
-            except msgspec.DecodeError as exc:
-                raise exceptions.ClientException(f"the answer makes no sense: {exc}") from exc
+        api = keystone_adapter.Adapter(
+            self._session,
+            service_type=decision_api.SERVICE_TYPE,
+            interface=own.valid_interfaces,
+            region_name=own.region_name,
+            endpoint_override=own.decision_endpoint,
+        )
+        response: Any = api.get(path)
+        self._way.say(decision_api.way_fault(response.url or ""))
+        try:
+            return msgspec.json.decode(response.content[:most_bytes], type=kind)
+        except msgspec.DecodeError as exc:
+            raise exceptions.ClientException(f"the answer makes no sense: {exc}") from exc

@@ -265,10 +265,27 @@ class Images:
             if not value and name in now
         ]
         if changes:
-            with translated(f"properties of image {image_id}"):
-                self._client.http_client.patch(
-                    f"/v2/images/{image_id}", headers=_PATCH, data=json.dumps(changes)
-                )
+            self._patch(image_id, changes)
+
+    def protect(
+        self, image: image_record.Record, tags: Sequence[str], is_protected: bool
+    ) -> image_record.Record:
+        """Let nobody delete an image, or let it be deleted, and set its tags, in one request.
+
+        :return: the image as it is then
+        """
+        changes: list[dict[str, Any]] = [
+            {"op": "replace", "path": "/tags", "value": list(tags)},
+            {"op": "replace", "path": "/protected", "value": is_protected},
+        ]
+        return self._patch(image["id"], changes)
+
+    def _patch(self, image_id: str, changes: Sequence[dict[str, Any]]) -> image_record.Record:
+        with translated(f"properties of image {image_id}"):
+            _response, record = self._client.http_client.patch(
+                f"/v2/images/{image_id}", headers=_PATCH, data=json.dumps(changes)
+            )
+        return dict(record)
 
     def delete(self, image_id: str) -> None:
         """Delete an artefact; one that is gone already is no error."""

@@ -25,6 +25,7 @@ from acstor_glance import authority as glance_authority
 from acstor_glance import boot_service
 from acstor_glance import bus_server
 from acstor_glance import counters as glance_counters
+from acstor_glance import guard as glance_guard
 from acstor_glance import notifications
 from acstor_glance import preparer as glance_preparer
 from acstor_glance import proofs
@@ -52,11 +53,13 @@ class Listener:
         preparer: glance_preparer.Preparer,
         reconciler: glance_reconciler.Reconciler,
         counters: glance_counters.Counters,
+        guard: glance_guard.Guard,
         boots: boot_service.BootService | None = None,
     ) -> None:
         self._boots = boots
         self._authority = glance_authority.Authority(conf)
         self._proofs = proofs.Proofs(self._authority.trust)
+        self._guard = guard
         self._conf, self._counters = conf.acstor_glance, counters
         self._preparer, self._reconciler = preparer, reconciler
         self._queue = work_queue.WorkQueue()
@@ -71,6 +74,7 @@ class Listener:
     def run(self) -> None:
         """Serve until :meth:`stop` is called."""
         self._authority.start()
+        self._guard.start()
         self._listening.start()
         self._server.start()
         if self._boots is not None:
@@ -84,6 +88,7 @@ class Listener:
         while not self._stopping.is_set():
             self._wait(self._reconcile())
         self._authority.stop()
+        self._guard.stop()
         self._listening.stop()
         self._server.stop()
         self._queue.close()
@@ -99,6 +104,7 @@ class Listener:
 
     def _seen(self, event_type: str, image_id: ids.ImageId) -> None:
         self._counters.messages.labels(event_type).inc()
+        self._guard.seen(image_id)
         self._put(image_id)
 
     def _wanted(self, payload: object) -> None:

@@ -16,6 +16,7 @@ from acstor_glance import boot_images
 from acstor_glance import boot_service
 from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
+from acstor_glance import guard as glance_guard
 from acstor_glance import images as glance_images
 from acstor_glance import listener as glance_listener
 from acstor_glance import preparer as glance_preparer
@@ -37,7 +38,8 @@ def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counte
     if conf.acstor_glance.boot_images != "none":
         made = boot_images.BootImages(images, conf)
         boots = boot_service.BootService(conf, made)
-    return glance_listener.Listener(conf, preparer, reconciler, counters, boots), counters
+    guard = glance_guard.Guard(conf, images, counters)
+    return glance_listener.Listener(conf, preparer, reconciler, counters, guard, boots), counters
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 
 Results go to standard output (``--json``: one object a line), everything else to
 standard error.  Exit status: 0 all well, 1 it could not be done, 2 wrong usage,
-3 some image is faulty or could not be prepared, 130 stopped by Ctrl-C.
+3 some image is faulty, could not be prepared or can be deleted too early, 130 stopped by Ctrl-C.
 """
 
 import argparse
@@ -30,8 +30,10 @@ from acstor_common import image_record
 from acstor_common import scope
 from acstor_glance import conf as glance_conf
 from acstor_glance import exporter
+from acstor_glance import guarantee
 from acstor_glance import images as glance_images
 from acstor_glance import preparer as glance_preparer
+from acstor_glance import protection
 from acstor_glance import reconciler as glance_reconciler
 from acstor_glance import verifier
 
@@ -100,7 +102,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     purge = commands.add_parser("purge", help="remove artefacts and properties from Glance")
     purge.add_argument("--yes", action="store_true", help="do it, do not only say what it is")
+    checking = commands.add_parser(
+        "check", help="say whether images that servers need can be deleted"
+    )
     for command, run in (
+        (checking, Tool.check),
         (prepare, Tool.prepare),
         (reconcile, Tool.reconcile),
         (listing, Tool.show),
@@ -109,7 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
         (purge, Tool.purge),
     ):
         command.set_defaults(run=run)
-        if command is not reconcile:
+        if command not in (reconcile, checking):
             command.add_argument(
                 "images",
                 metavar="IMAGE",
@@ -214,6 +220,15 @@ class Tool:
                 self._say({"image": image_id, "outcome": "removed"})
         return 0 if is_whole else EXIT_FAULTY
 
+    def check(self) -> int:
+        """Say where images that hosts need can be deleted."""
+        is_well = True
+        for finding in guarantee.check(self._conf, self._images):
+            outcome = "ok" if finding.is_well else "not guaranteed"
+            self._say({"check": finding.what, "outcome": outcome, "message": finding.message})
+            is_well = is_well and finding.is_well
+        return 0 if is_well else EXIT_FAULTY
+
     def purge(self) -> int:
         """Delete artefacts, then acstor's properties, of the selection."""
         named = set(self._options.images)
@@ -222,13 +237,17 @@ class Tool:
                 self._purge({"artefact": artefact["id"]}, self._images.delete, artefact["id"])
         names = dict.fromkeys(artefacts.IMAGE_PROPERTIES, "")
         for image in self._chosen():
+            if protection.marked_s(image) is not None:
+                of_image = {"protection": image["id"]}
+                tags = protection.tags_of(image)
+                self._purge(of_image, self._images.protect, image, tags, False)
             if names.keys() & image.keys():
                 self._purge({"image": image["id"]}, self._images.set_properties, image["id"], names)
         if not self._options.yes:
             print(f"{PROG}: nothing was removed: add --yes to do it", file=sys.stderr)
         return 0
 
-    def _purge(self, what: dict[str, Any], remove: Callable[..., None], *arguments: Any) -> None:
+    def _purge(self, what: dict[str, Any], remove: Callable[..., object], *arguments: Any) -> None:
         if self._options.yes:
             remove(*arguments)
         self._say({**what, "outcome": "removed" if self._options.yes else "would be removed"})

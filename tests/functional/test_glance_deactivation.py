@@ -22,11 +22,12 @@ def with_glance(
     glance: uploads.Images,
     folder: pathlib.Path,
     nothing: local.ImageFolder,
+    **options: Any,
 ) -> Any:
     """Run an agent whose only source is Glance."""
     user = api.credentials(glance.lab.keystone.auth_url, "acstor")
     sections = {"source_glance": user}
-    return local.agent(folder, nothing, sources="glance", sections=sections)
+    return local.agent(folder, nothing, sources="glance", sections=sections, **options)
 
 
 def ensure(agent: agents.Agent, image_id: str) -> Any:

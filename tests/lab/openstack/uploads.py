@@ -122,7 +122,7 @@ class Images:
             f"acstor_state {state}",
         )
 
-    def patch(self, image_id: str, user: str = "admin", **properties: str) -> None:
+    def patch(self, image_id: str, user: str = "admin", **properties: str | bool) -> None:
         changes = [{"op": "add", "path": f"/{k}", "value": v} for k, v in properties.items()]
         answer = self.lab.connect(user).image.patch(
             f"/images/{image_id}",

@@ -88,6 +88,21 @@ def test_the_decision_service_says_it(conf, session):
     assert len(knows.trust().signers) == 1
 
 
+def test_where_it_is_is_asked_anew_once_it_does_not_answer(conf, monkeypatch, session):
+    made = []
+    monkeypatch.setattr(glance_images, "session_of", lambda _: made.append(1) or session)
+    knows = authority.Authority(conf)
+    knows.look()
+    knows.look()
+    session.answer = exceptions.ConnectFailure("no route")
+    with pytest.raises(errors.ImageServiceUnreachable):
+        knows.look()
+    assert len(made) == 1
+    session.answer = {"ca": CA, "signers": SIGNERS}
+    knows.look()
+    assert len(made) == 2
+
+
 @pytest.mark.parametrize(
     "answer",
     [

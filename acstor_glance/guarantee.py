@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says whether this cloud keeps images that hosts need from being deleted, and where it does not.
+
+The one rule: it changes nothing, and what it cannot see it does not call well.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_glance import guard
+from acstor_glance import images as glance_images
+from acstor_glance import protection
+
+MOST_LOOKED_AT = 1000
+
+_WHY = {
+    protection.Standing.FREE: "it is not protected yet: it is within seconds, where a listener "
+    "runs and its log says nothing else",
+    protection.Standing.DECLINED: "somebody took acstor's protection back, and acstor leaves it "
+    "so; take the tag acstor_protected=... from it if acstor is to protect it again",
+    protection.Standing.GONE: "it is not in Glance any more: what no host has of it is lost",
+}
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at.
+
+    :param is_well: the guarantee holds as far as this goes
+    """
+
+    what: str
+    is_well: bool
+    message: str
+
+
+def check(conf: cfg.ConfigOpts, images: glance_images.Images) -> Iterator[Finding]:
+    """Yield what was looked at.
+
+    :raises errors.ImageServiceError: Glance does not say how images stand
+    """
+    is_on = bool(conf.acstor_glance.protect_used_images)
+    yield Finding(
+        "protect_used_images",
+        is_on,
+        "" if is_on else "it is off: images that servers need can be deleted",
+    )
+    try:
+        needed = guard.ask(conf)
+    except errors.ImageServiceError as exc:
+        yield Finding("decision service", False, f"nobody knows which images hosts need: {exc}")
+        return
+    yield _hosts(needed)
+    yield from _standings(needed, images)
+
+
+def _hosts(needed: protection.Needed) -> Finding:
+    is_heard = needed.heard_s is not None and needed.now_s - needed.heard_s <= protection.HEARD_S
+    why = (
+        "no host tells which images it needs: new ones are not protected, and nothing is given back"
+    )
+    return Finding("hosts", is_heard, "" if is_heard else why)
+
+
+def _standings(needed: protection.Needed, images: glance_images.Images) -> Iterator[Finding]:
+    looked_at = needed.images[:MOST_LOOKED_AT]
+    for image_id in looked_at:
+        why = _WHY.get(protection.standing_of(images.read_or_none(image_id)), "")
+        yield Finding(f"image {image_id}", not why, why)
+    left = len(needed.images) - len(looked_at)
+    if left:
+        yield Finding("other images", False, f"{left} more are needed and were not looked at")

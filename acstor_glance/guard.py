@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Protects images in Glance from being deleted while hosts need them (:mod:`protection`).
+
+The one rule: nobody waits for this, and nothing that fails ends it.  A pass asks the decision
+service which images are needed, looks at those in Glance whose standing is not known, and changes
+what is to be changed, a bounded number at a time.  Of several listeners one makes a pass at a
+time; two that do so all the same (their coordination service is away) do the same things.
+"""
+
+import collections
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_common import log_once
+from acstor_glance import claims
+from acstor_glance import conf as glance_conf
+from acstor_glance import counters as glance_counters
+from acstor_glance import decision_client
+from acstor_glance import images as glance_images
+from acstor_glance import protection
+
+LOG = logging.getLogger(__name__)
+
+PASS_S = 5.0
+MOST_A_PASS = 50
+"""Images that are looked at, and changed, in one pass."""
+MOST_FAILURES = 3
+"""Images of a pass that Glance may fail on before the pass ends: then it is not the images."""
+MOST_SAID = 10
+"""Images that a pass names in the log."""
+MOST_BYTES = 1 << 20
+"""Of the decision service's answer: as many ids as it gives, and more."""
+ALL = ids.parse_image_id("00000000-0000-0000-0000-000000000000")
+"""What is claimed: there is one guard for all images."""
+
+_SAID = {
+    protection.Standing.DECLINED: "somebody took acstor's protection back: it is left so, and what "
+    "hosts lack of it is lost when it is deleted",
+    protection.Standing.GONE: "it is not in Glance any more, and hosts that use it lack "
+    "parts of it",
+    protection.Standing.FAILED: "it could not be protected; tried again soon",
+}
+
+
+def ask(conf: cfg.ConfigOpts) -> protection.Needed:
+    """Return which images hosts need.
+
+    :raises errors.ImageServiceError: the decision service does not say it
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+    return _ask(decision_client.DecisionClient(conf))
+
+
+def _ask(service: decision_client.DecisionClient) -> protection.Needed:
+    return service.get("/v1/needed", protection.Needed, MOST_BYTES)
+
+
+class Guard:
+    """Makes passes; start it, and tell it of images to which something happened.
+
+    :param counters: None: nothing is counted
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        images: glance_images.Images,
+        counters: glance_counters.Counters | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        own = conf.acstor_glance
+        self.is_on = bool(own.protect_used_images)
+        self._images, self._counters, self._clock = images, counters, clock
+        self._service = decision_client.DecisionClient(conf)
+        folder = glance_conf.state_dir(conf)
+        self._claims = claims.Claims(own.coordination_url, folder, "protection")
+        self._known = protection.Protections()
+        self._lists_at_s = float("-inf")
+        self._said: dict[str, protection.Standing] = {}
+        self._happened: collections.deque[str] = collections.deque(maxlen=1000)
+        self._fault = log_once.LogOnce(LOG)
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Begin; waits for nothing."""
+        threading.Thread(target=self._run, name="acstor-guard", daemon=True).start()
+
+    def stop(self) -> None:
+        """Make no more passes."""
+        self._stopping.set()
+
+    def seen(self, image_id: ids.ImageId) -> None:
+        """Note that something happened to an image in Glance; may be called from any thread."""
+        self._happened.append(image_id)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self.make_pass()
+            except errors.AcstorError as exc:
+                self._fault.say(f"images that hosts need are not protected anew: {exc}")
+            except Exception:
+                LOG.exception("protection of images: unexpected")
+            else:
+                self._fault.say("")
+            self._stopping.wait(PASS_S)
+
+    def make_pass(self) -> None:
+        """Look at what is needed, and see to it.
+
+        :raises errors.ImageServiceError: the decision service or Glance is away, or refuses
+        :raises errors.Unusable: the options of the service user make no sense
+        """
+        needed = _ask(self._service) if self.is_on else None
+        with self._claimed() as is_ours:
+            if not is_ours:
+                return
+            if self._clock() >= self._lists_at_s:
+                self._list()
+            if needed is None:
+                self._take_all_back()
+                return
+            while self._happened:
+                self._known.changed(self._happened.popleft())
+            self._known.told(needed, self._clock())
+            try:
+                self._each(self._known.due(self._clock()), self._settle)
+            finally:
+                self._tell()
+
+    @contextlib.contextmanager
+    def _claimed(self) -> Iterator[bool]:
+        """Yield whether no other listener makes a pass now; it is no reason to make none."""
+        with contextlib.ExitStack() as stack:
+            try:
+                is_ours = stack.enter_context(self._claims.held(ALL))
+            except errors.ImageServiceUnreachable as exc:
+                LOG.debug("%s; going on without", exc)
+                is_ours = True
+            yield is_ours
+
+    def _list(self) -> None:
+        """Read from Glance what acstor protects."""
+        found = {
+            record["id"]: protection.marked_s(record) or 0.0
+            for record in self._images.every(protected="true", visibility="all")
+            if protection.standing_of(record) is protection.Standing.OURS
+        }
+        self._known.listed(found, self._clock())
+        self._lists_at_s = self._clock() + protection.LOOK_AGAIN_S
+
+    def _each(self, image_ids: list[str], do: Callable[[str], None]) -> None:
+        """Do something about each of some images; one that cannot be is left for a while.
+
+        :raises errors.ImageServiceError: too many cannot be
+        """
+        failures = 0
+        for image_id in image_ids[:MOST_A_PASS]:
+            try:
+                do(image_id)
+            except errors.ImageServiceError as exc:
+                LOG.info("image %s: %s", image_id, exc)
+                self._known.failed(image_id, self._clock())
+                failures += 1
+                if failures >= MOST_FAILURES:
+                    raise
+
+    def _settle(self, image_id: str) -> None:
+        """Look at an image, and do what is to be done about it."""
+        record = self._images.read_or_none(image_id)
+        self._known.looked(image_id, record)
+        change = self._known.change(image_id, self._clock())
+        if record is not None and change is not None:
+            self._change(record, change)
+
+    def _take_all_back(self) -> None:
+        """Take back what was set before the option was switched off."""
+        self._each(sorted(self._known.ours()), self._take_back)
+
+    def _take_back(self, image_id: str) -> None:
+        record = self._images.read_or_none(image_id)
+        self._known.looked(image_id, record)
+        if record is not None and protection.standing_of(record) is protection.Standing.OURS:
+            self._change(record, protection.Change.TAKE_BACK)
+
+    def _change(self, record: image_record.Record, change: protection.Change) -> None:
+        is_set = change is protection.Change.SET
+        tags = protection.tags_of(record)
+        if is_set:
+            tags.append(protection.mark(self._known.service_s()))
+        try:
+            changed = self._images.protect(record, tags, is_set)
+        except errors.ImageGone:
+            self._known.looked(record["id"], None)
+            return
+        self._known.looked(record["id"], changed)
+        self._count(record["id"], change)
+
+    def _count(self, image_id: str, change: protection.Change) -> None:
+        LOG.info("image %s: protection against being deleted %s", image_id, change.value)
+        if self._counters is not None:
+            self._counters.protections.labels(change.name.lower()).inc()
+
+    def _tell(self) -> None:
+        """Show how the needed images stand, and log those that can be lost once each."""
+        standings = self._known.standings()
+        for image_id in self._said.keys() - standings.keys():
+            del self._said[image_id]
+        news = {
+            image_id: is_now
+            for image_id, is_now in standings.items()
+            if is_now in _SAID and self._said.get(image_id) is not is_now
+        }
+        for image_id, is_now in list(news.items())[:MOST_SAID]:
+            LOG.warning("image %s: %s", image_id, _SAID[is_now])
+        if len(news) > MOST_SAID:
+            LOG.warning(
+                "so are %d more images; the command check names them", len(news) - MOST_SAID
+            )
+        self._said |= news
+        if self._counters is not None:
+            self._counters.show_needed(standings.values())
+            self._counters.guarded_at.set(time.time())

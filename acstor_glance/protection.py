@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which images acstor protects from being deleted, and which it no longer does.
+
+An image is *needed* while a host uses it and is not whole there: who deletes it then takes bytes
+that a guest may still want.  So its property ``protected`` is set in Glance, and taken back when
+it is needed no longer.  Beside it stands a mark, the tag ``acstor_protected=…`` that says since
+when, which is set and removed in the same request.  There is no other record: whoever comes after
+a crash finds in Glance what was done.
+
+The two rules: acstor takes back only what it has set itself; and where somebody has taken back
+what acstor had set (the mark is there, and the image is not protected) he has the last word.
+
+Nothing is taken back for want of news: not before an image has been needed by nobody for a
+while, not while no host is heard, and not because the service has lost its database.
+"""
+
+import datetime
+import enum
+import math
+from collections.abc import Collection
+from collections.abc import Mapping
+
+import msgspec
+
+from acstor_common import artefacts
+from acstor_common import ids
+from acstor_common import image_record
+
+UNNEEDED_S = 120.0
+"""How long an image must have been needed by nobody before it may be deleted again."""
+HEARD_S = 120.0
+"""How long ago a host may have been heard last if anything is to be taken back."""
+SILENT_S = 86400.0
+"""How long the service counts what a host needed that fell silent."""
+LOOK_AGAIN_S = 300.0
+"""How often everything is read from Glance anew."""
+AGAIN_S = 30.0
+"""When an image is tried again that could not be looked at or changed."""
+_GONE = frozenset({"deleted", "pending_delete", "killed"})
+
+
+class Needed(msgspec.Struct, frozen=True):
+    """What the decision service tells (``GET /v1/needed``); times by its clock.
+
+    :param images: ids of the images that are needed
+    :param heard_s: when a host was heard last; None: there is none
+    :param known_since_s: since when the service knows of hosts; None: it knows none
+    :param now_s: when it told this
+    """
+
+    images: list[str]
+    heard_s: float | None
+    known_since_s: float | None
+    now_s: float
+
+    def __post_init__(self) -> None:
+        for image_id in self.images:
+            ids.parse_image_id(image_id)
+
+
+class Standing(enum.StrEnum):
+    """How an image stands in Glance; the values are in metrics and in what commands print."""
+
+    FREE = "free"  # whoever may delete it can do so
+    OTHERS = "others"  # protected, and not by acstor
+    OURS = "acstor"  # protected by acstor
+    DECLINED = "declined"  # acstor had protected it, and somebody took that back
+    GONE = "gone"  # it is not in Glance any more
+    FAILED = "failed"  # Glance did not let it be looked at or changed
+
+
+class Change(enum.StrEnum):
+    """What is to be done about an image."""
+
+    SET = "set"
+    TAKE_BACK = "taken back"
+
+
+def mark(now_s: float) -> str:
+    """Return the tag of an image that acstor protects from now on.
+
+    >>> mark(1800000000.5)
+    'acstor_protected=2027-01-15T08:00:01+00:00'
+    """
+    now = datetime.datetime.fromtimestamp(math.ceil(now_s), datetime.UTC)
+    return artefacts.PROTECTED + now.isoformat()
+
+
+def tags_of(record: image_record.Record) -> list[str]:
+    """Return an image's tags but for the marks."""
+    return [tag for tag in _tags(record) if not tag.startswith(artefacts.PROTECTED)]
+
+
+def marked_s(record: image_record.Record) -> float | None:
+    """Return since when acstor protects an image; None if it bears no mark.
+
+    A mark whose time makes no sense is as old as can be.
+    """
+    marks = [tag for tag in _tags(record) if tag.startswith(artefacts.PROTECTED)]
+    if not marks:
+        return None
+    try:
+        since = datetime.datetime.fromisoformat(marks[0].removeprefix(artefacts.PROTECTED))
+        return since.timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
+
+
+def _tags(record: image_record.Record) -> list[str]:
+    tags = record.get("tags")
+    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+
+
+def standing_of(record: image_record.Record | None) -> Standing:
+    """Return how an image stands.
+
+    :param record: None: Glance has no such image
+    """
+    if record is None or image_record.text_of(record, "status") in _GONE:
+        return Standing.GONE
+    is_marked = marked_s(record) is not None
+    if record.get("protected") is True:
+        return Standing.OURS if is_marked else Standing.OTHERS
+    return Standing.DECLINED if is_marked else Standing.FREE
+
+
+class Protections:
+    """What is known of the images that are needed, and of those that acstor protects.
+
+    Times ``now_s`` are of one clock that never jumps.
+    """
+
+    def __init__(self) -> None:
+        self._told = Needed([], None, None, 0.0)
+        self._needed: dict[str, None] = {}  # in the order in which they came to be needed
+        self._known: dict[str, Standing] = {}
+        self._marked_s: dict[str, float] = {}
+        self._unneeded_since: dict[str, float] = {}
+        self._again: dict[str, float] = {}
+
+    def told(self, told: Needed, now_s: float) -> None:
+        """Take what the decision service tells."""
+        needed = dict.fromkeys(told.images)
+        before = {image_id: None for image_id in self._needed if image_id in needed}
+        self._told, self._needed = told, before | needed
+        self._settle(now_s)
+
+    def listed(self, ours: Mapping[str, float], now_s: float) -> None:
+        """Take what acstor protects, with since when; the rest is looked at again when needed."""
+        self._known = {
+            **{one: is_now for one, is_now in self._known.items() if is_now is Standing.FAILED},
+            **dict.fromkeys(ours, Standing.OURS),
+        }
+        self._marked_s = dict(ours)
+        self._settle(now_s)
+
+    def looked(self, image_id: str, record: image_record.Record | None) -> None:
+        """Take an image as Glance tells it."""
+        self._forget(image_id)
+        self._known[image_id] = standing = standing_of(record)
+        if record is not None and standing is Standing.OURS:
+            self._marked_s[image_id] = marked_s(record) or 0.0
+
+    def failed(self, image_id: str, now_s: float) -> None:
+        """Note that an image could not be looked at or changed; others come first for a while."""
+        self._known[image_id] = Standing.FAILED
+        self._again[image_id] = now_s + AGAIN_S
+
+    def changed(self, image_id: str) -> None:
+        """Note that something happened to an image: if it matters here it is looked at again."""
+        if image_id in self._known:
+            self._again.setdefault(image_id, 0.0)
+
+    def due(self, now_s: float) -> list[str]:
+        """Return the images to look at now: those that can be lost first.
+
+        Of these the ones that are needed longest come first, so that a host that names others each
+        time holds nobody up.
+        """
+        known = self._known
+        new = [one for one in self._needed if one not in known]
+        free = sorted(one for one, is_now in known.items() if self._change(one, is_now, now_s))
+        again = sorted(one for one, at_s in self._again.items() if at_s <= now_s)
+        return list(dict.fromkeys([*new, *free, *again]))
+
+    def change(self, image_id: str, now_s: float) -> Change | None:
+        """Return what is to be done about an image that was just looked at."""
+        return self._change(image_id, self._known[image_id], now_s)
+
+    def service_s(self) -> float:
+        """Return the time by the decision service's clock."""
+        return self._told.now_s
+
+    def standings(self) -> dict[str, Standing | None]:
+        """Return how the needed images stand; None: not looked at yet."""
+        return {image_id: self._known.get(image_id) for image_id in sorted(self._needed)}
+
+    def ours(self) -> Collection[str]:
+        """Return the images that acstor protects."""
+        return [one for one, is_now in self._known.items() if is_now is Standing.OURS]
+
+    def _change(self, image_id: str, is_now: Standing, now_s: float) -> Change | None:
+        if is_now is Standing.FREE and image_id in self._needed:
+            return Change.SET
+        if is_now is Standing.OURS and self._may_be_taken_back(image_id, now_s):
+            return Change.TAKE_BACK
+        return None
+
+    def _may_be_taken_back(self, image_id: str, now_s: float) -> bool:
+        since_s = self._unneeded_since.get(image_id)
+        if since_s is None or now_s - since_s < UNNEEDED_S:
+            return False
+        told = self._told
+        if told.heard_s is None or told.now_s - told.heard_s > HEARD_S:
+            return False
+        if told.known_since_s is None:
+            return False
+        is_of_this_database = self._marked_s.get(image_id, 0.0) >= told.known_since_s
+        return is_of_this_database or told.now_s - told.known_since_s > SILENT_S
+
+    def _settle(self, now_s: float) -> None:
+        """Forget what is neither needed nor acstor's, and note since when nobody needs the rest."""
+        for image_id, is_now in list(self._known.items()):
+            if image_id not in self._needed and is_now is not Standing.OURS:
+                self._forget(image_id)
+        ours = set(self.ours())
+        unneeded = ours - self._needed.keys()
+        for image_id in unneeded:
+            self._unneeded_since.setdefault(image_id, now_s)
+        for image_id in self._unneeded_since.keys() - unneeded:
+            del self._unneeded_since[image_id]
+        for image_id in self._marked_s.keys() - ours:
+            del self._marked_s[image_id]
+
+    def _forget(self, image_id: str) -> None:
+        self._known.pop(image_id, None)
+        self._again.pop(image_id, None)

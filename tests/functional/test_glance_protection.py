@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that hosts need are not deleted: a real Glance, the real API of the decision service.
+
+Samples of hosts are noted as the service that leads does it; the guard runs in the test, so that
+its clock can be set.
+"""
+
+import pathlib
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_common import whole_image
+from acstor_decision import conf as decision_conf
+from acstor_decision.db import database
+from acstor_glance import claims
+from acstor_glance import conf as glance_conf
+from acstor_glance import guarantee
+from acstor_glance import guard
+from acstor_glance import images as glance_images
+from acstor_glance import protection
+from acstor_glance.cmd import manage
+from tests.functional import test_glance_roles as roles
+from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import uploads
+from tests.unit.decision.api import conftest as samples
+
+as_documented, preparing_user, project = roles.as_documented, roles.preparing_user, roles.project
+
+FILLING = decision_api.HeldImage(
+    whole=whole_image.Whole(
+        state=whole_image.State.FILLING, is_used=True, total_bytes=9, left_bytes=4
+    )
+)
+WHOLE = decision_api.HeldImage(
+    whole=whole_image.Whole(
+        state=whole_image.State.WHOLE, is_used=True, total_bytes=9, left_bytes=0
+    )
+)
+
+
+class Counted(glance_images.Images):
+    """Counts what is asked of Glance about single images."""
+
+    asked: list[str]
+
+    def read(self, image_id: str) -> image_record.Record:
+        self.asked.append(f"read {image_id}")
+        return super().read(image_id)
+
+    def protect(
+        self, image: image_record.Record, tags: Sequence[str], is_protected: bool
+    ) -> image_record.Record:
+        self.asked.append(f"protect {image['id']}")
+        return super().protect(image, tags, is_protected)
+
+
+class World:
+    """Hosts whose samples are noted, a guard with a clock, and Glance."""
+
+    def __init__(
+        self,
+        glance: uploads.Images,
+        store: database.Database,
+        api: acstor_decision.DecisionApi,
+        listener: acstor_glance.Listener,
+    ) -> None:
+        self.glance, self.store, self.api, self.listener = glance, store, api, listener
+        self.now_s = 1000.0
+        listener.configure()
+        self.conf = manage.load_conf(str(listener.conf_file))
+        self.state_dir = glance_conf.state_dir(self.conf)
+        self.guard: guard.Guard
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with a guard that knows nothing."""
+        images = glance_images.connect(self.conf)
+        self.images = Counted(images._client, images._find_project_id)
+        self.images.asked = []
+        self.guard = guard.Guard(self.conf, self.images, clock=lambda: self.now_s)
+
+    def tell(self, *images_of_hosts: dict[str, decision_api.HeldImage]) -> None:
+        """Let host n tell of its images."""
+        now_s = time.time()
+        told = [
+            samples.sample(n, sent_s=now_s, images=images)
+            for n, images in enumerate(images_of_hosts)
+        ]
+        samples.note(self.store, *told)
+
+    def make_pass(self, later_s: float = 0.0) -> None:
+        self.now_s += later_s
+        self.guard.make_pass()
+
+    def standing(self, image_id: str) -> str:
+        return protection.standing_of(self.glance.record(image_id)).value
+
+
+def not_guaranteed(world: World) -> dict[str, str]:
+    """Return what the check finds that is not as it should be, with the first words about it."""
+    found = guarantee.check(world.conf, world.images)
+    bad = {one.what: one.message for one in found if not one.is_well}
+    return {what: message[:19] for what, message in bad.items()}
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
+    conf = cfg.ConfigOpts()
+    decision_conf.register_opts(conf)
+    conf([], project="acstor", default_config_files=[], default_config_dirs=[])
+    conf.set_override("connection", f"sqlite:///{tmp_path}/decision.sqlite", "database")
+    made = database.Database(conf)
+    made.upgrade()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def guarded(
+    glance: uploads.Images, store: database.Database, tmp_path: pathlib.Path
+) -> Iterator[Callable[..., World]]:
+    """Return what makes a world; the API of the decision service runs in it."""
+    connection = f"sqlite:///{tmp_path}/decision.sqlite"
+    api = acstor_decision.DecisionApi(glance.lab, tmp_path / "api", connection)
+
+    def make(**options: Any) -> World:
+        listener = acstor_glance.Listener(
+            "guard", glance.lab, tmp_path, decision_endpoint=api.url, **options
+        )
+        return World(glance, store, api, listener)
+
+    try:
+        api.start()
+        api.wait_ready()
+        yield make
+    finally:
+        api.stop()
+        glance.lab.start_image_services()
+        for hidden in ("false", "true"):
+            every = f"/images?protected=true&visibility=all&os_hidden={hidden}"
+            for record in glance.admin.get(every).json()["images"]:
+                glance.patch(record["id"], protected=False)
+
+
+@pytest.mark.expect_log("somebody took acstor's protection back: it is left so")
+def test_images_that_a_host_lacks_cannot_be_deleted_until_they_are_whole_there(
+    glance: uploads.Images, as_documented: None, guarded: Callable[..., World],
+    preparing_user: str, project: str,
+) -> None:  # fmt: skip
+    """Images of every visibility and state, and of all projects, by the documented role."""
+    world = guarded(username=preparing_user, project_name=project)
+    data = uploads.some_bytes(chunks=8, seed=71)
+    made = {visibility: glance.upload(data) for visibility in ("public", "community")}
+    made["private"] = glance.upload(data, tags=["mine"])
+    made["shared"] = glance.upload(data, visibility="shared")
+    for visibility in ("public", "community"):
+        glance.patch(made[visibility], visibility=visibility)
+    made["hidden"], made["renamed"], made["declined"] = (glance.upload(data) for _ in range(3))
+    glance.patch(made["hidden"], os_hidden=True)
+    made["deactivated"] = glance.upload(data)
+    glance.admin.post(f"/images/{made['deactivated']}/actions/deactivate").raise_for_status()
+    stranger = glance.lab.connect("stranger").image
+    made["stranger's"] = stranger.create_image(
+        name="x", data=data, disk_format="raw", container_format="bare"
+    ).id
+    world.tell(dict.fromkeys(made.values(), FILLING), dict.fromkeys(made.values(), WHOLE))
+    world.make_pass()
+    assert {name: world.standing(one) for name, one in made.items()} == dict.fromkeys(
+        made, "acstor"
+    )
+    image_id = made["private"]
+    refused = glance.tenant.delete(f"/images/{image_id}")
+    assert refused.status_code == 403
+    assert "is protected and cannot be deleted" in refused.text
+    assert glance.admin.delete(f"/images/{image_id}").status_code == 403
+    [mark, mine] = sorted(glance.tenant.get(f"/images/{image_id}").json()["tags"])
+    assert (mark[: len(artefacts.PROTECTED)], mine) == (artefacts.PROTECTED, "mine")
+    # When a tenant changes an image Glance deletes all properties that it hides from him.
+    glance.patch(made["renamed"], "tenant", name="new")
+    glance.patch(made.pop("declined"), "tenant", protected=False)
+
+    world.restart()  # what was done is in Glance alone
+    world.make_pass()
+    assert len([asked for asked in world.images.asked if asked.startswith("protect")]) == 0
+    world.tell(dict.fromkeys(made.values(), WHOLE), dict.fromkeys(made.values(), WHOLE))
+    world.make_pass()
+    world.make_pass(protection.UNNEEDED_S - 1)
+    assert world.standing(image_id) == "acstor"
+    world.make_pass(1)
+    assert {world.standing(one) for one in made.values()} == {"free"}
+    assert glance.record(image_id)["tags"] == ["mine"]
+    glance.delete(image_id)
+    stranger.delete_image(made["stranger's"])
+
+
+@pytest.mark.expect_log("somebody took acstor's protection back: it is left so")
+@pytest.mark.expect_log("it is not in Glance any more, and hosts that use it lack")
+def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
+    glance: uploads.Images, guarded: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = guarded()
+    own, declined = (glance.upload(uploads.some_bytes(chunks=8, seed=n)) for n in (72, 73))
+    glance.patch(own, "tenant", protected=True)
+    world.tell({own: FILLING, declined: FILLING})
+    world.make_pass()
+    assert (world.standing(own), world.standing(declined)) == ("others", "acstor")
+    glance.patch(declined, "tenant", protected=False)
+    world.guard.seen(ids.parse_image_id(declined))
+    for _ in range(3):
+        world.make_pass(protection.LOOK_AGAIN_S)
+        assert world.standing(declined) == "declined"
+    world.restart()
+    world.make_pass()
+    assert world.standing(declined) == "declined"
+    said = [record.getMessage() for record in caplog.records if declined in record.getMessage()]
+    assert len([line for line in said if "took acstor's protection back" in line]) == 2
+
+    assert not_guaranteed(world) == {f"image {declined}": "somebody took acsto"}
+    glance.delete(declined)
+    assert not_guaranteed(world) == {f"image {declined}": "it is not in Glance"}
+    world.guard.seen(ids.parse_image_id(declined))
+    world.make_pass()
+    assert f"image {declined}: it is not in Glance any more" in caplog.text
+    world.tell({})
+    world.make_pass(protection.LOOK_AGAIN_S)
+    world.make_pass(protection.UNNEEDED_S)
+    assert world.standing(own) == "others"
+
+
+def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
+    glance: uploads.Images, guarded: Callable[..., World]
+) -> None:
+    world = guarded()
+    image_id, own = (glance.upload(uploads.some_bytes(chunks=8, seed=n)) for n in (74, 75))
+    glance.patch(own, "tenant", protected=True)
+    world.tell({image_id: FILLING, own: FILLING})
+    with claims.Claims(None, world.state_dir, "protection").held(guard.ALL):
+        world.make_pass()  # another listener makes one
+    assert world.images.asked == []
+    world.make_pass()
+    assert world.standing(image_id) == "acstor"
+    assert uploads.manage(world.listener, "check") == [
+        {"check": what, "outcome": "ok", "message": ""}
+        for what in (
+            "protect_used_images",
+            "hosts",
+            *sorted([f"image {image_id}", f"image {own}"]),
+        )
+    ]
+    off = guarded(protect_used_images=False)
+    off.make_pass()
+    assert (world.standing(image_id), world.standing(own)) == ("free", "others")
+    found = {row["check"]: row for row in uploads.manage(off.listener, "check", status=3)}
+    bad = {what for what, row in found.items() if row["outcome"] == "not guaranteed"}
+    assert bad == {"protect_used_images", f"image {image_id}"}
+    world.restart()
+    world.make_pass()
+    assert world.standing(image_id) == "acstor"
+    uploads.manage(world.listener, "purge", "--yes", image_id)
+    assert (world.standing(image_id), world.standing(own)) == ("free", "others")
+
+
+def test_glance_that_is_away_delays_and_a_pass_is_bounded(
+    glance: uploads.Images, guarded: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "MOST_A_PASS", 4)
+    world = guarded(coordination_url="mysql://root@127.0.0.1:1/away")  # it is no reason to wait
+    made = [glance.create().id for _ in range(6)]
+    world.tell(dict.fromkeys(made, FILLING))
+    glance.lab.glance.stop()
+    with pytest.raises(errors.ImageServiceUnreachable):
+        world.make_pass()
+    glance.lab.glance.start()
+    glance.lab.glance.wait_ready()
+    world.make_pass()
+    assert len(world.images.asked) == 8  # four were looked at, and protected
+    world.make_pass()
+    world.make_pass()
+    assert sorted(map(world.standing, made)) == ["acstor"] * 6
+    asked = list(world.images.asked)
+    assert len(asked) == 12
+    world.make_pass(protection.UNNEEDED_S)
+    assert world.images.asked == asked  # nothing changed: nothing is asked
+    glance.lab.glance.kill()
+    world.tell({})
+    world.make_pass()  # asks Glance nothing yet
+    with pytest.raises(errors.ImageServiceUnreachable):
+        world.make_pass(protection.UNNEEDED_S)
+    glance.lab.glance.start()
+    glance.lab.glance.wait_ready()
+    for _ in range(4):
+        world.make_pass(protection.LOOK_AGAIN_S)
+    assert {world.standing(image_id) for image_id in made} == {"free"}
+    world.tell({made[0]: FILLING})
+    world.make_pass()
+    world.api.stop()
+    with pytest.raises(errors.ImageServiceUnreachable):
+        world.make_pass(2 * protection.SILENT_S)
+    assert world.standing(made[0]) == "acstor"
+    [away] = uploads.manage(world.listener, "check", status=3)[1:]
+    assert (away["check"], away["outcome"]) == ("decision service", "not guaranteed")

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which images are protected and for how long, over every way in which news can be missing."""
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import stateful
+from hypothesis import strategies as st
+
+from acstor_common import artefacts
+from acstor_glance import protection
+from tests.fakes import glance_records
+
+IMAGE = glance_records.IMAGE_ID
+OTHER = glance_records.ARTEFACT_ID
+DAY_S = 86400.0
+WALL_S = 1_800_000_000.0
+Standing = protection.Standing
+
+
+def record(image_id=IMAGE, *, protected=False, mark="", **changed):
+    tags = ["mine", mark] if mark else ["mine"]
+    return glance_records.image(id=image_id, protected=protected, tags=tags, **changed)
+
+
+def needed(*images, now_s=0.0, heard_s=0.0, known_since_s=-DAY_S):
+    """Return what the service tells at a time; all times count from WALL_S."""
+    return protection.Needed(
+        list(images),
+        None if heard_s is None else WALL_S + heard_s,
+        None if known_since_s is None else WALL_S + known_since_s,
+        WALL_S + now_s,
+    )
+
+
+def mark(at_s=0.0):
+    return protection.mark(WALL_S + at_s)
+
+
+@pytest.mark.parametrize(
+    ("image", "standing"),
+    [
+        (None, Standing.GONE),
+        (record(status="pending_delete"), Standing.GONE),
+        (record(status="deleted", protected=True, mark=mark()), Standing.GONE),
+        (record(), Standing.FREE),
+        (record(status="deactivated"), Standing.FREE),
+        (record(protected=True), Standing.OTHERS),
+        (record(protected=True, mark=mark()), Standing.OURS),
+        (record(protected=True, mark=f"{artefacts.PROTECTED}garbage"), Standing.OURS),
+        (record(mark=mark()), Standing.DECLINED),
+        (record(mark="acstor_protected"), Standing.FREE),
+        ({**record(protected=True), "tags": None}, Standing.OTHERS),
+        ({**record(), "tags": [7, None]}, Standing.FREE),
+        (record(protected="True"), Standing.FREE),
+    ],
+)
+def test_image_stands_in_glance_as_its_record_says(image, standing):
+    assert protection.standing_of(image) is standing
+
+
+@pytest.mark.parametrize("when", ["", "garbage", "0001-01-01T00:00:00", "9999-12-31T23:59:59"])
+def test_mark_whose_time_makes_no_sense_is_still_one(when):
+    assert protection.marked_s(record(mark=artefacts.PROTECTED + when)) is not None
+
+
+def test_mark_goes_and_other_tags_stay():
+    assert protection.tags_of(record(mark=mark())) == ["mine"]
+    assert WALL_S + 7 <= protection.marked_s(record(mark=mark(7.2))) <= WALL_S + 8.2
+
+
+def known(*images, at_s=0.0, marked_at_s=0.0, **told):
+    """Return what is known after acstor's protection of images was found and something was told."""
+    made = protection.Protections()
+    made.listed(dict.fromkeys(images, WALL_S + marked_at_s), at_s)
+    made.told(needed(**told), at_s)
+    return made
+
+
+def test_needed_image_is_looked_at_once_and_protected():
+    made = protection.Protections()
+    made.told(needed(IMAGE), 0.0)
+    assert (made.due(0.0), made.standings()) == ([IMAGE], {IMAGE: None})
+    made.looked(IMAGE, record())
+    assert (made.due(0.0), made.change(IMAGE, 0.0)) == ([IMAGE], protection.Change.SET)
+    made.looked(IMAGE, record(protected=True, mark=mark()))
+    assert (made.due(0.0), made.change(IMAGE, 0.0)) == ([], None)
+    assert (made.standings(), made.ours()) == ({IMAGE: Standing.OURS}, [IMAGE])
+    made.told(needed(IMAGE, now_s=5.0, heard_s=5.0), 5.0)
+    assert made.due(5.0) == []
+
+
+@pytest.mark.parametrize(
+    "image", [record(protected=True), record(mark=mark()), None, record(status="deleted")]
+)
+def test_image_that_is_not_acstors_to_protect_is_left_alone(image):
+    made = protection.Protections()
+    made.told(needed(IMAGE), 0.0)
+    made.looked(IMAGE, image)
+    assert (made.change(IMAGE, 0.0), made.due(0.0)) == (None, [])
+    made.told(needed(now_s=9.0, heard_s=9.0), 9.0)
+    assert made.due(9.0 + protection.UNNEEDED_S) == []
+
+
+def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
+    made = known(IMAGE)
+    late_s = protection.UNNEEDED_S
+    made.told(needed(now_s=late_s - 1, heard_s=late_s - 1), late_s - 1)
+    assert made.due(late_s - 1) == []
+    made.told(needed(IMAGE, now_s=late_s, heard_s=late_s), late_s)  # and again
+    for at_s in (late_s + 1, 2 * late_s):
+        made.told(needed(now_s=at_s, heard_s=at_s), at_s)
+        assert made.due(at_s) == []
+    at_s = 2 * late_s + 1
+    made.told(needed(now_s=at_s, heard_s=at_s), at_s)
+    assert (made.due(at_s), made.change(IMAGE, at_s)) == ([IMAGE], protection.Change.TAKE_BACK)
+    made.looked(IMAGE, record())
+    assert (made.ours(), made.due(at_s)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("told", "marked_at_s", "is_due"),
+    [
+        ({}, 0.0, True),
+        ({"heard_s": None}, 0.0, False),
+        ({"heard_s": 200.0 - protection.HEARD_S - 1}, 0.0, False),
+        ({"known_since_s": None}, 0.0, False),
+        # the database was lost after the mark was set: who is silent may need it for a day more
+        ({"known_since_s": 10.0}, 0.0, False),
+        ({"known_since_s": 10.0}, 10.0, True),
+        ({"known_since_s": 200.0 - DAY_S - 1}, -2 * DAY_S, True),
+        ({"known_since_s": 200.0 - DAY_S + 1}, -2 * DAY_S, False),
+    ],
+)
+def test_it_is_not_taken_back_for_want_of_news(told, marked_at_s, is_due):
+    made = known(IMAGE, marked_at_s=marked_at_s)
+    made.told(needed(**{"now_s": 200.0, "heard_s": 200.0, **told}), 200.0)
+    assert made.due(200.0) == ([IMAGE] if is_due else [])
+
+
+def test_image_that_cannot_be_changed_comes_again_later_and_after_the_others():
+    made = protection.Protections()
+    made.told(needed(IMAGE, OTHER), 0.0)
+    made.failed(OTHER, 0.0)
+    assert made.due(0.0) == [IMAGE]
+    assert made.due(protection.AGAIN_S) == [IMAGE, OTHER]
+    made.listed({}, 1.0)
+    assert made.standings() == {IMAGE: None, OTHER: Standing.FAILED}
+    made.looked(OTHER, record(OTHER, protected=True))
+    assert made.due(protection.AGAIN_S) == [IMAGE]
+
+
+def test_host_that_names_other_images_each_time_holds_nobody_up():
+    made = protection.Protections()
+    made.told(needed(*(f"00000000-0000-0000-0000-{n:012}" for n in range(9)), IMAGE), 0.0)
+    later = [f"00000000-0000-0000-0001-{n:012}" for n in range(9)]
+    made.told(needed(*later, IMAGE), 5.0)
+    assert made.due(5.0) == [IMAGE, *later]
+
+
+def test_what_is_no_id_of_an_image_is_not_taken():
+    with pytest.raises(msgspec.ValidationError, match="image"):
+        msgspec.convert(
+            {"images": ["../x"], "heard_s": 1, "known_since_s": 1, "now_s": 1}, protection.Needed
+        )
+
+
+def test_image_to_which_something_happened_is_looked_at_if_it_matters():
+    made = known(IMAGE, at_s=0.0)
+    made.told(needed(IMAGE), 0.0)
+    for image_id in (IMAGE, OTHER):
+        made.changed(image_id)
+    assert made.due(0.0) == [IMAGE]
+    made.looked(IMAGE, record(mark=mark()))
+    assert (made.standings(), made.due(0.0)) == ({IMAGE: Standing.DECLINED}, [])
+
+
+class OwnersAndHosts(stateful.RuleBasedStateMachine):
+    """Hosts, owners, crashes and a guard, in any order, with Glance as a table.
+
+    After a pass nothing that is needed is free, and what owners did is as they left it.
+    """
+
+    images = (IMAGE, OTHER)
+    one = st.sampled_from(images)
+
+    def __init__(self):
+        super().__init__()
+        self.glance = {image_id: record(image_id) for image_id in self.images}
+        self.needed: set[str] = set()
+        self.now_s = 0.0
+        self.unneeded_s = dict.fromkeys(self.images, 0.0)
+        self.begin_anew()
+
+    @stateful.rule()
+    def begin_anew(self):
+        self.guard = protection.Protections()
+        self.list_all()
+
+    @stateful.rule()
+    def list_all(self):
+        ours = {
+            one: protection.marked_s(image)
+            for one, image in self.glance.items()
+            if protection.standing_of(image) is Standing.OURS
+        }
+        self.guard.listed(ours, self.now_s)
+
+    @stateful.rule(image_id=one)
+    def need(self, image_id):
+        self.needed.add(image_id)
+
+    @stateful.rule(image_id=one)
+    def become_whole(self, image_id):
+        if image_id in self.needed:
+            self.needed.remove(image_id)
+            self.unneeded_s[image_id] = self.now_s
+
+    @stateful.rule(image_id=one, protected=st.booleans())
+    def owner_changes(self, image_id, protected):
+        self.glance[image_id]["protected"] = protected
+        self.guard.changed(image_id)
+
+    @stateful.rule(later_s=st.sampled_from([1.0, 130.0]))
+    def make_pass(self, later_s):
+        self.now_s += later_s
+        told = needed(*sorted(self.needed), now_s=self.now_s, heard_s=self.now_s)
+        self.guard.told(told, self.now_s)
+        for image_id in self.guard.due(self.now_s):
+            image = self.glance[image_id]
+            before = protection.standing_of(image)
+            self.guard.looked(image_id, image)
+            change = self.guard.change(image_id, self.now_s)
+            if change is protection.Change.SET:
+                assert before is Standing.FREE and image_id in self.needed
+                image |= {"protected": True, "tags": [mark(self.now_s)]}
+            elif change is protection.Change.TAKE_BACK:
+                assert before is Standing.OURS and image_id not in self.needed
+                assert self.now_s - self.unneeded_s[image_id] >= protection.UNNEEDED_S
+                image |= {"protected": False, "tags": protection.tags_of(image)}
+            self.guard.looked(image_id, image)
+        for image_id in self.needed:
+            assert protection.standing_of(self.glance[image_id]) is not Standing.FREE
+
+
+TestOwnersAndHosts = OwnersAndHosts.TestCase
+TestOwnersAndHosts.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
