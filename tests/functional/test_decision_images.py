@@ -116,7 +116,7 @@ def cloud(
             container_format="bare",
             visibility="private",
         )
-        stack.callback(lab.connect("admin").image.delete_image, made.image_id)
+        stack.callback(delete, lab, made.image_id)
         runs.wait_for(
             lambda: made.image()["state"] == "ready" and len(made.acstor("host", "list")) == 2,
             DEADLINE_S,
@@ -124,6 +124,12 @@ def cloud(
             lambda: "\n".join([listener.log()[-2000:], instance.log()[-2000:], api.log()[-2000:]]),
         )
         yield made
+
+
+def delete(lab: openstack.Cloud, image_id: str) -> None:
+    """Delete an image of Glance's, though acstor may protect it."""
+    uploads.Images(lab).patch(image_id, protected=False)
+    lab.connect("admin").image.delete_image(image_id)
 
 
 def is_right(cloud: Cloud, host: str) -> bool:
@@ -181,6 +187,35 @@ def test_it_is_told_where_guests_found_their_bytes(cloud):
     )
     row = cloud.row()
     assert (row["Name"], row["Local %"]) == ("web", 100.0)
+
+
+def test_an_image_cannot_be_deleted_that_a_host_uses_and_lacks_parts_of(cloud):
+    agent, tenant = cloud.agents["h1"], cloud.lab.connect("tenant").image
+    data = local.random_bytes(4 << 20, seed=71)
+    image_id = cloud.images.add(data)
+    formats = {"disk_format": "raw", "container_format": "bare"}
+    tenant.create_image(name="used", id=image_id, data=data, **formats)
+    agent.ctl("ensure", image_id)
+    with agent.image_path(image_id).open("rb", buffering=0) as guest:
+        assert guest.read(10) == data[:10]
+        runs.wait_for(
+            lambda: tenant.get(f"/images/{image_id}").json()["protected"],
+            DEADLINE_S,
+            "protection of the image",
+            cloud.listener.log,
+        )
+        refused = tenant.delete(f"/images/{image_id}")
+        assert refused.status_code == 403, refused.text
+        assert "is protected and cannot be deleted" in refused.text
+        metric = 'acstor_glance_needed_images{protection="acstor"}'
+        runs.wait_for(
+            lambda: uploads.metric(cloud.listener, metric) > 0,
+            DEADLINE_S,
+            "the count of protected images",
+            cloud.listener.log,
+        )
+    delete(cloud.lab, image_id)  # its owner's will: it is not protected again
+    agent.ctl("drop", image_id)
 
 
 def test_an_image_is_prepared_anew_on_request(cloud):
