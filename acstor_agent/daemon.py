@@ -270,6 +270,7 @@ class Agent:
             io=self._io,
             picture=self.picture,
             change_policy=self._change_policy,
+            switched_off=self._rescue.switched_off,
         )
         fetched = self._chunks.counters.fetched.get
         self._tasks = image_tasks.ImageTasks(

@@ -93,6 +93,12 @@ class SetPace(Request, frozen=True, tag="set-pace"):
     pace: Pace
 
 
+class SwitchedOff(Request, frozen=True, tag="switched-off"):
+    """An instance of Nova's is being switched off: its guest is to wait for nothing any more."""
+
+    instance_id: str
+
+
 class Zeros(Request, frozen=True, tag="zeros"):
     """Which chunks of an image have only zeros, as :meth:`ChunkMap.zeros` says it."""
 
@@ -182,6 +188,7 @@ AnyRequest = (
     | PreSeed
     | Unpin
     | SetPace
+    | SwitchedOff
     | Zeros
     | Hydrate
     | MakeDisk

@@ -59,6 +59,14 @@ class AgentClient:
         cut = geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
         return cut, base64.b64decode(said["zeros"])
 
+    def switched_off(self, instance_id: str, timeout_s: float) -> None:
+        """Let the guest of an instance that is being switched off wait for nothing any more.
+
+        :raises errors.AgentRefused: it is an agent that does not know how
+        :raises errors.AgentUnreachable: it does not answer in time
+        """
+        self._ask(control_wire.SwitchedOff(instance_id), timeout_s)
+
     def count_fallback(self, reason: control_wire.Fallback, times: int) -> None:
         """Have fallbacks counted where an operator looks.
 

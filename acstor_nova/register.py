@@ -37,6 +37,7 @@ STOCK = "qcow2"
 IMAGEBACKEND = "nova.virt.libvirt.imagebackend"
 DRIVER = "nova.virt.libvirt.driver"
 UTILS = "nova.virt.libvirt.utils"
+GUEST = "nova.virt.libvirt.guest"
 _CONFIG = "nova.virt.libvirt.config"
 _MARK = "_acstor_registered"
 
@@ -68,6 +69,8 @@ _ALL_SEAMS = (
     Seam(DRIVER, "LibvirtDriver.cache_image", ("self", "context", "image_id")),
     Seam("nova.virt.libvirt.imagecache", "get_cache_fname", ("image_id",)),
     Seam(UTILS, "extract_snapshot", ("disk_path", "source_fmt", "out_path", "dest_fmt")),
+    Seam(GUEST, "Guest.uuid"),
+    Seam(GUEST, "Guest.poweroff", ("self",)),
 )
 SEAMS = dict.fromkeys(range(31, 35), _ALL_SEAMS)
 """By Nova's major version: 31 is 2025.1, 34 is 2026.2."""
@@ -87,6 +90,7 @@ class Driver(sources.ConfigurationSourceDriver):
             _when_imported(IMAGEBACKEND, _register_backend)
             _when_imported(DRIVER, _register_precache)
             _when_imported(UTILS, _register_snapshots)
+            _when_imported(GUEST, _register_poweroff)
         return NoValues()
 
 
@@ -313,3 +317,34 @@ def _extract(*args: Any) -> None:
     from acstor_nova import snapshot
 
     snapshot.extract(*args)
+
+
+def _register_poweroff(module: ModuleType) -> None:
+    """Have the agent told before a guest is ended: one whose reads wait does not hear SIGTERM."""
+    if getattr(module.Guest, _MARK, False):
+        return
+    stock = module.Guest.poweroff
+
+    @functools.wraps(stock)
+    def poweroff(self: Any) -> None:
+        backend = _backend(importlib.import_module(IMAGEBACKEND))
+        if hasattr(backend, "host"):
+            try:
+                _switch_off(backend.host, self.uuid)
+            except Exception:
+                LOG.exception("the agent was not told that an instance is switched off")
+        stock(self)
+
+    try:
+        check_seams(nova_version(), [GUEST])
+    except Exception as e:
+        LOG.error("instances whose reads wait are ended as Nova does by itself: %s", e)
+        return
+    module.Guest.poweroff = poweroff
+    setattr(module.Guest, _MARK, True)
+
+
+def _switch_off(host: Any, instance_id: str) -> None:
+    from acstor_nova import imagebackend
+
+    imagebackend.switch_off(host, instance_id)

@@ -5,6 +5,7 @@ The one rule: an image or a disk that a process has open is never taken away.
 """
 
 import logging
+from collections.abc import Awaitable
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,7 @@ class ControlRequests:
 
     :param picture: returns the agent's status; is called in a thread
     :param change_policy: lets the host's own disk be scheduled by a policy
+    :param switched_off: is told of instances whose guests are to wait for nothing any more
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ControlRequests:
         io: disk_io.DiskIo,
         picture: Callable[[], dict[str, Any]],
         change_policy: Callable[[str], None],
+        switched_off: Callable[[str], Awaitable[int]],
     ) -> None:
         self.nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
         self._host, self._mount_point = here, mount_point
@@ -68,6 +71,7 @@ class ControlRequests:
         self._ring, self._io, self._uses = rings, io, uses
         self._whole = whole
         self._picture, self._change_policy = picture, change_policy
+        self._switched_off = switched_off
 
     async def handle(  # noqa: C901 - a branch for each request
         self, request: control_wire.AnyRequest, report: control_socket.Report
@@ -92,6 +96,8 @@ class ControlRequests:
                 return await self._wish(image_id, None)
             case control_wire.SetPace(image_id, pace):
                 return await self._wish(image_id, pace)
+            case control_wire.SwitchedOff(instance_id):
+                return {"processes": await self._switched_off(ids.parse_image_id(instance_id))}
             case control_wire.Zeros(image_id):
                 return await self._zeros(image_id)
             case control_wire.Hydrate(disk_id):

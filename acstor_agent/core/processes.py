@@ -80,6 +80,7 @@ class Holder(NamedTuple):
     :param tag: see ``inodes.py``
     :param thread: one of its threads by which its descriptors can be asked for
     :param fds: its descriptors of the file
+    :param is_dying: it is being killed, or is to end and reads nothing more
     """
 
     pid: int

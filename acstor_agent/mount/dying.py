@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from acstor_agent.core import processes
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
@@ -35,6 +36,9 @@ FDS_LIMIT = 16
 """Descriptors of one file that are compared between two processes; with more they count as one."""
 INIT = 1
 """It opens no images, and a container may not look at it whatever it may otherwise."""
+TOLD_S = 60.0
+"""So long a process counts as dying once it was said that its instance is switched off."""
+TOLD_LIMIT = 1024
 _KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
 _KCMP_FILE = 0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,6 +70,19 @@ class Dying:
         self._scanned_s = -RESCAN_S
         self._not_before_s = -math.inf
         self._is_told = False
+        self._switched_off: dict[tuple[int, int], float] = {}
+
+    def switched_off(self, processes_: Iterable[tuple[int, int]], now_s: float) -> None:
+        """Take processes for dying from now on, for :data:`TOLD_S`.
+
+        :param processes_: see :func:`guests_of`
+        :raises errors.Unusable: there are too many of them
+        """
+        known = {one: ends_s for one, ends_s in self._switched_off.items() if ends_s > now_s}
+        known.update(dict.fromkeys(processes_, now_s + TOLD_S))
+        if len(known) > TOLD_LIMIT:
+            raise errors.Unusable("this agent", f"{TOLD_LIMIT} processes are being switched off")
+        self._switched_off = known
 
     def among(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
         """Return the guests whose processes are all being killed; may take a while.
@@ -103,7 +120,8 @@ class Dying:
         if since_s >= RESCAN_S or any(waiter.guest not in self._pids for waiter in waiters):
             return True
         known = set().union(*(self._pids[waiter.guest] for waiter in waiters))
-        return any(_is_marked(pid) for pid in known)
+        told = {pid for pid, _ in self._switched_off}
+        return bool(known & told) or any(_is_marked(pid) for pid in known)
 
     def _holders(self, files: set[tuple[str, int]]) -> Mapping[int, list[processes.Holder]] | None:
         """Return who has which of some files open, by their inodes; None if there is too much.
@@ -133,11 +151,36 @@ class Dying:
         return found
 
     def _holder(self, pid: int, thread: int, fds: Iterable[int]) -> processes.Holder:
-        tag, is_dying = tag_of_opener(pid, self._tag), False
-        if _is_marked(pid):  # else its other threads, which may be many, need no look
+        tag = tag_of_opener(pid, self._tag)
+        now_s, known = self._scanned_s, self._switched_off
+        first = next(_threads_of(pid, [pid]), None)
+        is_dying = first is not None and known.get((pid, first.started), now_s) > now_s
+        if not is_dying and _is_marked(
+            pid
+        ):  # else its other threads, which may be many, need no look
             threads = _numbers(f"/proc/{pid}/task")
             is_dying = processes.is_dying(_threads_of(pid, threads))
         return processes.Holder(pid, tag, thread, tuple(fds), is_dying)
+
+
+def guests_of(instance_id: str) -> list[tuple[int, int]]:
+    """Return the processes that have the root disk of one of Nova's instances open.
+
+    Each with the time of its start, which no later process of that id has.
+    """
+    found: list[tuple[int, int]] = []
+    looked_at = 0
+    for pid in _numbers("/proc"):
+        try:
+            _, links = _links_of(pid)
+        except PermissionError:
+            continue
+        looked_at += len(links)
+        if looked_at > LINKS_LIMIT:
+            break
+        if any(path.endswith(f"/{instance_id}/disk") for path in links.values()):
+            found += ((pid, first.started) for first in _threads_of(pid, [pid]))
+    return found
 
 
 def tag_of_opener(thread: int, tag: Tag) -> int:

@@ -46,6 +46,7 @@ print(json.dumps({
     "classes": classes,
     "precache": driver.LibvirtDriver.cache_image.__code__.co_filename,
     "snapshots": driver.libvirt_utils.extract_snapshot.__code__.co_filename,
+    "power": driver.libvirt_guest.Guest.poweroff.__code__.co_filename,
 }))
 """
 MIRROR_BASE, STOCK = "acstor_nova.imagebackend.MirrorBase", f"{register.IMAGEBACKEND}.Qcow2"
@@ -109,7 +110,7 @@ def test_release_takes_acstor(tmp_path, version):
     assert found["images_type"] == "acstor"
     for classes in found["classes"].values():
         assert classes[1:3] == [MIRROR_BASE, STOCK]
-    assert found["precache"] == found["snapshots"] == register.__file__
+    assert found["precache"] == found["snapshots"] == found["power"] == register.__file__
     assert "acstor is not used" not in log
 
 
@@ -150,4 +151,4 @@ def test_without_acstor_in_its_configuration_nova_is_untouched(tmp_path, monkeyp
     found, _ = start_nova(nova)
     assert list(found["classes"]) == ["qcow2"]
     assert found["classes"]["qcow2"][0] == STOCK
-    assert found["precache"] != register.__file__
+    assert register.__file__ not in (found["precache"], found["power"])

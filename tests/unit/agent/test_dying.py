@@ -10,12 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from acstor_agent.core import processes
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.mount import dying
+from acstor_common import errors
 
 GUEST = requests.Stream(requests.Klass.GUEST, "an image/8")
 OTHER = requests.Stream(requests.Klass.GUEST, "an image/9")
@@ -106,6 +108,39 @@ def test_only_the_guest_whose_process_is_dying_is_named(image, hold, monkeypatch
     lie(monkeypatch, killed)
     waiters = [waiter(image, GUEST, killed), waiter(image, OTHER, living)]
     assert dying.Dying(tag).among(waiters, 0.0) == [GUEST]
+
+
+def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
+    image, hold, tmp_path
+):
+    instance = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+    disk = tmp_path / instance / "disk"
+    disk.parent.mkdir()
+    disk.write_bytes(b"")
+    with subprocess.Popen(["tail", "-f", disk, image], stdout=subprocess.DEVNULL) as guest:
+        try:
+            while len(found := dying.guests_of(instance)) < 1:
+                time.sleep(0.01)
+            living = hold()
+            asked = [waiter(image, GUEST, guest.pid), waiter(image, OTHER, living)]
+            judge = dying.Dying(tag)
+            assert judge.among(asked, 0.0) == []
+            judge.switched_off([(pid, started - 1) for pid, started in found], 0.0)
+            assert judge.among(asked, 2.0) == [], "an older process of that id"
+            judge.switched_off(found, 3.0)
+            assert judge.among(asked, 4.0) == [GUEST], "though it is not marked in /proc"
+            assert judge.among(asked, 3.0 + dying.TOLD_S) == []
+        finally:
+            guest.kill()
+    assert dying.guests_of(instance) == []
+
+
+def test_processes_that_are_switched_off_are_forgotten_and_have_a_limit():
+    judge = dying.Dying(tag)
+    judge.switched_off([(pid, 1) for pid in range(dying.TOLD_LIMIT)], 0.0)
+    with pytest.raises(errors.Unusable, match="are being switched off"):
+        judge.switched_off([(0, 2)], 1.0)
+    judge.switched_off([(0, 2)], dying.TOLD_S)
 
 
 def test_opening_that_a_living_process_has_as_well_is_not_ended(image, hold, monkeypatch):

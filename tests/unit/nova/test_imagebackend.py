@@ -376,3 +376,29 @@ def test_request_to_cache_what_is_not_eligible_is_nova_s(nova, agent):
     assert imagebackend.precache(nova.host, lambda context, image_id: True, None, IMAGE)
     nova.base.write_bytes(DOWNLOADED)
     assert not imagebackend.precache(nova.host, lambda context, image_id: False, None, IMAGE)
+
+
+def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirror(nova, agent):
+    nova.answers[control_wire.SwitchedOff] = scripted_agent.done({"processes": 1})
+    nova.spawn()
+    del agent.asked[:]
+    imagebackend.switch_off(nova.host, "instance")
+    assert agent.asked == [control_wire.SwitchedOff("instance")]
+    nova.base.unlink()
+    nova.base.write_bytes(bytes(SIZE))
+    imagebackend.switch_off(nova.host, "instance")
+    imagebackend.switch_off(nova.host, "no-instance")
+    assert len(agent.asked) == 1
+
+
+def test_agent_that_hangs_refuses_or_is_away_keeps_no_instance_on(nova, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(imagebackend, "SWITCH_OFF_S", 0.2)
+    answers = (lambda request: b"", scripted_agent.failed("Unusable", "too many"))
+    with scripted_agent.running(nova.socket, nova.answers) as agent:
+        nova.spawn()
+        for answer in answers:
+            agent.answers[control_wire.SwitchedOff] = answer
+            imagebackend.switch_off(nova.host, "instance")
+    imagebackend.switch_off(nova.host, "instance")
+    assert caplog.text.count("instance instance: its reads may delay its end") == 3
