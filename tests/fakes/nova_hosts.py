@@ -233,7 +233,7 @@ class Server:
     """A server, as its user sees it through the API, and its disk, as its host has it."""
 
     def __init__(self, cluster: NovaHosts, server_id: str, image_id: str) -> None:
-        self._hosts, self.id, self._image_id = cluster, server_id, image_id
+        self._hosts, self.id, self.image_id = cluster, server_id, image_id
         self.client = cluster.client
 
     def wait(self, *statuses: str, deadline_s: float = DEADLINE_S) -> Any:
@@ -274,7 +274,7 @@ class Server:
 
     def lies_on_mirror(self, image_id: str | None = None, name: str = "disk") -> bool:
         """Say whether its disk is right, its base is a mirror and nothing was downloaded."""
-        image_id = image_id or self._image_id
+        image_id = image_id or self.image_id
         return (
             self.host.is_mirrored(image_id)
             and self.has_bytes_of(image_id, name)
@@ -295,8 +295,12 @@ class Server:
     def live_migrate(self, host: Host) -> None:
         """Move it while it runs."""
         self.client.live_migrate_server(self.id, host=host.name, block_migration="auto")
-        self._until(lambda: self.host.name == host.name)
+        self.arrives(host)
         self.wait("ACTIVE")
+
+    def arrives(self, host: Host) -> None:
+        """Wait until Nova says that it is on a host."""
+        self._until(lambda: self.host is host)
 
     def _until(self, is_true: Callable[[], bool]) -> None:
         runs.wait_for(is_true, DEADLINE_S, f"server {self.id}", str)

@@ -5,17 +5,24 @@ A server counts as alive when it runs and its whole disk can be read and is righ
 """
 
 import contextlib
+import os
 import shutil
 import signal
+import time
+
+import pytest
 
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
+from tests.fakes import nova_moves
 from tests.lab import guest_files
 from tests.lab import runs
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
+MIB = nova_hosts.MIB
 BOOT_DEADLINE_S = 240.0
+OUTAGE = "ACSTOR_TEST_OUTAGE_S"
 
 
 def test_links_and_folders_that_were_removed_are_mended(cluster):
@@ -215,4 +222,41 @@ def test_guest_whose_disk_fails_is_paused_and_goes_on_when_it_is_mended(cluster,
             cluster.lab.start_image_services()
         domain("resume", server.id)
         waited_for(guest_files.MARKER, server)
+        assert "I/O error" not in server.console()
+
+
+def test_server_whose_reads_wait_is_rebooted_and_deleted(cluster):
+    """QEMU obeys SIGTERM only when its reads have ended; libvirt kills it 10 s later."""
+    image_id = cluster.images.new()
+    host = cluster.hosts[0]
+    ended = lambda: host.agent.log().count("of its requests end")  # noqa: E731
+    with cluster.server(image_id, host) as server:
+        cluster.lab.glance.kill()
+        try:
+            for number, end in enumerate((server.hard_reboot, server.delete), start=1):
+                nova_moves.qemu_io(server, f"aio_read {16 * MIB} 64k")
+                late = lambda: host.agent.status()["images"][image_id]["waiting"]  # noqa: E731
+                runs.wait_for(late, nova_hosts.DEADLINE_S, "the read", host.agent.log)
+                began_s = time.monotonic()
+                end()
+                print(f"{end.__name__}: {time.monotonic() - began_s:.1f} s")
+                assert ended() >= number, "let go before it was killed"
+        finally:
+            cluster.lab.start_image_services()
+
+
+@pytest.mark.skipif(OUTAGE not in os.environ, reason=f"needs {OUTAGE}, in seconds")
+def test_guest_boots_on_by_itself_after_glance_and_peers_were_away(cluster, lab_image):
+    first, second = cluster.hosts
+    with booting(cluster, lab_image) as server:
+        waited_for("Linux version", server)
+        with nova_hosts.agent_away(second):
+            cluster.lab.glance.kill()
+            try:
+                time.sleep(float(os.environ[OUTAGE]))
+                assert guest_files.MARKER not in server.console()
+                assert any(image["waiting"] for image in first.agent.status()["images"].values())
+            finally:
+                cluster.lab.start_image_services()
+            waited_for(guest_files.MARKER, server)
         assert "I/O error" not in server.console()

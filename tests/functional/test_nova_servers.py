@@ -14,6 +14,7 @@ import pytest
 from acstor_common import geometry
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
+from tests.fakes import nova_moves
 from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import installed
@@ -241,22 +242,23 @@ def test_host_goes_back_to_qcow2_under_running_servers(cluster):
 
 def test_server_is_evacuated_from_a_host_that_lost_power(cluster, image_id):
     first, second = cluster.hosts
-    with cluster.server(image_id, second) as server:
-        service = next(iter(cluster.client.services(binary="nova-compute", host=second.name)))
-        second.compute.crash()
-        cluster.client.update_service_forced_down(service, forced=True)
-        cluster.client.evacuate_server(server.id, host=first.name)
-        runs.wait_for(
-            lambda: server.host.name == first.name,
-            nova_hosts.DEADLINE_S,
-            "the evacuation",
-            first.compute.log,
-        )
-        server.wait("ACTIVE", "SHUTOFF")
+    with cluster.server(image_id, second) as server, nova_moves.crashed(cluster, second):
+        nova_moves.evacuate(cluster, server, first)
         assert server.lies_on_mirror()
-        second.compute.machine.boot()
-        second.agent.stop()
-        second.agent.start()
-        second.agent.wait_ready()
-        cluster.lab.start_compute_services()
-        cluster.client.update_service_forced_down(service, forced=False)
+
+
+def test_server_moves_to_a_host_without_acstor_and_back(cluster):
+    """More ways are in ``test_nova_moves.py``."""
+    image_id = cluster.images.new()
+    first, second = cluster.hosts
+    with nova_moves.stock(second, cluster, "qcow2"), cluster.server(image_id, first) as server:
+        kept = nova_moves.Kept(cluster, server)
+        kept.write(4 * MIB, 0x5A)
+        server.live_migrate(second)
+        assert kept.is_on(second)
+        assert not second.base(image_id).is_symlink()
+        assert cluster.images.downloads(image_id) == 1
+        kept.write(8 * MIB, 0x5B)
+        nova_moves.migrate(server)
+        assert kept.is_on(first)
+        assert first.is_mirrored(image_id)

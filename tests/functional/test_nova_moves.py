@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way of a server between a host with acstor and one without: real Nova on both.
+
+What stock Nova does on the other side is not ours, so it is looked at when somebody asks for it:
+``ACSTOR_TEST_MOVES=1``; one way there and back is in ``test_nova_servers.py``, in every run.
+"""
+
+import os
+
+import pytest
+
+from tests.fakes import hosts
+from tests.fakes import nova_hosts
+from tests.fakes import nova_moves
+from tests.lab import guest_files
+from tests.lab import runs
+
+pytestmark = [
+    hosts.needs_fuse,
+    hosts.needs_take_over,
+    pytest.mark.skipif("ACSTOR_TEST_MOVES" not in os.environ, reason="needs ACSTOR_TEST_MOVES=1"),
+]
+
+MIB = nova_hosts.MIB
+
+
+def is_flat(server):
+    info = server.host.run("qemu-img", "info", "-U", server.disk())
+    return "backing file" not in info
+
+
+def flatten(server):
+    """As the document on Nova says."""
+    server.host.compute.machine.virsh("blockpull", server.id, "vda", "--wait")
+    assert is_flat(server)
+
+
+@pytest.fixture(scope="module", params=["qcow2", "raw"])
+def other(cluster, request):
+    """The second host, without acstor."""
+    with nova_moves.stock(cluster.hosts[1], cluster, request.param):
+        yield request.param
+
+
+def test_server_is_moved_while_it_is_off(cluster, other):
+    first, second = cluster.hosts
+    image_id = cluster.images.new()
+    with cluster.server(image_id, first) as server:
+        kept = nova_moves.Kept(cluster, server)
+        kept.write(4 * MIB, 0x5A)
+        nova_moves.migrate(server)
+        assert kept.is_on(second)
+        server.hard_reboot()
+        kept.write(8 * MIB, 0x5B)
+        nova_moves.migrate(server)
+        assert kept.is_on(first)
+        assert first.is_mirrored(image_id)
+        nova_moves.migrate(server, cluster.flavor("bigger"))
+        assert kept.is_on(second)
+        server.hard_reboot()
+
+
+def test_server_comes_back_elsewhere_from_the_shelf(cluster, other):
+    first, second = cluster.hosts
+    with cluster.server(cluster.images.new(), first) as server:
+        kept = nova_moves.Kept(cluster, server)
+        kept.write(4 * MIB, 0x5A)
+        nova_moves.unshelve(server, second)
+        assert kept.is_on(second)
+        nova_moves.unshelve(server, first)
+        assert kept.is_on(first)
+
+
+def test_server_whose_image_was_deleted_is_moved(cluster, other):
+    """Nova copies what the link in the image cache leads to."""
+    first, second = cluster.hosts
+    image_id = cluster.images.new()
+    with cluster.server(image_id, first) as server:
+        kept = nova_moves.Kept(cluster, server)
+        kept.write(4 * MIB, 0x5A)
+        first.agent.ctl("pre-seed", image_id)
+        cluster.images.client.delete_image(image_id)
+        nova_moves.migrate(server)
+        assert kept.is_on(second)
+        assert not second.base(image_id).is_symlink()
+
+
+def test_flat_server_is_moved_without_its_image(cluster, other):
+    first, second = cluster.hosts
+    image_id = cluster.images.new()
+    with cluster.server(image_id, first) as server:
+        kept = nova_moves.Kept(cluster, server)
+        kept.write(4 * MIB, 0x5A)
+        flatten(server)
+        cluster.images.client.delete_image(image_id)
+        cluster.lab.glance.kill()
+        try:
+            server.live_migrate(second)
+            assert kept.is_on(second)
+            assert not os.path.lexists(second.base(image_id))
+            server.hard_reboot()
+            assert kept.is_on(second)
+        finally:
+            cluster.lab.start_image_services()
+
+
+def test_server_is_evacuated_to_a_host_without_acstor(cluster, other):
+    first, second = cluster.hosts
+    image_id = cluster.images.new()
+    with cluster.server(image_id, first) as server, nova_moves.crashed(cluster, first):
+        kept = nova_moves.Kept(cluster, server)
+        nova_moves.evacuate(cluster, server, second)
+        assert kept.is_on(second)
+        server.client.start_server(server.id)
+        server.wait("ACTIVE")
+
+
+def test_guest_moves_in_the_middle_of_its_boot(cluster, other, lab_image):
+    first, second = cluster.hosts
+    with lab_image.raw.open("rb") as data:
+        image_id = cluster.images.map(cluster.images.add(data))
+    with cluster.server(image_id, first, "guest") as server:
+        said = lambda words: lambda: words in server.console()  # noqa: E731
+        runs.wait_for(said("Linux version"), 240, "the kernel", server.console)
+        if other == "raw":
+            flatten(server)
+        server.live_migrate(second)
+        runs.wait_for(said(guest_files.MARKER), 240, "the guest", server.console)
+        assert "I/O error" not in server.console()
+
+
+def test_what_the_document_forbids_is_what_nova_cannot_do_without_acstor_either(cluster, other):
+    if other == "qcow2":
+        pytest.skip("this is about raw disks")
+    first, second = cluster.hosts
+    image_id = cluster.images.new()
+    with nova_moves.stock(first, cluster, "qcow2"):
+        with cluster.server(image_id, second) as server:
+            server.live_migrate(first)
+            server.client.reboot_server(server.id, "HARD")
+            assert server.wait("ERROR")
+            assert "Image is not in qcow2 format" in first.compute.log()
+        with cluster.server(image_id, first) as server:
+            to = {"host": second.name, "block_migration": "auto"}
+            server.client.live_migrate_server(server.id, **to)
+            assert server.wait("ERROR")
+            assert server.host is first
