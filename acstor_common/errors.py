@@ -118,14 +118,14 @@ class Crowded(AcstorError):
 
 
 class ReaderGone(AcstorError):
-    """Who waits is being killed: the answer only lets him end."""
+    """Who waits is being ended: the answer only lets him end."""
 
     def __init__(self, who: str) -> None:
         super().__init__(who)
         self.who = who
 
     def __str__(self) -> str:
-        return f"{self.who} is being killed"
+        return f"{self.who} is being ended"
 
 
 class ProtocolError(AcstorError):

@@ -88,9 +88,8 @@ def _answers_errors(
             return await operation(*args, **kwargs)
         except pyfuse3.FUSEError:
             raise
-        except errors.ReaderGone as e:
-            raise pyfuse3.FUSEError(errno.EINTR) from e
-        except errors.Crowded as e:  # has been told, and not for each of thousands
+        # Was told, and not for each of thousands.  With EINTR a QEMU that ends would read again.
+        except (errors.ReaderGone, errors.Crowded) as e:
             raise pyfuse3.FUSEError(errno.EIO) from e
         except errors.AcstorError as e:
             _tell(operation.__name__, args[1:3], e)

@@ -27,6 +27,7 @@ pytestmark = hosts.needs_fuse
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(32 * CHUNK)
 DISK = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+INSTANCE = "4b1c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13"
 LIFE_S = 120.0
 END_S = 10.0
 """So soon a killed process is gone."""
@@ -157,6 +158,37 @@ def test_qemu_that_waits_can_be_killed(away, way):
         qemu.kill()
         qemu.wait(30)
         assert time.monotonic() - began_s < END_S
+        assert not other.has_ended()
+        at.come_back()
+        assert other.said() == waiting_reader.digest(chunk(9))
+
+
+def test_qemu_that_nova_switches_off_obeys_though_its_reads_wait(away, tmp_path):
+    if not (program := shutil.which("qemu-system-x86_64")):
+        pytest.skip("qemu-system-x86_64 is not installed")
+    at = away()
+    with reader("thread", at.path, 0) as first:  # which QEMU looks at
+        assert first.said() == waiting_reader.digest(chunk(0))
+    at.go()
+    disk = tmp_path / INSTANCE / "disk"
+    disk.parent.mkdir()
+    make = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", at.path, disk]
+    subprocess.run(make, check=True, timeout=60)
+    argv = [program, "-S", "-display", "none", "-nodefaults", "-monitor", "stdio"]
+    argv += ["-drive", f"if=none,id=d,format=qcow2,file={disk}"]
+    argv += ["-device", "virtio-blk-pci,id=vda,drive=d"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    command = f'qemu-io -d /machine/peripheral/vda/virtio-backend "aio_read {5 * CHUNK} {CHUNK}"\n'
+    with reader("thread", at.path, 9) as other, running(argv, **pipes) as qemu:
+        qemu.stdin.write(command.encode())
+        qemu.stdin.flush()
+        hosts.wait_until(lambda: at.waiting()["requests"] >= 2, "reads that wait", 60)
+        qemu.terminate()
+        time.sleep(3)
+        assert qemu.poll() is None
+        nova = agent_client.AgentClient(str(at.agent.control_socket), 20.0)
+        nova.switched_off(INSTANCE, 20.0)
+        assert qemu.wait(60) == 0, "it ends in order"
         assert not other.has_ended()
         at.come_back()
         assert other.said() == waiting_reader.digest(chunk(9))
