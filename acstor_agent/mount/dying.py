@@ -155,30 +155,31 @@ class Dying:
         now_s, known = self._scanned_s, self._switched_off
         first = next(_threads_of(pid, [pid]), None)
         is_dying = first is not None and known.get((pid, first.started), now_s) > now_s
-        if not is_dying and _is_marked(
-            pid
-        ):  # else its other threads, which may be many, need no look
+        # The other threads of most, which may be many, need no look.
+        if not is_dying and _is_marked(pid):
             threads = _numbers(f"/proc/{pid}/task")
             is_dying = processes.is_dying(_threads_of(pid, threads))
         return processes.Holder(pid, tag, thread, tuple(fds), is_dying)
 
 
 def guests_of(instance_id: str) -> list[tuple[int, int]]:
-    """Return the processes that have the root disk of one of Nova's instances open.
+    """Return the processes that have the root disk of one of Nova's instances open to write it.
 
-    Each with the time of its start, which no later process of that id has.
+    Each with the time of its start, which no later process of that id has.  Who only looks at the
+    disk, as libvirt and Nova do, is none.
     """
     found: list[tuple[int, int]] = []
     looked_at = 0
     for pid in _numbers("/proc"):
         try:
-            _, links = _links_of(pid)
+            thread, links = _links_of(pid)
         except PermissionError:
             continue
         looked_at += len(links)
         if looked_at > LINKS_LIMIT:
             break
-        if any(path.endswith(f"/{instance_id}/disk") for path in links.values()):
+        fds = [fd for fd, path in links.items() if path.endswith(f"/{instance_id}/disk")]
+        if any(_is_written(thread, fd) for fd in fds):
             found += ((pid, first.started) for first in _threads_of(pid, [pid]))
     return found
 
@@ -232,10 +233,20 @@ def _links(thread: int) -> dict[int, str]:
 
 def _inode(thread: int, fd: int) -> int:
     """Return the inode of an open file, 0 if the kernel does not say it (before Linux 5.14)."""
+    return int(_of_opening(thread, fd, "ino:") or "0")
+
+
+def _is_written(thread: int, fd: int) -> bool:
+    """Say whether a file is open to be written."""
+    return bool(int(_of_opening(thread, fd, "flags:") or "0", 8) & (os.O_WRONLY | os.O_RDWR))
+
+
+def _of_opening(thread: int, fd: int, name: str) -> str:
+    """Return what the kernel says of an open file under a name; nothing if it does not."""
     for line in _text(f"/proc/{thread}/fdinfo/{fd}").splitlines():
-        if line.startswith("ino:"):
-            return int(line.split()[1])
-    return 0
+        if line.startswith(name):
+            return line.split()[1]
+    return ""
 
 
 def _text(path: str) -> str:

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -26,6 +25,13 @@ import os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
 print(os.getpid(), flush=True)
 sys.stdin.read()
+"""
+GUEST_OF = """
+import os, sys, time
+os.open(sys.argv[1], os.O_RDONLY)
+os.open(sys.argv[2], os.O_RDWR)
+print(flush=True)
+time.sleep(60)
 """
 
 CHILD = """
@@ -117,10 +123,14 @@ def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
     disk = tmp_path / instance / "disk"
     disk.parent.mkdir()
     disk.write_bytes(b"")
-    with subprocess.Popen(["tail", "-f", disk, image], stdout=subprocess.DEVNULL) as guest:
+    with (
+        disk.open("rb"),
+        subprocess.Popen([sys.executable, "-c", GUEST_OF, image, disk], stdout=-1) as guest,
+    ):
         try:
-            while len(found := dying.guests_of(instance)) < 1:
-                time.sleep(0.01)
+            assert guest.stdout.readline()
+            found = dying.guests_of(instance)
+            assert [pid for pid, _ in found] == [guest.pid], "who only reads it is none"
             living = hold()
             asked = [waiter(image, GUEST, guest.pid), waiter(image, OTHER, living)]
             judge = dying.Dying(tag)
