@@ -5,12 +5,9 @@ A server counts as alive when it runs and its whole disk can be read and is righ
 """
 
 import contextlib
-import os
 import shutil
 import signal
 import time
-
-import pytest
 
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
@@ -22,7 +19,6 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 MIB = nova_hosts.MIB
 BOOT_DEADLINE_S = 240.0
-OUTAGE = "ACSTOR_TEST_OUTAGE_S"
 
 
 def test_links_and_folders_that_were_removed_are_mended(cluster):
@@ -243,20 +239,3 @@ def test_server_whose_reads_wait_is_rebooted_and_deleted(cluster):
                 assert ended() >= number, "let go before it was killed"
         finally:
             cluster.lab.start_image_services()
-
-
-@pytest.mark.skipif(OUTAGE not in os.environ, reason=f"needs {OUTAGE}, in seconds")
-def test_guest_boots_on_by_itself_after_glance_and_peers_were_away(cluster, lab_image):
-    first, second = cluster.hosts
-    with booting(cluster, lab_image) as server:
-        waited_for("Linux version", server)
-        with nova_hosts.agent_away(second):
-            cluster.lab.glance.kill()
-            try:
-                time.sleep(float(os.environ[OUTAGE]))
-                assert guest_files.MARKER not in server.console()
-                assert any(image["waiting"] for image in first.agent.status()["images"].values())
-            finally:
-                cluster.lab.start_image_services()
-            waited_for(guest_files.MARKER, server)
-        assert "I/O error" not in server.console()

@@ -12,8 +12,6 @@ import pytest
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.fakes import nova_moves
-from tests.lab import guest_files
-from tests.lab import runs
 
 pytestmark = [
     hosts.needs_fuse,
@@ -22,6 +20,7 @@ pytestmark = [
 ]
 
 MIB = nova_hosts.MIB
+to_qcow2 = pytest.mark.parametrize("other", ["qcow2"], indirect=True)
 
 
 def is_flat(server):
@@ -60,6 +59,7 @@ def test_server_is_moved_while_it_is_off(cluster, other):
         server.hard_reboot()
 
 
+@to_qcow2
 def test_server_comes_back_elsewhere_from_the_shelf(cluster, other):
     first, second = cluster.hosts
     with cluster.server(cluster.images.new(), first) as server:
@@ -71,11 +71,9 @@ def test_server_comes_back_elsewhere_from_the_shelf(cluster, other):
         assert kept.is_on(first)
 
 
-@pytest.mark.parametrize("is_off", [True, False])
-def test_server_whose_image_was_deleted_is_moved(cluster, other, is_off):
+@to_qcow2
+def test_server_whose_image_was_deleted_is_moved(cluster, other):
     """Nova copies what the link in the image cache leads to."""
-    if other == "raw" and not is_off:
-        pytest.skip("Nova cannot do that")
     first, second = cluster.hosts
     image_id = cluster.images.new()
     with cluster.server(image_id, first) as server:
@@ -83,10 +81,7 @@ def test_server_whose_image_was_deleted_is_moved(cluster, other, is_off):
         kept.write(4 * MIB, 0x5A)
         first.agent.ctl("pre-seed", image_id)
         cluster.images.client.delete_image(image_id)
-        if is_off:
-            nova_moves.migrate(server)
-        else:
-            server.live_migrate(second)
+        nova_moves.migrate(server)
         assert kept.is_on(second)
         assert not second.base(image_id).is_symlink()
 
@@ -110,6 +105,7 @@ def test_flat_server_is_moved_without_its_image(cluster, other):
             cluster.lab.start_image_services()
 
 
+@to_qcow2
 def test_server_is_evacuated_to_a_host_without_acstor(cluster, other):
     first, second = cluster.hosts
     image_id = cluster.images.new()
@@ -119,35 +115,3 @@ def test_server_is_evacuated_to_a_host_without_acstor(cluster, other):
         assert kept.is_on(second)
         server.client.start_server(server.id)
         server.wait("ACTIVE")
-
-
-def test_guest_moves_in_the_middle_of_its_boot(cluster, other, lab_image):
-    first, second = cluster.hosts
-    with lab_image.raw.open("rb") as data:
-        image_id = cluster.images.map(cluster.images.add(data))
-    with cluster.server(image_id, first, "guest") as server:
-        said = lambda words: lambda: words in server.console()  # noqa: E731
-        runs.wait_for(said("Linux version"), 240, "the kernel", server.console)
-        if other == "raw":
-            flatten(server)
-        server.live_migrate(second)
-        runs.wait_for(said(guest_files.MARKER), 240, "the guest", server.console)
-        assert "I/O error" not in server.console()
-
-
-def test_what_the_document_forbids_is_what_nova_cannot_do_without_acstor_either(cluster, other):
-    if other == "qcow2":
-        pytest.skip("this is about raw disks")
-    first, second = cluster.hosts
-    image_id = cluster.images.new()
-    with nova_moves.stock(first, cluster, "qcow2"):
-        with cluster.server(image_id, second) as server:
-            server.live_migrate(first)
-            server.client.reboot_server(server.id, "HARD")
-            assert server.wait("ERROR")
-            assert "Image is not in qcow2 format" in first.compute.log()
-        with cluster.server(image_id, first) as server:
-            to = {"host": second.name, "block_migration": "auto"}
-            server.client.live_migrate_server(server.id, **to)
-            assert server.wait("ERROR")
-            assert server.host is first
