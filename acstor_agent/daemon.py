@@ -278,6 +278,7 @@ class Agent:
             self._recording,
             self._requests.pre_seed,
             self._requests.hydrate,
+            self._requests.wish,
             fetched,
             functools.partial(wholeness.told, self._whole, self._uses),
         )

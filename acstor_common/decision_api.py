@@ -50,6 +50,8 @@ MAX_IMAGES = 1024
 MAX_WHY = 255
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
+MAX_WITHIN_S = 366 * 86400.0
+"""Of a deadline: a year."""
 LEAST_INTERVAL_S = 0.001
 """Of a collection: bytes a second of a shorter one could be more than a float can be."""
 MAX_PAYLOAD = 4 * 1024 * 1024
@@ -61,6 +63,7 @@ Word = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 """63 bits."""
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 """A wall clock in s; infinity is none."""
+Within = Annotated[float, msgspec.Meta(ge=0, le=MAX_WITHIN_S)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=ring.MAX_EPOCH)]
 Signature = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{86}==$")]
 """Of 64 bytes, in base64."""
@@ -83,6 +86,10 @@ class TaskKind(enum.StrEnum):
     PRE_SEED = "pre_seed"  # bring all of it to the host
     HYDRATE = "hydrate"  # let the host's disks that began as it depend on it no more
     RECORD_BOOTS = "record_boots"  # record the next boots, whatever was recorded before
+    HURRY = "hurry"  # let it become whole before others
+    PAUSE = "pause"  # do not fill it for the time being
+    RESUME = "resume"  # end what those two began
+    UNPIN = "unpin"  # keep it only as long as it is used
 
 
 class TaskState(enum.StrEnum):
@@ -99,12 +106,15 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
 
     :param request: chosen by who asks, so that he knows what is told about it again
     :param boots: how many boots to record
+    :param within_s: to be whole within this time from when an agent hears of it; 0: as fast as it
+        comes
     """
 
     request: Word
     kind: TaskKind
     image_id: str
     boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+    within_s: Within = 0.0
 
     def __post_init__(self) -> None:
         ids.parse_image_id(self.image_id)

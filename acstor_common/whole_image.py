@@ -68,18 +68,13 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
         """Say whether all of it is here to stay."""
         return self.state is State.WHOLE
 
-    @property
-    def share(self) -> float | None:
-        """How much of it is here, from 0 to 1; None if that is not known.
-
-        >>> Whole(state=State.FILLING, is_used=True, total_bytes=8, left_bytes=6).share
-        0.25
-        """
-        return share(self.total_bytes, self.left_bytes)
-
 
 def share(total_bytes: int, left_bytes: int | None) -> float | None:
-    """Return how much of an image is here, from 0 to 1; None if that is not known."""
+    """Return how much of an image is here, from 0 to 1; None if that is not known.
+
+    >>> share(8, 6)
+    0.25
+    """
     if left_bytes is None:
         return None
     return 1 - left_bytes / total_bytes if total_bytes else 1.0

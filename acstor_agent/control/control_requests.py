@@ -30,11 +30,18 @@ from acstor_agent.images import uses as uses_
 from acstor_agent.images import wholeness
 from acstor_agent.mount import openers
 from acstor_common import control_wire
+from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
+
+PACES = {
+    decision_api.TaskKind.HURRY: promise.Pace.HURRY,
+    decision_api.TaskKind.PAUSE: promise.Pace.PAUSED,
+    decision_api.TaskKind.RESUME: promise.Pace.USUAL,
+}
 
 
 class ControlRequests:
@@ -150,6 +157,13 @@ class ControlRequests:
         else:
             await self._whole.set_pace(parsed, pace)
         return {"image_id": parsed, **(self._whole.of(parsed) or {})}
+
+    async def wish(self, task: decision_api.ImageTask) -> dict[str, Any]:
+        """Do what an operator asked for over the bus about an image that is to be whole here.
+
+        :raises errors.Unusable: it is not kept whole here
+        """
+        return await self._wish(task.image_id, PACES.get(task.kind))
 
     async def _zeros(self, image_id: str) -> dict[str, Any]:
         image_map = (await self._attach(image_id)).map

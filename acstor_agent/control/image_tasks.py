@@ -29,7 +29,7 @@ from acstor_common import whole_image
 LOG = logging.getLogger(__name__)
 
 MOST_WAITING = 64
-"""Images that wait to be brought here."""
+"""Images that wait to be brought here; wishes about whole images that wait to be heard."""
 MOST_REMEMBERED = 128
 """Images whose last task is told."""
 MOST_IMAGES = 256
@@ -40,6 +40,8 @@ LOOK_AGAIN_S = 15.0
 Bring = Callable[[str, control_socket.Report], Awaitable[Mapping[str, int]]]
 """Does something about an image, reports how far it is, and returns the bytes done."""
 Fetched = Callable[[ids.ImageId], counters.Tally | None]
+Wish = Callable[[decision_api.ImageTask], Awaitable[object]]
+"""Does what is wished of an image that is whole, or is to become so, and ends soon."""
 WholeOf = Callable[[ids.ImageId], whole_image.Whole]
 
 
@@ -48,6 +50,7 @@ class ImageTasks:
 
     :param pre_seed: brings an image here
     :param hydrate: lets the disks here that began as an image depend on it no more
+    :param wish: does what is neither of these
     :param fetched: returns what was moved to this host of an image
     :param whole_of: returns how far an image is from being whole; may be asked from any thread
     """
@@ -58,6 +61,7 @@ class ImageTasks:
         recording: boot_recording.BootRecording,
         pre_seed: Bring,
         hydrate: Bring,
+        wish: Wish,
         fetched: Fetched,
         whole_of: WholeOf,
         clock: Callable[[], float] = time.monotonic,
@@ -67,12 +71,14 @@ class ImageTasks:
             decision_api.TaskKind.PRE_SEED: pre_seed,
             decision_api.TaskKind.HYDRATE: hydrate,
         }
+        self._wish = wish
         self._fetched, self._whole_of, self._clock = fetched, whole_of, clock
         self._told = collections.OrderedDict[str, decision_api.TaskProgress]()
         self._held: dict[str, decision_api.HeldImage] = {}
         self._changed: set[str] = set()
         self._looked_s = -LOOK_AGAIN_S
         self._asked, self._to_do = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
+        self._wished, self._wishes = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
 
     def take(self, task: decision_api.ImageTask) -> None:
         """Take a task; it takes the place of an earlier one of the same image in what is told.
@@ -84,20 +90,31 @@ class ImageTasks:
             self._changed.add(task.image_id)
             return
         LOG.info("image %s: asked to %s", task.image_id, task.kind)
+        self._tell(task, decision_api.TaskState.WAITING)
         if task.kind is decision_api.TaskKind.RECORD_BOOTS:
             self._record(task)
             return
+        line = self._asked if task.kind in self._bring_by else self._wished
         try:
-            self._asked.send_nowait(task)
+            line.send_nowait(task)
         except trio.WouldBlock:
             self._fail(task, f"{MOST_WAITING} other images wait to be brought here")
-        else:
-            self._tell(task, decision_api.TaskState.WAITING)
 
     async def run(self) -> None:
-        """Bring one image after the other, for ever."""
-        async for task in self._to_do:
-            await self._bring(task)
+        """Bring one image after the other, for ever; wishes do not wait for that."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._do_wishes)
+            async for task in self._to_do:
+                await self._bring(task)
+
+    async def _do_wishes(self) -> None:
+        async for task in self._wishes:
+            try:
+                await self._wish(task)
+            except (errors.AcstorError, ValueError, OSError) as e:
+                self._fail(task, str(e))
+            else:
+                self._go_on(task, decision_api.TaskState.DONE)
 
     async def news(self) -> dict[str, decision_api.HeldImage] | None:
         """Return what is to be told of the images here; None if nothing new is."""
@@ -116,16 +133,16 @@ class ImageTasks:
 
     async def _bring(self, task: decision_api.ImageTask) -> None:
         async def report(done: int, total: int) -> None:
-            self._tell(task, decision_api.TaskState.RUNNING, done, total)
+            self._go_on(task, decision_api.TaskState.RUNNING, done, total)
 
-        self._tell(task, decision_api.TaskState.RUNNING)
+        self._go_on(task, decision_api.TaskState.RUNNING)
         try:
             came = await self._bring_by[task.kind](task.image_id, report)
         except (errors.AcstorError, ValueError, OSError) as e:
             self._fail(task, str(e))
             return
         done_bytes = came["done_bytes"]
-        self._tell(task, decision_api.TaskState.DONE, done_bytes, done_bytes)
+        self._go_on(task, decision_api.TaskState.DONE, done_bytes, done_bytes)
 
     def _record(self, task: decision_api.ImageTask) -> None:
         try:
@@ -148,7 +165,20 @@ class ImageTasks:
 
     def _fail(self, task: decision_api.ImageTask, why: str) -> None:
         LOG.warning("image %s: cannot %s: %s", task.image_id, task.kind, why)
-        self._tell(task, decision_api.TaskState.FAILED, why=why[: decision_api.MAX_WHY])
+        self._go_on(task, decision_api.TaskState.FAILED, why=why[: decision_api.MAX_WHY])
+
+    def _go_on(
+        self,
+        task: decision_api.ImageTask,
+        state: decision_api.TaskState,
+        done: int = 0,
+        total: int = 0,
+        why: str = "",
+    ) -> None:
+        """Tell how far a task is, unless a newer one has taken its place."""
+        told = self._told.get(task.image_id)
+        if told is None or told.request == task.request:
+            self._tell(task, state, done, total, why)
 
     def _tell(
         self,

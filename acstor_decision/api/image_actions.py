@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done about images: have them prepared, brought to hosts, their boots recorded.
+"""What can be done about images: prepare them, bring them to hosts, hurry them, record their boots.
 
 The one rule: who does it is told over the bus and nobody waits for him; how far it
 is stands in the image (preparation) or in what its hosts tell (everything else).
@@ -8,7 +8,9 @@ Who leads the service gives a task again to hosts that tell nothing of it.
 
 import http
 import random
+from collections.abc import Callable
 from typing import Annotated
+from typing import Any
 
 import msgspec
 
@@ -19,6 +21,7 @@ from acstor_common import image_record
 from acstor_decision.api import hosts
 from acstor_decision.api import images
 from acstor_decision.api import operation
+from acstor_decision.db import held_images
 
 REQUEST_BITS = 52
 """A request is an integer that JSON readers with floating-point numbers get right."""
@@ -53,6 +56,24 @@ class Hydrate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     hosts: HostNames = []
+
+
+class WhereKept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which hosts are asked about an image that they keep, or are to keep.
+
+    :param hosts: these; none: all that use it, or keep it because they were asked to
+    """
+
+    hosts: HostNames = []
+
+
+class Hurry(WhereKept, frozen=True, forbid_unknown_fields=True):
+    """Which hosts are to make an image whole first.
+
+    :param within_s: within this time from when a host hears of it; 0: as fast as it comes
+    """
+
+    within_s: decision_api.Within = 0.0
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,15 +139,56 @@ def hydrate(call: operation.Call) -> Asked:
 def record_boots(call: operation.Call) -> Asked:
     """Have the next boots from an image recorded, for a better boot image."""
     image_id = _prepared(call)
-    task = _task(decision_api.TaskKind.RECORD_BOOTS, image_id, call.body.boots)
+    task = _task(decision_api.TaskKind.RECORD_BOOTS, image_id, boots=call.body.boots)
     return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
 
 
+def hurry(call: operation.Call) -> Asked:
+    """Have an image become whole before others, and before the end of its boots."""
+    return _ask_keepers(call, decision_api.TaskKind.HURRY, within_s=call.body.within_s)
+
+
+def pause(call: operation.Call) -> Asked:
+    """Have an image not filled for the time being."""
+    return _ask_keepers(call, decision_api.TaskKind.PAUSE)
+
+
+def resume(call: operation.Call) -> Asked:
+    """Have an image become whole as it comes: ends a hurry and a pause."""
+    return _ask_keepers(call, decision_api.TaskKind.RESUME)
+
+
+def unpin(call: operation.Call) -> Asked:
+    """Have an image kept only as long as it is used, though it was pre-seeded."""
+    return _ask_keepers(call, decision_api.TaskKind.UNPIN)
+
+
+def _ask_keepers(call: operation.Call, kind: decision_api.TaskKind, **more: Any) -> Asked:
+    """Ask the hosts that were named, or all that use an image or are to keep it.
+
+    :raises operation.Refused: there is no such image, or no such host
+    """
+    image_id = operation.image_id(call.path["image_id"])
+    rows = call.store.image_hosts(image_id, operation.since_s(call))
+    if not rows:
+        _visible(call, image_id)
+    told = ((row.host, held_images.whole_of(row)) for row in rows)
+    keepers = {host for host, whole in told if whole and (whole.is_used or whole.is_asked)}
+    chosen = _chosen(call, call.body.hosts)
+    if not call.body.hosts:
+        chosen = [name for name in chosen if name in keepers]
+        if not chosen:
+            raise operation.Refused(
+                http.HTTPStatus.CONFLICT, f"no host uses image {image_id}, or is to keep it"
+            )
+    return _give(call, _task(kind, image_id, **more), chosen, is_for_all=False)
+
+
 def _task(
-    kind: decision_api.TaskKind, image_id: ids.ImageId, boots: int = 1
+    kind: decision_api.TaskKind, image_id: ids.ImageId, **more: Any
 ) -> decision_api.ImageTask:
     request = random.getrandbits(REQUEST_BITS)
-    return decision_api.ImageTask(request=request, kind=kind, image_id=image_id, boots=boots)
+    return decision_api.ImageTask(request=request, kind=kind, image_id=image_id, **more)
 
 
 def _give(
@@ -183,6 +245,25 @@ def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
     return list(dict.fromkeys(wanted)) if wanted else names
 
 
+def _of_keepers(
+    name: str,
+    summary: str,
+    handler: Callable[[operation.Call], Asked],
+    body: type[WhereKept],
+) -> operation.Operation:
+    return operation.Operation(
+        f"image:{name}",
+        "POST",
+        f"/v1/images/{{image_id}}/{name}",
+        summary,
+        Asked,
+        handler,
+        rule=operation.ADMIN,
+        body=body,
+        status=http.HTTPStatus.ACCEPTED,
+    )
+
+
 OPERATIONS = (
     operation.Operation(
         "image:prepare",
@@ -217,6 +298,10 @@ OPERATIONS = (
         body=Hydrate,
         status=http.HTTPStatus.ACCEPTED,
     ),
+    _of_keepers("hurry", "Have an image become whole before others", hurry, Hurry),
+    _of_keepers("pause", "Have an image not filled for the time being", pause, WhereKept),
+    _of_keepers("resume", "Have an image become whole as it comes again", resume, WhereKept),
+    _of_keepers("unpin", "Have an image kept only as long as it is used", unpin, WhereKept),
     operation.Operation(
         "image:record_boots",
         "POST",

@@ -14,6 +14,7 @@ from acstor_common import artefacts
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import whole_image
 from acstor_decision.api import image_service
 from acstor_decision.api import operation
 from acstor_decision.db import held_images
@@ -36,6 +37,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     :param boot_revision: of the newest boot image that a host has used; 0: none has
     :param hosts: hosts that mirror it
     :param warm_hosts: hosts that have all of it but its zeros
+    :param using_hosts: hosts whose instances use it, or may use it
+    :param whole_hosts: those of them where it is whole, and stays so as long as it is used
     :param cached_bytes: what lies in the caches of all hosts
     :param read: what guests read of it, by where the bytes were
     :param fetched: what came to hosts, by who gave it
@@ -53,6 +56,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     boot_revision: int = 0
     hosts: int = 0
     warm_hosts: int = 0
+    using_hosts: int = 0
+    whole_hosts: int = 0
     cached_bytes: int = 0
     read: decision_api.ReadBytes = decision_api.ReadBytes()
     fetched: decision_api.FetchedBytes = decision_api.FetchedBytes()
@@ -64,21 +69,44 @@ class Images(msgspec.Struct, frozen=True):
     images: list[Image]
 
 
+class WholeOnHost(whole_image.Whole, frozen=True, kw_only=True):
+    """How far an image is from being whole on a host.
+
+    :param state: booting, queued, filling, whole, no room, paused, failing or not kept
+    :param is_used: instances of the host use it, or may use it
+    :param why: it does not become whole, if so
+    :param total_bytes: what of it is to be there: each content once, without zeros; 0: not known
+    :param left_bytes: what of that is not there yet; null: not known yet
+    :param share: how much of it is there, from 0 to 1; null: not known yet
+    :param lacking_bytes: what the host's cache lacks for it
+    :param bytes_s: how fast it comes
+    :param left_s: how long the rest takes at that speed; null: it does not come, or nobody can tell
+    :param is_asked: an operator wants it kept, whether it is used or not
+    :param pace: as an operator wishes: usual, hurry or paused
+    """
+
+    share: float | None
+
+
 class ImageOnHost(msgspec.Struct, frozen=True, kw_only=True):
     """One image on one host, counted from the start of the agent's worker.
 
     :param cached_bytes: null: nobody has read it since then
+    :param missing_bytes: what of it is neither there nor zeros; null as well
     :param boot_image: what has become of its boot image there
+    :param whole: null: the host says nothing of that
     :param task: what was asked of the host last, and how far it is
     """
 
     host: str
     size_bytes: int | None
     cached_bytes: int | None
+    missing_bytes: int | None
     boot_image: str
     boot_revision: int
     read: decision_api.ReadBytes
     fetched: decision_api.FetchedBytes
+    whole: WholeOnHost | None
     task: decision_api.TaskProgress | None
 
 
@@ -173,6 +201,8 @@ def _image(held: held_images.OnHosts, record: image_record.Record | None) -> Ima
         boot_revision=held.boot_revision,
         hosts=held.hosts,
         warm_hosts=held.warm_hosts,
+        using_hosts=held.using_hosts,
+        whole_hosts=held.whole_hosts,
         cached_bytes=held.cached_bytes,
         read=held.read,
         fetched=held.fetched,
@@ -185,12 +215,21 @@ def _on_host(row: models.HeldImage) -> ImageOnHost:
         host=row.host,
         size_bytes=row.size_bytes,
         cached_bytes=row.cached_bytes,
+        missing_bytes=row.missing_bytes,
         boot_image=row.boot_image,
         boot_revision=row.boot_revision,
         read=held_images.read_of(row),
         fetched=held_images.fetched_of(row),
+        whole=_whole(held_images.whole_of(row)),
         task=msgspec.json.decode(row.task or "null", type=progress),
     )
+
+
+def _whole(told: whole_image.Whole | None) -> WholeOnHost | None:
+    if told is None:
+        return None
+    share = whole_image.share(told.total_bytes, told.left_bytes)
+    return WholeOnHost(**msgspec.structs.asdict(told), share=share)
 
 
 OPERATIONS = (

@@ -37,13 +37,14 @@ class Host:
         self.now_s = 0.0
         self.may_go_on = trio.Event()
         self.failure = None
-        self.whole = {}
+        self.whole, self.wished = {}, []
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.tasks = image_tasks.ImageTasks(
             made.mirrors,
             self.recording,
             self.pre_seed,
             self.hydrate,
+            self.wish,
             made.chunks.counters.fetched.get,
             lambda image_id: self.whole.get(image_id, NOT_USED),
             clock=lambda: self.now_s,
@@ -64,6 +65,11 @@ class Host:
         if self.failure:
             raise self.failure
         return {"done_bytes": 7}
+
+    async def wish(self, asked):
+        if self.failure:
+            raise self.failure
+        self.wished.append(asked)
 
     async def told(self, image_id=one_host.IMAGE):
         return (await self.tasks.news())[image_id].task
@@ -177,6 +183,36 @@ async def test_a_task_that_is_given_again_is_told_again_and_done_once(host):
     assert (await host.told()).state is State.DONE
     await trio.testing.wait_all_tasks_blocked()
     assert (await host.wait(lambda told: True)).state is State.DONE
+
+
+WISHES = (Kind.HURRY, Kind.PAUSE, Kind.RESUME, Kind.UNPIN)
+
+
+async def test_wishes_do_not_wait_for_images_that_are_brought(host):
+    host.tasks.take(task(1))
+    await host.wait(lambda told: told.done)
+    for request, kind in enumerate(WISHES, 2):
+        host.tasks.take(task(request, kind))
+        told = await host.wait(lambda told: told.state is State.DONE)
+        assert (told.request, told.kind) == (request, kind)
+    assert [asked.kind for asked in host.wished] == list(WISHES)
+    host.may_go_on.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert host.parts.mirrors.get_nowait(one_host.IMAGE).held().missing_bytes == 0
+    host.now_s += image_tasks.LOOK_AGAIN_S
+    told = await host.told()
+    assert told.kind is Kind.UNPIN  # not what became of an earlier task
+
+
+@pytest.mark.expect_log("cannot hurry: image")
+async def test_a_wish_that_fails_says_why_and_the_next_one_is_heard(host):
+    host.failure = errors.Unusable("image x", "is not kept whole here")
+    host.tasks.take(task(1, Kind.HURRY))
+    told = await host.wait(lambda told: told.state is State.FAILED)
+    assert told.why == "image x: is not kept whole here"
+    host.failure = None
+    host.tasks.take(task(2, Kind.PAUSE))
+    await host.wait(lambda told: told.state is State.DONE)
 
 
 @pytest.mark.expect_log("cannot pre_seed: image")

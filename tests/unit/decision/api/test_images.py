@@ -24,11 +24,21 @@ WARM = decision_api.HeldImage(
     read=decision_api.ReadBytes(local=70, boot=20, peer=6, source=4),
 )
 COLD = decision_api.HeldImage()
-FILLING = decision_api.HeldImage(
-    whole=whole_image.Whole(
-        state=whole_image.State.FILLING, is_used=True, total_bytes=9, left_bytes=4
-    )
+OWNED = whole_image.Whole(
+    state=whole_image.State.WHOLE, is_used=True, total_bytes=SIZE, left_bytes=0
 )
+FILLING = whole_image.Whole(
+    state=whole_image.State.FILLING,
+    is_used=True,
+    total_bytes=SIZE,
+    left_bytes=SIZE // 4,
+    bytes_s=1000,
+    left_s=262.1,
+)
+LACKING = decision_api.HeldImage(whole=FILLING)
+PINNED = whole_image.Whole(state=whole_image.State.QUEUED, is_used=False, is_asked=True)
+NOT_USED = whole_image.Whole(state=whole_image.State.NOT_KEPT, is_used=False)
+ABOUT_IMAGES = ("prepare", "pre-seed", "hydrate", "record-boots")
 
 
 def hold(store, *images_of_hosts, **fields):
@@ -124,6 +134,61 @@ def test_each_host_tells_what_it_holds_and_how_far_its_task_is(client, store, gl
     assert second["task"]["request"] == 7 and second["task"]["state"] == "running"
 
 
+def keep(store, *wholes):
+    """Let host n tell how far the first image is there."""
+    hold(store, *({IMAGES[0]: decision_api.HeldImage(whole=whole)} for whole in wholes))
+
+
+def test_it_is_told_where_an_image_is_used_and_how_far_it_is_there(client, store):
+    keep(store, OWNED, FILLING, PINNED, NOT_USED, None)
+    for shown in (
+        client.get(f"/v1/images/{IMAGES[0]}").json,
+        client.get("/v1/images").json["images"][0],
+    ):
+        assert (shown["hosts"], shown["using_hosts"], shown["whole_hosts"]) == (5, 2, 1)
+    rows = client.get(f"/v1/images/{IMAGES[0]}/hosts").json["hosts"]
+    shown = [row["whole"] for row in rows]
+    assert [whole and (whole["state"], whole["is_used"], whole["share"]) for whole in shown] == [
+        ("whole", True, 1.0),
+        ("filling", True, 0.75),
+        ("queued", False, None),
+        ("not kept", False, None),
+        None,
+    ]
+    assert (shown[1]["bytes_s"], shown[1]["left_s"], shown[1]["pace"]) == (1000, 262.1, "usual")
+
+
+@pytest.mark.parametrize("action", ["hurry", "pause", "resume", "unpin"])
+def test_who_keeps_an_image_is_asked_about_it_or_who_is_named(action, client, store, bus):
+    keep(store, OWNED, FILLING, PINNED, NOT_USED, None)
+    answer = client.post(f"/v1/images/{IMAGES[0]}/{action}")
+    assert (answer.status_code, answer.json["hosts"]) == (202, ["h0000", "h0001", "h0002"])
+    client.post(f"/v1/images/{IMAGES[0]}/{action}", json={"hosts": ["h0003"]})
+    assert [(task.kind.value, to) for task, to in bus.tasks] == [
+        (action, ["h0000", "h0001", "h0002"]),
+        (action, ["h0003"]),
+    ]
+    assert {task.within_s for task, _ in bus.tasks} == {0.0}
+    assert [given.host for given in store.unheard_tasks(0)] == [f"h{n:04}" for n in range(4)]
+
+
+@pytest.mark.parametrize("within_s", [-1, 1e9, "soon", None])
+def test_deadlines_that_make_no_sense_are_refused(within_s, client, store, bus):
+    keep(store, FILLING)
+    path = f"/v1/images/{IMAGES[0]}/hurry"
+    assert client.post(path, json={"within_s": within_s}).status_code == 400
+    assert client.post(path, json={"within_s": 90.5}).status_code == 202
+    assert [task.within_s for task, _ in bus.tasks] == [90.5]
+
+
+def test_an_image_that_no_host_is_to_keep_is_not_hurried(client, store, bus):
+    keep(store, NOT_USED, None)
+    answer = client.post(f"/v1/images/{IMAGES[0]}/hurry")
+    assert answer.status_code == 409
+    assert answer.json["error"]["message"].startswith(f"no host uses image {IMAGES[0]}")
+    assert not bus.tasks
+
+
 @pytest.mark.parametrize("path", ["", "/hosts"])
 def test_unknown_images_are_not_found(path, client, store):
     assert client.get(f"/v1/images/{IMAGES[0]}{path}").status_code == 404
@@ -139,7 +204,7 @@ def test_disks_are_hydrated_though_glance_has_their_image_no_more(client, store,
     assert (first.kind.value, to_one, to_all) == ("hydrate", ["h0001"], None)
 
 
-@pytest.mark.parametrize("action", ["prepare", "pre-seed", "hydrate", "record-boots"])
+@pytest.mark.parametrize("action", [*ABOUT_IMAGES, "hurry", "pause", "resume", "unpin"])
 def test_nothing_is_done_about_unknown_images(action, client, store, bus):
     hold(store, {IMAGES[0]: WARM})
     assert client.post(f"/v1/images/{IMAGES[1]}/{action}").status_code == 404
@@ -246,7 +311,7 @@ def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
     ],
 )
 def test_services_are_told_which_images_hosts_need(roles, status, client, store):
-    hold(store, {IMAGES[1]: WARM, IMAGES[0]: FILLING})
+    hold(store, {IMAGES[1]: WARM, IMAGES[0]: LACKING})
     answer = client.get("/v1/needed", headers={"X-Roles": roles})
     assert answer.status_code == status
     if status == 200:
@@ -256,6 +321,6 @@ def test_services_are_told_which_images_hosts_need(roles, status, client, store)
 
 def test_a_host_that_fell_silent_needs_its_images_for_a_day(client, store):
     for silent_s, needs in ((held_images.KEPT_S - 60, [IMAGES[0]]), (held_images.KEPT_S + 60, [])):
-        told = conftest.sample(0, sent_s=time.time() - silent_s, images={IMAGES[0]: FILLING})
+        told = conftest.sample(0, sent_s=time.time() - silent_s, images={IMAGES[0]: LACKING})
         conftest.note(store, told)
         assert client.get("/v1/needed").json["images"] == needs
