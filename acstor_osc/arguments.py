@@ -2,6 +2,7 @@
 """Arguments that commands about several nouns take, so that they look alike everywhere."""
 
 import argparse
+import datetime
 from typing import Any
 
 
@@ -23,15 +24,18 @@ def with_image(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
-def with_hosts(parser: Any) -> None:
-    """Add hosts to a command line, or to a group of arguments that exclude each other."""
+def with_hosts(parser: Any, default: str = "all that are up") -> None:
+    """Add hosts to a command line, or to a group of arguments that exclude each other.
+
+    :param default: who is asked if none is named
+    """
     parser.add_argument(
         "--host",
         action="append",
         default=[],
         dest="hosts",
         metavar="<host>",
-        help="this host; may be given more than once (default: all that are up)",
+        help=f"this host; may be given more than once (default: {default})",
     )
 
 
@@ -51,3 +55,14 @@ def with_wait(
         help=f"wait no longer than this (default: {longest_s:g})",
     )
     return parser
+
+
+def moment(text: str) -> float:
+    """Return the seconds since 1970 of a time; one without a zone is of this machine's.
+
+    :raises argparse.ArgumentTypeError: it is none
+    """
+    try:
+        return datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError) as e:
+        raise argparse.ArgumentTypeError(f"{e}: write it as 2030-01-31T18:00") from e

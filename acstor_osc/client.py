@@ -20,6 +20,17 @@ SERVICE_TYPE = "acstor"
 LOOK_AGAIN_S = 1.0
 
 
+class Refused(osc_exceptions.CommandError):
+    """The API does not do what it was asked for.
+
+    :param status: HTTP's
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class Client:
     """Asks the API in the name of whoever calls ``openstack``."""
 
@@ -58,7 +69,7 @@ class Client:
                 f"the REST API of acstor does not answer: {e}. Is it running?"
             ) from e
         if answer.status_code >= 400:
-            raise osc_exceptions.CommandError(_message(answer))
+            raise Refused(answer.status_code, _message(answer))
         return answer.json()
 
 

@@ -2,6 +2,7 @@
 """``openstack acstor image …``."""
 
 import argparse
+import http
 import time
 import uuid
 from collections.abc import Mapping
@@ -13,12 +14,15 @@ from osc_lib.command import command
 
 from acstor_osc import arguments
 from acstor_osc import client
+from acstor_osc import whole
 
 ORIGINS = ("local", "boot", "peer", "source")
-SIZES = ("size_bytes", "cached_bytes")
+SIZES = ("size_bytes", "cached_bytes", "missing_bytes")
 WAIT_S = 3600.0
 TAKEN_S = 60.0
 """Within this time a host that hears of a task says so: several collections."""
+INSTANT = ("hurry", "pause", "resume", "unpin")
+"""Kinds of tasks that are done when a host has heard of them."""
 FINAL = ("ready", "refused", "failed")
 
 
@@ -34,13 +38,13 @@ class ListImage(command.Lister):
         query = arguments.page(parsed_args)
         found = client.of(self).get("/v1/images", query)["images"]
         return (
-            ["ID", "Name", "State", "Size", "Hosts", "Warm", *_share_titles()],
+            ["ID", "Name", "State", "Size", "Hosts", "Warm", "In Use", "Whole", *_share_titles()],
             [
                 [
                     *(image[name] for name in ("image_id", "name", "state")),
                     format_columns.SizeColumn(image["size_bytes"]),
                     image["hosts"],
-                    image["warm_hosts"],
+                    *(image[name] for name in ("warm_hosts", "using_hosts", "whole_hosts")),
                     *_shares(image["read"]),
                 ]
                 for image in found
@@ -49,7 +53,7 @@ class ListImage(command.Lister):
 
 
 class ShowImage(command.ShowOne):
-    """Show how far an image is prepared, where it is warm, and where its bytes came from."""
+    """Show how far an image is prepared, where it is whole, and where its bytes came from."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -57,8 +61,11 @@ class ShowImage(command.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
-        image_id = id_of(self.app.client_manager, parsed_args.image)
-        return fields(client.of(self).get(f"/v1/images/{image_id}"))
+        api, image_id = client.of(self), id_of(self.app.client_manager, parsed_args.image)
+        found = api.get(f"/v1/images/{image_id}")
+        titles, values = fields(found)
+        by_host = whole.ByHostColumn(_whole_by_host(api, image_id))
+        return [*titles, "whole", "whole_by_host"], [*values, whole.of_image(found), by_host]
 
 
 class ListImageHost(command.Lister):
@@ -73,11 +80,12 @@ class ListImageHost(command.Lister):
         image_id = id_of(self.app.client_manager, parsed_args.image)
         found = client.of(self).get(f"/v1/images/{image_id}/hosts")["hosts"]
         return (
-            ["Host", "Cached", "Boot Image", *_share_titles(), "Task"],
+            ["Host", "Cached", "Whole", "Boot Image", *_share_titles(), "Task"],
             [
                 [
                     host["host"],
                     format_columns.SizeColumn(host["cached_bytes"]),
+                    whole.WholeColumn(host["whole"]),
                     host["boot_image"],
                     *_shares(host["read"]),
                     _task(host["task"]),
@@ -159,6 +167,80 @@ class HydrateImage(command.Lister):
         return ask(self, parsed_args, image_id, "hydrate", {"hosts": parsed_args.hosts})
 
 
+class _AskKeepers(command.Lister):
+    """Asks the hosts that keep an image whole, or are to."""
+
+    action = ""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = arguments.with_image(super().get_parser(prog_name))
+        arguments.with_hosts(parser, "all that use it, or keep it because they were asked to")
+        return arguments.with_wait(parser, TAKEN_S, "the hosts have heard of it")
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the hosts that were asked and how far they are."""
+        image_id = id_of(self.app.client_manager, parsed_args.image)
+        body = {"hosts": parsed_args.hosts, **self.wished(parsed_args)}
+        return ask(self, parsed_args, image_id, self.action, body)
+
+    def wished(self, parsed_args: argparse.Namespace) -> dict[str, object]:
+        """Return what else is to be said."""
+        return {}
+
+
+class HurryImage(_AskKeepers):
+    """Let an image become whole before others, as fast as it comes, or within a time."""
+
+    action = "hurry"
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = super().get_parser(prog_name)
+        until = parser.add_mutually_exclusive_group()
+        until.add_argument(
+            "--within",
+            type=float,
+            default=0.0,
+            metavar="<seconds>",
+            help="fast enough to be whole after so long (default: as fast as it comes)",
+        )
+        until.add_argument(
+            "--by",
+            type=arguments.moment,
+            metavar="<time>",
+            help="fast enough to be whole then (2030-01-31T18:00, of this machine's time zone)",
+        )
+        return parser
+
+    def wished(self, parsed_args: argparse.Namespace) -> dict[str, object]:
+        """Return by when the image is to be whole."""
+        if parsed_args.by is None:
+            return {"within_s": parsed_args.within}
+        within_s = parsed_args.by - time.time()
+        if within_s <= 0:
+            raise exceptions.CommandError("--by: that time is over")
+        return {"within_s": within_s}
+
+
+class PauseImage(_AskKeepers):
+    """Do not fill an image for the time being."""
+
+    action = "pause"
+
+
+class ResumeImage(_AskKeepers):
+    """Let an image become whole as it comes; ends a hurry and a pause."""
+
+    action = "resume"
+
+
+class UnpinImage(_AskKeepers):
+    """Keep an image only as long as servers use it, though it was pre-seeded."""
+
+    action = "unpin"
+
+
 def id_of(manager: Any, name: str) -> str:
     """Return the id of an image that was named by it, or as it is called in Glance."""
     try:
@@ -197,7 +279,8 @@ def ask(
         if silent and time.monotonic() > taken_by_s:
             raise exceptions.CommandError(
                 f"{what} {image_id}: {len(silent)} of {len(asked['hosts'])} hosts did not hear of "
-                f"it ({', '.join(silent[:5])}): were they cut off from the message bus? Ask again"
+                f"it ({', '.join(silent[:5])}): were they cut off from the message bus, or asked "
+                "for something else meanwhile? Ask again"
             )
         return sum(map(_percent, known.values())), 100 * len(asked["hosts"])
 
@@ -221,11 +304,22 @@ def ask(
 def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
     """Return an image's fields and their values, as they are shown."""
     shown = dict(image)
-    for name in SIZES:
+    for name in shown.keys() & set(SIZES):
         shown[name] = format_columns.SizeColumn(shown[name])
     for name in ("read", "fetched"):
         shown[name] = format_columns.DictColumn(shown[name])
     return list(shown), list(shown.values())
+
+
+def _whole_by_host(api: client.Client, image_id: str) -> dict[str, Any]:
+    """Return how far an image is on each host; nothing for who may not see hosts."""
+    try:
+        found = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
+    except client.Refused as e:
+        if e.status != http.HTTPStatus.FORBIDDEN:
+            raise
+        return {}
+    return {host["host"]: host["whole"] for host in found}
 
 
 def _percent(task: Mapping[str, Any]) -> int:
@@ -238,7 +332,9 @@ def _task(task: Mapping[str, Any] | None) -> str:
     if not task:
         return ""
     told = f"{task['kind']}: {task['state']}"
-    return f"{told}, {task['why']}" if task["why"] else f"{told}, {_percent(task)} %"
+    if task["why"]:
+        return f"{told}, {task['why']}"
+    return told if task["kind"] in INSTANT else f"{told}, {_percent(task)} %"
 
 
 def _share_titles() -> list[str]:

@@ -15,6 +15,7 @@ from osc_lib.command import command
 
 from acstor_osc import arguments
 from acstor_osc import client
+from acstor_osc import whole
 from acstor_osc.v1 import image
 
 
@@ -25,7 +26,10 @@ class _Place(NamedTuple):
 
 
 class ShowServer(command.ShowOne):
-    """Show where the bytes came from that instances of a server's image read on its host."""
+    """Show how far a server's image is whole on its host, and whom the server depends on still.
+
+    Where bytes came from is told of all instances of the image on that host together.
+    """
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
@@ -39,7 +43,8 @@ class ShowServer(command.ShowOne):
             if host["host"] == place.host:
                 titles, values = image.fields({**place._asdict(), **host})
                 values[titles.index("task")] = format_columns.DictColumn(host["task"] or {})
-                return titles, values
+                values[titles.index("whole")] = whole.WholeColumn(host["whole"])
+                return [*titles, "depends_on"], [*values, whole.depends_on(host["whole"])]
         raise exceptions.CommandError(
             f"host {place.host} tells nothing of image {place.image_id}: does the server's disk "
             "lie on acstor, and is the agent there running? (openstack acstor host list)"

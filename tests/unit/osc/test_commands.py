@@ -2,6 +2,7 @@
 """The commands over the real API on SQLite; only HTTP between them is left out."""
 
 import argparse
+import datetime
 import re
 import time
 import types
@@ -258,6 +259,137 @@ def test_image_is_shown_by_its_id_or_its_name(run, store, glance):
     assert fields(run(image.ShowImage, IMAGE))["warm_hosts"] == 3
     with pytest.raises(exceptions.CommandError, match="is not known"):
         run(image.ShowImage, IMAGE[:-1] + "9")
+
+
+FILLING = {
+    "state": "filling",
+    "is_used": True,
+    "total_bytes": 4_000_000,
+    "left_bytes": 1_000_000,
+    "bytes_s": 10_000,
+    "left_s": 100.0,
+    "pace": "hurry",
+}
+OWNED = {"state": "whole", "is_used": True, "total_bytes": 4_000_000, "left_bytes": 0}
+NOT_USED = {"state": "not kept", "is_used": False, "why": "not used"}
+
+
+def test_image_is_shown_with_where_it_is_whole_and_how_far_it_is_elsewhere(run, store, glance):
+    glance.add(IMAGE)
+    hold(store, ["h0000"], whole=OWNED)
+    hold(store, ["h0001"], whole=FILLING)
+    hold(store, ["h0002"], whole=NOT_USED)
+    [row] = table(run(image.ListImage))
+    assert (row["In Use"], row["Whole"]) == (2, 1)
+    shown = fields(run(image.ShowImage, IMAGE))
+    assert shown["whole"] == "on 1 of 2 hosts that use it"
+    assert shown["whole_by_host"].human_readable().splitlines() == [
+        "h0000: whole",
+        "h0001: filling, 75 %, 10K/s, 1 min 40 s left, in a hurry",
+    ]
+    machine = shown["whole_by_host"].machine_readable()
+    assert (machine["h0001"]["share"], machine["h0001"]["left_s"]) == (0.75, 100.0)
+    assert machine["h0002"]["is_used"] is False
+    columns = [row["Whole"] for row in table(run(image.ListImageHost, IMAGE))]
+    assert [one.human_readable() for one in columns][::2] == ["whole", "not kept: not used"]
+    assert columns[0].machine_readable()["left_bytes"] == 0
+
+
+def test_image_that_no_host_uses_says_so(run, store, glance):
+    glance.add(IMAGE)
+    hold(store, ["h0000"])
+    shown = fields(run(image.ShowImage, IMAGE))
+    assert shown["whole"] == "no host uses it"
+    assert shown["whole_by_host"].human_readable() == ""
+    [row] = table(run(image.ListImageHost, IMAGE))
+    assert row["Whole"].human_readable() == "not told"
+
+
+def test_who_may_not_see_hosts_sees_how_many_have_all_of_an_image(run, store, glance, monkeypatch):
+    glance.add(IMAGE)
+    hold(store, whole=OWNED)
+    get = InProcess.get
+
+    def refuse_hosts(asked, path, query=None):
+        if path.endswith("/hosts"):
+            raise client.Refused(status, "the policy does not let you")
+        return get(asked, path, query)
+
+    monkeypatch.setattr(InProcess, "get", refuse_hosts)
+    status = 403
+    shown = fields(run(image.ShowImage, IMAGE))
+    assert shown["whole"] == "on 3 of 3 hosts that use it"
+    assert shown["whole_by_host"].machine_readable() == {}
+    status = 503
+    with pytest.raises(client.Refused, match="does not let you"):
+        run(image.ShowImage, IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (image.HurryImage, "hurry"),
+        (image.PauseImage, "pause"),
+        (image.ResumeImage, "resume"),
+        (image.UnpinImage, "unpin"),
+    ],
+)
+def test_hosts_that_use_an_image_are_asked_about_it(command, kind, run, store, bus, agents):
+    hold(store, ["h0000", "h0001"], whole=FILLING)
+    rows = table(run(command, IMAGE, "--wait"))
+    assert rows == [{"Host": name, "Task": f"{kind}: done"} for name in ("h0000", "h0001")]
+    agents.update(state="failed", why="is not kept whole here")
+    with pytest.raises(exceptions.CommandError, match="1 of 1 hosts: h0002: is not kept whole"):
+        run(command, IMAGE, "--host", "h0002", "--wait")
+
+
+def test_an_image_is_hurried_to_be_whole_within_a_time_or_by_one(run, store, bus, capsys):
+    hold(store, ["h0000"], whole=FILLING)
+    run(image.HurryImage, IMAGE)
+    run(image.HurryImage, IMAGE, "--within", "90")
+    noon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+    run(image.HurryImage, IMAGE, "--by", noon.isoformat())
+    asked_s = [task.within_s for task, _ in bus.tasks]
+    assert asked_s[:2] == [0.0, 90.0] and 3000 < asked_s[2] <= 3600
+    with pytest.raises(exceptions.CommandError, match="that time is over"):
+        run(image.HurryImage, IMAGE, "--by", "2020-01-31T18:00")
+    for wrong in ("tomorrow", "9999-12-31T23:59:59"):
+        with pytest.raises((SystemExit, exceptions.CommandError)):
+            run(image.HurryImage, IMAGE, "--by", wrong)
+    assert "write it as 2030-01-31T18:00" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (OWNED, "nobody: all of its image is on its host, and stays there as long as it is used"),
+        (
+            FILLING,
+            "other hosts and the image store, for 1M of the 4M of its image; for about 1 min 40 s",
+        ),
+        ({**FILLING, "left_s": None}, "of its image"),
+        ({**FILLING, "state": "booting", "left_s": None}, "comes when its boot is over"),
+        ({**FILLING, "state": "queued", "left_s": None}, "the host fills other images first"),
+        ({**FILLING, "state": "paused", "left_s": None}, "openstack acstor image resume"),
+        (
+            {"state": "no room", "is_used": True, "why": "the cache lacks 5 bytes"},
+            "for what of its image is not on its host; that stays so, the cache lacks 5 bytes: "
+            "raise cache_limit_bytes",
+        ),
+        (
+            {**FILLING, "state": "failing", "left_s": None, "why": "the store is away {0}"},
+            "the store is away {0}; it is tried again",
+        ),
+        (NOT_USED, "that stays so: not used"),
+        (None, "nobody can tell"),
+    ],
+)
+def test_a_server_says_whom_it_depends_on_still(told, words, run, store, glance):
+    glance.add(IMAGE)
+    hold(store, whole=told)
+    shown = fields(run(server.ShowServer, "web"))
+    assert words in shown["depends_on"] and "{why}" not in shown["depends_on"]
+    assert (shown["whole"].machine_readable() or {}).get("state") == (told or {}).get("state")
 
 
 def test_hosts_of_an_image_say_what_they_hold(run, store, glance):
