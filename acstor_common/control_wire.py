@@ -21,6 +21,9 @@ from acstor_common import errors
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 1024 * 1024
+MAX_WITHIN_S = 366 * 86400.0
+"""Of a deadline: a year."""
+Within = Annotated[float, msgspec.Meta(ge=0, le=MAX_WITHIN_S)]
 
 
 class Fallback(enum.StrEnum):
@@ -44,7 +47,7 @@ class Pace(enum.StrEnum):
     """How fast an image becomes whole, as the operator wishes."""
 
     USUAL = "usual"  # as the link can spare
-    HURRY = "hurry"  # before other images, as fast as it comes
+    HURRY = "hurry"  # before other images, as fast as it comes or is needed
     PAUSED = "paused"  # not at all for the time being
 
 
@@ -87,10 +90,18 @@ class Unpin(Request, frozen=True, tag="unpin"):
 
 
 class SetPace(Request, frozen=True, tag="set-pace"):
-    """Let an image become whole before others, not for the time being, or as it comes."""
+    """Let an image become whole before others, not for the time being, or as it comes.
+
+    :param within_s: in so long, for one in a hurry; 0: as fast as it comes
+    """
 
     image_id: str
     pace: Pace
+    within_s: Within = 0.0
+
+    def __post_init__(self) -> None:
+        if self.within_s and self.pace is not Pace.HURRY:
+            raise ValueError(f"an image whose pace is {self.pace} is to be whole at no time")
 
 
 class SwitchedOff(Request, frozen=True, tag="switched-off"):

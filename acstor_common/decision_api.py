@@ -27,6 +27,7 @@ from typing import TypeVar
 
 import msgspec
 
+from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import location
@@ -50,8 +51,6 @@ MAX_IMAGES = 1024
 MAX_WHY = 255
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
-MAX_WITHIN_S = 366 * 86400.0
-"""Of a deadline: a year."""
 LEAST_INTERVAL_S = 0.001
 """Of a collection: bytes a second of a shorter one could be more than a float can be."""
 MAX_PAYLOAD = 4 * 1024 * 1024
@@ -63,7 +62,6 @@ Word = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 """63 bits."""
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 """A wall clock in s; infinity is none."""
-Within = Annotated[float, msgspec.Meta(ge=0, le=MAX_WITHIN_S)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=ring.MAX_EPOCH)]
 Signature = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{86}==$")]
 """Of 64 bytes, in base64."""
@@ -114,7 +112,7 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     kind: TaskKind
     image_id: str
     boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
-    within_s: Within = 0.0
+    within_s: control_wire.Within = 0.0
 
     def __post_init__(self) -> None:
         ids.parse_image_id(self.image_id)

@@ -17,6 +17,7 @@ MAX_BYTES = (1 << 63) - 1
 
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_BYTES)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_BYTES)]
+DueIn = Annotated[float, msgspec.Meta(ge=-MAX_BYTES, le=control_wire.MAX_WITHIN_S)]
 
 
 class State(enum.StrEnum):
@@ -43,6 +44,8 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
     :param lacking_bytes: what the cache lacks for it
     :param bytes_s: how fast it comes
     :param left_s: how long the rest takes at that speed; None: it does not come, or nobody can tell
+    :param due_in_s: until it is to be whole, as an operator asked; below 0: since when it is late
+    :param is_late: it was not whole then, or will not be at that speed
     :param is_asked: an operator wants it kept, whether it is used or not
     """
 
@@ -54,6 +57,8 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
     lacking_bytes: Bytes = 0
     bytes_s: Bytes = 0
     left_s: Seconds | None = None
+    due_in_s: DueIn | None = None
+    is_late: bool | None = None
     is_asked: bool = False
     pace: control_wire.Pace = control_wire.Pace.USUAL
 

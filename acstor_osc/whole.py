@@ -62,7 +62,7 @@ def words(whole: Whole | None) -> str:
     """Return how far an image is on a host.
 
     >>> words({"state": "filling", "why": "", "share": 0.4, "bytes_s": 3_000_000, "left_s": 95.0,
-    ...        "is_used": True, "is_asked": True, "pace": "hurry"})
+    ...        "is_used": True, "is_asked": True, "due_in_s": None, "pace": "hurry"})
     'filling, 40 %, 3M/s, 1 min 35 s left, in a hurry, pinned'
     """
     if whole is None:
@@ -74,7 +74,9 @@ def words(whole: Whole | None) -> str:
         told.append(f"{_size(whole['bytes_s'])}/s")
     if whole["left_s"] is not None:
         told.append(f"{duration(whole['left_s'])} left")
-    if whole["pace"] == "hurry" and whole["state"] != "whole":
+    if whole["due_in_s"] is not None:
+        told.append(_due(whole["due_in_s"], is_late=bool(whole["is_late"])))
+    elif whole["pace"] == "hurry" and whole["state"] != "whole":
         told.append("in a hurry")
     if whole["is_asked"]:
         told.append("pinned")
@@ -113,6 +115,12 @@ def duration(seconds: float) -> str:
         if count or parts:
             parts.append(f"{count} {unit}")
     return " ".join(part for part in parts[:2] if not part.startswith("0 "))
+
+
+def _due(due_in_s: float, *, is_late: bool) -> str:
+    if due_in_s <= 0:
+        return f"was due {duration(-due_in_s)} ago"
+    return f"due in {duration(due_in_s)}" + (", will be late" if is_late else "")
 
 
 def _size(count: int) -> str:

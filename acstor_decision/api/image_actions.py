@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from acstor_common import artefacts
+from acstor_common import control_wire
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import image_record
@@ -73,7 +74,7 @@ class Hurry(WhereKept, frozen=True, forbid_unknown_fields=True):
     :param within_s: within this time from when a host hears of it; 0: as fast as it comes
     """
 
-    within_s: decision_api.Within = 0.0
+    within_s: control_wire.Within = 0.0
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,6 +12,8 @@ from osc_lib import exceptions
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_common import arguments as common_arguments
+from acstor_common import control_wire
 from acstor_osc import arguments
 from acstor_osc import client
 from acstor_osc import whole
@@ -200,10 +202,11 @@ class HurryImage(_AskKeepers):
         until = parser.add_mutually_exclusive_group()
         until.add_argument(
             "--within",
-            type=float,
+            type=common_arguments.duration(control_wire.MAX_WITHIN_S),
             default=0.0,
-            metavar="<seconds>",
-            help="fast enough to be whole after so long (default: as fast as it comes)",
+            metavar="<duration>",
+            help="fast enough to be whole after so long, as 90s, 15m, 2h or 1d (default: as fast "
+            "as it comes)",
         )
         until.add_argument(
             "--by",

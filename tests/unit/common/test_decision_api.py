@@ -112,6 +112,8 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         {IMAGE: {"whole": {"state": "queued", "is_used": True, "left_s": float("inf")}}},
         {IMAGE: {"whole": {"state": "queued", "is_used": True, "why": "x" * 256}}},
         {IMAGE: {"whole": {"state": "queued", "is_used": True, "pace": "gentle"}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": True, "due_in_s": 1e9}}},
+        {IMAGE: {"whole": {"state": "queued", "is_used": True, "due_in_s": float("-inf")}}},
         {IMAGE: {"whole": {"state": "whole", "is_used": True}}},
         {IMAGE: {"whole": {"state": "whole", "is_used": True, "total_bytes": 1, "left_bytes": 1}}},
         {IMAGE: {"task": {"request": 1, "kind": "pre_seed", "state": "done", "why": "x" * 256}}},

@@ -295,6 +295,23 @@ def test_image_is_shown_with_where_it_is_whole_and_how_far_it_is_elsewhere(run, 
     assert columns[0].machine_readable()["left_bytes"] == 0
 
 
+@pytest.mark.parametrize(
+    ("due_in_s", "is_late", "words"),
+    [
+        (200.0, False, "1 min 40 s left, due in 3 min 20 s"),
+        (50.0, True, "due in 50 s, will be late"),
+        (-7260.0, True, "was due 2 h 1 min ago"),
+    ],
+)
+def test_deadline_of_an_image_is_shown_and_whether_it_is_missed(
+    due_in_s, is_late, words, run, store, glance
+):
+    glance.add(IMAGE)
+    hold(store, ["h0001"], whole={**FILLING, "due_in_s": due_in_s, "is_late": is_late})
+    [row] = table(run(image.ListImageHost, IMAGE))
+    assert row["Whole"].human_readable().endswith(words)
+
+
 def test_image_that_no_host_uses_says_so(run, store, glance):
     glance.add(IMAGE)
     hold(store, ["h0000"])
@@ -346,17 +363,19 @@ def test_hosts_that_use_an_image_are_asked_about_it(command, kind, run, store, b
 def test_an_image_is_hurried_to_be_whole_within_a_time_or_by_one(run, store, bus, capsys):
     hold(store, ["h0000"], whole=FILLING)
     run(image.HurryImage, IMAGE)
-    run(image.HurryImage, IMAGE, "--within", "90")
+    run(image.HurryImage, IMAGE, "--within", "1.5m")
     noon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
     run(image.HurryImage, IMAGE, "--by", noon.isoformat())
     asked_s = [task.within_s for task, _ in bus.tasks]
     assert asked_s[:2] == [0.0, 90.0] and 3000 < asked_s[2] <= 3600
     with pytest.raises(exceptions.CommandError, match="that time is over"):
         run(image.HurryImage, IMAGE, "--by", "2020-01-31T18:00")
-    for wrong in ("tomorrow", "9999-12-31T23:59:59"):
-        with pytest.raises((SystemExit, exceptions.CommandError)):
-            run(image.HurryImage, IMAGE, "--by", wrong)
-    assert "write it as 2030-01-31T18:00" in capsys.readouterr().err
+    with pytest.raises(exceptions.CommandError, match="within_s"):  # not for a year
+        run(image.HurryImage, IMAGE, "--by", "9999-12-31T23:59:59")
+    for option, words in (("--by", "write it as 2030-01-31T18:00"), ("--within", "as 90s or 2h")):
+        with pytest.raises(SystemExit):
+            run(image.HurryImage, IMAGE, option, "tomorrow")
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
