@@ -104,7 +104,16 @@ def cloud(
         api.register()
         broker = f"rabbit://guest:guest@{door.address}/"
         for host in net.hosts:
-            agent = decision.agent(host, instance, images, broker, LINK_MBIT, peer_timeout_s=2.0)
+            agent = decision.agent(
+                host,
+                instance,
+                images,
+                broker,
+                LINK_MBIT,
+                peer_timeout_s=2.0,
+                keep_images="host" if host.name == "h2" else "none",
+                boot_memory_idle_s=DEADLINE_S * 10,
+            )
             made.agents[host.name] = stack.enter_context(agent)
         for agent in made.agents.values():
             agent.wait_ready()
@@ -173,6 +182,43 @@ def test_disks_are_hydrated_whose_image_glance_does_not_have(cloud):
     assert f"disk {disk_ids[1]}: 32 chunks cannot be had" in why
     for disk_id in disk_ids:
         agent.ctl("drop-disk", disk_id)
+
+
+def test_it_is_told_how_far_an_image_is_and_it_is_paused_and_hurried(cloud: Cloud) -> None:
+    image_id = cloud.images.add(local.random_bytes(4 << 20, seed=70))
+    asking = adapter.Adapter(cloud.lab.session("admin"), **API)
+
+    def whole() -> dict[str, Any]:
+        """Return how far the image is on h2."""
+        answer = asking.get(f"/v1/images/{image_id}/hosts", raise_exc=False)
+        found = answer.json()["hosts"] if answer.status_code == 200 else []
+        return next((row["whole"] for row in found if row["host"] == "h2"), None) or {}
+
+    def wait_until(state: str) -> dict[str, Any]:
+        runs.wait_for(
+            lambda: whole().get("state") == state and whole()["share"] is not None,
+            DEADLINE_S,
+            state,
+            lambda: str(whole()),
+        )
+        return whole()
+
+    with cloud.agents["h2"].image_path(image_id).open("rb") as guest:
+        guest.read(1)
+        part = wait_until("booting")  # the rest would come when the boot is over
+        assert part["is_used"] and part["total_bytes"] == 4 << 20 and 0 < part["share"] < 1
+        cloud.acstor("image", "pause", image_id, "--wait")
+        assert wait_until("paused")["pace"] == "paused"
+        assert cloud.acstor("image", "show", image_id)["whole"] == "on 0 of 1 hosts that use it"
+        [row] = cloud.acstor("image", "hurry", image_id, "--within", "600", "--wait")
+        assert row == {"Host": "h2", "Task": "hurry: done"}
+        assert wait_until("whole")["left_bytes"] == 0
+        shown = cloud.acstor("image", "show", image_id)
+        assert (shown["using_hosts"], shown["whole_hosts"]) == (1, 1)
+        assert shown["whole_by_host"]["h2"]["share"] == 1.0
+    why = cloud.refused("image", "hurry", image_id, "--host", "h1", "--wait")
+    assert "h1: " in why and "is not kept whole: keep_images is none" in why
+    cloud.agents["h2"].ctl("drop", image_id)
 
 
 def test_it_is_told_where_guests_found_their_bytes(cloud):
@@ -364,4 +410,6 @@ def test_commands_are_completed(cloud: Cloud, tmp_path: pathlib.Path) -> None:
     for words in ("acstor_image='", "acstor_boot_image='", "acstor_server='"):
         assert f"cmds_{words}" in script
     [line] = [line for line in script.splitlines() if "cmds_acstor_image='" in line]
-    assert {"list", "show", "prepare", "pre-seed"} <= set(line.partition("'")[2].strip("'").split())
+    assert {"list", "show", "prepare", "pre-seed", "hurry", "pause", "resume", "unpin"} <= set(
+        line.partition("'")[2].strip("'").split()
+    )

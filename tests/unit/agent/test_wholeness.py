@@ -7,6 +7,7 @@ import math
 import pytest
 import trio
 
+from acstor_agent.control import control_requests
 from acstor_agent.core import image_uses
 from acstor_agent.core import links
 from acstor_agent.core import whole_pace
@@ -15,6 +16,7 @@ from acstor_agent.images import filling
 from acstor_agent.images import promises
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import wholeness
+from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -314,6 +316,47 @@ async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_bo
     await keeper.whole.set_pace(OTHER, wholeness.Pace.HURRY)
     await keeper.wait("whole", OTHER)
     assert set(order) == {OTHER} and keeper.state(IMAGE) == "booting"
+
+
+async def test_what_operators_wish_over_the_bus_is_done(keeper):
+    wishes = control_requests.ControlRequests(
+        ids.HostId("h1"),
+        "/mirror",
+        PATIENCE_S,
+        images=keeper.host.mirrors,
+        uses=keeper.uses,
+        whole=keeper.whole,
+        made=None,
+        chunks=keeper.host.chunks,
+        detaching=None,
+        rings=None,
+        io=None,
+        picture=dict,
+        change_policy=str,
+    )
+
+    async def wish(kind, within_s=0.0):
+        task = decision_api.ImageTask(request=1, kind=kind, image_id=IMAGE, within_s=within_s)
+        return await wishes.wish(task)
+
+    chunks, may_come = keeper.host.chunks, trio.Event()
+    fetch_ahead = chunks.fetch_ahead
+
+    async def held_up(*asked):
+        await may_come.wait()
+        return await fetch_ahead(*asked)
+
+    chunks.fetch_ahead = held_up
+    image = await keeper.use()
+    await wish(decision_api.TaskKind.PAUSE)
+    assert keeper.told().pace is wholeness.Pace.PAUSED
+    hurried = await wish(decision_api.TaskKind.HURRY, 3600.0)
+    assert hurried["pace"] == keeper.told().pace == "hurry"
+    assert (await wish(decision_api.TaskKind.RESUME))["pace"] == "usual"
+    await keeper.whole.ask(image)
+    assert not (await wish(decision_api.TaskKind.UNPIN))["is_asked"]
+    may_come.set()
+    await keeper.wait("whole")
 
 
 async def test_image_can_be_hurried_before_it_was_promised(keeper):
