@@ -219,7 +219,7 @@ class ImageTasks:
         before = told.whole if told is not None else None
         if before is None:
             return now.is_used
-        return (before.is_used, before.state) != (now.is_used, now.state)
+        return (before.is_used, before.is_whole) != (now.is_used, now.is_whole)
 
     def _look(self, wanted: Iterable[str]) -> dict[str, decision_api.HeldImage]:
         found = {}

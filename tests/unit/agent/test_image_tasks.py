@@ -131,7 +131,8 @@ async def test_how_far_a_filled_image_is_can_wait(host):
     await host.parts.mirrors.attach(one_host.IMAGE)
     host.whole[one_host.IMAGE] = FILLING
     await host.tasks.news()
-    host.whole[one_host.IMAGE] = further = msgspec.structs.replace(FILLING, left_bytes=1)
+    further = msgspec.structs.replace(FILLING, state=whole_image.State.QUEUED, left_bytes=1)
+    host.whole[one_host.IMAGE] = further
     assert await host.tasks.news() is None
     host.now_s += image_tasks.LOOK_AGAIN_S
     assert (await host.tasks.news())[one_host.IMAGE].whole == further
