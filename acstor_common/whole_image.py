@@ -46,6 +46,7 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
     :param left_s: how long the rest takes at that speed; None: it does not come, or nobody can tell
     :param due_in_s: until it is to be whole, as an operator asked; below 0: since when it is late
     :param is_late: it was not whole then, or will not be at that speed
+    :param is_shared: hosts keep it together, each its share: whole means all of them have theirs
     :param is_asked: an operator wants it kept, whether it is used or not
     """
 
@@ -59,6 +60,7 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
     left_s: Seconds | None = None
     due_in_s: DueIn | None = None
     is_late: bool | None = None
+    is_shared: bool = False
     is_asked: bool = False
     pace: control_wire.Pace = control_wire.Pace.USUAL
 

@@ -88,6 +88,11 @@ def depends_on(whole: Whole | None) -> str:
     """Return whom a server needs, beside its own host, for the image that it runs from."""
     if whole is None:
         return "nobody can tell: its host does not say how far its image is"
+    if whole["state"] == "whole" and whole["is_shared"]:
+        return (
+            "other hosts, of which any one may be lost: they keep its image together; no image "
+            "store and no entry in Glance is needed for it any more"
+        )
     if whole["state"] == "whole":
         return (
             "nobody: all of its image is on its host, and stays there as long as it is used; "

@@ -415,6 +415,7 @@ class Wholeness:
             "bytes_s": round(speed.bytes_s) if is_filling else 0,
             "left_s": speed.left_s(left_bytes or 0) if is_filling else None,
             "lacking_bytes": known.lacking_bytes,
+            "is_shared": cloud is not None,
             "is_asked": bool(promised and promised.is_asked),
             "pace": (promised.pace if promised else Pace.USUAL).value,
         }

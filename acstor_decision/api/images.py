@@ -83,6 +83,7 @@ class WholeOnHost(whole_image.Whole, frozen=True, kw_only=True):
     :param left_s: how long the rest takes at that speed; null: it does not come, or nobody can tell
     :param due_in_s: until it is to be whole, as an operator asked; below 0: since when it is late
     :param is_late: it was not whole then, or will not be at that speed
+    :param is_shared: hosts keep it together, each its share: whole means all of them have theirs
     :param is_asked: an operator wants it kept, whether it is used or not
     :param pace: as an operator wishes: usual, hurry or paused
     """

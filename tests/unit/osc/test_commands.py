@@ -382,6 +382,7 @@ def test_an_image_is_hurried_to_be_whole_within_a_time_or_by_one(run, store, bus
     ("told", "words"),
     [
         (OWNED, "nobody: all of its image is on its host, and stays there as long as it is used"),
+        ({**OWNED, "is_shared": True}, "other hosts, of which any one may be lost"),
         (
             FILLING,
             "other hosts and the image store, for 1M of the 4M of its image; for about 1 min 40 s",
