@@ -281,6 +281,7 @@ class Agent:
             self._requests.wish,
             fetched,
             functools.partial(wholeness.told, self._whole, self._uses),
+            self._uses.bases,
         )
         self._decision = self._link_to_decision(self._bus) if self._bus else None
 

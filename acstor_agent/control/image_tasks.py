@@ -53,6 +53,7 @@ class ImageTasks:
     :param wish: does what is neither of these
     :param fetched: returns what was moved to this host of an image
     :param whole_of: returns how far an image is from being whole; may be asked from any thread
+    :param bases: returns the images that disks here began as, whose maps may be lost; as well
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ImageTasks:
         wish: Wish,
         fetched: Fetched,
         whole_of: WholeOf,
+        bases: Callable[[], Iterable[ids.ImageId]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._images, self._recording = images, recording
@@ -73,6 +75,7 @@ class ImageTasks:
         }
         self._wish = wish
         self._fetched, self._whole_of, self._clock = fetched, whole_of, clock
+        self._bases = bases
         self._told = collections.OrderedDict[str, decision_api.TaskProgress]()
         self._held: dict[str, decision_api.HeldImage] = {}
         self._changed: set[str] = set()
@@ -200,8 +203,11 @@ class ImageTasks:
 
     def _present(self) -> set[str]:
         """Return the images that are here, and those that only a task names."""
-        last = sorted(self._images.attached(), key=self._rank_of, reverse=True)
+        last = sorted(self._here(), key=self._rank_of, reverse=True)
         return {*last[:MOST_IMAGES], *list(self._told)}
+
+    def _here(self) -> set[ids.ImageId]:
+        return {*self._images.attached(), *self._bases()}
 
     def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, int]:
         return self._whole_of(image_id).is_used, self._images.touched_ns(image_id)
@@ -210,7 +216,7 @@ class ImageTasks:
         """Return the images here that are used, or whole, otherwise than was told last."""
         return {
             image_id
-            for image_id in self._images.attached()
+            for image_id in self._here()
             if self._is_other(self._held.get(image_id), self._whole_of(image_id))
         }
 

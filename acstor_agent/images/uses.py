@@ -119,6 +119,10 @@ class Uses:
             return True
         return self._touches.is_seen(image_id) and self.is_used(image_id)
 
+    def bases(self) -> frozenset[ids.ImageId]:
+        """Return the images that disks of this host began as, attached or not; from any thread."""
+        return self._bases
+
     async def run(self) -> None:
         """Look again and again, for ever."""
         while True:

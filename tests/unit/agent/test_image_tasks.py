@@ -37,7 +37,7 @@ class Host:
         self.now_s = 0.0
         self.may_go_on = trio.Event()
         self.failure = None
-        self.whole, self.wished = {}, []
+        self.whole, self.bases, self.wished = {}, set(), []
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.tasks = image_tasks.ImageTasks(
             made.mirrors,
@@ -47,6 +47,7 @@ class Host:
             self.wish,
             made.chunks.counters.fetched.get,
             lambda image_id: self.whole.get(image_id, NOT_USED),
+            lambda: self.bases,
             clock=lambda: self.now_s,
         )
 
@@ -125,6 +126,15 @@ async def test_what_becomes_of_whole_images_is_told_at_the_next_sample(host):
         host.whole[one_host.IMAGE] = told
         assert (await host.tasks.news())[one_host.IMAGE].whole == told
         assert await host.tasks.news() is None
+
+
+async def test_what_a_disk_began_as_is_told_though_it_is_not_attached(host):
+    await host.tasks.news()
+    host.bases.add(one_host.OTHER)
+    host.whole[one_host.OTHER] = FILLING
+    assert (await host.tasks.news())[one_host.OTHER].whole.is_used
+    host.now_s += image_tasks.LOOK_AGAIN_S
+    assert list(await host.tasks.news()) == [one_host.OTHER]
 
 
 async def test_how_far_a_filled_image_is_can_wait(host):
