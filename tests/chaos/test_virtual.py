@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some seeds of the chaos in virtual time, and that it finds what is wrong."""
+
+import pytest
+
+from acstor_agent.chunks import home
+from acstor_agent.sources import verify
+from tests.chaos import virtual
+
+pytestmark = pytest.mark.allow_log(r".")  # everything breaks
+SEEDS = 12
+
+
+def test_no_seed_breaks_a_promise():
+    for seed in range(SEEDS):
+        world, error = virtual.play(seed)
+        assert error is None, f"seed {seed}: {virtual.causes(error)} {world.trace[-20:]}"
+        assert world.reads > 50
+
+
+def first_broken(seeds: range) -> str:
+    for seed in seeds:
+        _, error = virtual.play(seed)
+        if error is not None:
+            return str(virtual.causes(error)[0])
+    return ""
+
+
+def test_bytes_that_nobody_checks_are_found(monkeypatch):
+    monkeypatch.setattr(verify, "check_chunk", lambda *_: None)
+    assert "wrong bytes" in first_broken(range(1, 10))
+
+
+def test_table_that_grows_is_found(monkeypatch):
+    def charge(self, flight, requester):
+        self._begun_for[requester] += 1
+
+    monkeypatch.setattr(home.Home, "_charge", charge)
+    assert "begun for peers" in first_broken(range(1, 10))
+
+
+def test_source_that_is_read_by_everybody_is_found(monkeypatch):
+    monkeypatch.setattr(virtual.World, "give_table", lambda self, host: None)
+    assert "the source gave" in first_broken(range(virtual.CALM_EVERY, 50, virtual.CALM_EVERY))
+
+
+def test_one_seed_is_one_run():
+    first, second = (virtual.play(3)[0].trace for _ in range(2))
+    assert first == second
+    assert any("kill" in line for line in first)

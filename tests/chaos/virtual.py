@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several hosts in one process and in virtual time, broken in thousands of ways.
+
+    python -m tests.chaos.virtual --seeds 0-2000
+    python -m tests.chaos.virtual --seeds 17 --verbose
+
+A seed decides the hosts, their options, what guests read, and what breaks when.  What must hold:
+each read ends with the right bytes, none with an error (all bytes may still come), all of them
+within a bound after everything is mended; what a host has begun comes to an end; and when nothing
+breaks (every tenth seed) the source is read about once.  The parts of a host are the real ones
+(``virtual_hosts``), and a minute of theirs takes about a second.
+"""
+
+import argparse
+import logging
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+import trio.testing
+
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import ring
+from tests.chaos import virtual_hosts
+from tests.fakes import memory_network
+from tests.fakes import one_host
+
+KIB = 1024
+CHUNK = 16 * KIB
+STORM_S = 40.0
+ENDS_S = 240.0
+"""All reads end so long after everything was mended: a liar is left alone for a minute and more."""
+EMPTY_S = 300.0
+WALL_S = 120
+"""No seed may take longer: then something goes round and round."""
+ONCE = 1.15
+"""So often may the source be read when nothing breaks: races cost a little."""
+CALM_EVERY = 10
+
+
+class Broken(Exception):
+    """A promise does not hold."""
+
+
+class World:
+    """A run: its hosts, guests, and what was done."""
+
+    def __init__(self, seed: int, folder: pathlib.Path) -> None:
+        self.rng = random.Random(f"virtual/{seed}")
+        self.is_calm = seed % CALM_EVERY == 0
+        self.folder = folder
+        self.names = [f"h{number}" for number in range(1, self.rng.randint(2, 5) + 1)]
+        self.addresses = {name: f"10.0.0.{n}:7201" for n, name in enumerate(self.names, 1)}
+        self.settings = virtual_hosts.Settings(self.rng, self.is_calm)
+        self.images = self._make_images(seed)
+        self.source = virtual_hosts.Source(self._blobs(), random.Random(f"source/{seed}"))
+        self.network = memory_network.Network()
+        self.hosts: dict[str, virtual_hosts.Host] = {}
+        self.reads = 0
+        self.is_over = False
+        self.trace: list[str] = []
+        self._scopes: dict[str, set[trio.CancelScope]] = {name: set() for name in self.names}
+        self._stops = {name: trio.Event() for name in self.names}
+        self._came = trio.Event()
+        self._undo: list[Callable[[], object]] = []
+        self._may_start = {name: True for name in self.names}
+        self._table = self._new_table(1, self.names)
+
+    def _make_images(self, seed: int) -> dict[ids.ImageId, bytes]:
+        data = one_host.image_bytes(self.rng.randint(20, 100) * CHUNK + 777, seed)
+        other = data[: 10 * CHUNK] + bytes(5 * CHUNK) + one_host.image_bytes(30 * CHUNK, seed + 1)
+        return {one_host.IMAGE: data, one_host.OTHER: other}
+
+    def _blobs(self) -> dict[base.Blob, bytes]:
+        found = {}
+        for image_id, data in self.images.items():
+            found[base.Blob(image_id, base.BlobKind.IMAGE)] = data
+            the_map = one_host.map_of(data, image_id, CHUNK)
+            found[base.Blob(image_id, base.BlobKind.CHUNK_MAP)] = the_map
+        return found
+
+    def note(self, what: str) -> None:
+        """Write down what was done."""
+        self.trace.append(f"{trio.current_time():9.3f} {what}")
+
+    # Hosts
+
+    async def live(self, name: str) -> None:
+        """Run a host, and start it again when it was killed."""
+        lives = 0
+        while True:
+            lives += 1
+            rng = random.Random(f"{name}/{lives}/{self.rng.random()}")
+
+            def make(nursery: trio.Nursery, rng: random.Random = rng) -> virtual_hosts.Host:
+                return virtual_hosts.Host(
+                    name,
+                    self.addresses[name],
+                    self.folder / name,
+                    nursery,
+                    source=self.source,
+                    settings=self.settings,
+                    rng=rng,
+                )
+
+            async with virtual_hosts.running(self.network, make) as host:
+                self.give_table(host)
+                self.hosts[name] = host
+                self._came.set()
+                self._came = trio.Event()
+                await self._stops[name].wait()
+                self._stops[name] = trio.Event()
+                del self.hosts[name]
+                for scope in list(self._scopes[name]):
+                    scope.cancel()
+                await trio.lowlevel.checkpoint()
+            await trio.sleep(0.0 if self.is_over else self.rng.random() * 5)
+
+    def give_table(self, host: virtual_hosts.Host) -> None:
+        """Let a host have the table that is in force for most."""
+        if host.rings.ring.epoch < self._table.epoch:
+            host.rings.put(ring.encode(self._table))
+
+    def _new_table(self, epoch: int, names: Sequence[str]) -> ring.Ring:
+        chosen = [
+            ring.RingHost(name, self.addresses[name], self.rng.choice((10, 50, 100)))
+            for name in names
+        ]
+        return ring.Ring(epoch, tuple(chosen))
+
+    # Guests
+
+    async def guest(self, name: str, number: int) -> None:
+        """Read and compare until the run is over; what was asked is asked again after a kill."""
+        rng = random.Random(f"guest/{name}/{number}/{self.rng.random()}")
+        stream = requests.Stream(requests.Klass.GUEST, f"{name}/{number}")
+        self.network.be(name)
+        offset = 0
+        while not self.is_over:
+            image_id = rng.choice(list(self.images))
+            size, length = len(self.images[image_id]), rng.choice((4, 16, 64, 200)) * KIB
+            if rng.random() < 0.6 or offset >= size:
+                offset = rng.randrange(size)
+            while not await self._read_once(name, stream, image_id, offset, length):
+                pass
+            offset += length
+            await trio.sleep(rng.expovariate(2.0))
+
+    async def _read_once(
+        self, name: str, stream: requests.Stream, image_id: ids.ImageId, offset: int, length: int
+    ) -> bool:
+        """Read; say whether there was an answer: the host may be killed meanwhile."""
+        host = self.hosts.get(name)
+        if host is None:
+            await self._came.wait()
+            return False
+        with trio.CancelScope() as scope:
+            self._scopes[name].add(scope)
+            try:
+                image = await host.opened.mirror(image_id, stream)
+                got = await image.read(offset, length, stream)
+                if got != self.images[image_id][offset : offset + length]:
+                    raise Broken(f"{name}: wrong bytes: {length} at {offset} of {image_id}")
+            except errors.AcstorError as e:
+                raise Broken(f"{name}: {length} bytes at {offset} of {image_id}: {e!r}") from e
+            finally:
+                self._scopes[name].discard(scope)
+            self.reads += 1
+            return True
+        return False
+
+    # Faults
+
+    async def break_things(self) -> None:
+        """Break one thing after the other, and mend most of them after a while."""
+        end_s = trio.current_time() + STORM_S
+        async with trio.open_nursery() as nursery:
+            while trio.current_time() < end_s:
+                await trio.sleep(self.rng.expovariate(1.5))
+                fault = self.rng.choice(FAULTS)
+                undo = fault(self)
+                if undo is not None:
+                    self._undo.append(undo)
+                    nursery.start_soon(self._mend_later, undo, self.rng.random() * 8)
+            nursery.cancel_scope.cancel()
+
+    async def _mend_later(self, undo: Callable[[], object], after_s: float) -> None:
+        await trio.sleep(after_s)
+        self._mend(undo)
+
+    def _mend(self, undo: Callable[[], object]) -> None:
+        if undo in self._undo:
+            self._undo.remove(undo)
+            undo()
+
+    def mend_all(self) -> None:
+        """Take back every fault; all hosts get one table."""
+        for undo in list(self._undo):
+            self._mend(undo)
+        self._table = self._new_table(self._table.epoch + 1, self.names)
+        for host in self.hosts.values():
+            self.give_table(host)
+        self.note("all is mended")
+
+    def kill(self) -> None:
+        """Kill a host; it comes back."""
+        name = self.rng.choice(self.names)
+        self.note(f"kill {name}")
+        self._stops[name].set()
+
+    def break_source(self) -> Callable[[], object] | None:
+        """Let the source go wrong in one way."""
+        if self.source.way:
+            return None
+        ways = ("hangs", "fails", "flaps", "refuses", "gone", "lies", "slow")
+        self.source.break_(self.rng.choice(ways))
+        self.note(f"the source {self.source.way}")
+        return lambda: (self.note("the source is well"), self.source.break_(""))
+
+    def silence(self) -> Callable[[], object]:
+        """Let a host hear nothing of one other or of all, and the other way round."""
+        name = self.rng.choice(self.names)
+        others = [other for other in self.names if other != name]
+        chosen = others if self.rng.random() < 0.5 else [self.rng.choice(others)]
+        self.note(f"silence between {name} and {', '.join(chosen)}")
+        for other in chosen:
+            self.network.silence(name, other, True)
+
+        def end() -> None:
+            self.note(f"no silence between {name} and {', '.join(chosen)}")
+            for other in chosen:
+                self.network.silence(name, other, False)
+
+        return end
+
+    def break_links(self) -> None:
+        """Break all connections of a host."""
+        name = self.rng.choice(self.names)
+        self.note(f"connections of {name} break")
+        self.network.break_all(name)
+
+    def slow_links(self) -> Callable[[], object]:
+        """Make the ways to a host slow."""
+        name = self.rng.choice(self.names)
+        delay_s, bytes_s = self.rng.choice(((0.4, 100e6), (0.001, 60e3), (1.5, 1e6)))
+        ways = [self.network.ways[name, other] for other in self.names if other != name]
+        self.note(f"{name} is slow: {delay_s} s, {bytes_s} bytes/s")
+        for way in ways:
+            way.delay_s, way.bytes_s = delay_s, bytes_s
+
+        def end() -> None:
+            self.note(f"{name} is fast")
+            for way in ways:
+                way.delay_s, way.bytes_s = 0.0005, 100e6
+
+        return end
+
+    def lie(self) -> Callable[[], object] | None:
+        """Let a host give wrong bytes to others."""
+        name = self.rng.choice(self.names)
+        if name not in self.hosts:
+            return None
+        server = self.hosts[name].server
+        server.is_lying = True
+        self.note(f"{name} lies")
+        return lambda: setattr(server, "is_lying", False)
+
+    def damage(self) -> None:
+        """Damage or delete files of a cache."""
+        name = self.rng.choice(self.names)
+        slabs = sorted((self.folder / name / "cache").glob("slab-*"))
+        if not slabs:
+            return
+        slab = self.rng.choice(slabs)
+        if self.rng.random() < 0.5:
+            self.note(f"{name}: {slab.name} is deleted")
+            slab.unlink()
+            return
+        self.note(f"{name}: {slab.name} rots")
+        with slab.open("r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            for _ in range(50):
+                os.pwrite(file.fileno(), self.rng.randbytes(1), self.rng.randrange(max(1, size)))
+
+    def remap(self) -> None:
+        """Make another table; some hosts get it, others later or never."""
+        names = [name for name in self.names if self.rng.random() < 0.9] or self.names
+        self._table = self._new_table(self._table.epoch + 1, names)
+        told = [host for host in self.hosts.values() if self.rng.random() < 0.7]
+        self.note(f"table {self._table.epoch} of {names} for {[host.name for host in told]}")
+        for host in told:
+            self.give_table(host)
+
+    # The run
+
+    async def run(self) -> None:
+        """Do it all.
+
+        :raises Broken: a promise does not hold
+        """
+        async with trio.open_nursery() as nursery:
+            for name in self.names:
+                nursery.start_soon(self.live, name)
+            while len(self.hosts) < len(self.names):
+                await self._came.wait()
+            for host in self.hosts.values():  # what guests have open was attached once
+                self.network.be(host.name)
+                for image_id in self.images:
+                    await host.images.attach(image_id)
+            try:
+                async with trio.open_nursery() as guests:
+                    for name in self.names:
+                        for number in range(self.rng.randint(1, 3)):
+                            guests.start_soon(self.guest, name, number)
+                    if self.is_calm:
+                        await trio.sleep(STORM_S)
+                    else:
+                        await self.break_things()
+                    self.mend_all()
+                    self.is_over = True
+                    guests.start_soon(self._must_end, guests.cancel_scope)
+            finally:
+                self.note("the guests have ended")
+            await self._read_all()
+            await self._must_be_empty()
+            self._must_be_foreseen()
+            self._must_be_read_once()
+            nursery.cancel_scope.cancel()
+
+    async def _must_end(self, scope: trio.CancelScope) -> None:
+        with trio.move_on_after(ENDS_S):
+            while any(self._scopes.values()):  # noqa: ASYNC110 - nobody says when
+                await trio.sleep(0.5)
+            return
+        waits = [
+            f"{name}: {wait.why or 'nobody says for what'}"
+            for name, host in self.hosts.items()
+            for wait in list(host.waiting.table._all)[:8]
+        ]
+        raise Broken(f"reads wait {ENDS_S:g} s after all was mended: {'; '.join(waits)}")
+
+    async def _read_all(self) -> None:
+        """Read every byte on every host."""
+        for name in self.names:
+            self.network.be(name)
+            for image_id, data in self.images.items():
+                stream = requests.Stream(requests.Klass.GUEST, "all")
+                with trio.move_on_after(ENDS_S):
+                    for offset in range(0, len(data), 256 * KIB):
+                        while not await self._read_once(name, stream, image_id, offset, 256 * KIB):
+                            pass
+                    continue
+                raise Broken(f"{name}: image {image_id} cannot be read in {ENDS_S:g} s")
+
+    async def _must_be_empty(self) -> None:
+        with trio.move_on_after(EMPTY_S):
+            while any(self._left().values()):  # noqa: ASYNC110 - nobody says when
+                await trio.sleep(1)
+            return
+        raise Broken(f"what was begun does not end: {self._left()}")
+
+    def _must_be_foreseen(self) -> None:
+        for host in self.hosts.values():
+            if host.net.faults.count:
+                raise Broken(f"{host.name}: {host.net.faults.count} errors that nobody foresaw")
+
+    def _left(self) -> dict[str, dict[str, int]]:
+        tables = {name: host.tables() for name, host in self.hosts.items()}
+        return {
+            name: left
+            for name, table in tables.items()
+            if (left := {what: count for what, count in table.items() if count})
+        }
+
+    def _must_be_read_once(self) -> None:
+        chunks = {
+            ("" if self.settings.by_content else image_id, data[at : at + CHUNK])
+            for image_id, data in self.images.items()
+            for at in range(0, len(data), CHUNK)
+        }
+        unique = sum(len(chunk) for _, chunk in chunks if any(chunk))
+        if self.is_calm and self.source.read_bytes > ONCE * unique:
+            raise Broken(f"the source gave {self.source.read_bytes} bytes, there are {unique}")
+
+
+FAULTS: tuple[Callable[[World], Callable[[], object] | None], ...] = (
+    World.kill,
+    World.break_source,
+    World.break_source,
+    World.silence,
+    World.break_links,
+    World.slow_links,
+    World.lie,
+    World.damage,
+    World.remap,
+)
+
+
+def play(seed: int) -> tuple[World, BaseException | None]:
+    """Do one run; return it, and what was wrong."""
+    trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # as trio's plug-in for hypothesis does
+    trio._core._run._r.seed(seed)
+
+    def too_long(*_: Any) -> None:
+        raise Broken(f"the run takes more than {WALL_S} s: something goes round and round")
+
+    async def main() -> None:
+        await world.run()
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(WALL_S)
+    try:
+        with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
+            world = World(seed, pathlib.Path(folder))
+            rng = random.Random(f"threads/{seed}")
+            with world.network.in_force(), virtual_hosts.no_threads(rng):
+                try:
+                    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+                except BaseException as e:
+                    if isinstance(e, KeyboardInterrupt):
+                        raise
+                    return world, e
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    return world, None
+
+
+def shared_memory() -> str | None:
+    """Return a folder in memory, None where there is none."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """Return what groups of errors are made of."""
+    if isinstance(error, BaseExceptionGroup):
+        return [found for part in error.exceptions for found in causes(part)]
+    return [error]
+
+
+def tell(seed: int, world: World, error: BaseException) -> None:
+    """Print what was wrong, and how to see it again."""
+    for one in causes(error):
+        print(f"seed {seed}: {type(one).__name__}: {one}")
+        if not isinstance(one, Broken):
+            import traceback
+
+            traceback.print_exception(one)
+    print("\n".join(world.trace[-40:]))
+    print(f"The same again: python -m tests.chaos.virtual --seeds {seed}", flush=True)
+
+
+def main() -> int:
+    """Run seeds, and say which of them broke something."""
+    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of names have an order, too
+        argv = [sys.executable, "-m", "tests.chaos.virtual", *sys.argv[1:]]
+        os.execve(sys.executable, argv, {**os.environ, "PYTHONHASHSEED": "0"})
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.virtual", description=__doc__)
+    parser.add_argument("--seeds", default="0-50", help="one, or FIRST-LAST (0-50)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--verbose", action="store_true", help="print what the hosts log")
+    options = parser.parse_args()
+    level = logging.DEBUG if options.verbose else logging.CRITICAL
+    logging.basicConfig(level=level, format="%(name)s %(message)s")
+    first, _, last = options.seeds.partition("-")
+    began_s, failed, done, reads = time.monotonic(), [], 0, 0
+    for seed in range(int(first), int(last or first) + 1):
+        if time.monotonic() - began_s > options.seconds:
+            break
+        world, error = play(seed)
+        done, reads = done + 1, reads + world.reads
+        if error is not None:
+            failed.append(seed)
+            tell(seed, world, error)
+    took_s = time.monotonic() - began_s
+    print(f"{done} seeds, {reads} reads compared, {took_s:.0f} s; broken: {failed or 'none'}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

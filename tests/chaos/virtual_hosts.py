@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts in virtual time: the real parts of a worker, joined as the daemon joins them.
+
+What is not real: the kernel (guests call mirrors), the sockets (``memory_network``), the place of
+the source, and threads, whose work is done at once and then takes a while of virtual time.
+"""
+
+import contextlib
+import functools
+import pathlib
+import random
+from collections.abc import AsyncIterator
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import TypeVar
+
+import trio
+
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import admission
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import home as home_
+from acstor_agent.chunks import serving
+from acstor_agent.chunks import unattached
+from acstor_agent.chunks import want as want_
+from acstor_agent.cloud import ring_keeper
+from acstor_agent.core import boot_memory
+from acstor_agent.core import content_index
+from acstor_agent.core import identity
+from acstor_agent.core import links
+from acstor_agent.core import neighbours
+from acstor_agent.core import peer_health
+from acstor_agent.core import readahead
+from acstor_agent.images import booting
+from acstor_agent.images import mirror
+from acstor_agent.images import mirrors
+from acstor_agent.images import news as news_
+from acstor_agent.images import opened
+from acstor_agent.images import prefetching
+from acstor_agent.images import promises
+from acstor_agent.images import uses
+from acstor_agent.images import waiting
+from acstor_agent.images import wholeness
+from acstor_agent.peers import peer_net
+from acstor_agent.sources import base
+from acstor_agent.sources import build
+from acstor_agent.sources import failover
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.fakes import memory_network
+
+T = TypeVar("T")
+
+SILENCE_S = 2.0
+PATIENCE_S = 10.0
+LOST_AFTER_S = 900.0
+
+
+class Source(base.Source):
+    """The one place where all images are, which does what it is told to.
+
+    :param blobs: what it has
+    """
+
+    def __init__(self, blobs: dict[base.Blob, bytes], rng: random.Random) -> None:
+        self.blobs = blobs
+        self.way = ""
+        self.delay_s = 0.005
+        self.read_bytes = 0
+        self._rng = rng
+        self._mended = trio.Event()
+
+    where = "the source"
+
+    def break_(self, way: str) -> None:
+        """Go wrong from now on; an empty way is the good one."""
+        self.way = way
+        if not way:
+            self._mended.set()
+            self._mended = trio.Event()
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Return a size, as well as it can."""
+        await self._answer(blob)
+        return len(self.blobs[blob])
+
+    async def read(
+        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
+    ) -> bytes:
+        """Return bytes, as well as it can."""
+        way = await self._answer(blob)
+        data = self.blobs[blob][offset : offset + length]
+        if len(data) < length:
+            raise errors.ChunkMissing(blob.part(offset, length), self.where, "it ends before")
+        if blob.kind is base.BlobKind.IMAGE:
+            self.read_bytes += length
+        if way == "lies" and data:
+            at = self._rng.randrange(length)
+            data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        return data
+
+    async def aclose(self) -> None:
+        """Let go of nothing."""
+
+    async def _answer(self, blob: base.Blob) -> str:
+        """Take its time; return in which way it answers."""
+        way = self.way
+        slow = 20.0 if way == "slow" else 1.0
+        await trio.sleep(self.delay_s * slow * (0.5 + self._rng.random()))
+        if way == "hangs":
+            await self._mended.wait()
+            raise errors.SourceUnreachable(blob.name, self.where, "the connection broke")
+        if way == "fails" or (way == "flaps" and self._rng.random() < 0.5):
+            raise errors.SourceUnreachable(blob.name, self.where, "by order")
+        if way == "refuses":
+            raise errors.ChunkRefused(blob.name, self.where, "by order")
+        if way == "gone" or blob not in self.blobs:
+            raise errors.ChunkMissing(blob.name, self.where, "there is no such blob")
+        return way
+
+
+class Server:
+    """What answers other hosts; it lies if it is told to."""
+
+    def __init__(self, real: serving.Serving, rng: random.Random) -> None:
+        self.admit, self.look_up = real.admit, real.look_up
+        self.is_lying = False
+        self._real, self._rng = real, rng
+
+    def answer_nowait(self, *args: Any) -> want_.Bytes | None:
+        """Answer what can be answered at once."""
+        data = self._real.answer_nowait(*args)
+        return data if data is None else self._said(data)
+
+    async def answer(self, *args: Any) -> want_.Bytes:
+        """Answer."""
+        return self._said(await self._real.answer(*args))
+
+    def _said(self, data: want_.Bytes) -> want_.Bytes:
+        if not self.is_lying or not len(data):
+            return data
+        wrong = bytearray(data)
+        wrong[self._rng.randrange(len(wrong))] ^= 1
+        return wrong
+
+
+class Settings:
+    """What is chosen for all hosts of a run."""
+
+    def __init__(self, rng: random.Random, is_calm: bool) -> None:
+        self.cache_bytes = (16 if is_calm else rng.choice((1, 2, 4, 16))) * geometry.MIB
+        self.copies_limit = rng.choice((0, 1, 2))
+        self.topology = rng.choice((neighbours.Topology.RING, None))
+        self.is_racing = rng.random() < 0.7
+        self.unmatched_limit = rng.choice((0, 64, 512))
+        self.read_ahead_bytes = rng.choice((0, 256 * 1024))
+        self.may_refer = rng.random() < 0.7
+        self.is_keeping = rng.random() < 0.4
+        self.by_content = rng.random() < 0.7
+
+
+class Host:
+    """A worker: made anew each time that it is started."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        folder: pathlib.Path,
+        nursery: trio.Nursery,
+        *,
+        source: Source,
+        settings: Settings,
+        rng: random.Random,
+    ) -> None:
+        self.name, self.address, self._nursery, self._settings = name, address, nursery, settings
+        here, self._clock = ids.HostId(name), trio.current_time
+        named = identity.ByContent if settings.by_content else identity.ByPlace
+        self._named = named()
+        for part in ("maps", "state"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        self.promises = promises.Promises(folder / "state", settings.cache_bytes, geometry.MIB)
+        if settings.is_keeping:
+            self.promises.load()
+        self.cache_dir = folder / "cache"
+        self.cache = cache_files.CacheFiles.open(
+            self.cache_dir, settings.cache_bytes, geometry.MIB // 4, pins=self.promises.pins
+        )
+        self.rings = ring_keeper.RingKeeper(folder / "ring.json", None, 60.0, self._clock)
+        self.net = peer_net.PeerNet(
+            here,
+            heard=lambda host, news: self.news.heard(host, news),
+            may_speak=self.rings.may_speak,
+            ring_epoch=lambda: self.rings.ring.epoch,
+            is_reachable=lambda host: host in self.rings.ring.group_of(here),
+            hosts_at=self.rings.hosts_at,
+            limits=peer_net.Limits(hello_s=SILENCE_S, silence_s=SILENCE_S),
+        )
+        self.net.endpoint = memory_network.Endpoint(self.net._accept)
+        self.exchange = exchange.Exchange(
+            here,
+            current_ring=self.rings.current,
+            former_ring=self.rings.former,
+            named=self._named,
+            copies_limit=settings.copies_limit,
+            ask_peer=self._ask_peer,
+            tell=self.net.tell,
+            health=peer_health.PeerHealth(rng),
+            topology=settings.topology,
+            clock=self._clock,
+        )
+        wrapped = build.wrapped(source, nursery, rng, 2.0)
+        self.source = failover.FailoverSource([wrapped])
+        self.home = home_.Home(
+            here,
+            nursery,
+            cache=self.cache,
+            source=self.source,
+            peers=self.exchange,
+            current_ring=self.rings.current,
+            former_ring=self.rings.former,
+        )
+        self.chunks = fetcher.Fetcher(
+            here,
+            nursery,
+            cache=self.cache,
+            home=self.home,
+            current_ring=self.rings.current,
+            peers=self.exchange,
+            background_limit=8,
+            has_others=True,
+            lost_after_s=LOST_AFTER_S,
+            clock=self._clock,
+        )
+        self.waiting = waiting.Waiting()
+        self.boots = booting.Host(
+            folder / "maps",
+            source=self.source,
+            chunks=self.chunks,
+            cache=self.cache,
+            nursery=nursery,
+            memory=boot_memory.BootMemory(geometry.MIB, 5.0, 60.0),
+            frame_patience_s=PATIENCE_S,
+            clock=self._clock,
+        )
+        self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
+        self.serving = serving.Serving(
+            here,
+            admission=admission.Admission(
+                here,
+                self.images.named,
+                unattached.UnattachedImages(self.source, nursery, self._clock),
+                self._clock,
+                open_attached=self.images.open_attached,
+            ),
+            cache=self.cache,
+            chunks=self.chunks,
+            home=self.home,
+            peers=self.exchange,
+        )
+        self.server = Server(self.serving, rng)
+        self.news = news_.News(self.exchange, self.images, self.chunks, self.cache)
+        self.cache.on_gone(self.news.gone)
+        self.opened = opened.Opened(self.images, self.waiting, float("inf"))
+        self._keep_whole(rng)
+
+    def _keep_whole(self, rng: random.Random) -> None:
+        self.uses = uses.Uses(self.images, set, set, self._clock)
+        self.whole = wholeness.Wholeness(
+            self.images,
+            self.uses,
+            self.promises,
+            chunks=self.chunks,
+            cache=self.cache,
+            guests_wait=lambda: len(self.waiting) > 0,
+            look=lambda: links.Look(self._clock(), [], 12_500_000),
+            limits=wholeness.Limits(2e6, 2.0, 20.0),
+            first_chunk=rng.randrange(64),
+            clock=self._clock,
+        )
+
+    async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
+        boots = self.boots.booting(image_map)
+        index = content_index.ContentIndex(self._named.keys(image_map))
+        limit = self._settings.unmatched_limit
+        ahead = prefetching.Prefetching(
+            image_map, index, self.chunks, self._nursery, limit, boots.covers
+        )
+        ahead.advertised(self.exchange.known())
+        return mirror.Mirror(
+            image_map,
+            cache=self.cache,
+            chunks=self.chunks,
+            deadline_s=float("inf"),
+            ahead=readahead.ReadAhead(self._settings.read_ahead_bytes),
+            prefetch=ahead,
+            boots=boots,
+            waiting=self.waiting,
+        )
+
+    async def _ask_peer(self, ask: exchange.Ask, want: want_.Want) -> want_.Bytes | peer_wire.Refer:
+        return await self.net.fetch(
+            ask.host,
+            ask.address,
+            ask.errand.klass,
+            image_id=want.image_id,
+            offset=want.offset,
+            length=want.length,
+            cid=want.cid,
+            may_read_source=ask.may_read_source,
+            timeout_s=PATIENCE_S,
+            may_refer=ask.may_refer and self._settings.may_refer,
+            is_relayed=ask.is_relayed,
+            is_moved=ask.is_moved,
+        )
+
+    async def start(self) -> None:
+        """Start what the daemon starts."""
+        start = self._nursery.start_soon
+        await self._nursery.start(self.cache.run)
+        await self._nursery.start(self.net.run)
+        await self._nursery.start(self.net.serve_forever, self.server, [])
+        for run in (self.boots.run, self.exchange.run, self.uses.run):
+            start(run)
+        if self._settings.is_racing:
+            start(self.chunks.race)
+        if self._settings.is_keeping:
+            start(self.whole.run)
+
+    def tables(self) -> dict[str, int]:
+        """Return how long everything is that is empty when nobody wants anything."""
+        return {
+            "flights": self.chunks.in_flight,
+            "journeys": len(self.chunks._journeys),
+            "reads of the source": len(self.home._reads),
+            "relays": len(self.home._relays),
+            "begun for peers": len(self.home._begun_for),
+            "pauses": len(self.chunks._retries),
+            "waiting": len(self.waiting),
+            "lines": len(self.waiting._lines),
+            "searches": len(self.chunks._last_search._flights),
+            "attaching": len(self.images._attaching),
+        }
+
+
+@contextlib.asynccontextmanager
+async def running(
+    network: memory_network.Network, make: Callable[[trio.Nursery], Host]
+) -> AsyncIterator[Host]:
+    """Run a host until the block ends, then kill it."""
+    async with trio.open_nursery() as nursery:
+        host = make(nursery)
+        ip, port = host.address.split(":")
+        with network.listening(host.name, (ip, int(port)), host.net.endpoint):
+            try:
+                await host.start()
+                yield host
+            finally:
+                nursery.cancel_scope.cancel()
+                network.break_all(host.name)
+    with trio.CancelScope(shield=True):
+        await host.cache.aclose()
+
+
+@contextlib.contextmanager
+def no_threads(rng: random.Random) -> Iterator[None]:
+    """Do what threads do at once, and let it take some virtual time: no thread stops this clock."""
+    real = trio.to_thread.run_sync
+
+    async def run_sync(
+        function: Callable[..., T],
+        *args: object,
+        limiter: trio.CapacityLimiter | None = None,
+        **_: object,
+    ) -> T:
+        async with limiter or contextlib.AsyncExitStack():
+            await trio.sleep(0.002 * rng.random())
+            return function(*args)
+
+    trio.to_thread.run_sync = functools.wraps(real)(run_sync)
+    try:
+        yield
+    finally:
+        trio.to_thread.run_sync = real

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A network of agents in one process, in virtual time: real PeerNets on streams in memory.
+
+A stream is what TCP is: bytes arrive in order, after a delay, or the connection breaks; between
+two hosts it may stand still, and then nothing arrives until it goes on.  It takes the place of
+``peer_link.Link``, the one place where agents touch sockets; all above that is the real thing.
+"""
+
+import collections
+import contextvars
+import errno
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+
+from acstor_agent.peers import peer_endpoint
+from acstor_agent.peers import peer_link
+from acstor_common import peer_wire
+
+IN_FLIGHT_BYTES = 256 * 1024
+"""What a sender gets rid of before anything arrives."""
+
+_here: contextvars.ContextVar[str] = contextvars.ContextVar("here")
+
+
+class Way:
+    """What is between two hosts, in one direction.
+
+    :param delay_s: how long a byte takes
+    :param bytes_s: how many there is room for
+    """
+
+    def __init__(self, delay_s: float = 0.0005, bytes_s: float = 100e6) -> None:
+        self.delay_s, self.bytes_s = delay_s, bytes_s
+        self.is_silent = False
+        self.pipes: set[Pipe] = set()
+        self._free_s = 0.0
+
+    def arrival_s(self, length: int) -> float:
+        """Return when bytes arrive that are sent now, after those before them."""
+        self._free_s = max(self._free_s, trio.current_time()) + length / self.bytes_s
+        return self._free_s + self.delay_s
+
+    def go_on(self) -> None:
+        """Let bytes arrive again."""
+        self.is_silent = False
+        for pipe in self.pipes:
+            pipe.wake()
+
+
+class Pipe:
+    """One direction of a connection."""
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+        way.pipes.add(self)
+        self._parts: collections.deque[tuple[float, bytes]] = collections.deque()
+        self.in_flight_bytes = 0
+        self.error: OSError | None = None
+        self._has_ended = False
+        self._changed = trio.Event()
+
+    def wake(self) -> None:
+        """Let those look again who wait."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
+        """Take what there is room for; return the number of bytes."""
+        if self.error or self._has_ended:
+            raise self.error or BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+        room = IN_FLIGHT_BYTES - self.in_flight_bytes
+        data = b"".join(bytes(buffer) for buffer in buffers)[:room] if room else b""
+        if data:
+            self._parts.append((self._way.arrival_s(len(data)), data))
+            self.in_flight_bytes += len(data)
+            self.wake()
+        return len(data)
+
+    async def wait_room(self) -> None:
+        """Return when something can be sent, or that it cannot can be seen."""
+        await trio.lowlevel.checkpoint()
+        while self.in_flight_bytes >= IN_FLIGHT_BYTES and not self.error and not self._has_ended:
+            await self._changed.wait()
+
+    async def receive(self) -> bytes:
+        """Return what has arrived, at least a byte; nothing when the other side has closed."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            if self.error:
+                raise self.error
+            wait_s = self._parts[0][0] - trio.current_time() if self._parts else math.inf
+            if wait_s <= 0 and not self._way.is_silent:
+                data = self._parts.popleft()[1]
+                self.in_flight_bytes -= len(data)
+                self.wake()
+                return data
+            if self._has_ended and not self._parts and not self._way.is_silent:
+                return b""
+            with trio.move_on_after(math.inf if self._way.is_silent else wait_s):
+                await self._changed.wait()
+
+    def end(self) -> None:
+        """Note that nothing more is sent."""
+        self._has_ended = True
+        self.wake()
+
+    def break_(self, number: int = errno.ECONNRESET) -> None:
+        """End it at once, whatever is under way."""
+        self.error = self.error or ConnectionResetError(number, os.strerror(number))
+        self._way.pipes.discard(self)
+        self.wake()
+
+
+class MemoryLink(peer_link.Link):
+    """One end of a connection; see :class:`peer_link.Link`."""
+
+    def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
+        self._in, self._out = incoming, outgoing
+
+    async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
+        """Return the next messages; None when the other side has closed."""
+        while data := await self._in.receive():
+            if messages := receiver.feed(data):
+                return messages
+        return None
+
+    def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
+        """Send what there is room for."""
+        return self._out.send_nowait(buffers)
+
+    @property
+    def undelivered_bytes(self) -> int:
+        """What has not arrived."""
+        return self._out.in_flight_bytes
+
+    async def writable(self) -> None:
+        """Return when there is room."""
+        await self._out.wait_room()
+
+    def close(self) -> None:
+        """Close this end: what was sent arrives, what comes is not wanted."""
+        self._out.end()
+        self._in.break_()
+
+
+class _Accepted:
+    """What an accepted connection is to ``PeerNet._accept``."""
+
+    def __init__(self, link: MemoryLink, peer_address: tuple[str, int]) -> None:
+        self.link, self._peer_address = link, peer_address
+        self.socket = self
+
+    def getpeername(self) -> tuple[str, int]:
+        """Return the address of who connected."""
+        return self._peer_address
+
+    async def aclose(self) -> None:
+        """Close it."""
+        self.link.close()
+
+
+class Endpoint:
+    """Takes the place of a listening socket."""
+
+    def __init__(self, handler: peer_endpoint.Handler) -> None:
+        self._handler = handler
+        self._handlers: trio.Nursery | None = None
+
+    async def serve(
+        self,
+        listeners: peer_endpoint.Listeners,
+        handlers: trio.Nursery,
+        task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Take connections for ever; see :meth:`peer_endpoint.Endpoint.serve`."""
+        self._handlers = handlers
+        task_status.started(listeners)
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._handlers = None
+
+    def connect(self, stream: _Accepted) -> None:
+        """Take a connection, as accept(2) does.
+
+        :raises ConnectionRefusedError: nobody listens
+        """
+        if self._handlers is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+        self._handlers.start_soon(self._handler, stream)
+
+
+class Network:
+    """The ways between all hosts, and who listens where."""
+
+    def __init__(self) -> None:
+        self.ways: dict[tuple[str, str], Way] = collections.defaultdict(Way)
+        self._endpoints: dict[tuple[str, int], tuple[str, Endpoint]] = {}
+        self._addresses: dict[str, tuple[str, int]] = {}
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Let all PeerNets of this process use it until the block ends."""
+        before = peer_link.connect, peer_link.accept
+        peer_link.connect, peer_link.accept = self._connect, _accept
+        try:
+            yield
+        finally:
+            peer_link.connect, peer_link.accept = before
+
+    @contextmanager
+    def listening(self, host: str, address: tuple[str, int], endpoint: Endpoint) -> Iterator[None]:
+        """Let a host be reached; tasks that begin within the block are the host's own."""
+        _here.set(host)
+        self._addresses[host], self._endpoints[address] = address, (host, endpoint)
+        try:
+            yield
+        finally:
+            del self._endpoints[address]
+
+    def be(self, host: str) -> None:
+        """Let this task be one of a host: what it makes others do is done by that host."""
+        _here.set(host)
+
+    def break_all(self, host: str) -> None:
+        """Break all connections of a host."""
+        for ends, way in self.ways.items():
+            if host in ends:
+                for pipe in list(way.pipes):
+                    pipe.break_()
+
+    def silence(self, host: str, other: str, is_silent: bool) -> None:
+        """Let nothing arrive between two hosts, or let it arrive again."""
+        for ends in ((host, other), (other, host)):
+            self.ways[ends].is_silent = is_silent
+            if not is_silent:
+                self.ways[ends].go_on()
+
+    async def _connect(
+        self, ip: str, port: int, credentials: object, silence_s: float
+    ) -> peer_link.Link:
+        here = _here.get()
+        await trio.sleep(self.ways[here, here].delay_s)
+        if (ip, port) not in self._endpoints:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody is there")
+        there, endpoint = self._endpoints[ip, port]
+        to, back = self.ways[here, there], self.ways[there, here]
+        while to.is_silent or back.is_silent:  # noqa: ASYNC110 - SYN is sent again and again
+            await trio.sleep(0.2)
+        out, back_pipe = Pipe(to), Pipe(back)
+        endpoint.connect(_Accepted(MemoryLink(out, back_pipe), self._addresses[here]))
+        return MemoryLink(back_pipe, out)
+
+
+async def _accept(stream: Any, credentials: object, silence_s: float) -> peer_link.Link:
+    await trio.lowlevel.checkpoint()
+    link: peer_link.Link = stream.link
+    return link
