@@ -209,7 +209,7 @@ class Agent:
         )
         cache.on_gone(self._news.gone)
         self._waiting = waiting.Waiting(deadline_s=deadline_s)
-        opened = opened_.Opened(self._images, self._waiting, deadline_s)
+        opened = opened_.Opened(self._images, self._waiting, deadline_s, own.lost_after_s)
         self._rescue = rescue.Rescue(self._waiting.table, known)
         self._disks = disks.Disks(
             state_dir / "disks",

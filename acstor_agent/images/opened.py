@@ -3,7 +3,7 @@
 
 Their chunk maps lie on this host.  Where one was lost or damaged it is taken from the source
 again, and the guest waits for that as for any of its bytes: it has the image open, so it is not
-told that there is none because a source is away.
+told that there is none because a source is away, or wrong for a while.
 """
 
 import itertools
@@ -12,6 +12,7 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.chunks import retries
+from acstor_agent.core import absences
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
@@ -25,16 +26,25 @@ class Opened:
 
     :param reads: where it is known that a guest waits
     :param deadline_s: how long one may wait
+    :param lost_after_s: so long the source must have had no good map before that is believed
     """
 
-    def __init__(self, images: mirrors.Mirrors, reads: waiting.Waiting, deadline_s: float) -> None:
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        reads: waiting.Waiting,
+        deadline_s: float,
+        lost_after_s: float = 0.0,
+    ) -> None:
         self._images, self._reads, self._deadline_s = images, reads, deadline_s
+        self._absences = absences.Absences(lost_after_s)
 
     async def mirror(self, image_id: ids.ImageId, guest: requests.Stream) -> mirror.Mirror:
         """Return the mirror of an image.
 
-        :raises errors.ChunkMissing: the source has not got its chunk map any more
-        :raises errors.ChunkMapFormatError: what the source has is not a map of this image
+        :raises errors.ChunkMissing: the source has not got its chunk map, and has not for long
+        :raises errors.ChunkMapFormatError: what the source has is not a map of this image, and has
+            not been for long
         :raises errors.DeadlineExceeded: nobody gave the map in time
         """
         found = self._images.get_nowait(image_id)
@@ -45,9 +55,16 @@ class Opened:
             with trio.move_on_after(self._deadline_s):
                 for tries in itertools.count():
                     try:
-                        return await self._images.attach(image_id)
+                        found = await self._images.attach(image_id)
                     except (errors.ChunkRefused, errors.SourceUnreachable) as e:
                         why = str(e)
+                    except (errors.ChunkMissing, errors.ChunkMapFormatError) as e:
+                        if not self._absences.denied(image_id, trio.current_time()):
+                            raise
+                        why = str(e)
+                    else:
+                        self._absences.given(image_id)
+                        return found
                     waiting.note(why)
                     await trio.sleep(retries.pause_s(tries, 1))
         raise errors.DeadlineExceeded(f"the chunk map of image {image_id}", self._deadline_s, why)

@@ -74,7 +74,6 @@ class World:
         self._stops = {name: trio.Event() for name in self.names}
         self._came = trio.Event()
         self._undo: list[Callable[[], object]] = []
-        self._may_start = {name: True for name in self.names}
         self._table = self._new_table(1, self.names)
 
     def _make_images(self, seed: int) -> dict[ids.ImageId, bytes]:
@@ -293,6 +292,20 @@ class World:
             for _ in range(50):
                 os.pwrite(file.fileno(), self.rng.randbytes(1), self.rng.randrange(max(1, size)))
 
+    def lose_map(self) -> None:
+        """Kill a host whose chunk maps are lost, or damaged, before it comes back."""
+        name = self.rng.choice(self.names)
+        maps = sorted((self.folder / name / "maps").glob("*.acmap"))
+        if not maps:
+            return
+        lost = self.rng.choice(maps)
+        self.note(f"kill {name}; {lost.name} is lost")
+        self._stops[name].set()
+        if self.rng.random() < 0.5:
+            lost.unlink()
+        else:
+            lost.write_bytes(lost.read_bytes()[:-1] + b"!")
+
     def remap(self) -> None:
         """Make another table; some hosts get it, others later or never."""
         names = [name for name in self.names if self.rng.random() < 0.9] or self.names
@@ -403,6 +416,7 @@ FAULTS: tuple[Callable[[World], Callable[[], object] | None], ...] = (
     World.slow_links,
     World.lie,
     World.damage,
+    World.lose_map,
     World.remap,
 )
 

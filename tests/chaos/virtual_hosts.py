@@ -266,7 +266,7 @@ class Host:
         self.server = Server(self.serving, rng)
         self.news = news_.News(self.exchange, self.images, self.chunks, self.cache)
         self.cache.on_gone(self.news.gone)
-        self.opened = opened.Opened(self.images, self.waiting, float("inf"))
+        self.opened = opened.Opened(self.images, self.waiting, float("inf"), LOST_AFTER_S)
         self._keep_whole(rng)
 
     def _keep_whole(self, rng: random.Random) -> None:
