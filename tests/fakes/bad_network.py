@@ -28,7 +28,36 @@ class Relay:
         self.port, self.to_port, self.seed = port, to_port, seed
         self.lost_share, self.late_share = lost, late
         self.passed = self.lost = self.late = 0
+        self.is_cut = False
         self.links: list[socket.socket] = []
+
+    def cut(self) -> None:
+        """End all connections; new ones are refused until ``is_cut`` is taken back."""
+        self.is_cut = True
+        for link in list(self.links):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+
+    def tidy(self) -> None:
+        """Let go of connections that have ended."""
+        self.links[:] = [link for link in self.links if link.fileno() >= 0]
+
+    def relay_both(self, incoming: socket.socket, outgoing: socket.socket, number: int) -> None:
+        """Pass on both directions until they end."""
+        ways = ((incoming, outgoing), (outgoing, incoming))
+        threads = [
+            threading.Thread(
+                target=self.relay,
+                args=(*way, random.Random(f"{self.seed}/{number}/{nth}")),
+                daemon=True,
+            )
+            for nth, way in enumerate(ways)
+        ]
+        with incoming, outgoing:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
 
     def relay(self, source: socket.socket, to: socket.socket, rng: random.Random) -> None:
         """Pass on one direction until it ends, then end the connection."""
@@ -90,9 +119,13 @@ def relaying(to_port: int, seed: int, lost: float, late: float) -> Iterator[Rela
 
 
 def _accept(listener: socket.socket, made: Relay) -> None:
+    number = 0
     with contextlib.suppress(OSError):
         while True:
             incoming, _ = listener.accept()
+            if made.is_cut:
+                incoming.close()
+                continue
             try:
                 outgoing = socket.create_connection(("127.0.0.1", made.to_port), timeout=5)
             except OSError:
@@ -100,7 +133,6 @@ def _accept(listener: socket.socket, made: Relay) -> None:
                 continue
             outgoing.settimeout(None)
             made.links += [incoming, outgoing]
-            ways = ((incoming, outgoing), (outgoing, incoming))
-            for number, (source, to) in enumerate(ways):
-                rng = random.Random(f"{made.seed}/{len(made.links)}/{number}")
-                threading.Thread(target=made.relay, args=(source, to, rng), daemon=True).start()
+            number += 1
+            args = (incoming, outgoing, number)
+            threading.Thread(target=made.relay_both, args=args, daemon=True).start()

@@ -101,22 +101,33 @@ def http_options(url: str, timeout_s: float = 1.0) -> dict[str, Any]:
     }
 
 
-def ring_table(ports: Mapping[str, int], epoch: int = 1) -> dict[str, Any]:
-    """Return a v-node table of hosts on loopback, all of one weight."""
+def ring_table(
+    ports: Mapping[str, int], epoch: int = 1, vnodes: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Return a v-node table of hosts on loopback, all of one weight unless ``vnodes`` says more."""
     return {
         "version": 1,
         "epoch": epoch,
         "hosts": [
-            {"host": name, "address": f"{local.LOOPBACK}:{port}", "vnodes": 100}
+            {
+                "host": name,
+                "address": f"{local.LOOPBACK}:{port}",
+                "vnodes": (vnodes or {}).get(name, 100),
+            }
             for name, port in ports.items()
         ],
     }
 
 
-def write_ring(path: pathlib.Path, ports: Mapping[str, int], epoch: int = 1) -> pathlib.Path:
+def write_ring(
+    path: pathlib.Path,
+    ports: Mapping[str, int],
+    epoch: int = 1,
+    vnodes: Mapping[str, int] | None = None,
+) -> pathlib.Path:
     """Write a v-node table at once: readers see the old file or the new one."""
     new = path.with_suffix(".new")
-    new.write_text(json.dumps(ring_table(ports, epoch)))
+    new.write_text(json.dumps(ring_table(ports, epoch, vnodes)))
     return new.replace(path)
 
 

@@ -151,10 +151,15 @@ def processes_inside(names: Sequence[str]) -> list[int]:
     return pids
 
 
-def mounts_beneath(folder: pathlib.Path, process: str = "self") -> list[str]:
-    """Return the mount points at or below ``folder``, as a process sees them, the deepest first."""
+def mounts_beneath(folder: pathlib.Path, process: str = "self", kind: str = "") -> list[str]:
+    """Return the mount points at or below ``folder``, as a process sees them, the deepest first.
+
+    :param kind: how their file system's name begins
+    """
     found = []
     for line in pathlib.Path("/proc", process, "mountinfo").read_text().splitlines():
+        if not line.partition(" - ")[2].startswith(kind):
+            continue
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4])
         if pathlib.PurePath(point).is_relative_to(folder):
             found.append(point)
@@ -185,6 +190,8 @@ def erase(tag: str) -> None:
     folder = RUNS_FOLDER / tag
     names = namespaces(tag)
     kill_all(names)
+    for point in mounts_beneath(folder, kind="fuse"):  # nobody may be there to answer a look
+        tool(["umount", "--lazy", point])
     for record_path in folder.rglob(f"*{RECORD_SUFFIX}"):
         kill_recorded(record_path)
     for point in mounts_beneath(folder):

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the steps of a plan do to a cloud, and how it is taken back.
+
+Each action finds the cloud in any state, and may find that there is nothing for it to do.
+What it begins it gives back as a function that undoes it, whatever has happened meanwhile.
+"""
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from acstor_common import errors
+from tests.chaos import chaos_hosts
+from tests.chaos import hostile_source
+from tests.chaos import plan
+from tests.chaos import readers
+from tests.fakes import http_server
+from tests.lab import runs
+
+Undo = Callable[[], object]
+ROT_BYTES = 64
+OTHER_OPTIONS = {
+    "cache_policy": ("lru", "lfu", "fifo"),
+    "read_ahead_by": ("order", "units"),
+    "read_ahead_limit_bytes": (0, 1 << 20, 16 << 20),
+    "copies_limit": (0, 1, 3),
+    "unmatched_limit": (0, 64, 512),
+    "race_slow_answers": (False, True),
+    "follow_referrals": (False, True),
+    "advertise_to": ("ring", "none"),
+    "fetch_limit": (2, 32),
+}
+"""What an upgrade may change; all of it may differ among the hosts of a cloud."""
+
+
+class World(Protocol):
+    """What actions are done to."""
+
+    hosts: dict[str, chaos_hosts.Host]
+    source: hostile_source.HostileSource
+    server: http_server.LocalServer
+    image_ids: list[str]
+    spare_id: str
+    truth: pathlib.Path
+    readers: dict[str, list[readers.Reader]]
+
+    def write_ring(self, vnodes: dict[str, int]) -> None:
+        """Put a v-node table in force."""
+
+    def replace_reader(self, host: str, number: int) -> None:
+        """Kill a reader, which must end, and start another one."""
+
+    def found(self, what: str) -> None:
+        """Note that a promise was broken."""
+
+
+Action = Callable[[World, plan.Step, random.Random], Undo | None]
+
+
+def begin(world: World, step: plan.Step) -> Undo:
+    """Do a step; return what undoes it."""
+    return ACTIONS[step.name](world, step, random.Random(step.seed)) or _nothing
+
+
+def _nothing() -> None:
+    """Undo what is over already."""
+
+
+# Processes
+
+
+def _kill_worker(world: World, step: plan.Step, _: random.Random) -> None:
+    world.hosts[step.host].end_worker(signal.SIGKILL)
+
+
+def _stop_worker(world: World, step: plan.Step, _: random.Random) -> None:
+    world.hosts[step.host].end_worker(signal.SIGTERM)
+
+
+def _freeze_worker(world: World, step: plan.Step, _: random.Random) -> Undo | None:
+    pid = world.hosts[step.host].worker_pid()
+    return _frozen(pid) if pid else None
+
+
+def _frozen(pid: int) -> Undo:
+    since = runs.start_ticks(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+
+    def thaw() -> None:
+        if since is not None and runs.start_ticks(pid) == since:  # another may have its number
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    return thaw
+
+
+def _kill_supervisor(world: World, step: plan.Step, _: random.Random) -> Undo:
+    host = world.hosts[step.host]
+    host.end_supervisor(signal.SIGKILL)
+    return host.start
+
+
+def _kill_agent(world: World, step: plan.Step, _: random.Random) -> Undo:
+    host = world.hosts[step.host]
+    host.end_supervisor(signal.SIGKILL, with_worker=True)
+    return host.start
+
+
+def _upgrade(world: World, step: plan.Step, rng: random.Random) -> Undo:
+    host = world.hosts[step.host]
+    host.end_supervisor(signal.SIGTERM)
+    if step.way == "other options":
+        host.configure({name: rng.choice(values) for name, values in OTHER_OPTIONS.items()})
+    return host.start
+
+
+def _start_read_only(world: World, step: plan.Step, _: random.Random) -> Undo:
+    host = world.hosts[step.host]
+    host.end_supervisor(signal.SIGTERM)
+    with contextlib.suppress(errors.Unusable):  # somebody writes there: it starts as ever
+        host.remount("ro")
+    host.start()
+    return lambda: host.remount("rw")
+
+
+# The source
+
+
+def _break_source(world: World, step: plan.Step, _: random.Random) -> Undo:
+    world.source.break_(step.way)
+    return world.source.mend
+
+
+def _delete_image(world: World, step: plan.Step, rng: random.Random) -> Undo:
+    image_id = rng.choice(world.image_ids)
+    names = [name for name in world.server.files if name.startswith(image_id)]
+    gone = {name: world.server.files.pop(name) for name in names}
+    return lambda: world.server.files.update(gone)
+
+
+# Links, the ring
+
+
+def _break_link(world: World, step: plan.Step, rng: random.Random) -> Undo:
+    relay = world.hosts[step.host].relay
+    match step.way:
+        case "silent":
+            relay.lost_share = 1.0
+        case "lossy":
+            relay.lost_share = rng.choice((0.1, 0.4))
+        case "late":
+            relay.late_share = 0.8
+        case "cut":
+            relay.cut()
+
+    def mend() -> None:
+        relay.lost_share = relay.late_share = 0.0
+        relay.is_cut = False
+
+    return mend
+
+
+def _remap(world: World, step: plan.Step, rng: random.Random) -> None:
+    names = sorted(world.hosts)
+    if step.way == "without one" and len(names) > 1:
+        names.remove(rng.choice(names))
+    world.write_ring({name: rng.choice((10, 50, 100, 200)) for name in names})
+
+
+# Disks
+
+
+def _break_disk(world: World, step: plan.Step, _: random.Random) -> Undo:
+    host = world.hosts[step.host]
+    if step.way == "full":
+        host.fill_disk()
+        return host.clear_disk
+    host.limit_files(chaos_hosts.FILE_LIMIT_BYTES)
+    return host.limit_files
+
+
+def _rot(world: World, step: plan.Step, rng: random.Random) -> None:
+    slabs = world.hosts[step.host].slabs()
+    if not slabs:
+        return
+    with contextlib.suppress(OSError), rng.choice(slabs).open("r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        for _ in range(ROT_BYTES):
+            at = rng.randrange(max(1, size))
+            byte = os.pread(file.fileno(), 1, at)
+            os.pwrite(file.fileno(), bytes([(byte or b"\0")[0] ^ 0x10]), at)
+
+
+def _delete_slab(world: World, step: plan.Step, rng: random.Random) -> None:
+    slabs = world.hosts[step.host].slabs()
+    for slab in slabs if step.way == "all" else rng.sample(slabs, min(1, len(slabs))):
+        with contextlib.suppress(OSError):
+            slab.unlink(missing_ok=True)
+
+
+# Readers and operators
+
+
+def _kill_reader(world: World, step: plan.Step, rng: random.Random) -> None:
+    world.replace_reader(step.host, rng.randrange(len(world.readers[step.host])))
+
+
+def _stop_reader(world: World, step: plan.Step, rng: random.Random) -> Undo:
+    return _frozen(rng.choice(world.readers[step.host]).pid)
+
+
+def _be_operator(world: World, step: plan.Step, rng: random.Random) -> Undo:
+    host, image_id = world.hosts[step.host], rng.choice(world.image_ids)
+    if step.way in ("hurry", "pause", "resume"):
+        pace = "usual" if step.way == "resume" else step.way
+        return _aside(lambda: host.ask("set-pace", image_id=image_id, pace=pace))
+    return _aside(lambda: host.ask(step.way, image_id=image_id))
+
+
+def _attach_and_drop(world: World, step: plan.Step, _: random.Random) -> Undo:
+    host, path = world.hosts[step.host], world.truth / world.spare_id
+
+    def work() -> None:
+        host.ask("ensure", image_id=world.spare_id)
+        argv = ["dd", f"if={host.image_path(world.spare_id)}", "iflag=direct", "bs=1M"]
+        done = subprocess.run([*argv, "status=none"], capture_output=True, check=False)
+        if done.returncode:
+            world.found(f"{step.host}: a read of the spare image: {done.stderr.decode()}")
+        elif done.stdout != path.read_bytes():
+            world.found(f"{step.host}: the spare image has wrong bytes")
+        host.ask("drop", image_id=world.spare_id)
+
+    return _aside(work)
+
+
+def _aside(work: Callable[[], object]) -> Undo:
+    """Do what may take long in a thread; that the agent refuses it, or is away, is no finding."""
+
+    def run() -> None:
+        with contextlib.suppress(errors.AcstorError, OSError, ValueError, TimeoutError):
+            work()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return _nothing
+
+
+ACTIONS: dict[str, Action] = {
+    "kill-worker": _kill_worker,
+    "stop-worker": _stop_worker,
+    "freeze-worker": _freeze_worker,
+    "kill-supervisor": _kill_supervisor,
+    "kill-agent": _kill_agent,
+    "upgrade": _upgrade,
+    "start-read-only": _start_read_only,
+    "source": _break_source,
+    "delete-image": _delete_image,
+    "link": _break_link,
+    "remap": _remap,
+    "disk": _break_disk,
+    "rot": _rot,
+    "delete-slab": _delete_slab,
+    "kill-reader": _kill_reader,
+    "stop-reader": _stop_reader,
+    "operator": _be_operator,
+    "attach-and-drop": _attach_and_drop,
+}
+
+assert set(ACTIONS) == set(plan.KINDS), "each kind of step has its action"

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Half a minute of the chaos suite, and that it plans and finds what it says."""
+
+import itertools
+import os
+import time
+
+import pytest
+
+from tests.chaos import actions
+from tests.chaos import plan
+from tests.chaos import readers
+from tests.chaos import run
+from tests.chaos import watch
+from tests.fakes import hosts
+
+HOSTS = ("h1", "h2", "h3")
+LENGTH_S = 1800.0
+PATIENCE_S = 60.0
+
+
+@hosts.needs_fuse
+@hosts.needs_take_over
+def test_quarter_of_a_minute_breaks_no_promise():
+    assert run.main(["--seed", "5", "--minutes", "0.15", "--hosts", "2", "--verbose"]) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_two_steps_take_one_resource_and_each_ends_before_the_calm(seed):
+    steps = plan.make(seed, HOSTS, LENGTH_S)
+    calms = plan.calms(LENGTH_S)
+    assert [step.at_s for step in steps] == sorted(step.at_s for step in steps)
+    for step in steps:
+        assert step.at_s < step.until_s <= next(calm for calm in calms if calm > step.at_s)
+    for takes, some in itertools.groupby(sorted(steps, key=lambda s: s.takes), lambda s: s.takes):
+        for one, later in itertools.pairwise(sorted(some, key=lambda s: s.at_s)):
+            assert one.until_s < later.at_s, takes
+
+
+def test_plan_is_a_function_of_the_seed_and_knows_every_kind():
+    steps = plan.make(1, HOSTS, LENGTH_S)
+    assert steps == plan.make(1, HOSTS, LENGTH_S)
+    assert {step.name for step in steps} == set(plan.KINDS) == set(actions.ACTIONS)
+    ways = {(step.name, step.way) for step in steps}
+    assert ways == {(name, way) for name, kind in plan.KINDS.items() for way in kind.ways}
+
+
+def test_part_of_a_plan_is_done_at_its_times():
+    steps = plan.make(1, HOSTS, 60.0)
+    some = plan.only(steps, {1, 3, 5}, 4)
+    assert some == [steps[1], steps[3]]
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def begin(mirror, data=bytes(8192), way="direct"):
+        (tmp_path / "truth").write_bytes(data)
+        started.append(readers.Reader(way, tmp_path / "truth", mirror, 1, tmp_path / "reader"))
+        return started[-1]
+
+    yield begin
+    for reader in started:
+        hosts.kill(reader.pid)
+        assert reader.ended_in(PATIENCE_S)
+
+
+def look_until(made, reader, words):
+    ends_s = time.monotonic() + PATIENCE_S
+    while not any(words in found for found in made.findings):
+        assert time.monotonic() < ends_s, made.findings
+        made.look({"h1": AlwaysRunning()}, {"h1": [reader]})
+        time.sleep(0.05)
+
+
+class AlwaysRunning:
+    is_running = True
+
+
+@pytest.mark.parametrize("way", readers.WAYS)
+def test_wrong_byte_is_found_once(tmp_path, start, way):
+    mirror = tmp_path / "mirror"
+    mirror.write_bytes(bytes(5000) + b"!" + bytes(8192 - 5001))
+    made = watch.Watch(["h1"])
+    reader = start(mirror, way=way)
+    look_until(made, reader, "the first is 5000")
+    assert f"{way}: " in made.findings[0]
+
+
+def test_reader_that_ends_and_one_that_waits_are_found(tmp_path, start, monkeypatch):
+    made = watch.Watch(["h1"])
+    look_until(made, start(tmp_path / "none"), "ended by exit status 1")
+    os.mkfifo(tmp_path / "pipe")  # who opens it waits
+    monkeypatch.setattr(watch, "WAITS_S", 0.5)
+    look_until(made, start(tmp_path / "pipe", way="buffered"), "nothing explains it")
+
+
+def test_wait_that_a_step_explains_is_no_finding(tmp_path, start, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(watch, "WAITS_S", 0.5)
+    made = watch.Watch(["h1", "h2"])
+    reader = start(tmp_path / "pipe", way="buffered")
+    step = plan.Step(1, 0.0, 9.0, "freeze-worker", "h1", "", 0)
+    made.begins(step)
+    ends_s = time.monotonic() + 2
+    while time.monotonic() < ends_s:
+        made.look({"h1": AlwaysRunning()}, {"h1": [reader]})
+        time.sleep(0.05)
+    assert made.findings == []
+    made.ended(step)
+    look_until(made, reader, "nothing explains it")

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks after the promises while a chaos run goes on: what is broken is a finding.
+
+A read may fail never, and wait only as long as something that explains it is on, or was a moment
+ago.  A reader that was killed must end, whatever its reads wait for but a dead agent.
+"""
+
+import signal
+import time
+from collections.abc import Sequence
+
+from tests.chaos import chaos_hosts
+from tests.chaos import plan
+from tests.chaos import readers
+
+WAITS_S = 30.0
+"""A read may wait so long when nothing explains it: a loaded machine, and back-off of all kinds."""
+DIES_S = 25.0
+FINDINGS = 40
+"""No more are kept."""
+
+
+class Watch:
+    """The findings of a run."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.findings: list[str] = []
+        self._active: dict[int, plan.Step] = {}
+        now_s = time.monotonic()
+        self._clear_s = dict.fromkeys(hosts, now_s)  # of what delays reads
+        self._agent_s = dict.fromkeys(hosts, now_s)  # of what ends or stops the agent
+        self._ran_s: dict[int, float] = {}
+        self._told: dict[str, set[str]] = {}
+        self._dying: list[tuple[str, readers.Reader, float]] = []
+        self._history: list[str] = []
+        self._began_s = now_s
+
+    def found(self, what: str) -> None:
+        """Note that a promise was broken."""
+        on = "; ".join(str(step) for step in self._active.values()) or "nothing"
+        if len(self.findings) < FINDINGS:
+            at_s = time.monotonic() - self._began_s
+            self.findings.append(f"[{at_s:.1f} s] {what}\n    on: {on}")
+            print(f"FOUND {self.findings[-1]}", flush=True)
+
+    def begins(self, step: plan.Step) -> None:
+        """Note that a step begins."""
+        self._active[step.number] = step
+        self._history.append(f"{time.monotonic() - self._began_s:.1f} s: {step}")
+        del self._history[:-30]
+
+    def ended(self, step: plan.Step) -> None:
+        """Note that it has been undone."""
+        self._note_active()
+        self._active.pop(step.number, None)
+
+    @property
+    def history(self) -> list[str]:
+        """The last steps, with the time of their beginning."""
+        return list(self._history)
+
+    def _note_active(self) -> None:
+        now_s = time.monotonic()
+        for step in self._active.values():
+            for host in self._clear_s:
+                if step.delays(host):
+                    self._clear_s[host] = now_s
+                if step.takes == ("agent", host):
+                    self._agent_s[host] = now_s
+
+    def look(
+        self,
+        hosts: dict[str, chaos_hosts.Host],
+        of_hosts: dict[str, list[readers.Reader]],
+    ) -> None:
+        """Look at all readers, and whether all agents run that should."""
+        self._note_active()
+        now_s = time.monotonic()
+        for host, some in of_hosts.items():
+            for reader in some:
+                self._look_at(host, reader, now_s)
+            is_away = any(step.takes == ("agent", host) for step in self._active.values())
+            if not hosts[host].is_running and not is_away:
+                self.found(f"{host}: the supervisor has ended:\n{hosts[host].log()[-2000:]}")
+        for dying in list(self._dying):
+            host, reader, since_s = dying
+            if reader.status() is not None:
+                self._dying.remove(dying)
+            elif now_s - max(since_s, self._agent_s[host]) > DIES_S:
+                self.found(f"{host}: {reader.name}: killed {now_s - since_s:.0f} s ago, and lives")
+                self._dying.remove(dying)
+
+    def _look_at(self, host: str, reader: readers.Reader, now_s: float) -> None:
+        self.hear(host, reader)
+        if reader.is_stopped:
+            self._ran_s[reader.pid] = now_s
+        status = reader.status()
+        if status is not None:
+            how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+            self._once(reader.name, f"{host}: {reader.name}: ended by {how}")
+            return
+        state = reader.state
+        since_s = max(state.since_s, self._clear_s[host], self._ran_s.get(reader.pid, 0.0))
+        if state.since_s and now_s - since_s > WAITS_S:
+            waits = f"{state.length} bytes at {state.offset}"
+            took_s = now_s - state.since_s
+            what = (
+                f"{host}: {reader.name}: {waits} wait for {took_s:.0f} s, and nothing explains it"
+            )
+            self._once(reader.name, what, f"{state.reads}")
+
+    def hear(self, host: str, reader: readers.Reader) -> None:
+        """Note what a reader has found."""
+        for what in reader.found():
+            self._once(reader.name, f"{host}: {what}", what)
+
+    def _once(self, name: str, what: str, key: str = "") -> None:
+        told = self._told.setdefault(name, set())
+        if key not in told:
+            told.add(key)
+            self.found(what)
+
+    def killed(self, host: str, reader: readers.Reader) -> None:
+        """Note that a reader was killed, and must end."""
+        self.hear(host, reader)
+        self._told.pop(reader.name, None)
+        self._dying.append((host, reader, time.monotonic()))
+
+    @property
+    def dying(self) -> int:
+        """Readers that were killed and have not ended."""
+        return len(self._dying)
