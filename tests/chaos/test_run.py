@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Half a minute of the chaos suite, and that it plans and finds what it says."""
 
+import contextlib
 import itertools
 import os
+import pathlib
+import subprocess
+import sys
 import time
 
 import pytest
@@ -13,6 +17,7 @@ from tests.chaos import readers
 from tests.chaos import run
 from tests.chaos import watch
 from tests.fakes import hosts
+from tests.lab import runs
 
 HOSTS = ("h1", "h2", "h3")
 LENGTH_S = 1800.0
@@ -110,3 +115,43 @@ def test_wait_that_a_step_explains_is_no_finding(tmp_path, start, monkeypatch):
     assert made.findings == []
     made.ended(step)
     look_until(made, reader, "nothing explains it")
+
+
+@hosts.needs_fuse
+@hosts.needs_take_over
+def test_killed_run_leaves_no_process_and_its_mounts_are_swept():
+    argv = [
+        sys.executable,
+        "-m",
+        "tests.chaos.run",
+        "--seed",
+        "6",
+        "--minutes",
+        "1",
+        "--hosts",
+        "1",
+    ]
+    argv += ["--steps", "9999", "--verbose"]
+    with subprocess.Popen(argv, cwd=readers.ROOT, stdout=subprocess.DEVNULL) as process:
+        folder = f"{process.pid}t{runs.start_ticks(process.pid)}n"
+        hosts.wait_until(lambda: reading(folder), "readers", PATIENCE_S)
+        process.kill()
+    hosts.wait_until(lambda: not pids_of(folder), "the end of all", PATIENCE_S)
+    runs.sweep()
+    assert folder not in pathlib.Path("/proc/self/mountinfo").read_text()
+    assert not list(runs.RUNS_FOLDER.glob(f"{folder}*"))
+
+
+def reading(folder):
+    return any(b"tests.chaos.readers" in line for line in pids_of(folder).values())
+
+
+def pids_of(folder):
+    """Return the command lines that name the folder of a run, by process."""
+    found = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes()
+            if folder.encode() in line:
+                found[path.parent.name] = line
+    return found

@@ -64,7 +64,12 @@ class World:
         self.addresses = {name: f"10.0.0.{n}:7201" for n, name in enumerate(self.names, 1)}
         self.settings = virtual_hosts.Settings(self.rng, self.is_calm)
         self.images = self._make_images(seed)
-        self.source = virtual_hosts.Source(self._blobs(), random.Random(f"source/{seed}"))
+        self.sources = [
+            virtual_hosts.Source(
+                f"source {number}", self._blobs(), random.Random(f"{number}/{seed}")
+            )
+            for number in range(1, self.rng.randint(1, 2) + 1)
+        ]
         self.network = memory_network.Network()
         self.hosts: dict[str, virtual_hosts.Host] = {}
         self.reads = 0
@@ -108,7 +113,7 @@ class World:
                     self.addresses[name],
                     self.folder / name,
                     nursery,
-                    source=self.source,
+                    sources=self.sources,
                     settings=self.settings,
                     rng=rng,
                 )
@@ -219,13 +224,14 @@ class World:
         self._stops[name].set()
 
     def break_source(self) -> Callable[[], object] | None:
-        """Let the source go wrong in one way."""
-        if self.source.way:
+        """Let a source go wrong in one way."""
+        source = self.rng.choice(self.sources)
+        if source.way:
             return None
         ways = ("hangs", "fails", "flaps", "refuses", "gone", "lies", "slow")
-        self.source.break_(self.rng.choice(ways))
-        self.note(f"the source {self.source.way}")
-        return lambda: (self.note("the source is well"), self.source.break_(""))
+        source.break_(self.rng.choice(ways))
+        self.note(f"{source.where}: {source.way}")
+        return lambda: (self.note(f"{source.where} is well"), source.break_(""))
 
     def silence(self) -> Callable[[], object]:
         """Let a host hear nothing of one other or of all, and the other way round."""
@@ -403,8 +409,9 @@ class World:
             for at in range(0, len(data), CHUNK)
         }
         unique = sum(len(chunk) for _, chunk in chunks if any(chunk))
-        if self.is_calm and self.source.read_bytes > ONCE * unique:
-            raise Broken(f"the source gave {self.source.read_bytes} bytes, there are {unique}")
+        given = sum(source.read_bytes for source in self.sources)
+        if self.is_calm and given > ONCE * unique:
+            raise Broken(f"the source gave {given} bytes, there are {unique}")
 
 
 FAULTS: tuple[Callable[[World], Callable[[], object] | None], ...] = (

@@ -12,6 +12,7 @@ import random
 from collections.abc import AsyncIterator
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
 
@@ -62,20 +63,23 @@ LOST_AFTER_S = 900.0
 
 
 class Source(base.Source):
-    """The one place where all images are, which does what it is told to.
+    """A place where all images are, which does what it is told to.
 
     :param blobs: what it has
     """
 
-    def __init__(self, blobs: dict[base.Blob, bytes], rng: random.Random) -> None:
-        self.blobs = blobs
+    def __init__(self, where: str, blobs: dict[base.Blob, bytes], rng: random.Random) -> None:
+        self._where, self.blobs = where, blobs
         self.way = ""
         self.delay_s = 0.005
         self.read_bytes = 0
         self._rng = rng
         self._mended = trio.Event()
 
-    where = "the source"
+    @property
+    def where(self) -> str:
+        """Its name."""
+        return self._where
 
     def break_(self, way: str) -> None:
         """Go wrong from now on; an empty way is the good one."""
@@ -174,7 +178,7 @@ class Host:
         folder: pathlib.Path,
         nursery: trio.Nursery,
         *,
-        source: Source,
+        sources: Sequence[Source],
         settings: Settings,
         rng: random.Random,
     ) -> None:
@@ -214,8 +218,9 @@ class Host:
             topology=settings.topology,
             clock=self._clock,
         )
-        wrapped = build.wrapped(source, nursery, rng, 2.0)
-        self.source = failover.FailoverSource([wrapped])
+        self.source = failover.FailoverSource(
+            [build.wrapped(source, nursery, rng, 2.0) for source in sources]
+        )
         self.home = home_.Home(
             here,
             nursery,

@@ -75,7 +75,8 @@ class DescriptorKeeper:
         """Do what is asked for, until a message has ``until`` in it."""
         ends_s = time.monotonic() + deadline_s
         while True:
-            readable, _, _ = select.select([self._socket], [], [], ends_s - time.monotonic())
+            left_s = max(0.0, ends_s - time.monotonic())
+            readable, _, _ = select.select([self._socket], [], [], left_s)
             if not readable:
                 raise TimeoutError(f"{until} was not told; told was {self.told}")
             data, fds, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 8)
