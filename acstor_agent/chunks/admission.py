@@ -69,6 +69,10 @@ class Admission:
         """Times that a Get was refused because its host made this one ask the source too often."""
         return self._others.refused
 
+    def is_attached(self, want: want_.Want) -> bool:
+        """Say whether a chunk is of an image that this host mirrors."""
+        return self._named(want.image_id, want.offset, want.length) is not None
+
     def admit(self, host: ids.HostId, get: peer_wire.Get) -> want_.Want | None:
         """Return what a Get asks for; None if that must be looked up first.
 

@@ -89,7 +89,9 @@ class Serving:
     ) -> want_.Bytes | None:
         """Return what a peer asks for if it is here, and can be read without waiting."""
         data = self._cache.read_chunk_nowait(want.cid)
-        if data is None or len(data) != want.length or not self._peers.may_give(want):
+        if data is None or len(data) != want.length:
+            return None
+        if not self._may_give(want, get.may_read_source):
             return None
         self._count_served(data)
         if get.may_read_source and not get.is_relayed:  # who takes this host for the home
@@ -113,12 +115,22 @@ class Serving:
         :raises errors.ChunkUnavailable: it is not here, and may not or cannot be read
         """
         data: want_.Bytes | None = None
-        if self._peers.may_give(want):
+        if self._may_give(want, may_read_source):
             data = await self._cache.read_chunk(want.cid)
         if data is None:
             data = await self._get_for(want, may_read_source, is_relayed, requester, is_moved)
         self._count_served(data)
         return data
+
+    def _may_give(self, want: want_.Want, may_read_source: bool) -> bool:
+        """Say whether a chunk, if it is here, may be given.
+
+        Who asks only for what is here may have nobody else to ask, and what this host mirrors is
+        the image's by any name: after a restart nobody knows by which names chunks came.
+        """
+        if self._peers.may_give(want):
+            return True
+        return not may_read_source and self._admission.is_attached(want)
 
     def _count_served(self, data: want_.Bytes) -> None:
         self._home.counters.served_chunks += 1

@@ -81,8 +81,9 @@ class ByContent(Identity):
 class ByPlace(Identity):
     """Chunks at the same offset of the same image are one.
 
-    Names are kept in memory: after a restart a chunk of the cache is given to peers again when it
-    has come here again, or when a guest of this host's own has asked for it.
+    Names are kept in memory: after a restart a chunk of the cache is given as its home when it has
+    come here again, or when a guest of this host's own has asked for it; and of images that this
+    host mirrors to who asks only for what is here, as all do before a chunk counts as lost.
     """
 
     def __init__(self) -> None:

@@ -749,6 +749,30 @@ async def test_exchange_by_place_shares_nothing_between_images(tmp_path, nursery
         await cache.aclose()
 
 
+@pytest.mark.parametrize("is_attached", [True, False])
+async def test_by_place_a_host_gives_after_a_restart_what_it_mirrors(
+    tmp_path, nursery, autojump_clock, is_attached
+):
+    for name in ("h1", "h2"):
+        (tmp_path / name).mkdir(mode=0o700)
+    made = Cloud(tmp_path, nursery, ("h1", "h2"), identity.ByPlace)
+    wanted = want(0)
+    assert made.caches["h2"].store(wanted.cid, BYTES[:CHUNK], public_cache.KeepClass.HOME)
+    if is_attached:  # it was before the restart, and no guest has read since
+        made.serving["h2"]._admission._named = lambda *place: wanted.content
+    serve = made.serving["h2"].serve
+    if is_attached:
+        assert await serve(wanted, may_read_source=False) == BYTES[:CHUNK]
+    else:
+        with pytest.raises(errors.ChunkMissing):
+            await serve(wanted, may_read_source=False)
+    assert made.source.reads == []
+    await serve(wanted, may_read_source=True)  # for who takes it for the home as ever
+    assert made.source.reads == [0]
+    for cache in made.caches.values():
+        await cache.aclose()
+
+
 # Weights
 
 
