@@ -68,6 +68,7 @@ class World:
         self.found = self.watch.found
         self._ring_file = folder / "ring.json"
         self._epoch = self._made_readers = 0
+        self._reads_before = self._bytes_before = 0  # by readers that were killed
         self._rng = random.Random(f"world/{seed}")
 
     @contextlib.contextmanager
@@ -150,6 +151,9 @@ class World:
     def replace_reader(self, host: str, number: int) -> None:
         """Kill a reader, which must end, and start another one."""
         old = self.readers[host][number]
+        state = old.state
+        self._reads_before += state.reads
+        self._bytes_before += state.bytes
         hosts_.kill(old.pid)
         self.watch.killed(host, old)
         self.readers[host][number] = self._make_reader(self.hosts[host], number)
@@ -165,9 +169,10 @@ class World:
             host.relay.tidy()
 
     def reads(self) -> tuple[int, int]:
-        """Return how many reads, and bytes, today's readers have compared."""
+        """Return how many reads, and bytes, readers have compared."""
         states = [reader.state for some in self.readers.values() for reader in some]
-        return sum(state.reads for state in states), sum(state.bytes for state in states)
+        reads = self._reads_before + sum(state.reads for state in states)
+        return reads, self._bytes_before + sum(state.bytes for state in states)
 
 
 def storm(world: World, steps: Sequence[plan.Step], end_s: float, is_verbose: bool) -> None:
@@ -263,7 +268,7 @@ def play(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     if left:
         world.found(f"still mounted: {', '.join(left)}")
     print(
-        f"seed {options.seed}: {len(steps)} steps; the last readers compared {reads} reads, "
+        f"seed {options.seed}: {len(steps)} steps; readers compared {reads} reads, "
         f"{count / MIB:.0f} MiB; {len(world.watch.findings)} findings"
     )
     return world.watch.findings

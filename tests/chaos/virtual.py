@@ -47,6 +47,9 @@ WALL_S = 120
 ONCE = 1.15
 """So often may the source be read when nothing breaks: races cost a little."""
 CALM_EVERY = 10
+ROOM_BYTES = 4 << 20
+"""A cache that is not smaller has room for all images."""
+DELETED_ROUNDS = 6
 
 
 class Broken(Exception):
@@ -72,7 +75,9 @@ class World:
         ]
         self.network = memory_network.Network()
         self.hosts: dict[str, virtual_hosts.Host] = {}
+        self._faults_a_second = self.rng.choice((0.5, 1.5, 4.0))
         self.reads = 0
+        self.last_wait = ""
         self.is_over = False
         self.trace: list[str] = []
         self._scopes: dict[str, set[trio.CancelScope]] = {name: set() for name in self.names}
@@ -120,6 +125,8 @@ class World:
 
             async with virtual_hosts.running(self.network, make) as host:
                 self.give_table(host)
+                for image_id in self.images:
+                    host.uses.opened(image_id)
                 self.hosts[name] = host
                 self._came.set()
                 self._came = trio.Event()
@@ -178,6 +185,9 @@ class World:
                     raise Broken(f"{name}: wrong bytes: {length} at {offset} of {image_id}")
             except errors.AcstorError as e:
                 raise Broken(f"{name}: {length} bytes at {offset} of {image_id}: {e!r}") from e
+            except trio.Cancelled:
+                self.last_wait = self._waits()
+                raise
             finally:
                 self._scopes[name].discard(scope)
             self.reads += 1
@@ -191,7 +201,7 @@ class World:
         end_s = trio.current_time() + STORM_S
         async with trio.open_nursery() as nursery:
             while trio.current_time() < end_s:
-                await trio.sleep(self.rng.expovariate(1.5))
+                await trio.sleep(self.rng.expovariate(self._faults_a_second))
                 fault = self.rng.choice(FAULTS)
                 undo = fault(self)
                 if undo is not None:
@@ -281,9 +291,9 @@ class World:
         self.note(f"{name} lies")
         return lambda: setattr(server, "is_lying", False)
 
-    def damage(self) -> None:
+    def damage(self, name: str = "") -> None:
         """Damage or delete files of a cache."""
-        name = self.rng.choice(self.names)
+        name = name or self.rng.choice(self.names)
         slabs = sorted((self.folder / name / "cache").glob("slab-*"))
         if not slabs:
             return
@@ -355,6 +365,8 @@ class World:
             await self._must_be_empty()
             self._must_be_foreseen()
             self._must_be_read_once()
+            if self.settings.is_keeping and self.settings.cache_bytes >= ROOM_BYTES:
+                await self._outlive_the_sources()
             nursery.cancel_scope.cancel()
 
     async def _must_end(self, scope: trio.CancelScope) -> None:
@@ -362,12 +374,15 @@ class World:
             while any(self._scopes.values()):  # noqa: ASYNC110 - nobody says when
                 await trio.sleep(0.5)
             return
+        raise Broken(f"reads wait {ENDS_S:g} s after all was mended: {self._waits()}")
+
+    def _waits(self) -> str:
         waits = [
             f"{name}: {wait.why or 'nobody says for what'}"
             for name, host in self.hosts.items()
             for wait in list(host.waiting.table._all)[:8]
         ]
-        raise Broken(f"reads wait {ENDS_S:g} s after all was mended: {'; '.join(waits)}")
+        return "; ".join(waits) or "nobody waits"
 
     async def _read_all(self) -> None:
         """Read every byte on every host."""
@@ -375,12 +390,15 @@ class World:
             self.network.be(name)
             for image_id, data in self.images.items():
                 stream = requests.Stream(requests.Klass.GUEST, "all")
-                with trio.move_on_after(ENDS_S):
+                with trio.move_on_after(ENDS_S) as late:
                     for offset in range(0, len(data), 256 * KIB):
                         while not await self._read_once(name, stream, image_id, offset, 256 * KIB):
                             pass
+                        late.deadline = trio.current_time() + ENDS_S
                     continue
-                raise Broken(f"{name}: image {image_id} cannot be read in {ENDS_S:g} s")
+                raise Broken(
+                    f"{name}: image {image_id} cannot be read in {ENDS_S:g} s: {self.last_wait}"
+                )
 
     async def _must_be_empty(self) -> None:
         with trio.move_on_after(EMPTY_S):
@@ -388,6 +406,36 @@ class World:
                 await trio.sleep(1)
             return
         raise Broken(f"what was begun does not end: {self._left()}")
+
+    async def _outlive_the_sources(self) -> None:
+        """Delete all images when they are whole everywhere: guests must not notice.
+
+        One host may lose some of what it has: the others have it.
+        """
+        with trio.move_on_after(ENDS_S) as late:
+            while not all(self._is_whole(name) for name in self.names):  # noqa: ASYNC110
+                await trio.sleep(1)
+        if late.cancelled_caught:
+            shown = {
+                name: host.whole.of(image_id)
+                for name, host in self.hosts.items()
+                for image_id in self.images
+            }
+            raise Broken(f"not all becomes whole: {shown}")
+        for source in self.sources:
+            source.blobs.clear()
+        self.note("all images are deleted at their sources")
+        victim = self.rng.choice(self.names)
+        for _ in range(DELETED_ROUNDS):
+            self.damage(victim)
+            self.rng.choice((self.kill, self.break_links))()
+            await trio.sleep(self.rng.random() * 2 * virtual_hosts.LOST_AFTER_S / DELETED_ROUNDS)
+            await self._read_all()
+
+    def _is_whole(self, name: str) -> bool:
+        host = self.hosts.get(name)
+        shown = [host.whole.of(image_id) for image_id in self.images] if host else [None]
+        return all(one is not None and one["state"] == "whole" for one in shown)
 
     def _must_be_foreseen(self) -> None:
         for host in self.hosts.values():
