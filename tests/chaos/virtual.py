@@ -16,6 +16,7 @@ import logging
 import os
 import pathlib
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -82,6 +83,7 @@ class World:
         self.trace: list[str] = []
         self._scopes: dict[str, set[trio.CancelScope]] = {name: set() for name in self.names}
         self._stops = {name: trio.Event() for name in self.names}
+        self._wiped: set[str] = set()
         self._came = trio.Event()
         self._undo: list[Callable[[], object]] = []
         self._table = self._new_table(1, self.names)
@@ -136,6 +138,9 @@ class World:
                 for scope in list(self._scopes[name]):
                     scope.cancel()
                 await trio.lowlevel.checkpoint()
+            if name in self._wiped:
+                self._wiped.discard(name)
+                shutil.rmtree(self.folder / name / "cache")
             await trio.sleep(0.0 if self.is_over else self.rng.random() * 5)
 
     def give_table(self, host: virtual_hosts.Host) -> None:
@@ -227,9 +232,9 @@ class World:
             self.give_table(host)
         self.note("all is mended")
 
-    def kill(self) -> None:
+    def kill(self, name: str = "") -> None:
         """Kill a host; it comes back."""
-        name = self.rng.choice(self.names)
+        name = name or self.rng.choice(self.names)
         self.note(f"kill {name}")
         self._stops[name].set()
 
@@ -243,9 +248,9 @@ class World:
         self.note(f"{source.where}: {source.way}")
         return lambda: (self.note(f"{source.where} is well"), source.break_(""))
 
-    def silence(self) -> Callable[[], object]:
+    def silence(self, name: str = "") -> Callable[[], object]:
         """Let a host hear nothing of one other or of all, and the other way round."""
-        name = self.rng.choice(self.names)
+        name = name or self.rng.choice(self.names)
         others = [other for other in self.names if other != name]
         chosen = others if self.rng.random() < 0.5 else [self.rng.choice(others)]
         self.note(f"silence between {name} and {', '.join(chosen)}")
@@ -259,9 +264,9 @@ class World:
 
         return end
 
-    def break_links(self) -> None:
+    def break_links(self, name: str = "") -> None:
         """Break all connections of a host."""
-        name = self.rng.choice(self.names)
+        name = name or self.rng.choice(self.names)
         self.note(f"connections of {name} break")
         self.network.break_all(name)
 
@@ -307,6 +312,12 @@ class World:
             size = os.fstat(file.fileno()).st_size
             for _ in range(50):
                 os.pwrite(file.fileno(), self.rng.randbytes(1), self.rng.randrange(max(1, size)))
+
+    def wipe(self, name: str) -> None:
+        """Kill a host that comes back with an empty cache."""
+        self.note(f"kill {name}; its cache is lost")
+        self._wiped.add(name)
+        self._stops[name].set()
 
     def lose_map(self) -> None:
         """Kill a host whose chunk maps are lost, or damaged, before it comes back."""
@@ -410,7 +421,7 @@ class World:
     async def _outlive_the_sources(self) -> None:
         """Delete all images when they are whole everywhere: guests must not notice.
 
-        One host may lose some of what it has: the others have it.
+        All hosts but one may lose some of what they have, or all: that one has it.
         """
         with trio.move_on_after(ENDS_S) as late:
             while not all(self._is_whole(name) for name in self.names):  # noqa: ASYNC110
@@ -425,12 +436,20 @@ class World:
         for source in self.sources:
             source.blobs.clear()
         self.note("all images are deleted at their sources")
-        victim = self.rng.choice(self.names)
-        for _ in range(DELETED_ROUNDS):
-            self.damage(victim)
-            self.rng.choice((self.kill, self.break_links))()
-            await trio.sleep(self.rng.random() * 2 * virtual_hosts.LOST_AFTER_S / DELETED_ROUNDS)
-            await self._read_all()
+        keeper = self.rng.choice(self.names)
+        victims = [name for name in self.names if name != keeper]
+        self.note(f"{keeper} keeps what it has")
+        async with trio.open_nursery() as nursery:
+            for _ in range(DELETED_ROUNDS):
+                self.damage(self.rng.choice(victims))
+                fault = self.rng.choice((self.kill, self.break_links, self.wipe, self.silence))
+                undo = fault(self.rng.choice(victims))
+                if undo is not None:
+                    self._undo.append(undo)
+                    nursery.start_soon(self._mend_later, undo, self.rng.random() * 60)
+                pause_s = 2 * virtual_hosts.LOST_AFTER_S / DELETED_ROUNDS
+                await trio.sleep(self.rng.random() * pause_s)
+                await self._read_all()
 
     def _is_whole(self, name: str) -> bool:
         host = self.hosts.get(name)
