@@ -74,7 +74,7 @@ class World:
             )
             for number in range(1, self.rng.randint(1, 2) + 1)
         ]
-        self.network = memory_network.Network()
+        self.network = memory_network.Network(random.Random(f"network/{seed}"))
         self.hosts: dict[str, virtual_hosts.Host] = {}
         self._faults_a_second = self.rng.choice((0.5, 1.5, 4.0))
         self.reads = 0

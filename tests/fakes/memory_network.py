@@ -11,6 +11,7 @@ import contextvars
 import errno
 import math
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from acstor_common import peer_wire
 
 IN_FLIGHT_BYTES = 256 * 1024
 """What a sender gets rid of before anything arrives."""
+ALL_SHARE = 0.8
 
 _here: contextvars.ContextVar[str] = contextvars.ContextVar("here")
 
@@ -30,12 +32,14 @@ _here: contextvars.ContextVar[str] = contextvars.ContextVar("here")
 class Way:
     """What is between two hosts, in one direction.
 
+    :param rng: decides where the stream of bytes is cut
     :param delay_s: how long a byte takes
     :param bytes_s: how many there is room for
     """
 
-    def __init__(self, delay_s: float = 0.0005, bytes_s: float = 100e6) -> None:
+    def __init__(self, rng: random.Random, delay_s: float = 0.0005, bytes_s: float = 100e6) -> None:
         self.delay_s, self.bytes_s = delay_s, bytes_s
+        self._rng = rng
         self.is_silent = False
         self.pipes: set[Pipe] = set()
         self._free_s = 0.0
@@ -44,6 +48,12 @@ class Way:
         """Return when bytes arrive that are sent now, after those before them."""
         self._free_s = max(self._free_s, trio.current_time()) + length / self.bytes_s
         return self._free_s + self.delay_s
+
+    def some(self, length: int) -> int:
+        """Return how many of so many bytes move at once: often all, seldom a few."""
+        return (
+            length if self._rng.random() < ALL_SHARE else self._rng.randint(min(1, length), length)
+        )
 
     def go_on(self) -> None:
         """Let bytes arrive again."""
@@ -73,7 +83,7 @@ class Pipe:
         """Take what there is room for; return the number of bytes."""
         if self.error or self._has_ended:
             raise self.error or BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-        room = IN_FLIGHT_BYTES - self.in_flight_bytes
+        room = self._way.some(IN_FLIGHT_BYTES - self.in_flight_bytes)
         data = b"".join(bytes(buffer) for buffer in buffers)[:room] if room else b""
         if data:
             self._parts.append((self._way.arrival_s(len(data)), data))
@@ -95,7 +105,10 @@ class Pipe:
                 raise self.error
             wait_s = self._parts[0][0] - trio.current_time() if self._parts else math.inf
             if wait_s <= 0 and not self._way.is_silent:
-                data = self._parts.popleft()[1]
+                arrived_s, data = self._parts.popleft()
+                if (taken := self._way.some(len(data))) < len(data):
+                    self._parts.appendleft((arrived_s, data[taken:]))
+                    data = data[:taken]
                 self.in_flight_bytes -= len(data)
                 self.wake()
                 return data
@@ -198,8 +211,8 @@ class Endpoint:
 class Network:
     """The ways between all hosts, and who listens where."""
 
-    def __init__(self) -> None:
-        self.ways: dict[tuple[str, str], Way] = collections.defaultdict(Way)
+    def __init__(self, rng: random.Random) -> None:
+        self.ways: dict[tuple[str, str], Way] = collections.defaultdict(lambda: Way(rng))
         self._endpoints: dict[tuple[str, int], tuple[str, Endpoint]] = {}
         self._addresses: dict[str, tuple[str, int]] = {}
 
