@@ -60,6 +60,21 @@ T = TypeVar("T")
 SILENCE_S = 2.0
 PATIENCE_S = 10.0
 LOST_AFTER_S = 900.0
+ROOMY = peer_net.Limits(hello_s=SILENCE_S, silence_s=SILENCE_S)
+TIGHT = peer_net.Limits(
+    incoming=3,
+    of_host=1,
+    outgoing=2,
+    requests=6,
+    host_requests=2,
+    answer_bytes=200 * geometry.KIB,
+    host_answer_bytes=64 * geometry.KIB,
+    hello_s=SILENCE_S,
+    idle_s=3.0,
+    silence_s=SILENCE_S,
+    serve_s=5.0,
+)
+"""Connections and requests are pushed out and wait all the time."""
 
 
 class Source(base.Source):
@@ -165,6 +180,7 @@ class Settings:
         self.read_ahead_bytes = rng.choice((0, 256 * 1024))
         self.may_refer = rng.random() < 0.7
         self.is_keeping = rng.random() < 0.4
+        self.limits = ROOMY if is_calm or rng.random() < 0.7 else TIGHT
         self.by_content = rng.random() < 0.7
 
 
@@ -203,7 +219,7 @@ class Host:
             ring_epoch=lambda: self.rings.ring.epoch,
             is_reachable=lambda host: host in self.rings.ring.group_of(here),
             hosts_at=self.rings.hosts_at,
-            limits=peer_net.Limits(hello_s=SILENCE_S, silence_s=SILENCE_S),
+            limits=settings.limits,
         )
         self.net.endpoint = memory_network.Endpoint(self.net._accept)
         self.exchange = exchange.Exchange(
