@@ -11,6 +11,7 @@ is printed with the command that does the same again; ``--until`` and ``--steps`
 import argparse
 import contextlib
 import faulthandler
+import functools
 import heapq
 import pathlib
 import random
@@ -18,9 +19,12 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import cast
 
+from acstor_common import errors
 from tests.chaos import actions
 from tests.chaos import chaos_hosts
 from tests.chaos import hostile_source
@@ -189,9 +193,11 @@ def storm(world: World, steps: Sequence[plan.Step], end_s: float, is_verbose: bo
             if is_begin:
                 heapq.heappush(due, (step.until_s, 0, step.number, step))
                 world.watch.begins(step)
-                undo[step.number] = actions.begin(world, step)
+                undo[step.number] = attempt(
+                    world, step, functools.partial(actions.begin, world, step)
+                )
             else:
-                undo.pop(step.number)()
+                attempt(world, step, undo.pop(step.number))
                 world.watch.ended(step)
                 world.tidy()
             if is_verbose:
@@ -199,6 +205,15 @@ def storm(world: World, steps: Sequence[plan.Step], end_s: float, is_verbose: bo
                 print(f"[{at_s:.1f} s] {'begins' if is_begin else 'ends'} {step}", flush=True)
         world.look()
         time.sleep(LOOK_S)
+
+
+def attempt(world: World, step: plan.Step, work: Callable[[], object]) -> actions.Undo:
+    """Do or undo a step, and return what undoes it; that it cannot be done is a finding."""
+    try:
+        return cast(actions.Undo, work())
+    except (errors.AcstorError, OSError, subprocess.SubprocessError) as e:
+        world.found(f"{step} cannot be done or undone: {e}")
+        return lambda: None
 
 
 def mend(world: World) -> None:

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from acstor_common import errors
 from tests.chaos import actions
 from tests.chaos import plan
 from tests.chaos import readers
@@ -155,3 +156,24 @@ def pids_of(folder):
             if folder.encode() in line:
                 found[path.parent.name] = line
     return found
+
+
+def test_step_that_cannot_be_done_and_agent_that_is_gone_are_findings():
+    made = watch.Watch(["h1"])
+    step = plan.make(1, ["h1"], 60.0)[0]
+
+    def fail():
+        raise errors.Unusable("the agent of h1", "it does not start")
+
+    run.attempt(made, step, fail)()
+    for _ in range(2):
+        made.look({"h1": Gone()}, {"h1": []})
+    assert ["does not start" in made.findings[0], "has ended" in made.findings[1]] == [True, True]
+    assert len(made.findings) == 2
+
+
+class Gone:
+    is_running = False
+
+    def log(self):
+        return ""

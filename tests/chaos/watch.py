@@ -81,7 +81,7 @@ class Watch:
                 self._look_at(host, reader, now_s)
             is_away = any(step.takes == ("agent", host) for step in self._active.values())
             if not hosts[host].is_running and not is_away:
-                self.found(f"{host}: the supervisor has ended:\n{hosts[host].log()[-2000:]}")
+                self._once(host, f"{host}: the supervisor has ended:\n{hosts[host].log()[-2000:]}")
         for dying in list(self._dying):
             host, reader, since_s = dying
             if reader.status() is not None:
