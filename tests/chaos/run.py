@@ -53,6 +53,7 @@ SETTINGS = (
     {"keep_images": "none", "cache_limit_bytes": 12 * MIB},  # chunks come and go all the time
     {"keep_images": "host", "cache_limit_bytes": 32 * MIB},  # one image has no room
     {"keep_images": "none", "cache_limit_bytes": 24 * MIB},
+    {"keep_images": "cloud", "cache_limit_bytes": 64 * MIB},
 )
 """A seed has one of them."""
 
