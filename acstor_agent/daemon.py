@@ -14,19 +14,17 @@ from oslo_config import cfg
 
 from acstor_agent import disk_io
 from acstor_agent import identity_files
+from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import admission
+from acstor_agent.chunks import asking
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import home as home_
 from acstor_agent.chunks import serving
 from acstor_agent.chunks import unattached
-from acstor_agent.chunks import want as want_
-from acstor_agent.cloud import bus
 from acstor_agent.cloud import decision_link
-from acstor_agent.cloud import enrolment
-from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.control import control_requests
@@ -37,7 +35,6 @@ from acstor_agent.control import optional
 from acstor_agent.control import status
 from acstor_agent.core import boot_memory
 from acstor_agent.core import content_index
-from acstor_agent.core import errand
 from acstor_agent.core import inodes
 from acstor_agent.core import peer_health
 from acstor_agent.disks import disks
@@ -65,26 +62,11 @@ from acstor_agent.peers import peer_net
 from acstor_agent.process import supervisor
 from acstor_agent.sources import build
 from acstor_common import chunk_map
-from acstor_common import errors
 from acstor_common import ids
-from acstor_common import peer_wire
-from acstor_common import signing
 from acstor_common import trace_message
 
 SHARE_OF_PATIENCE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
-
-
-def ring_keeper_of(
-    own: cfg.ConfigOpts.GroupAttr, identity: identity_files.IdentityFiles
-) -> ring_keeper.RingKeeper:
-    """Return what holds the v-node table; it blocks while the last one is read."""
-    return ring_keeper.RingKeeper(
-        pathlib.Path(own.state_dir) / "ring.json",
-        pathlib.Path(own.ring_file) if own.ring_file else None,
-        own.former_ring_s,
-        signers=identity.signers,
-    )
 
 
 class Agent:
@@ -117,22 +99,17 @@ class Agent:
         self._host = settings.host_id(own.host)
         # Options that every chunk needs; to look one up costs as much as to hash some KiB.
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
-        self._peer_patience_s = patience_s * SHARE_OF_PATIENCE
-        self._follow_referrals = own.follow_referrals
+        peer_patience_s = patience_s * SHARE_OF_PATIENCE
         self._cache = cache
         state_dir = pathlib.Path(own.state_dir)
-        self._identity, self._ring = identity, rings
-        self._sender = proofs.Sender(self._identity)
-        self._enrolment = enrolment.from_conf(conf, self._host, self._identity, self._ring.revoked)
-        self._bus = self._open_bus()
+        self._ring = rings
+        self._member = membership.Membership(conf, self._host, identity, rings, self._optional.note)
         self._named = settings.naming(own)
         self._peers = peer_net.PeerNet(
             self._host,
             heard=lambda host, news: self._news.heard(host, news),
             may_speak=self._ring.may_speak,
-            credentials=settings.peer_credentials(
-                own, self._identity, may_come_later=self._enrolment is not None
-            ),
+            credentials=self._member.credentials(),
             ring_epoch=lambda: self._ring.ring.epoch,
             is_reachable=lambda host: host in self._ring.ring.group_of(self._host),
             hosts_at=self._ring.hosts_at,
@@ -144,7 +121,12 @@ class Agent:
             former_ring=self._ring.former,
             named=self._named,
             copies_limit=own.copies_limit,
-            ask_peer=self._ask_peer,
+            ask_peer=asking.Asking(
+                self._peers,
+                timeout_s=peer_patience_s,
+                may_refer=own.follow_referrals,
+                received=self._member.received,
+            ).ask,
             tell=self._peers.tell,
             health=peer_health.PeerHealth(random.Random()),
             topology=settings.topology(own.advertise_to),
@@ -167,7 +149,7 @@ class Agent:
             current_ring=self._ring.current,
             peers=self._exchange,
             background_limit=own.fetch_limit,
-            has_others=any((own.ring_file, self._bus, self._enrolment)),
+            has_others=self._member.has_others,
             lost_after_s=own.lost_after_s,
         )
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
@@ -180,7 +162,7 @@ class Agent:
             memory=boot_memory.BootMemory(
                 own.boot_memory_limit_bytes, own.boot_memory_idle_s, own.boot_memory_longest_s
             ),
-            frame_patience_s=self._peer_patience_s,
+            frame_patience_s=peer_patience_s,
         )
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
         self._admission = admission.Admission(
@@ -196,7 +178,7 @@ class Agent:
             chunks=self._chunks,
             home=home,
             peers=self._exchange,
-            sent=self._sent,
+            sent=self._member.sent,
         )
         self._sharing = self._share_images() if own.keep_images == "cloud" else None
         self._news = news_.News(
@@ -283,7 +265,12 @@ class Agent:
             functools.partial(wholeness.told, self._whole, self._uses),
             self._uses.bases,
         )
-        self._decision = self._link_to_decision(self._bus) if self._bus else None
+        self._member.link(
+            held=lambda: decision_link.held_by(self._chunks, self._cache),
+            cids=cache.iter_cids,
+            images=self._tasks.news,
+            take_task=self._tasks.take,
+        )
 
     def _share_images(self) -> sharing.Sharing:
         """Return what asks others to keep shares of images, and keeps theirs."""
@@ -323,16 +310,6 @@ class Agent:
             sharing=self._sharing,
         )
 
-    def _open_bus(self) -> bus.Bus | None:
-        """Return the message bus; one that makes no sense is as if there were none."""
-        try:
-            return bus.open_bus(
-                self._host, self._conf.config_file or [], self._conf.config_dir or []
-            )
-        except errors.Unusable as e:
-            self._optional.note("message bus", f"{e}; it is not looked at before a restart")
-            return None
-
     def _change_policy(self, policy: str) -> None:
         """Let the host's own disk be scheduled by a policy, from now on."""
         cache_dir = self._conf.acstor_agent.cache_dir
@@ -342,29 +319,8 @@ class Agent:
     def _send_trace(self, trace: trace_message.BootTrace) -> None:
         """Hand a boot trace to those who prepare images; if that cannot be it is kept here."""
         self._boots.counters.recorded += 1
-        signed = self._sender.seal(trace, signing.TRACE) if self._bus else None
-        if self._bus is None or signed is None:
+        if not self._member.cast_trace(trace):
             self._traces.put(trace)
-        else:
-            self._bus.cast(trace_message.TOPIC, trace_message.BOOT_TRACED, signed)
-
-    def _link_to_decision(self, message_bus: bus.Bus) -> decision_link.DecisionLink:
-        own = self._conf.acstor_agent
-        return decision_link.DecisionLink(
-            self._host,
-            settings.reachable_at(own),
-            own.location,
-            message_bus=message_bus,
-            meter=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit),
-            collection_s=own.collection_s,
-            held=lambda: decision_link.held_by(self._chunks, self._cache),
-            cids=self._cache.iter_cids,
-            files=self._identity,
-            sender=self._sender,
-            rings=self._ring,
-            images=self._tasks.news,
-            take_task=self._tasks.take,
-        )
 
     async def start(self, inheritance: supervisor.Inheritance) -> None:
         """Start all parts; guests first, because they may be waiting already."""
@@ -405,10 +361,10 @@ class Agent:
             self._requests.handle,
         )
         await keep("control_socket", listen)
-        if self._enrolment is not None:
-            await keep("enrolment", optional.begun(self._enrolment.run))
-        if self._decision is not None:
-            await keep("decision service", optional.begun(self._decision.run))
+        if self._member.enrolment is not None:
+            await keep("enrolment", optional.begun(self._member.enrolment.run))
+        if self._member.decision is not None:
+            await keep("decision service", optional.begun(self._member.decision.run))
             await keep("tasks", optional.begun(self._tasks.run))
         if address := self._conf.acstor_agent.metrics_listen:
             await keep("metrics_listen", functools.partial(metrics.show, address, self.picture))
@@ -420,8 +376,7 @@ class Agent:
     async def stop(self) -> None:
         """Let go of what a nursery does not end by itself, when nobody uses it any more."""
         await self._disks.sync()
-        if self._bus is not None:
-            await trio.to_thread.run_sync(self._bus.stop)
+        await self._member.stop()
         await self._source.aclose()
 
     def picture(self) -> dict[str, Any]:
@@ -436,7 +391,7 @@ class Agent:
             "uptime_s": round(time.time() - self._started_s, 3),
             "mount_point": self._conf.acstor.mount_point,
             "ring": status.of_ring(self._ring),
-            "identity": status.of_identity(self._identity.current(), self._enrolment),
+            "identity": status.of_identity(self._member.identity.current(), self._member.enrolment),
             "images": images,
             "disks": status.of_disks(self._disks, late),
             "read": status.total(
@@ -479,29 +434,3 @@ class Agent:
             boots=boots,
             waiting=self._waiting,
         )
-
-    # Peers
-
-    async def _ask_peer(self, ask: exchange.Ask, want: want_.Want) -> want_.Bytes | peer_wire.Refer:
-        answer = await self._peers.fetch(
-            ask.host,
-            ask.address,
-            ask.errand.klass,
-            image_id=want.image_id,
-            offset=want.offset,
-            length=want.length,
-            cid=want.cid,
-            may_read_source=ask.may_read_source,
-            timeout_s=self._peer_patience_s,
-            may_refer=ask.may_refer and self._follow_referrals,
-            is_soon=ask.errand is errand.Errand.READ_AHEAD,
-            is_relayed=ask.is_relayed,
-            is_moved=ask.is_moved,
-        )
-        if self._decision is not None and not isinstance(answer, peer_wire.Refer):
-            self._decision.received(ask.host, len(answer))
-        return answer
-
-    def _sent(self, host: ids.HostId, count: int) -> None:
-        if self._decision is not None:
-            self._decision.sent(host, count)

@@ -16,6 +16,7 @@ from oslo_config import cfg
 
 from acstor_agent import daemon
 from acstor_agent import disk_io
+from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
 from acstor_agent.core import inodes
@@ -43,7 +44,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
     )
     here = settings.host_id(own.host)
     identity = settings.identity(own, here)
-    rings = daemon.ring_keeper_of(own, identity)
+    rings = membership.ring_keeper_of(own, identity)
     is_shared = own.keep_images == "cloud"
     promised = promises.Promises(
         pathlib.Path(own.state_dir),

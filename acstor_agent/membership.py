@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This host as a member of its cloud: who it can prove to be, the bus, the decision service.
+
+The one rule: without a bus, a decision service or an identity the host goes on alone.
+"""
+
+import pathlib
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterable
+
+import trio
+from oslo_config import cfg
+
+from acstor_agent import identity_files
+from acstor_agent import settings
+from acstor_agent.cloud import bus
+from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import enrolment
+from acstor_agent.cloud import proofs
+from acstor_agent.cloud import ring_keeper
+from acstor_agent.cloud import traffic_meter
+from acstor_agent.peers import credentials
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import signing
+from acstor_common import trace_message
+
+
+def ring_keeper_of(
+    own: cfg.ConfigOpts.GroupAttr, identity: identity_files.IdentityFiles
+) -> ring_keeper.RingKeeper:
+    """Return what holds the v-node table; it blocks while the last one is read."""
+    return ring_keeper.RingKeeper(
+        pathlib.Path(own.state_dir) / "ring.json",
+        pathlib.Path(own.ring_file) if own.ring_file else None,
+        own.former_ring_s,
+        signers=identity.signers,
+    )
+
+
+class Membership:
+    """What this host has to do with its cloud.
+
+    :param note: is told what does not work, and why; the operator is told once
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        here: ids.HostId,
+        identity: identity_files.IdentityFiles,
+        rings: ring_keeper.RingKeeper,
+        note: Callable[[str, str], None],
+    ) -> None:
+        own = conf.acstor_agent
+        self._conf, self._here = conf, here
+        self.identity, self._rings = identity, rings
+        self._sender = proofs.Sender(self.identity)
+        self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked)
+        self._bus = self._open_bus(note)
+        self.decision: decision_link.DecisionLink | None = None
+        """There when :meth:`link` was called, if there is a bus."""
+        self.has_others = any((own.ring_file, self._bus, self.enrolment))
+        """A v-node table is to come where there is none yet."""
+
+    def _open_bus(self, note: Callable[[str, str], None]) -> bus.Bus | None:
+        """Return the message bus; one that makes no sense is as if there were none."""
+        conf = self._conf
+        try:
+            return bus.open_bus(self._here, conf.config_file or [], conf.config_dir or [])
+        except errors.Unusable as e:
+            note("message bus", f"{e}; it is not looked at before a restart")
+            return None
+
+    def credentials(self) -> credentials.Credentials | None:
+        """Return what this host proves to others who it is with; None where nobody does.
+
+        :raises errors.Unusable: it has no certificate that can be used
+        """
+        return settings.peer_credentials(
+            self._conf.acstor_agent, self.identity, may_come_later=self.enrolment is not None
+        )
+
+    def link(
+        self,
+        *,
+        held: Callable[[], decision_link.Held],
+        cids: Callable[[], Iterable[ids.Cid]],
+        images: Callable[[], Awaitable[decision_link.Images]],
+        take_task: Callable[[decision_api.ImageTask], None],
+    ) -> None:
+        """Make the link to the decision service, if there is a bus; see :class:`DecisionLink`."""
+        if self._bus is None:
+            return
+        own = self._conf.acstor_agent
+        self.decision = decision_link.DecisionLink(
+            self._here,
+            settings.reachable_at(own),
+            own.location,
+            message_bus=self._bus,
+            meter=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit),
+            collection_s=own.collection_s,
+            held=held,
+            cids=cids,
+            files=self.identity,
+            sender=self._sender,
+            rings=self._rings,
+            images=images,
+            take_task=take_task,
+        )
+
+    def received(self, peer: ids.HostId, count: int) -> None:
+        """Count bytes of a chunk that a peer gave."""
+        if self.decision is not None:
+            self.decision.received(peer, count)
+
+    def sent(self, peer: ids.HostId, count: int) -> None:
+        """Count bytes of a chunk that a peer was given."""
+        if self.decision is not None:
+            self.decision.sent(peer, count)
+
+    def cast_trace(self, trace: trace_message.BootTrace) -> bool:
+        """Hand a boot trace to those who prepare images; say whether that could be."""
+        signed = self._sender.seal(trace, signing.TRACE) if self._bus else None
+        if self._bus is None or signed is None:
+            return False
+        self._bus.cast(trace_message.TOPIC, trace_message.BOOT_TRACED, signed)
+        return True
+
+    async def stop(self) -> None:
+        """Leave the bus, which has threads of its own."""
+        if self._bus is not None:
+            await trio.to_thread.run_sync(self._bus.stop)
