@@ -95,7 +95,7 @@ class Detaching:
     async def look(self) -> None:
         """Take away what nobody uses; what cannot be deleted stays attached and is tried again."""
         fault = ""
-        attached = await trio.to_thread.run_sync(self._images.attached)
+        attached = self._images.attached()
         for image_id in attached:
             if self._is_unused(image_id) and not self._stays(image_id):
                 try:

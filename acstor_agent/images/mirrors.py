@@ -60,16 +60,14 @@ class Mirrors:
         self.read_before = counters.Tally()
         """What guests have read of images that are not attached any more."""
         whole_file.remove_leftovers(folder)
+        self._attached = set(_images_in(folder))
 
     def attached(self) -> list[ids.ImageId]:
-        """Return the images that this host mirrors, whether read since the start or not."""
-        found = []
-        for path in self._folder.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
-            try:
-                found.append(ids.parse_image_id(path.stem))
-            except ValueError:
-                LOG.warning("%s: not the name of a chunk map; left alone", path)
-        return sorted(found)
+        """Return the images that this host mirrors, whether read since the start or not.
+
+        May be called from any thread.
+        """
+        return sorted(self._attached.copy())
 
     def open(self) -> list[mirror.Mirror]:
         """Return the mirrors of the attached images whose maps are open."""
@@ -81,7 +79,7 @@ class Mirrors:
 
     def is_attached(self, image_id: ids.ImageId) -> bool:
         """Say whether this host mirrors an image, whether read since the start or not."""
-        return image_id in self._mirrors or self._path(image_id).exists()
+        return image_id in self._attached
 
     def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
         """Say what an image names, if it is attached; see :meth:`mirror.Mirror.named`."""
@@ -118,7 +116,7 @@ class Mirrors:
         The source is never asked: a map that is damaged is left to who attaches the image.
         """
         path = self._path(image_id)
-        if image_id in self._mirrors or not path.exists():
+        if image_id in self._mirrors or image_id not in self._attached:
             return False
         async with self._attaching_one(image_id):
             if image_id not in self._mirrors:
@@ -148,10 +146,10 @@ class Mirrors:
         """
         if image_id in self._attaching:  # its mirror would be there without its map
             raise errors.Unusable(f"image {image_id}", "is being attached")
-        try:
-            self._path(image_id).unlink()
-        except FileNotFoundError as e:
-            raise errors.Unusable(f"image {image_id}", "is not attached here") from e
+        if image_id not in self._attached:
+            raise errors.Unusable(f"image {image_id}", "is not attached here")
+        self._path(image_id).unlink(missing_ok=True)
+        self._attached.discard(image_id)
         gone = self._mirrors.pop(image_id, None)
         if gone is not None:
             self.read_before.merge(gone.counters.read)
@@ -174,11 +172,13 @@ class Mirrors:
     async def _map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap:
         path = self._path(image_id)
         if path.exists():
+            self._attached.add(image_id)  # the folder may have been away when this worker began
             try:
                 return await trio.to_thread.run_sync(open_map, path, image_id)
             except errors.ChunkMapFormatError as e:
                 LOG.warning("%s; taking it from the source again", e)
         await self._download_map(image_id, path)
+        self._attached.add(image_id)
         LOG.info("image %s: attached", image_id)
         return await trio.to_thread.run_sync(open_map, path, image_id)
 
@@ -212,6 +212,15 @@ class Mirrors:
                 f"it is of {image_map.geometry.size_bytes} bytes, but {blob.name} from "
                 f"{self._source.where} has {size_bytes}",
             )
+
+
+def _images_in(folder: pathlib.Path) -> Iterator[ids.ImageId]:
+    """Return the images whose maps a former worker left."""
+    for path in folder.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
+        try:
+            yield ids.parse_image_id(path.stem)
+        except ValueError:
+            LOG.warning("%s: not the name of a chunk map; left alone", path)
 
 
 def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> None:

@@ -95,6 +95,48 @@ async def test_detached_image_is_forgotten(host):
         host.mirrors.detach(IMAGE)
 
 
+async def test_image_stays_attached_until_its_map_can_be_deleted(host):
+    await host.mirrors.attach(IMAGE)
+    kept = host.maps / f"{IMAGE}.acmap"
+    kept.unlink()
+    kept.mkdir()
+    with pytest.raises(OSError):
+        host.mirrors.detach(IMAGE)
+    assert host.mirrors.attached() == [IMAGE] and host.mirrors.is_attached(IMAGE)
+    kept.rmdir()
+    host.mirrors.detach(IMAGE)  # somebody else has deleted it
+    assert host.mirrors.attached() == [] and not host.mirrors.is_attached(IMAGE)
+
+
+async def test_folder_is_looked_through_once(tmp_path, monkeypatch):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        await host.mirrors.attach(IMAGE)
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA, OTHER)
+        monkeypatch.setattr(os, "scandir", None)
+        assert host.mirrors.attached() == [IMAGE]
+        await host.mirrors.attach(OTHER)
+        assert host.mirrors.attached() == [IMAGE, OTHER]
+        host.mirrors.detach(IMAGE)
+        assert host.mirrors.attached() == [OTHER]
+    monkeypatch.undo()
+    async with one_host.one_host(tmp_path) as host:
+        assert host.mirrors.attached() == [OTHER]
+
+
+async def test_map_whose_folder_was_away_at_the_start_needs_no_source(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        await host.mirrors.attach(IMAGE)
+    hidden = (tmp_path / "maps" / f"{IMAGE}.acmap").rename(tmp_path / "hidden")
+    async with one_host.one_host(tmp_path) as host:
+        assert host.mirrors.attached() == []
+        hidden.rename(tmp_path / "maps" / f"{IMAGE}.acmap")
+        await host.mirrors.attach(IMAGE)
+        assert host.mirrors.attached() == [IMAGE] and host.source.reads == []
+
+
 async def test_time_stamp_is_that_of_the_kept_map(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
@@ -106,10 +148,12 @@ async def test_time_stamp_is_that_of_the_kept_map(tmp_path):
 
 
 @pytest.mark.expect_log("not the name of a chunk map; left alone")
-async def test_file_of_somebody_else_is_left_alone(host):
-    (host.maps / "hello.acmap").write_bytes(b"hello")
-    assert host.mirrors.attached() == []
-    assert (host.maps / "hello.acmap").exists()
+async def test_file_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps" / "hello.acmap").write_bytes(b"hello")
+    async with one_host.one_host(tmp_path) as host:
+        assert host.mirrors.attached() == []
+        assert (host.maps / "hello.acmap").exists()
 
 
 @pytest.mark.expect_log("taking it from the source again")
