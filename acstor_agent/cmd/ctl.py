@@ -70,12 +70,25 @@ def _parser() -> argparse.ArgumentParser:
         ("drop", "forget an image that no guest uses", control_wire.Drop),
         ("pre-seed", "bring all of an image to this host and keep it", control_wire.PreSeed),
         ("unpin", "keep a pre-seeded image only while it is used", control_wire.Unpin),
-        ("hurry", "let an image become whole now, before others", _pace(_Pace.HURRY)),
         ("pause", "let an image not become whole for the time being", _pace(_Pace.PAUSED)),
         ("resume", "end what hurry or pause began", _pace(_Pace.USUAL)),
     ):
         added = command(name, text, lambda o, kind=kind: kind(o.image_id), _fields)
         added.add_argument("image_id", type=arguments.typed(ids.parse_image_id))
+    added = command(
+        "hurry",
+        "let an image become whole now, before others",
+        lambda o: control_wire.SetPace(o.image_id, _Pace.HURRY, o.within),
+        _fields,
+    )
+    added.add_argument("image_id", type=arguments.typed(ids.parse_image_id))
+    added.add_argument(
+        "--within",
+        type=arguments.duration(control_wire.MAX_WITHIN_S),
+        default=0.0,
+        metavar="DURATION",
+        help="fast enough to be whole after so long, as 90s, 15m or 2h (as fast as it comes)",
+    )
     added = command(
         "make-disk",
         "make a writable disk that begins as an image",
@@ -245,10 +258,19 @@ def _whole(whole: dict[str, Any] | None) -> str:
     left = f", {whole['left_s']:.0f} s left" if whole["left_s"] is not None else ""
     why = f": {whole['why']}" if whole["why"] else ""
     asked = ", pinned" if whole["is_asked"] else ""
+    due = _due(whole["due_in_s"], whole["is_late"])
     is_whole = whole["state"] == "whole"
     return textwrap.fill(
-        f"{whole['state']}{'' if is_whole else share}{left}{asked}{why}", WIDTH // 2
+        f"{whole['state']}{'' if is_whole else share}{left}{due}{asked}{why}", WIDTH // 2
     )
+
+
+def _due(due_in_s: float | None, is_late: bool | None) -> str:
+    if due_in_s is None:
+        return ""
+    if due_in_s <= 0:
+        return f", was due {-due_in_s:.0f} s ago"
+    return f", due in {due_in_s:.0f} s{', will be late' if is_late else ''}"
 
 
 def _status(status: dict[str, Any]) -> str:

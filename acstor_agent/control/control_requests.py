@@ -101,8 +101,8 @@ class ControlRequests:
                 return await self.pre_seed(image_id, report)
             case control_wire.Unpin(image_id):
                 return await self._wish(image_id, None)
-            case control_wire.SetPace(image_id, pace):
-                return await self._wish(image_id, pace)
+            case control_wire.SetPace(image_id, pace, within_s):
+                return await self._wish(image_id, pace, within_s)
             case control_wire.SwitchedOff(instance_id):
                 return {"processes": await self._switched_off(ids.parse_image_id(instance_id))}
             case control_wire.Zeros(image_id):
@@ -147,7 +147,9 @@ class ControlRequests:
             return found
         raise errors.DeadlineExceeded(what, self._patience_s)
 
-    async def _wish(self, image_id: str, pace: promise.Pace | None) -> dict[str, Any]:
+    async def _wish(
+        self, image_id: str, pace: promise.Pace | None, within_s: float = 0.0
+    ) -> dict[str, Any]:
         """Change how fast an image becomes whole; without a pace, keep it only while it is used."""
         parsed = ids.parse_image_id(image_id)
         if self._whole is None:
@@ -155,7 +157,7 @@ class ControlRequests:
         if pace is None:
             await self._whole.unask(parsed)
         else:
-            await self._whole.set_pace(parsed, pace)
+            await self._whole.set_pace(parsed, pace, within_s)
         return {"image_id": parsed, **(self._whole.of(parsed) or {})}
 
     async def wish(self, task: decision_api.ImageTask) -> dict[str, Any]:

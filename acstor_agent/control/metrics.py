@@ -172,6 +172,8 @@ def _of_whole(images: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
             ("left_bytes", "Bytes of it that are not here yet"),
             ("lacking_bytes", "Bytes that the cache lacks for it: it does not become whole"),
             ("bytes_s", "How fast it becomes whole"),
+            ("due_in_s", "Seconds until it is to be whole, as an operator asked; below 0: since"),
+            ("is_late", "1 if it will not be whole then at this speed, or was not"),
         )
     }
     state = core.GaugeMetricFamily(

@@ -25,6 +25,8 @@ class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     :param is_asked: an operator wants it kept, whether it is used or not
     :param is_for_others: only instances of other hosts use it, and this host keeps its share of it
     :param leased_until_s: until when others have asked for it, wall clock: of use after a restart
+    :param within_s: it is to be whole in so long, from when that was asked; 0: as fast as it comes
+    :param by_s: when that time is over, wall clock
     """
 
     image_id: str
@@ -33,6 +35,8 @@ class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pace: Pace = Pace.USUAL
     is_for_others: bool = False
     leased_until_s: float = 0.0
+    within_s: control_wire.Within = 0.0
+    by_s: float = 0.0
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast images may become whole, how fast they do, and when to try again.
+"""How fast images may become whole and must, how fast they do, and when to try again.
 
 The one rule: this is what nobody waits for, so it takes what others leave over.
 
@@ -25,6 +25,10 @@ FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 SPEED_OVER_S = 10.0
 """Over how long a speed is averaged, about."""
+RESERVE_SHARE = 0.1
+"""Of the time until an image is to be whole, what is kept for what goes wrong."""
+RESERVE_S = 60.0
+"""And no more than this."""
 
 
 class Spare:
@@ -81,6 +85,50 @@ class Pacer:
             return begin_s - now_s
         self._next_s = begin_s + count / self.bytes_s
         return 0.0
+
+
+def time_left_s(by_s: float, within_s: float, now_s: float) -> float:
+    """Return how long it is until a moment by the wall clock, which may have jumped.
+
+    It is no less than nothing, and no more than was given at first.
+
+    >>> [time_left_s(by_s=1600.0, within_s=600.0, now_s=now_s) for now_s in (1100.0, 0.0, 9000.0)]
+    [500.0, 600.0, 0.0]
+    """
+    return min(max(by_s - now_s, 0.0), within_s)
+
+
+class Deadline(NamedTuple):
+    """When an image is to be whole.
+
+    :param within_s: how long that was away when it was asked for
+    """
+
+    at_s: float
+    within_s: float
+
+    def left_s(self, now_s: float) -> float:
+        """Return the time that is left; below 0: since when it is over."""
+        return self.at_s - now_s
+
+    def is_pressing(self, now_s: float) -> bool:
+        """Say whether there is no time but the reserve, or less: as fast as it comes."""
+        return self.left_s(now_s) <= min(RESERVE_SHARE * self.within_s, RESERVE_S)
+
+    def needed_bytes_s(self, left_bytes: int, now_s: float) -> float:
+        """Return the rate at which so many bytes come before the reserve of time is needed.
+
+        >>> Deadline(at_s=1600.0, within_s=600.0).needed_bytes_s(5400, now_s=1000.0)
+        10.0
+        """
+        if self.is_pressing(now_s):
+            return math.inf
+        return left_bytes / (self.left_s(now_s) - min(RESERVE_SHARE * self.within_s, RESERVE_S))
+
+    def is_late(self, takes_s: float | None, now_s: float) -> bool:
+        """Say whether it is missed, or will be if the rest takes so long; None: not known."""
+        left_s = self.left_s(now_s)
+        return left_s <= 0 or (takes_s is not None and takes_s > left_s)
 
 
 class Speed:

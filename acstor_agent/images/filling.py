@@ -60,6 +60,8 @@ class Progress:
         self.left_bytes: int | None = None
         self.lacking_bytes = 0
         self.to_do: collections.deque[int] = collections.deque()
+        self.deadline: whole_pace.Deadline | None = None
+        self.is_miss_told = False
         self.speed = whole_pace.Speed()
         self.cloud_speed = whole_pace.Speed()  # of all hosts
         self.cloud_left_bytes: int | None = None
@@ -173,7 +175,7 @@ class Filler:
             promised = self._promises.get(image_map.image_id)
             if promised is None or promised.pace is Pace.PAUSED:
                 return
-            is_hurry = promised.pace is Pace.HURRY
+            is_hurry = promised.pace is Pace.HURRY and self._is_pressing(progress)
             if not is_hurry and fetcher_no >= CAREFUL and not self._is_calm():
                 await trio.sleep(CALM_S / 10)
                 continue
@@ -216,6 +218,10 @@ class Filler:
             return False
         return cid in self._cache
 
+    def _is_pressing(self, progress: Progress) -> bool:
+        """Say whether an image in a hurry is to come as fast as it can."""
+        return progress.deadline is None or progress.deadline.is_pressing(self._clock())
+
     def _is_calm(self) -> bool:
         return self._clock() - self._guest_waited_s >= CALM_S
 
@@ -244,8 +250,15 @@ class Filler:
                 spare_bytes_s = whole_pace.UNKNOWN_BYTES_S
             if self._is_boot():
                 spare_bytes_s *= whole_pace.BESIDE_BOOTS
-            self._pacer.bytes_s = min(spare_bytes_s, self._limit_bytes_s)
+            usual_bytes_s = min(spare_bytes_s, self._limit_bytes_s)
+            self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress))
             progress.speed.look(self._clock())
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(MEASURE_S)
+
+    def _needed_bytes_s(self, progress: Progress) -> float:
+        """Return the rate at which an image is whole when it is due."""
+        if progress.deadline is None:
+            return 0.0
+        return progress.deadline.needed_bytes_s(progress.left_bytes or 0, self._clock())

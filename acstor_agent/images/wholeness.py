@@ -13,6 +13,7 @@ The one rule: whatever fails is tried again, later and later, and ends nothing.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -91,10 +92,12 @@ class Wholeness:
         first_chunk: int = 0,
         sharing: sharing_.Sharing | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._sharing = sharing
         self._images, self._uses, self._promises = images, uses, promises
         self._cache, self._limits, self._clock = cache, limits, clock
+        self._wall_clock = wall_clock
         self._filler = filling.Filler(
             images,
             promises,
@@ -166,6 +169,7 @@ class Wholeness:
     async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
         known = self._known.setdefault(image_id, filling.Progress())
         self._note_boot(image_id)
+        await self._look_at_deadline(image_id, known)
         is_due = self._clock() - known.counted_s >= RECOUNT_S
         lost = self._cache.pinned_lost
         if is_for_others and not self._promises.has_share:
@@ -239,6 +243,32 @@ class Wholeness:
         await self.forget(newest)
         return True
 
+    async def _look_at_deadline(self, image_id: ids.ImageId, known: filling.Progress) -> None:
+        """Find out by when an image is to be whole; tell when that is missed, end it when kept."""
+        promised, now_s = self._promises.get(image_id), self._clock()
+        if promised is None or promised.pace is not Pace.HURRY or not promised.within_s:
+            known.deadline = None
+            return
+        if known.deadline is None:
+            known.is_miss_told = False
+            left_s = whole_pace.time_left_s(promised.by_s, promised.within_s, self._wall_clock())
+            known.deadline = whole_pace.Deadline(now_s + left_s, promised.within_s)
+        left_s, is_known = known.deadline.left_s(now_s), known.counted_s > -math.inf
+        if known.left_bytes == 0:
+            LOG.info("image %s: is whole %.0f s before it was due", image_id, left_s)
+            known.deadline = None
+            await self._promises.change(image_id, within_s=0.0, by_s=0.0)
+        elif left_s <= 0 and is_known and not known.is_miss_told:
+            known.is_miss_told = True
+            left = "all of it" if known.left_bytes is None else f"{known.left_bytes} bytes"
+            LOG.warning(
+                "image %s: not whole in the %.0f s that were asked for: %s left; as fast as it "
+                "comes from now on",
+                image_id,
+                promised.within_s,
+                left,
+            )
+
     def _note_boot(self, image_id: ids.ImageId) -> None:
         image = self._images.get_nowait(image_id)
         if image is None:
@@ -264,19 +294,25 @@ class Wholeness:
     # Filling
 
     def _next(self) -> ids.ImageId | None:
-        """Return the image to be filled now: those in a hurry, then in the order of promises."""
+        """Return the image to be filled now.
+
+        Those in a hurry come first, which are due first of them; then in the order of promises.
+        """
         promised = self._promises.all()
-        in_order = sorted(promised.items(), key=lambda item: item[1].is_for_others)
-        for pace in (Pace.HURRY, Pace.USUAL):
-            for image_id, one in in_order:
-                known = self._known.get(image_id)
-                if one.pace is not pace or known is None or not known.to_do:
-                    continue
-                if pace is Pace.USUAL and self._is_booting(image_id):
-                    continue
-                if known.backoff.may_try(self._clock()):
-                    return image_id
+        hurried = [image_id for image_id, one in promised.items() if one.pace is Pace.HURRY]
+        usual = [image_id for image_id, one in promised.items() if one.pace is Pace.USUAL]
+        usual.sort(key=lambda image_id: promised[image_id].is_for_others)
+        for image_id in (*sorted(hurried, key=self._due_s), *usual):
+            known = self._known.get(image_id)
+            if known is None or not known.to_do or not known.backoff.may_try(self._clock()):
+                continue
+            if promised[image_id].pace is Pace.HURRY or not self._is_booting(image_id):
+                return image_id
         return None
+
+    def _due_s(self, image_id: ids.ImageId) -> float:
+        known = self._known.get(image_id)
+        return known.deadline.at_s if known and known.deadline else -math.inf
 
     async def _fill(self, image_id: ids.ImageId) -> None:
         part, known = self._promises.pinned(image_id), self._known[image_id]
@@ -321,17 +357,21 @@ class Wholeness:
         await self._promises.change(image_id, is_asked=False)
         self._changed.set()
 
-    async def set_pace(self, image_id: ids.ImageId, pace: Pace) -> None:
+    async def set_pace(self, image_id: ids.ImageId, pace: Pace, within_s: float = 0.0) -> None:
         """Hurry an image, pause it, or do neither.
 
+        :param within_s: for one in a hurry: when it is to be whole; 0: as fast as it comes
         :raises errors.Unusable: it is not kept here
         """
         if self._promises.get(image_id) is None and self._uses.is_used(image_id):
             await self._promise(image_id, self._known.setdefault(image_id, filling.Progress()))
         self._check_promised(image_id)
-        await self._promises.change(image_id, pace=pace)
-        if image_id in self._known:
-            self._known[image_id].backoff.succeeded()
+        by_s = self._wall_clock() + within_s if within_s else 0.0
+        await self._promises.change(image_id, pace=pace, within_s=within_s, by_s=by_s)
+        if (known := self._known.get(image_id)) is not None:
+            known.backoff.succeeded()
+            known.deadline = None  # an earlier one
+            await self._look_at_deadline(image_id, known)
         self._changed.set()
 
     def _check_promised(self, image_id: ids.ImageId) -> None:
@@ -406,6 +446,8 @@ class Wholeness:
             left_bytes, total_bytes, speed = cloud.left_bytes, cloud.total_bytes, known.cloud_speed
             state, why = _state_in_cloud(cloud, state, why)
         is_filling = state is State.FILLING
+        takes_s = speed.left_s(left_bytes or 0) if is_filling else None
+        deadline, now_s = known.deadline, self._clock()
         return {
             "state": state.value,
             "why": why,
@@ -413,7 +455,9 @@ class Wholeness:
             "left_bytes": left_bytes,
             "share": whole_image.share(total_bytes, left_bytes),
             "bytes_s": round(speed.bytes_s) if is_filling else 0,
-            "left_s": speed.left_s(left_bytes or 0) if is_filling else None,
+            "left_s": takes_s,
+            "due_in_s": round(deadline.left_s(now_s), 1) if deadline else None,
+            "is_late": deadline.is_late(takes_s, now_s) if deadline else None,
             "lacking_bytes": known.lacking_bytes,
             "is_shared": cloud is not None,
             "is_asked": bool(promised and promised.is_asked),

@@ -210,6 +210,9 @@ def test_source_that_is_away_is_asked_again_and_the_image_becomes_whole(images, 
     images.path(image_id).rename(hidden)
     shown = wait_for(agent, image_id, "failing")
     assert shown["left_bytes"] > 0 and shown["why"]
+    agent.ctl("hurry", image_id, "--within", "1s")
+    hosts.wait_until(lambda: "not whole in the 1 s" in agent.log(), "a missed deadline", SOON_S)
+    assert whole(agent, image_id)["is_late"]
     pid = agent.worker_pid()
     hidden.rename(images.path(image_id))
     wait_for(agent, image_id, "whole")
@@ -233,8 +236,14 @@ def test_pause_hurry_and_resume(images, start):
     agent.ctl("resume", first)
     shown = wait_for(agent, first, "filling")
     assert shown["pace"] == "usual"
-    agent.ctl("hurry", first)
+    agent.ctl("hurry", first, "--within", "1h")
+    next_worker(agent)
+    shown = wait_for(agent, first, "filling")
+    assert shown["pace"] == "hurry" and 3000 < shown["due_in_s"] <= 3600
+    assert "due in" in agent.ctl("status")
+    agent.ctl("hurry", first, "--within", "6s")
     wait_for(agent, first, "whole")
+    hosts.wait_until(lambda: whole(agent, first)["due_in_s"] is None, "no deadline", SOON_S)
     with pytest.raises(errors.Unusable, match="not kept whole"):
         agents.request(agent.control_socket, "set-pace", image_id=UNKNOWN, pace="hurry")
 

@@ -10,6 +10,7 @@ from acstor_common import control_wire
 from acstor_common import errors
 
 END_S = 1_800_000_000
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,30 @@ def test_a_file_that_is_no_table_is_named_before_the_agent_is_asked(tmp_path, te
     request = ctl._parser().parse_args(["set-ring", str(file)])
     with pytest.raises(errors.RingFormatError, match=r"ring\.json"):
         request.make(request)
+
+
+@pytest.mark.parametrize(("given", "within_s"), [([], 0.0), (["--within", "2h"], 7200.0)])
+def test_hurry_is_asked_for_with_and_without_a_deadline(given, within_s):
+    asked = ctl._parser().parse_args(["hurry", IMAGE, *given])
+    expected = control_wire.SetPace(IMAGE, control_wire.Pace.HURRY, within_s)
+    assert asked.make(asked) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5s", "1w", "nan", "1e3", "400d", "99999999999"])
+def test_deadline_that_makes_no_sense_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        ctl._parser().parse_args(["hurry", IMAGE, f"--within={text}"])
+    assert "not a time up to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("due_in_s", "is_late", "shown"),
+    [
+        (None, None, ""),
+        (90.4, False, ", due in 90 s"),
+        (9.0, True, ", due in 9 s, will be late"),
+        (-5.0, True, ", was due 5 s ago"),
+    ],
+)
+def test_deadline_of_an_image_is_shown(due_in_s, is_late, shown):
+    assert ctl._due(due_in_s, is_late) == shown

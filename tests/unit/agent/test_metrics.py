@@ -27,6 +27,8 @@ WHOLE = {
     "share": 0.75,
     "bytes_s": 50,
     "left_s": 5.0,
+    "due_in_s": 3.5,
+    "is_late": True,
     "lacking_bytes": 0,
     "is_asked": False,
     "pace": "usual",

@@ -3,6 +3,7 @@
 
 import contextlib
 import math
+import time
 
 import pytest
 import trio
@@ -44,6 +45,7 @@ class Keeper:
     def __init__(self, host):
         self.host = host
         self.is_waiting, self.looks, self.link_fails = False, 0, False
+        self.wall_jumped_s = 0.0
         host.boots.clock = trio.current_time
         self.uses = uses_.Uses(host.mirrors, set, set, clock=trio.current_time)
         self.whole = wholeness.Wholeness(
@@ -56,6 +58,7 @@ class Keeper:
             look=self.look,
             limits=LIMITS,
             clock=trio.current_time,
+            wall_clock=lambda: time.time() + self.wall_jumped_s,
         )
 
     def look(self):
@@ -357,6 +360,94 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
     assert not (await wish(decision_api.TaskKind.UNPIN))["is_asked"]
     may_come.set()
     await keeper.wait("whole")
+
+
+async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
+    keeper.whole._filler._limit_bytes_s = CHUNK / 10  # it would take minutes
+    image = await keeper.use()
+    await keeper.wait("filling")
+    began_s = trio.current_time()
+    await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=4.0)
+    assert 3.0 < keeper.whole.of(IMAGE)["due_in_s"] <= 4.0
+    shown = await keeper.wait("whole")
+    assert trio.current_time() - began_s > 2.0  # and not as fast as it can
+    assert image.held().missing_bytes == 0
+    await until(lambda: keeper.whole.of(IMAGE)["due_in_s"] is None)
+    assert keeper.host.promises.get(IMAGE).within_s == 0
+    assert shown["pace"] == "hurry"
+
+
+async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tmp_path, fast):
+    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        whole = Keeper(host).whole
+        for image_id in (IMAGE, OTHER):
+            await host.mirrors.attach(image_id)
+            for _ in range(2):  # promised, then counted
+                await whole._keep(image_id, is_for_others=False)
+        assert whole._next() == IMAGE
+        await whole.set_pace(OTHER, wholeness.Pace.HURRY, within_s=100.0)
+        assert whole._next() == OTHER
+        await whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=10.0)
+        assert whole._next() == IMAGE
+        await whole.set_pace(OTHER, wholeness.Pace.HURRY)
+        assert whole._next() == OTHER
+        await whole.set_pace(OTHER, wholeness.Pace.USUAL)
+        await whole.set_pace(IMAGE, wholeness.Pace.PAUSED)
+        assert whole._next() == OTHER
+
+
+@pytest.mark.expect_log("not whole in the 0 s that were asked for")
+async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can(keeper, caplog):
+    fetch_ahead = keeper.host.chunks.fetch_ahead
+
+    async def away(want, errand):
+        raise errors.SourceUnreachable(want.image_id, "the source", "it is away")
+
+    keeper.host.chunks.fetch_ahead = away
+    await keeper.use()
+    await keeper.wait("failing")
+    await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=0.3)
+    await until(lambda: "not whole in" in caplog.text)
+    shown = keeper.whole.of(IMAGE)
+    assert shown["is_late"] is True and shown["due_in_s"] <= 0
+    await trio.sleep(0.5)
+    assert caplog.text.count("not whole in") == 1
+    keeper.host.chunks.fetch_ahead = fetch_ahead
+    await keeper.wait("whole")
+    await until(lambda: keeper.whole.of(IMAGE)["is_late"] is None)
+
+
+@pytest.mark.parametrize(
+    ("jumped_s", "least_s", "most_s"), [(0, 3000, 3600), (-1e9, 3600, 3600), (1e9, -60, 0)]
+)
+async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
+    tmp_path, fast, jumped_s, least_s, most_s
+):
+    async with running(tmp_path) as made:
+        made.whole._filler._limit_bytes_s = 1.0
+        made.host.chunks.fetch_ahead = _never
+        await made.use()
+        await made.wait("filling")
+        await made.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=3600.0)
+        made.wall_jumped_s = jumped_s
+        assert 3500 < made.whole.of(IMAGE)["due_in_s"] <= 3600  # while it runs nothing jumps
+        kept = made.host.promises.get(IMAGE)
+    async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
+        assert host.promises.get(IMAGE) == kept
+        host.add(DATA)
+        again = Keeper(host)
+        again.wall_jumped_s = jumped_s
+        await host.mirrors.attach(IMAGE)
+        await again.whole._keep(IMAGE, is_for_others=False)
+        shown = again.whole.of(IMAGE)
+        assert least_s - 60 <= shown["due_in_s"] <= most_s
+        assert shown["is_late"] is (jumped_s > 0)
+
+
+async def _never(want, errand):
+    await trio.sleep_forever()
 
 
 async def test_image_can_be_hurried_before_it_was_promised(keeper):

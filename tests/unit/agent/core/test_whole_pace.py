@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from acstor_agent.core import links
 from acstor_agent.core import whole_pace
@@ -124,3 +126,54 @@ def test_patience_grows_up_to_a_bound_and_is_forgotten_with_a_success():
     assert pauses[:3] == [5.0, 10.0, 20.0] and max(pauses) == whole_pace.LONGEST_PAUSE_S
     backoff.succeeded()
     assert backoff.failure is None and backoff.may_try(-math.inf)
+
+
+@hypothesis.given(by_s=st.floats(-1e12, 1e12), within_s=st.floats(0, 1e8), now_s=st.floats(0, 1e12))
+def test_time_left_is_bounded_whatever_the_wall_clock_says(by_s, within_s, now_s):
+    assert 0 <= whole_pace.time_left_s(by_s, within_s, now_s) <= within_s
+
+
+@hypothesis.given(
+    left_bytes=st.integers(1, 10**12),
+    within_s=st.floats(1, 1e5),
+    stalls=st.lists(st.booleans(), max_size=100),
+)
+def test_needed_rate_makes_an_image_whole_in_time_and_takes_no_more(left_bytes, within_s, stalls):
+    deadline = whole_pace.Deadline(at_s=within_s, within_s=within_s)
+    reserve_s = min(whole_pace.RESERVE_SHARE * within_s, whole_pace.RESERVE_S)
+    at_first = deadline.needed_bytes_s(left_bytes, 0.0)
+    is_stalling = any(stalls)
+    now_s, left, tick_s = 0.0, float(left_bytes), within_s / 200
+    while left >= 1 and now_s < within_s:
+        rate = deadline.needed_bytes_s(math.ceil(left), now_s)
+        if not is_stalling:  # an even rate, but for the last bytes
+            assert rate <= at_first * 1.01 + 1 / tick_s or deadline.is_pressing(now_s)
+        if not (stalls and stalls.pop()):
+            left = max(0.0, left - rate * tick_s)
+        now_s += tick_s
+    assert left < 1
+    assert now_s <= within_s - reserve_s + 2 * tick_s
+
+
+@pytest.mark.parametrize(
+    ("now_s", "takes_s", "is_late"),
+    [
+        (0.0, None, False),
+        (0.0, 99.0, False),
+        (0.0, 101.0, True),
+        (99.9, None, False),
+        (100.0, None, True),
+        (1e9, 0.0, True),
+    ],
+)
+def test_late_is_what_is_over_or_takes_too_long(now_s, takes_s, is_late):
+    assert whole_pace.Deadline(100.0, 50.0).is_late(takes_s, now_s) is is_late
+
+
+@pytest.mark.parametrize(("within_s", "reserve_s"), [(10.0, 1.0), (3600.0, 60.0)])
+def test_what_is_left_comes_as_fast_as_it_can_when_only_the_reserve_of_time_is(within_s, reserve_s):
+    deadline = whole_pace.Deadline(within_s, within_s)
+    assert not deadline.is_pressing(within_s - reserve_s - 0.1)
+    assert deadline.is_pressing(within_s - reserve_s)
+    assert deadline.needed_bytes_s(1, within_s - reserve_s) == math.inf
+    assert deadline.needed_bytes_s(0, 0.0) == 0.0
