@@ -381,7 +381,7 @@ class Agent:
 
     def picture(self) -> dict[str, Any]:
         """Return the agent's status; may be called from any thread."""
-        counted = self._chunks.counters
+        own, counted = self._conf.acstor_agent, self._chunks.counters
         fetched = dict(counted.fetched)  # the event loop's thread adds images to it
         late = self._rescue.late()
         images = status.of_images(self._images, self._uses, self._whole, fetched, late)
@@ -390,6 +390,8 @@ class Agent:
             "worker_pid": os.getpid(),
             "uptime_s": round(time.time() - self._started_s, 3),
             "mount_point": self._conf.acstor.mount_point,
+            "keep_images": own.keep_images,
+            "cache_may_grow_for_pins": own.cache_may_grow_for_pins,
             "ring": status.of_ring(self._ring),
             "identity": status.of_identity(self._member.identity.current(), self._member.enrolment),
             "images": images,

@@ -6,8 +6,6 @@ changed, and nothing is read through the mirror that is not there already.
 """
 
 import contextlib
-import dataclasses
-import enum
 import importlib.metadata
 import os
 import pathlib
@@ -20,8 +18,10 @@ from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_nova import agent_client
 from acstor_nova import conf as nova_conf
+from acstor_nova import findings
 from acstor_nova import mirror_link
 from acstor_nova import register
+from acstor_nova import whole_images
 
 FS_TYPE = "fuse.acstor"
 RESEND_KERNEL = (6, 9)
@@ -33,25 +33,8 @@ _NOVA_OPTS = [
 ]
 
 
-class Level(enum.StrEnum):
-    """How bad it is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """What one look at one thing gave.
-
-    :param remedy: what the operator can do
-    """
-
-    what: str
-    level: Level
-    detail: str
-    remedy: str = ""
+Finding = findings.Finding
+Level = findings.Level
 
 
 def load_conf(config_files: list[str]) -> cfg.ConfigOpts:
@@ -73,6 +56,7 @@ def _register(conf: cfg.ConfigOpts) -> None:
     conf.register_opts(_NOVA_OPTS)
     conf.register_opt(cfg.StrOpt("images_type", default="default"), group="libvirt")
     conf.register_opt(cfg.StrOpt("subdirectory_name", default="_base"), group="image_cache")
+    conf.register_opts(whole_images.OPTS, group="image_cache")
 
 
 def check(conf: cfg.ConfigOpts, root: pathlib.Path = pathlib.Path("/")) -> list[Finding]:
@@ -86,6 +70,7 @@ def check(conf: cfg.ConfigOpts, root: pathlib.Path = pathlib.Path("/")) -> list[
         *_agent(conf),
         _mount(conf, root),
         *_image_cache(conf),
+        whole_images.of_manager(conf),
         _kernel(root),
         _apparmor(conf, root),
         _selinux(root),
@@ -134,6 +119,7 @@ def _agent(conf: cfg.ConfigOpts) -> Iterator[Finding]:
         detail = f"the agent mounts {status['mount_point']}, nova.conf says {own.mount_point}"
         yield Finding("mount_point", Level.ERROR, detail, "Set [acstor] mount_point alike.")
     yield _fallbacks(status)
+    yield from whole_images.of_status(status, whole_images.of_instances(conf))
 
 
 def _fallbacks(status: dict[str, Any]) -> Finding:

@@ -78,6 +78,7 @@ def of_images(
             uses.of(image_id),
             whole.of(image_id) if whole else None,
             late.get(image_id),
+            images.size_bytes(image_id),
         )
         for image_id in images.attached()
     }
@@ -100,14 +101,15 @@ def of_image(
     use: image_uses.Use,
     whole: dict[str, Any] | None,
     late: waits.Late | None = None,
+    size_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Return what is known of one image; one that was not read since the start has no numbers.
+    """Return what is known of one image; one that was not read since the start has few numbers.
 
     :param late: its reads that wait for long
     """
     read = image.counters if image else counters.ReadCounters()
     return {
-        "size_bytes": image.size_bytes if image else None,
+        "size_bytes": image.size_bytes if image else size_bytes,
         "chunk_bytes": image.map.geometry.chunk_bytes if image else None,
         "cached_bytes": image.cached_bytes() if image else None,
         "touched_s": touched_ns / 1e9,

@@ -61,6 +61,7 @@ class Mirrors:
         """What guests have read of images that are not attached any more."""
         whole_file.remove_leftovers(folder)
         self._attached = set(_images_in(folder))
+        self._sizes: dict[ids.ImageId, int] = {}  # of those that are not open
 
     def attached(self) -> list[ids.ImageId]:
         """Return the images that this host mirrors, whether read since the start or not.
@@ -68,6 +69,23 @@ class Mirrors:
         May be called from any thread.
         """
         return sorted(self._attached.copy())
+
+    def size_bytes(self, image_id: ids.ImageId) -> int | None:
+        """Return the size of an attached image; None if its map is damaged, or was taken away.
+
+        May be called from any thread; a map that is not open is looked at once, and not opened.
+        """
+        if (opened := self._mirrors.get(image_id)) is not None:
+            return opened.size_bytes
+        if image_id not in self._sizes:
+            try:
+                with self._path(image_id).open("rb") as file:
+                    head = file.read(chunk_map.HEADER_BYTES)
+                subject = chunk_map.subject_of(head, str(self._path(image_id)), image_id)
+            except (OSError, errors.ChunkMapFormatError):
+                return None
+            self._sizes[image_id] = subject.geometry.size_bytes
+        return self._sizes[image_id]
 
     def open(self) -> list[mirror.Mirror]:
         """Return the mirrors of the attached images whose maps are open."""
@@ -150,6 +168,7 @@ class Mirrors:
             raise errors.Unusable(f"image {image_id}", "is not attached here")
         self._path(image_id).unlink(missing_ok=True)
         self._attached.discard(image_id)
+        self._sizes.pop(image_id, None)
         gone = self._mirrors.pop(image_id, None)
         if gone is not None:
             self.read_before.merge(gone.counters.read)

@@ -43,7 +43,8 @@ def test_server_is_active_before_its_image_is_there(cluster):
         assert "cache='writeback'" in host.compute.machine.virsh("dumpxml", server.id)
         command = [installed.BIN / "acstor-nova-manage", "check", "--json"]
         found = json.loads(host.run(*command, "--config-file", host.compute.conf_file))
-    assert {finding["level"] for finding in found} == {"ok"}
+    bad = [finding["what"] for finding in found if finding["level"] != "ok"]
+    assert bad == ["keep_images"]  # the agents of these tests keep none
     assert host.base(image_id).is_symlink(), "the image cache keeps it for the next server"
 
 

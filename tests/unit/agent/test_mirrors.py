@@ -137,6 +137,24 @@ async def test_map_whose_folder_was_away_at_the_start_needs_no_source(tmp_path):
         assert host.mirrors.attached() == [IMAGE] and host.source.reads == []
 
 
+async def test_size_is_known_of_images_that_are_not_open(tmp_path):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        assert host.mirrors.size_bytes(IMAGE) is None
+        await host.mirrors.attach(IMAGE)
+        assert host.mirrors.size_bytes(IMAGE) == len(DATA)
+    async with one_host.one_host(tmp_path) as host:
+        assert host.mirrors.size_bytes(IMAGE) == len(DATA)
+        assert host.mirrors.get_nowait(IMAGE) is None
+        os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
+        assert host.mirrors.size_bytes(IMAGE) == len(DATA)  # it is looked at once
+        host.mirrors.detach(IMAGE)
+        assert host.mirrors.size_bytes(IMAGE) is None
+    (tmp_path / "maps" / f"{IMAGE}.acmap").write_bytes(bytes(1000))
+    async with one_host.one_host(tmp_path) as host:
+        assert host.mirrors.size_bytes(IMAGE) is None and host.mirrors.attached() == [IMAGE]
+
+
 async def test_time_stamp_is_that_of_the_kept_map(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)

@@ -2,16 +2,21 @@
 """What the check of a compute host finds; without Nova, on a host that is made of files."""
 
 import json
+import struct
 import sys
 
 import pytest
 
 from acstor_common import control_wire
+from acstor_common import geometry
 from acstor_nova import check
 from acstor_nova.cmd import manage
 from tests.fakes import scripted_agent
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+OTHER = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+MIB = geometry.MIB
+LIMIT_BYTES = 100 * MIB
 
 
 class Machine:
@@ -27,14 +32,16 @@ class Machine:
         self.nova_conf = folder / "nova.conf"
         self.configure()
         self.fallbacks = {"not-raw": 0}
+        self.kept, self.may_grow, self.images, self.promised_bytes = "host", False, {}, 0
 
     def put(self, name, text):
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def configure(self, images_type="acstor"):
+    def configure(self, images_type="acstor", more=""):
         self.nova_conf.write_text(
+            f"{more}\n"
             f"[DEFAULT]\nconfig_source = acstor\ninstances_path = {self.folder}/instances\n"
             f"[libvirt]\nimages_type = {images_type}\n"
             f"[acstor]\ndriver = acstor\ncontrol_socket = {self.folder}/control.sock\n"
@@ -46,14 +53,43 @@ class Machine:
             "worker_pid": 7,
             "mount_point": str(mount_point or self.mount_point),
             "nova": {"fallbacks": self.fallbacks},
+            "keep_images": self.kept,
+            "cache_may_grow_for_pins": self.may_grow,
+            "cache": {"limit_bytes": LIMIT_BYTES, "promised_bytes": self.promised_bytes},
+            "images": self.images,
         }
+
+    def make_instance(self, image_id, name):
+        """Make an instance's disk on the link of an image."""
+        link = self.folder / "instances/_base" / image_id[-4:]
+        mirror = self.mount_point / "images" / f"{image_id}.raw"
+        mirror.parent.mkdir(exist_ok=True)
+        mirror.touch()
+        if not link.is_symlink():
+            link.symlink_to(mirror)
+        disk = self.folder / "instances" / name / "disk"
+        disk.parent.mkdir()
+        disk.write_bytes(struct.pack(">4sIQI", b"QFI\xfb", 3, 32, len(str(link))).ljust(32, b"\0"))
+        with disk.open("ab") as file:
+            file.write(str(link).encode())
+        return disk
+
+    def image(self, state="whole", size_bytes=10 * MIB, **changes):
+        """Return what the agent says of an image; without a state, that it is not kept."""
+        whole = {"state": state, "why": "", "share": 1.0, "left_s": None, "lacking_bytes": 0}
+        return {"size_bytes": size_bytes, "whole": {**whole, **changes} if state else None}
+
+    def findings(self):
+        """Return everything that is found, by what was looked at; what is bad counts."""
+        found = check.check(check.load_conf([str(self.nova_conf)]), self.folder)
+        found.sort(key=lambda one: one.level != check.Level.OK)
+        return {one.what: one for one in found}
 
     def look(self):
         """Return what is not well, without Nova, which is not in this virtualenv."""
-        findings = check.check(check.load_conf([str(self.nova_conf)]), self.folder)
-        bad = {found.what: found for found in findings if found.level != check.Level.OK}
-        bad.pop("nova", None)
-        return bad
+        every = self.findings()
+        every.pop("nova")
+        return {what: found for what, found in every.items() if found.level != check.Level.OK}
 
 
 @pytest.fixture
@@ -129,6 +165,100 @@ def test_selinux_must_let_guests_read_mirrors(machine, agent, switch, is_well):
     machine.put("sys/fs/selinux/enforce", "1")
     machine.put("sys/fs/selinux/booleans/virt_use_fusefs", switch)
     assert ("selinux" not in machine.look()) is is_well
+
+
+@pytest.mark.parametrize(
+    ("more", "is_well"),
+    [
+        ("", True),
+        ("[image_cache]\nmanager_interval = 0", True),
+        ("[image_cache]\nmanager_interval = 5399", True),
+        ("[image_cache]\nmanager_interval = 5400", False),
+        ("[image_cache]\nmanager_interval = -1", False),
+        ("[DEFAULT]\nimage_cache_manager_interval = -1", False),
+    ],
+)
+def test_image_cache_manager_must_run_often_enough(machine, agent, more, is_well):
+    machine.configure(more=more)
+    assert machine.look().keys() == (set() if is_well else {"[image_cache] manager_interval"})
+
+
+def test_that_images_are_not_kept_is_named_with_the_instances_that_depend(machine, agent):
+    machine.make_instance(IMAGE, "one")
+    machine.make_instance(IMAGE, "two")
+    machine.kept, machine.images = "none", {IMAGE: machine.image(None)}
+    found = machine.look()["keep_images"]
+    assert found.level == "warning" and "2 instances of this host depend" in found.detail
+    machine.kept, machine.images = "cloud", {IMAGE: machine.image()}
+    assert machine.look() == {}
+    machine.kept = None
+    assert "too old" in machine.look()["keep_images"].detail
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_that_there_will_be_no_room_is_said_before_it_is_so(machine, agent, is_known):
+    """An image of an instance is not promised yet, as before Nova has touched it."""
+    machine.make_instance(IMAGE, "one")
+    machine.make_instance(OTHER, "two")
+    machine.promised_bytes = 70 * MIB
+    size_bytes = 21 * MIB if is_known else None
+    machine.images = {IMAGE: machine.image(), OTHER: machine.image(None, size_bytes)}
+    found = machine.findings()["room for images"]
+    assert "1 of instances are not promised yet" in found.detail
+    if not is_known:
+        assert found.level == "ok" and "1 of unknown size" in found.detail
+        return
+    assert found.level == "warning" and "will be no room" in found.detail
+    assert f"to {-(-91 * MIB * 10 // 9)} or more" in found.remedy
+    machine.images[OTHER] = machine.image(None, 20 * MIB)
+    assert machine.look() == {}
+    machine.images[OTHER], machine.may_grow = machine.image(None, 21 * MIB), True
+    assert machine.look() == {}
+
+
+def test_image_without_room_is_named_with_the_limit_that_it_needs(machine, agent):
+    machine.make_instance(IMAGE, "one")
+    machine.promised_bytes = 10 * MIB
+    lacks = machine.image("no room", None, share=None, lacking_bytes=90 * MIB)
+    machine.images = {IMAGE: lacks}
+    found = machine.look()["room for images"]
+    assert f"{IMAGE} lacks 90 MiB" in found.detail
+    assert f"to {200 * MIB} or more" in found.remedy
+    machine.images = {IMAGE: machine.image()}
+    assert machine.look() == {}
+
+
+@pytest.mark.parametrize(("promised_bytes", "is_well"), [(80 * MIB, True), (81 * MIB, False)])
+def test_cache_that_is_nearly_full_of_images_is_named(machine, agent, promised_bytes, is_well):
+    machine.promised_bytes = promised_bytes
+    assert ("room for images" not in machine.look()) is is_well
+
+
+def test_images_that_are_not_whole_yet_are_information_and_failing_ones_a_warning(machine, agent):
+    for number in range(3):
+        machine.make_instance(IMAGE, f"one{number}")
+    machine.make_instance(OTHER, "two")
+    machine.make_instance("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13", "three")
+    filling = machine.image("filling", share=0.4, left_s=12.0)
+    machine.images = {IMAGE: filling, OTHER: machine.image()}
+    assert machine.look() == {}
+    detail = machine.findings()["whole images"].detail
+    assert detail.startswith("4 instances still need other hosts or the image store: ")
+    assert f"{IMAGE} filling 40 %, 12 s left" in detail and "0a13 not promised yet" in detail
+    machine.images[IMAGE] = machine.image("failing", why="the source is away", share=None)
+    found = machine.look()["failing images"]
+    assert found.detail == f"{IMAGE}: the source is away"
+    machine.images[IMAGE] = machine.image()
+    (machine.folder / "instances/three/disk").unlink()
+    assert machine.look() == {}
+    assert machine.findings()["whole images"].detail == "all 2 of instances"
+
+
+def test_disks_that_lie_on_no_mirror_count_for_nothing(machine, agent):
+    machine.make_instance(IMAGE, "one").write_bytes(b"no qcow2")
+    (machine.folder / "instances/two").mkdir()
+    machine.kept = "none"
+    assert "0 instances" in machine.look()["keep_images"].detail
 
 
 def test_command_prints_findings_and_its_status_says_whether_all_is_well(

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says whether the images of a host's instances stay whole there, and what keeps them from it.
+
+The one rule: that there will be no room is said before it is so, for images that Nova's instances
+have and the agent has not promised yet, too.
+"""
+
+import collections
+import math
+import pathlib
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_config import cfg
+
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_nova import findings
+from acstor_nova import mirror_link
+
+LONGEST_INTERVAL_S = 5400
+"""Of Nova's image cache manager: the agent takes a longer pause for one in which Nova is away."""
+SPARED = 10
+"""One part of so many of the cache is not for images that stay whole."""
+NEARLY_FULL = 0.8
+"""Of the limit; from here on an operator has to act, as the alert says."""
+MOST_NAMED = 5
+OPTS = [
+    cfg.IntOpt(
+        "manager_interval",
+        default=2400,
+        min=-1,
+        deprecated_name="image_cache_manager_interval",
+        deprecated_group="DEFAULT",
+    ),
+]
+"""Nova's, of the group image_cache."""
+_CACHE = "[acstor_agent] cache_limit_bytes"
+
+Finding = findings.Finding
+Level = findings.Level
+Images = Mapping[str, dict[str, Any]]
+"""What the agent's status says of each image."""
+
+
+def of_manager(conf: cfg.ConfigOpts) -> Finding:
+    """Say whether Nova tells often enough which images are used."""
+    what, interval_s = "[image_cache] manager_interval", conf.image_cache.manager_interval
+    if 0 <= interval_s < LONGEST_INTERVAL_S:
+        return Finding(what, Level.OK, f"{interval_s} s")
+    is_off = interval_s < 0
+    detail = "it is off" if is_off else f"{interval_s} s are {LONGEST_INTERVAL_S} s or more"
+    return Finding(
+        what,
+        Level.WARNING,
+        f"{detail}: no image ever counts as unused, so images stay pinned until the cache is full",
+        "Set it to 2400, Nova's default.",
+    )
+
+
+def of_instances(conf: cfg.ConfigOpts) -> dict[ids.ImageId, int]:
+    """Return how many instances of this host there are on the mirror of each image.
+
+    Disks that this user may not read count for nothing.
+    """
+    used: collections.Counter[ids.ImageId] = collections.Counter()
+    for disk in pathlib.Path(conf.instances_path).glob("*/disk"):
+        backing = mirror_link.backing_file(str(disk))
+        if backing is not None and (image_id := mirror_link.image_of(backing)) is not None:
+            used[image_id] += 1
+    return dict(used)
+
+
+def of_status(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Iterator[Finding]:
+    """Say what the agent's status means for instances.
+
+    :param used: how many there are of each image
+    """
+    kept, count = status.get("keep_images"), sum(used.values())
+    if kept is None:
+        detail = "the agent is too old to say whether images stay whole"
+        yield Finding("keep_images", Level.WARNING, detail, "Upgrade it.")
+        return
+    if kept == "none":
+        yield Finding(
+            "keep_images",
+            Level.WARNING,
+            f"it is none: {_instances(count)} of this host depend for ever on other hosts and on "
+            "the image store, also after their image was deleted",
+            "Set [acstor_agent] keep_images = host, or pre-seed the images.",
+        )
+        return
+    yield Finding("keep_images", Level.OK, kept)
+    yield _room(status, used)
+    yield from _progress(status["images"], used)
+
+
+def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding:
+    cache, images = status["cache"], status["images"]
+    limit, promised = cache["limit_bytes"], cache["promised_bytes"]
+    room = limit - limit // SPARED
+    coming = [image_id for image_id in used if not _is_promised(images.get(image_id))]
+    coming_bytes = sum(_size_bytes(images.get(image_id)) or 0 for image_id in coming)
+    unknown = sum(_size_bytes(images.get(image_id)) is None for image_id in coming)
+    lacking = {
+        image_id: image["whole"]["lacking_bytes"]
+        for image_id, image in images.items()
+        if image["whole"] and image["whole"]["lacking_bytes"]
+    }
+    said = [f"{_mib(promised)} are promised, of the {_mib(room)} that images may have"]
+    if coming:
+        said.append(
+            f"{len(coming)} of instances are not promised yet, at most {_mib(coming_bytes)}"
+            + (f" and {unknown} of unknown size" if unknown else "")
+        )
+    if status["cache_may_grow_for_pins"]:
+        return Finding("room for images", Level.OK, "; ".join([*said, "the cache may grow for it"]))
+    if lacking:
+        each = (f"{image_id} lacks {_mib(count)}" for image_id, count in lacking.items())
+        said.append(f"no room for {_named(list(each))}: instances of these go on depending")
+    elif promised + coming_bytes > room:
+        said.append("there will be no room for all of them")
+    elif promised <= NEARLY_FULL * limit:
+        return Finding("room for images", Level.OK, "; ".join(said))
+    needed = max(_for(promised + coming_bytes), limit + _for(max(lacking.values(), default=0)))
+    remedy = (
+        f"Set {_CACHE} to {max(needed, math.ceil(promised / NEARLY_FULL))} or more, allow "
+        "cache_may_grow_for_pins, or move instances of some images to other hosts."
+    )
+    return Finding("room for images", Level.WARNING, "; ".join(said), remedy)
+
+
+def _progress(images: Images, used: Mapping[ids.ImageId, int]) -> Iterator[Finding]:
+    """Say which images of instances are not whole yet, and which do not become so."""
+    known = {image_id: (images.get(image_id) or {}).get("whole") for image_id in used}
+    failing = {i: whole["why"] for i, whole in known.items() if whole and _is(whole, "failing")}
+    partial = [image_id for image_id, whole in known.items() if not _is(whole, "whole")]
+    if failing:
+        named = _named([f"{image_id}: {why}" for image_id, why in failing.items()])
+        remedy = "See to what is said to be wrong; it is tried again by itself."
+        yield Finding("failing images", Level.WARNING, named, remedy)
+    if not partial:
+        yield Finding("whole images", Level.OK, f"all {len(used)} of instances")
+        return
+    count = sum(used[image_id] for image_id in partial)
+    named = _named([f"{image_id} {_how_far(known[image_id])}" for image_id in partial])
+    detail = f"{_instances(count)} still need other hosts or the image store: {named}"
+    yield Finding("whole images", Level.OK, detail)
+
+
+def _is(whole: Mapping[str, Any] | None, state: str) -> bool:
+    return whole is not None and whole["state"] == state
+
+
+def _how_far(whole: Mapping[str, Any] | None) -> str:
+    if whole is None:
+        return "not promised yet"
+    share = "" if whole["share"] is None else f" {100 * whole['share']:.0f} %"
+    left = "" if whole["left_s"] is None else f", {whole['left_s']:.0f} s left"
+    return f"{whole['state']}{share}{left}"
+
+
+def _is_promised(image: Mapping[str, Any] | None) -> bool:
+    return bool(image and image["whole"] and not image["whole"]["lacking_bytes"])
+
+
+def _size_bytes(image: Mapping[str, Any] | None) -> int | None:
+    """Return how large an image is, with zeros and what others share; None if that is not known."""
+    return image["size_bytes"] if image else None
+
+
+def _for(count: int) -> int:
+    """Return the limit that leaves so much to images.
+
+    >>> _for(9_000), _for(9_001)
+    (10000, 10002)
+    """
+    return -(-count * SPARED // (SPARED - 1))
+
+
+def _named(those: list[str]) -> str:
+    more = len(those) - MOST_NAMED
+    return ", ".join(those[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _instances(count: int) -> str:
+    return f"{count} instance{'' if count == 1 else 's'}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / geometry.MIB:.0f} MiB"
