@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which chunk lies in which slot of the public cache, and who makes room.
 
-The rules of this file: the slab files never get more bytes than the limit, and
-what the operator allows beyond it for pinned chunks; a slot that is held (its
-bytes are being read or written) or pinned is never handed out; a victim comes
-from the lowest class that has one, by policy within the class.
+The rules of this file: a slot that is held (its bytes are being read or written)
+or pinned is never handed out; a victim comes from the lowest class that has one,
+by policy within the class.  How many slabs there may be says ``cache_slabs``.
 It must never touch a file: it says what is to be done, a shell does it.
 
 Slots of one size live together in slabs.  Every operation takes constant time
@@ -13,15 +12,14 @@ as a victim is *parked*, out of its order, until it is released: so no search
 ever passes the same held slot twice.  A pinned slot is parked as long as it is pinned.
 """
 
-import operator
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
 
 from acstor_agent.core import cache_actions
 from acstor_agent.core import cache_pins
 from acstor_agent.core import cache_slab
+from acstor_agent.core import cache_slabs
 from acstor_agent.core import cache_slot
 from acstor_common import errors
 from acstor_common import ids
@@ -56,18 +54,13 @@ class PublicCache:
         self.pinned_chunks = self.pinned_bytes = 0
         self.pinned_lost = 0
         """How often pinned chunks were lost; it never falls."""
-        self.disk_bytes = 0
         self.evictions = 0
         self.gone: Callable[[ids.Cid], None] = lambda cid: None
         """Is told of each chunk that leaves the cache, for whatever reason."""
         self.class_chunks = [0] * len(cache_slot.CLASSES)
         self.class_bytes = [0] * len(cache_slot.CLASSES)
-        self._ceiling_bytes = limit_bytes
-        self._slab_bytes = min(slab_bytes, limit_bytes)
-        self._policy = POLICIES[policy]
         self._index: dict[ids.Cid, cache_slot.Slot] = {}
-        self._slabs: dict[int, cache_slot.Slab] = {}
-        self._groups: dict[int, cache_slot.SizeGroup] = {}
+        self._slabs = cache_slabs.Slabs(limit_bytes, slab_bytes, POLICIES[policy], self.pins)
         self._tick = 0
 
     def __contains__(self, cid: object) -> bool:
@@ -75,6 +68,11 @@ class PublicCache:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Lengths of the slab files, all together."""
+        return self._slabs.disk_bytes
 
     @property
     def slab_count(self) -> int:
@@ -116,7 +114,7 @@ class PublicCache:
     def _room_in(
         self, slot_bytes: int, newcomer: int
     ) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
-        group = self._group(slot_bytes)
+        group = self._slabs.group(slot_bytes)
         return group, [] if group.with_free else self._make_room(group, newcomer)
 
     def _room_for_pinned(self, slot_bytes: int) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
@@ -124,7 +122,7 @@ class PublicCache:
 
         :raises errors.CacheFull: there is none at all
         """
-        larger = sorted(size for size in self._groups if size > slot_bytes)
+        larger = sorted(size for size in self._slabs.groups if size > slot_bytes)
         for size in (slot_bytes, *larger):
             try:
                 return self._room_in(size, cache_slot.PINNED)
@@ -156,16 +154,12 @@ class PublicCache:
         """Return what the limit lacks to keep what is pinned and ``more`` slots of each size."""
         sizes = self.pins.slots.keys() | more.keys()
         slots = {size: self.pins.slots.get(size, 0) + more.get(size, 0) for size in sizes}
-        return cache_pins.lacking_bytes(slots, self.limit_bytes, self._slab_bytes)
+        return cache_pins.lacking_bytes(slots, self.limit_bytes, self._slabs.slab_bytes)
 
     def trim(self) -> list[SlabAction]:
         """Give up slabs, the cheapest first, as long as there is more than there may be."""
-        over_bytes = self.disk_bytes - self.limit_bytes - self.pins.beyond_bytes
         actions: list[SlabAction] = []
-        for slab in self._cheapest(list(self._slabs.values())):
-            if over_bytes <= 0:
-                break
-            over_bytes -= slab.layout.file_bytes
+        for slab in self._slabs.too_many():
             self.evictions += self._give_up(slab)
             actions.append(RemoveSlab(slab))
         return actions
@@ -227,7 +221,7 @@ class PublicCache:
         What is held stays safe: its places are never handed out again.
         """
         self._give_up(slab)
-        self._ceiling_bytes = self.disk_bytes - self.pins.beyond_bytes
+        self._slabs.stop_growing()
 
     def forget_slab(self, slab: cache_slot.Slab) -> None:
         """Forget a slab whose file is gone, with all its chunks; nothing in it is held."""
@@ -239,7 +233,7 @@ class PublicCache:
 
     def grow_again(self) -> None:
         """Make slabs up to the limit again, after :meth:`lose_slab`."""
-        self._ceiling_bytes = self.limit_bytes
+        self._slabs.grow_again()
 
     def take_over(self, other: "PublicCache") -> None:
         """Become another cache, which nobody else uses; this one is empty.
@@ -256,40 +250,13 @@ class PublicCache:
         Of two records with one CID the younger counts.  Slabs that no longer fit under the
         limit, the least valuable ones, are to be removed; those with pinned chunks stay.
         """
-        actions: list[SlabAction] = []
-        entries: list[tuple[cache_slab.Record, cache_slot.Slab]] = []
-        for slab, records in self._surviving(found, actions):
-            self._slabs[slab.number] = slab
-            self.disk_bytes += slab.layout.file_bytes
-            entries.extend((record, slab) for record in records)
+        taken, left = self._slabs.restore(found)
+        entries = [(record, slab) for slab, records in taken for record in records]
         entries.sort(key=lambda entry: entry[0].sequence)
         for record, slab in entries:
             self._restore_slot(record, slab)
-        self._restore_free_lists()
-        return actions
-
-    def _surviving(
-        self, found: Iterable[FoundSlab], actions: list[SlabAction]
-    ) -> Iterator[tuple[cache_slot.Slab, list[cache_slab.Record]]]:
-        def value(one: FoundSlab) -> tuple[bool, int, int]:
-            classes = (record.keep_class for record in one.records)
-            sequences = (record.sequence for record in one.records)
-            is_pinned = one.number in pinned
-            return is_pinned, max(classes, default=-1), max(sequences, default=0)
-
-        found = list(found)
-        pinned = {one.number for one in found if self._has_pinned(one)}
-        room_bytes = self.limit_bytes + self.pins.beyond_bytes
-        for one in sorted(found, key=value, reverse=True):
-            slab = cache_slot.Slab(one.number, one.layout, self._group(one.layout.slot_bytes))
-            if one.layout.file_bytes > room_bytes and one.number not in pinned:
-                actions.append(RemoveSlab(slab))
-                continue
-            room_bytes -= one.layout.file_bytes
-            yield slab, one.records
-
-    def _has_pinned(self, one: FoundSlab) -> bool:
-        return bool(self.pins) and any(record.cid in self.pins for record in one.records)
+        self._slabs.restore_free_lists()
+        return [RemoveSlab(slab) for slab in left]
 
     def _restore_slot(self, record: cache_slab.Record, slab: cache_slot.Slab) -> None:
         slot_no, cid, sequence, length, keep_class = record
@@ -299,19 +266,6 @@ class PublicCache:
         slot = cache_slot.Slot(cid, length, cache_slot.CLASSES[keep_class], slab, slot_no)
         slot.sequence = slot.used_at = slab.used_at = self._tick = sequence
         self._list(slot)
-
-    def _restore_free_lists(self) -> None:
-        for slab in self._slabs.values():
-            slab.free = [slot_no for slot_no in slab.free if slab.slots[slot_no] is None]
-            if slab.free:
-                slab.group.with_free[slab] = None
-
-    def _group(self, slot_bytes: int) -> cache_slot.SizeGroup:
-        group = self._groups.get(slot_bytes)
-        if group is None:
-            layout = cache_slab.SlabLayout.within(self._slab_bytes, slot_bytes)
-            group = self._groups[slot_bytes] = cache_slot.SizeGroup(layout, self._policy)
-        return group
 
     def _fill(
         self, slab: cache_slot.Slab, cid: ids.Cid, length: int, keep_class: KeepClass
@@ -359,7 +313,7 @@ class PublicCache:
 
     def _free(self, slot: cache_slot.Slot) -> None:
         slab = slot.slab
-        if self._slabs.get(slab.number) is slab and not slot.is_place_bad:
+        if slab in self._slabs and not slot.is_place_bad:
             slab.free.append(slot.slot_no)
             slab.group.with_free[slab] = None
 
@@ -373,11 +327,11 @@ class PublicCache:
             raise errors.CacheFull(
                 layout.slot_bytes, self.limit_bytes, "slabs are too small for it"
             )
-        if self._surplus_bytes(layout) <= 0:
+        if self._slabs.surplus_bytes(layout) <= 0:
             return self._add_slab(group, [])
         victim = group.victim(newcomer)
         if victim is None or self._is_time_to_compare(group):
-            given_up = self._spare_slabs(layout)
+            given_up = self._slabs.spare(layout)
             if given_up and given_up[-1].value < self._price(group, newcomer, victim):
                 return self._add_slab(group, given_up)
         if victim is None:
@@ -403,32 +357,7 @@ class PublicCache:
         Only then slabs of other sizes are looked at, so the look costs next to nothing.  Without
         it a slot size that is no longer asked for would keep its slabs for ever.
         """
-        return len(self._groups) > 1 and group.evictions % group.layout.slot_count == 0
-
-    def _surplus_bytes(self, layout: cache_slab.SlabLayout) -> int:
-        allowed_bytes = self._ceiling_bytes + self.pins.beyond_bytes
-        return self.disk_bytes + layout.file_bytes - allowed_bytes
-
-    def _spare_slabs(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
-        """Return slabs of other sizes to give up for one of ``layout``, the cheapest first.
-
-        The list is empty if they would not make enough room.
-        """
-        others = (s for s in self._slabs.values() if s.layout.slot_bytes != layout.slot_bytes)
-        spare = []
-        surplus = self._surplus_bytes(layout)
-        for slab in self._cheapest(others):
-            spare.append(slab)
-            surplus -= slab.layout.file_bytes
-            if surplus <= 0:
-                return spare
-        return []
-
-    @staticmethod
-    def _cheapest(slabs: Iterable[cache_slot.Slab]) -> list[cache_slot.Slab]:
-        """Return the slabs that may be given up, the cheapest first."""
-        may_go = (s for s in slabs if not s.held and not s.class_counts[cache_slot.PINNED])
-        return sorted(may_go, key=operator.attrgetter("value"))
+        return len(self._slabs.groups) > 1 and group.evictions % group.layout.slot_count == 0
 
     def _add_slab(
         self, group: cache_slot.SizeGroup, given_up: list[cache_slot.Slab]
@@ -437,17 +366,11 @@ class PublicCache:
         for slab in given_up:
             self.evictions += self._give_up(slab)
             actions.append(RemoveSlab(slab))
-        number = next(n for n in range(len(self._slabs) + 1) if n not in self._slabs)
-        slab = self._slabs[number] = cache_slot.Slab(number, group.layout, group)
-        self.disk_bytes += slab.layout.file_bytes
-        group.with_free[slab] = None
-        return [*actions, MakeSlab(slab)]
+        return [*actions, MakeSlab(self._slabs.add(group))]
 
     def _give_up(self, slab: cache_slot.Slab) -> int:
         """Forget a slab and its chunks; return how many these were."""
-        del self._slabs[slab.number]
-        slab.group.with_free.pop(slab, None)
-        self.disk_bytes -= slab.layout.file_bytes
+        self._slabs.remove(slab)
         slots = [slot for slot in slab.slots if slot is not None]
         for slot in slots:
             self.drop(slot)

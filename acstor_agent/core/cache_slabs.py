@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slab files of the public cache: how many bytes they may have, and which are given up first.
+
+The one rule: they never get more bytes than the limit, and what the operator allows beyond it for
+pinned chunks.
+"""
+
+import operator
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from acstor_agent.core import cache_actions
+from acstor_agent.core import cache_pins
+from acstor_agent.core import cache_slab
+from acstor_agent.core import cache_slot
+
+
+class Slabs:
+    """The slabs by their numbers, and groups of them by the sizes of their slots.
+
+    :param limit_bytes: upper bound of the slab files' lengths, all together
+    :param slab_bytes: upper bound of one slab file's length
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        slab_bytes: int,
+        policy: type[cache_slot.Order],
+        pins: cache_pins.Pins,
+    ) -> None:
+        self.limit_bytes, self.slab_bytes = limit_bytes, min(slab_bytes, limit_bytes)
+        self.disk_bytes = 0
+        self.groups: dict[int, cache_slot.SizeGroup] = {}
+        self._policy, self._pins = policy, pins
+        self._ceiling_bytes = limit_bytes
+        self._slabs: dict[int, cache_slot.Slab] = {}
+
+    def __len__(self) -> int:
+        return len(self._slabs)
+
+    def __iter__(self) -> Iterator[cache_slot.Slab]:
+        return iter(self._slabs.values())
+
+    def __contains__(self, slab: cache_slot.Slab) -> bool:
+        """Say whether this very slab is there, not another one with its number."""
+        return self._slabs.get(slab.number) is slab
+
+    def get(self, number: int) -> cache_slot.Slab | None:
+        """Return a slab by its number."""
+        return self._slabs.get(number)
+
+    def group(self, slot_bytes: int) -> cache_slot.SizeGroup:
+        """Return the group of slots of one size, made now if there is none."""
+        group = self.groups.get(slot_bytes)
+        if group is None:
+            layout = cache_slab.SlabLayout.within(self.slab_bytes, slot_bytes)
+            group = self.groups[slot_bytes] = cache_slot.SizeGroup(layout, self._policy)
+        return group
+
+    def add(self, group: cache_slot.SizeGroup) -> cache_slot.Slab:
+        """Make a slab with free slots of a group's size."""
+        number = next(n for n in range(len(self._slabs) + 1) if n not in self._slabs)
+        slab = cache_slot.Slab(number, group.layout, group)
+        self._enter(slab)
+        group.with_free[slab] = None
+        return slab
+
+    def _enter(self, slab: cache_slot.Slab) -> None:
+        self._slabs[slab.number] = slab
+        self.disk_bytes += slab.layout.file_bytes
+
+    def remove(self, slab: cache_slot.Slab) -> None:
+        """Forget a slab; its chunks are the caller's affair."""
+        del self._slabs[slab.number]
+        slab.group.with_free.pop(slab, None)
+        self.disk_bytes -= slab.layout.file_bytes
+
+    # How many there may be
+
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes all of them may have."""
+        return self.limit_bytes + self._pins.beyond_bytes
+
+    def surplus_bytes(self, layout: cache_slab.SlabLayout) -> int:
+        """Return by how much there would be too many bytes with one more slab."""
+        allowed_bytes = self._ceiling_bytes + self._pins.beyond_bytes
+        return self.disk_bytes + layout.file_bytes - allowed_bytes
+
+    def stop_growing(self) -> None:
+        """Make no more slabs than there are, until :meth:`grow_again`."""
+        self._ceiling_bytes = self.disk_bytes - self._pins.beyond_bytes
+
+    def grow_again(self) -> None:
+        """Make slabs up to the limit again."""
+        self._ceiling_bytes = self.limit_bytes
+
+    # Which go first
+
+    def spare(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
+        """Return slabs of other sizes to give up for one of ``layout``, the cheapest first.
+
+        The list is empty if they would not make enough room.
+        """
+        others = (s for s in self if s.layout.slot_bytes != layout.slot_bytes)
+        spare = []
+        surplus = self.surplus_bytes(layout)
+        for slab in _cheapest(others):
+            spare.append(slab)
+            surplus -= slab.layout.file_bytes
+            if surplus <= 0:
+                return spare
+        return []
+
+    def too_many(self) -> list[cache_slot.Slab]:
+        """Return the slabs to give up where there are too many bytes, the cheapest first."""
+        over_bytes, found = self.disk_bytes - self.room_bytes, []
+        for slab in _cheapest(self):
+            if over_bytes <= 0:
+                break
+            over_bytes -= slab.layout.file_bytes
+            found.append(slab)
+        return found
+
+    # What a former run left
+
+    def restore(
+        self, found: Iterable[cache_actions.FoundSlab]
+    ) -> tuple[list[tuple[cache_slot.Slab, list[cache_slab.Record]]], list[cache_slot.Slab]]:
+        """Take over slabs that were found, the most valuable ones; call it once, on none.
+
+        :return: those that were taken, with their records, and those that do not fit under the
+            limit; those with pinned chunks stay
+        """
+        found = list(found)
+        pinned = {one.number for one in found if self._has_pinned(one)}
+        room_bytes, taken, left = self.room_bytes, [], []
+        by_value = sorted(found, key=lambda one: (one.number in pinned, *_value(one)), reverse=True)
+        for one in by_value:
+            slab = cache_slot.Slab(one.number, one.layout, self.group(one.layout.slot_bytes))
+            if one.layout.file_bytes > room_bytes and one.number not in pinned:
+                left.append(slab)
+                continue
+            room_bytes -= one.layout.file_bytes
+            self._enter(slab)
+            taken.append((slab, one.records))
+        return taken, left
+
+    def restore_free_lists(self) -> None:
+        """Find out which slots are free, when the chunks of slabs that were found are in them."""
+        for slab in self:
+            slab.free = [slot_no for slot_no in slab.free if slab.slots[slot_no] is None]
+            if slab.free:
+                slab.group.with_free[slab] = None
+
+    def _has_pinned(self, one: cache_actions.FoundSlab) -> bool:
+        return bool(self._pins) and any(record.cid in self._pins for record in one.records)
+
+
+def _value(one: cache_actions.FoundSlab) -> tuple[int, int]:
+    classes = (record.keep_class for record in one.records)
+    sequences = (record.sequence for record in one.records)
+    return max(classes, default=-1), max(sequences, default=0)
+
+
+def _cheapest(slabs: Iterable[cache_slot.Slab]) -> list[cache_slot.Slab]:
+    """Return the slabs that may be given up, the cheapest first."""
+    may_go = (s for s in slabs if not s.held and not s.class_counts[cache_slot.PINNED])
+    return sorted(may_go, key=operator.attrgetter("value"))
