@@ -9,7 +9,6 @@ there yet has that frame hurried instead of fetching the chunk beside it.  The
 one rule: whatever is wrong with a boot image, the guest reads on without it.
 """
 
-import contextlib
 import enum
 import logging
 import math
@@ -25,11 +24,11 @@ from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
-from acstor_agent.chunks import unattached
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import boot_memory
 from acstor_agent.core import counters
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.images import boot_head
 from acstor_agent.sources import base
 from acstor_common import boot_image
 from acstor_common import chunk_map
@@ -120,14 +119,14 @@ class Host:
         if gone is not None:
             gone.forget()
         else:
-            _unlink(self.path_of(image_id))
+            boot_head.unlink(self.path_of(image_id))
 
     def forget_others(self, attached: Collection[ids.ImageId]) -> None:
         """Delete heads of images that are not attached: a killed worker may have left them."""
         wanted = {self.path_of(image_id) for image_id in attached}
         for path in self.folder.glob(f"*{base.BlobKind.BOOT_IMAGE.value}"):
             if path not in wanted:
-                _unlink(path)
+                boot_head.unlink(path)
 
     def frame_cids(self, image_id: ids.ImageId) -> list[ids.Cid]:
         """Return what the frames of an image's boot image are, as far as its head is known."""
@@ -159,28 +158,27 @@ class Booting:
     def __init__(self, image_map: chunk_map.ChunkMap, host: Host) -> None:
         self.in_memory: dict[ids.Cid, memoryview] = {}
         self.state = State.UNKNOWN
-        self.head: boot_image.Head | None = None
         self.begun_s = -math.inf
         """When a guest was about to boot last."""
         self._map = image_map
         self._host = host
-        self._path = host.path_of(image_map.image_id)
         self._what = f"boot image of image {image_map.image_id}"
-        self._frames: dict[ids.Cid, boot_image.Frame] = {}
-        self._extents: dict[unattached.Extent, ids.Cid] = {}
+        path = host.path_of(image_map.image_id)
+        self._head = boot_head.BootHead(image_map, path, host.source, self._what)
         self._is_head_known = trio.Event()
         self._scope = trio.CancelScope()
         self._look_again_s = 0.0
         self._tally = counters.Tally()
         self._requests_seen = 0
 
-    def named(self, offset: int, length: int) -> ids.Content | None:
-        """Return what a frame is, by where hosts place it in the image; None if not known here.
+    @property
+    def head(self) -> boot_image.Head | None:
+        """Return the head of the boot image, if it is known here."""
+        return self._head.head
 
-        Another revision of the boot image may have a frame there.
-        """
-        cid = None if self.head is None else self._extents.get((offset, length))
-        return None if cid is None else ids.Content(cid, self._map.scope_keys)
+    def named(self, offset: int, length: int) -> ids.Content | None:
+        """Return what a frame is; see :meth:`boot_head.BootHead.named`."""
+        return self._head.named(offset, length)
 
     def watch(self, tally: counters.Tally) -> None:
         """Let the reads that ``tally`` counts show whether the boot image is of use."""
@@ -206,13 +204,13 @@ class Booting:
 
     def covers(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is in memory or comes with a frame that is being loaded."""
-        return cid in self.in_memory or (self.state is State.LOADING and cid in self._frames)
+        return cid in self.in_memory or (self.state is State.LOADING and cid in self._head.frames)
 
     def may_bring(self, cid: ids.Cid) -> bool:
         """Say whether :meth:`bring` is worth a call."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             return True
-        frame = self._frames.get(cid)
+        frame = self._head.frames.get(cid)
         return frame is not None and (self.state is State.LOADING or self._is_local(frame))
 
     async def bring(self, cid: ids.Cid) -> fetcher.Fetched | None:
@@ -220,7 +218,7 @@ class Booting:
         if self.state is State.LOADING and not self._is_head_known.is_set():
             with trio.move_on_after(HEAD_PATIENCE_S):
                 await self._is_head_known.wait()
-        frame = self._frames.get(cid)
+        frame = self._head.frames.get(cid)
         if frame is None or (self.state is not State.LOADING and not self._is_local(frame)):
             return None
         try:
@@ -251,8 +249,8 @@ class Booting:
         """Stop everything; the image is not mirrored here any more."""
         self._scope.cancel()
         self._end(State.NONE)
-        self._frames = {}
-        _unlink(self._path)
+        self._head.frames = {}
+        boot_head.unlink(self._head.path)
 
     def _end(self, state: State) -> None:
         self.state = state
@@ -267,15 +265,15 @@ class Booting:
             try:
                 await self._load_head()
                 await self._load_frames()
-                await self._look_for_newer()
+                await self._head.look_for_newer()
             except errors.BootImageFormatError as e:
                 self._ignore(e)
             except errors.ChunkMissing as e:
-                self._forget_head()
+                self._head.forget()
                 self._give_up(State.NONE, e)
             except exchange.PEER_ERRORS as e:
                 if isinstance(e, errors.ChunkInvalid):  # another one has taken its place
-                    self._forget_head()
+                    self._head.forget()
                 self._host.counters.failed += 1
                 self._give_up(State.FAILED, e)
 
@@ -293,65 +291,12 @@ class Booting:
         self._scope.cancel()
         self._end(State.IGNORED)
         self._look_again_s = self._host.clock() + LOOK_AGAIN_S
-        self._frames = {}
-        self._forget_head()
+        self._head.frames = {}
+        self._head.forget()
 
     async def _load_head(self) -> None:
-        if self.head is None:
-            try:
-                await self._take_head(self._path.read_bytes(), str(self._path))
-            except (OSError, errors.BootImageFormatError):
-                await self._download_head()
+        await self._head.load()
         self._is_head_known.set()
-
-    async def _download_head(self) -> None:
-        header = await self._read_header()
-        raw = await self._read_source(0, header.head_bytes)
-        await self._take_head(raw, self._what)
-        try:
-            with whole_file.written(self._path, is_durable=False) as file:
-                file.write(raw)
-        except OSError as e:  # guests may have filled the disk; the next worker asks the source
-            LOG.warning("%s: its head is not kept: %s", self._what, e.strerror)
-
-    async def _read_header(self) -> boot_image.Header:
-        raw = await self._read_source(0, boot_image.HEADER_BYTES)
-        header = boot_image.parse_header(raw, self._what)
-        self._check(header)
-        return header
-
-    async def _read_source(self, offset: int, length: int) -> bytes:
-        blob = base.Blob(self._map.image_id, base.BlobKind.BOOT_IMAGE)
-        return await self._host.source.read(blob, offset, length)
-
-    def _check(self, header: boot_image.Header) -> None:
-        boot_image.check_binding(header, boot_image.Binding.of(self._map), self._what)
-
-    async def _take_head(self, raw: bytes, what: str) -> None:
-        head, self._frames = await trio.to_thread.run_sync(self._parse_head, raw, what)
-        self.head, self._extents = head, unattached.boot_extents(head)
-
-    def _parse_head(
-        self, raw: bytes, what: str
-    ) -> tuple[boot_image.Head, dict[ids.Cid, boot_image.Frame]]:
-        head = boot_image.parse_head(raw, what)
-        self._check(head.header)
-        cid_of = self._map.cid
-        frames = {cid_of(number): frame for frame in head.frames for number in frame.chunk_nos}
-        return head, frames
-
-    async def _look_for_newer(self) -> None:
-        """Take the head of a boot image with a higher revision, for the next boot."""
-        with contextlib.suppress(errors.ChunkUnavailable):
-            header = await self._read_header()
-            if self.head is not None and header.revision > self.head.header.revision:
-                LOG.info("%s: revision %d is there", self._what, header.revision)
-                self._forget_head()
-
-    def _forget_head(self) -> None:
-        """Let the next boot take the head from the source."""
-        self.head = None
-        _unlink(self._path)
 
     async def _load_frames(self) -> None:
         head = self.head
@@ -424,10 +369,3 @@ class Booting:
             return
         for cid, data in chunks.items():
             self._host.cache.store(cid, bytes(data))
-
-
-def _unlink(path: pathlib.Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as e:  # it is checked whenever it is read
-        LOG.warning("%s: %s", path, e.strerror)

@@ -297,14 +297,14 @@ async def test_image_that_is_dropped_takes_its_boot_image_along(host, tmp_path):
 async def test_image_that_is_dropped_while_its_head_is_read_takes_no_memory(host, monkeypatch):
     host.add_boot_image(DATA, TRACE)
     image = await attached(host)
-    parse, is_parsing, may_end = image.boots._parse_head, threading.Event(), threading.Event()
+    parse, is_parsing, may_end = image.boots._head._parse, threading.Event(), threading.Event()
 
     def slow(*args):
         is_parsing.set()
         may_end.wait(5)
         return parse(*args)
 
-    monkeypatch.setattr(image.boots, "_parse_head", slow)
+    monkeypatch.setattr(image.boots._head, "_parse", slow)
     image.boots.begin()
     await until(is_parsing.is_set)
     host.boots.forget(one_host.IMAGE)
@@ -322,7 +322,7 @@ async def test_boot_image_is_used_where_its_head_cannot_be_kept(host, monkeypatc
     host.add_boot_image(DATA, TRACE)
     image = await attached(host)
     monkeypatch.setattr(booting.whole_file, "written", full)
-    monkeypatch.setattr(type(image.boots._path), "read_bytes", full)
+    monkeypatch.setattr(type(image.boots._head.path), "read_bytes", full)
     image.boots.begin()
     await until(lambda: image.boots.state is booting.State.READY)
 
@@ -334,7 +334,7 @@ async def test_head_that_cannot_be_deleted_ends_nothing(host, monkeypatch):
     def read_only(*args, **kwargs):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(type(image.boots._path), "unlink", read_only)
+    monkeypatch.setattr(type(image.boots._head.path), "unlink", read_only)
     host.boots.forget(one_host.IMAGE)
     assert host.memory.used_bytes == 0
 
@@ -351,11 +351,11 @@ async def test_faulty_source_gives_up_without_an_error_in_the_guest(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
         host.add_boot_image(DATA, TRACE)
-        image = await attached(host)
         faulty = faulty_source.FaultySource(
             faulty_source.MemorySource(host.blobs), share=1.0, error=errors.SourceUnreachable
         )
         host.boots.source = faulty
+        image = await attached(host)
         image.boots.begin()
         await until(lambda: image.boots.state is booting.State.FAILED)
         await check(image, *TRACE)
