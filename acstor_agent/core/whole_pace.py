@@ -160,6 +160,12 @@ class Speed:
         return None if self.bytes_s < 1 else count / self.bytes_s
 
 
+def _longest_pause_s(deadline: Deadline | None, now_s: float) -> float:
+    if deadline is None or deadline.left_s(now_s) <= 0:
+        return LONGEST_PAUSE_S
+    return max(FIRST_PAUSE_S, RESERVE_SHARE * deadline.left_s(now_s))
+
+
 class Failure(NamedTuple):
     """Why an image does not become whole, and when that is tried again."""
 
@@ -181,9 +187,9 @@ class Backoff:
         self.failure: Failure | None = None
         self._pause_s = FIRST_PAUSE_S
 
-    def failed(self, why: str, now_s: float) -> None:
-        """Note a failure."""
-        self.failure = Failure(why, now_s + self._pause_s)
+    def failed(self, why: str, now_s: float, deadline: Deadline | None = None) -> None:
+        """Note a failure; with a deadline no pause is longer than a tenth of the time left."""
+        self.failure = Failure(why, now_s + min(self._pause_s, _longest_pause_s(deadline, now_s)))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def succeeded(self) -> None:

@@ -213,7 +213,8 @@ class Wholeness:
             with trio.fail_after(ATTACH_S):
                 image = await self._images.attach(image_id)
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
-            known.backoff.failed(f"its chunk map cannot be had: {e}", self._clock())
+            why = f"its chunk map cannot be had: {e}"
+            known.backoff.failed(why, self._clock(), known.deadline)
             return
         changes = self._promises.changes
         lacking_bytes = await self._promises.make(
@@ -325,7 +326,7 @@ class Wholeness:
             self._current = None
         if why:
             LOG.info("image %s: does not become whole: %s", image_id, why)
-            known.backoff.failed(why, self._clock())
+            known.backoff.failed(why, self._clock(), known.deadline)
         elif len(known.to_do) < before:
             known.backoff.succeeded()
             if not known.to_do:

@@ -177,3 +177,15 @@ def test_what_is_left_comes_as_fast_as_it_can_when_only_the_reserve_of_time_is(w
     assert deadline.is_pressing(within_s - reserve_s)
     assert deadline.needed_bytes_s(1, within_s - reserve_s) == math.inf
     assert deadline.needed_bytes_s(0, 0.0) == 0.0
+
+
+def test_image_with_a_deadline_is_tried_again_before_a_tenth_of_the_time_left_is_over():
+    backoff, deadline, now_s = whole_pace.Backoff(), whole_pace.Deadline(1000.0, 1000.0), 0.0
+    while now_s < 1000.0:
+        backoff.failed("why", now_s, deadline)
+        pause_s = backoff.failure.again_s - now_s
+        assert pause_s <= max(whole_pace.FIRST_PAUSE_S, 0.1 * (1000.0 - now_s)) + 1e-6
+        now_s += pause_s
+    for _ in range(10):
+        backoff.failed("why", now_s, deadline)
+    assert backoff.failure.again_s - now_s == whole_pace.LONGEST_PAUSE_S
