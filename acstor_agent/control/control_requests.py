@@ -41,7 +41,9 @@ PACES = {
     decision_api.TaskKind.HURRY: promise.Pace.HURRY,
     decision_api.TaskKind.PAUSE: promise.Pace.PAUSED,
     decision_api.TaskKind.RESUME: promise.Pace.USUAL,
+    decision_api.TaskKind.UNPIN: None,
 }
+"""What is wished of an image that is to be whole; None: to keep it only while it is used."""
 
 
 class ControlRequests:
@@ -165,7 +167,7 @@ class ControlRequests:
 
         :raises errors.Unusable: it is not kept whole here
         """
-        return await self._wish(task.image_id, PACES.get(task.kind))
+        return await self._wish(task.image_id, PACES[task.kind], task.within_s)
 
     async def _zeros(self, image_id: str) -> dict[str, Any]:
         image_map = (await self._attach(image_id)).map

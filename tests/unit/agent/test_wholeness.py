@@ -330,6 +330,7 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
         uses=keeper.uses,
         whole=keeper.whole,
         made=None,
+        switched_off=None,
         chunks=keeper.host.chunks,
         detaching=None,
         rings=None,
@@ -355,6 +356,7 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
     assert keeper.told().pace is wholeness.Pace.PAUSED
     hurried = await wish(decision_api.TaskKind.HURRY, 3600.0)
     assert hurried["pace"] == keeper.told().pace == "hurry"
+    assert 3500 < hurried["due_in_s"] <= 3600
     assert (await wish(decision_api.TaskKind.RESUME))["pace"] == "usual"
     await keeper.whole.ask(image)
     assert not (await wish(decision_api.TaskKind.UNPIN))["is_asked"]
