@@ -174,7 +174,7 @@ def test_disk_of_an_unknown_image_is_not_made(start):
 
 
 def test_image_that_is_missing_costs_only_what_was_not_written(image_id, images, start):
-    agent = start()
+    agent = start(lost_after_s=0)
     path = make(agent, image_id)
     with path.open("rb+") as file:
         file.write(b"x" * CHUNK)
