@@ -29,7 +29,7 @@ from acstor_common import whole_image
 LOG = logging.getLogger(__name__)
 
 MOST_WAITING = 64
-"""Images that wait to be brought here; wishes about whole images that wait to be heard."""
+"""Tasks that wait: those that take long, and as many wishes."""
 MOST_REMEMBERED = 128
 """Images whose last task is told."""
 MOST_IMAGES = 256
@@ -101,7 +101,7 @@ class ImageTasks:
         try:
             line.send_nowait(task)
         except trio.WouldBlock:
-            self._fail(task, f"{MOST_WAITING} other images wait to be brought here")
+            self._fail(task, f"{MOST_WAITING} other tasks wait here already")
 
     async def run(self) -> None:
         """Bring one image after the other, for ever; wishes do not wait for that."""
@@ -128,10 +128,11 @@ class ImageTasks:
         if now_s - self._looked_s >= LOOK_AGAIN_S:
             self._looked_s = now_s
             self._held = await trio.to_thread.run_sync(lambda: self._look(self._present()))
-        elif changed := changed | await trio.to_thread.run_sync(self._turned):
-            self._held |= await trio.to_thread.run_sync(self._look, changed)
-        else:
+            return self._held
+        held = await trio.to_thread.run_sync(self._look_at_changed, changed)
+        if held is None:
             return None
+        self._held = held
         return self._held
 
     async def _bring(self, task: decision_api.ImageTask) -> None:
@@ -202,23 +203,32 @@ class ImageTasks:
     # In a thread
 
     def _present(self) -> set[str]:
-        """Return the images that are here, and those that only a task names."""
-        last = sorted(self._here(), key=self._rank_of, reverse=True)
-        return {*last[:MOST_IMAGES], *list(self._told)}
+        """Return the images that are to be told: MOST_IMAGES here, and those that a task names."""
+        here = self._here()
+        if len(here) > MOST_IMAGES:
+            here = set(sorted(here, key=self._rank_of, reverse=True)[:MOST_IMAGES])
+        return {*here, *list(self._told)}
 
     def _here(self) -> set[ids.ImageId]:
         return {*self._images.attached(), *self._bases()}
 
-    def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, int]:
-        return self._whole_of(image_id).is_used, self._images.touched_ns(image_id)
+    def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, int, str]:
+        return self._whole_of(image_id).is_used, self._images.touched_ns(image_id), image_id
 
-    def _turned(self) -> set[str]:
-        """Return the images here that are used, or whole, otherwise than was told last."""
-        return {
-            image_id
-            for image_id in self._here()
-            if self._is_other(self._held.get(image_id), self._whole_of(image_id))
-        }
+    def _look_at_changed(self, changed: set[str]) -> dict[str, decision_api.HeldImage] | None:
+        """Look at what has changed; return what is to be told, None if nothing new is.
+
+        However much that is, no more images are told than are :meth:`_present`.
+
+        :param changed: the images whose tasks have
+        """
+        present, held = self._present(), self._held
+        whole_of = {one: self._whole_of(ids.parse_image_id(one)) for one in present}
+        turned = {one for one, whole in whole_of.items() if self._is_other(held.get(one), whole)}
+        if not changed and not turned:
+            return None
+        kept = {one: told for one, told in held.items() if one in present}
+        return kept | self._look(present & (changed | turned))
 
     @staticmethod
     def _is_other(told: decision_api.HeldImage | None, now: whole_image.Whole) -> bool:

@@ -161,6 +161,18 @@ async def test_where_more_are_here_than_are_told_those_in_use_are(host, monkeypa
     assert list(await host.tasks.news()) == [one_host.OTHER]
 
 
+async def test_more_used_images_than_a_sample_may_name_are_never_told(host):
+    host.bases = {f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(decision_api.MAX_IMAGES + 76)}
+    host.whole = dict.fromkeys(host.bases, FILLING)
+    assert len(await host.tasks.news()) == image_tasks.MOST_IMAGES
+    assert await host.tasks.news() is None  # those that are not told do not count as changed
+    host.now_s += image_tasks.LOOK_AGAIN_S
+    unused = max(await host.tasks.news())
+    host.whole[unused] = NOT_USED
+    told = await host.tasks.news()
+    assert len(told) == image_tasks.MOST_IMAGES and unused not in told
+
+
 def test_peers_and_homes_are_others_hosts():
     tally = counters.Tally()
     tally.add(counters.Origin.PEER, 3)
@@ -246,6 +258,7 @@ async def test_floods_are_refused_and_what_is_told_is_bounded(host):
     told = await host.tasks.news()
     assert len(told) == image_tasks.MOST_REMEMBERED
     assert told[ids[-1]].task.state is State.FAILED
+    assert told[ids[-1]].task.why == "64 other tasks wait here already"
 
 
 async def test_boots_are_recorded_as_often_as_was_asked(host):
