@@ -18,8 +18,11 @@ VERSION = 1
 Pace = control_wire.Pace
 
 
-class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Promise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One image that is kept whole.
+
+    What is as usual is not written: an agent that is older than a field reads all of the file
+    that does without it.
 
     :param since_s: when it was promised, wall clock; only shown
     :param is_asked: an operator wants it kept, whether it is used or not

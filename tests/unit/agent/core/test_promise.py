@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import msgspec
 import pytest
 
 from acstor_agent.core import promise
@@ -34,3 +35,8 @@ def test_promises_are_read_as_they_were_written_in_their_order():
 def test_other_bytes_are_refused(raw):
     with pytest.raises(errors.FormatError, match="file"):
         promise.decode(raw, "file")
+
+
+def test_what_is_as_usual_is_not_written_so_that_older_agents_read_the_file():
+    [written] = msgspec.json.decode(promise.encode([promise.Promise(ONE, 5.0)]))["images"]
+    assert written == {"image_id": ONE, "since_s": 5.0}
