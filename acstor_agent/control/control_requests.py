@@ -165,8 +165,11 @@ class ControlRequests:
     async def wish(self, task: decision_api.ImageTask) -> dict[str, Any]:
         """Do what an operator asked for over the bus about an image that is to be whole here.
 
-        :raises errors.Unusable: it is not kept whole here
+        :raises errors.Unusable: it is not kept whole here, or this agent knows no such wish
         """
+        if task.kind not in PACES:
+            what = f"image {ids.parse_image_id(task.image_id)}"
+            raise errors.Unusable(what, f"this agent does not know what {task.kind} is")
         return await self._wish(task.image_id, PACES[task.kind], task.within_s)
 
     async def _zeros(self, image_id: str) -> dict[str, Any]:

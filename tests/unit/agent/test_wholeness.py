@@ -359,6 +359,9 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
     assert 3500 < hurried["due_in_s"] <= 3600
     assert (await wish(decision_api.TaskKind.RESUME))["pace"] == "usual"
     await keeper.whole.ask(image)
+    with pytest.raises(errors.Unusable, match="does not know"):
+        await wish(decision_api.TaskKind.HYDRATE)
+    assert keeper.told().is_asked  # whatever else is asked for does not unpin
     assert not (await wish(decision_api.TaskKind.UNPIN))["is_asked"]
     may_come.set()
     await keeper.wait("whole")
