@@ -258,7 +258,7 @@ def _whole(whole: dict[str, Any] | None) -> str:
     left = f", {whole['left_s']:.0f} s left" if whole["left_s"] is not None else ""
     why = f": {whole['why']}" if whole["why"] else ""
     asked = ", pinned" if whole["is_asked"] else ""
-    due = _due(whole["due_in_s"], whole["is_late"])
+    due = _due(whole.get("due_in_s"), whole.get("is_late"))  # an older worker says neither
     is_whole = whole["state"] == "whole"
     return textwrap.fill(
         f"{whole['state']}{'' if is_whole else share}{left}{due}{asked}{why}", WIDTH // 2

@@ -91,3 +91,8 @@ def test_deadline_that_makes_no_sense_is_refused(text, capsys):
 )
 def test_deadline_of_an_image_is_shown(due_in_s, is_late, shown):
     assert ctl._due(due_in_s, is_late) == shown
+
+
+def test_an_image_of_a_worker_that_tells_no_deadlines_is_shown():
+    told = {"state": "filling", "why": "", "share": 0.5, "left_s": None, "is_asked": False}
+    assert ctl._whole(told) == "filling 50 %"
