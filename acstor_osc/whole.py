@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far images are from being whole, in words for people and in numbers for machines."""
+"""How far images are from being whole, in words for people and in numbers for machines.
+
+A service that is older than this client says less: what it does not tell is "not told".
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +13,7 @@ from osc_lib import utils
 Whole = Mapping[str, Any]
 """How far an image is on a host, as the API tells it."""
 
+NOT_TOLD = "not told"
 BEHIND = {
     "booting": "the rest comes when its boot is over",
     "queued": "the host fills other images first",
@@ -53,6 +57,8 @@ class ByHostColumn(columns.FormattableColumn[Mapping[str, Whole | None]]):
 
 def of_image(image: Mapping[str, Any]) -> str:
     """Return on how many of the hosts that use an image it is whole."""
+    if image.get("using_hosts") is None:
+        return NOT_TOLD
     if not image["using_hosts"]:
         return "no host uses it"
     return f"on {image['whole_hosts']} of {image['using_hosts']} hosts that use it"
@@ -66,7 +72,7 @@ def words(whole: Whole | None) -> str:
     'filling, 40 %, 3M/s, 1 min 35 s left, in a hurry, pinned'
     """
     if whole is None:
-        return "not told"
+        return NOT_TOLD
     told = [whole["state"]]
     if whole["share"] is not None and whole["state"] != "whole":
         told.append(f"{int(100 * whole['share'])} %")
@@ -74,21 +80,21 @@ def words(whole: Whole | None) -> str:
         told.append(f"{_size(whole['bytes_s'])}/s")
     if whole["left_s"] is not None:
         told.append(f"{duration(whole['left_s'])} left")
-    if whole["due_in_s"] is not None:
-        told.append(_due(whole["due_in_s"], is_late=bool(whole["is_late"])))
+    if whole.get("due_in_s") is not None:
+        told.append(_due(whole["due_in_s"], is_late=bool(whole.get("is_late"))))
     elif whole["pace"] == "hurry" and whole["state"] != "whole":
         told.append("in a hurry")
     if whole["is_asked"]:
         told.append("pinned")
     said = ", ".join(told)
-    return f"{said}: {whole['why']}" if whole["why"] else said
+    return f"{said}: {printable(whole['why'])}" if whole["why"] else said
 
 
 def depends_on(whole: Whole | None) -> str:
     """Return whom a server needs, beside its own host, for the image that it runs from."""
     if whole is None:
         return "nobody can tell: its host does not say how far its image is"
-    if whole["state"] == "whole" and whole["is_shared"]:
+    if whole["state"] == "whole" and whole.get("is_shared"):
         return (
             "other hosts, of which any one may be lost: they keep its image together; no image "
             "store and no entry in Glance is needed for it any more"
@@ -101,10 +107,19 @@ def depends_on(whole: Whole | None) -> str:
     left = "what of its image is not on its host"
     if whole["left_bytes"] is not None:
         left = f"{_size(whole['left_bytes'])} of the {_size(whole['total_bytes'])} of its image"
-    why = BEHIND.get(whole["state"], "").format_map(whole)
+    why = BEHIND.get(whole["state"], "").format(why=printable(whole["why"]))
     if whole["left_s"] is not None:
         why = f"for about {duration(whole['left_s'])} more"
     return f"other hosts and the image store, for {left}" + (f"; {why}" if why else "")
+
+
+def printable(text: str) -> str:
+    r"""Return what a host says without what would do something to a terminal.
+
+    >>> printable("\x1b[2J\u202eaway\n")
+    '?[2J?away?'
+    """
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def duration(seconds: float) -> str:

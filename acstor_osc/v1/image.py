@@ -46,7 +46,8 @@ class ListImage(command.Lister):
                     *(image[name] for name in ("image_id", "name", "state")),
                     format_columns.SizeColumn(image["size_bytes"]),
                     image["hosts"],
-                    *(image[name] for name in ("warm_hosts", "using_hosts", "whole_hosts")),
+                    image["warm_hosts"],
+                    *(image.get(name, whole.NOT_TOLD) for name in ("using_hosts", "whole_hosts")),
                     *_shares(image["read"]),
                 ]
                 for image in found
@@ -87,7 +88,7 @@ class ListImageHost(command.Lister):
                 [
                     host["host"],
                     format_columns.SizeColumn(host["cached_bytes"]),
-                    whole.WholeColumn(host["whole"]),
+                    whole.WholeColumn(host.get("whole")),
                     host["boot_image"],
                     *_shares(host["read"]),
                     _task(host["task"]),
@@ -295,7 +296,11 @@ def ask(
             f"openstack acstor image host list {image_id}",
         )
     known = tasks() if parsed_args.wait else {}
-    failed = {host: task["why"] for host, task in known.items() if task["state"] == "failed"}
+    failed = {
+        host: whole.printable(task["why"])
+        for host, task in known.items()
+        if task["state"] == "failed"
+    }
     if failed:
         told = "; ".join(f"{host}: {why}" for host, why in sorted(failed.items())[:5])
         raise exceptions.CommandError(
@@ -322,7 +327,7 @@ def _whole_by_host(api: client.Client, image_id: str) -> dict[str, Any]:
         if e.status != http.HTTPStatus.FORBIDDEN:
             raise
         return {}
-    return {host["host"]: host["whole"] for host in found}
+    return {host["host"]: host.get("whole") for host in found}
 
 
 def _percent(task: Mapping[str, Any]) -> int:
@@ -336,7 +341,7 @@ def _task(task: Mapping[str, Any] | None) -> str:
         return ""
     told = f"{task['kind']}: {task['state']}"
     if task["why"]:
-        return f"{told}, {task['why']}"
+        return f"{told}, {whole.printable(task['why'])}"
     return told if task["kind"] in INSTANT else f"{told}, {_percent(task)} %"
 
 
@@ -346,5 +351,5 @@ def _share_titles() -> list[str]:
 
 def _shares(read: Mapping[str, int]) -> list[float]:
     """Return what share of guests' reads was found where, in percent."""
-    whole = sum(read.values()) or 1
-    return [round(100 * read[origin] / whole, 1) for origin in ORIGINS]
+    every = sum(read.values()) or 1
+    return [round(100 * read[origin] / every, 1) for origin in ORIGINS]

@@ -41,10 +41,10 @@ class ShowServer(command.ShowOne):
         found = client.of(self).get(f"/v1/images/{place.image_id}/hosts")["hosts"]
         for host in found:
             if host["host"] == place.host:
-                titles, values = image.fields({**place._asdict(), **host})
+                titles, values = image.fields({**place._asdict(), "whole": None, **host})
                 values[titles.index("task")] = format_columns.DictColumn(host["task"] or {})
-                values[titles.index("whole")] = whole.WholeColumn(host["whole"])
-                return [*titles, "depends_on"], [*values, whole.depends_on(host["whole"])]
+                values[titles.index("whole")] = whole.WholeColumn(host.get("whole"))
+                return [*titles, "depends_on"], [*values, whole.depends_on(host.get("whole"))]
         raise exceptions.CommandError(
             f"host {place.host} tells nothing of image {place.image_id}: does the server's disk "
             "lie on acstor, and is the agent there running? (openstack acstor host list)"

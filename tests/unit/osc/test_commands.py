@@ -322,6 +322,43 @@ def test_image_that_no_host_uses_says_so(run, store, glance):
     assert row["Whole"].human_readable() == "not told"
 
 
+def test_a_service_that_is_older_tells_less_and_that_is_said(run, store, glance, monkeypatch):
+    glance.add(IMAGE)
+    hold(store, whole=OWNED)
+    get, later = InProcess.get, ("using_hosts", "whole_hosts", "whole", "due_in_s", "is_shared")
+
+    def without(found):
+        if isinstance(found, dict):
+            return {name: without(of) for name, of in found.items() if name not in later}
+        return [without(one) for one in found] if isinstance(found, list) else found
+
+    monkeypatch.setattr(InProcess, "get", lambda *asked, **more: without(get(*asked, **more)))
+    [row] = table(run(image.ListImage))
+    assert (row["In Use"], row["Whole"]) == ("not told", "not told")
+    shown = fields(run(image.ShowImage, IMAGE))
+    assert (shown["whole"], shown["whole_by_host"].human_readable()) == ("not told", "")
+    assert table(run(image.ListImageHost, IMAGE))[0]["Whole"].human_readable() == "not told"
+    assert "nobody can tell" in fields(run(server.ShowServer, "s1"))["depends_on"]
+    later = ("due_in_s", "is_late", "is_shared")
+    assert table(run(image.ListImageHost, IMAGE))[0]["Whole"].human_readable() == "whole"
+    assert "nobody: " in fields(run(server.ShowServer, "s1"))["depends_on"]
+
+
+def test_what_hosts_say_does_nothing_to_a_terminal(run, store, glance, bus, agents):
+    glance.add(IMAGE)
+    why = "away\x1b]0;owned\x07\r\n"
+    agents.update(state="failed", why=why)
+    with pytest.raises(exceptions.CommandError) as raised:
+        run(image.PauseImage, IMAGE, "--host", "h0001", "--wait")
+    failing = {**FILLING, "state": "failing", "left_s": None, "why": why}
+    task = {"request": 1, "kind": "pause", "state": "failed", "why": why}
+    hold(store, ["h0001"], whole=failing, task=task)
+    [row] = [row for row in table(run(image.ListImageHost, IMAGE)) if row["Host"] == "h0001"]
+    depends_on = fields(run(server.ShowServer, "s1"))["depends_on"]
+    for said in (str(raised.value), row["Whole"].human_readable(), row["Task"], depends_on):
+        assert "away?]0;owned" in said and said.isprintable()
+
+
 def test_who_may_not_see_hosts_sees_how_many_have_all_of_an_image(run, store, glance, monkeypatch):
     glance.add(IMAGE)
     hold(store, whole=OWNED)
