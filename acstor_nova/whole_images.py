@@ -10,7 +10,9 @@ import math
 import pathlib
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 from oslo_config import cfg
 
@@ -44,6 +46,19 @@ Images = Mapping[str, dict[str, Any]]
 """What the agent's status says of each image."""
 
 
+class Instances(NamedTuple):
+    """The instances of this host.
+
+    :param folder: where they were looked for
+    :param used: how many there are on the mirror of each image
+    :param unread: whose disks could not be looked at, and why; they may be on a mirror, too
+    """
+
+    folder: str
+    used: Mapping[ids.ImageId, int]
+    unread: list[str]
+
+
 def of_manager(conf: cfg.ConfigOpts) -> Finding:
     """Say whether Nova tells often enough which images are used."""
     what, interval_s = "[image_cache] manager_interval", conf.image_cache.manager_interval
@@ -59,24 +74,39 @@ def of_manager(conf: cfg.ConfigOpts) -> Finding:
     )
 
 
-def of_instances(conf: cfg.ConfigOpts) -> dict[ids.ImageId, int]:
-    """Return how many instances of this host there are on the mirror of each image.
-
-    Disks that this user may not read count for nothing.
-    """
+def of_instances(conf: cfg.ConfigOpts) -> Instances:
+    """Look which instances of this host there are on the mirror of each image."""
+    folder = pathlib.Path(conf.instances_path)
     used: collections.Counter[ids.ImageId] = collections.Counter()
-    for disk in pathlib.Path(conf.instances_path).glob("*/disk"):
+    unread = []
+    try:
+        found = sorted(folder.iterdir())
+    except OSError as e:
+        return Instances(str(folder), {}, [f"{folder}: {e.strerror}"])
+    for disk in (instance / "disk" for instance in found):
+        try:
+            disk.open("rb").close()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as e:
+            unread.append(f"{disk}: {e.strerror}")
+            continue
         backing = mirror_link.backing_file(str(disk))
         if backing is not None and (image_id := mirror_link.image_of(backing)) is not None:
             used[image_id] += 1
-    return dict(used)
+    return Instances(str(folder), dict(used), unread)
 
 
-def of_status(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Iterator[Finding]:
-    """Say what the agent's status means for instances.
-
-    :param used: how many there are of each image
-    """
+def of_status(status: Mapping[str, Any], instances: Instances) -> Iterator[Finding]:
+    """Say what the agent's status means for instances."""
+    used = instances.used
+    if instances.unread:
+        yield Finding(
+            "instances",
+            Level.WARNING,
+            f"what follows leaves out what cannot be read: {_named(instances.unread)}",
+            "Run this command as root, on the compute host, with nova-compute's own nova.conf.",
+        )
     kept, count = status.get("keep_images"), sum(used.values())
     if kept is None:
         detail = "the agent is too old to say whether images stay whole"
@@ -93,7 +123,7 @@ def of_status(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Ite
         return
     yield Finding("keep_images", Level.OK, kept)
     yield _room(status, used)
-    yield from _progress(status["images"], used)
+    yield from _progress(status["images"], instances)
 
 
 def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding:
@@ -131,8 +161,9 @@ def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding
     return Finding("room for images", Level.WARNING, "; ".join(said), remedy)
 
 
-def _progress(images: Images, used: Mapping[ids.ImageId, int]) -> Iterator[Finding]:
+def _progress(images: Images, instances: Instances) -> Iterator[Finding]:
     """Say which images of instances are not whole yet, and which do not become so."""
+    used = instances.used
     known = {image_id: (images.get(image_id) or {}).get("whole") for image_id in used}
     failing = {i: whole["why"] for i, whole in known.items() if whole and _is(whole, "failing")}
     partial = [image_id for image_id, whole in known.items() if not _is(whole, "whole")]
@@ -140,6 +171,13 @@ def _progress(images: Images, used: Mapping[ids.ImageId, int]) -> Iterator[Findi
         named = _named([f"{image_id}: {why}" for image_id, why in failing.items()])
         remedy = "See to what is said to be wrong; it is tried again by itself."
         yield Finding("failing images", Level.WARNING, named, remedy)
+    if paused := [image_id for image_id, whole in known.items() if _is(whole, "paused")]:
+        remedy = "openstack acstor image resume"
+        yield Finding("paused images", Level.WARNING, f"by an operator: {_named(paused)}", remedy)
+    if not used:
+        detail = f"no instance on a mirror was found in {instances.folder}"
+        yield Finding("whole images", Level.OK, detail)
+        return
     if not partial:
         yield Finding("whole images", Level.OK, f"all {len(used)} of instances")
         return
@@ -162,7 +200,11 @@ def _how_far(whole: Mapping[str, Any] | None) -> str:
 
 
 def _is_promised(image: Mapping[str, Any] | None) -> bool:
-    return bool(image and image["whole"] and not image["whole"]["lacking_bytes"])
+    """Say whether what an image needs is counted as promised: that takes its chunk map."""
+    whole = image["whole"] if image else None
+    if not whole or whole["lacking_bytes"]:
+        return False
+    return bool(whole["total_bytes"]) or whole["left_bytes"] is not None
 
 
 def _size_bytes(image: Mapping[str, Any] | None) -> int | None:
@@ -179,7 +221,7 @@ def _for(count: int) -> int:
     return -(-count * SPARED // (SPARED - 1))
 
 
-def _named(those: list[str]) -> str:
+def _named(those: Sequence[str]) -> str:
     more = len(those) - MOST_NAMED
     return ", ".join(those[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -77,6 +77,7 @@ class Machine:
     def image(self, state="whole", size_bytes=10 * MIB, **changes):
         """Return what the agent says of an image; without a state, that it is not kept."""
         whole = {"state": state, "why": "", "share": 1.0, "left_s": None, "lacking_bytes": 0}
+        whole |= {"total_bytes": size_bytes, "left_bytes": 0}
         return {"size_bytes": size_bytes, "whole": {**whole, **changes} if state else None}
 
     def findings(self):
@@ -252,6 +253,39 @@ def test_images_that_are_not_whole_yet_are_information_and_failing_ones_a_warnin
     (machine.folder / "instances/three/disk").unlink()
     assert machine.look() == {}
     assert machine.findings()["whole images"].detail == "all 2 of instances"
+
+
+def test_paused_image_of_an_instance_is_a_warning(machine, agent):
+    machine.make_instance(IMAGE, "one")
+    machine.images = {IMAGE: machine.image("paused", share=0.4)}
+    found = machine.look()["paused images"]
+    assert IMAGE in found.detail and "image resume" in found.remedy
+
+
+def test_image_whose_map_cannot_be_had_is_not_counted_as_promised(machine, agent):
+    machine.make_instance(IMAGE, "one")
+    machine.promised_bytes = 75 * MIB
+    nothing = {"share": None, "total_bytes": 0, "left_bytes": None}
+    machine.images = {IMAGE: machine.image("failing", 21 * MIB, why="no map", **nothing)}
+    assert "will be no room" in machine.look()["room for images"].detail
+    machine.images = {IMAGE: machine.image("whole", 21 * MIB, total_bytes=0)}  # all of it zeros
+    assert machine.look() == {}
+
+
+def test_disks_that_cannot_be_read_are_named_and_do_not_make_all_well(machine, agent):
+    machine.make_instance(IMAGE, "one")
+    machine.images = {IMAGE: machine.image()}
+    disk = machine.folder / "instances/two/disk"
+    disk.parent.mkdir()
+    disk.symlink_to(disk)  # as root reads whatever there is
+    found = machine.look()["instances"]
+    assert found.level == "warning" and f"{disk}: Too many levels" in found.detail
+    disk.unlink()
+    assert machine.look() == {}
+    (machine.folder / "instances").rename(machine.folder / "elsewhere")
+    every = machine.findings()
+    assert f"{machine.folder}/instances: No such file" in every["instances"].detail
+    assert "no instance on a mirror was found in" in every["whole images"].detail
 
 
 def test_disks_that_lie_on_no_mirror_count_for_nothing(machine, agent):
