@@ -85,12 +85,13 @@ class Detaching:
         self._fault = log_once.LogOnce(LOG)
 
     async def run(self) -> None:
-        """Look for what nobody uses, again and again, for ever."""
+        """Look for what nobody uses, and for maps that were not seen yet, for ever."""
         self._boots.forget_others(self._images.attached())
-        while self._unused_s:
-            await trio.sleep(min(LOOK_EVERY_S, self._unused_s / 4))
-            await self.look()
-        await trio.sleep_forever()
+        while True:
+            await trio.sleep(min(LOOK_EVERY_S, self._unused_s / 4 or LOOK_EVERY_S))
+            await self._images.look_again()
+            if self._unused_s:
+                await self.look()
 
     async def look(self) -> None:
         """Take away what nobody uses; what cannot be deleted stays attached and is tried again."""

@@ -60,7 +60,7 @@ class Mirrors:
         self.read_before = counters.Tally()
         """What guests have read of images that are not attached any more."""
         whole_file.remove_leftovers(folder)
-        self._attached = set(_images_in(folder))
+        self._attached = _images_in(folder, logging.WARNING)
         self._sizes: dict[ids.ImageId, int] = {}  # of those that are not open
 
     def attached(self) -> list[ids.ImageId]:
@@ -86,6 +86,14 @@ class Mirrors:
                 return None
             self._sizes[image_id] = subject.geometry.size_bytes
         return self._sizes[image_id]
+
+    async def look_again(self) -> None:
+        """Attach what was not seen at the start, as when the folder could not be read then."""
+        found = await trio.to_thread.run_sync(_images_in, self._folder, logging.DEBUG)
+        for image_id in found - self._attached:
+            if self._path(image_id).exists():  # it may have been detached since
+                self._attached.add(image_id)
+                LOG.info("image %s: attached by the map that is here", image_id)
 
     def open(self) -> list[mirror.Mirror]:
         """Return the mirrors of the attached images whose maps are open."""
@@ -233,13 +241,24 @@ class Mirrors:
             )
 
 
-def _images_in(folder: pathlib.Path) -> Iterator[ids.ImageId]:
-    """Return the images whose maps a former worker left."""
-    for path in folder.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
-        try:
-            yield ids.parse_image_id(path.stem)
-        except ValueError:
-            LOG.warning("%s: not the name of a chunk map; left alone", path)
+def _images_in(folder: pathlib.Path, level: int) -> set[ids.ImageId]:
+    """Return the images whose maps a former worker left; none if the folder cannot be read.
+
+    :param level: of what is logged
+    """
+    found = set()
+    try:
+        for name in os.listdir(folder):
+            path = folder / name
+            if path.suffix != base.BlobKind.CHUNK_MAP.value:
+                continue
+            try:
+                found.add(ids.parse_image_id(path.stem))
+            except ValueError:
+                LOG.log(level, "%s: not the name of a chunk map; left alone", path)
+    except OSError as e:
+        LOG.log(level, "%s: cannot be read: %s; it is tried again", folder, e.strerror)
+    return found
 
 
 def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> None:

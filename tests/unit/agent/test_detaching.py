@@ -315,6 +315,17 @@ async def test_without_a_time_nothing_is_ever_detached(used, nursery, autojump_c
     assert used.host.mirrors.attached() == [IMAGE, OTHER]
 
 
+@pytest.mark.parametrize("unused_s", [0.0, HOUR_S])
+async def test_maps_that_were_not_seen_at_the_start_are_looked_for(
+    used, nursery, unused_s, monkeypatch
+):
+    monkeypatch.setattr(detaching, "LOOK_EVERY_S", 0.01)
+    used.detaching._unused_s = unused_s
+    used.host.mirrors._attached.clear()
+    nursery.start_soon(used.detaching.run)
+    await until(lambda: used.host.mirrors.attached() == [IMAGE, OTHER])
+
+
 async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(used):
     limits = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=2)
     recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import os
+import pathlib
 
 import pytest
 import trio
@@ -114,7 +116,7 @@ async def test_folder_is_looked_through_once(tmp_path, monkeypatch):
         await host.mirrors.attach(IMAGE)
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA, OTHER)
-        monkeypatch.setattr(os, "scandir", None)
+        monkeypatch.setattr(os, "listdir", None)
         assert host.mirrors.attached() == [IMAGE]
         await host.mirrors.attach(OTHER)
         assert host.mirrors.attached() == [IMAGE, OTHER]
@@ -135,6 +137,31 @@ async def test_map_whose_folder_was_away_at_the_start_needs_no_source(tmp_path):
         hidden.rename(tmp_path / "maps" / f"{IMAGE}.acmap")
         await host.mirrors.attach(IMAGE)
         assert host.mirrors.attached() == [IMAGE] and host.source.reads == []
+
+
+@pytest.mark.expect_log("cannot be read")
+async def test_images_are_attached_again_when_the_folder_can_be_read(tmp_path, monkeypatch):
+    async with one_host.one_host(tmp_path) as host:
+        host.add(DATA)
+        await host.mirrors.attach(IMAGE)
+    listdir = os.listdir
+
+    def fail(folder):
+        if pathlib.Path(folder).name == "maps":
+            raise OSError(errno.EIO, "Input/output error")
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", fail)
+    async with one_host.one_host(tmp_path) as host:
+        await host.mirrors.look_again()
+        assert host.mirrors.attached() == []
+        monkeypatch.setattr(os, "listdir", listdir)
+        await host.mirrors.look_again()
+        assert host.mirrors.attached() == [IMAGE]
+        monkeypatch.setattr(os, "listdir", lambda folder: [f"{IMAGE}.acmap"])
+        host.mirrors.detach(IMAGE)
+        await host.mirrors.look_again()  # it was listed just before that
+        assert host.mirrors.attached() == []
 
 
 async def test_size_is_known_of_images_that_are_not_open(tmp_path):
