@@ -7,6 +7,7 @@ Times are seconds of one clock that never goes back, given by the caller.
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from acstor_agent.core import links
@@ -129,6 +130,25 @@ class Deadline(NamedTuple):
         """Say whether it is missed, or will be if the rest takes so long; None: not known."""
         left_s = self.left_s(now_s)
         return left_s <= 0 or (takes_s is not None and takes_s > left_s)
+
+
+def needed_bytes_s(due: Iterable[tuple[Deadline, int]], now_s: float) -> float:
+    """Return the rate at which images come in time, of which the one that is due first comes first.
+
+    Each takes its time from those that are due later, so these count from the beginning.
+
+    :param due: when each is to be whole, and how many bytes of it are left
+
+    >>> one, other = Deadline(at_s=1600.0, within_s=600.0), Deadline(at_s=1601.0, within_s=600.0)
+    >>> round(needed_bytes_s([(one, 5400), (other, 5410)], now_s=1000.0), 2)
+    19.98
+    """
+    rate, left_bytes = 0.0, 0
+    for deadline, more_bytes in sorted(due, key=lambda one: one[0].at_s):
+        left_bytes += more_bytes
+        if more_bytes:
+            rate = max(rate, deadline.needed_bytes_s(left_bytes, now_s))
+    return rate
 
 
 class Speed:

@@ -9,6 +9,7 @@ import collections
 import math
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 
 import trio
@@ -144,11 +145,16 @@ class Filler:
         order = pre_seed.chunks_in_order(len(missing), homes.__getitem__, self._first_chunk)
         return [missing[at] for at in order]
 
-    async def fill(self, part: shares.Part, progress: Progress) -> str:
-        """Fetch some of what is missing, for SLICE_S; return why nothing came, if that failed."""
+    async def fill(
+        self, part: shares.Part, progress: Progress, also_due: Collection[Progress] = ()
+    ) -> str:
+        """Fetch some of what is missing, for SLICE_S; return why nothing came, if that failed.
+
+        :param also_due: other images that are to be whole by a time, and wait for this one
+        """
         filling = _Slice(self._clock() + SLICE_S)
         async with trio.open_nursery() as nursery:
-            await nursery.start(self._measure, progress)
+            await nursery.start(self._measure, progress, also_due)
             async with trio.open_nursery() as fetching:
                 for number in range(UNDER_WAY):
                     fetching.start_soon(self._fetch_some, number, part.map, progress, filling)
@@ -240,6 +246,7 @@ class Filler:
     async def _measure(
         self,
         progress: Progress,
+        also_due: Collection[Progress],
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Look at the link again and again, until cancelled."""
@@ -251,14 +258,16 @@ class Filler:
             if self._is_boot():
                 spare_bytes_s *= whole_pace.BESIDE_BOOTS
             usual_bytes_s = min(spare_bytes_s, self._limit_bytes_s)
-            self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress))
+            self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress, also_due))
             progress.speed.look(self._clock())
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(MEASURE_S)
 
-    def _needed_bytes_s(self, progress: Progress) -> float:
-        """Return the rate at which an image is whole when it is due."""
+    def _needed_bytes_s(self, progress: Progress, also_due: Collection[Progress]) -> float:
+        """Return the rate at which an image, and those that wait for it, are whole when due."""
         if progress.deadline is None:
             return 0.0
-        return progress.deadline.needed_bytes_s(progress.left_bytes or 0, self._clock())
+        every = ((one.deadline, one.left_bytes or 0) for one in (progress, *also_due))
+        due = ((deadline, left_bytes) for deadline, left_bytes in every if deadline is not None)
+        return whole_pace.needed_bytes_s(due, self._clock())

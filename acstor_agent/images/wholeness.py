@@ -315,13 +315,19 @@ class Wholeness:
         known = self._known.get(image_id)
         return known.deadline.at_s if known and known.deadline else -math.inf
 
+    def _due_besides(self, current: filling.Progress) -> list[filling.Progress]:
+        """Return the images with a deadline that could be filled instead."""
+        now_s, every = self._clock(), self._known.values()
+        due = [one for one in every if one is not current and one.deadline and one.to_do]
+        return [one for one in due if one.backoff.may_try(now_s)]
+
     async def _fill(self, image_id: ids.ImageId) -> None:
         part, known = self._promises.pinned(image_id), self._known[image_id]
         if part is None or known.part is not part:
             return  # what is missing of it is counted first
         self._current, before = image_id, len(known.to_do)
         try:
-            why = await self._filler.fill(part, known)
+            why = await self._filler.fill(part, known, self._due_besides(known))
         finally:
             self._current = None
         if why:

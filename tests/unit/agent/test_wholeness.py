@@ -396,7 +396,16 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
         assert whole._next() == OTHER
         await whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=10.0)
         assert whole._next() == IMAGE
+        first, second = whole._known[IMAGE], whole._known[OTHER]
+        assert whole._due_besides(first) == [second]
+        alone = whole._filler._needed_bytes_s(first, [])
+        second.deadline = first.deadline._replace(at_s=first.deadline.at_s + 0.1)
+        assert whole._filler._needed_bytes_s(first, whole._due_besides(first)) > 1.1 * alone
+        second.backoff.failed("why", whole._clock())
+        assert whole._due_besides(first) == []  # nobody waits for it
+        second.backoff.succeeded()
         await whole.set_pace(OTHER, wholeness.Pace.HURRY)
+        assert whole._due_besides(first) == []
         assert whole._next() == OTHER
         await whole.set_pace(OTHER, wholeness.Pace.USUAL)
         await whole.set_pace(IMAGE, wholeness.Pace.PAUSED)

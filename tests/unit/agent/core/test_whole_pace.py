@@ -191,3 +191,32 @@ def test_image_with_a_deadline_is_tried_again_before_a_tenth_of_the_time_left_is
     for _ in range(10):
         backoff.failed("why", now_s, deadline)
     assert backoff.failure.again_s - now_s == whole_pace.LONGEST_PAUSE_S
+
+
+@hypothesis.given(
+    images=st.lists(st.tuples(st.floats(100, 2e3), st.integers(1, 10**12)), min_size=1, max_size=5)
+)
+def test_images_that_come_one_after_the_other_are_all_in_time(images):
+    due = sorted(whole_pace.Deadline(within_s, within_s) for within_s, _ in images)
+    left = [float(count) for _, count in images]
+    tick_s, now_s, at = due[0].at_s / 50, 0.0, 0
+    for deadline in due:
+        reserve_s = min(whole_pace.RESERVE_SHARE * deadline.within_s, whole_pace.RESERVE_S)
+        while left[at] >= 1 and now_s < deadline.at_s:
+            rest = [math.ceil(count) for count in left[at:]]
+            rate = whole_pace.needed_bytes_s(zip(due[at:], rest, strict=True), now_s)
+            step_s = min(tick_s, left[at] / rate)
+            left[at] = max(0.0, left[at] - rate * step_s)
+            now_s += step_s
+            if rate == math.inf:
+                break
+        assert left[at] < 1 and now_s <= deadline.at_s - reserve_s + 2 * tick_s
+        at += 1
+
+
+def test_an_image_that_is_due_later_makes_the_first_come_sooner():
+    first, second = whole_pace.Deadline(1000.0, 1000.0), whole_pace.Deadline(1001.0, 1001.0)
+    both = whole_pace.needed_bytes_s([(second, 900), (first, 900)], 0.0)
+    assert both == pytest.approx(1800 / 941)
+    assert whole_pace.needed_bytes_s([(first, 900), (second, 0)], 0.0) == pytest.approx(900 / 940)
+    assert whole_pace.needed_bytes_s([], 0.0) == 0
