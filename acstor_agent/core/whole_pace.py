@@ -127,7 +127,10 @@ class Deadline(NamedTuple):
         return left_bytes / (self.left_s(now_s) - min(RESERVE_SHARE * self.within_s, RESERVE_S))
 
     def is_late(self, takes_s: float | None, now_s: float) -> bool:
-        """Say whether it is missed, or will be if the rest takes so long; None: not known."""
+        """Say whether it is missed, or will be if the rest takes so long.
+
+        :param takes_s: None: not known; then it is late only when it is missed
+        """
         left_s = self.left_s(now_s)
         return left_s <= 0 or (takes_s is not None and takes_s > left_s)
 
