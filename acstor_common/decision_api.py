@@ -104,8 +104,9 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
 
     :param request: chosen by who asks, so that he knows what is told about it again
     :param boots: how many boots to record
-    :param within_s: to be whole within this time from when an agent hears of it; 0: as fast as it
-        comes
+    :param within_s: to be whole within this time from when it was asked; 0: as fast as it comes
+    :param by_s: when that time is over, wall clock: it may be long until an agent hears of it; 0:
+        ``within_s`` is from then
     """
 
     request: Word
@@ -113,6 +114,7 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     image_id: str
     boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
     within_s: control_wire.Within = 0.0
+    by_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 63)] = 0.0
 
     def __post_init__(self) -> None:
         ids.parse_image_id(self.image_id)

@@ -5,6 +5,7 @@ The one rule: an image or a disk that a process has open is never taken away.
 """
 
 import logging
+import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_socket
 from acstor_agent.core import disk_header
 from acstor_agent.core import promise
+from acstor_agent.core import whole_pace
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.disks import disks
@@ -170,7 +172,10 @@ class ControlRequests:
         if task.kind not in PACES:
             what = f"image {ids.parse_image_id(task.image_id)}"
             raise errors.Unusable(what, f"this agent does not know what {task.kind} is")
-        return await self._wish(task.image_id, PACES[task.kind], task.within_s)
+        within_s = task.within_s
+        if task.by_s:  # what is over since, or by a wrong clock, comes as fast as it can
+            within_s = whole_pace.time_left_s(task.by_s, within_s, time.time())
+        return await self._wish(task.image_id, PACES[task.kind], within_s)
 
     async def _zeros(self, image_id: str) -> dict[str, Any]:
         image_map = (await self._attach(image_id)).map

@@ -71,7 +71,8 @@ class WhereKept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Hurry(WhereKept, frozen=True, forbid_unknown_fields=True):
     """Which hosts are to make an image whole first.
 
-    :param within_s: within this time from when a host hears of it; 0: as fast as it comes
+    :param within_s: within this time from now, however late a host hears of it; 0: as fast as it
+        comes
     """
 
     within_s: control_wire.Within = 0.0
@@ -146,7 +147,9 @@ def record_boots(call: operation.Call) -> Asked:
 
 def hurry(call: operation.Call) -> Asked:
     """Have an image become whole before others, and before the end of its boots."""
-    return _ask_keepers(call, decision_api.TaskKind.HURRY, within_s=call.body.within_s)
+    within_s = call.body.within_s
+    by_s = call.wall() + within_s if within_s else 0.0
+    return _ask_keepers(call, decision_api.TaskKind.HURRY, within_s=within_s, by_s=by_s)
 
 
 def pause(call: operation.Call) -> Asked:

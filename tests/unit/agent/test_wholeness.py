@@ -339,8 +339,10 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
         change_policy=str,
     )
 
-    async def wish(kind, within_s=0.0):
-        task = decision_api.ImageTask(request=1, kind=kind, image_id=IMAGE, within_s=within_s)
+    async def wish(kind, within_s=0.0, by_s=0.0):
+        task = decision_api.ImageTask(
+            request=1, kind=kind, image_id=IMAGE, within_s=within_s, by_s=by_s
+        )
         return await wishes.wish(task)
 
     chunks, may_come = keeper.host.chunks, trio.Event()
@@ -357,6 +359,10 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
     hurried = await wish(decision_api.TaskKind.HURRY, 3600.0)
     assert hurried["pace"] == keeper.told().pace == "hurry"
     assert 3500 < hurried["due_in_s"] <= 3600
+    late = await wish(decision_api.TaskKind.HURRY, 3600.0, time.time() + 1800)
+    assert 1700 < late["due_in_s"] <= 1800  # it was asked half an hour ago
+    over = await wish(decision_api.TaskKind.HURRY, 3600.0, time.time() - 5)
+    assert (over["pace"], over["due_in_s"]) == ("hurry", None)
     assert (await wish(decision_api.TaskKind.RESUME))["pace"] == "usual"
     await keeper.whole.ask(image)
     with pytest.raises(errors.Unusable, match="does not know"):
