@@ -312,6 +312,7 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
             share = peer_keeping.Share(IMAGE, peer_keeping.ShareState.KEPT, total_bytes, 0)
             keeper.sharing.heard(host, peer_wire.Kept(1, (share,)))
         assert (shown()["state"], shown()["left_bytes"], shown()["share"]) == ("whole", 0, 1.0)
+        assert shown()["is_shared"] is True
         await until(lambda: shown()["state"] == "filling")  # nobody has confirmed it of late
 
 
@@ -322,6 +323,7 @@ async def test_operator_who_asks_for_an_image_has_all_of_it(tmp_path, place):
         await keeper.whole.ask(await keeper.host.mirrors.attach(IMAGE))
         await until(lambda: (keeper.whole.of(IMAGE) or {}).get("state") == "whole")
         assert keeper.whole.of(IMAGE)["total_bytes"] == 200 * CHUNK == keeper.promised_bytes()
+        assert keeper.whole.of(IMAGE)["is_shared"] is False  # though others keep it, too
         await keeper.whole.unask(IMAGE)
         await until(lambda: keeper.whole.of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
 
