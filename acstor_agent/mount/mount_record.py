@@ -3,9 +3,11 @@
 
 A line of JSON for each fact, in a file in memory that all of them share: the supervisor, its
 workers, and who keeps it while no supervisor runs.  Facts are added, each by one write; a line that
-is not whole was not told to anybody.  Only who is the last to have it writes it anew.
+is not whole was not told to anybody.  Behind the facts is what a relay has under way
+(process/under_way.py).
 
-The one rule: a fact is written before the kernel is told, so whoever comes next knows it.
+The one rule: a fact is written before the kernel is told, so whoever comes next knows it, and it
+stays.
 """
 
 import os
@@ -16,6 +18,8 @@ import msgspec
 from acstor_agent.core import inodes
 
 NAME = "acstor mount"
+FACTS_BYTES = 1 << 20
+"""Room for facts, several times what they need."""
 
 
 class Mounted(msgspec.Struct, frozen=True, tag_field="fact", tag="mounted"):
@@ -35,13 +39,7 @@ class Answered(msgspec.Struct, frozen=True, tag_field="fact", tag="answered"):
     reply: bytes
 
 
-class Unanswered(msgspec.Struct, frozen=True, tag_field="fact", tag="unanswered"):
-    """Requests were left unanswered by who has gone (process/relay.py)."""
-
-    requests: list[bytes]
-
-
-_Fact = Mounted | Answered | Unanswered
+_Fact = Mounted | Answered
 _decoder: msgspec.json.Decoder[_Fact] = msgspec.json.Decoder(_Fact)
 _encoder = msgspec.json.Encoder()
 
@@ -76,33 +74,31 @@ class MountRecord:
         """Note what FUSE_INIT is about to be answered with."""
         _add(self.fd, Answered(reply))
 
-    def unanswered(self) -> list[bytes]:
-        """Return the requests that were left last."""
-        left = [fact.requests for fact in self._facts() if isinstance(fact, Unanswered)]
-        return left[-1] if left else []
-
-    def left_unanswered(self, requests: list[bytes]) -> None:
-        """Note which requests are left; those that were left before do not matter any more."""
-        answer = self.answer()
-        os.ftruncate(self.fd, 0)
-        for fact in (self.mounted, Answered(answer) if answer else None, Unanswered(requests)):
-            if fact is not None:
-                _add(self.fd, fact)
-
     def close(self) -> None:
         """Close the file."""
         os.close(self.fd)
 
     def _facts(self) -> list[_Fact]:
-        data = os.pread(self.fd, os.fstat(self.fd).st_size, 0)
         try:
-            return [_decoder.decode(line) for line in data.rpartition(b"\n")[0].splitlines()]
+            return [_decoder.decode(line) for line in _lines(self.fd).splitlines()]
         except msgspec.DecodeError as e:
             raise ValueError(str(e)) from e
 
 
+def is_record(fd: int) -> bool:
+    """Say whether a descriptor is that of a record, not that of a mount."""
+    return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{NAME}")
+
+
+def _lines(fd: int) -> bytes:
+    """Return the lines that are whole."""
+    lines, end, _ = os.pread(fd, FACTS_BYTES, 0).rpartition(b"\n")
+    return lines + end
+
+
 def _add(fd: int, fact: _Fact) -> None:
+    at = len(_lines(fd))
     line = memoryview(_encoder.encode(fact) + b"\n")
     while line:
-        os.lseek(fd, 0, os.SEEK_END)
-        line = line[os.write(fd, line) :]
+        written = os.pwrite(fd, line, at)
+        at, line = at + written, line[written:]

@@ -5,9 +5,8 @@ A process between the kernel and the worker.  It hands on each request, keeps it
 answered, and hands all that it keeps to a worker that asks for it as it would ask a newer kernel
 (FUSE_NOTIFY_RESEND).  To a worker, its end of a socket is /dev/fuse.
 
-When its supervisor ends it, or is gone and the worker, too, what is unanswered is added to the
-mount's record, for the next supervisor's relay.  What a relay keeps that is killed itself is
-lost: who waits for it waits until the mount ends.
+What it keeps is in the mount's record (process/under_way.py), whatever happens to the process; the
+next relay goes on with it.  It ends when its supervisor ends it, or is gone and the worker, too.
 
 The one rule: it never waits for a worker, since that may be waiting for it.
 """
@@ -20,16 +19,12 @@ import os
 import select
 import signal
 import socket
-import struct
 
 from acstor_agent.mount import fuse_connection
+from acstor_agent.process import under_way
 
 LOG = logging.getLogger(__name__)
 
-MESSAGE_BYTES = 2 << 20
-"""Room for any message: a kernel gives none to who has too little for the longest."""
-_HEADER = struct.Struct("<IiQ")  # of a request: length, opcode, unique; of an answer: length, error
-_WITHOUT_ANSWER = frozenset({2, 36, 42})  # FORGET, INTERRUPT, BATCH_FORGET
 _WORKER, _END = b"w", b"e"
 _ENDED = (errno.ENODEV, errno.ECONNABORTED)
 
@@ -37,7 +32,7 @@ _ENDED = (errno.ENODEV, errno.ECONNABORTED)
 class Relay:
     """The process, as the supervisor knows it.
 
-    :param connection: the mount; what its record has unanswered is handed to the first worker
+    :param connection: the mount; what is under way by its record is handed to the first worker
     """
 
     def __init__(self, connection: fuse_connection.Connection) -> None:
@@ -63,7 +58,7 @@ class Relay:
         return workers
 
     def end(self) -> None:
-        """End it, whether there is a worker or not, and wait until it has recorded what is left."""
+        """End it, whether there is a worker or not, and wait for its end."""
         with contextlib.suppress(OSError):
             self._ours.send(_END)
         self._ours.close()
@@ -76,11 +71,7 @@ def _be_relay(connection: fuse_connection.Connection, supervisor: socket.socket)
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        moving = _Moving(connection, supervisor)
-        try:
-            moving.run()
-        finally:
-            connection.record.left_unanswered(list(moving.unanswered.values()))
+        _Moving(connection, supervisor).run()
     except BaseException:
         LOG.exception("the relay failed")
     finally:
@@ -102,13 +93,13 @@ class _Moving:
         self._is_asked = False
         """The worker takes requests; before it has asked for them it can do nothing with one."""
         self._to_send: collections.deque[bytes] = collections.deque()
-        self._room = memoryview(bytearray(MESSAGE_BYTES))
-        self.unanswered = {
-            _HEADER.unpack_from(request)[2]: request for request in connection.record.unanswered()
-        }
+        self._room = memoryview(bytearray(under_way.ROOM_BYTES))
+        self._under_way = under_way.UnderWay(connection.record)
 
     def run(self) -> None:
         """Move messages until there is nobody more to move them for."""
+        for answer in self._under_way.answers:
+            self._answer(memoryview(answer))
         while self._supervisor or self._worker:
             for fd, events in self._poll():
                 if self._supervisor and fd == self._supervisor.fileno():
@@ -128,7 +119,7 @@ class _Moving:
         if self._worker:
             events = select.POLLIN | (select.POLLOUT if self._to_send else 0)
             poll.register(self._worker, events)
-            if self._is_asked and not self._to_send:
+            if self._is_asked and not self._to_send and not self._under_way.is_full:
                 poll.register(self._fuse_fd, select.POLLIN)
         return poll.poll()
 
@@ -156,14 +147,12 @@ class _Moving:
     def _read_kernel(self) -> bool:
         """Take a request and hand it on; return False if the mount has ended."""
         try:
-            length = os.readv(self._fuse_fd, [self._room])
+            length = os.readv(self._fuse_fd, [self._under_way.room])
         except OSError as e:  # nothing there, or it was withdrawn meanwhile
+            if e.errno == errno.EINVAL:  # it was told of longer messages than these
+                raise
             return e.errno not in _ENDED
-        request = bytes(self._room[:length])
-        _, opcode, unique = _HEADER.unpack_from(request)
-        if opcode not in _WITHOUT_ANSWER:
-            self.unanswered[unique] = request
-        self._to_send.append(request)
+        self._to_send.append(self._under_way.take(length))
         self._send()
         return True
 
@@ -195,15 +184,21 @@ class _Moving:
             return
         except OSError:
             length = 0
-        if length < _HEADER.size:
+        if length < under_way.HEADER.size:
             self._leave_worker()
             return
-        _, code, unique = _HEADER.unpack_from(self._room)
+        _, code, unique = under_way.HEADER.unpack_from(self._room)
         if not unique and code == fuse_connection.NOTIFY_RESEND:
             self._is_asked = True
-            self._to_send.extend(self.unanswered.values())
+            waiting = self._under_way.requests
+            self._to_send.extend(waiting[number] for number in sorted(waiting))
             self._send()
             return
+        self._answer(self._room[:length])
+
+    def _answer(self, answer: memoryview) -> None:
+        _, _, unique = under_way.HEADER.unpack_from(answer)
+        self._under_way.answering(unique, answer)
         with contextlib.suppress(OSError):  # nobody waits for it any more
-            os.write(self._fuse_fd, self._room[:length])
-        self.unanswered.pop(unique, None)
+            os.write(self._fuse_fd, answer)
+        self._under_way.answered(unique)

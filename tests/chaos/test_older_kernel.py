@@ -6,6 +6,7 @@ The agent is shown an older version of the kernel; all else is real.
 
 import contextlib
 import random
+import signal
 import time
 
 import pytest
@@ -45,10 +46,30 @@ def test_worker_killed_again_and_again_costs_no_read(managed):
     assert managed.children()[0] == relay
 
 
-def test_relay_that_dies_is_replaced(managed):
-    relay, worker = managed.children()
-    hosts.kill(relay)
-    hosts.wait_until(lambda: worker not in managed.children(), "the end", DEADLINE_S)
-    assert managed.mirror.read_bytes() == managed.truth.read_bytes()
-    assert "the relay has ended" in managed.log()
-    assert relay not in managed.children()
+def test_relay_killed_again_and_again_costs_no_read(managed):
+    with managed.reading() as readers:
+        for killed in range(3):
+            relay, worker = managed.children()
+            hosts.kill(relay)
+            serves = " serves "
+            hosts.wait_until(lambda: managed.log().count(serves) > killed + 1, "it", DEADLINE_S)  # noqa: B023
+            assert {relay, worker}.isdisjoint(managed.children())
+        tally = readers.stop()
+    assert (tally.errors, tally.wrong) == ([], [])
+    assert tally.reads > 0
+    assert managed.log().count("the relay has ended") == 3
+
+
+def test_all_that_is_killed_at_once_costs_no_read(managed):
+    """As a service manager does with what is left of a unit whose main process was killed."""
+    with managed.reading() as readers:
+        for _ in range(2):
+            relay, worker = managed.children()
+            hosts.kill(relay)
+            hosts.kill(worker)
+            managed.end(signal.SIGKILL)
+            managed.start()
+        tally = readers.stop()
+    assert (tally.errors, tally.wrong) == ([], [])
+    assert tally.reads > 0
+    assert managed.log().count("taking back the mount") == 2

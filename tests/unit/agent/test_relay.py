@@ -12,8 +12,9 @@ import pytest
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import mount_record
 from acstor_agent.process import relay
+from acstor_agent.process import under_way
 
-READ, FORGET = 15, 2
+READ, WRITE, FORGET = 15, 16, 2
 WAIT_S = 30.0
 
 
@@ -47,6 +48,23 @@ class World:
         end.settimeout(WAIT_S)
         end.send(ASK)
         return end
+
+    def kill(self):
+        os.kill(self.relay._pid, signal.SIGKILL)
+        os.waitpid(self.relay._pid, 0)
+
+    def left(self):
+        """Return what the next relay would hand on, by a look of another process."""
+        reading, writing = os.pipe()
+        if not (pid := os.fork()):
+            requests = under_way.UnderWay(self.record).requests
+            os.write(writing, b"".join(requests[number] for number in sorted(requests)))
+            os._exit(0)
+        os.waitpid(pid, 0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as file:
+            data = file.read()
+        return [data[at : at + 40] for at in range(0, len(data), 40)]
 
     def close(self):
         self.relay.end()
@@ -118,20 +136,59 @@ def test_what_is_left_is_for_the_next_relay(world):
         worker.send(answer(2))
         world.kernel.recv(100)
         world.relay.end()
-    assert (world.record.unanswered(), world.record.answer()) == ([request(4)], b"yes")
+    assert world.record.answer() == b"yes"
     world.start()
     with world.worker() as worker:
         assert worker.recv(100) == request(4)
         worker.send(answer(4))
         world.kernel.recv(100)
     world.relay.end()
-    assert world.record.unanswered() == []
+    assert world.left() == []
     world.start()
 
 
+def test_what_a_killed_relay_had_is_handed_on_and_never_again_once_it_was_answered(world):
+    first, second = request(2, WRITE), request(4, WRITE)
+    with world.worker() as worker:
+        world.kernel.send(first)
+        world.kernel.send(second)
+        assert [worker.recv(100), worker.recv(100)] == [first, second]
+        worker.send(answer(2))
+        assert world.kernel.recv(100) == answer(2)
+        world.kill()
+    world.start()
+    with world.worker() as worker:
+        assert worker.recv(100) == second
+        worker.send(answer(4))
+        assert world.kernel.recv(100) == answer(4)
+        world.kill()
+    assert world.left() == []
+    world.start()
+    with world.worker() as worker:
+        world.kernel.send(request(6))
+        assert worker.recv(100) == request(6)
+
+
+def test_next_relay_waits_for_the_end_of_the_one_before(world):
+    """The worker of one whose supervisor was killed may go on for a while."""
+    with world.worker() as worker:
+        former, former_pid = world.relay, world.relay._pid
+        former._ours.close()
+        world.kernel.send(request(2))
+        worker.recv(100)
+        world.start()
+        with world.worker() as following:
+            assert select.select([following], [], [], 0.3)[0] == []
+            worker.send(answer(2))
+            assert world.kernel.recv(100) == answer(2)
+            worker.shutdown(socket.SHUT_RDWR)  # the next relay, a fork of this process, has it, too
+            os.waitpid(former_pid, 0)
+            world.kernel.send(request(4))
+            assert following.recv(100) == request(4)
+
+
 def test_relay_that_was_killed_is_noticed(world):
-    os.kill(world.relay._pid, signal.SIGKILL)
-    os.waitpid(world.relay._pid, 0)
+    world.kill()
     with pytest.raises(BrokenPipeError):
         world.relay.connect()
 
@@ -154,9 +211,8 @@ def test_worker_whose_supervisor_was_killed_is_served_on(world):
             assert worker.recv(100) == request(unique)
         worker.send(answer(2))
         assert world.kernel.recv(100) == answer(2)
-        assert world.record.unanswered() == []
     os.waitpid(world.relay._pid, 0)
-    assert world.record.unanswered() == [request(4)]
+    assert world.left() == [request(4)]
 
 
 def test_worker_that_the_kernel_holds_does_not_keep_a_relay_from_its_end(world):
@@ -164,4 +220,4 @@ def test_worker_that_the_kernel_holds_does_not_keep_a_relay_from_its_end(world):
         world.kernel.send(request(2))
         worker.recv(100)
         world.relay.end()
-        assert world.record.unanswered() == [request(2)]
+        assert world.left() == [request(2)]
