@@ -39,6 +39,8 @@ ROOM_BYTES = fuse_connection.RELAYED_BYTES + PAGE
 """Room for any message: a kernel gives none to who has too little for the longest."""
 ANSWER_BYTES = 184
 """Room for any answer but those to reads and lists."""
+HOT_PLACES = 64
+"""Places that keep their memory, 9 MB in all; to give back that of a write takes as long as it."""
 LOCK_WAIT_S = 10.0
 """How long a relay waits for the end of the one before it."""
 WITHOUT_ANSWER = frozenset({2, 36, 42})  # FORGET, INTERRUPT, BATCH_FORGET
@@ -126,7 +128,7 @@ class UnderWay:
     def _clear(self, place: int, length: int) -> None:
         at = _at(place)
         _COUNT.pack_into(self._map, at + _REQUEST_AT, 0)
-        if length > PAGE:  # that of a write is given back
+        if length > PAGE and place >= HOT_PLACES:
             self._map.madvise(mmap.MADV_REMOVE, at, _PLACE_BYTES)
         self._free.append(place)
 
