@@ -28,6 +28,8 @@ _PAGE_BYTES = 4096
 _FLAGS_AT = _IN_HEADER.size + 12
 _HAS_MORE_FLAGS = 1 << 30
 """FUSE_INIT_EXT: there are flags above the first 32."""
+_CAN_RESEND = 1 << 39 - 32
+"""FUSE_HAS_RESEND, of those: what was taken and not answered is queued again on request."""
 
 
 class Answer(NamedTuple):
@@ -47,6 +49,18 @@ def is_request(message: bytes) -> bool:
     """Say whether a message of the kernel is a FUSE_INIT."""
     is_whole = len(message) >= _IN_HEADER.size + _OFFER.size
     return is_whole and _IN_HEADER.unpack_from(message)[:2] == (len(message), OPCODE)
+
+
+def can_resend(request: bytes) -> bool:
+    """Say whether the kernel offers to give a dead worker's unanswered requests to the next one.
+
+    Linux 6.9 does, and older ones to which that was brought back.
+    """
+    more_at = _FLAGS_AT + 4
+    _, _, _, flags = _OFFER.unpack_from(request, _IN_HEADER.size)
+    if not flags & _HAS_MORE_FLAGS or len(request) < more_at + _MORE_OFFER.size:
+        return False
+    return bool(_MORE_OFFER.unpack_from(request, more_at)[0] & _CAN_RESEND)
 
 
 def parse(reply: bytes) -> Answer | None:

@@ -21,7 +21,6 @@ import ctypes
 import errno
 import logging
 import os
-import platform
 import select
 import signal
 import socket
@@ -43,6 +42,8 @@ LOG = logging.getLogger(__name__)
 FS_TYPE = "fuse.acstor"
 INIT_BYTES_LIMIT = 64 * 1024
 INIT_WAIT_S = 10.0
+ASK_WAIT_S = 10.0
+"""How long an agent that is found at a mount point may take to answer."""
 MAX_BACKGROUND = 32_768
 """Background requests that the kernel sends at a time: all reads and writes with O_DIRECT, and
 read-ahead.  Those of all guests share it, in the order of their coming, so it must never be full:
@@ -58,7 +59,7 @@ _OUT_HEADER = struct.Struct("<IiQ")  # length, error, unique
 _MS_NOSUID, _MS_NODEV = 2, 4
 _MNT_FORCE, _MNT_DETACH = 1, 2
 _PR_SET_PDEATHSIG = 1
-_RESEND_KERNEL = (6, 9)
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 
 _OTHERS = "the mount that was made by another version"
 _GO_BACK = (
@@ -84,27 +85,23 @@ class Connection(NamedTuple):
 
 
 def kept(descriptors: Sequence[int]) -> Connection | None:
-    """Return the connection whose descriptors somebody has kept, first that of /dev/fuse.
+    """Return the connection whose descriptors somebody has kept, in any order; None without one.
 
-    Of one that was not kept as a whole nobody was told yet.
-
-    :raises errors.Unusable: another version has recorded what this one does not understand
+    :raises errors.Unusable: another version has recorded what this one does not understand, or
+        nothing; the descriptors are closed
     """
-    if len(descriptors) != 2:  # its own, and that of its record
-        for fd in descriptors:
-            os.close(fd)
-        return None
-    fuse_fd, record_fd = descriptors
+    kinds = {mount_record.is_record(fd): fd for fd in descriptors}
     try:
-        return Connection(fuse_fd, mount_record.MountRecord(record_fd))
+        if kinds.keys() == {False, True} and len(descriptors) == 2:
+            return Connection(kinds[False], mount_record.MountRecord(kinds[True]))
+        why = "it was kept without its record"
     except ValueError as e:
-        raise errors.Unusable(_OTHERS, f"its record makes no sense here: {e}", _GO_BACK) from e
-
-
-def kernel_can_resend() -> bool:
-    """Say whether this kernel gives a dead worker's unanswered requests to the next one."""
-    release = platform.release().split("-")[0].split(".")
-    return tuple(int(part) for part in release[:2]) >= _RESEND_KERNEL
+        why = f"its record makes no sense here: {e}"
+    for fd in descriptors:
+        os.close(fd)
+    if False not in kinds:  # the mount has ended
+        return None
+    raise errors.Unusable(_OTHERS, why, _GO_BACK)
 
 
 def mounted_type(mount_point: str) -> str | None:
@@ -166,25 +163,51 @@ def mount(mount_point: str) -> Connection:
 
 def _free_mount_point(mount_point: str) -> None:
     """Make sure that nothing is mounted there; clear what a dead agent left behind."""
-    try:
-        if mounted_type(mount_point) == FS_TYPE:
-            os.statvfs(mount_point)  # asks the agent; attributes the kernel may remember
-        is_folder = stat.S_ISDIR(os.stat(mount_point).st_mode)
-    except OSError as e:
-        if e.errno != errno.ENOTCONN:
-            raise errors.Unusable(mount_point, str(e.strerror), "Make the folder") from e
+    present = mounted_type(mount_point)
+    if present == FS_TYPE and _ask(mount_point) in _DEAD:
         LOG.warning("%s: clearing the mount that a dead agent left behind", mount_point)
         unmount(mount_point)
         return
-    if not is_folder:
-        raise errors.Unusable(mount_point, "is not a folder")
-    present = mounted_type(mount_point)
     if present is not None:
         raise errors.Unusable(
             mount_point,
             f"a file system of type {present} is mounted there already",
             "Stop the agent that serves it, or unmount it",
         )
+    try:
+        is_folder = stat.S_ISDIR(os.stat(mount_point).st_mode)
+    except OSError as e:
+        raise errors.Unusable(mount_point, str(e.strerror), "Make the folder") from e
+    if not is_folder:
+        raise errors.Unusable(mount_point, "is not a folder")
+
+
+def _ask(mount_point: str) -> int:
+    """Ask the agent of a mount for what the kernel does not remember; return the error, or 0.
+
+    By another process, since whoever has the descriptor may never answer.
+
+    :raises errors.Unusable: it does not answer
+    """
+    pid = os.fork()
+    if not pid:
+        code = 0
+        try:
+            os.statvfs(mount_point)
+        except OSError as e:
+            code = e.errno or errno.EIO
+        finally:
+            os._exit(code)
+    with os.fdopen(os.pidfd_open(pid)) as child:
+        if select.select([child], [], [], ASK_WAIT_S)[0]:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    raise errors.Unusable(
+        mount_point,
+        "what is mounted there does not answer, and somebody else than this agent keeps it",
+        "Guests wait. Have its keeper run (acstor-agent-holder, or the unit), or unmount it",
+    )
 
 
 def _read_init(fuse_fd: int) -> bytes:

@@ -19,7 +19,8 @@ from acstor_agent.process import stores
 
 FIRST_FD = 3
 """Where descriptors that a manager hands over begin (sd_listen_fds(3))."""
-FUSE, RECORD = "fuse", "fuse-record"
+MOUNT = "fuse-mount"
+"""The name of both descriptors: one message hands them over, so it is never one of them."""
 PATIENCE_S = 30.0
 SYSTEMCTL_S = 5.0
 
@@ -27,6 +28,11 @@ SYSTEMCTL_S = 5.0
 def notify_ready() -> None:
     """Tell a service manager that waits for it (Type=notify) that the mirror is served."""
     _tell("READY=1")
+
+
+def is_there() -> bool:
+    """Say whether a service manager has started this process."""
+    return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
 def _tell(text: str, *descriptors: int) -> bool:
@@ -47,27 +53,32 @@ def _tell(text: str, *descriptors: int) -> bool:
 class DescriptorStore:
     """The store of the service manager that started this process, if it has one."""
 
+    def __init__(self) -> None:
+        self._handed: dict[str, list[int]] = {}
+
     def put(self, connection: fuse_connection.Connection) -> bool:
         """Leave a connection with the manager; return whether it was handed over."""
-        return _tell(f"FDSTORE=1\nFDNAME={FUSE}", connection.fuse_fd) and _tell(
-            f"FDSTORE=1\nFDNAME={RECORD}", connection.record.fd
-        )
+        handed = (connection.fuse_fd, connection.record.fd)
+        return _tell(f"FDSTORE=1\nFDNAME={MOUNT}", *handed)
 
     def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
         """Do nothing: it keeps what it has as long as it lives, and the host with it."""
         return is_kept
 
     def take(self) -> fuse_connection.Connection | None:
-        """Return the connection that the manager handed to this process, once."""
-        handed = _handed_over()
-        kept = [handed.pop(name) for name in (FUSE, RECORD) if name in handed]
-        for spare in handed.values():
-            os.close(spare)
-        return fuse_connection.kept(kept)
+        """Return the connection that the manager handed to this process, once.
+
+        What another version has left has other names, and is taken for what it is.
+        """
+        self._handed = _handed_over()
+        kept = fuse_connection.kept([fd for fds in self._handed.values() for fd in fds])
+        if kept is None and self._handed:  # a record, whose mount has ended
+            self.forget()
+        return kept
 
     def forget(self) -> None:
         """Have the manager let go of what it keeps."""
-        for name in (FUSE, RECORD):
+        for name in {MOUNT, *self._handed}:
             _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def stopping(self) -> stores.Stopping:
@@ -110,15 +121,16 @@ def _systemctl(*words: str) -> str:
     return done.stdout
 
 
-def _handed_over() -> dict[str, int]:
+def _handed_over() -> dict[str, list[int]]:
     """Return the descriptors that are meant for this process, by name; children get none."""
     environment = {name: os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS")}
     names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
     if environment["LISTEN_PID"] != str(os.getpid()):
         return {}
-    found = {}
+    found: dict[str, list[int]] = {}
     for fd in range(FIRST_FD, FIRST_FD + int(environment["LISTEN_FDS"] or 0)):
         with contextlib.suppress(OSError):  # one that is closed
             os.set_inheritable(fd, False)
-            found[names[fd - FIRST_FD] if fd - FIRST_FD < len(names) else str(fd)] = fd
+            name = names[fd - FIRST_FD] if fd - FIRST_FD < len(names) else str(fd)
+            found.setdefault(name, []).append(fd)
     return found

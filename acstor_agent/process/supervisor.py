@@ -38,6 +38,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from acstor_agent import processes
+from acstor_agent.core import fuse_init
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import openers
 from acstor_agent.process import folders
@@ -50,6 +51,8 @@ LOG = logging.getLogger(__name__)
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 HELD_BACK = STOPS | {signal.SIGALRM}
 """What waits while there is no worker: its handlers speak to one."""
+NOW_KEPT = signal.SIGUSR1
+"""Tells a worker that somebody keeps the mount by now, so that it ends with its supervisor."""
 STOP_WAIT_S = 10.0
 LOOK_AGAIN_S = 2.0
 """How often an agent that is to stop, and may not, looks whether guests have gone."""
@@ -126,7 +129,7 @@ class Supervisor:
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
         connection = self._connection = self._connect()
-        if not fuse_connection.kernel_can_resend():
+        if not fuse_init.can_resend(connection.record.mounted.init_request):
             self._relay = relay.Relay(connection)
         for number in STOPS:
             signal.signal(number, self._asked_to_stop)
@@ -142,7 +145,7 @@ class Supervisor:
         Nothing may be asked of a mount that was kept: only a worker answers, and there is none.
         """
         point = str(self._mount_point)
-        connection = self._store.take()
+        connection = self._take(point)
         if connection and fuse_connection.is_connected(connection.fuse_fd, point):
             LOG.info("%s: taking back the mount that was kept", point)
             self._is_kept = True
@@ -150,10 +153,23 @@ class Supervisor:
         if connection:
             connection.close()
             self._store.forget()
-        folders.make_folder(self._mount_point)
+        if fuse_connection.mounted_type(point) is None:
+            folders.make_folder(self._mount_point)  # which asks what is mounted there
         made = fuse_connection.mount(point)
         self._is_kept = self._store.put(made)
         return made
+
+    def _take(self, point: str) -> fuse_connection.Connection | None:
+        """Return what was kept; what makes no sense here is let go if no guest uses it."""
+        try:
+            return self._store.take()
+        except errors.Unusable as e:
+            is_used = fuse_connection.mounted_type(point) == fuse_connection.FS_TYPE
+            if is_used and not fuse_connection.unmount(point, even_if_used=False):
+                raise
+            LOG.warning("%s; nobody used it, and it is let go", e)
+            self._store.forget()
+            return None
 
     def _disconnect(self, connection: fuse_connection.Connection) -> None:
         """Unmount; what guests use stays where a store keeps it, for the supervisor to come."""
@@ -204,7 +220,11 @@ class Supervisor:
     def _renew(self) -> None:
         self._renewed_s = time.monotonic()
         if self._connection:
-            self._is_kept = self._store.renew(self._connection, self._is_kept)
+            was_kept = self._is_kept
+            self._is_kept = self._store.renew(self._connection, was_kept)
+            if self._is_kept and not was_kept and self._worker_pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._worker_pid, NOW_KEPT)
 
     def _refuse(self, point: str, why: stores.Stopping) -> None:
         users = openers.describe(openers.users_of(point))
@@ -284,7 +304,7 @@ class Supervisor:
         try:
             end = self._relay.connect()
         except OSError:
-            LOG.error("the relay has ended; what guests asked it for stays unanswered")
+            LOG.error("the relay has ended; the next one goes on with what it had")
             self._relay.end()
             self._relay = relay.Relay(connection)
             end = self._relay.connect()
@@ -324,8 +344,10 @@ class Supervisor:
 
         A supervisor that comes back must not meet a worker of the one before it.
         """
+        supervisor = os.getppid()
         if self._is_kept:
-            fuse_connection.die_with_parent()
+            _follow_to_the_end(supervisor)
+        signal.signal(NOW_KEPT, lambda number, frame: _follow_to_the_end(supervisor))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -342,6 +364,13 @@ class Supervisor:
         finally:
             logging.shutdown()
             os._exit(status)
+
+
+def _follow_to_the_end(supervisor: int) -> None:
+    """Have this worker be killed when its supervisor is gone, or be gone if that is."""
+    fuse_connection.die_with_parent()
+    if os.getppid() != supervisor:
+        os._exit(1)
 
 
 def _say_ready(pipe: int) -> None:

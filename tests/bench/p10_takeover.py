@@ -17,9 +17,9 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_agent.mount import fuse_connection
 from acstor_common import geometry
 from tests.bench import harness
+from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
 
@@ -37,7 +37,7 @@ BETWEEN_S = 2.0
 )
 def run(say: harness.Say) -> harness.Result:
     """Read under load, without and with kills."""
-    if not fuse_connection.kernel_can_resend():
+    if not hosts.kernel_can_resend():
         raise harness.CannotRun("the kernel is older than 6.9 and cannot resend requests")
     with tempfile.TemporaryDirectory(prefix="acstor-p10-") as name:
         folder = pathlib.Path(name)

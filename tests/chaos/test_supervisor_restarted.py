@@ -16,6 +16,8 @@ import time
 import pytest
 
 from acstor_agent.mount import fuse_attributes
+from acstor_agent.mount import mount_record
+from acstor_agent.process import service_manager
 from tests.fakes import descriptor_keeper
 from tests.fakes import hosts
 from tests.fakes import http_server
@@ -44,7 +46,7 @@ def managed(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_readers_see_no_error_when_a_supervisor_goes_and_comes_back(managed, number):
-    assert set(managed.manager.kept) == {"fuse", "fuse-record"}
+    assert [len(fds) for fds in managed.manager.kept.values()] == [2]
     with managed.reading() as readers:
         for _ in range(3):
             managed.end(number)
@@ -99,6 +101,21 @@ def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path, kernel):
         assert waits.said() == waiting_reader.digest(data[MIB : MIB + 65536])
 
 
+def record_of(managed):
+    """Return the descriptor of the record that is kept."""
+    fds = managed.manager.kept[service_manager.MOUNT]
+    return next(fd for fd in fds if mount_record.is_record(fd))
+
+
+def keep_only(managed, is_record, name=service_manager.MOUNT):
+    """Have the manager keep one of the two descriptors."""
+    for fd in managed.manager.kept.pop(service_manager.MOUNT):
+        if mount_record.is_record(fd) == is_record:
+            managed.manager.kept[name] = [fd]
+        else:
+            os.close(fd)
+
+
 class Record:
     """What is kept of the mount's record, as another version would have written it."""
 
@@ -130,7 +147,7 @@ class Record:
 def test_version_that_cannot_keep_what_the_kernel_was_told_says_so_and_guests_wait(managed):
     with managed.reading() as readers:
         managed.end(signal.SIGKILL)
-        record = Record(managed.manager.kept["fuse-record"])
+        record = Record(record_of(managed))
         record.change(0, numbers=99)
         managed.refuse()
         assert "its open files have numbers of layout 99, not 1" in managed.log()
@@ -150,7 +167,7 @@ def test_version_that_cannot_keep_what_the_kernel_was_told_says_so_and_guests_wa
 
 def test_version_that_would_want_more_of_the_kernel_makes_do(managed):
     managed.end(signal.SIGKILL)
-    Record(managed.manager.kept["fuse-record"]).change_flags(ASYNC_READ)
+    Record(record_of(managed)).change_flags(ASYNC_READ)
     managed.start()
     assert managed.mirror.read_bytes() == managed.truth.read_bytes()
     assert managed.log().count("taking back the mount") == 1
@@ -158,17 +175,60 @@ def test_version_that_would_want_more_of_the_kernel_makes_do(managed):
 
 def test_mount_that_nobody_uses_is_made_anew_by_a_version_that_cannot_serve_it(managed):
     managed.end(signal.SIGKILL)
-    Record(managed.manager.kept["fuse-record"]).change(0, numbers=99)
+    Record(record_of(managed)).change(0, numbers=99)
     managed.refuse()
-    managed.manager.listen("FDNAME=fuse-record", DEADLINE_S)
+    managed.manager.listen("FDSTOREREMOVE", DEADLINE_S)
     assert managed.manager.kept == {}
+    managed.start()
+    assert managed.mirror.read_bytes() == managed.truth.read_bytes()
+
+
+@pytest.mark.parametrize("name", [service_manager.MOUNT, "fuse"])
+def test_mount_without_a_record_that_nobody_uses_is_made_anew(managed, name):
+    managed.end(signal.SIGKILL)
+    keep_only(managed, is_record=False, name=name)
+    managed.start()
+    assert "it was kept without its record" in managed.log()
+    assert managed.manager.told.count(f"FDSTOREREMOVE=1\nFDNAME={name}") == 1
+    assert managed.mirror.read_bytes() == managed.truth.read_bytes()
+
+
+def test_guests_of_a_mount_without_a_record_wait_and_the_agent_says_so(managed):
+    with managed.reading() as readers:
+        managed.end(signal.SIGKILL)
+        record = os.dup(record_of(managed))
+        keep_only(managed, is_record=False)
+        managed.refuse()
+        assert "it was kept without its record" in managed.log()
+        managed.manager.kept[service_manager.MOUNT].append(record)
+        managed.start()
+        tally = readers.stop()
+    assert (tally.errors, tally.wrong) == ([], [])
+
+
+def test_mount_that_somebody_else_keeps_is_not_waited_for_without_end(managed):
+    with managed.reading() as readers:
+        managed.end(signal.SIGKILL)
+        kept = dict(managed.manager.kept)
+        managed.manager.kept.clear()
+        managed.refuse()
+        assert "does not answer, and somebody else than this agent keeps it" in managed.log()
+        managed.manager.kept.update(kept)
+        managed.start()
+        tally = readers.stop()
+    assert (tally.errors, tally.wrong) == ([], [])
+
+
+def test_record_whose_mount_has_ended_is_let_go(managed):
+    managed.end(signal.SIGKILL)
+    keep_only(managed, is_record=True)
     managed.start()
     assert managed.mirror.read_bytes() == managed.truth.read_bytes()
 
 
 def test_stop_without_readers_unmounts_and_the_manager_keeps_nothing(managed):
     assert managed.end(signal.SIGTERM) == 0
-    managed.manager.listen("FDNAME=fuse-record", DEADLINE_S)
+    managed.manager.listen("FDSTOREREMOVE", DEADLINE_S)
     assert managed.manager.kept == {}
     assert hosts.mounts(managed.folder) == []
     managed.start()

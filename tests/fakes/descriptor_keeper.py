@@ -24,7 +24,7 @@ class DescriptorKeeper:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        self.kept: dict[str, int] = {}
+        self.kept: dict[str, list[int]] = {}
         self.told: list[str] = []
 
     def __enter__(self) -> Self:
@@ -38,9 +38,12 @@ class DescriptorKeeper:
 
     def drop(self) -> None:
         """Let go of everything, as systemd does when a unit has stopped."""
-        for fd in self.kept.values():
+        for fd in self._all():
             os.close(fd)
         self.kept.clear()
+
+    def _all(self) -> list[int]:
+        return [fd for fds in self.kept.values() for fd in fds]
 
     def start(
         self,
@@ -49,11 +52,9 @@ class DescriptorKeeper:
         changes: Mapping[str, str] | None = None,
     ) -> subprocess.Popen:
         """Start an agent, with all that is kept, and with changes of its environment."""
-        names = list(self.kept)
+        names = [name for name, fds in self.kept.items() for _ in fds]
         # A shell puts the descriptors in their places and says whom they are meant for.
-        moves = " ".join(
-            f"{number}<&{self.kept[name]}" for number, name in enumerate(names, FIRST_FD)
-        )
+        moves = " ".join(f"{number}<&{fd}" for number, fd in enumerate(self._all(), FIRST_FD))
         script = f'export LISTEN_PID=$$; exec "$@" {moves}'
         environment = {
             **os.environ,
@@ -66,7 +67,7 @@ class DescriptorKeeper:
             return subprocess.Popen(
                 ["bash", "-c", script, "bash", *argv],
                 env=environment,
-                pass_fds=list(self.kept.values()),
+                pass_fds=self._all(),
                 stdout=out,
                 stderr=out,
             )
@@ -89,8 +90,9 @@ class DescriptorKeeper:
     def _obey(self, message: dict[str, str], fds: list[int]) -> None:
         name = message.get("FDNAME", "")
         if "FDSTOREREMOVE" in message and name in self.kept:
-            os.close(self.kept.pop(name))
-        for fd in fds:
-            if name in self.kept:
-                raise ValueError(f"{name} is kept already")
-            self.kept[name] = fd
+            for fd in self.kept.pop(name):
+                os.close(fd)
+        if fds and name in self.kept:
+            raise ValueError(f"{name} is kept already")
+        if fds:
+            self.kept[name] = fds[::-1]  # systemd hands over the last one first

@@ -5,6 +5,7 @@ import contextlib
 import pathlib
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from acstor_agent.mount import openers
 from tests.fakes import descriptor_keeper
 from tests.fakes import guest_readers
 from tests.fakes import hosts
+from tests.fakes import older_kernel
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
@@ -22,8 +24,8 @@ READY = "READY=1"
 DEADLINE_S = 60.0
 IMAGE_BYTES = 8 << 20
 NEWER_KERNEL: tuple[str, ...] = ()
-OLDER_KERNEL = ("setarch", "--uname-2.6")
-"""Has an agent see a version of before 6.9."""
+OLDER_KERNEL = (sys.executable, str(pathlib.Path(older_kernel.__file__)))
+"""Has an agent see a kernel of before 6.9."""
 
 
 class ManagedAgent:
@@ -31,7 +33,7 @@ class ManagedAgent:
 
     :param manager: who starts it and keeps its mount
     :param changes: of its configuration, by section
-    :param kernel: which version it sees
+    :param kernel: what it is started by, to see another kernel
     """
 
     def __init__(

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from acstor_agent.process import service_manager
+from acstor_agent.process import holder
 from acstor_glance import sandbox
 from acstor_nova import check
 from tests.lab import agents
@@ -48,9 +48,7 @@ def test_unit_keeps_the_mount():
     """What tests/chaos/test_supervisor_restarted.py shows needs these settings."""
     settings = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.MULTILINE))
     assert settings["Type"] == "notify"
-    assert int(settings["FileDescriptorStoreMax"]) >= len(
-        {service_manager.FUSE, service_manager.INIT}
-    )
+    assert int(settings["FileDescriptorStoreMax"]) >= holder.DESCRIPTORS
     assert settings["KillMode"] == "mixed"
     assert settings["ExecStart"].startswith(f"{INSTALLED_AT}/acstor-agent ")
 

@@ -43,18 +43,41 @@ def test_line_that_was_cut_off_was_told_to_nobody(record):
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"\xff\n", b'{"fact":"mended"}\n', b"[]\n"])
-def test_record_of_something_else_is_refused_and_the_mount_is_kept(data):
-    fds = [os.memfd_create("one"), os.memfd_create("two")]
+def test_record_of_something_else_is_refused(data):
+    fds = [os.open("/dev/null", os.O_RDWR), os.memfd_create(mount_record.NAME)]
     os.write(fds[1], data)
     with pytest.raises(errors.Unusable, match="its record makes no sense here"):
         fuse_connection.kept(fds)
+    assert_closed(fds)
+
+
+def assert_closed(fds):
     for fd in fds:
-        os.close(fd)  # it is open
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
-def test_half_a_connection_is_let_go():
-    fd = os.memfd_create("one")
-    assert fuse_connection.kept([fd]) is None
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
+@pytest.mark.parametrize("step", [1, -1])
+def test_connection_is_known_in_any_order(record, step):
+    fds = [os.open("/dev/null", os.O_RDWR), os.dup(record.fd)]
+    found = fuse_connection.kept(fds[::step])
+    assert (found.fuse_fd, found.record.fd) == tuple(fds)
+    found.close()
+
+
+def test_mount_without_a_record_is_refused_and_a_record_without_a_mount_is_nothing(record):
+    fds = [os.open("/dev/null", os.O_RDWR)]
+    with pytest.raises(errors.Unusable, match="it was kept without its record"):
+        fuse_connection.kept(fds)
+    assert_closed(fds)
+    fds = [os.dup(record.fd)]
+    assert fuse_connection.kept(fds) is None
+    assert_closed(fds)
     assert fuse_connection.kept([]) is None
+
+
+def test_fact_after_one_that_was_cut_off_is_read(record):
+    record.answered(b"first, and long enough to stick out")
+    os.ftruncate(record.fd, os.fstat(record.fd).st_size - 1)
+    record.answered(b"second")
+    assert again(record).answer() == b"second"

@@ -101,3 +101,18 @@ def test_request_is_known_as_such():
     assert fuse_init.is_request(REQUEST)
     assert not fuse_init.is_request(REQUEST[:55])
     assert not fuse_init.is_request(REQUEST[:4] + b"\x0f" + REQUEST[5:])
+
+
+@pytest.mark.parametrize(
+    ("flags", "more", "can"),
+    [
+        (1 << 30, 1 << 7, True),
+        (1 << 30, 0xFFFFFF7F, False),
+        (0, 1 << 7, False),
+        (1 << 30, None, False),
+    ],
+)
+def test_kernel_that_can_resend_says_so(flags, more, can):
+    rest = b"" if more is None else struct.pack("<I", more)
+    offer = bytes(40) + struct.pack("<IIII", 7, 40, 0, flags) + rest
+    assert fuse_init.can_resend(offer) is can
