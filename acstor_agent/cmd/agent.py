@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``acstor-agent``: the per-host daemon."""
 
+import logging
 import os
 import pathlib
 import sys
@@ -18,6 +19,8 @@ from acstor_agent.process import stores
 from acstor_agent.process import supervisor
 from acstor_common import conf as common_conf
 from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
 
 
 def load_conf(args: list[str]) -> cfg.ConfigOpts:
@@ -62,10 +65,21 @@ def run(conf: cfg.ConfigOpts) -> int:
 
 
 def store_of(state_dir: pathlib.Path) -> stores.Store:
-    """Return who keeps the mount between two supervisors: a holder, where there is one."""
-    if holder.is_there(state_dir):
-        return holder.HolderStore(state_dir)
-    return service_manager.DescriptorStore()
+    """Return who keeps the mount between two supervisors: a holder, where there is one.
+
+    What a holder has left does not keep a service manager from it.
+    """
+    manager = service_manager.DescriptorStore()
+    if not holder.is_there(state_dir):
+        return manager
+    if service_manager.is_there() and not holder.answers(state_dir):
+        LOG.error(
+            "%s: no holder answers; the service manager keeps the mount. Start the holder and then"
+            " the agent again, or remove this socket",
+            state_dir / holder.SOCKET,
+        )
+        return manager
+    return holder.HolderStore(state_dir)
 
 
 def keep_mirror_open(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:

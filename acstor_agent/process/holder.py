@@ -11,6 +11,7 @@ alone.  The one rule: a holder does nothing but hold, so that it has no reason t
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import pathlib
@@ -48,19 +49,19 @@ class Holder:
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._path = state_dir / SOCKET
         self._kept: list[int] = []
+        self._locked: int | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def __enter__(self) -> Self:
         try:
-            if (found := _ask(self._path, TAKE, ())) is not None:
-                for fd in found[1]:
-                    os.close(fd)
-                raise errors.Unusable(str(self._path), "another holder listens there")
             folders.make_private(self._path.parent)
+            fcntl.flock(self._lock(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._path.unlink(missing_ok=True)
             self._socket.bind(str(self._path))
             self._path.chmod(0o600)
             self._socket.listen()
+        except BlockingIOError as e:
+            raise errors.Unusable(str(self._path), "another holder listens there") from e
         except OSError as e:
             raise errors.Unusable(str(self._path), f"cannot be made: {e.strerror or e}") from e
         return self
@@ -68,6 +69,14 @@ class Holder:
     def __exit__(self, *_: object) -> None:
         self._socket.close()  # its name stays: agents see by it that there will be a holder
         self._forget()
+        if self._locked is not None:
+            os.close(self._locked)
+
+    def _lock(self) -> int:
+        """Return what the one holder has locked, even while it is stopped and answers nobody."""
+        path = self._path.with_suffix(".lock")
+        self._locked = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._locked
 
     def serve(self) -> None:
         """Answer one after the other, for ever."""
@@ -152,6 +161,14 @@ def is_there(state_dir: pathlib.Path) -> bool:
         return stat.S_ISSOCK((state_dir / SOCKET).lstat().st_mode)
     except OSError:
         return False
+
+
+def answers(state_dir: pathlib.Path) -> bool:
+    """Say whether an agent's holder runs and answers now."""
+    found = _ask(state_dir / SOCKET, TAKE, ())
+    for fd in found[1] if found else ():
+        os.close(fd)
+    return found is not None
 
 
 def _ask(path: pathlib.Path, word: bytes, fds: Sequence[int]) -> tuple[bytes, list[int]] | None:

@@ -167,6 +167,24 @@ def test_next_holder_is_given_the_mount_while_the_agent_runs(contained):
     assert contained.log().count("taking back the mount") == 1
 
 
+def test_worker_that_is_older_than_its_holder_ends_with_its_supervisor(contained):
+    """Else it would serve on beside the next one, or keep that from its folders."""
+    contained.end_holder()
+    contained.start()
+    pid = contained.agent.pid
+    children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    worker = pathlib.Path("/proc") / children[-1]
+    contained.start_holder()
+    keeps = "the holder keeps the mount"
+    hosts.wait_until(lambda: keeps in contained.log(), "the mount", DEADLINE_S)
+    time.sleep(0.5)  # the worker is told just now
+    assert worker.exists()
+    contained.end(signal.SIGKILL)
+    hosts.wait_until(lambda: not worker.exists(), "the worker's end", DEADLINE_S)
+    contained.start()
+    assert contained.log().count("taking back the mount") == 1
+
+
 def test_agent_without_its_holder_does_not_take_the_mount_from_guests(contained):
     contained.start()
     with contained.reading() as readers:
@@ -195,6 +213,15 @@ def test_holder_that_hangs_costs_guests_nothing(contained):
 def test_second_holder_is_refused(contained):
     with pytest.raises(errors.Unusable, match="another holder listens there"):
         holder.Holder(contained.state_dir).__enter__()
+
+
+def test_second_holder_is_refused_while_the_first_one_is_stopped(contained):
+    path = contained.state_dir / holder.SOCKET
+    before = path.stat().st_ino
+    with hosts.frozen(contained.holder.pid):
+        with pytest.raises(errors.Unusable, match="another holder listens there"):
+            holder.Holder(contained.state_dir).__enter__()
+        assert path.stat().st_ino == before
 
 
 def test_silent_and_senseless_clients_are_let_go(contained):

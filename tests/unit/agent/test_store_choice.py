@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who keeps the mount, where a holder runs, ran, or never did."""
+
+import threading
+
+import pytest
+
+from acstor_agent.cmd import agent
+from acstor_agent.process import holder
+from acstor_agent.process import service_manager
+
+
+@pytest.fixture
+def state_dir(tmp_path):
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+@pytest.fixture
+def under_systemd(monkeypatch, tmp_path):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+
+
+def leave_a_socket(state_dir):
+    with holder.Holder(state_dir):
+        pass
+
+
+def answer_once(held):
+    client, _ = held._socket.accept()
+    with client:
+        held._answer(client)
+
+
+def test_service_manager_keeps_it_where_no_holder_was(state_dir, under_systemd):
+    assert isinstance(agent.store_of(state_dir), service_manager.DescriptorStore)
+
+
+@pytest.mark.expect_log("no holder answers; the service manager keeps the mount")
+def test_socket_that_a_holder_left_does_not_keep_a_service_manager_from_it(
+    state_dir, under_systemd
+):
+    leave_a_socket(state_dir)
+    assert isinstance(agent.store_of(state_dir), service_manager.DescriptorStore)
+
+
+def test_holder_that_runs_keeps_it(state_dir, under_systemd):
+    with holder.Holder(state_dir) as held:
+        answering = threading.Thread(target=answer_once, args=(held,), daemon=True)
+        answering.start()
+        assert isinstance(agent.store_of(state_dir), holder.HolderStore)
+        answering.join(30)
+
+
+def test_holder_is_waited_for_where_there_is_no_service_manager(state_dir, monkeypatch):
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    leave_a_socket(state_dir)
+    assert isinstance(agent.store_of(state_dir), holder.HolderStore)
