@@ -48,6 +48,9 @@ HEADER = struct.Struct("<IiQ")  # of a request: length, opcode, unique; of an an
 _REQUEST_HEADER_BYTES = 40
 _LOOK_S = 0.05
 _COUNT = struct.Struct("<I")
+_LAYOUT_AT = 4
+_LAYOUT = 1
+"""Of the table; another number means that requests lie in it otherwise."""
 _MARK_BYTES = 8
 _MARK_AT = 8
 _LANDING_AT = PAGE
@@ -62,6 +65,7 @@ class UnderWay:
 
     :param record: of the mount
     :raises TimeoutError: another relay has it and does not end
+    :raises ValueError: another version has it, whose requests this one cannot read
     """
 
     def __init__(self, record: mount_record.MountRecord) -> None:
@@ -79,6 +83,12 @@ class UnderWay:
         self._places: dict[int, int] = {}
         self._free: list[int] = []
         (self._used,) = _COUNT.unpack_from(self._map, 0)
+        (layout,) = _COUNT.unpack_from(self._map, _LAYOUT_AT)
+        if layout not in (0, _LAYOUT):
+            raise ValueError(
+                f"another version keeps requests here (layout {layout}): go back to it"
+            )
+        _COUNT.pack_into(self._map, _LAYOUT_AT, _LAYOUT)
         for place in range(self._used):
             self._find(place)
         self._find_landed()

@@ -142,6 +142,15 @@ def test_facts_stay_and_others_may_be_added(record):
     assert list(under_way.UnderWay(again).requests) == [2]
 
 
+def test_table_of_another_version_is_left_alone(record, monkeypatch):
+    take(under_way.UnderWay(record), request(2))
+    with monkeypatch.context() as other:
+        other.setattr(under_way, "_LAYOUT", 2)
+        with pytest.raises(ValueError, match=r"another version keeps requests here \(layout 1\)"):
+            under_way.UnderWay(record)
+    assert list(under_way.UnderWay(record).requests) == [2]
+
+
 def test_two_at_a_time_are_refused(record, monkeypatch):
     monkeypatch.setattr(under_way, "LOCK_WAIT_S", 0.2)
     reading, writing = os.pipe()
