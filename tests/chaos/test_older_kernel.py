@@ -5,15 +5,21 @@ The agent is shown an older version of the kernel; all else is real.
 """
 
 import contextlib
+import pathlib
 import random
+import shutil
 import signal
+import subprocess
 import time
+import uuid
 
 import pytest
 
 from tests.fakes import descriptor_keeper
+from tests.fakes import disk_writers
 from tests.fakes import hosts
 from tests.fakes import managed_agent
+from tests.lab import agents
 
 pytestmark = hosts.needs_fuse
 
@@ -58,6 +64,28 @@ def test_relay_killed_again_and_again_costs_no_read(managed):
     assert (tally.errors, tally.wrong) == ([], [])
     assert tally.reads > 0
     assert managed.log().count("the relay has ended") == 3
+
+
+def test_relay_killed_again_and_again_under_a_writer_loses_no_write(managed, tmp_path):
+    plain = tmp_path / "plain"
+    shutil.copyfile(managed.truth, plain)
+    made = agents.request(
+        managed.folder / "control.sock", "make-disk", disk_id=str(uuid.uuid4()),
+        image_id=managed.image_id, size_bytes=managed_agent.IMAGE_BYTES,
+    )  # fmt: skip
+    path = pathlib.Path(made["path"])
+    rng = random.Random(2)
+    with disk_writers.Writer(path, plain, seed=1) as writer:
+        for killed in range(4):
+            time.sleep(rng.uniform(0.05, 0.4))
+            hosts.kill(*rng.sample(managed.children(), rng.choice((1, 2))), managed.children()[0])
+            serves = " serves "
+            hosts.wait_until(lambda: managed.log().count(serves) > killed + 1, "it", DEADLINE_S)  # noqa: B023
+        time.sleep(0.3)
+        tally = writer.stop()
+    assert (tally.error, tally.wrong) == ("", [])
+    assert tally.writes > 30
+    subprocess.run(["cmp", path, plain], check=True, timeout=DEADLINE_S)
 
 
 def test_all_that_is_killed_at_once_costs_no_read(managed):
