@@ -266,12 +266,13 @@ class Database:
         """Return what each host holds of an image, in the order of their ids."""
         return self._read(lambda session: held_images.of_image(session, image_id, since_s))
 
-    def needed_images(self, since_s: float, limit: int) -> held_images.Needed:
+    def needed_images(self, since_s: float, lately_s: float, limit: int) -> held_images.Needed:
         """Return the images that hosts use and that are not whole there, ``limit`` at most.
 
         :param since_s: hosts that were not heard since then do not count
+        :param lately_s: those that were not heard since then are silent
         """
-        return self._read(lambda session: held_images.needed(session, since_s, limit))
+        return self._read(lambda session: held_images.needed(session, since_s, lately_s, limit))
 
     def forget_images_of_silent(self, before_s: float) -> None:
         """Forget what hosts told of their images that were not heard since a time."""

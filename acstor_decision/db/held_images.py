@@ -11,6 +11,7 @@ from sqlalchemy import orm
 
 from acstor_common import decision_api
 from acstor_common import whole_image
+from acstor_decision.core import enrolment
 from acstor_decision.db import models
 
 ROW = models.HeldImage
@@ -40,15 +41,19 @@ class OnHosts(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """The images that hosts use and that are not whole there.
+    """The images that hosts use and that are not whole there; hosts that are revoked do not count.
 
+    :param is_complete: there are no others
     :param heard_s: when a host was heard last; None: there is none
     :param known_since_s: when the first of the hosts was heard first
+    :param silent_hosts: those that were heard, but not lately
     """
 
     image_ids: list[str]
+    is_complete: bool
     heard_s: float | None
     known_since_s: float | None
+    silent_hosts: int
 
 
 def replace(session: orm.Session, samples: Mapping[str, decision_api.Sample]) -> None:
@@ -73,19 +78,35 @@ def forget_silent(session: orm.Session, before_s: float) -> None:
     session.execute(sa.delete(ROW).where(ROW.host.in_(silent)))
 
 
-def needed(session: orm.Session, since_s: float, limit: int) -> Needed:
-    """Return the images that hosts need which were heard since a time, ``limit`` at most."""
+def needed(session: orm.Session, since_s: float, lately_s: float, limit: int) -> Needed:
+    """Return the images that hosts need which were heard since a time, ``limit`` at most.
+
+    If there are more, those of the hosts that are known longest: names that somebody enrols to
+    claim images push out nothing that other hosts need.
+
+    :param lately_s: who was not heard since then is silent
+    """
+    host, enrolled = models.Host, models.Enrolment
+    is_revoked = sa.exists().where(
+        enrolled.host == host.host, enrolled.state == enrolment.State.REVOKED
+    )
     wanted = (
         sa.select(ROW.image_id)
-        .distinct()
-        .join(models.Host, models.Host.host == ROW.host)
-        .where(ROW.is_used.is_(True), ROW.is_whole.is_(False), models.Host.seen_s >= since_s)
-        .order_by(ROW.image_id)
-        .limit(limit)
+        .join(host, host.host == ROW.host)
+        .where(ROW.is_used.is_(True), ROW.is_whole.is_(False), host.seen_s >= since_s, ~is_revoked)
+        .group_by(ROW.image_id)
+        .order_by(sa.func.min(host.first_seen_s), ROW.image_id)
+        .limit(limit + 1)
     )
-    times = sa.select(sa.func.max(models.Host.seen_s), sa.func.min(models.Host.first_seen_s))
-    heard_s, known_since_s = session.execute(times).one()
-    return Needed(list(session.execute(wanted).scalars()), heard_s, known_since_s)
+    is_silent = sa.and_(host.seen_s >= since_s, host.seen_s < lately_s)
+    times = sa.select(
+        sa.func.max(host.seen_s),
+        sa.func.min(host.first_seen_s),
+        sa.func.sum(sa.case((is_silent, 1), else_=0)),
+    ).where(~is_revoked)
+    found = list(session.execute(wanted).scalars())
+    heard_s, known_since_s, silent = session.execute(times).one()
+    return Needed(found[:limit], len(found) <= limit, heard_s, known_since_s, int(silent or 0))
 
 
 def every(session: orm.Session, after: str, limit: int, since_s: float) -> list[OnHosts]:
@@ -150,7 +171,7 @@ def _row(host: str, image_id: str, held: decision_api.HeldImage) -> dict[str, An
         "boot_image": held.boot_image,
         "boot_revision": held.boot_revision,
         **dict(zip(_COUNTED, counted, strict=True)),
-        "is_used": held.whole is not None and held.whole.is_used,
+        "is_used": held.whole is None or held.whole.is_used,  # who says nothing may use it
         "is_whole": held.whole is not None and held.whole.is_whole,
         "whole": msgspec.json.encode(held.whole).decode() if held.whole else None,
         "task": msgspec.json.encode(held.task).decode() if held.task else None,

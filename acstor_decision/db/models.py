@@ -51,7 +51,11 @@ class HeldImage(Base):
     """
 
     __tablename__ = "held_images"
-    __table_args__ = (sa.Index("held_images_by_image", "image_id"), MYSQL)
+    __table_args__ = (
+        sa.Index("held_images_by_image", "image_id"),
+        sa.Index("held_images_needed", "is_used", "is_whole", "image_id"),
+        MYSQL,
+    )
 
     host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
     image_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)

@@ -2,6 +2,7 @@
 """The contract of the decision service's database, for every kind of database."""
 
 import contextlib
+import functools
 import json
 import threading
 from collections.abc import Callable
@@ -46,6 +47,12 @@ def opened(connection: str) -> Iterator[database.Database]:
         yield made
     finally:
         made.close()
+
+
+def _in_state(state: str, row: models.Enrolment | None) -> models.Enrolment:
+    row = row or models.Enrolment(host="h1")
+    row.state = state
+    return row
 
 
 def publication(epoch: int, **fields: Any) -> database.Publication:
@@ -207,15 +214,15 @@ class Suite:
         told = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
         store.note_samples(told, 60)
         found = store.image(image_id, 0)
-        assert found is not None and (found.using_hosts, found.whole_hosts) == (3, 1)
+        assert found is not None and (found.using_hosts, found.whole_hosts) == (4, 1)
         rows = store.image_hosts(image_id, 0)
         assert [held_images.whole_of(row) for row in rows] == list(by_host.values())
-        assert [row.is_used for row in rows] == [True, True, False, True, False, False]
+        assert [row.is_used for row in rows] == [True, True, False, True, False, True]
 
     def test_images_are_needed_where_some_host_uses_them_and_lacks_parts(
         self, store: database.Database
     ) -> None:
-        assert store.needed_images(0, 9) == ([], None, None)
+        assert store.needed_images(0, 0, 9) == ([], True, None, None, 0)
         ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(5)]
         full = msgspec.structs.replace(FILLING, state=whole_image.State.NO_ROOM)
         unused = msgspec.structs.replace(FILLING, is_used=False)
@@ -229,11 +236,24 @@ class Suite:
                 for image_id, whole in by_host[host].items()
             }
             store.note_samples({host: (sample(host, sent_s, images=held), 0)}, 60)
-        assert store.needed_images(1000.0, 9) == ([ids[1], ids[2], ids[4]], 2000.0, 1000.0)
-        assert store.needed_images(1000.0, 2).image_ids == [ids[1], ids[2]]
-        assert store.needed_images(1500.0, 9).image_ids == [ids[1], ids[2]]
+        # Those of the host that is known longest come first; of what one says nothing it may use.
+        in_order = [ids[2], ids[4], ids[1], ids[3]]
+        assert store.needed_images(1000, 0, 9) == (in_order, True, 2000.0, 1000.0, 0)
+        assert store.needed_images(1000, 0, 4)[:2] == (in_order, True)
+        assert store.needed_images(1000, 1500, 2) == (in_order[:2], False, 2000.0, 1000.0, 1)
+        assert store.needed_images(1500, 1500, 9)[:2] == ([ids[1], ids[2], ids[3]], True)
+        assert store.needed_images(1500, 1500, 9).silent_hosts == 0
         store.note_samples({"h2": (sample("h2", 3000.0, images={}), 0)}, 60)
-        assert store.needed_images(1500.0, 9) == ([], 3000.0, 1000.0)
+        assert store.needed_images(1500, 0, 9) == ([], True, 3000.0, 1000.0, 0)
+
+    def test_host_that_is_revoked_needs_nothing(self, store: database.Database) -> None:
+        image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+        held = {image_id: decision_api.HeldImage(whole=FILLING)}
+        store.note_samples({"h1": (sample("h1", 1000.0, images=held), 0)}, 60)
+        for state, needed in (("enrolled", [image_id]), ("revoked", [])):
+            store.change_enrolment("h1", functools.partial(_in_state, state))
+            assert store.needed_images(0, 0, 9).image_ids == needed
+        assert store.needed_images(0, 0, 9).heard_s is None
 
     def test_what_silent_hosts_told_of_images_is_forgotten(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"

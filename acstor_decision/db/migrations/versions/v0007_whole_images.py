@@ -14,3 +14,4 @@ def upgrade() -> None:
         column = sa.Column(name, sa.Boolean, nullable=False, server_default=sa.false())
         op.add_column("held_images", column)
     op.add_column("held_images", sa.Column("whole", sa.Text))
+    op.create_index("held_images_needed", "held_images", ["is_used", "is_whole", "image_id"])

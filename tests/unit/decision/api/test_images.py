@@ -307,17 +307,18 @@ def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
     [
         ("admin", 200),
         ("acstor-prepare", 200),
-        ("acstor-reader", 200),
+        ("acstor-reader", 403),
         ("service", 200),
         ("member,reader", 403),
     ],
 )
 def test_services_are_told_which_images_hosts_need(roles, status, client, store):
-    hold(store, {IMAGES[1]: WARM, IMAGES[0]: LACKING})
+    hold(store, {IMAGES[1]: decision_api.HeldImage(whole=OWNED), IMAGES[0]: LACKING})
     answer = client.get("/v1/needed", headers={"X-Roles": roles})
     assert answer.status_code == status
     if status == 200:
         assert answer.json["images"] == [IMAGES[0]]
+        assert (answer.json["is_complete"], answer.json["silent_hosts"]) == (True, 0)
         assert answer.json["known_since_s"] <= answer.json["heard_s"] <= answer.json["now_s"]
 
 
