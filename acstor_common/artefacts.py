@@ -62,10 +62,14 @@ IMAGE_PROPERTIES = (*(kind.pointer for kind in Kind), *STATE_PROPERTIES)
 """Every property that acstor sets on images of tenants."""
 
 PROTECTED = "acstor_protected="
-"""What a tag begins with of an image that acstor protects from being deleted; the rest is when.
+"""What a tag begins with of an image that acstor protects from being deleted; the rest is which
+image, for which service project, and since when.
 
 No property: when a tenant changes an image, Glance deletes the properties that it hides from him.
 """
+
+UNPROTECTED = "acstor_unprotected="
+"""What the tag begins with instead as soon as acstor has seen that somebody took that back."""
 
 # Properties of artefacts.
 KIND = "acstor_kind"

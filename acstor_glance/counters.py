@@ -49,7 +49,10 @@ class Counters:
         )
         self.guarded_at = self._gauge(
             "acstor_glance_last_protection_timestamp_seconds",
-            "When the needed images were seen to last",
+            "When the last whole pass over the needed images ended",
+        )
+        self.protects = self._gauge(
+            "acstor_glance_protects_images", "Whether needed images are protected: 1, or 0"
         )
 
     def show_needed(self, standings: Iterable[protection.Standing | None]) -> None:

@@ -18,9 +18,11 @@ MOST_LOOKED_AT = 1000
 
 _WHY = {
     protection.Standing.FREE: "it is not protected yet: it is within seconds, where a listener "
-    "runs and its log says nothing else",
+    "runs and its log says nothing else, and where Glance takes one more tag on it",
     protection.Standing.DECLINED: "somebody took acstor's protection back, and acstor leaves it "
-    "so; take the tag acstor_protected=... from it if acstor is to protect it again",
+    "so; take the tag acstor_unprotected=... from it if acstor is to protect it again",
+    protection.Standing.ARTEFACT: "hosts say that servers use it, and it is an artefact, which is "
+    "never protected: a host tells what is not so",
     protection.Standing.GONE: "it is not in Glance any more: what no host has of it is lost",
 }
 
@@ -53,21 +55,36 @@ def check(conf: cfg.ConfigOpts, images: glance_images.Images) -> Iterator[Findin
         yield Finding("decision service", False, f"nobody knows which images hosts need: {exc}")
         return
     yield _hosts(needed)
+    if not needed.is_complete:
+        yield Finding(
+            "needed images",
+            False,
+            f"more than {len(needed.images)}: the others are not protected anew, and nothing is "
+            "given back",
+        )
     yield from _standings(needed, images)
 
 
 def _hosts(needed: protection.Needed) -> Finding:
-    is_heard = needed.heard_s is not None and needed.now_s - needed.heard_s <= protection.HEARD_S
-    why = (
-        "no host tells which images it needs: new ones are not protected, and nothing is given back"
-    )
-    return Finding("hosts", is_heard, "" if is_heard else why)
+    why = ""
+    if needed.heard_s is None or needed.now_s - needed.heard_s > protection.HEARD_S:
+        why = (
+            "no host tells which images it needs: new ones are not protected, and nothing is given "
+            "back"
+        )
+    elif needed.silent_hosts:
+        why = (
+            f"{needed.silent_hosts} were heard within a day, but not lately: what they have come "
+            "to need since is not protected"
+        )
+    return Finding("hosts", not why, why)
 
 
 def _standings(needed: protection.Needed, images: glance_images.Images) -> Iterator[Finding]:
-    looked_at = needed.images[:MOST_LOOKED_AT]
+    looked_at, project_id = needed.images[:MOST_LOOKED_AT], images.project_id
     for image_id in looked_at:
-        why = _WHY.get(protection.standing_of(images.read_or_none(image_id)), "")
+        standing = protection.standing_of(images.read_or_none(image_id), project_id)
+        why = _WHY.get(standing, "")
         yield Finding(f"image {image_id}", not why, why)
     left = len(needed.images) - len(looked_at)
     if left:

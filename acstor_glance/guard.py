@@ -34,7 +34,8 @@ PASS_S = 5.0
 MOST_A_PASS = 50
 """Images that are looked at, and changed, in one pass."""
 MOST_FAILURES = 3
-"""Images of a pass that Glance may fail on before the pass ends: then it is not the images."""
+"""Images of a pass for which Glance may be away before the pass ends; what it refuses does not
+count, for a tenant can see to that with his own images."""
 MOST_SAID = 10
 """Images that a pass names in the log."""
 MOST_BYTES = 1 << 20
@@ -47,6 +48,8 @@ _SAID = {
     "hosts lack of it is lost when it is deleted",
     protection.Standing.GONE: "it is not in Glance any more, and hosts that use it lack "
     "parts of it",
+    protection.Standing.ARTEFACT: "hosts say that servers use it, and it is an artefact: a host "
+    "tells what is not so",
     protection.Standing.FAILED: "it could not be protected; tried again soon",
 }
 
@@ -88,7 +91,10 @@ class Guard:
         self._said: dict[str, protection.Standing] = {}
         self._happened: collections.deque[str] = collections.deque(maxlen=1000)
         self._fault = log_once.LogOnce(LOG)
+        self._incomplete = log_once.LogOnce(LOG)
         self._stopping = threading.Event()
+        if counters is not None:
+            counters.protects.set(int(self.is_on))
 
     def start(self) -> None:
         """Begin; waits for nothing."""
@@ -124,18 +130,30 @@ class Guard:
         with self._claimed() as is_ours:
             if not is_ours:
                 return
-            if self._clock() >= self._lists_at_s:
-                self._list()
             if needed is None:
+                self._list_if_due()
                 self._take_all_back()
                 return
-            while self._happened:
-                self._known.changed(self._happened.popleft())
-            self._known.told(needed, self._clock())
-            try:
-                self._each(self._known.due(self._clock()), self._settle)
-            finally:
-                self._tell()
+            self._protect(needed)
+        if self._counters is not None:
+            self._counters.guarded_at.set(time.time())
+
+    def _protect(self, needed: protection.Needed) -> None:
+        """See to what is needed; what else is protected can wait until that is done."""
+        while self._happened:
+            self._known.changed(self._happened.popleft())
+        self._known.told(needed, self._clock())
+        self._incomplete.say(
+            ""
+            if needed.is_complete
+            else f"more than {len(needed.images)} images are needed: the others are not protected "
+            "anew, and nothing is given back"
+        )
+        try:
+            self._each(self._known.due(self._clock()), self._settle)
+            self._list_if_due()
+        finally:
+            self._tell()
 
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[bool]:
@@ -148,12 +166,15 @@ class Guard:
                 is_ours = True
             yield is_ours
 
-    def _list(self) -> None:
-        """Read from Glance what acstor protects."""
+    def _list_if_due(self) -> None:
+        """Read from Glance what acstor protects, every now and then."""
+        if self._clock() < self._lists_at_s:
+            return
+        project_id = self._images.project_id
         found = {
-            record["id"]: protection.marked_s(record) or 0.0
+            record["id"]: protection.marked_s(record, project_id) or 0.0
             for record in self._images.every(protected="true", visibility="all")
-            if protection.standing_of(record) is protection.Standing.OURS
+            if protection.standing_of(record, project_id) is protection.Standing.OURS
         }
         self._known.listed(found, self._clock())
         self._lists_at_s = self._clock() + protection.LOOK_AGAIN_S
@@ -161,7 +182,7 @@ class Guard:
     def _each(self, image_ids: list[str], do: Callable[[str], None]) -> None:
         """Do something about each of some images; one that cannot be is left for a while.
 
-        :raises errors.ImageServiceError: too many cannot be
+        :raises errors.ImageServiceError: Glance is away
         """
         failures = 0
         for image_id in image_ids[:MOST_A_PASS]:
@@ -170,14 +191,14 @@ class Guard:
             except errors.ImageServiceError as exc:
                 LOG.info("image %s: %s", image_id, exc)
                 self._known.failed(image_id, self._clock())
-                failures += 1
+                failures += isinstance(exc, errors.ImageServiceUnreachable)
                 if failures >= MOST_FAILURES:
                     raise
 
     def _settle(self, image_id: str) -> None:
         """Look at an image, and do what is to be done about it."""
         record = self._images.read_or_none(image_id)
-        self._known.looked(image_id, record)
+        self._known.looked(image_id, record, self._images.project_id)
         change = self._known.change(image_id, self._clock())
         if record is not None and change is not None:
             self._change(record, change)
@@ -187,22 +208,24 @@ class Guard:
         self._each(sorted(self._known.ours()), self._take_back)
 
     def _take_back(self, image_id: str) -> None:
-        record = self._images.read_or_none(image_id)
-        self._known.looked(image_id, record)
-        if record is not None and protection.standing_of(record) is protection.Standing.OURS:
+        record, project_id = self._images.read_or_none(image_id), self._images.project_id
+        self._known.looked(image_id, record, project_id)
+        is_ours = protection.standing_of(record, project_id) is protection.Standing.OURS
+        if record is not None and is_ours:
             self._change(record, protection.Change.TAKE_BACK)
 
     def _change(self, record: image_record.Record, change: protection.Change) -> None:
-        is_set = change is protection.Change.SET
-        tags = protection.tags_of(record)
-        if is_set:
-            tags.append(protection.mark(self._known.service_s()))
+        """Change an image that was read just now: what others set meanwhile would be lost."""
+        project_id = self._images.project_id
+        tags = protection.tags_after(change, record, project_id, self._known.service_s())
+        is_noted = change is protection.Change.NOTE
+        is_protected = None if is_noted else change is protection.Change.SET
         try:
-            changed = self._images.protect(record, tags, is_set)
+            changed = self._images.protect(record, tags, is_protected)
         except errors.ImageGone:
-            self._known.looked(record["id"], None)
+            self._known.looked(record["id"], None, project_id)
             return
-        self._known.looked(record["id"], changed)
+        self._known.looked(record["id"], changed, project_id)
         self._count(record["id"], change)
 
     def _count(self, image_id: str, change: protection.Change) -> None:
@@ -229,4 +252,3 @@ class Guard:
         self._said |= news
         if self._counters is not None:
             self._counters.show_needed(standings.values())
-            self._counters.guarded_at.set(time.time())

@@ -268,17 +268,24 @@ class Images:
             self._patch(image_id, changes)
 
     def protect(
-        self, image: image_record.Record, tags: Sequence[str], is_protected: bool
+        self, image: image_record.Record, tags: Sequence[str], is_protected: bool | None
     ) -> image_record.Record:
         """Let nobody delete an image, or let it be deleted, and set its tags, in one request.
 
+        :param image: as it was read just now
+        :param is_protected: None: as it is
         :return: the image as it is then
+        :raises errors.ImageServiceRefused: it has as many tags as Glance lets it have; or as ever
         """
-        changes: list[dict[str, Any]] = [
-            {"op": "replace", "path": "/tags", "value": list(tags)},
-            {"op": "replace", "path": "/protected", "value": is_protected},
-        ]
-        return self._patch(image["id"], changes)
+        changes: list[dict[str, Any]] = [{"op": "replace", "path": "/tags", "value": list(tags)}]
+        if is_protected is not None:
+            changes.append({"op": "replace", "path": "/protected", "value": is_protected})
+        try:
+            return self._patch(image["id"], changes)
+        except errors.ImageServiceUnreachable as exc:
+            if getattr(exc.__cause__, "code", None) == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                raise errors.ImageServiceRefused(exc.what, f"{exc.why} (too many tags?)") from exc
+            raise
 
     def _patch(self, image_id: str, changes: Sequence[dict[str, Any]]) -> image_record.Record:
         with translated(f"properties of image {image_id}"):

@@ -3,19 +3,23 @@
 
 An image is *needed* while a host uses it and is not whole there: who deletes it then takes bytes
 that a guest may still want.  So its property ``protected`` is set in Glance, and taken back when
-it is needed no longer.  Beside it stands a mark, the tag ``acstor_protected=…`` that says since
-when, which is set and removed in the same request.  There is no other record: whoever comes after
-a crash finds in Glance what was done.
+it is needed no longer.  Beside it stands a mark, the tag ``acstor_protected=…`` that says which
+image, for which service project and since when, and is set and removed in the same request.  There
+is no other record: whoever comes after a crash finds in Glance what was done.  A mark that names
+another image was copied, one of another project is another acstor's: neither counts.
 
 The two rules: acstor takes back only what it has set itself; and where somebody has taken back
-what acstor had set (the mark is there, and the image is not protected) he has the last word.
+what acstor had set (the mark is there, and the image is not protected) he has the last word.  The
+tag ``acstor_unprotected=…`` takes the mark's place then, so that he may protect it himself.
 
 Nothing is taken back for want of news: not before an image has been needed by nobody for a
-while, not while no host is heard, and not because the service has lost its database.
+while in which the service was asked all the time and told all, not while no host is heard, and
+not because the service has lost its database.
 """
 
 import datetime
 import enum
+import itertools
 import math
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -36,6 +40,8 @@ LOOK_AGAIN_S = 300.0
 """How often everything is read from Glance anew."""
 AGAIN_S = 30.0
 """When an image is tried again that could not be looked at or changed."""
+GAP_S = 60.0
+"""How long nobody may have asked what is needed if the time before is to count."""
 _GONE = frozenset({"deleted", "pending_delete", "killed"})
 
 
@@ -43,14 +49,18 @@ class Needed(msgspec.Struct, frozen=True):
     """What the decision service tells (``GET /v1/needed``); times by its clock.
 
     :param images: ids of the images that are needed
+    :param is_complete: no others are needed
     :param heard_s: when a host was heard last; None: there is none
     :param known_since_s: since when the service knows of hosts; None: it knows none
+    :param silent_hosts: those that were not heard lately
     :param now_s: when it told this
     """
 
     images: list[str]
+    is_complete: bool
     heard_s: float | None
     known_since_s: float | None
+    silent_hosts: int
     now_s: float
 
     def __post_init__(self) -> None:
@@ -62,11 +72,12 @@ class Standing(enum.StrEnum):
     """How an image stands in Glance; the values are in metrics and in what commands print."""
 
     FREE = "free"  # whoever may delete it can do so
-    OTHERS = "others"  # protected, and not by acstor
+    OTHERS = "others"  # protected, and not by this acstor
     OURS = "acstor"  # protected by acstor
     DECLINED = "declined"  # acstor had protected it, and somebody took that back
     GONE = "gone"  # it is not in Glance any more
     FAILED = "failed"  # Glance did not let it be looked at or changed
+    ARTEFACT = "artefact"  # acstor made it: no server uses it, and acstor has to delete it one day
 
 
 class Change(enum.StrEnum):
@@ -74,36 +85,53 @@ class Change(enum.StrEnum):
 
     SET = "set"
     TAKE_BACK = "taken back"
+    NOTE = "was taken back by somebody, which is noted"
 
 
-def mark(now_s: float) -> str:
-    """Return the tag of an image that acstor protects from now on.
+def tags_after(
+    change: Change, record: image_record.Record, project_id: str, now_s: float
+) -> list[str]:
+    """Return an image's tags as they are after a change at a time.
 
-    >>> mark(1800000000.5)
-    'acstor_protected=2027-01-15T08:00:01+00:00'
+    >>> tags_after(Change.SET, {"id": "ID", "tags": ["mine"]}, "PROJECT", 1800000000.5)
+    ['mine', 'acstor_protected=ID,PROJECT,2027-01-15T08:00:01+00:00']
     """
+    of_image = _of_image(record, project_id)
     now = datetime.datetime.fromtimestamp(math.ceil(now_s), datetime.UTC)
-    return artefacts.PROTECTED + now.isoformat()
+    words = {Change.SET: artefacts.PROTECTED, Change.NOTE: artefacts.UNPROTECTED}
+    added = [words[change] + of_image + now.isoformat()] if change in words else []
+    return [*tags_of(record, project_id), *added]
 
 
-def tags_of(record: image_record.Record) -> list[str]:
-    """Return an image's tags but for the marks."""
-    return [tag for tag in _tags(record) if not tag.startswith(artefacts.PROTECTED)]
+def tags_of(record: image_record.Record, project_id: str) -> list[str]:
+    """Return an image's tags but for acstor's own."""
+    words = (artefacts.PROTECTED, artefacts.UNPROTECTED)
+    own = tuple(word + _of_image(record, project_id) for word in words)
+    return [tag for tag in _tags(record) if not tag.startswith(own)]
 
 
-def marked_s(record: image_record.Record) -> float | None:
+def marked_s(record: image_record.Record, project_id: str) -> float | None:
     """Return since when acstor protects an image; None if it bears no mark.
 
     A mark whose time makes no sense is as old as can be.
     """
-    marks = [tag for tag in _tags(record) if tag.startswith(artefacts.PROTECTED)]
+    own = artefacts.PROTECTED + _of_image(record, project_id)
+    marks = [tag.removeprefix(own) for tag in _tags(record) if tag.startswith(own)]
     if not marks:
         return None
     try:
-        since = datetime.datetime.fromisoformat(marks[0].removeprefix(artefacts.PROTECTED))
-        return since.timestamp()
+        return datetime.datetime.fromisoformat(marks[0]).timestamp()
     except (ValueError, OverflowError, OSError):
         return 0.0
+
+
+def _of_image(record: image_record.Record, project_id: str) -> str:
+    return f"{image_record.text_of(record, 'id')},{project_id},"
+
+
+def _is_noted(record: image_record.Record, project_id: str) -> bool:
+    own = artefacts.UNPROTECTED + _of_image(record, project_id)
+    return any(tag.startswith(own) for tag in _tags(record))
 
 
 def _tags(record: image_record.Record) -> list[str]:
@@ -111,17 +139,27 @@ def _tags(record: image_record.Record) -> list[str]:
     return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
 
 
-def standing_of(record: image_record.Record | None) -> Standing:
+def standing_of(record: image_record.Record | None, project_id: str) -> Standing:
     """Return how an image stands.
 
     :param record: None: Glance has no such image
+    :param project_id: of acstor's service user
     """
     if record is None or image_record.text_of(record, "status") in _GONE:
         return Standing.GONE
-    is_marked = marked_s(record) is not None
+    if artefacts.is_left_alone(record, project_id):
+        return Standing.ARTEFACT
+    is_noted = _is_noted(record, project_id)
+    is_marked = marked_s(record, project_id) is not None
     if record.get("protected") is True:
-        return Standing.OURS if is_marked else Standing.OTHERS
-    return Standing.DECLINED if is_marked else Standing.FREE
+        return Standing.OURS if is_marked and not is_noted else Standing.OTHERS
+    return Standing.DECLINED if is_marked or is_noted else Standing.FREE
+
+
+def is_to_be_noted(record: image_record.Record, project_id: str) -> bool:
+    """Say whether somebody took acstor's protection back and no tag says so yet."""
+    is_declined = standing_of(record, project_id) is Standing.DECLINED
+    return is_declined and not _is_noted(record, project_id)
 
 
 class Protections:
@@ -131,39 +169,57 @@ class Protections:
     """
 
     def __init__(self) -> None:
-        self._told = Needed([], None, None, 0.0)
+        self._told = Needed([], False, None, None, 0, 0.0)
+        self._told_at_s = float("-inf")
         self._needed: dict[str, None] = {}  # in the order in which they came to be needed
         self._known: dict[str, Standing] = {}
         self._marked_s: dict[str, float] = {}
         self._unneeded_since: dict[str, float] = {}
         self._again: dict[str, float] = {}
+        self._to_note: set[str] = set()
 
     def told(self, told: Needed, now_s: float) -> None:
         """Take what the decision service tells."""
         needed = dict.fromkeys(told.images)
         before = {image_id: None for image_id in self._needed if image_id in needed}
-        self._told, self._needed = told, before | needed
+        if not told.is_complete or now_s - self._told_at_s > GAP_S:
+            self._unneeded_since.clear()  # somebody may have needed them
+        self._told, self._needed, self._told_at_s = told, before | needed, now_s
         self._settle(now_s)
 
     def listed(self, ours: Mapping[str, float], now_s: float) -> None:
-        """Take what acstor protects, with since when; the rest is looked at again when needed."""
-        self._known = {
-            **{one: is_now for one, is_now in self._known.items() if is_now is Standing.FAILED},
-            **dict.fromkeys(ours, Standing.OURS),
+        """Take what acstor protects, with since when; the rest is looked at again when needed.
+
+        What was looked at comes again after what never was, or the same images always came first.
+        """
+        rest = {
+            image_id: is_now
+            for image_id, is_now in self._known.items()
+            if image_id not in ours and is_now is not Standing.OURS
         }
+        for image_id in rest:
+            self._again.setdefault(image_id, now_s)
+        self._known = {**rest, **dict.fromkeys(ours, Standing.OURS)}
         self._marked_s = dict(ours)
+        self._to_note &= rest.keys()
         self._settle(now_s)
 
-    def looked(self, image_id: str, record: image_record.Record | None) -> None:
+    def looked(self, image_id: str, record: image_record.Record | None, project_id: str) -> None:
         """Take an image as Glance tells it."""
         self._forget(image_id)
-        self._known[image_id] = standing = standing_of(record)
+        self._known[image_id] = standing = standing_of(record, project_id)
         if record is not None and standing is Standing.OURS:
-            self._marked_s[image_id] = marked_s(record) or 0.0
+            self._marked_s[image_id] = marked_s(record, project_id) or 0.0
+        if record is not None and is_to_be_noted(record, project_id):
+            self._to_note.add(image_id)
 
     def failed(self, image_id: str, now_s: float) -> None:
-        """Note that an image could not be looked at or changed; others come first for a while."""
-        self._known[image_id] = Standing.FAILED
+        """Note that an image could not be looked at or changed; others come first for a while.
+
+        What acstor protects stays so: it is to be taken back one day.
+        """
+        if self._known.get(image_id) is not Standing.OURS:
+            self._known[image_id] = Standing.FAILED
         self._again[image_id] = now_s + AGAIN_S
 
     def changed(self, image_id: str) -> None:
@@ -172,16 +228,22 @@ class Protections:
             self._again.setdefault(image_id, 0.0)
 
     def due(self, now_s: float) -> list[str]:
-        """Return the images to look at now: those that can be lost first.
+        """Return the images to look at now, in the order in which they are.
 
-        Of these the ones that are needed longest come first, so that a host that names others each
-        time holds nobody up.
+        In turn one that was never looked at, one that is to be changed and one that is to be looked
+        at again; each kind in the order in which they came.  So no host that names very many, or
+        others each time, holds up the rest for ever.
         """
-        known = self._known
+        known, again_s = self._known, self._again
         new = [one for one in self._needed if one not in known]
-        free = sorted(one for one, is_now in known.items() if self._change(one, is_now, now_s))
-        again = sorted(one for one, at_s in self._again.items() if at_s <= now_s)
-        return list(dict.fromkeys([*new, *free, *again]))
+        changes = sorted(
+            one
+            for one, is_now in known.items()
+            if again_s.get(one, now_s) <= now_s and self._change(one, is_now, now_s)
+        )
+        again = sorted((at_s, one) for one, at_s in again_s.items() if at_s <= now_s)
+        in_turn = itertools.zip_longest(new, changes, [one for _, one in again])
+        return list(dict.fromkeys(one for turn in in_turn for one in turn if one is not None))
 
     def change(self, image_id: str, now_s: float) -> Change | None:
         """Return what is to be done about an image that was just looked at."""
@@ -200,6 +262,8 @@ class Protections:
         return [one for one, is_now in self._known.items() if is_now is Standing.OURS]
 
     def _change(self, image_id: str, is_now: Standing, now_s: float) -> Change | None:
+        if image_id in self._to_note:
+            return Change.NOTE
         if is_now is Standing.FREE and image_id in self._needed:
             return Change.SET
         if is_now is Standing.OURS and self._may_be_taken_back(image_id, now_s):
@@ -211,6 +275,8 @@ class Protections:
         if since_s is None or now_s - since_s < UNNEEDED_S:
             return False
         told = self._told
+        if not told.is_complete:
+            return False
         if told.heard_s is None or told.now_s - told.heard_s > HEARD_S:
             return False
         if told.known_since_s is None:
@@ -225,8 +291,9 @@ class Protections:
                 self._forget(image_id)
         ours = set(self.ours())
         unneeded = ours - self._needed.keys()
-        for image_id in unneeded:
-            self._unneeded_since.setdefault(image_id, now_s)
+        if self._told.is_complete:
+            for image_id in unneeded:
+                self._unneeded_since.setdefault(image_id, now_s)
         for image_id in self._unneeded_since.keys() - unneeded:
             del self._unneeded_since[image_id]
         for image_id in self._marked_s.keys() - ours:
@@ -235,3 +302,4 @@ class Protections:
     def _forget(self, image_id: str) -> None:
         self._known.pop(image_id, None)
         self._again.pop(image_id, None)
+        self._to_note.discard(image_id)

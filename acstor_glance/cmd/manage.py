@@ -236,20 +236,28 @@ class Tool:
             if not named or artefact.get(artefacts.OF_IMAGE) in named:
                 self._purge({"artefact": artefact["id"]}, self._images.delete, artefact["id"])
         names = dict.fromkeys(artefacts.IMAGE_PROPERTIES, "")
-        for image in self._chosen():
-            if protection.marked_s(image) is not None:
+        project_id = self._images.project_id
+        for image in self._chosen(visibility="all"):
+            if protection.tags_of(image, project_id) != image.get("tags", []):
                 of_image = {"protection": image["id"]}
-                tags = protection.tags_of(image)
-                self._purge(of_image, self._images.protect, image, tags, False)
+                self._purge(of_image, self._give_back, image["id"], project_id)
             if names.keys() & image.keys():
                 self._purge({"image": image["id"]}, self._images.set_properties, image["id"], names)
         if not self._options.yes:
             print(f"{PROG}: nothing was removed: add --yes to do it", file=sys.stderr)
         return 0
 
+    def _give_back(self, image_id: str, project_id: str) -> None:
+        """Take acstor's tags from an image as it is now, and the protection that is acstor's."""
+        image = self._images.read(image_id)
+        is_ours = protection.standing_of(image, project_id) is protection.Standing.OURS
+        tags = protection.tags_of(image, project_id)
+        self._images.protect(image, tags, False if is_ours else None)
+
     def _purge(self, what: dict[str, Any], remove: Callable[..., object], *arguments: Any) -> None:
         if self._options.yes:
-            remove(*arguments)
+            with contextlib.suppress(errors.ImageGone):
+                remove(*arguments)
         self._say({**what, "outcome": "removed" if self._options.yes else "would be removed"})
 
     def _prepare(self, image_ids: Sequence[str], *, is_forced: bool = False) -> int:
@@ -263,13 +271,16 @@ class Tool:
             outcomes.add(outcome)
         return EXIT_FAULTY if outcomes & BAD_OUTCOMES else 0
 
-    def _chosen(self) -> Iterator[image_record.Record]:
-        """Yield the images that the command line names, or all but the artefacts."""
+    def _chosen(self, **filters: str) -> Iterator[image_record.Record]:
+        """Yield the images that the command line names, or all but the artefacts.
+
+        :param filters: of the list of all images, as Glance takes them
+        """
         if getattr(self._options, "images", None):
             yield from map(self._images.read, self._options.images)
             return
         project_id = self._images.project_id
-        for image in self._images.every():
+        for image in self._images.every(**filters):
             if not artefacts.is_left_alone(image, project_id):
                 yield image
 

@@ -60,7 +60,7 @@ class Counted(glance_images.Images):
         return super().read(image_id)
 
     def protect(
-        self, image: image_record.Record, tags: Sequence[str], is_protected: bool
+        self, image: image_record.Record, tags: Sequence[str], is_protected: bool | None
     ) -> image_record.Record:
         self.asked.append(f"protect {image['id']}")
         return super().protect(image, tags, is_protected)
@@ -104,8 +104,15 @@ class World:
         self.now_s += later_s
         self.guard.make_pass()
 
+    def make_passes(self, for_s: float) -> None:
+        """Make a pass every half minute; a longer gap would not count as time without need."""
+        while for_s > 0:
+            self.make_pass(min(for_s, 30.0))
+            for_s -= 30.0
+
     def standing(self, image_id: str) -> str:
-        return protection.standing_of(self.glance.record(image_id)).value
+        record = self.glance.record(image_id)
+        return protection.standing_of(record, self.images.project_id).value
 
 
 def not_guaranteed(world: World) -> dict[str, str]:
@@ -196,7 +203,7 @@ def test_images_that_a_host_lacks_cannot_be_deleted_until_they_are_whole_there(
     assert len([asked for asked in world.images.asked if asked.startswith("protect")]) == 0
     world.tell(dict.fromkeys(made.values(), WHOLE), dict.fromkeys(made.values(), WHOLE))
     world.make_pass()
-    world.make_pass(protection.UNNEEDED_S - 1)
+    world.make_passes(protection.UNNEEDED_S - 1)
     assert world.standing(image_id) == "acstor"
     world.make_pass(1)
     assert {world.standing(one) for one in made.values()} == {"free"}
@@ -221,6 +228,8 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     for _ in range(3):
         world.make_pass(protection.LOOK_AGAIN_S)
         assert world.standing(declined) == "declined"
+    [noted] = glance.record(declined)["tags"]
+    assert noted.startswith(f"{artefacts.UNPROTECTED}{declined},{world.images.project_id},")
     world.restart()
     world.make_pass()
     assert world.standing(declined) == "declined"
@@ -228,14 +237,18 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     assert len([line for line in said if "took acstor's protection back" in line]) == 2
 
     assert not_guaranteed(world) == {f"image {declined}": "somebody took acsto"}
+    glance.patch(declined, "tenant", protected=True)  # his own
+    world.guard.seen(ids.parse_image_id(declined))
+    world.make_pass()
+    assert (world.standing(declined), not_guaranteed(world)) == ("others", {})
+    glance.patch(declined, "tenant", protected=False)
     glance.delete(declined)
     assert not_guaranteed(world) == {f"image {declined}": "it is not in Glance"}
     world.guard.seen(ids.parse_image_id(declined))
     world.make_pass()
     assert f"image {declined}: it is not in Glance any more" in caplog.text
     world.tell({})
-    world.make_pass(protection.LOOK_AGAIN_S)
-    world.make_pass(protection.UNNEEDED_S)
+    world.make_passes(protection.LOOK_AGAIN_S + protection.UNNEEDED_S)
     assert world.standing(own) == "others"
 
 
@@ -270,6 +283,77 @@ def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
     assert world.standing(image_id) == "acstor"
     uploads.manage(world.listener, "purge", "--yes", image_id)
     assert (world.standing(image_id), world.standing(own)) == ("free", "others")
+    glance.patch(image_id, visibility="community")  # lists name it who ask for all only
+    world.restart()
+    world.make_pass()
+    glance.patch(own, tags=[declined_tag(world, own), "mine"])
+    assert world.standing(image_id) == "acstor"
+    uploads.manage(world.listener, "purge", "--yes")
+    assert (world.standing(image_id), world.standing(own)) == ("free", "others")
+    assert glance.record(own)["tags"] == ["mine"]
+
+
+def declined_tag(world: World, image_id: str) -> str:
+    """Return the tag that says that somebody took acstor's protection of an image back."""
+    return f"{artefacts.UNPROTECTED}{image_id},{world.images.project_id},x"
+
+
+@pytest.mark.expect_log("it is an artefact: a host tells what is not so")
+@pytest.mark.expect_log("it could not be protected; tried again soon")
+def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
+    glance: uploads.Images, guarded: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = guarded()
+    project_id = world.images.project_id
+    artefact = glance.create().id
+    glance.patch(artefact, acstor_kind="chunk_map", os_hidden=True)
+    full = sorted(glance.create().id for _ in range(guard.MOST_FAILURES))
+    for image_id in full:
+        glance.patch(image_id, tags=[f"tag {n}" for n in range(128)])
+    copied, own = (glance.create().id for _ in range(2))
+    other = protection.tags_after(protection.Change.SET, {"id": own}, project_id, 0.0)
+    glance.patch(copied, protected=True, tags=other)
+    wanted = {image_id: FILLING for image_id in (artefact, *full, copied)}
+    world.tell(wanted)  # a host that is known longer
+    world.make_pass()
+    world.tell(wanted, {own: FILLING})
+
+    def fail(**_: str) -> Iterator[image_record.Record]:
+        raise errors.ImageServiceUnreachable("list of images", "it takes too long")
+
+    world.now_s += protection.LOOK_AGAIN_S
+    with monkeypatch.context() as patched:
+        patched.setattr(world.images, "every", fail)
+        with pytest.raises(errors.ImageServiceUnreachable, match="takes too long"):
+            world.make_pass()
+    assert {world.standing(image_id) for image_id in full} == {"free"}
+    assert (world.standing(artefact), world.standing(copied)) == ("artefact", "others")
+    assert world.standing(own) == "acstor"
+    found = not_guaranteed(world)
+    assert found.pop(f"image {artefact}") == "hosts say that serv"
+    assert found == dict.fromkeys((f"image {one}" for one in full), "it is not protected")
+    world.make_passes(protection.UNNEEDED_S)
+    assert world.standing(copied) == "others"
+
+
+@pytest.mark.expect_log("more than 0 images are needed")
+def test_list_that_is_not_whole_gives_nothing_back(
+    glance: uploads.Images, guarded: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = guarded()
+    image_id = glance.create().id
+    world.tell({image_id: FILLING})
+    world.make_pass()
+    told = world.store.needed_images(0.0, 0.0, 0)
+    assert (told.image_ids, told.is_complete) == ([], False)
+    cut = protection.Needed([], False, time.time(), 1.0, 3, time.time())
+    monkeypatch.setattr(guard, "_ask", lambda _: cut)
+    world.make_passes(4 * protection.UNNEEDED_S)
+    assert world.standing(image_id) == "acstor"
+    assert not_guaranteed(world) == {
+        "hosts": "3 were heard within",
+        "needed images": "more than 0: the ot",
+    }
 
 
 def test_glance_that_is_away_delays_and_a_pass_is_bounded(
@@ -291,17 +375,17 @@ def test_glance_that_is_away_delays_and_a_pass_is_bounded(
     assert sorted(map(world.standing, made)) == ["acstor"] * 6
     asked = list(world.images.asked)
     assert len(asked) == 12
-    world.make_pass(protection.UNNEEDED_S)
+    world.make_passes(protection.UNNEEDED_S)
     assert world.images.asked == asked  # nothing changed: nothing is asked
     glance.lab.glance.kill()
     world.tell({})
     world.make_pass()  # asks Glance nothing yet
+    world.make_passes(protection.UNNEEDED_S - 1)
     with pytest.raises(errors.ImageServiceUnreachable):
-        world.make_pass(protection.UNNEEDED_S)
+        world.make_pass(1)
     glance.lab.glance.start()
     glance.lab.glance.wait_ready()
-    for _ in range(4):
-        world.make_pass(protection.LOOK_AGAIN_S)
+    world.make_passes(protection.LOOK_AGAIN_S + protection.UNNEEDED_S)
     assert {world.standing(image_id) for image_id in made} == {"free"}
     world.tell({made[0]: FILLING})
     world.make_pass()

@@ -122,7 +122,9 @@ class Images:
             f"acstor_state {state}",
         )
 
-    def patch(self, image_id: str, user: str = "admin", **properties: str | bool) -> None:
+    def patch(
+        self, image_id: str, user: str = "admin", **properties: str | bool | list[str]
+    ) -> None:
         changes = [{"op": "add", "path": f"/{k}", "value": v} for k, v in properties.items()]
         answer = self.lab.connect(user).image.patch(
             f"/images/{image_id}",
