@@ -205,7 +205,7 @@ class Guard:
 
     def _take_all_back(self) -> None:
         """Take back what was set before the option was switched off."""
-        self._each(sorted(self._known.ours()), self._take_back)
+        self._each(sorted(self._known.ours(self._clock())), self._take_back)
 
     def _take_back(self, image_id: str) -> None:
         record, project_id = self._images.read_or_none(image_id), self._images.project_id

@@ -257,9 +257,13 @@ class Protections:
         """Return how the needed images stand; None: not looked at yet."""
         return {image_id: self._known.get(image_id) for image_id in sorted(self._needed)}
 
-    def ours(self) -> Collection[str]:
-        """Return the images that acstor protects."""
-        return [one for one, is_now in self._known.items() if is_now is Standing.OURS]
+    def ours(self, now_s: float = math.inf) -> Collection[str]:
+        """Return the images that acstor protects, but for those to be tried again after a time."""
+        return [
+            one
+            for one, is_now in self._known.items()
+            if is_now is Standing.OURS and self._again.get(one, now_s) <= now_s
+        ]
 
     def _change(self, image_id: str, is_now: Standing, now_s: float) -> Change | None:
         if image_id in self._to_note:

@@ -194,7 +194,7 @@ def test_take_back_that_fails_is_tried_again():
     made, late_s = known(IMAGE), protection.UNNEEDED_S
     assert tell_until(made, 0.0, late_s) == [IMAGE]
     made.failed(IMAGE, late_s)
-    assert (made.due(late_s), made.ours()) == ([], [IMAGE])
+    assert (made.due(late_s), made.ours(), made.ours(late_s)) == ([], [IMAGE], [])
     again_s = late_s + protection.AGAIN_S
     assert tell_until(made, late_s + 1, again_s) == [IMAGE]
     assert made.change(IMAGE, again_s) is protection.Change.TAKE_BACK
