@@ -204,7 +204,7 @@ def test_images_that_are_looked_at_again_hold_no_new_one_up():
     """Three hosts lie about 1,024 images each; another image comes to be needed after a while."""
     lies = [f"00000000-0000-0000-0000-{n:012}" for n in range(3 * 1024)]
     made, looked_at_s, asked = protection.Protections(), None, dict.fromkeys(lies, 0)
-    for now_s in range(0, 1500, 5):
+    for now_s in range(0, 1000, 5):
         made.told(needed(*lies, *([IMAGE] if now_s >= 600 else [])), float(now_s))
         for one in made.due(float(now_s))[:50]:
             made.looked(one, None if one != IMAGE else record(protected=True), BY)
