@@ -314,9 +314,11 @@ def test_deadline_of_an_image_is_shown_and_whether_it_is_missed(
 
 def test_image_that_no_host_uses_says_so(run, store, glance):
     glance.add(IMAGE)
-    hold(store, ["h0000"])
+    hold(store, ["h0000"], whole=NOT_USED)
+    assert fields(run(image.ShowImage, IMAGE))["whole"] == "no host uses it"
+    hold(store, ["h0000"])  # who says nothing may use it
     shown = fields(run(image.ShowImage, IMAGE))
-    assert shown["whole"] == "no host uses it"
+    assert shown["whole"] == "on 0 of 1 hosts that use it"
     assert shown["whole_by_host"].human_readable() == ""
     [row] = table(run(image.ListImageHost, IMAGE))
     assert row["Whole"].human_readable() == "not told"
