@@ -105,9 +105,13 @@ class SetPace(Request, frozen=True, tag="set-pace"):
 
 
 class SwitchedOff(Request, frozen=True, tag="switched-off"):
-    """An instance of Nova's is being switched off: its guest is to wait for nothing any more."""
+    """An instance of Nova's is being switched off: its guest is to wait for nothing any more.
+
+    :param is_taken_back: it stays on after all
+    """
 
     instance_id: str
+    is_taken_back: bool = False
 
 
 class Zeros(Request, frozen=True, tag="zeros"):

@@ -59,13 +59,16 @@ class AgentClient:
         cut = geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
         return cut, base64.b64decode(said["zeros"])
 
-    def switched_off(self, instance_id: str, timeout_s: float) -> None:
+    def switched_off(
+        self, instance_id: str, timeout_s: float, *, is_taken_back: bool = False
+    ) -> None:
         """Let the guest of an instance that is being switched off wait for nothing any more.
 
+        :param is_taken_back: it stays on after all: its guest is to wait again
         :raises errors.AgentRefused: it is an agent that does not know how
         :raises errors.AgentUnreachable: it does not answer in time
         """
-        self._ask(control_wire.SwitchedOff(instance_id), timeout_s)
+        self._ask(control_wire.SwitchedOff(instance_id, is_taken_back), timeout_s)
 
     def count_fallback(self, reason: control_wire.Fallback, times: int) -> None:
         """Have fallbacks counted where an operator looks.

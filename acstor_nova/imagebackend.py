@@ -178,18 +178,21 @@ class Host:
             time.sleep(ASK_AGAIN_S)
 
 
-def switch_off(host: Host, instance_id: str) -> None:
+def switch_off(host: Host, instance_id: str, *, is_taken_back: bool = False) -> None:
     """Tell the agent that an instance is being switched off, if its disk lies on a mirror.
 
     Without that a QEMU whose reads wait goes 10 s later, when libvirt kills it.
+
+    :param is_taken_back: tell it that the instance stays on after all
     """
     folder = os.path.join(host.seams.conf.instances_path, instance_id)
     bases = [mirror_link.backing_file(os.path.join(folder, name)) for name in ROOT_DISKS]
     if any(base is not None and mirror_link.image_of(base) for base in bases):
         try:
-            host.agent.switched_off(instance_id, SWITCH_OFF_S)
+            host.agent.switched_off(instance_id, SWITCH_OFF_S, is_taken_back=is_taken_back)
         except (errors.AgentUnreachable, errors.AgentRefused) as e:
-            LOG.info("instance %s: its reads may delay its end: %s", instance_id, e)
+            may = "fail for a minute" if is_taken_back else "delay its end"
+            LOG.info("instance %s: its reads may %s: %s", instance_id, may, e)
 
 
 def _check_eligible(image: dict[str, Any]) -> None:

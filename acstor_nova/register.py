@@ -328,12 +328,15 @@ def _register_poweroff(module: ModuleType) -> None:
     @functools.wraps(stock)
     def poweroff(self: Any) -> None:
         backend = _backend(importlib.import_module(IMAGEBACKEND))
-        if hasattr(backend, "host"):
-            try:
-                _switch_off(backend.host, self.uuid)
-            except Exception:
-                LOG.exception("the agent was not told that an instance is switched off")
-        stock(self)
+        if not hasattr(backend, "host"):
+            stock(self)
+            return
+        _switch_off(backend.host, self.uuid)
+        try:
+            stock(self)
+        except BaseException:  # it may live: its reads are to wait again
+            _switch_off(backend.host, self.uuid, is_taken_back=True)
+            raise
 
     try:
         check_seams(nova_version(), [GUEST])
@@ -344,7 +347,10 @@ def _register_poweroff(module: ModuleType) -> None:
     setattr(module.Guest, _MARK, True)
 
 
-def _switch_off(host: Any, instance_id: str) -> None:
+def _switch_off(host: Any, instance_id: str, is_taken_back: bool = False) -> None:
     from acstor_nova import imagebackend
 
-    imagebackend.switch_off(host, instance_id)
+    try:
+        imagebackend.switch_off(host, instance_id, is_taken_back=is_taken_back)
+    except Exception:
+        LOG.exception("the agent was not told that an instance is switched off, or is not")

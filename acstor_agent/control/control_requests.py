@@ -53,7 +53,8 @@ class ControlRequests:
 
     :param picture: returns the agent's status; is called in a thread
     :param change_policy: lets the host's own disk be scheduled by a policy
-    :param switched_off: is told of instances whose guests are to wait for nothing any more
+    :param switched_off: is told of instances whose guests are to wait for nothing any more,
+        or that this is taken back
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class ControlRequests:
         io: disk_io.DiskIo,
         picture: Callable[[], dict[str, Any]],
         change_policy: Callable[[str], None],
-        switched_off: Callable[[str], Awaitable[int]],
+        switched_off: Callable[[str, bool], Awaitable[int]],
     ) -> None:
         self.nova_fallbacks = dict.fromkeys(map(str, control_wire.Fallback), 0)
         self._host, self._mount_point = here, mount_point
@@ -107,8 +108,9 @@ class ControlRequests:
                 return await self._wish(image_id, None)
             case control_wire.SetPace(image_id, pace, within_s):
                 return await self._wish(image_id, pace, within_s)
-            case control_wire.SwitchedOff(instance_id):
-                return {"processes": await self._switched_off(ids.parse_image_id(instance_id))}
+            case control_wire.SwitchedOff(instance_id, is_taken_back):
+                instance_id = ids.parse_image_id(instance_id)
+                return {"processes": await self._switched_off(instance_id, is_taken_back)}
             case control_wire.Zeros(image_id):
                 return await self._zeros(image_id)
             case control_wire.Hydrate(disk_id):

@@ -61,6 +61,13 @@ class Waiter(NamedTuple):
     tag: int
 
 
+class _SwitchedOff(NamedTuple):
+    """What was said of a process: whose it is, and how long it counts as dying."""
+
+    instance_id: str
+    ends_s: float
+
+
 class Dying:
     """The processes that have files open, as far as their requests wait."""
 
@@ -70,19 +77,29 @@ class Dying:
         self._scanned_s = -RESCAN_S
         self._not_before_s = -math.inf
         self._is_told = False
-        self._switched_off: dict[tuple[int, int], float] = {}
+        self._switched_off: dict[tuple[int, int], _SwitchedOff] = {}
 
-    def switched_off(self, processes_: Iterable[tuple[int, int]], now_s: float) -> None:
-        """Take processes for dying from now on, for :data:`TOLD_S`.
+    def switched_off(
+        self, instance_id: str, processes_: Iterable[tuple[int, int]], now_s: float
+    ) -> None:
+        """Take the processes of an instance for dying from now on, for :data:`TOLD_S`.
 
         :param processes_: see :func:`guests_of`
         :raises errors.Unusable: there are too many of them
         """
-        known = {one: ends_s for one, ends_s in self._switched_off.items() if ends_s > now_s}
-        known.update(dict.fromkeys(processes_, now_s + TOLD_S))
+        known = {one: told for one, told in self._switched_off.items() if told.ends_s > now_s}
+        known.update(dict.fromkeys(processes_, _SwitchedOff(instance_id, now_s + TOLD_S)))
         if len(known) > TOLD_LIMIT:
             raise errors.Unusable("this agent", f"{TOLD_LIMIT} processes are being switched off")
         self._switched_off = known
+
+    def stays_on(self, instance_id: str) -> int:
+        """Take the processes of an instance for living again; return how many were not."""
+        before = self._switched_off
+        self._switched_off = {
+            one: told for one, told in before.items() if told.instance_id != instance_id
+        }
+        return len(before) - len(self._switched_off)
 
     def among(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
         """Return the guests whose processes are all being killed; may take a while.
@@ -154,7 +171,8 @@ class Dying:
         tag = tag_of_opener(pid, self._tag)
         now_s, known = self._scanned_s, self._switched_off
         first = next(_threads_of(pid, [pid]), None)
-        is_dying = first is not None and known.get((pid, first.started), now_s) > now_s
+        told = first and known.get((pid, first.started))
+        is_dying = told is not None and told.ends_s > now_s
         # The other threads of most, which may be many, need no look.
         if not is_dying and _is_marked(pid):
             threads = _numbers(f"/proc/{pid}/task")

@@ -51,6 +51,7 @@ class Rescue:
         self._dying = dying.Dying(known.tag)
         self._thread = trio.CapacityLimiter(1)  # its own: others may all hang
         self._asked = trio.CapacityLimiter(1)
+        self._telling = trio.Lock()  # what is taken back was told before
         self._told = log_limit.LogLimit(TELLS_EVERY_S)
 
     async def run(self) -> None:
@@ -59,19 +60,23 @@ class Rescue:
             nursery.start_soon(self._tell)
             nursery.start_soon(self._let_go)
 
-    async def switched_off(self, instance_id: str) -> int:
+    async def switched_off(self, instance_id: str, is_taken_back: bool = False) -> int:
         """Let the guest of an instance of Nova's that is being switched off wait for nothing more.
 
         SIGTERM alone does not end a QEMU whose reads wait, and libvirt waits for that for 10 s.
 
+        :param is_taken_back: it stays on after all: its guest waits again
         :returns: how many processes it is
         :raises errors.Unusable: too many are being switched off
         """
-        guests = await trio.to_thread.run_sync(
-            dying.guests_of, instance_id, abandon_on_cancel=True, limiter=self._asked
-        )
-        self._dying.switched_off(guests, self._clock())
-        return len(guests)
+        async with self._telling:
+            if is_taken_back:
+                return self._dying.stays_on(instance_id)
+            guests = await trio.to_thread.run_sync(
+                dying.guests_of, instance_id, abandon_on_cancel=True, limiter=self._asked
+            )
+            self._dying.switched_off(instance_id, guests, self._clock())
+            return len(guests)
 
     async def _tell(self) -> None:
         while True:

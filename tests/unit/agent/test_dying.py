@@ -76,6 +76,10 @@ def hold(image):
         yield begin
 
 
+def first_of(pid):
+    return dying._threads_of(pid, [pid])
+
+
 def waiter(image, guest, of):
     return dying.Waiter(guest, image.stat().st_ino, image.name, of)
 
@@ -135,9 +139,9 @@ def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
             asked = [waiter(image, GUEST, guest.pid), waiter(image, OTHER, living)]
             judge = dying.Dying(tag)
             assert judge.among(asked, 0.0) == []
-            judge.switched_off([(pid, started - 1) for pid, started in found], 0.0)
+            judge.switched_off(instance, [(pid, started - 1) for pid, started in found], 0.0)
             assert judge.among(asked, 2.0) == [], "an older process of that id"
-            judge.switched_off(found, 3.0)
+            judge.switched_off(instance, found, 3.0)
             assert judge.among(asked, 4.0) == [GUEST], "though it is not marked in /proc"
             assert judge.among(asked, 3.0 + dying.TOLD_S) == []
         finally:
@@ -147,10 +151,22 @@ def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
 
 def test_processes_that_are_switched_off_are_forgotten_and_have_a_limit():
     judge = dying.Dying(tag)
-    judge.switched_off([(pid, 1) for pid in range(dying.TOLD_LIMIT)], 0.0)
+    judge.switched_off("a", [(pid, 1) for pid in range(dying.TOLD_LIMIT)], 0.0)
     with pytest.raises(errors.Unusable, match="are being switched off"):
-        judge.switched_off([(0, 2)], 1.0)
-    judge.switched_off([(0, 2)], dying.TOLD_S)
+        judge.switched_off("b", [(0, 2)], 1.0)
+    judge.switched_off("b", [(0, 2)], dying.TOLD_S)
+
+
+def test_instance_that_stays_on_after_all_waits_again_and_others_do_not(image, hold):
+    staying, ending = hold(), hold()
+    asked = [waiter(image, GUEST, staying), waiter(image, OTHER, ending)]
+    judge = dying.Dying(tag)
+    for instance, pid in (("staying", staying), ("ending", ending)):
+        judge.switched_off(instance, [(pid, first.started) for first in first_of(pid)], 0.0)
+    assert judge.among(asked, 1.0) == [GUEST, OTHER]
+    assert judge.stays_on("staying") == 1
+    assert judge.among(asked, 3.0) == [OTHER]
+    assert judge.stays_on("staying") == 0
 
 
 def test_opening_that_a_living_process_has_as_well_is_not_ended(image, hold, monkeypatch):

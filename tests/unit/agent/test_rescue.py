@@ -135,3 +135,24 @@ async def test_guest_whose_process_cannot_be_seen_is_never_ended(hurry, mount):
     await trio.sleep(0.2)
     assert mount.ended == [disk]
     assert all(unseen not in asked for asked in mount.asked)
+
+
+async def test_what_is_taken_back_while_processes_are_looked_for_is_so_when_they_are_found(
+    mount, monkeypatch
+):
+    """Nova does not wait for the answer for long."""
+    looks, goes_on = trio.Event(), threading.Event()
+
+    def guests_of(instance_id):
+        trio.from_thread.run_sync(looks.set)
+        goes_on.wait(60)
+        return [(7, 1)]
+
+    monkeypatch.setattr(rescue.dying, "guests_of", guests_of)
+    async with trio.open_nursery() as asking:
+        asking.start_soon(mount.rescue.switched_off, IMAGE)
+        await looks.wait()
+        asking.start_soon(mount.rescue.switched_off, IMAGE, True)
+        await trio.testing.wait_all_tasks_blocked()
+        goes_on.set()
+    assert mount.rescue._dying._switched_off == {}

@@ -383,12 +383,16 @@ def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirro
     nova.spawn()
     del agent.asked[:]
     imagebackend.switch_off(nova.host, "instance")
-    assert agent.asked == [control_wire.SwitchedOff("instance")]
+    imagebackend.switch_off(nova.host, "instance", is_taken_back=True)
+    assert agent.asked == [
+        control_wire.SwitchedOff("instance"),
+        control_wire.SwitchedOff("instance", is_taken_back=True),
+    ]
     nova.base.unlink()
     nova.base.write_bytes(bytes(SIZE))
     imagebackend.switch_off(nova.host, "instance")
     imagebackend.switch_off(nova.host, "no-instance")
-    assert len(agent.asked) == 1
+    assert len(agent.asked) == 2
 
 
 def test_agent_that_hangs_refuses_or_is_away_keeps_no_instance_on(nova, monkeypatch, caplog):
