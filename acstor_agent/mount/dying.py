@@ -110,7 +110,7 @@ class Dying:
             return []
         self._scanned_s = now_s
         try:
-            holders = self._holders({(waiter.name, waiter.inode) for waiter in waiters})
+            holders = self._holders({(waiter.name, waiter.inode) for waiter in waiters}, now_s)
         except PermissionError as e:  # who is not seen may live
             self._not_before_s = now_s + RESCAN_S
             if not self._is_told:
@@ -140,7 +140,9 @@ class Dying:
         told = {pid for pid, _ in self._switched_off}
         return bool(known & told) or any(_is_marked(pid) for pid in known)
 
-    def _holders(self, files: set[tuple[str, int]]) -> Mapping[int, list[processes.Holder]] | None:
+    def _holders(
+        self, files: set[tuple[str, int]], now_s: float
+    ) -> Mapping[int, list[processes.Holder]] | None:
         """Return who has which of some files open, by their inodes; None if there is too much.
 
         :raises PermissionError: a process may have them open that is not to be seen
@@ -164,14 +166,13 @@ class Dying:
                 if name in names and (inode := _inode(thread, fd)) in found:
                     of_process.setdefault(inode, []).append(fd)
             for inode, fds in of_process.items():
-                found[inode].append(self._holder(pid, thread, fds))
+                found[inode].append(self._holder(pid, thread, fds, now_s))
         return found
 
-    def _holder(self, pid: int, thread: int, fds: Iterable[int]) -> processes.Holder:
+    def _holder(self, pid: int, thread: int, fds: Iterable[int], now_s: float) -> processes.Holder:
         tag = tag_of_opener(pid, self._tag)
-        now_s, known = self._scanned_s, self._switched_off
         first = next(_threads_of(pid, [pid]), None)
-        told = first and known.get((pid, first.started))
+        told = first and self._switched_off.get((pid, first.started))
         is_dying = told is not None and told.ends_s > now_s
         # The other threads of most, which may be many, need no look.
         if not is_dying and _is_marked(pid):
@@ -184,7 +185,9 @@ def guests_of(instance_id: str) -> list[tuple[int, int]]:
     """Return the processes that have the root disk of one of Nova's instances open to write it.
 
     Each with the time of its start, which no later process of that id has.  Who only looks at the
-    disk, as libvirt and Nova do, is none.
+    disk, as libvirt, Nova and the qemu-img of its snapshots do, is none.
+
+    :raises errors.Unusable: processes have too many files open to look at them all
     """
     found: list[tuple[int, int]] = []
     looked_at = 0
@@ -195,7 +198,8 @@ def guests_of(instance_id: str) -> list[tuple[int, int]]:
             continue
         looked_at += len(links)
         if looked_at > LINKS_LIMIT:
-            break
+            why = f"processes have over {LINKS_LIMIT} files open: who is switched off may hang"
+            raise errors.Unusable("this agent", why)
         fds = [fd for fd, path in links.items() if path.endswith(f"/{instance_id}/disk")]
         if any(_is_written(thread, fd) for fd in fds):
             found += ((pid, first.started) for first in _threads_of(pid, [pid]))

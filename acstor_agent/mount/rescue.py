@@ -67,7 +67,7 @@ class Rescue:
 
         :param is_taken_back: it stays on after all: its guest waits again
         :returns: how many processes it is
-        :raises errors.Unusable: too many are being switched off
+        :raises errors.Unusable: too many are being switched off, or processes cannot be looked at
         """
         async with self._telling:
             if is_taken_back:

@@ -98,7 +98,7 @@ def lie(monkeypatch, *pids: int) -> None:
 def test_who_has_a_file_open_is_found_with_its_descriptors(image, hold):
     pid, other = hold(), hold()
     inode = image.stat().st_ino
-    found = dying.Dying(tag)._holders({(image.name, inode)})[inode]
+    found = dying.Dying(tag)._holders({(image.name, inode)}, 0.0)[inode]
     assert {one.pid for one in found} == {pid, other}
     assert all(one.tag == one.thread == one.pid and not one.is_dying for one in found)
     assert all(os.readlink(f"/proc/{one.pid}/fd/{one.fds[0]}") == str(image) for one in found)
@@ -110,7 +110,7 @@ def test_file_of_the_same_name_is_another_one(image, hold, tmp_path):
     namesake.write_bytes(b"y")
     hold()
     inode = namesake.stat().st_ino
-    assert dying.Dying(tag)._holders({(image.name, inode)}) == {inode: []}
+    assert dying.Dying(tag)._holders({(image.name, inode)}, 0.0) == {inode: []}
 
 
 def test_only_the_guest_whose_process_is_dying_is_named(image, hold, monkeypatch):
@@ -213,7 +213,7 @@ def test_processes_are_scanned_only_when_there_is_reason(image, hold, monkeypatc
     pid = hold()
     found, scans = dying.Dying(tag), []
     real = found._holders
-    monkeypatch.setattr(found, "_holders", lambda files: scans.append(files) or real(files))
+    monkeypatch.setattr(found, "_holders", lambda *at: scans.append(at) or real(*at))
     one, other = waiter(image, GUEST, pid), waiter(image, OTHER, pid)
     for now_s in range(30):
         found.among([one], float(now_s))
@@ -233,10 +233,17 @@ def test_scan_that_is_cut_short_proves_nothing(image, hold, monkeypatch):
     monkeypatch.setattr(dying, "LINKS_LIMIT", 3)
     found, scans = dying.Dying(tag), []
     real = found._holders
-    monkeypatch.setattr(found, "_holders", lambda files: scans.append(files) or real(files))
+    monkeypatch.setattr(found, "_holders", lambda *at: scans.append(at) or real(*at))
     for now_s in range(120):  # nor is it made again soon
         assert found.among([waiter(image, GUEST, pid)], float(now_s)) == []
     assert len(scans) == 2
+
+
+def test_search_for_a_guest_that_is_cut_short_is_said(image, hold, monkeypatch):
+    hold()
+    monkeypatch.setattr(dying, "LINKS_LIMIT", 3)
+    with pytest.raises(errors.Unusable, match="over 3 files open"):
+        dying.guests_of("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody who sees less")
