@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Protocol
 
 from acstor_common import errors
@@ -25,6 +26,8 @@ from tests.lab import runs
 
 Undo = Callable[[], object]
 ROT_BYTES = 64
+SPARE_READ_S = 300.0
+"""The spare image is read in so long, whatever breaks meanwhile."""
 OTHER_OPTIONS = {
     "cache_policy": ("lru", "lfu", "fifo"),
     "read_ahead_by": ("order", "units"),
@@ -39,6 +42,10 @@ OTHER_OPTIONS = {
 """What an upgrade may change; all of it may differ among the hosts of a cloud."""
 
 
+class NothingToDoError(Exception):
+    """A step finds nothing to do, as when a host has no worker that it could stop."""
+
+
 class World(Protocol):
     """What actions are done to."""
 
@@ -49,6 +56,7 @@ class World(Protocol):
     spare_id: str
     truth: pathlib.Path
     readers: dict[str, list[readers.Reader]]
+    aside: list[threading.Thread]
 
     def write_ring(self, vnodes: dict[str, int]) -> None:
         """Put a v-node table in force."""
@@ -64,7 +72,10 @@ Action = Callable[[World, plan.Step, random.Random], Undo | None]
 
 
 def begin(world: World, step: plan.Step) -> Undo:
-    """Do a step; return what undoes it."""
+    """Do a step; return what undoes it.
+
+    :raises NothingToDoError: there is nothing for it to do
+    """
     return ACTIONS[step.name](world, step, random.Random(step.seed)) or _nothing
 
 
@@ -83,9 +94,11 @@ def _stop_worker(world: World, step: plan.Step, _: random.Random) -> None:
     world.hosts[step.host].end_worker(signal.SIGTERM)
 
 
-def _freeze_worker(world: World, step: plan.Step, _: random.Random) -> Undo | None:
+def _freeze_worker(world: World, step: plan.Step, _: random.Random) -> Undo:
     pid = world.hosts[step.host].worker_pid()
-    return _frozen(pid) if pid else None
+    if not pid:
+        raise NothingToDoError
+    return _frozen(pid)
 
 
 def _frozen(pid: int) -> Undo:
@@ -189,7 +202,7 @@ def _break_disk(world: World, step: plan.Step, _: random.Random) -> Undo:
 def _rot(world: World, step: plan.Step, rng: random.Random) -> None:
     slabs = world.hosts[step.host].slabs()
     if not slabs:
-        return
+        raise NothingToDoError
     with contextlib.suppress(OSError), rng.choice(slabs).open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
         for _ in range(ROT_BYTES):
@@ -200,6 +213,8 @@ def _rot(world: World, step: plan.Step, rng: random.Random) -> None:
 
 def _delete_slab(world: World, step: plan.Step, rng: random.Random) -> None:
     slabs = world.hosts[step.host].slabs()
+    if not slabs:
+        raise NothingToDoError
     for slab in slabs if step.way == "all" else rng.sample(slabs, min(1, len(slabs))):
         with contextlib.suppress(OSError):
             slab.unlink(missing_ok=True)
@@ -220,8 +235,8 @@ def _be_operator(world: World, step: plan.Step, rng: random.Random) -> Undo:
     host, image_id = world.hosts[step.host], rng.choice(world.image_ids)
     if step.way in ("hurry", "pause", "resume"):
         pace = "usual" if step.way == "resume" else step.way
-        return _aside(lambda: host.ask("set-pace", image_id=image_id, pace=pace))
-    return _aside(lambda: host.ask(step.way, image_id=image_id))
+        return _aside(world, lambda: host.ask("set-pace", image_id=image_id, pace=pace))
+    return _aside(world, lambda: host.ask(step.way, image_id=image_id))
 
 
 def _attach_and_drop(world: World, step: plan.Step, _: random.Random) -> Undo:
@@ -230,17 +245,27 @@ def _attach_and_drop(world: World, step: plan.Step, _: random.Random) -> Undo:
     def work() -> None:
         host.ask("ensure", image_id=world.spare_id)
         argv = ["dd", f"if={host.image_path(world.spare_id)}", "iflag=direct", "bs=1M"]
-        done = subprocess.run([*argv, "status=none"], capture_output=True, check=False)
-        if done.returncode:
-            world.found(f"{step.host}: a read of the spare image: {done.stderr.decode()}")
-        elif done.stdout != path.read_bytes():
-            world.found(f"{step.host}: the spare image has wrong bytes")
+        if why := read_wrong([*argv, "status=none"], path.read_bytes(), SPARE_READ_S):
+            world.found(f"{step.host}: a read of the spare image: {why}")
         host.ask("drop", image_id=world.spare_id)
 
-    return _aside(work)
+    return _aside(world, work)
 
 
-def _aside(work: Callable[[], object]) -> Undo:
+def read_wrong(argv: Sequence[str], wanted: bytes, limit_s: float) -> str:
+    """Have a program read; return what is wrong with what it printed, empty if nothing is."""
+    done = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        said, why = done.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        done.kill()  # it is not waited for: it may hang in the kernel
+        return f"it did not end in {limit_s:g} s"
+    if done.returncode:
+        return why.decode()
+    return "" if said == wanted else "wrong bytes"
+
+
+def _aside(world: World, work: Callable[[], object]) -> Undo:
     """Do what may take long in a thread; that the agent refuses it, or is away, is no finding."""
 
     def run() -> None:
@@ -248,6 +273,8 @@ def _aside(work: Callable[[], object]) -> Undo:
             work()
 
     thread = threading.Thread(target=run, daemon=True)
+    world.aside = [one for one in world.aside if one.is_alive()]
+    world.aside.append(thread)
     thread.start()
     return _nothing
 

@@ -18,9 +18,11 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import cast
 
@@ -43,6 +45,8 @@ SPARE_BYTES = 6 * MIB + 777
 LOOK_S = 0.5
 SERVES_S = 90.0
 WHOLE_READ_S = 180.0
+ASIDE_S = actions.SPARE_READ_S + 60
+"""What was begun aside ends in so long when all is mended."""
 GROWTH = {"memory": 256 * MIB, "threads": 48, "descriptors": 96}
 """So much more than after the beginning a worker may use at the end, at rest."""
 HANGS_S = 900.0
@@ -67,6 +71,9 @@ class World:
         self.truth = folder / "truth"
         self.hosts: dict[str, chaos_hosts.Host] = {}
         self.readers: dict[str, list[readers.Reader]] = {name: [] for name in names}
+        self.aside: list[threading.Thread] = []
+        self.idle = 0
+        """Steps that found nothing to do."""
         self.image_ids: list[str] = []
         self.spare_id = ""
         self.watch = watch.Watch(names)
@@ -180,6 +187,16 @@ class World:
         return reads, self._bytes_before + sum(state.bytes for state in states)
 
 
+def go_on(some: Mapping[str, Sequence[readers.Reader]], limit_s: float) -> list[str]:
+    """Return the readers none of whose reads end in a while, though nothing is broken any more."""
+    before = {reader.pid: (reader, reader.state.reads) for one in some.values() for reader in one}
+    ends_s = time.monotonic() + limit_s
+    while before and time.monotonic() < ends_s:
+        time.sleep(LOOK_S)
+        before = {pid: old for pid, old in before.items() if old[0].state.reads <= old[1]}
+    return [f"{reader.name}: no read ended in {limit_s:g} s" for reader, _ in before.values()]
+
+
 def storm(world: World, steps: Sequence[plan.Step], end_s: float, is_verbose: bool) -> None:
     """Do the steps at their times, undo them at theirs, and look after the promises."""
     began_s = time.monotonic()
@@ -212,6 +229,9 @@ def attempt(world: World, step: plan.Step, work: Callable[[], object]) -> action
     """Do or undo a step, and return what undoes it; that it cannot be done is a finding."""
     try:
         return cast(actions.Undo, work())
+    except actions.NothingToDoError:
+        world.idle += 1
+        return lambda: None
     except (errors.AcstorError, OSError, subprocess.SubprocessError) as e:
         world.found(f"{step} cannot be done or undone: {e}")
         return lambda: None
@@ -223,6 +243,13 @@ def mend(world: World) -> None:
     for host in world.hosts.values():
         if not chaos_hosts.wait_serving(host, SERVES_S):
             world.found(f"{host.name}: does not answer:\n{host.log()[-2000:]}")
+    for why in go_on(world.readers, SERVES_S):
+        world.found(why)
+    ends_s = time.monotonic() + ASIDE_S
+    for thread in world.aside:
+        thread.join(max(0.0, ends_s - time.monotonic()))
+        if thread.is_alive():
+            world.found("what an operator asked for, or a read of the spare image, does not end")
 
 
 def read_all(world: World) -> None:
@@ -272,6 +299,8 @@ def play(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
         before = {name: host.use() for name, host in world.hosts.items()}
         try:
             storm(world, steps, length_s, options.verbose)
+            if steps and world.idle == len(steps):
+                world.found("no step found anything to do")
             mend(world)
             storm(world, [], min(plan.CALM_S, length_s / 2), False)
             read_all(world)
@@ -284,8 +313,9 @@ def play(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     if left:
         world.found(f"still mounted: {', '.join(left)}")
     print(
-        f"seed {options.seed}: {len(steps)} steps; readers compared {reads} reads, "
-        f"{count / MIB:.0f} MiB; {len(world.watch.findings)} findings"
+        f"seed {options.seed}: {len(steps)} steps, {world.idle} found nothing to do; "
+        f"readers compared {reads} reads, {count / MIB:.0f} MiB; "
+        f"{len(world.watch.findings)} findings"
     )
     return world.watch.findings
 

@@ -2,6 +2,7 @@
 """Half a minute of the chaos suite, and that it plans and finds what it says."""
 
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
@@ -118,6 +119,24 @@ def test_wait_that_a_step_explains_is_no_finding(tmp_path, start, monkeypatch):
     look_until(made, reader, "nothing explains it")
 
 
+def test_reader_that_goes_on_is_no_finding(tmp_path, start):
+    (tmp_path / "whole").write_bytes(bytes(8192))
+    assert run.go_on({"h1": [start(tmp_path / "whole", way="buffered")]}, PATIENCE_S) == []
+
+
+def test_reader_none_of_whose_reads_ends_is_found(tmp_path, start):
+    os.mkfifo(tmp_path / "pipe")
+    waiting = start(tmp_path / "pipe", way="buffered")
+    assert run.go_on({"h1": [waiting]}, 1.0) == [f"{waiting.name}: no read ended in 1 s"]
+
+
+def test_read_that_does_not_end_and_wrong_bytes_are_said():
+    assert actions.read_wrong(["sleep", "60"], b"", 0.2) == "it did not end in 0.2 s"
+    assert actions.read_wrong(["echo", "a"], b"b\n", PATIENCE_S) == "wrong bytes"
+    assert "/none" in actions.read_wrong(["dd", "if=/none"], b"", PATIENCE_S)
+    assert actions.read_wrong(["echo", "a"], b"a\n", PATIENCE_S) == ""
+
+
 @hosts.needs_fuse
 @hosts.needs_take_over
 def test_killed_run_leaves_no_process_and_its_mounts_are_swept():
@@ -177,3 +196,20 @@ class Gone:
 
     def log(self):
         return ""
+
+
+def test_step_that_finds_nothing_to_do_is_counted(tmp_path):
+    world = run.World(tmp_path, 1, ["h1"])
+    world.hosts["h1"] = WithoutSlabs()
+    for name in ("freeze-worker", "rot", "delete-slab"):
+        step = plan.Step(1, 0.0, 9.0, name, "h1", "", 0)
+        run.attempt(world, step, functools.partial(actions.begin, world, step))()
+    assert world.idle == 3 and not world.watch.findings
+
+
+class WithoutSlabs:
+    def worker_pid(self):
+        return None
+
+    def slabs(self):
+        return []
