@@ -19,6 +19,8 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 MIB = nova_hosts.MIB
 BOOT_DEADLINE_S = 240.0
+END_S = 30.0
+"""A server whose reads wait is rebooted, or deleted, in so long; the aim is 10 s without load."""
 
 
 def test_links_and_folders_that_were_removed_are_mended(cluster):
@@ -235,7 +237,7 @@ def test_server_whose_reads_wait_is_rebooted_and_deleted(cluster):
                 runs.wait_for(late, nova_hosts.DEADLINE_S, "the read", host.agent.log)
                 began_s = time.monotonic()
                 end()
-                print(f"{end.__name__}: {time.monotonic() - began_s:.1f} s")
+                assert time.monotonic() - began_s < END_S
                 assert ended() >= number, "let go before it was killed"
         finally:
             cluster.lab.start_image_services()

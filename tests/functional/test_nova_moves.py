@@ -2,7 +2,7 @@
 """Every way of a server between a host with acstor and one without: real Nova on both.
 
 What stock Nova does on the other side is not ours, so it is looked at when somebody asks for it:
-``ACSTOR_TEST_MOVES=1``; one way there and back is in ``test_nova_servers.py``, in every run.
+``ACSTOR_TEST_MOVES=1``; one way there is in ``test_nova_servers.py``, in every run.
 """
 
 import os
