@@ -171,8 +171,11 @@ class Agent:
             unattached.UnattachedImages(self._source, nursery),
             open_attached=self._images.open_attached,
         )
+        self._named.found(cache.iter_cids())
         self._serving = serving.Serving(
             self._host,
+            named=self._named,
+            attached=self._images.attached(),
             admission=self._admission,
             cache=cache,
             chunks=self._chunks,

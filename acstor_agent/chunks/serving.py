@@ -8,6 +8,7 @@ so where rings differ no two hosts can wait for each other for long.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 
 import trio
 
@@ -19,6 +20,7 @@ from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import home as home_
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import errand as errand_
+from acstor_agent.core import identity
 from acstor_agent.core import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import errors
@@ -34,6 +36,8 @@ class Serving:
     :param here: id of this host
     :param admission: what may be asked for
     :param chunks: knows what is on its way here
+    :param named: how chunks are named, told already what was in the cache at the start
+    :param attached: the images that this host mirrored at the start
     :param sent: is told to whom how many bytes are given
     """
 
@@ -46,6 +50,8 @@ class Serving:
         chunks: fetcher.Fetcher,
         home: home_.Home,
         peers: exchange.Exchange,
+        named: identity.Identity | None = None,
+        attached: Iterable[ids.ImageId] = (),
         sent: Callable[[ids.HostId, int], None] = lambda host, count: None,
     ) -> None:
         self.admit = admission.admit
@@ -55,6 +61,8 @@ class Serving:
         self._chunks = chunks
         self._home = home
         self._peers = peers
+        self._named = named or identity.ByContent()
+        self._attached = frozenset(attached)
         self._sent = sent
 
     async def look_up(
@@ -125,12 +133,15 @@ class Serving:
     def _may_give(self, want: want_.Want, may_read_source: bool) -> bool:
         """Say whether a chunk, if it is here, may be given.
 
-        Who asks only for what is here may have nobody else to ask, and what this host mirrors is
-        the image's by any name: after a restart nobody knows by which names chunks came.
+        Who asks only for what is here may have nobody else to ask, and after a restart nobody
+        knows by which names chunks had come: what was here then is of any image that was mirrored
+        here then.  What came later under other names, and images that were attached later, as
+        anybody's can be, show nothing of what other images brought here.
         """
         if self._peers.may_give(want):
             return True
-        return not may_read_source and self._admission.is_attached(want)
+        is_of_before = want.image_id in self._attached and self._named.is_of_before(want.cid)
+        return not may_read_source and is_of_before and self._admission.is_attached(want)
 
     def _count_served(self, data: want_.Bytes) -> None:
         self._home.counters.served_chunks += 1

@@ -12,6 +12,7 @@ CID, and this host's cache holds each content once.
 """
 
 import abc
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 import blake3
@@ -37,6 +38,14 @@ class Identity(abc.ABC):
     @abc.abstractmethod
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Say whether a chunk of the cache may be given to a peer who asks for it by a name."""
+
+    @abc.abstractmethod
+    def found(self, cids: Iterable[ids.Cid]) -> None:
+        """Note what was in the cache at the start: nobody knows by which names it had come."""
+
+    @abc.abstractmethod
+    def is_of_before(self, cid: ids.Cid) -> bool:
+        """Say whether a chunk of the cache may have come under any name, before the start."""
 
     @abc.abstractmethod
     def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
@@ -65,6 +74,13 @@ class ByContent(Identity):
         """Say yes: another OID with the same CID is a hit."""
         return True
 
+    def found(self, cids: Iterable[ids.Cid]) -> None:
+        """Do nothing: the name follows from the CID."""
+
+    def is_of_before(self, cid: ids.Cid) -> bool:
+        """Say no: all names are known."""
+        return False
+
     def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Return the one name."""
         return (ids.oid_of(cid),)
@@ -83,11 +99,13 @@ class ByPlace(Identity):
 
     Names are kept in memory: after a restart a chunk of the cache is given as its home when it has
     come here again, or when a guest of this host's own has asked for it; and of images that this
-    host mirrors to who asks only for what is here, as all do before a chunk counts as lost.
+    host has mirrored since before, to who asks only for what is here, as all do before a chunk
+    counts as lost.
     """
 
     def __init__(self) -> None:
         self._names: dict[ids.Cid, tuple[ids.Oid, ...]] = {}
+        self._of_before: set[ids.Cid] = set()
 
     def oid(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
         """Return 64 bits of the BLAKE3 of the image's id, which tenants choose, and the offset."""
@@ -104,12 +122,21 @@ class ByPlace(Identity):
         """Say whether it came under this name."""
         return oid in self.names(cid)
 
+    def found(self, cids: Iterable[ids.Cid]) -> None:
+        """Remember them, until they are gone."""
+        self._of_before = set(cids)
+
+    def is_of_before(self, cid: ids.Cid) -> bool:
+        """Say whether it was there at the start, and is since."""
+        return cid in self._of_before
+
     def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Return the names that it came under."""
         return self._names.get(cid, ())
 
     def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Forget the names."""
+        self._of_before.discard(cid)
         return self._names.pop(cid, ())
 
     def keys(self, image_map: chunk_map.ChunkMap) -> Iterator[ids.Cid]:

@@ -270,8 +270,11 @@ class Host:
             clock=self._clock,
         )
         self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
+        self._named.found(self.cache.iter_cids())
         self.serving = serving.Serving(
             here,
+            named=self._named,
+            attached=self.images.attached(),
             admission=admission.Admission(
                 here,
                 self.images.named,

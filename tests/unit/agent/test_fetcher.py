@@ -143,6 +143,7 @@ class Cloud:
             chunks=chunks,
             home=home,
             peers=self.peers[name],
+            named=self.peers[name]._named,
         )
         return chunks
 
@@ -749,23 +750,30 @@ async def test_exchange_by_place_shares_nothing_between_images(tmp_path, nursery
         await cache.aclose()
 
 
-@pytest.mark.parametrize("is_attached", [True, False])
-async def test_by_place_a_host_gives_after_a_restart_what_it_mirrors(
-    tmp_path, nursery, autojump_clock, is_attached
+@pytest.mark.parametrize("was_attached", [True, False])
+@pytest.mark.parametrize("was_there", [True, False])
+async def test_by_place_a_host_gives_after_a_restart_what_it_mirrored_before(
+    tmp_path, nursery, autojump_clock, was_attached, was_there
 ):
     for name in ("h1", "h2"):
         (tmp_path / name).mkdir(mode=0o700)
     made = Cloud(tmp_path, nursery, ("h1", "h2"), identity.ByPlace)
-    wanted = want(0)
-    assert made.caches["h2"].store(wanted.cid, BYTES[:CHUNK], public_cache.KeepClass.HOME)
-    if is_attached:  # it was before the restart, and no guest has read since
-        made.serving["h2"]._admission._named = lambda *place: wanted.content
-    serve = made.serving["h2"].serve
-    if is_attached:
+    wanted, serving, cache = want(0), made.serving["h2"], made.caches["h2"]
+    named = serving._named
+    if not was_there:  # another image brings it here later
+        named.found(cache.iter_cids())
+        named.note(wanted.cid, 7)
+    assert cache.store(wanted.cid, BYTES[:CHUNK], public_cache.KeepClass.HOME)
+    if was_there:
+        named.found(cache.iter_cids())
+    serving._admission._named = lambda *place: wanted.content  # it is attached now
+    serving._attached = {wanted.image_id} if was_attached else set()
+    serve = serving.serve
+    if was_attached and was_there:
         assert await serve(wanted, may_read_source=False) == BYTES[:CHUNK]
-    else:
-        with pytest.raises(errors.ChunkMissing):
-            await serve(wanted, may_read_source=False)
+        named.gone(wanted.cid)  # and has come again with another image
+    with pytest.raises(errors.ChunkMissing):
+        await serve(wanted, may_read_source=False)
     assert made.source.reads == []
     await serve(wanted, may_read_source=True)  # for who takes it for the home as ever
     assert made.source.reads == [0]
