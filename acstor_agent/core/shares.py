@@ -62,6 +62,12 @@ class Part(NamedTuple):
         return sum(map(self.map.geometry.chunk_length, self.numbers))
 
 
+def both(one: Part, other: Part) -> Part:
+    """Return what belongs to one of two parts of an image, by no table any more."""
+    numbers = array.array("I", sorted({*one.numbers, *other.numbers}))
+    return Part(one.map, None, numbers, one.image_bytes)
+
+
 class Shares:
     """Says which part of images this host keeps.
 

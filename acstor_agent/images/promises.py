@@ -41,6 +41,9 @@ FOR_OTHERS = 2
 FORMER_S = 3600.0
 """How long what was this host's share by the last table stays pinned: others have yet to fetch
 what belongs to theirs now, and their source may be away."""
+FORMERS = 8
+"""Former shares of an image that end one by one; of more, the oldest ones stay as long as the one
+after them."""
 AT_A_TIME = 1000
 """Contents that are pinned before others have their turn: less than a millisecond."""
 
@@ -85,8 +88,8 @@ class Promises:
         self._kept: dict[ids.ImageId, Promise] = {}
         self._pinned: dict[ids.ImageId, shares_.Part] = {}
         """What was pinned, by which map; one that is replaced later must not matter."""
-        self._former: dict[ids.ImageId, tuple[float, shares_.Part]] = {}
-        """What was pinned by the table before, and until when it stays so."""
+        self._former: dict[ids.ImageId, list[tuple[float, shares_.Part]]] = {}
+        """What was pinned by the tables before, and until when each stays so."""
         self._changing = trio.Lock()
 
     def load(self) -> None:
@@ -240,9 +243,21 @@ class Promises:
         self.changes += 1
         await _for_each(contents, cache.pin)
         if before is not None:
-            await self._release(image_id, cache)
-            self._former[image_id] = self._clock() + FORMER_S, before
+            formers = self._former.setdefault(image_id, [])
+            formers.append((self._clock() + FORMER_S, before))
+            if len(formers) > FORMERS:
+                await self._merge_oldest(formers, cache)
         return 0
+
+    async def _merge_oldest(
+        self, formers: list[tuple[float, shares_.Part]], cache: cache_files.CacheFiles
+    ) -> None:
+        (_, oldest), (until_s, older) = formers[:2]
+        merged = await trio.to_thread.run_sync(shares_.both, oldest, older)
+        formers[:2] = [(until_s, merged)]
+        await _for_each(await trio.to_thread.run_sync(merged.contents), cache.pin)
+        for part in (oldest, older):
+            await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
 
     def _too_many_for_others(self, promised: Promise, part: shares_.Part) -> int:
         """Return by how many bytes too much would be kept for the instances of other hosts."""
@@ -255,13 +270,22 @@ class Promises:
 
     async def release_former(self, cache: cache_files.CacheFiles) -> None:
         """Give up what belonged to shares by former tables, when it is time."""
-        for image_id in [one for one, (at_s, _) in self._former.items() if at_s <= self._clock()]:
+        for image_id in list(self._former):
             async with self._changing:
-                await self._release(image_id, cache)
+                await self._release(image_id, cache, self._clock())
 
-    async def _release(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:
-        _, part = self._former.pop(image_id, (math.inf, None))
-        if part is not None:
+    async def _release(
+        self, image_id: ids.ImageId, cache: cache_files.CacheFiles, now_s: float = math.inf
+    ) -> None:
+        """Unpin what belonged to former shares of an image that are over."""
+        formers = self._former.get(image_id, [])
+        over = [part for until_s, part in formers if until_s <= now_s]
+        left = [one for one in formers if one[0] > now_s]
+        if left:
+            self._former[image_id] = left
+        else:
+            self._former.pop(image_id, None)
+        for part in over:
             await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
             self.changes += 1
 

@@ -6,9 +6,13 @@ import os
 import pytest
 import trio
 
+from acstor_agent.core import identity
 from acstor_agent.core import promise
+from acstor_agent.core import shares
 from acstor_agent.images import promises as promises_
 from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import ring
 from tests.fakes import one_host
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
@@ -171,3 +175,48 @@ async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
     await host.mirrors.attach(IMAGE)
     await host.promises.take_back(IMAGE, host.cache)
     assert promised_bytes(host) == 0
+
+
+class Place:
+    """The v-node table of a host h1 that keeps shares."""
+
+    def __init__(self, *names):
+        self.epoch = 0
+        self.be(*names)
+
+    def be(self, *names):
+        self.epoch += 1
+        hosts = [ring.RingHost(name, f"10.0.0.{at}:7201", 100) for at, name in enumerate(names, 1)]
+        self.table = ring.Ring(self.epoch, tuple(hosts))
+
+    def shares(self):
+        return shares.Shares(ids.HostId("h1"), lambda: self.table, identity.ByContent().oid)
+
+
+async def test_shares_by_several_tables_stay_until_each_has_had_its_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(promises_, "FORMERS", 3)
+    place = Place("h1", "h2")  # each has all of it
+    async with keeping(tmp_path, shares=place.shares()) as host:
+        now_s = 0.0
+        host.promises._clock = lambda: now_s
+        host.add(DATA)
+        await make(host, IMAGE)
+        parts, names = [host.promises.pinned(IMAGE)], ["h1", "h2"]
+        for number in range(3, 9):  # more tables than are remembered one by one
+            now_s += 100
+            names.append(f"h{number}")
+            place.be(*names)
+            assert await host.promises.follow(IMAGE, host.cache) == 0
+            parts.append(host.promises.pinned(IMAGE))
+            await host.promises.release_former(host.cache)
+            assert promised_bytes(host) == 2 * MIB
+        assert len(host.promises._former[IMAGE]) == 3
+        left = {cid for part in parts[-3:] for cid in part.contents()}
+        now_s = 400 + promises_.FORMER_S  # when the fourth change was
+        await host.promises.release_former(host.cache)
+        assert promised_bytes(host) == CHUNK * len(left) < 2 * MIB
+        now_s = 600 + promises_.FORMER_S
+        await host.promises.release_former(host.cache)
+        assert promised_bytes(host) == parts[-1].total_bytes
+        await host.promises.take_back(IMAGE, host.cache)
+        assert promised_bytes(host) == 0
