@@ -41,6 +41,10 @@ class Pins:
     def __len__(self) -> int:
         return len(self._counts)
 
+    def count(self, cid: ids.Cid) -> int:
+        """Return how often a content is pinned."""
+        return self._counts.get(cid, 0)
+
     @property
     def slots(self) -> Mapping[int, int]:
         """Return how many slots of each size the pinned chunks take, missing ones too."""

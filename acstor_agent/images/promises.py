@@ -99,7 +99,9 @@ class Promises:
         """
         whole_file.remove_leftovers(self._path.parent, self._path.name)
         kept = self._read()
-        for image_id, one in (self._derived() if kept is None else kept).items():
+        promised = self._derived() if kept is None else kept
+        # What others use must not take the room of what is used here.
+        for image_id, one in sorted(promised.items(), key=lambda item: item[1].is_for_others):
             try:
                 path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
                 image_map = mirrors.open_map(path, image_id)
@@ -116,11 +118,27 @@ class Promises:
             contents = part.contents()
             if kept is None and self._lacking_bytes(slots_of(contents, self.pins)):
                 continue
-            self._kept[image_id], self._pinned[image_id] = one, part
+            self._kept[image_id] = one
+            if one.is_for_others and self._lacks_for_others(one, part, contents):
+                LOG.warning("image %s: no longer kept for other hosts: there is no room", image_id)
+                continue
+            self._pinned[image_id] = part
             for cid, length in contents.items():
                 self.pins.add(cid, length)
             if self.may_grow:
                 self.pins.beyond_bytes = self._lacking_bytes({})
+        self._kept = {
+            image_id: self._kept[image_id] for image_id in promised if image_id in self._kept
+        }
+
+    def _lacks_for_others(self, one: Promise, part: shares_.Part, contents: Contents) -> bool:
+        slots = collections.Counter(self.pins.slots) + collections.Counter(
+            slots_of(contents, self.pins)
+        )
+        return bool(
+            self._too_many_for_others(one, part)
+            or cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
+        )
 
     def _lacking_bytes(self, more: Mapping[int, int]) -> int:
         slots = collections.Counter(self.pins.slots) + collections.Counter(more)
@@ -195,6 +213,8 @@ class Promises:
     ) -> int:
         """Promise to keep an image; pin it.
 
+        Where there is no room others' images give way, and only after that the cache may grow.
+
         :param is_for_others: unless it is promised for this host's instances already
         :return: how many bytes the cache lacks; if it lacks any, nothing is promised
         """
@@ -234,6 +254,15 @@ class Promises:
         part = await trio.to_thread.run_sync(self._part_of, image_map, table)
         contents = await trio.to_thread.run_sync(part.contents)
         slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
+        if cache.lacking_bytes(slots) and not promised.is_for_others:
+            for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
+                LOG.warning(
+                    "image %s: no longer kept for other hosts: image %s needs the room",
+                    one,
+                    image_id,
+                )
+                await self._take_back(one, cache)
+            slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
         lacking_bytes = max(cache.lacking_bytes(slots), self._too_many_for_others(promised, part))
         if lacking_bytes and (not self.may_grow or promised.is_for_others):
             return lacking_bytes
@@ -258,6 +287,37 @@ class Promises:
         await _for_each(await trio.to_thread.run_sync(merged.contents), cache.pin)
         for part in (oldest, older):
             await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
+
+    def _in_the_way(self, wanted: ids.ImageId, contents: Contents) -> list[ids.ImageId]:
+        """Return which images kept for other hosts give way to one that is used here, newest first.
+
+        None do where all of them were not enough, unless the cache may grow for the rest.
+        """
+        slots = collections.Counter(self.pins.slots)
+        slots.update(slots_of(contents, self.pins))
+        taken: collections.Counter[ids.Cid] = collections.Counter()
+        freed: set[ids.Cid] = set()
+        found: dict[ids.ImageId, set[ids.Cid]] = {}
+        for image_id, one in reversed(self.all().items()):
+            if not one.is_for_others or image_id == wanted or image_id not in self._pinned:
+                continue
+            if not cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes):
+                break
+            found[image_id] = set()
+            for part in (self._pinned[image_id], *self._formers(image_id)):
+                for cid, length in part.contents().items():
+                    taken[cid] += 1
+                    found[image_id].add(cid)
+                    if taken[cid] == self.pins.count(cid) and cid not in contents:
+                        freed.add(cid)
+                        slots[cache_slab.slot_bytes_for(length)] -= 1
+        is_enough = not cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
+        if not (is_enough or self.may_grow):
+            return []
+        return [image_id for image_id, cids in found.items() if not cids.isdisjoint(freed)]
+
+    def _formers(self, image_id: ids.ImageId) -> list[shares_.Part]:
+        return [part for _, part in self._former.get(image_id, [])]
 
     def _too_many_for_others(self, promised: Promise, part: shares_.Part) -> int:
         """Return by how many bytes too much would be kept for the instances of other hosts."""
@@ -292,16 +352,19 @@ class Promises:
     async def take_back(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:
         """Give up a promise, if there is one."""
         async with self._changing:
-            if self._kept.pop(image_id, None) is not None:
-                await self._save()
-            await self._release(image_id, cache)
-            part = self._pinned.get(image_id)
-            if part is not None:
-                contents = await trio.to_thread.run_sync(part.contents)
-                del self._pinned[image_id]
-                await _for_each(contents, cache.unpin)
-                self.changes += 1
-                cache.may_grow(cache.lacking_bytes({}) if self.may_grow else 0)
+            await self._take_back(image_id, cache)
+
+    async def _take_back(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:
+        if self._kept.pop(image_id, None) is not None:
+            await self._save()
+        await self._release(image_id, cache)
+        part = self._pinned.get(image_id)
+        if part is not None:
+            contents = await trio.to_thread.run_sync(part.contents)
+            del self._pinned[image_id]
+            await _for_each(contents, cache.unpin)
+            self.changes += 1
+            cache.may_grow(cache.lacking_bytes({}) if self.may_grow else 0)
 
     async def change(self, image_id: ids.ImageId, **changes: object) -> None:
         """Change what is wished for an image, if it is promised."""

@@ -114,12 +114,15 @@ class Wholeness:
         self._boots: dict[ids.ImageId, boot_activity.BootActivity] = {}
         self._current: ids.ImageId | None = None
         self._changed = trio.Event()
+        self._has_begun = False
 
     async def run(self) -> None:
         """Keep promises, for ever."""
-        for promised_id, one in self._promises.all().items():
-            if self._sharing is not None and one.leased_until_s:
-                self._sharing.was_leased(promised_id, one.leased_until_s)
+        if self._sharing is not None and not self._has_begun:
+            for promised_id, one in self._promises.all().items():
+                if one.leased_until_s:
+                    self._sharing.was_leased(promised_id, one.leased_until_s)
+        self._has_begun = True
         while True:
             await self._settle()
             image_id = self._next()
@@ -142,8 +145,11 @@ class Wholeness:
             one = promised.get(image_id)
             is_used, is_asked = self._is_used(image_id, one), one is not None and one.is_asked
             if is_used or is_asked or self._is_leased(image_id):
-                await self._keep(image_id, is_for_others=not (is_used or is_asked))
-                self._known[image_id].is_used = is_used
+                known = self._known.setdefault(image_id, filling.Progress())
+                if is_used and not known.is_used:
+                    known.changes_then, known.counted_s = -1, -math.inf  # others make room now
+                known.is_used = is_used
+                await self._keep(image_id, known, is_for_others=not (is_used or is_asked))
             elif one is not None:
                 LOG.info("image %s: no longer used; it need not stay whole", image_id)
                 await self.forget(image_id)
@@ -166,8 +172,9 @@ class Wholeness:
     def _is_leased(self, image_id: ids.ImageId) -> bool:
         return self._sharing is not None and self._sharing.is_leased(image_id)
 
-    async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
-        known = self._known.setdefault(image_id, filling.Progress())
+    async def _keep(
+        self, image_id: ids.ImageId, known: filling.Progress, *, is_for_others: bool
+    ) -> None:
         self._note_boot(image_id)
         await self._look_at_deadline(image_id, known)
         is_due = self._clock() - known.counted_s >= RECOUNT_S
@@ -175,6 +182,10 @@ class Wholeness:
         if is_for_others and not self._promises.has_share:
             return  # what is pinned stays: others fetch it from here
         if self._promises.pinned(image_id) is None:
+            if known.part is not None:  # it made room
+                known.part = known.left_bytes = None
+                known.to_do.clear()
+                is_due = True
             if is_due and known.changes_then != self._promises.changes:
                 known.counted_s = self._clock()
                 await self._promise(image_id, known, is_for_others=is_for_others)
@@ -220,8 +231,6 @@ class Wholeness:
         lacking_bytes = await self._promises.make(
             image_id, image.map, self._cache, is_for_others=is_for_others
         )
-        while lacking_bytes and not is_for_others and await self._give_way(lacking_bytes):
-            lacking_bytes = await self._promises.make(image_id, image.map, self._cache)
         known.changes_then = changes if lacking_bytes else -1
         if lacking_bytes and not known.lacking_bytes:
             LOG.log(
@@ -233,16 +242,6 @@ class Wholeness:
                 lacking_bytes,
             )
         known.lacking_bytes = lacking_bytes
-
-    async def _give_way(self, lacking_bytes: int) -> bool:
-        """Give up one image that is kept for other hosts alone, if all of these are enough."""
-        promised = [one for one in self._promises.all().values() if one.is_for_others]
-        if not promised or self._promises.for_others()[1] < lacking_bytes:
-            return False
-        newest = ids.ImageId(promised[-1].image_id)
-        LOG.warning("image %s: no longer kept for other hosts: this one needs the room", newest)
-        await self.forget(newest)
-        return True
 
     async def _look_at_deadline(self, image_id: ids.ImageId, known: filling.Progress) -> None:
         """Find out by when an image is to be whole; tell when that is missed, end it when kept."""

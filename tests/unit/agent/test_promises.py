@@ -220,3 +220,63 @@ async def test_shares_by_several_tables_stay_until_each_has_had_its_time(tmp_pat
         assert promised_bytes(host) == parts[-1].total_bytes
         await host.promises.take_back(IMAGE, host.cache)
         assert promised_bytes(host) == 0
+
+
+SMALL = 3 * MIB
+
+
+async def place_three(host):
+    """Let OTHER, which is kept for others, and a third image be of the contents of IMAGE."""
+    host.add(one_host.image_bytes(MIB))
+    host.add(one_host.image_bytes(MIB), OTHER)
+    host.add(one_host.image_bytes(2 * MIB, seed=9), THIRD)
+    assert await make(host, IMAGE) == 0
+    assert await make(host, OTHER, is_for_others=True) == 0
+
+
+THIRD = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13")
+
+
+async def test_image_gives_way_only_where_that_makes_room(tmp_path):
+    async with keeping(tmp_path, SMALL) as host:
+        await place_three(host)
+        assert await make(host, THIRD) > 0
+        assert OTHER in host.promises.all()  # its contents stay pinned in any case
+
+
+@pytest.mark.expect_log("no longer kept for other hosts")
+async def test_images_with_the_same_contents_give_way_together_before_the_cache_grows(tmp_path):
+    for may_grow in (False, True):
+        folder = tmp_path / str(may_grow)
+        folder.mkdir()
+        async with keeping(folder, SMALL, may_grow=may_grow) as host:
+            await place_three(host)
+            await host.promises.change(IMAGE, is_for_others=True)
+            assert await make(host, THIRD) == 0
+            assert list(host.promises.all()) == [THIRD]
+            assert host.promises.pins.beyond_bytes == 0 and promised_bytes(host) == 2 * MIB
+
+
+@pytest.mark.expect_log("no longer kept for other hosts")
+async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
+    place = Place("h1", "h2", "h3", "h4", "h5", "h6")
+    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+        host.add(one_host.image_bytes(2 * MIB))
+        host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
+        assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_for_others=True)
+        place.be("h1", "h2")
+        assert await host.promises.follow(OTHER, host.cache) > 0
+        assert await host.promises.follow(IMAGE, host.cache) == 0
+        assert list(host.promises.all()) == [IMAGE] and promised_bytes(host) == 2 * MIB
+
+
+@pytest.mark.expect_log("there is no room")
+async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_path):
+    place = Place("h1", "h2")
+    async with keeping(tmp_path, shares=place.shares()) as host:
+        host.add(one_host.image_bytes(MIB), OTHER)
+        host.add(one_host.image_bytes(2 * MIB, seed=5))
+        assert await make(host, OTHER, is_for_others=True) == 0 == await make(host, IMAGE)
+    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+        assert promised_bytes(host) == 2 * MIB
+        assert list(host.promises.all()) == [OTHER, IMAGE]

@@ -282,7 +282,7 @@ async def test_share_without_room_is_said(tmp_path, place):
         assert not keeper.promised_bytes()
 
 
-@pytest.mark.expect_log("no longer kept for other hosts: this one needs the room")
+@pytest.mark.expect_log("no longer kept for other hosts: image .* needs the room")
 async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, place):
     place.table = table_of("h1", "h2")  # each keeps all of everything
     async with running(tmp_path, place, 4 * MIB) as keeper:
@@ -292,6 +292,24 @@ async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, plac
         await until(lambda: (keeper.whole.of(IMAGE) or {}).get("left_bytes") == 200 * CHUNK)
         await keeper.answer(H2, OTHER, peer_keeping.ShareState.NO_ROOM)
         assert keeper.promised_bytes() == 200 * CHUNK
+
+
+@pytest.mark.expect_log("its map is lost")
+@pytest.mark.expect_log("needs the room")
+@pytest.mark.allow_log("there is no room|taking it from the source again")
+async def test_image_that_needs_room_does_not_make_way_for_itself(tmp_path, place):
+    place.table = table_of("h1", "h2")
+    async with running(tmp_path, place) as keeper:
+        for image_id in (OTHER, IMAGE):
+            keeper.asks(H2, image_id)
+            await keeper.answer(H2, image_id)
+    (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
+    async with running(tmp_path, place, 4 * MIB) as keeper:
+        await until(lambda: list(keeper.host.promises.all()) == [OTHER, IMAGE])
+        assert keeper.promised_bytes() == 100 * CHUNK
+        await keeper.use(IMAGE)
+        await until(lambda: keeper.promised_bytes() == 200 * CHUNK)
+        await until(lambda: OTHER not in keeper.host.promises.all())
 
 
 async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path, place):
