@@ -2,7 +2,7 @@
 """Which images other hosts have asked this one to keep its shares of, and for how long.
 
 The one rule: what others can make this host remember is bounded, for each of them and for all, and
-ends by itself.
+ends by itself.  Where there are more images than may be, who asked for most gives way.
 
 Times are seconds of one clock that never goes back, given by the caller.
 """
@@ -15,7 +15,10 @@ from acstor_common import peer_keeping
 
 IMAGES_OF_HOST = peer_keeping.MAX_KEEPS
 IMAGES = 1024
-LEASES = 16384
+LEASES = 1 << 18
+"""Of 1,000 hosts that ask for as much as they may."""
+STEPS = 16
+"""How often it is looked whose image gives way before there is no room."""
 LEASE_S = float(peer_keeping.MAX_LEASE_S)
 """A host that died may have its instances started again on another one: so long that is waited
 for."""
@@ -38,6 +41,9 @@ class Leases:
         self._until_s: dict[ids.ImageId, dict[ids.HostId, float]] = {}
         self._counts: collections.Counter[ids.HostId] = collections.Counter()
         self._total = 0
+        self._charged_to: dict[ids.ImageId, ids.HostId] = {}
+        """Each image counts against one of those who asked for it."""
+        self._charges: collections.Counter[ids.HostId] = collections.Counter()
 
     def __contains__(self, image_id: object) -> bool:
         return image_id in self._until_s
@@ -70,19 +76,59 @@ class Leases:
         if lease_s <= 0:
             self._end(host, image_id)
             return True
-        if host not in holders and not self._has_room(host, image_id):
+        if host not in holders and not self._make_room(host, image_id):
             return False
         if host not in holders:
             self._counts[host] += 1
             self._total += 1
         self._until_s.setdefault(image_id, {})[host] = now_s + min(lease_s, LEASE_S)
+        payer = self._charged_to.get(image_id, FORMER)
+        if payer == FORMER or self._charges[host] + 1 < self._charges[payer]:
+            self._charge(image_id, host)
         return True
 
-    def _has_room(self, host: ids.HostId, image_id: ids.ImageId) -> bool:
-        if image_id not in self._until_s and len(self._until_s) >= IMAGES:
-            return False
+    def _make_room(self, host: ids.HostId, image_id: ids.ImageId) -> bool:
         limit = IMAGES if host == FORMER else IMAGES_OF_HOST
-        return self._counts[host] < limit and self._total < LEASES
+        if self._counts[host] >= limit or self._total >= LEASES:
+            return False
+        if image_id in self._until_s or len(self._until_s) < IMAGES:
+            return True
+        for _ in range(STEPS):
+            most = self._who_has_most(host)
+            if most is None:
+                return False
+            newest = next(one for one in reversed(self._until_s) if self._charged_to[one] == most)
+            heir = min(self._until_s[newest], key=lambda one: self._charges[one])
+            if self._charges[heir] + 1 < self._charges[most]:
+                self._charge(newest, heir)
+                continue
+            for holder in self.hosts(newest):
+                self._end(holder, newest)
+            return True
+        return False
+
+    def _who_has_most(self, host: ids.HostId) -> ids.HostId | None:
+        """Return who gives way to a host: he has more images than it would have then.
+
+        What was leased before this worker was started is the last: who asked has yet to ask again.
+        """
+        enough = self._charges[host] + 1
+        others = [one for one in self._charges if one not in (host, FORMER)]
+        most = max(others, key=lambda one: self._charges[one], default=FORMER)
+        for one in (most, FORMER):
+            if one != host and self._charges[one] > enough:
+                return one
+        return None
+
+    def _charge(self, image_id: ids.ImageId, host: ids.HostId | None) -> None:
+        before = self._charged_to.pop(image_id, None)
+        if before is not None:
+            self._charges[before] -= 1
+            if not self._charges[before]:
+                del self._charges[before]
+        if host is not None:
+            self._charged_to[image_id] = host
+            self._charges[host] += 1
 
     def _end(self, host: ids.HostId, image_id: ids.ImageId) -> None:
         holders = self._until_s.get(image_id, {})
@@ -94,6 +140,9 @@ class Leases:
             del self._counts[host]
         if not holders:
             del self._until_s[image_id]
+            self._charge(image_id, None)
+        elif self._charged_to[image_id] == host:
+            self._charge(image_id, min(holders, key=lambda one: self._charges[one]))
 
     def expire(self, now_s: float) -> None:
         """End what is over."""

@@ -44,13 +44,42 @@ def test_many_hosts_cannot_ask_for_more_than_there_may_be():
     for number in range(5 * leases_.IMAGES):
         leases.told(ids.HostId(f"h{number % 50}"), image(number), 100, 0)
     assert len(leases) == leases_.IMAGES
-    for host in range(100):
-        for number in range(200):
-            leases.told(ids.HostId(f"h{host}"), image(number), 100, 0)
-    pairs = sum(len(leases.hosts(one)) for one in leases.images())
-    assert pairs == leases_.LEASES
     leases.expire(now_s=100)
     assert len(leases) == 0 and leases.told(H2, image(1), 1, 100)
+
+
+def test_thousand_hosts_may_ask_for_as_much_as_they_may():
+    leases = leases_.Leases()
+    for host in range(1000):
+        for number in range(17):
+            assert leases.told(ids.HostId(f"h{host}"), image(number), 100, 0)
+    assert len(leases.hosts(image(0))) == 1000
+
+
+def test_hosts_that_fill_the_table_give_way_to_others_and_not_to_each_other():
+    leases, bad = leases_.Leases(), [ids.HostId(f"bad{number}") for number in range(8)]
+    for number in range(leases_.IMAGES):
+        for host in (bad[number // 256], bad[4 + number // 256]):  # each image by two of them
+            assert leases.told(host, image(number), 1000, 0)
+    honest = [ids.HostId(f"h{number}") for number in range(100)]
+    for number, host in enumerate(honest):
+        assert leases.told(host, image(5000 + number), 1000, 1)
+    assert len(leases) == leases_.IMAGES
+    for number in range(300):  # those who gave way ask again
+        leases.told(bad[0], image(9000 + number), 1000, 2)
+    assert all(leases.has(host, image(5000 + at)) for at, host in enumerate(honest))
+    leases.expire(now_s=2000)
+    assert not leases._charges and not leases._charged_to and not leases._counts
+
+
+def test_what_the_former_worker_was_asked_for_counts_against_who_asks_again():
+    leases = leases_.Leases()
+    for number in range(leases_.IMAGES):
+        assert leases.told(leases_.FORMER, image(number), 1000, 0)
+    assert leases.told(H2, image(leases_.IMAGES - 1), 1000, 1)
+    for number in range(2000, 2300):
+        leases.told(H3, image(number), 1000, 2)
+    assert leases.has(H2, image(leases_.IMAGES - 1)) and len(leases) == leases_.IMAGES
 
 
 def test_only_who_asked_can_take_it_back():
