@@ -124,16 +124,22 @@ class Mirrors:
             return iter(())
         return map(found.cid, range(len(found)))
 
-    async def attach(self, image_id: ids.ImageId) -> mirror.Mirror:
+    async def attach(
+        self, image_id: ids.ImageId, max_map_bytes: int = MAX_MAP_BYTES
+    ) -> mirror.Mirror:
         """Return the mirror of an image, attached now if it is not yet.
 
+        :param max_map_bytes: a longer map is not taken from the source
+        :raises errors.Unusable: the map is longer than that
         :raises errors.ChunkUnavailable: the source has no such image, or does not answer
         :raises errors.ChunkMapFormatError: what the source has is not a map of this image
         :raises errors.NumberTaken: the kernel would take it for another image
         """
         async with self._attaching_one(image_id):
             if image_id not in self._mirrors:
-                self._mirrors[image_id] = await self._make(await self._map_of(image_id))
+                self._mirrors[image_id] = await self._make(
+                    await self._map_of(image_id, max_map_bytes)
+                )
             return self._mirrors[image_id]
 
     async def open_attached(self, image_id: ids.ImageId) -> bool:
@@ -196,7 +202,7 @@ class Mirrors:
     def _path(self, image_id: ids.ImageId) -> pathlib.Path:
         return self._folder / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
 
-    async def _map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap:
+    async def _map_of(self, image_id: ids.ImageId, max_map_bytes: int) -> chunk_map.ChunkMap:
         path = self._path(image_id)
         if path.exists():
             self._attached.add(image_id)  # the folder may have been away when this worker began
@@ -204,18 +210,22 @@ class Mirrors:
                 return await trio.to_thread.run_sync(open_map, path, image_id)
             except errors.ChunkMapFormatError as e:
                 LOG.warning("%s; taking it from the source again", e)
-        await self._download_map(image_id, path)
+        await self._download_map(image_id, path, max_map_bytes)
         self._attached.add(image_id)
         LOG.info("image %s: attached", image_id)
         return await trio.to_thread.run_sync(open_map, path, image_id)
 
-    async def _download_map(self, image_id: ids.ImageId, path: pathlib.Path) -> None:
+    async def _download_map(
+        self, image_id: ids.ImageId, path: pathlib.Path, max_map_bytes: int
+    ) -> None:
         """Take an image's map from the source; it gets its name only when it has been checked."""
         blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
         what = f"{blob.name} from {self._source.where}"
         size_bytes = await self._source.size_bytes(blob)
         if size_bytes > MAX_MAP_BYTES:
             raise errors.ChunkMapFormatError(what, 0, f"{size_bytes} bytes are too many for a map")
+        if size_bytes > max_map_bytes:
+            raise errors.Unusable(what, f"its {size_bytes} bytes are more than there is room for")
         with whole_file.written(path, 0o600, is_durable=False) as incoming:
             for offset in range(0, size_bytes, MAP_READ_BYTES):
                 length = min(MAP_READ_BYTES, size_bytes - offset)

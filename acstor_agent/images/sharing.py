@@ -10,6 +10,7 @@ The one rule: a host that asks names images, nothing else.  What is kept is what
 source says of them, and what others can make it keep, remember and look for is bounded.
 """
 
+import collections
 import logging
 import time
 from collections.abc import Callable
@@ -20,10 +21,12 @@ import trio
 
 from acstor_agent.core import keepers as keepers_
 from acstor_agent.core import leases as leases_
+from acstor_agent.core import rates
 from acstor_agent.core import shares
 from acstor_agent.core import whole_pace
 from acstor_agent.images import mirrors
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_keeping
 from acstor_common import peer_wire
@@ -38,6 +41,21 @@ ATTACH_S = 10.0
 AT_A_TIME = 16
 """Hosts that are answered at once: connections to them have to be made."""
 
+MAP_BYTES = 32 * geometry.MIB
+"""Longer chunk maps are not taken for other hosts: this one is of 64 GiB in chunks of 64 KiB."""
+MAPS_BYTES_OF_HOST = 64 * geometry.MIB
+"""What maps may take that are here because of one other host."""
+MAPS_BYTES = 256 * geometry.MIB
+"""What maps may take that are here because of all other hosts."""
+NEW_OF_HOST = rates.Rate(per_s=256 / 3600, burst=2.0 * leases_.IMAGES_OF_HOST)
+"""Images that a host has not asked for before: each may be looked for in the source."""
+HOSTS = 4096
+REMEMBERED = 4 * leases_.IMAGES
+"""Images of which it is remembered, asked for or not, that they could not be attached."""
+GRACE_S = 900.0
+"""After a start nothing is given up for so long that was kept for others: by then each of 1,000
+hosts has asked again, and a clock that was wrong has not mattered."""
+
 State = peer_keeping.ShareState
 
 
@@ -51,6 +69,16 @@ class Share(NamedTuple):
     total_bytes: int
     left_bytes: int
     table: ring.Ring | None
+
+
+class _Failed(NamedTuple):
+    """An image that could not be attached.
+
+    :param state: as others are told
+    """
+
+    state: State
+    backoff: whole_pace.Backoff
 
 
 class Own(NamedTuple):
@@ -90,8 +118,8 @@ class Sharing:
         self._used: list[ids.ImageId] = []
         self._owed: dict[ids.HostId, dict[ids.ImageId, None]] = {}
         self._last: dict[ids.ImageId, tuple[Share | State, float]] = {}
-        self._attaching: dict[ids.ImageId, whole_pace.Backoff] = {}
-        self._denied: set[ids.ImageId] = set()
+        self._failed: collections.OrderedDict[ids.ImageId, _Failed] = collections.OrderedDict()
+        self._new = rates.Buckets[ids.HostId](NEW_OF_HOST, HOSTS)
 
     # What others ask
 
@@ -108,9 +136,9 @@ class Sharing:
     def was_leased(self, image_id: ids.ImageId, until_s: float) -> None:
         """Note what the former worker had been asked for.
 
-        :param until_s: by the wall clock; whatever that says, it ends within a day
+        :param until_s: by the wall clock; whatever that says, it ends within a day, and not at once
         """
-        left_s = until_s - self._wall_clock()
+        left_s = max(GRACE_S, until_s - self._wall_clock())
         self._leases.told(leases_.FORMER, image_id, left_s, self._clock())
 
     def heard(self, host: ids.HostId, news: peer_wire.News) -> None:
@@ -127,8 +155,14 @@ class Sharing:
                 self._keepers.heard(host, news, self._clock())
 
     def _take(self, host: ids.HostId, lease: peer_keeping.Lease) -> None:
-        if not self._leases.told(host, lease.image_id, lease.lease_s, self._clock()):
+        now_s = self._clock()
+        is_new = lease.lease_s and not self._leases.has(host, lease.image_id)
+        if is_new and self._new.level(host, now_s) < 1:
             self.refused += 1
+        elif not self._leases.told(host, lease.image_id, lease.lease_s, now_s):
+            self.refused += 1
+        elif is_new:
+            self._new.take(host, 1, now_s)
         if lease.lease_s:
             owed = self._owed.setdefault(host, {})
             if len(owed) < leases_.IMAGES_OF_HOST:
@@ -203,10 +237,8 @@ class Sharing:
             del self._last[image_id]
 
     def _state_without_share(self, image_id: ids.ImageId) -> State | None:
-        if image_id in self._denied:
-            return State.REFUSED
-        backoff = self._attaching.get(image_id)
-        return State.FAILING if backoff is not None and backoff.failure else None
+        failed = self._failed.get(image_id)
+        return None if failed is None else failed.state
 
     def _answer(self, table: ring.Ring) -> None:
         """Tell those to whom it is owed, in one message each, how far this host's shares are."""
@@ -248,31 +280,50 @@ class Sharing:
                 await self._attach(image_id)
 
     def _next_to_attach(self) -> ids.ImageId | None:
-        leased = self._leases.images()
-        for image_id in self._attaching.keys() - set(leased):
-            del self._attaching[image_id]
-        self._denied.intersection_update(leased)
-        for image_id in leased:
-            backoff = self._attaching.get(image_id)
-            if backoff is not None and not backoff.may_try(self._clock()):
+        """Return what to attach now; those that never failed first, so that others hold up none."""
+        again = None
+        for image_id in self._leases.images():
+            if self._images.get_nowait(image_id) is not None:
                 continue
-            if self._images.get_nowait(image_id) is None:
+            failed = self._failed.get(image_id)
+            if failed is None:
                 return image_id
-        return None
+            if again is None and failed.backoff.may_try(self._clock()):
+                again = image_id
+        return again
 
     async def _attach(self, image_id: ids.ImageId) -> None:
         """Have the chunk map of an image here; its chunks are the business of others."""
-        backoff = self._attaching.setdefault(image_id, whole_pace.Backoff())
+        before = self._failed.pop(image_id, None)
+        backoff = before.backoff if before else whole_pace.Backoff()
         try:
             with trio.fail_after(ATTACH_S):
-                await self._images.attach(image_id)
+                await self._images.attach(image_id, self._room_for_map(image_id))
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
-            if backoff.failure is None:
+            if before is None:
                 LOG.info("image %s: cannot be kept for other hosts now: %s", image_id, e)
-            is_denied = isinstance(e, errors.ChunkMissing)
-            (self._denied.add if is_denied else self._denied.discard)(image_id)
             backoff.failed(str(e), self._clock())
+            self._failed[image_id] = _Failed(_state_after(e), backoff)
+            if len(self._failed) > REMEMBERED:
+                self._failed.popitem(last=False)
         else:
             LOG.info("image %s: attached, because other hosts use it", image_id)
-            self._denied.discard(image_id)
-            backoff.succeeded()
+
+    def _room_for_map(self, image_id: ids.ImageId) -> int:
+        """Return how many bytes the map of an image may have that others ask for."""
+        used, total_bytes = set(self._own.used()), 0
+        bytes_of: collections.Counter[ids.HostId] = collections.Counter()
+        for image in self._images.open():
+            other = image.map.image_id
+            if other not in used:
+                map_bytes = ids.CID_BYTES * len(image.map)
+                total_bytes += map_bytes
+                bytes_of.update(dict.fromkeys(self._leases.hosts(other)[:1], map_bytes))
+        least = min((bytes_of[host] for host in self._leases.hosts(image_id)), default=0)
+        return max(0, min(MAP_BYTES, MAPS_BYTES_OF_HOST - least, MAPS_BYTES - total_bytes))
+
+
+def _state_after(fault: Exception) -> State:
+    if isinstance(fault, errors.ChunkMissing):
+        return State.REFUSED
+    return State.NO_ROOM if isinstance(fault, errors.Unusable) else State.FAILING

@@ -120,7 +120,7 @@ class Wholeness:
         """Keep promises, for ever."""
         if self._sharing is not None and not self._has_begun:
             for promised_id, one in self._promises.all().items():
-                if one.leased_until_s:
+                if one.is_for_others or one.leased_until_s:
                     self._sharing.was_leased(promised_id, one.leased_until_s)
         self._has_begun = True
         while True:
@@ -222,7 +222,8 @@ class Wholeness:
     ) -> None:
         try:
             with trio.fail_after(ATTACH_S):
-                image = await self._images.attach(image_id)
+                max_map_bytes = sharing_.MAP_BYTES if is_for_others else mirrors.MAX_MAP_BYTES
+                image = await self._images.attach(image_id, max_map_bytes)
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
             why = f"its chunk map cannot be had: {e}"
             known.backoff.failed(why, self._clock(), known.deadline)

@@ -214,7 +214,9 @@ async def test_pins_of_shares_are_there_before_the_cache_is_opened_again(tmp_pat
         assert host.source.reads == []
 
 
-async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(tmp_path, place):
+async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(
+    tmp_path, place, monkeypatch
+):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE, lease_s=86400)
         await keeper.answer(H2)
@@ -225,7 +227,13 @@ async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(
         assert keeper.sharing.leased_until_s(IMAGE) <= 86400
         await trio.sleep(0.5)
         assert keeper.host.promises.get(IMAGE).is_for_others and keeper.promised_bytes()
-    place.wall_s = 1e12
+    place.wall_s = 1e12  # or the host was off for long
+    async with running(tmp_path, place) as keeper:
+        await until(lambda: keeper.sharing.is_leased(IMAGE))
+        await keeper.whole._settle()
+        assert keeper.promised_bytes()  # until who used it had time to ask again
+    monkeypatch.setattr(sharing, "GRACE_S", 0.2)
+    place.wall_s = 1e13
     async with running(tmp_path, place) as keeper:
         await until(lambda: not keeper.promised_bytes())
 
@@ -273,6 +281,60 @@ async def test_host_that_asks_for_too_much_is_told_so(tmp_path, place):
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)  # others are not kept from it
         assert len(keeper.sharing._leases) == leases.IMAGES_OF_HOST + 1
+
+
+async def test_pause_after_a_failure_outlives_the_lease(tmp_path, place, monkeypatch):
+    monkeypatch.setattr(whole_pace, "FIRST_PAUSE_S", 3600.0)
+    async with running(tmp_path, place) as keeper:
+        unknown, attached = ids.ImageId(str(uuid.UUID(int=7))), []
+        attach = keeper.host.mirrors.attach
+
+        async def noted(image_id, *limit):
+            attached.append(image_id)
+            return await attach(image_id, *limit)
+
+        monkeypatch.setattr(keeper.host.mirrors, "attach", noted)
+        for _ in range(5):
+            keeper.asks(H3, unknown)
+            await keeper.answer(H3, unknown, peer_keeping.ShareState.REFUSED)
+            keeper.asks(H3, unknown, lease_s=0)
+            keeper.told.clear()
+            await trio.sleep(0.1)
+        assert attached == [unknown]
+
+
+async def test_host_cannot_have_ever_new_images_looked_for(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        for number in range(600):
+            image_id = ids.ImageId(str(uuid.UUID(int=number)))
+            keeper.asks(H3, image_id)
+            keeper.asks(H3, image_id, lease_s=0)
+        assert 80 <= keeper.sharing.refused <= 88
+        await until(lambda: not keeper.sharing._owed)
+        keeper.asks(H3, IMAGE)
+        await keeper.answer(H3, state=peer_keeping.ShareState.CROWDED)
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+
+
+@pytest.mark.parametrize("limit", ["MAP_BYTES", "MAPS_BYTES", "MAPS_BYTES_OF_HOST"])
+async def test_maps_that_others_have_brought_here_are_bounded(tmp_path, place, monkeypatch, limit):
+    monkeypatch.setattr(sharing, limit, 9000)
+    async with running(tmp_path, place) as keeper:
+        if limit == "MAP_BYTES":
+            keeper.host.add(one_host.image_bytes(300 * CHUNK), IMAGE)
+        else:
+            keeper.asks(H2, OTHER)
+            await keeper.answer(H2, OTHER)
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2, state=peer_keeping.ShareState.NO_ROOM)
+        assert IMAGE not in keeper.host.mirrors.attached()
+        if limit == "MAPS_BYTES_OF_HOST":
+            keeper.asks(H3, IMAGE)  # another one may
+            await keeper.answer(H3)
+        else:
+            await keeper.use(IMAGE)  # and this host may anything
+            await until(lambda: IMAGE in keeper.host.mirrors.attached())
 
 
 async def test_share_without_room_is_said(tmp_path, place):
