@@ -34,6 +34,8 @@ _WHY = {
     _State.CROWDED: "it keeps as many images for others as it may",
 }
 
+_TOO_MANY = f"more than {leases.IMAGES_OF_HOST} images are used here: others are not asked for it"
+
 
 class Report(NamedTuple):
     """How far the other hosts' shares of an image are.
@@ -65,8 +67,10 @@ class Keepers:
 
     def __init__(self) -> None:
         self._used: dict[ids.ImageId, None] = {}
+        self._all_used: frozenset[ids.ImageId] = frozenset()
         self._told: dict[ids.HostId, set[ids.ImageId]] = {}
         self._due_s: dict[ids.HostId, float] = {}
+        """Who was told last is the last: where all are due again and again each has its turn."""
         self._answers: dict[ids.ImageId, dict[ids.HostId, _Answer]] = {}
 
     @property
@@ -81,8 +85,11 @@ class Keepers:
 
         Who has not been told of all of it, and nothing else, is told at once.
         """
-        now_used = dict.fromkeys(list(used)[: leases.IMAGES_OF_HOST])
-        due_s = {host: self._due_s.get(host, now_s) for host in hosts}
+        self._all_used = frozenset(used := list(used))
+        now_used = dict.fromkeys(used[: leases.IMAGES_OF_HOST])
+        wanted = dict.fromkeys(hosts)
+        due_s = {host: at_s for host, at_s in self._due_s.items() if host in wanted}
+        due_s |= {host: now_s for host in wanted if host not in due_s}
         if now_used.keys() != self._used.keys():
             due_s = dict.fromkeys(due_s, now_s)
         self._used, self._due_s = now_used, due_s
@@ -109,7 +116,10 @@ class Keepers:
             now = entries[: peer_keeping.MAX_KEEPS]
             told.difference_update(ended)
             told.update(lease.image_id for lease in now if lease.lease_s)
-            self._due_s[host] = now_s + self.every_s if len(now) == len(entries) else now_s
+            is_all = len(now) == len(entries)
+            again_s = now_s + self.every_s if is_all else now_s
+            del self._due_s[host]  # to the end
+            self._due_s[host] = again_s
             if now:
                 found.append((host, peer_keeping.Keep(tuple(now))))
         return found
@@ -130,6 +140,8 @@ class Keepers:
 
         :param hosts: who has shares by the table in force, which has this epoch
         """
+        if image_id in self._all_used and image_id not in self._used:
+            return Report(len(hosts), 0, 0, 0, _State.CROWDED, _TOO_MANY)
         answers = self._answers.get(image_id, {}).copy()
         confirmed = total_bytes = kept_bytes = 0
         worst, why = _State.KEPT, ""

@@ -74,6 +74,24 @@ def test_no_more_images_are_told_than_a_host_may_ask_for():
     assert len(begun.leases) == 200 and all(one.lease_s for one in begun.leases)
 
 
+def test_each_host_has_its_turn_though_the_images_change_all_the_time():
+    keepers, hosts = keepers_.Keepers(), [ids.HostId(f"h{number}") for number in range(40)]
+    told = set()
+    for number in range(3):
+        keepers.follow(hosts, [image(number)], now_s=float(number))
+        told.update(host for host, _ in keepers.take_due(float(number)))
+    assert told == set(hosts)
+
+
+def test_image_that_others_are_not_asked_for_is_said():
+    keepers = keepers_.Keepers()
+    keepers.follow([H2], [image(number) for number in range(257)], now_s=0.0)
+    report = keepers.report(image(256), [H2], 7, 1.0)
+    assert report.state is peer_keeping.ShareState.CROWDED
+    assert report.why.startswith("more than 256 images are used here")
+    assert keepers.report(image(255), [H2], 7, 1.0).why == "h2 has not answered"
+
+
 def test_only_new_answers_by_the_table_in_force_count(keepers):
     keepers.heard(H2, kept(), now_s=10.0)
     keepers.heard(H3, kept(left=40), now_s=10.0)
