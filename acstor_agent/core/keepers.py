@@ -23,6 +23,8 @@ PER_HOST_S = 0.25
 that tell of something new."""
 CONFIRMED_TIMES = 3
 """An answer counts until so many have been due after it."""
+TAKEN_BACK_TIMES = 3
+"""How often a host is told that an image is no longer used: a message may be lost."""
 AT_A_TIME = 16
 """Hosts that are told at once: connections to them have to be made."""
 
@@ -68,7 +70,8 @@ class Keepers:
     def __init__(self) -> None:
         self._used: dict[ids.ImageId, None] = {}
         self._all_used: frozenset[ids.ImageId] = frozenset()
-        self._told: dict[ids.HostId, set[ids.ImageId]] = {}
+        self._told: dict[ids.HostId, dict[ids.ImageId, int]] = {}
+        """What each was asked for, and how often it is still to be told that this has ended."""
         self._due_s: dict[ids.HostId, float] = {}
         """Who was told last is the last: where all are due again and again each has its turn."""
         self._answers: dict[ids.ImageId, dict[ids.HostId, _Answer]] = {}
@@ -109,14 +112,21 @@ class Keepers:
         """Return whom to tell what now."""
         found = []
         for host in [host for host, due_s in self._due_s.items() if due_s <= now_s][:AT_A_TIME]:
-            told = self._told.setdefault(host, set())
+            told = self._told.setdefault(host, {})
             ended = [image_id for image_id in told if image_id not in self._used]
-            entries = [peer_keeping.Lease(image_id, 0) for image_id in ended]
+            fresh = [one for one in ended if told[one] == TAKEN_BACK_TIMES]
+            entries = [peer_keeping.Lease(image_id, 0) for image_id in fresh]
             entries += [peer_keeping.Lease(one, int(leases.LEASE_S)) for one in self._used]
+            is_all = len(entries) <= peer_keeping.MAX_KEEPS
+            again = [image_id for image_id in ended if told[image_id] < TAKEN_BACK_TIMES]
+            entries += [peer_keeping.Lease(image_id, 0) for image_id in again]
             now = entries[: peer_keeping.MAX_KEEPS]
-            told.difference_update(ended)
-            told.update(lease.image_id for lease in now if lease.lease_s)
-            is_all = len(now) == len(entries)
+            for lease in now:
+                told[lease.image_id] = (
+                    TAKEN_BACK_TIMES if lease.lease_s else told[lease.image_id] - 1
+                )
+                if not told[lease.image_id]:
+                    del told[lease.image_id]
             again_s = now_s + self.every_s if is_all else now_s
             del self._due_s[host]  # to the end
             self._due_s[host] = again_s
