@@ -110,6 +110,11 @@ class CacheFiles:
         """Say whether the chunk is in the cache; may be asked from any thread."""
         return cid in self._core
 
+    def is_written(self, cid: ids.Cid) -> bool:
+        """Say whether the chunk is in the cache, and not in memory only."""
+        slot = self._core.peek(cid)
+        return slot is not None and slot.data is None
+
     def iter_cids(self) -> Iterator[ids.Cid]:
         """Iterate over the CIDs that are in the cache now; may be called from any thread."""
         return iter(self._core.cids())

@@ -59,6 +59,7 @@ class Progress:
         self.part: shares.Part | None = None
         self.total_bytes = 0
         self.left_bytes: int | None = None
+        self.unwritten: list[int] = []  # of what is here: in memory only, when it was counted
         self.lacking_bytes = 0
         self.to_do: collections.deque[int] = collections.deque()
         self.deadline: whole_pace.Deadline | None = None
@@ -124,14 +125,26 @@ class Filler:
         """Look which chunks are missing."""
         progress.counted_s, progress.lost_then = self._clock(), self._cache.pinned_lost
         lengths = part.map.geometry.chunk_length
-        missing = await self._missing(part.map, part.numbers)
+        progress.unwritten.clear()
+        missing = await self._missing(part.map, part.numbers, progress.unwritten)
         progress.part, progress.total_bytes = part, part.total_bytes
         progress.left_bytes = sum(map(lengths, missing))
         progress.to_do = collections.deque(missing)
 
-    async def _missing(self, image_map: chunk_map.ChunkMap, numbers: Iterable[int]) -> list[int]:
+    def unwritten_bytes(self, progress: Progress) -> int:
+        """Return how much of what is here was not on disk, and is not yet."""
+        if (part := progress.part) is None:
+            return 0
+        is_written, cid = self._cache.is_written, part.map.cid
+        progress.unwritten = [one for one in progress.unwritten if not is_written(cid(one))]
+        return sum(map(part.map.geometry.chunk_length, progress.unwritten))
+
+    async def _missing(
+        self, image_map: chunk_map.ChunkMap, numbers: Iterable[int], unwritten: list[int]
+    ) -> list[int]:
         """Return the chunks of those that are not here.
 
+        :param unwritten: gets those that are in memory only
         First come those that this host is the home of, as in :mod:`pre_seed`.
         """
         missing, homes = [], []
@@ -140,6 +153,8 @@ class Filler:
                 is_home = self._chunks.is_home_of(prefetching.want_of(image_map, number))
                 missing.append(number)
                 homes.append(is_home)
+            elif not self._cache.is_written(image_map.cid(number)):
+                unwritten.append(number)
             if looked_at % LOOKS_IN_A_ROW == 0:
                 await trio.lowlevel.checkpoint()
         order = pre_seed.chunks_in_order(len(missing), homes.__getitem__, self._first_chunk)

@@ -199,6 +199,8 @@ class Wholeness:
         part = self._promises.pinned(image_id)
         if part is not None and known.part is not part:
             await self._filler.count(part, known)
+        elif part is not None and known.left_bytes and not self._cache.pinned_missing:
+            await self._filler.count(part, known)  # the last came by itself
         elif not self._cache.pinned_missing:
             known.left_bytes, known.lost_then = 0, lost
             known.to_do.clear()
@@ -409,7 +411,10 @@ class Wholeness:
             return None
         is_failing = known.left_bytes and known.backoff.failure
         state = sharing_.State.FAILING if is_failing else sharing_.State.KEPT
-        left_bytes = min(known.left_bytes, known.total_bytes)
+        if image_id == self._current and not known.left_bytes:
+            return None  # it is counted soon
+        left_bytes = known.left_bytes + self._filler.unwritten_bytes(known)
+        left_bytes = min(left_bytes, known.total_bytes)
         return sharing_.Share(state, known.total_bytes, left_bytes, known.part.table)
 
     def _in_cloud(self, known: filling.Progress) -> keepers.Cloud | None:

@@ -337,6 +337,19 @@ async def test_maps_that_others_have_brought_here_are_bounded(tmp_path, place, m
             await until(lambda: IMAGE in keeper.host.mirrors.attached())
 
 
+async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(tmp_path, place):
+    async with running(tmp_path, place) as keeper:
+        lock = keeper.host.cache._mends.writing  # nothing is written while it is held
+        async with lock:
+            keeper.asks(H2, IMAGE)
+            await until(lambda: keeper.host.promises.pinned(IMAGE))
+            await until(lambda: not keeper.host.cache.pinned_missing)
+            await until(lambda: keeper.whole.share_of(IMAGE) is not None)
+            share = keeper.whole.share_of(IMAGE)
+            assert share.left_bytes == share.total_bytes
+        await keeper.answer(H2)
+
+
 async def test_share_without_room_is_said(tmp_path, place):
     async with running(tmp_path, place, 3 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
