@@ -44,6 +44,8 @@ what belongs to theirs now, and their source may be away."""
 FORMERS = 8
 """Former shares of an image that end one by one; of more, the oldest ones stay as long as the one
 after them."""
+FOUND = 256
+"""Images without room whose parts are remembered."""
 AT_A_TIME = 1000
 """Contents that are pinned before others have their turn: less than a millisecond."""
 
@@ -90,6 +92,8 @@ class Promises:
         """What was pinned, by which map; one that is replaced later must not matter."""
         self._former: dict[ids.ImageId, list[tuple[float, shares_.Part]]] = {}
         """What was pinned by the tables before, and until when each stays so."""
+        self._found: dict[ids.ImageId, shares_.Part] = {}
+        """What would be pinned of images that had no room."""
         self._changing = trio.Lock()
 
     def load(self) -> None:
@@ -251,21 +255,16 @@ class Promises:
             return 0
         if before is not None:
             image_map = before.map
-        part = await trio.to_thread.run_sync(self._part_of, image_map, table)
-        contents = await trio.to_thread.run_sync(part.contents)
-        slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
-        if cache.lacking_bytes(slots) and not promised.is_for_others:
-            for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
-                LOG.warning(
-                    "image %s: no longer kept for other hosts: image %s needs the room",
-                    one,
-                    image_id,
-                )
-                await self._take_back(one, cache)
-            slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
-        lacking_bytes = max(cache.lacking_bytes(slots), self._too_many_for_others(promised, part))
+        part = self._found.pop(image_id, None)
+        if part is None or part.map is not image_map or part.table is not table:
+            part = await trio.to_thread.run_sync(self._part_of, image_map, table)
+        lacking_bytes = await self._make_room(promised, part, cache)
         if lacking_bytes and (not self.may_grow or promised.is_for_others):
+            self._found[image_id] = part
+            if len(self._found) > FOUND:
+                del self._found[next(iter(self._found))]
             return lacking_bytes
+        contents = await trio.to_thread.run_sync(part.contents)
         if self.may_grow:  # before the first pinned chunk needs it
             cache.may_grow(lacking_bytes)
         self._pinned[image_id] = part
@@ -277,6 +276,26 @@ class Promises:
             if len(formers) > FORMERS:
                 await self._merge_oldest(formers, cache)
         return 0
+
+    async def _make_room(
+        self, promised: Promise, part: shares_.Part, cache: cache_files.CacheFiles
+    ) -> int:
+        """Return how many bytes the cache lacks for an image when others have given way to it."""
+        if too_many_bytes := self._too_many_for_others(promised, part):
+            return too_many_bytes
+        image_id = ids.ImageId(promised.image_id)
+        contents = await trio.to_thread.run_sync(part.contents)
+        slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
+        if cache.lacking_bytes(slots) and not promised.is_for_others:
+            for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
+                LOG.warning(
+                    "image %s: no longer kept for other hosts: image %s needs the room",
+                    one,
+                    image_id,
+                )
+                await self._take_back(one, cache)
+            slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
+        return cache.lacking_bytes(slots)
 
     async def _merge_oldest(
         self, formers: list[tuple[float, shares_.Part]], cache: cache_files.CacheFiles
@@ -358,6 +377,7 @@ class Promises:
         if self._kept.pop(image_id, None) is not None:
             await self._save()
         await self._release(image_id, cache)
+        self._found.pop(image_id, None)
         part = self._pinned.get(image_id)
         if part is not None:
             contents = await trio.to_thread.run_sync(part.contents)

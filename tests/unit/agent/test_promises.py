@@ -280,3 +280,25 @@ async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_pa
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
         assert promised_bytes(host) == 2 * MIB
         assert list(host.promises.all()) == [OTHER, IMAGE]
+
+
+async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(promises_, "FOUND", 1)
+    place, found = Place("h1", "h2"), []
+    keeps = place.shares()
+    part_of = keeps.part_of
+
+    def noted(image_map, table):
+        found.append(image_map.image_id)
+        return part_of(image_map, table)
+
+    keeps.part_of = noted
+    async with keeping(tmp_path, 2 * MIB, shares=keeps) as host:
+        host.add(one_host.image_bytes(3 * MIB))
+        host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
+        for _ in range(3):
+            assert await make(host, IMAGE, is_for_others=True) > 0
+        assert found == [IMAGE]
+        place.be("h1", "h2")
+        assert await make(host, IMAGE) > 0 < await make(host, OTHER)
+        assert found == [IMAGE, IMAGE, OTHER] and list(host.promises._found) == [OTHER]
