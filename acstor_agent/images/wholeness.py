@@ -149,7 +149,7 @@ class Wholeness:
                 if is_used and not known.is_used:
                     known.changes_then, known.counted_s = -1, -math.inf  # others make room now
                 known.is_used = is_used
-                await self._keep(image_id, known, is_for_others=not (is_used or is_asked))
+                await self._keep(image_id, is_for_others=not (is_used or is_asked))
             elif one is not None:
                 LOG.info("image %s: no longer used; it need not stay whole", image_id)
                 await self.forget(image_id)
@@ -172,9 +172,8 @@ class Wholeness:
     def _is_leased(self, image_id: ids.ImageId) -> bool:
         return self._sharing is not None and self._sharing.is_leased(image_id)
 
-    async def _keep(
-        self, image_id: ids.ImageId, known: filling.Progress, *, is_for_others: bool
-    ) -> None:
+    async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
+        known = self._known.setdefault(image_id, filling.Progress())
         self._note_boot(image_id)
         await self._look_at_deadline(image_id, known)
         is_due = self._clock() - known.counted_s >= RECOUNT_S
