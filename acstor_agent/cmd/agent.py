@@ -74,8 +74,8 @@ def store_of(state_dir: pathlib.Path) -> stores.Store:
         return manager
     if service_manager.is_there() and not holder.answers(state_dir):
         LOG.error(
-            "%s: no holder answers; the service manager keeps the mount. Start the holder and then"
-            " the agent again, or remove this socket",
+            "%s: no holder answers; the service manager keeps the mount. Remove this socket, and"
+            " change to a holder only while no guest uses the mirror",
             state_dir / holder.SOCKET,
         )
         return manager
