@@ -64,14 +64,14 @@ def of_manager(conf: cfg.ConfigOpts) -> Finding:
     what, interval_s = "[image_cache] manager_interval", conf.image_cache.manager_interval
     if 0 <= interval_s < LONGEST_INTERVAL_S:
         return Finding(what, Level.OK, f"{interval_s} s")
-    is_off = interval_s < 0
-    detail = "it is off" if is_off else f"{interval_s} s are {LONGEST_INTERVAL_S} s or more"
-    return Finding(
-        what,
-        Level.WARNING,
-        f"{detail}: no image ever counts as unused, so images stay pinned until the cache is full",
-        "Set it to 2400, Nova's default.",
-    )
+    if interval_s < 0:
+        detail = "it is off: after a week images of stopped instances lose their pins"
+    else:
+        detail = (
+            f"{interval_s} s are {LONGEST_INTERVAL_S} s or more: no image ever counts as unused, so"
+            " images stay pinned until the cache is full"
+        )
+    return Finding(what, Level.WARNING, detail, "Set it to 2400, Nova's default.")
 
 
 def of_instances(conf: cfg.ConfigOpts) -> Instances:

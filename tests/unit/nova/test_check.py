@@ -184,6 +184,14 @@ def test_image_cache_manager_must_run_often_enough(machine, agent, more, is_well
     assert machine.look().keys() == (set() if is_well else {"[image_cache] manager_interval"})
 
 
+@pytest.mark.parametrize(
+    ("interval_s", "what"), [(5400, "no image ever counts as unused"), (-1, "lose their pins")]
+)
+def test_what_a_wrong_interval_of_the_manager_does_is_said(machine, agent, interval_s, what):
+    machine.configure(more=f"[image_cache]\nmanager_interval = {interval_s}")
+    assert what in machine.look()["[image_cache] manager_interval"].detail
+
+
 def test_that_images_are_not_kept_is_named_with_the_instances_that_depend(machine, agent):
     machine.make_instance(IMAGE, "one")
     machine.make_instance(IMAGE, "two")
