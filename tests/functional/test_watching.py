@@ -144,6 +144,7 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
     names = set().union(*map(metric_names, wanted))
     assert len(names) > 25
     names -= {family.name for family in glance_counters.Counters().registry.collect()}
+    names.remove("acstor_trouble_since_seconds")  # there is none while all works
     missing, health = names, {"unknown"}
     end_s = time.monotonic() + READY_S
     while (missing or "unknown" in health) and time.monotonic() < end_s:
