@@ -50,6 +50,8 @@ RECOUNT_S = 15.0
 CLOUD_S = 5.0
 """How often it is looked at how far an image is in the cloud."""
 ATTACH_S = 10.0
+ATTACHING_S = 1.0
+"""When chunk maps that have to be had took so long, the next ones wait for the next look."""
 _HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
 
 Pace = promise_.Pace
@@ -113,6 +115,7 @@ class Wholeness:
         self._known: dict[ids.ImageId, filling.Progress] = {}
         self._boots: dict[ids.ImageId, boot_activity.BootActivity] = {}
         self._current: ids.ImageId | None = None
+        self._attach_by_s = math.inf
         self._changed = trio.Event()
         self._has_begun = False
 
@@ -140,6 +143,7 @@ class Wholeness:
         """Promise what is used, give up what is not, and count what is missing."""
         promised = self._promises.all()
         await self._promises.release_former(self._cache)
+        self._attach_by_s = self._clock() + ATTACHING_S
         every = {**promised, **dict.fromkeys(self._images.attached())}
         for image_id in every:
             one = promised.get(image_id)
@@ -185,7 +189,8 @@ class Wholeness:
                 known.part = known.left_bytes = None
                 known.to_do.clear()
                 is_due = True
-            if is_due and known.changes_then != self._promises.changes:
+            is_other_room = known.changes_then != self._promises.changes
+            if is_due and is_other_room and self._may_attach(image_id, known):
                 known.counted_s = self._clock()
                 await self._promise(image_id, known, is_for_others=is_for_others)
             return
@@ -218,6 +223,11 @@ class Wholeness:
     def _must_count(self, known: filling.Progress, lost: int, is_due: bool) -> bool:
         return lost != known.lost_then or (is_due and bool(known.left_bytes))
 
+    def _may_attach(self, image_id: ids.ImageId, known: filling.Progress) -> bool:
+        """Say whether to try now to have a chunk map: one that hangs must not hold up the rest."""
+        is_open, now_s = self._images.get_nowait(image_id) is not None, self._clock()
+        return is_open or (now_s < self._attach_by_s and known.backoff.may_try(now_s))
+
     async def _promise(
         self, image_id: ids.ImageId, known: filling.Progress, *, is_for_others: bool = False
     ) -> None:
@@ -229,6 +239,7 @@ class Wholeness:
             why = f"its chunk map cannot be had: {e}"
             known.backoff.failed(why, self._clock(), known.deadline)
             return
+        known.backoff.succeeded()
         changes = self._promises.changes
         lacking_bytes = await self._promises.make(
             image_id, image.map, self._cache, is_for_others=is_for_others

@@ -11,6 +11,7 @@ import trio
 from acstor_agent.control import control_requests
 from acstor_agent.core import image_uses
 from acstor_agent.core import links
+from acstor_agent.core import promise
 from acstor_agent.core import whole_pace
 from acstor_agent.images import booting
 from acstor_agent.images import filling
@@ -688,3 +689,44 @@ async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
     await keeper.wait("whole")
     assert host.chunks.counters.source_bytes - before == 20 * CHUNK + 777
     assert image.held().missing_bytes == 0
+
+
+@contextlib.asynccontextmanager
+async def still(folder):
+    """A host on which nothing happens by itself."""
+    async with one_host.one_host(folder, is_keeping=True) as host:
+        host.add(DATA)
+        host.add(SECOND, OTHER)
+        yield Keeper(host)
+
+
+async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_often(
+    tmp_path, fast, monkeypatch
+):
+    monkeypatch.setattr(wholeness, "ATTACH_S", 0.2)
+    monkeypatch.setattr(wholeness, "ATTACHING_S", 0.1)
+    monkeypatch.setattr(wholeness, "RECOUNT_S", 0.0)
+    monkeypatch.setattr(whole_pace, "FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(whole_pace, "LONGEST_PAUSE_S", 1000.0)
+    async with still(tmp_path) as keeper:
+        asked, attach = [], keeper.host.mirrors.attach
+
+        async def hang(image_id, *_):
+            asked.append(image_id)
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(keeper.host.mirrors, "attach", hang)
+        for image_id in (IMAGE, OTHER):
+            keeper.uses.touched(image_id)
+            await keeper.host.promises._set(promise.Promise(image_id, 1.0))
+        for settled in range(1, 5):
+            await keeper.whole._settle()
+            assert len(asked) == min(settled, 2)
+        assert set(asked) == {IMAGE, OTHER}
+        monkeypatch.setattr(keeper.host.mirrors, "attach", attach)
+        for known in keeper.whole._known.values():
+            known.backoff.failure = known.backoff.failure._replace(again_s=0.0)
+        await keeper.whole._settle()
+        await keeper.whole._settle()
+        assert keeper.whole._known[IMAGE].backoff.failure is None
+        assert keeper.host.promises.pinned(IMAGE) and keeper.host.promises.pinned(OTHER)
