@@ -33,7 +33,8 @@ MOST_WAITING = 64
 MOST_REMEMBERED = 128
 """Images whose last task is told."""
 MOST_IMAGES = 256
-"""Images that a sample names: those in use, then those used last."""
+"""Images that a sample names: those in use that are not whole, for these must stay in the source,
+then the others in use, then those used last."""
 LOOK_AGAIN_S = 15.0
 """At images without a task; to count what of one is cached takes 1 ms for 10,000 chunks."""
 
@@ -212,8 +213,9 @@ class ImageTasks:
     def _here(self) -> set[ids.ImageId]:
         return {*self._images.attached(), *self._bases()}
 
-    def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, int, str]:
-        return self._whole_of(image_id).is_used, self._images.touched_ns(image_id), image_id
+    def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, bool, int, str]:
+        whole, touched_ns = self._whole_of(image_id), self._images.touched_ns(image_id)
+        return whole.is_used and not whole.is_whole, whole.is_used, touched_ns, image_id
 
     def _look_at_changed(self, changed: set[str]) -> dict[str, decision_api.HeldImage] | None:
         """Look at what has changed; return what is to be told, None if nothing new is.

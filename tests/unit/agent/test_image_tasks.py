@@ -161,6 +161,16 @@ async def test_where_more_are_here_than_are_told_those_in_use_are(host, monkeypa
     assert list(await host.tasks.news()) == [one_host.OTHER]
 
 
+async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(host, monkeypatch):
+    """Else they count as needed no longer, and may be deleted."""
+    monkeypatch.setattr(image_tasks, "MOST_IMAGES", 1)
+    host.bases = {one_host.IMAGE, one_host.OTHER}
+    whole = msgspec.structs.replace(FILLING, state=whole_image.State.WHOLE, left_bytes=0)
+    for lacking in sorted(host.bases):
+        host.whole = dict.fromkeys(host.bases, whole) | {lacking: FILLING}
+        assert list(await host.tasks.news()) == [lacking]
+
+
 async def test_more_used_images_than_a_sample_may_name_are_never_told(host):
     host.bases = {f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(decision_api.MAX_IMAGES + 76)}
     host.whole = dict.fromkeys(host.bases, FILLING)
