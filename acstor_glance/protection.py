@@ -191,16 +191,13 @@ class Protections:
         """Take what acstor protects, with since when; the rest is looked at again when needed.
 
         What was looked at comes again after what never was, or the same images always came first.
+        So does what was acstor's and is missing: somebody may have taken it back, which is noted.
         """
-        rest = {
-            image_id: is_now
-            for image_id, is_now in self._known.items()
-            if image_id not in ours and is_now is not Standing.OURS
-        }
+        rest = {one: is_now for one, is_now in self._known.items() if one not in ours}
         for image_id in rest:
             self._again.setdefault(image_id, now_s)
         self._known = {**rest, **dict.fromkeys(ours, Standing.OURS)}
-        self._marked_s = dict(ours)
+        self._marked_s |= ours
         self._to_note &= rest.keys()
         self._settle(now_s)
 
@@ -289,9 +286,13 @@ class Protections:
         return is_of_this_database or told.now_s - told.known_since_s > SILENT_S
 
     def _settle(self, now_s: float) -> None:
-        """Forget what is neither needed nor acstor's, and note since when nobody needs the rest."""
+        """Forget what is neither needed nor acstor's, and note since when nobody needs the rest.
+
+        What is to be noted is remembered until it was.
+        """
+        kept = self._needed.keys() | self._to_note
         for image_id, is_now in list(self._known.items()):
-            if image_id not in self._needed and is_now is not Standing.OURS:
+            if image_id not in kept and is_now is not Standing.OURS:
                 self._forget(image_id)
         ours = set(self.ours())
         unneeded = ours - self._needed.keys()

@@ -232,6 +232,23 @@ def test_what_somebody_took_back_is_noted_and_his_own_protection_stays():
     assert tell_until(made, 1.0, 500.0) == []
 
 
+def test_what_somebody_took_back_is_noted_also_when_only_the_list_shows_it():
+    made = known(IMAGE)  # it is needed no longer, and the notification was lost
+    made.listed({}, 300.0)
+    assert made.due(300.0) == [IMAGE]
+    image = record(mark=mark())
+    made.looked(IMAGE, image, BY)
+    assert made.change(IMAGE, 300.0) is protection.Change.NOTE
+    made.failed(IMAGE, 300.0)  # Glance is away just then
+    made.told(needed(now_s=310.0, heard_s=310.0), 310.0)
+    assert made.due(331.0) == [IMAGE]
+    made.looked(IMAGE, image, BY)
+    assert made.change(IMAGE, 331.0) is protection.Change.NOTE
+    made.looked(IMAGE, record(mark=NOTED), BY)
+    made.told(needed(now_s=340.0, heard_s=340.0), 340.0)
+    assert (made.due(340.0), made.ours()) == ([], [])
+
+
 def test_host_that_names_other_images_each_time_holds_nobody_up():
     made = protection.Protections()
     made.told(needed(*(f"00000000-0000-0000-0000-{n:012}" for n in range(9)), IMAGE), 0.0)
