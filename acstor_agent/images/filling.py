@@ -60,6 +60,7 @@ class Progress:
         self.total_bytes = 0
         self.left_bytes: int | None = None
         self.unwritten: list[int] = []  # of what is here: in memory only, when it was counted
+        self.unwritten_bytes = 0  # of them, when it was looked last
         self.lacking_bytes = 0
         self.to_do: collections.deque[int] = collections.deque()
         self.deadline: whole_pace.Deadline | None = None
@@ -74,6 +75,11 @@ class Progress:
         self.counted_s = -math.inf
         self.lost_then = 0  # pinned chunks of all images, when this one was counted
         self.changes_then = -1  # of what is pinned, when there was no room for this one
+
+    @property
+    def to_come_bytes(self) -> int | None:
+        """What is missing, or in memory only; None: not counted yet."""
+        return None if self.left_bytes is None else self.left_bytes + self.unwritten_bytes
 
 
 class _Slice:
@@ -125,19 +131,21 @@ class Filler:
         """Look which chunks are missing."""
         progress.counted_s, progress.lost_then = self._clock(), self._cache.pinned_lost
         lengths = part.map.geometry.chunk_length
-        progress.unwritten.clear()
-        missing = await self._missing(part.map, part.numbers, progress.unwritten)
+        unwritten: list[int] = []
+        missing = await self._missing(part.map, part.numbers, unwritten)
+        progress.unwritten = unwritten  # only now: others look at it, and replace it
         progress.part, progress.total_bytes = part, part.total_bytes
         progress.left_bytes = sum(map(lengths, missing))
         progress.to_do = collections.deque(missing)
+        self.look_at_unwritten(progress)
 
-    def unwritten_bytes(self, progress: Progress) -> int:
-        """Return how much of what is here was not on disk, and is not yet."""
+    def look_at_unwritten(self, progress: Progress) -> None:
+        """Look how much of what is here was not on disk, and is not yet."""
         if (part := progress.part) is None:
-            return 0
+            return
         is_written, cid = self._cache.is_written, part.map.cid
         progress.unwritten = [one for one in progress.unwritten if not is_written(cid(one))]
-        return sum(map(part.map.geometry.chunk_length, progress.unwritten))
+        progress.unwritten_bytes = sum(map(part.map.geometry.chunk_length, progress.unwritten))
 
     async def _missing(
         self, image_map: chunk_map.ChunkMap, numbers: Iterable[int], unwritten: list[int]

@@ -179,6 +179,7 @@ class Wholeness:
     async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
         known = self._known.setdefault(image_id, filling.Progress())
         self._note_boot(image_id)
+        self._filler.look_at_unwritten(known)
         await self._look_at_deadline(image_id, known)
         is_due = self._clock() - known.counted_s >= RECOUNT_S
         lost = self._cache.pinned_lost
@@ -423,8 +424,8 @@ class Wholeness:
         state = sharing_.State.FAILING if is_failing else sharing_.State.KEPT
         if image_id == self._current and not known.left_bytes:
             return None  # it is counted soon
-        left_bytes = known.left_bytes + self._filler.unwritten_bytes(known)
-        left_bytes = min(left_bytes, known.total_bytes)
+        self._filler.look_at_unwritten(known)
+        left_bytes = min(known.left_bytes + known.unwritten_bytes, known.total_bytes)
         return sharing_.Share(state, known.total_bytes, left_bytes, known.part.table)
 
     def _in_cloud(self, known: filling.Progress) -> keepers.Cloud | None:
@@ -435,7 +436,7 @@ class Wholeness:
         report = self._sharing.report(part.map.image_id)
         copies = self._sharing.copies()
         return keepers.cloud_of(
-            report, copies, part.image_bytes, known.total_bytes, known.left_bytes
+            report, copies, part.image_bytes, known.total_bytes, known.to_come_bytes
         )
 
     def _look_at_cloud(self, known: filling.Progress) -> bool:
@@ -461,7 +462,7 @@ class Wholeness:
         known, promised = self._known.get(image_id), self._promises.get(image_id)
         if known is None or self.is_for_others(image_id):
             return None
-        left_bytes = known.left_bytes  # once: the event loop's thread goes on
+        left_bytes = known.to_come_bytes  # once: the event loop's thread goes on
         total_bytes, speed = max(known.total_bytes, left_bytes or 0), known.speed
         state, why = self._state(image_id, known, promised, left_bytes)
         if (cloud := self._in_cloud(known)) is not None:
@@ -496,13 +497,13 @@ class Wholeness:
         failure: whole_pace.Failure | None = known.backoff.failure
         if known.lacking_bytes:
             return State.NO_ROOM, f"the cache lacks {known.lacking_bytes} bytes"
-        if promised is not None and left_bytes == 0:
+        if promised is not None and left_bytes == 0 and image_id != self._current:
             return State.WHOLE, ""
         if promised is not None and promised.pace is Pace.PAUSED:
             return State.PAUSED, "by the operator"
         if failure is not None:
             return State.FAILING, failure.why
-        if image_id == self._current:
+        if image_id == self._current or known.left_bytes == 0:
             return State.FILLING, ""
         return (State.BOOTING if self._is_booting(image_id) else State.QUEUED), ""
 

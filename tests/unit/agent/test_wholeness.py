@@ -730,3 +730,35 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
         await keeper.whole._settle()
         assert keeper.whole._known[IMAGE].backoff.failure is None
         assert keeper.host.promises.pinned(IMAGE) and keeper.host.promises.pinned(OTHER)
+
+
+async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_it_is_counted(
+    tmp_path, fast, monkeypatch
+):
+    monkeypatch.setattr(filling, "LOOKS_IN_A_ROW", 1)
+    async with still(tmp_path) as keeper:
+        image = await keeper.use()
+        await image.read(0, len(DATA))
+        is_written = keeper.host.cache.is_written
+        monkeypatch.setattr(keeper.host.cache, "is_written", lambda cid: False)
+
+        async def look():
+            while True:
+                keeper.whole.share_of(IMAGE)
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            for _ in range(3):
+                await keeper.whole._settle()
+                keeper.whole._known[IMAGE].part = None  # it is counted again
+            await keeper.whole._settle()
+            nursery.cancel_scope.cancel()
+        told = keeper.told()
+        assert keeper.whole._known[IMAGE].left_bytes == 0
+        assert (told.state, told.left_bytes) == (wholeness.State.FILLING, told.total_bytes)
+        monkeypatch.setattr(keeper.host.cache, "is_written", is_written)
+        with trio.fail_after(PATIENCE_S):
+            while not keeper.told().is_whole:
+                await keeper.whole._settle()
+                await trio.sleep(0.01)
