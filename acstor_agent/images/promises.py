@@ -286,7 +286,8 @@ class Promises:
         image_id = ids.ImageId(promised.image_id)
         contents = await trio.to_thread.run_sync(part.contents)
         slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
-        if cache.lacking_bytes(slots) and not promised.is_for_others:
+        gives_way = any(one.is_for_others for one in self._kept.values())
+        if gives_way and cache.lacking_bytes(slots) and not promised.is_for_others:
             for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
                 LOG.warning(
                     "image %s: no longer kept for other hosts: image %s needs the room",

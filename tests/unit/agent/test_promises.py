@@ -302,3 +302,14 @@ async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_p
         place.be("h1", "h2")
         assert await make(host, IMAGE) > 0 < await make(host, OTHER)
         assert found == [IMAGE, IMAGE, OTHER] and list(host.promises._found) == [OTHER]
+
+
+async def test_where_no_image_can_give_way_none_is_looked_for(tmp_path, monkeypatch):
+    async with keeping(tmp_path, MIB) as host:
+        host.add(DATA)
+        looked, slots_of = [], promises_.slots_of
+        monkeypatch.setattr(
+            promises_, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
+        )
+        assert await make(host, IMAGE) > 0
+        assert len(looked) == 1
