@@ -61,6 +61,7 @@ class Mirrors:
         """What guests have read of images that are not attached any more."""
         whole_file.remove_leftovers(folder)
         self._attached = _images_in(folder, logging.WARNING)
+        self._found: set[ids.ImageId] = set()
         self._sizes: dict[ids.ImageId, int] = {}  # of those that are not open
 
     def attached(self) -> list[ids.ImageId]:
@@ -93,7 +94,12 @@ class Mirrors:
         for image_id in found - self._attached:
             if self._path(image_id).exists():  # it may have been detached since
                 self._attached.add(image_id)
+                self._found.add(image_id)
                 LOG.info("image %s: attached by the map that is here", image_id)
+
+    def was_found(self, image_id: ids.ImageId) -> bool:
+        """Say whether an image is attached because :meth:`look_again` has found its map."""
+        return image_id in self._found
 
     def open(self) -> list[mirror.Mirror]:
         """Return the mirrors of the attached images whose maps are open."""
@@ -182,6 +188,7 @@ class Mirrors:
             raise errors.Unusable(f"image {image_id}", "is not attached here")
         self._path(image_id).unlink(missing_ok=True)
         self._attached.discard(image_id)
+        self._found.discard(image_id)
         self._sizes.pop(image_id, None)
         gone = self._mirrors.pop(image_id, None)
         if gone is not None:

@@ -151,7 +151,8 @@ class Uses:
             reads = image.counters.latency.count if image else 0
             stamp_ns = self._images.touched_ns(image_id)
             seen = self._seen.get(image_id)
-            if seen is None and self._is_for_others(image_id):
+            shows_none = self._images.was_found(image_id) or self._is_for_others(image_id)
+            if seen is None and shows_none and not reads:
                 self._touches.attached(image_id, self._clock())
             elif seen != (stamp_ns, reads):
                 is_stamped = seen is not None and seen[0] != stamp_ns

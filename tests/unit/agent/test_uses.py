@@ -216,3 +216,26 @@ async def test_only_what_shows_since_the_start_is_seen_to_be_used(signs):
     uses = signs.uses()
     await uses.look()
     assert uses.is_seen(IMAGE)
+
+
+async def test_image_that_is_found_by_its_map_later_counts_as_at_the_start(signs):
+    path = signs.host.maps / f"{IMAGE}.acmap"
+    raw = path.read_bytes()
+    signs.host.mirrors.detach(IMAGE)
+    uses = signs.uses()
+    await uses.look()
+    path.write_bytes(raw)  # it could not be listed until now
+    await signs.host.mirrors.look_again()
+    await uses.look()
+    assert uses.is_used(IMAGE) and not uses.is_seen(IMAGE)
+    await signs.host.mirrors.attach(IMAGE)
+    await uses.look()
+    assert not uses.is_seen(IMAGE)
+    await signs.host.mirrors.get_nowait(IMAGE).read(0, 512)
+    await uses.look()
+    assert uses.is_seen(IMAGE)
+    signs.host.mirrors.detach(IMAGE)
+    await uses.look()
+    await signs.host.mirrors.attach(IMAGE)
+    await uses.look()
+    assert uses.is_seen(IMAGE)  # it was attached for somebody
