@@ -303,10 +303,11 @@ class Promises:
     ) -> None:
         (_, oldest), (until_s, older) = formers[:2]
         merged = await trio.to_thread.run_sync(shares_.both, oldest, older)
-        formers[:2] = [(until_s, merged)]
-        await _for_each(await trio.to_thread.run_sync(merged.contents), cache.pin)
-        for part in (oldest, older):
-            await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
+        with trio.CancelScope(shield=True):  # what is listed is pinned, and nothing else
+            await _for_each(await trio.to_thread.run_sync(merged.contents), cache.pin)
+            formers[:2] = [(until_s, merged)]
+            for part in (oldest, older):
+                await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
 
     def _in_the_way(self, wanted: ids.ImageId, contents: Contents) -> list[ids.ImageId]:
         """Return which images kept for other hosts give way to one that is used here, newest first.
@@ -366,7 +367,8 @@ class Promises:
         else:
             self._former.pop(image_id, None)
         for part in over:
-            await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
+            with trio.CancelScope(shield=True):
+                await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
             self.changes += 1
 
     async def take_back(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:

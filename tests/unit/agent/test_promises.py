@@ -313,3 +313,31 @@ async def test_where_no_image_can_give_way_none_is_looked_for(tmp_path, monkeypa
         )
         assert await make(host, IMAGE) > 0
         assert len(looked) == 1
+
+
+async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(promises_, "FORMERS", 1)
+    place, both = Place("h1", "h2", "h3"), shares.both
+    async with keeping(tmp_path, shares=place.shares()) as host:
+        now_s = 0.0
+        host.promises._clock = lambda: now_s
+        host.add(DATA)
+        await make(host, IMAGE)
+        place.be("h1", "h2", "h3", "h4")
+        await host.promises.follow(IMAGE, host.cache)
+        place.be("h1", "h2", "h3", "h4", "h5")
+        with trio.CancelScope() as scope:
+
+            def give_up(*parts):
+                trio.from_thread.run_sync(scope.cancel)
+                return both(*parts)
+
+            monkeypatch.setattr(shares, "both", give_up)
+            await host.promises.follow(IMAGE, host.cache)
+        now_s = 10 * promises_.FORMER_S
+        await host.promises.release_former(host.cache)
+        assert promised_bytes(host) == host.promises.pinned(IMAGE).total_bytes
+        await host.promises.take_back(IMAGE, host.cache)
+        assert promised_bytes(host) == 0
