@@ -320,6 +320,8 @@ class Wholeness:
             known = self._known.get(image_id)
             if known is None or not known.to_do or not known.backoff.may_try(self._clock()):
                 continue
+            if known.part is not self._promises.pinned(image_id):
+                continue  # what is missing of it is counted first
             if promised[image_id].pace is Pace.HURRY or not self._is_booting(image_id):
                 return image_id
         return None
@@ -336,8 +338,8 @@ class Wholeness:
 
     async def _fill(self, image_id: ids.ImageId) -> None:
         part, known = self._promises.pinned(image_id), self._known[image_id]
-        if part is None or known.part is not part:
-            return  # what is missing of it is counted first
+        if part is None:
+            return
         self._current, before = image_id, len(known.to_do)
         try:
             why = await self._filler.fill(part, known, self._due_besides(known))

@@ -762,3 +762,16 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
             while not keeper.told().is_whole:
                 await keeper.whole._settle()
                 await trio.sleep(0.01)
+
+
+async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tmp_path, fast):
+    """Else nothing but that is done while it is not counted."""
+    async with still(tmp_path) as keeper:
+        await keeper.use()
+        await keeper.whole._settle()
+        await trio.sleep(LIMITS.boot_idle_s)
+        await keeper.whole._settle()
+        await until(lambda: keeper.whole._next() == IMAGE)
+        pinned = keeper.host.promises._pinned
+        pinned[IMAGE] = pinned[IMAGE]._replace()  # as by another table
+        assert keeper.whole._next() is None
