@@ -185,6 +185,7 @@ class Wholeness:
         lost = self._cache.pinned_lost
         if is_for_others and not self._promises.has_share:
             return  # what is pinned stays: others fetch it from here
+        await self._note_leases(image_id, is_for_others=is_for_others)
         if self._promises.pinned(image_id) is None:
             if known.part is not None:  # it made room
                 known.part = known.left_bytes = None
@@ -195,7 +196,6 @@ class Wholeness:
                 known.counted_s = self._clock()
                 await self._promise(image_id, known, is_for_others=is_for_others)
             return
-        await self._note_leases(image_id, is_for_others=is_for_others)
         if is_due or not known.is_behind:
             # None lack where an operator asked for it when there was room.
             known.lacking_bytes = await self._promises.follow(image_id, self._cache)
@@ -457,7 +457,9 @@ class Wholeness:
     def is_for_others(self, image_id: ids.ImageId) -> bool:
         """Say whether an image is kept here for the instances of other hosts alone."""
         promised = self._promises.get(image_id)
-        return self._sharing is not None and promised is not None and promised.is_for_others
+        if self._sharing is None or promised is None or self._uses.is_seen(image_id):
+            return False
+        return promised.is_for_others
 
     def of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
         """Return how far an image is; None if it need not become whole here."""

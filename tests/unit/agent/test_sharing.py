@@ -11,6 +11,7 @@ from acstor_agent.core import identity
 from acstor_agent.core import keepers
 from acstor_agent.core import leases
 from acstor_agent.core import links
+from acstor_agent.core import promise
 from acstor_agent.core import shares
 from acstor_agent.core import whole_pace
 from acstor_agent.images import filling
@@ -458,3 +459,20 @@ async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
             most = max(most, len(keeper.told) - before)
             await trio.sleep(0.01)
         assert 0 < most <= sharing.AT_A_TIME
+
+
+@pytest.mark.allow_log("cannot become whole here: the cache lacks")
+async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(tmp_path, place):
+    """Also where it was not pinned and there is no room for it: it must stay in the source."""
+    place.table = table_of("h1", "h2")
+    async with running(tmp_path, place, 2 * MIB) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.host.promises._set(promise.Promise(IMAGE, 1.0, is_for_others=True))
+        await keeper.answer(H2, state=peer_keeping.ShareState.NO_ROOM)
+        assert not wholeness.told(keeper.whole, keeper.uses, IMAGE).is_used
+        await keeper.use(IMAGE)
+        told = wholeness.told(keeper.whole, keeper.uses, IMAGE)
+        assert (told.is_used, told.state) == (True, wholeness.State.NO_ROOM)
+        await until(lambda: not keeper.host.promises.get(IMAGE).is_for_others)
+        assert not keeper.host.promises.pinned(IMAGE)
+        assert keeper.whole.used() == [IMAGE]
