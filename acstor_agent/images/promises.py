@@ -106,11 +106,8 @@ class Promises:
         promised = self._derived() if kept is None else kept
         # What others use must not take the room of what is used here.
         for image_id, one in sorted(promised.items(), key=lambda item: item[1].is_for_others):
-            try:
-                path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
-                image_map = mirrors.open_map(path, image_id)
-            except (OSError, errors.ChunkMapFormatError) as e:
-                LOG.warning("image %s: promised to be whole, but its map is lost: %s", image_id, e)
+            image_map = self._map_of(image_id)
+            if image_map is None:
                 if kept is not None:
                     self._kept[image_id] = one
                 continue
@@ -120,20 +117,38 @@ class Promises:
                 continue
             part = self._part_of(image_map, self._table_for(one))
             contents = part.contents()
-            if kept is None and self._lacking_bytes(slots_of(contents, self.pins)):
+            lacking_bytes = self._lacking_bytes(slots_of(contents, self.pins))
+            if kept is None and lacking_bytes:
                 continue
             self._kept[image_id] = one
+            if lacking_bytes and self._waits_for_table(one):
+                continue
             if one.is_for_others and self._lacks_for_others(one, part, contents):
                 LOG.warning("image %s: no longer kept for other hosts: there is no room", image_id)
                 continue
             self._pinned[image_id] = part
-            for cid, length in contents.items():
-                self.pins.add(cid, length)
-            if self.may_grow:
-                self.pins.beyond_bytes = self._lacking_bytes({})
+            self._add(contents)
         self._kept = {
             image_id: self._kept[image_id] for image_id in promised if image_id in self._kept
         }
+
+    def _map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap | None:
+        try:
+            path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
+            return mirrors.open_map(path, image_id)
+        except (OSError, errors.ChunkMapFormatError) as e:
+            LOG.warning("image %s: promised to be whole, but its map is lost: %s", image_id, e)
+            return None
+
+    def _add(self, contents: Contents) -> None:
+        for cid, length in contents.items():
+            self.pins.add(cid, length)
+        if self.may_grow:
+            self.pins.beyond_bytes = self._lacking_bytes({})
+
+    def _waits_for_table(self, one: Promise) -> bool:
+        """Say whether less of an image may be kept by a table that comes later."""
+        return self._shares is not None and not self.has_share and not one.is_asked
 
     def _lacks_for_others(self, one: Promise, part: shares_.Part, contents: Contents) -> bool:
         slots = collections.Counter(self.pins.slots) + collections.Counter(
@@ -258,8 +273,12 @@ class Promises:
         part = self._found.pop(image_id, None)
         if part is None or part.map is not image_map or part.table is not table:
             part = await trio.to_thread.run_sync(self._part_of, image_map, table)
-        lacking_bytes = await self._make_room(promised, part, cache)
-        if lacking_bytes and (not self.may_grow or promised.is_for_others):
+        if before is not None and await trio.to_thread.run_sync(self._is_pinned, part):
+            lacking_bytes, must_fit = cache.lacking_bytes({}), False  # it needs no more room
+        else:
+            lacking_bytes = await self._make_room(promised, part, cache)
+            must_fit = not self.may_grow or promised.is_for_others
+        if lacking_bytes and must_fit:
             self._found[image_id] = part
             if len(self._found) > FOUND:
                 del self._found[next(iter(self._found))]
@@ -276,6 +295,10 @@ class Promises:
             if len(formers) > FORMERS:
                 await self._merge_oldest(formers, cache)
         return 0
+
+    def _is_pinned(self, part: shares_.Part) -> bool:
+        """Say whether all that belongs to a part of an image is pinned already."""
+        return all(part.map.cid(number) in self.pins for number in part.numbers)
 
     async def _make_room(
         self, promised: Promise, part: shares_.Part, cache: cache_files.CacheFiles

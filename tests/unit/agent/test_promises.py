@@ -341,3 +341,38 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
         assert promised_bytes(host) == host.promises.pinned(IMAGE).total_bytes
         await host.promises.take_back(IMAGE, host.cache)
         assert promised_bytes(host) == 0
+
+
+@pytest.mark.parametrize("is_for_others", [False, True])
+async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room(
+    tmp_path, is_for_others
+):
+    place = Place("h1", "h2")
+    async with keeping(tmp_path, shares=place.shares()) as host:
+        host.add(DATA)
+        assert await make(host, IMAGE, is_for_others=is_for_others) == 0
+        host.cache.lacking_bytes = lambda more: MIB  # pins exceed the limit
+        host.promises._limit_bytes = CHUNK
+        place.be("h1", "h2", "h3", "h4")
+        assert await host.promises.follow(IMAGE, host.cache) == 0
+        assert host.promises.pinned(IMAGE).table is place.table
+        assert host.promises.pinned(IMAGE).total_bytes < 2 * MIB
+        place.be("h1", "h2")
+        await host.promises._release(IMAGE, host.cache)
+        assert await host.promises.follow(IMAGE, host.cache) > 0  # it grows
+
+
+async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_has_room(tmp_path):
+    place = Place("h1", "h2", "h3", "h4", "h5", "h6")
+    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+        host.add(DATA)
+        host.add(one_host.image_bytes(2 * MIB, seed=7), OTHER)
+        assert await make(host, IMAGE) == 0 == await make(host, OTHER)
+    place.be("h2", "h3")
+    async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
+        assert promised_bytes(host) == 2 * MIB and not host.promises.pinned(OTHER)
+        assert list(host.promises.all()) == [IMAGE, OTHER]
+        place.be("h1", "h2", "h3", "h4", "h5", "h6")
+        assert await host.promises.follow(IMAGE, host.cache) == 0
+        await host.promises._release(IMAGE, host.cache)
+        assert await make(host, OTHER) == 0 and host.promises.pinned(OTHER)
