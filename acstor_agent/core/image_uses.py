@@ -150,6 +150,7 @@ class Touches:
     def __init__(self, now_s: float, attached: Collection[ids.ImageId] = ()) -> None:
         self._at_s = dict.fromkeys(attached, now_s)
         self._unseen = set(attached)
+        self._for_others: set[ids.ImageId] = set()
         self._nova_s = now_s
         """When Nova touched anything last."""
 
@@ -162,12 +163,18 @@ class Touches:
             self._nova_came(at_s)
         self._at_s[image_id] = max(at_s, self._at_s.get(image_id, -math.inf))
         self._unseen.discard(image_id)
+        self._for_others.discard(image_id)
 
-    def attached(self, image_id: ids.ImageId, at_s: float) -> None:
-        """Note that an image was attached, which shows no use: it counts as at the start."""
+    def attached(self, image_id: ids.ImageId, at_s: float, *, is_for_others: bool = False) -> None:
+        """Note that an image was attached, which shows no use: it counts as at the start.
+
+        :param is_for_others: because another host has asked for it
+        """
         if image_id not in self._at_s:
             self._at_s[image_id] = at_s
             self._unseen.add(image_id)
+            if is_for_others:
+                self._for_others.add(image_id)
 
     def _nova_came(self, at_s: float) -> None:
         """Note that Nova is there; if it was away, it has yet to touch its other images."""
@@ -190,10 +197,15 @@ class Touches:
         """Say whether an image was touched since the start; from any thread."""
         return image_id in self._at_s and image_id not in self._unseen
 
+    def is_for_others(self, image_id: ids.ImageId) -> bool:
+        """Say whether another host's wish is all that shows of an image; from any thread."""
+        return image_id in self._for_others
+
     def forget(self, image_id: ids.ImageId) -> None:
         """Forget an image; what is attached by that name from now on is another one."""
         self._at_s.pop(image_id, None)
         self._unseen.discard(image_id)
+        self._for_others.discard(image_id)
 
     def forget_others(self, attached: Collection[ids.ImageId]) -> None:
         """Forget what is not attached any more."""

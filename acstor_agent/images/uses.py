@@ -119,6 +119,10 @@ class Uses:
             return True
         return self._touches.is_seen(image_id) and self.is_used(image_id)
 
+    def is_only_for_others(self, image_id: ids.ImageId) -> bool:
+        """Say whether an image was attached for other hosts, and nothing shows a use here."""
+        return self._touches.is_for_others(image_id) and not self.is_seen(image_id)
+
     def bases(self) -> frozenset[ids.ImageId]:
         """Return the images that disks of this host began as, attached or not; from any thread."""
         return self._bases
@@ -151,9 +155,10 @@ class Uses:
             reads = image.counters.latency.count if image else 0
             stamp_ns = self._images.touched_ns(image_id)
             seen = self._seen.get(image_id)
-            shows_none = self._images.was_found(image_id) or self._is_for_others(image_id)
+            is_for_others = self._is_for_others(image_id)
+            shows_none = is_for_others or self._images.was_found(image_id)
             if seen is None and shows_none and not reads:
-                self._touches.attached(image_id, self._clock())
+                self._touches.attached(image_id, self._clock(), is_for_others=is_for_others)
             elif seen != (stamp_ns, reads):
                 is_stamped = seen is not None and seen[0] != stamp_ns
                 self.touched(image_id, is_by_nova=is_stamped)  # a new map has a stamp by itself

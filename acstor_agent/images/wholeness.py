@@ -457,9 +457,9 @@ class Wholeness:
     def is_for_others(self, image_id: ids.ImageId) -> bool:
         """Say whether an image is kept here for the instances of other hosts alone."""
         promised = self._promises.get(image_id)
-        if self._sharing is None or promised is None or self._uses.is_seen(image_id):
+        if self._sharing is None or self._uses.is_seen(image_id):
             return False
-        return promised.is_for_others
+        return promised.is_for_others if promised else self._uses.is_only_for_others(image_id)
 
     def of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
         """Return how far an image is; None if it need not become whole here."""

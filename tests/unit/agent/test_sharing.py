@@ -476,3 +476,18 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
         await until(lambda: not keeper.host.promises.get(IMAGE).is_for_others)
         assert not keeper.host.promises.pinned(IMAGE)
         assert keeper.whole.used() == [IMAGE]
+
+
+async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_no_more(
+    tmp_path, place
+):
+    async with running(tmp_path, place) as keeper:
+        keeper.asks(H2, IMAGE)
+        await keeper.answer(H2)
+        await keeper.uses.look()
+        keeper.asks(H2, IMAGE, lease_s=0)
+        await until(lambda: not keeper.host.promises.all())
+        told = wholeness.told(keeper.whole, keeper.uses, IMAGE)
+        assert (told.is_used, told.state) == (False, wholeness.State.NOT_KEPT)
+        await keeper.use(IMAGE)
+        assert wholeness.told(keeper.whole, keeper.uses, IMAGE).is_used
