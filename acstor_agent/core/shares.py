@@ -43,12 +43,14 @@ class Part(NamedTuple):
 
     :param table: by which it is this part; None: it is all of the image, whatever table there is
     :param numbers: one chunk of each content that belongs to it, zeros left out
+    :param total_bytes: of what belongs to it
     :param image_bytes: of the contents of the whole image
     """
 
     map: chunk_map.ChunkMap
     table: ring.Ring | None
     numbers: "array.array[int]"
+    total_bytes: int
     image_bytes: int
 
     def contents(self) -> dict[ids.Cid, int]:
@@ -56,16 +58,21 @@ class Part(NamedTuple):
         length = self.map.geometry.chunk_length
         return {self.map.cid(number): length(number) for number in self.numbers}
 
-    @property
-    def total_bytes(self) -> int:
-        """How many bytes belong to it."""
-        return sum(map(self.map.geometry.chunk_length, self.numbers))
+
+def _part(
+    image_map: chunk_map.ChunkMap,
+    table: ring.Ring | None,
+    numbers: "array.array[int]",
+    image_bytes: int,
+) -> Part:
+    total_bytes = sum(map(image_map.geometry.chunk_length, numbers))
+    return Part(image_map, table, numbers, total_bytes, image_bytes)
 
 
 def both(one: Part, other: Part) -> Part:
     """Return what belongs to one of two parts of an image, by no table any more."""
     numbers = array.array("I", sorted({*one.numbers, *other.numbers}))
-    return Part(one.map, None, numbers, one.image_bytes)
+    return _part(one.map, None, numbers, one.image_bytes)
 
 
 class Shares:
@@ -93,10 +100,10 @@ class Shares:
         length = image_map.geometry.chunk_length
         image_bytes = sum(map(length, units.values()))
         if table is None:
-            return Part(image_map, None, array.array("I", units.values()), image_bytes)
+            return _part(image_map, None, array.array("I", units.values()), image_bytes)
         group = table.group_of(self._here)
         mine = (at for (oid, _), at in units.items() if self._here in group.owners_at(oid, COPIES))
-        return Part(image_map, table, array.array("I", mine), image_bytes)
+        return _part(image_map, table, array.array("I", mine), image_bytes)
 
     def _units(self, image_map: chunk_map.ChunkMap) -> dict[tuple[ids.Oid, ids.Cid], int]:
         """Return one chunk for each name of each content: only the same name has the same home."""
@@ -117,5 +124,5 @@ def whole_of(image_map: chunk_map.ChunkMap) -> Part:
         firsts.setdefault(image_map.cid(number), number)
     firsts.pop(ids.ZERO_CID, None)
     numbers = array.array("I", firsts.values())
-    part = Part(image_map, None, numbers, 0)
+    part = _part(image_map, None, numbers, 0)
     return part._replace(image_bytes=part.total_bytes)

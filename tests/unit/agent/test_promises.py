@@ -376,3 +376,12 @@ async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_h
         assert await host.promises.follow(IMAGE, host.cache) == 0
         await host.promises._release(IMAGE, host.cache)
         assert await make(host, OTHER) == 0 and host.promises.pinned(OTHER)
+
+
+async def test_what_is_kept_for_others_is_summed_up_without_its_chunks(host, monkeypatch):
+    for image_id in (IMAGE, OTHER):
+        await make(host, image_id, is_for_others=True)
+    monkeypatch.setattr(
+        geometry.Geometry, "chunk_length", lambda *_: pytest.fail("it takes long for many images")
+    )
+    assert host.promises.for_others() == (2, 4 * MIB)
