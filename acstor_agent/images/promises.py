@@ -15,6 +15,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Mapping
 
 import msgspec
@@ -411,6 +412,11 @@ class Promises:
             await _for_each(contents, cache.unpin)
             self.changes += 1
             cache.may_grow(cache.lacking_bytes({}) if self.may_grow else 0)
+
+    def forget_found(self, kept: Container[ids.ImageId]) -> None:
+        """Forget what was found of images that nobody wants to keep; their maps go with it."""
+        for image_id in [one for one in self._found if one not in kept]:
+            del self._found[image_id]
 
     async def change(self, image_id: ids.ImageId, **changes: object) -> None:
         """Change what is wished for an image, if it is promised."""

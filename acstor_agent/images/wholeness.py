@@ -161,6 +161,7 @@ class Wholeness:
                 self._known.pop(image_id, None)
         for image_id in self._known.keys() - every:
             del self._known[image_id]
+        self._promises.forget_found(self._known)
         for image_id in self._boots.keys() - self._known.keys():
             del self._boots[image_id]
         for known in list(self._known.values()):

@@ -692,9 +692,9 @@ async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
 
 
 @contextlib.asynccontextmanager
-async def still(folder):
+async def still(folder, limit_bytes=8 * MIB):
     """A host on which nothing happens by itself."""
-    async with one_host.one_host(folder, is_keeping=True) as host:
+    async with one_host.one_host(folder, limit_bytes, is_keeping=True) as host:
         host.add(DATA)
         host.add(SECOND, OTHER)
         yield Keeper(host)
@@ -775,3 +775,23 @@ async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tm
         pinned = keeper.host.promises._pinned
         pinned[IMAGE] = pinned[IMAGE]._replace()  # as by another table
         assert keeper.whole._next() is None
+
+
+@pytest.mark.parametrize("is_detached", [True, False])
+@pytest.mark.allow_log("cannot become whole here")
+async def test_map_of_an_image_without_room_goes_when_it_is_used_no_more(
+    tmp_path, fast, is_detached
+):
+    async with still(tmp_path, limit_bytes=CHUNK) as keeper:
+        await keeper.use()
+        await keeper.uses.look()
+        await keeper.whole._settle()
+        assert list(keeper.host.promises._found) == [IMAGE]
+        await keeper.whole._settle()
+        assert list(keeper.host.promises._found) == [IMAGE]
+        keeper.uses.closed(IMAGE)
+        if is_detached:
+            keeper.host.mirrors.detach(IMAGE)
+        keeper.uses.detached(IMAGE)
+        await keeper.whole._settle()
+        assert not keeper.host.promises._found
