@@ -120,7 +120,8 @@ class Keepers:
             is_all = len(entries) <= peer_keeping.MAX_KEEPS
             again = [image_id for image_id in ended if told[image_id] < TAKEN_BACK_TIMES]
             entries += [peer_keeping.Lease(image_id, 0) for image_id in again]
-            now = entries[: peer_keeping.MAX_KEEPS]
+            most = peer_keeping.MAX_KEEPS
+            now = entries if is_all else entries[:most]
             for lease in now:
                 told[lease.image_id] = (
                     TAKEN_BACK_TIMES if lease.lease_s else told[lease.image_id] - 1
@@ -130,8 +131,8 @@ class Keepers:
             again_s = now_s + self.every_s if is_all else now_s
             del self._due_s[host]  # to the end
             self._due_s[host] = again_s
-            if now:
-                found.append((host, peer_keeping.Keep(tuple(now))))
+            for at in range(0, len(now), most):  # more than one where much has ended
+                found.append((host, peer_keeping.Keep(tuple(now[at : at + most]))))
         return found
 
     def heard(self, host: ids.HostId, kept: peer_keeping.Kept, now_s: float) -> None:

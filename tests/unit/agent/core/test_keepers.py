@@ -85,6 +85,18 @@ def test_no_more_images_are_told_than_a_host_may_ask_for():
     assert len([one for one in begun.leases if one.lease_s]) == 200
 
 
+def test_what_has_ended_is_told_again_though_as_many_are_used_as_a_host_may_ask_for():
+    keepers, told = keepers_.Keepers(), []
+    for number in range(20):
+        used = [image(one) for one in range(number, number + 256)]
+        keepers.follow([H2], used, now_s=100.0 * number)
+        while due := keepers.take_due(100.0 * number):
+            told += [one.image_id for _, keep in due for one in keep.leases if not one.lease_s]
+            assert all(len(keep.leases) <= peer_keeping.MAX_KEEPS for _, keep in due)
+    assert told.count(image(0)) == told.count(image(10)) == keepers_.TAKEN_BACK_TIMES
+    assert len(keepers._told[H2]) <= 256 + keepers_.TAKEN_BACK_TIMES
+
+
 def test_each_host_has_its_turn_though_the_images_change_all_the_time():
     keepers, hosts = keepers_.Keepers(), [ids.HostId(f"h{number}") for number in range(40)]
     told = set()
