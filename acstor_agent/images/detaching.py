@@ -54,7 +54,8 @@ class Detaching:
 
     ``detached`` and ``purged_chunks`` count since the start.
 
-    :param unused_s: for how long nobody must have used an image; 0: none is taken away
+    :param unused_s: for how long nobody must have used an image; 0: none is taken away.  One that
+        was attached for other hosts alone goes as soon as it need not be kept.
     :param is_kept: says whether an image stays although nobody uses it
     :param chunks: counts what was fetched of images
     :param others: what else keeps something of images
@@ -126,7 +127,11 @@ class Detaching:
     def _is_unused(self, image_id: ids.ImageId) -> bool:
         use = self._uses.of(image_id)
         is_new = math.isinf(use.idle_s)  # attached since the last look at it
-        return not is_new and not use.is_used(self._unused_s) and not self._is_kept(image_id)
+        if is_new or self._is_kept(image_id):
+            return False
+        if self._uses.is_only_for_others(image_id):
+            return not use.is_open  # at once: its map takes the room of others
+        return not use.is_used(self._unused_s)
 
     def _stays(self, image_id: ids.ImageId) -> bool:
         return trio.current_time() < self._stay_until_s.get(image_id, -math.inf)

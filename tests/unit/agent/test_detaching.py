@@ -348,3 +348,21 @@ def test_images_that_operators_want_recorded_are_so_many_at_most(monkeypatch):
     for image_id in asked:
         recording.record_more(image_id, 5)
     assert [recording.left(image_id) for image_id in asked] == [1, 1, 5, 5, 5, 5]
+
+
+async def test_image_that_was_attached_for_others_goes_as_soon_as_it_need_not_be_kept(used):
+    used.host.mirrors.detach(OTHER)
+    used.uses.detached(OTHER)
+    used.uses._is_for_others = used.detaching._is_kept = lambda image_id: image_id == OTHER
+    await used.host.mirrors.attach(OTHER)
+    await used.let_pass(1)
+    assert used.host.mirrors.attached() == sorted([IMAGE, OTHER])
+    used.uses._is_for_others = used.detaching._is_kept = lambda image_id: False
+    await used.let_pass(1)
+    assert used.host.mirrors.attached() == [IMAGE]
+    await used.host.mirrors.attach(OTHER)  # for an instance of this host
+    used.uses.opened(OTHER)
+    await used.let_pass(1)
+    used.uses.closed(OTHER)
+    await used.let_pass(1)
+    assert used.host.mirrors.attached() == sorted([IMAGE, OTHER])
