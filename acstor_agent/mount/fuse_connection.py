@@ -84,11 +84,22 @@ class Connection(NamedTuple):
         self.record.close()
 
 
+class NotUnderstoodError(errors.Unusable):
+    """A mount was kept that this version cannot serve.
+
+    ``fuse_fd`` is its connection; who catches this closes it.
+    """
+
+    def __init__(self, why: str, fuse_fd: int) -> None:
+        super().__init__(_OTHERS, why, _GO_BACK)
+        self.fuse_fd = fuse_fd
+
+
 def kept(descriptors: Sequence[int]) -> Connection | None:
     """Return the connection whose descriptors somebody has kept, in any order; None without one.
 
-    :raises errors.Unusable: another version has recorded what this one does not understand, or
-        nothing; the descriptors are closed
+    :raises NotUnderstoodError: another version has recorded what this one does not understand,
+        or nothing; but for the connection the descriptors are closed
     """
     kinds = {mount_record.is_record(fd): fd for fd in descriptors}
     try:
@@ -98,10 +109,11 @@ def kept(descriptors: Sequence[int]) -> Connection | None:
     except ValueError as e:
         why = f"its record makes no sense here: {e}"
     for fd in descriptors:
-        os.close(fd)
+        if fd != kinds.get(False):
+            os.close(fd)
     if False not in kinds:  # the mount has ended
         return None
-    raise errors.Unusable(_OTHERS, why, _GO_BACK)
+    raise NotUnderstoodError(why, kinds[False])
 
 
 def mounted_type(mount_point: str) -> str | None:
@@ -221,32 +233,53 @@ def _read_init(fuse_fd: int) -> bytes:
     return request
 
 
-def is_connected(fuse_fd: int, mount_point: str) -> bool:
-    """Say whether a descriptor still is the connection of a mount; no question is asked of it."""
-    if mounted_type(mount_point) != FS_TYPE:
-        return False
+def is_connected(fuse_fd: int) -> bool:
+    """Say whether a descriptor still is the connection of a mount; no question is asked of it.
+
+    The kernel ends it with the last of the mount's copies and users, in whatever mount namespace:
+    what is seen of the mount in this one says nothing.
+    """
     poll = select.poll()
-    poll.register(fuse_fd, select.POLLERR)
-    return not poll.poll(0)
+    poll.register(fuse_fd, 0)  # errors are told in any case
+    return not any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def unmount(mount_point: str, even_if_used: bool = True, is_held: bool = False) -> bool:
-    """Take the mount away; return False if it was left because it is in use.
+def check_seen(mount_point: str) -> None:
+    """Make sure that a mount which is in use is seen in this mount namespace, too.
 
-    :param even_if_used: detach one that is in use, whose users see errors from then on
+    :raises errors.Unusable: it is not
+    """
+    if mounted_type(mount_point) != FS_TYPE:
+        raise errors.Unusable(
+            mount_point,
+            "the mount that was kept is in use, and is not seen here",
+            "Guests wait. Set mount_point as it was, or give the container the folder above it "
+            "with rshared propagation",
+        )
+
+
+def unmount_unused(mount_point: str, fuse_fd: int) -> bool:
+    """Take the mount away where nobody uses it; return whether its connection has ended.
+
+    A copy of it in another mount namespace may be in use, and stays when this one goes.
+    """
+    if mounted_type(mount_point) == FS_TYPE:
+        _libc.umount2(os.fsencode(mount_point), 0)
+    return not is_connected(fuse_fd)
+
+
+def unmount(mount_point: str, is_held: bool = False) -> None:
+    """Take the mount away; one that is in use is detached, and its users see errors from then on.
+
     :param is_held: end its connection, since somebody who cannot end has the descriptor, too, and
         users would wait for him
     """
-    flags = _MNT_FORCE if is_held and even_if_used else 0
-    if _libc.umount2(os.fsencode(mount_point), flags) == 0:
-        return True
+    if _libc.umount2(os.fsencode(mount_point), _MNT_FORCE if is_held else 0) == 0:
+        return
     if ctypes.get_errno() == errno.EBUSY:
-        if not even_if_used:
-            return False
         LOG.warning("%s: still in use; detaching it, its users will see I/O errors", mount_point)
     if _libc.umount2(os.fsencode(mount_point), _MNT_DETACH) != 0:
         LOG.warning("%s: cannot unmount: %s", mount_point, os.strerror(ctypes.get_errno()))
-    return True
 
 
 def die_with_parent() -> None:

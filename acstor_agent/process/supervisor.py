@@ -143,10 +143,18 @@ class Supervisor:
         """Take back the connection that was kept, if its mount is still there, or mount.
 
         Nothing may be asked of a mount that was kept: only a worker answers, and there is none.
+
+        :raises errors.Unusable: guests use a mount that cannot be served from here, or there can
+            be none
         """
         point = str(self._mount_point)
         connection = self._take(point)
-        if connection and fuse_connection.is_connected(connection.fuse_fd, point):
+        if connection and fuse_connection.is_connected(connection.fuse_fd):
+            try:
+                fuse_connection.check_seen(point)
+            except errors.Unusable:
+                connection.close()
+                raise
             LOG.info("%s: taking back the mount that was kept", point)
             self._is_kept = True
             return connection
@@ -163,10 +171,12 @@ class Supervisor:
         """Return what was kept; what makes no sense here is let go if no guest uses it."""
         try:
             return self._store.take()
-        except errors.Unusable as e:
-            is_used = fuse_connection.mounted_type(point) == fuse_connection.FS_TYPE
-            if is_used and not fuse_connection.unmount(point, even_if_used=False):
-                raise
+        except fuse_connection.NotUnderstoodError as e:
+            try:
+                if not fuse_connection.unmount_unused(point, e.fuse_fd):
+                    raise
+            finally:
+                os.close(e.fuse_fd)
             LOG.warning("%s; nobody used it, and it is let go", e)
             self._store.forget()
             return None
@@ -176,9 +186,11 @@ class Supervisor:
         if self._relay:
             self._relay.end()
         point = str(self._mount_point)
-        is_left = self._is_mounted and not fuse_connection.unmount(
-            point, even_if_used=not self._is_kept, is_held=bool(self._held)
-        )
+        is_left = False
+        if self._is_mounted and self._is_kept:
+            is_left = not fuse_connection.unmount_unused(point, connection.fuse_fd)
+        elif self._is_mounted:
+            fuse_connection.unmount(point, is_held=bool(self._held))
         if is_left:
             LOG.warning("%s: guests use it; leaving it to who keeps it", point)
         else:
@@ -211,7 +223,7 @@ class Supervisor:
         ):
             return True
         point = str(self._mount_point)
-        if fuse_connection.unmount(point, even_if_used=False):
+        if self._connection and fuse_connection.unmount_unused(point, self._connection.fuse_fd):
             self._is_mounted = False
             return True
         self._refuse(point, why)

@@ -46,8 +46,9 @@ def test_line_that_was_cut_off_was_told_to_nobody(record):
 def test_record_of_something_else_is_refused(data):
     fds = [os.open("/dev/null", os.O_RDWR), os.memfd_create(mount_record.NAME)]
     os.write(fds[1], data)
-    with pytest.raises(errors.Unusable, match="its record makes no sense here"):
+    with pytest.raises(errors.Unusable, match="its record makes no sense here") as caught:
         fuse_connection.kept(fds)
+    os.close(caught.value.fuse_fd)
     assert_closed(fds)
 
 
@@ -67,8 +68,9 @@ def test_connection_is_known_in_any_order(record, step):
 
 def test_mount_without_a_record_is_refused_and_a_record_without_a_mount_is_nothing(record):
     fds = [os.open("/dev/null", os.O_RDWR)]
-    with pytest.raises(errors.Unusable, match="it was kept without its record"):
+    with pytest.raises(errors.Unusable, match="it was kept without its record") as caught:
         fuse_connection.kept(fds)
+    os.close(caught.value.fuse_fd)
     assert_closed(fds)
     fds = [os.dup(record.fd)]
     assert fuse_connection.kept(fds) is None

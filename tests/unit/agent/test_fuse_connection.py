@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a mount is in use: the kernel's word, wherever the mount is seen.
+
+The mounts are real; nobody serves them, and nothing is asked of them.
+"""
+
+import contextlib
+import os
+import subprocess
+
+import pytest
+
+from acstor_agent.mount import fuse_connection
+from acstor_agent.process import supervisor
+from acstor_common import errors
+from tests.fakes import hosts
+from tests.lab import runs
+
+pytestmark = hosts.needs_fuse
+
+
+@pytest.fixture
+def point(tmp_path):
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def connection(point):
+    made = fuse_connection.mount(str(point))
+    with contextlib.ExitStack() as stack:
+        stack.callback(made.close)
+        yield made
+        for left in hosts.mounts(point.parent):
+            runs.tool(["umount", "--lazy", left])
+
+
+@contextlib.contextmanager
+def copy_elsewhere():
+    """Have another mount namespace with copies of all mounts, which do not follow ours."""
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 60"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as other:
+        try:
+            other.stdout.readline()
+            yield
+        finally:
+            other.kill()
+
+
+class Kept:
+    """A store with one connection, which is another process in truth."""
+
+    def __init__(self, connection):
+        self._connection = connection
+        self.has_forgotten = False
+
+    def take(self):
+        fds = (self._connection.fuse_fd, self._connection.record.fd)
+        return fuse_connection.kept([os.dup(fd) for fd in fds])
+
+    def put(self, connection):
+        return True
+
+    def forget(self):
+        self.has_forgotten = True
+
+
+def connect(point, store):
+    return supervisor.Supervisor(point, None, None, store)._connect()
+
+
+def test_mount_that_nobody_uses_is_taken_away(point, connection):
+    assert fuse_connection.unmount_unused(str(point), connection.fuse_fd)
+    assert hosts.mounts(point) == []
+
+
+def test_mount_that_is_used_in_another_namespace_has_not_ended(point, connection):
+    with copy_elsewhere():
+        assert not fuse_connection.unmount_unused(str(point), connection.fuse_fd)
+    hosts.wait_until(lambda: not fuse_connection.is_connected(connection.fuse_fd), "its end")
+    assert fuse_connection.unmount_unused(str(point), connection.fuse_fd)
+
+
+def test_mount_that_was_detached_under_its_users_has_not_ended(point, connection):
+    used = os.open(point, os.O_PATH)
+    runs.tool(["umount", "--lazy", point])
+    assert not fuse_connection.unmount_unused(str(point), connection.fuse_fd)
+    os.close(used)
+    assert fuse_connection.unmount_unused(str(point), connection.fuse_fd)
+
+
+def test_mount_of_something_else_stays(point, connection):
+    fuse_connection.unmount(str(point))
+    runs.tool(["mount", "-t", "tmpfs", "tmpfs", point])
+    assert fuse_connection.unmount_unused(str(point), connection.fuse_fd)
+    assert hosts.mounts(point) == [str(point)]
+
+
+def test_used_mount_that_is_not_seen_here_is_refused_and_kept(point, connection):
+    store = Kept(connection)
+    with pytest.raises(errors.Unusable, match="is in use, and is not seen here"):
+        connect(point.with_name("elsewhere"), store)
+    assert not store.has_forgotten
+    assert fuse_connection.is_connected(connection.fuse_fd)
+
+
+def test_used_mount_of_another_version_that_is_not_seen_here_is_kept(point, connection):
+    os.pwrite(connection.record.fd, b"[]\n", 0)
+    store = Kept(connection)
+    with pytest.raises(errors.Unusable, match="its record makes no sense here"):
+        connect(point.with_name("elsewhere"), store)
+    assert not store.has_forgotten
+    assert hosts.mounts(point) == [str(point)]
+
+
+@pytest.mark.expect_log("nobody used it, and it is let go")
+def test_mount_of_another_version_that_nobody_uses_is_made_anew(point, connection):
+    os.pwrite(connection.record.fd, b"[]\n", 0)
+    store = Kept(connection)
+    made = connect(point, store)
+    assert store.has_forgotten
+    assert fuse_connection.is_connected(made.fuse_fd)
+    made.close()
