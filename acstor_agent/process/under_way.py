@@ -43,7 +43,7 @@ HOT_PLACES = 64
 """Places that keep their memory, 9 MB in all; to give back that of a write takes as long as it."""
 LOCK_WAIT_S = 10.0
 """How long a relay waits for the end of the one before it."""
-WITHOUT_ANSWER = frozenset({2, 36, 42})  # FORGET, INTERRUPT, BATCH_FORGET
+WITHOUT_ANSWER = frozenset({2, 36, 41, 42})  # FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET
 HEADER = struct.Struct("<IiQ")  # of a request: length, opcode, unique; of an answer: length, error
 _REQUEST_HEADER_BYTES = 40
 _LOOK_S = 0.05

@@ -11,7 +11,7 @@ import pytest
 from acstor_agent.mount import mount_record
 from acstor_agent.process import under_way
 
-READ, WRITE, FORGET = 15, 16, 2
+READ, WRITE, FORGET, NOTIFY_REPLY = 15, 16, 2, 41
 PAGE = under_way.PAGE
 
 
@@ -98,10 +98,11 @@ def test_request_that_came_in_part_gets_an_error_and_is_not_done(record, copied)
     assert (third.requests, third.answers) == ({}, [])
 
 
-def test_what_has_no_answer_is_not_kept(record):
+@pytest.mark.parametrize("opcode", [FORGET, NOTIFY_REPLY])
+def test_what_has_no_answer_is_not_kept(record, opcode):
     first = under_way.UnderWay(record)
-    take(first, request(2, opcode=FORGET))
-    land(first, request(4, opcode=FORGET))
+    take(first, request(2, opcode=opcode))
+    land(first, request(4, opcode=opcode))
     second = under_way.UnderWay(record)
     assert (second.requests, second.answers) == ({}, [])
 
