@@ -35,13 +35,13 @@ import signal
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
-from typing import NoReturn
 
 from acstor_agent import processes
 from acstor_agent.core import fuse_init
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import openers
 from acstor_agent.process import folders
+from acstor_agent.process import forked
 from acstor_agent.process import relay
 from acstor_agent.process import stores
 from acstor_common import errors
@@ -51,8 +51,6 @@ LOG = logging.getLogger(__name__)
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 HELD_BACK = STOPS | {signal.SIGALRM}
 """What waits while there is no worker: its handlers speak to one."""
-NOW_KEPT = signal.SIGUSR1
-"""Tells a worker that somebody keeps the mount by now, so that it ends with its supervisor."""
 STOP_WAIT_S = 10.0
 LOOK_AGAIN_S = 2.0
 """How often an agent that is to stop, and may not, looks whether guests have gone."""
@@ -67,8 +65,6 @@ HELD_LOOK_S = 1.0
 HELD_LOOKS = 3
 """Looks in a row at which a worker that was ended is still there: then the kernel holds it."""
 HELD = "the kernel holds threads of it, which hang in a call"
-EXIT_UNUSABLE = 78
-"""What a worker exits with when starting again cannot help (EX_CONFIG of sysexits.h)."""
 
 
 class WithGuests(enum.StrEnum):
@@ -234,9 +230,14 @@ class Supervisor:
         if self._connection:
             was_kept = self._is_kept
             self._is_kept = self._store.renew(self._connection, was_kept)
-            if self._is_kept and not was_kept and self._worker_pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._worker_pid, NOW_KEPT)
+            if self._is_kept and not was_kept:
+                self._tell_worker(forked.NOW_KEPT)
+
+    def _tell_worker(self, number: int) -> None:
+        """Send a signal to the worker, if there is one: its number may be another's afterwards."""
+        if self._worker_pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._worker_pid, number)
 
     def _refuse(self, point: str, why: stores.Stopping) -> None:
         users = openers.describe(openers.users_of(point))
@@ -257,53 +258,70 @@ class Supervisor:
     def _stop(self) -> None:
         """Pass the word on to the worker."""
         self._stopping = True
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._worker_pid, signal.SIGTERM)
+        self._tell_worker(signal.SIGTERM)
         signal.signal(signal.SIGALRM, self._kill)
         signal.setitimer(signal.ITIMER_REAL, STOP_WAIT_S)
 
     def _kill(self, number: int, frame: object) -> None:
         LOG.warning("worker %d does not stop; killing it", self._worker_pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._worker_pid, signal.SIGKILL)
+        self._tell_worker(signal.SIGKILL)
 
     def _keep_worker(self, connection: fuse_connection.Connection) -> int:
         delay_s = 0.0
         while True:
             started_s = time.monotonic()
-            status = self._one_worker(connection)
-            if self._stopping:
-                return 0
-            how = HELD if status is None else _how(status)
-            is_unusable = status is not None and os.waitstatus_to_exitcode(status) == EXIT_UNUSABLE
-            if is_unusable and not self._was_ready:
-                return 1
-            LOG.error("worker %d ended (%s); starting another", self._worker_pid, how)
+            try:
+                worker, ready_read = self._start(connection)
+            except OSError as e:
+                LOG.error("no worker can be started (%s); trying again", e.strerror)
+            else:
+                pid = self._worker_pid
+                status = self._one_worker(worker, ready_read)
+                if self._stopping:
+                    return 0
+                how = HELD if status is None else _how(status)
+                code = None if status is None else os.waitstatus_to_exitcode(status)
+                if code == forked.EXIT_UNUSABLE and not self._was_ready:
+                    return 1
+                LOG.error("worker %d ended (%s); starting another", pid, how)
             if time.monotonic() - started_s > STEADY_AFTER_S:
                 delay_s = 0.0
             if signal.sigtimedwait(HELD_BACK, delay_s) is not None and self._may_stop():
                 return 0
             delay_s = min(RESTART_LONGEST_S, 2 * delay_s + RESTART_STEP_S)
 
-    def _one_worker(self, connection: fuse_connection.Connection) -> int | None:
-        """Run one worker to its end; return its wait status, None if the kernel holds it."""
+    def _start(self, connection: fuse_connection.Connection) -> tuple[int, int]:
+        """Start a worker; return the descriptors of it, and of what it says when it serves.
+
+        :raises OSError: there is no memory, process or descriptor left; none was started
+        """
         self._held = [pid for pid in self._held if os.waitpid(pid, os.WNOHANG)[0] == 0]
         ready_read, ready_write = os.pipe()
-        with self._relayed(connection) as kernel:
-            self._worker_pid = os.fork()
-            if not self._worker_pid:
-                os.close(ready_read)
-                self._be_worker(Inheritance(kernel, lambda: _say_ready(ready_write)))
-        os.close(ready_write)
-        worker = os.pidfd_open(self._worker_pid)
+        with contextlib.ExitStack() as failed:
+            failed.callback(os.close, ready_read)
+            with open(ready_write, "wb"), self._relayed(connection) as kernel:
+                pid = os.fork()
+                if not pid:
+                    os.close(ready_read)
+                    inherited = Inheritance(kernel, lambda: _say_ready(ready_write))
+                    forked.be_worker(lambda: self._work(inherited), self._is_kept, HELD_BACK)
+            failed.callback(os.waitpid, pid, 0)
+            failed.callback(os.kill, pid, signal.SIGKILL)
+            worker = os.pidfd_open(pid)
+            failed.pop_all()
+        self._worker_pid = pid
+        return worker, ready_read
+
+    def _one_worker(self, worker: int, ready_read: int) -> int | None:
+        """Follow a worker to its end; return its wait status, None if the kernel holds it."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
         try:
-            status = self._follow(worker, ready_read)
+            return self._follow(worker, ready_read)
         finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+            self._worker_pid = 0
             os.close(worker)
             os.close(ready_read)
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
-        return status
 
     @contextlib.contextmanager
     def _relayed(
@@ -339,7 +357,8 @@ class Supervisor:
                     self._was_ready = True
                     self._is_ready()
             if worker in found:
-                return os.waitpid(self._worker_pid, 0)[1]
+                pid, self._worker_pid = self._worker_pid, 0
+                return os.waitpid(pid, 0)[1]
             looks = looks + 1 if not found and processes.has_ended(self._worker_pid) else 0
         self._held.append(self._worker_pid)
         self._strip(self._worker_pid)
@@ -350,39 +369,6 @@ class Supervisor:
         shut, is_freed = processes.shut_sockets(pid), processes.free_memory(pid)
         memory = "given back" if is_freed else "not given back"
         LOG.warning("worker %d: %s; %d sockets shut, memory %s", pid, HELD, shut, memory)
-
-    def _be_worker(self, inheritance: Inheritance) -> NoReturn:
-        """Be a worker in a fork of this process, and leave without its clean-up.
-
-        A supervisor that comes back must not meet a worker of the one before it.
-        """
-        supervisor = os.getppid()
-        if self._is_kept:
-            _follow_to_the_end(supervisor)
-        signal.signal(NOW_KEPT, lambda number, frame: _follow_to_the_end(supervisor))
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
-        status = 1
-        try:
-            self._work(inheritance)
-            status = 0
-        except errors.Unusable as e:
-            LOG.error("%s", e)
-            status = EXIT_UNUSABLE
-        except BaseException:
-            LOG.exception("worker %d failed", os.getpid())
-        finally:
-            logging.shutdown()
-            os._exit(status)
-
-
-def _follow_to_the_end(supervisor: int) -> None:
-    """Have this worker be killed when its supervisor is gone, or be gone if that is."""
-    fuse_connection.die_with_parent()
-    if os.getppid() != supervisor:
-        os._exit(1)
 
 
 def _say_ready(pipe: int) -> None:

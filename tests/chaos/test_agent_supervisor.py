@@ -4,6 +4,7 @@
 import contextlib
 import itertools
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -92,6 +93,22 @@ def test_supervisor_that_is_told_to_stop_starts_no_worker_more(supervise):
     time.sleep(0.3)  # now it pauses; the next one is due in a second
     assert made.stop(signal.SIGINT)[1] < 1.0
     assert made.process.stdout.read() == ""
+
+
+def test_host_without_room_for_a_worker_is_waited_for(supervise):
+    """A kill for want of memory is the moment at which there may be none for the next worker."""
+    made = supervise("serve")
+    made.said(2)
+    children = f"/proc/{made.process.pid}/task/{made.process.pid}/children"
+    worker = int(pathlib.Path(children).read_text())
+    few, many = resource.prlimit(made.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(made.process.pid, resource.RLIMIT_NOFILE, (4, many))
+    hosts.kill(worker)
+    hosts.wait_until(lambda: made.log.read_text().count("no worker can be started") > 1, "tries")
+    assert hosts.mounts(made.mount_point)
+    resource.prlimit(made.process.pid, resource.RLIMIT_NOFILE, (few, many))
+    made.said(1)
+    assert made.stop()[0] == 0
 
 
 def test_worker_that_cannot_start_ends_the_agent_with_status_1(supervise):
