@@ -41,12 +41,12 @@ def _tell(text: str, *descriptors: int) -> bool:
     if not address:
         return False
     handed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.connect(address.replace("@", "\0", 1))
             manager.sendmsg([text.encode()], handed if descriptors else [])
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 
@@ -57,9 +57,9 @@ class DescriptorStore:
         self._handed: dict[str, list[int]] = {}
 
     def put(self, connection: fuse_connection.Connection) -> bool:
-        """Leave a connection with the manager; return whether it was handed over."""
+        """Leave a connection with the manager; return whether it keeps it."""
         handed = (connection.fuse_fd, connection.record.fd)
-        return _tell(f"FDSTORE=1\nFDNAME={MOUNT}", *handed)
+        return _tell(f"FDSTORE=1\nFDNAME={MOUNT}", *handed) and _room() >= len(handed)
 
     def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
         """Do nothing: it keeps what it has as long as it lives, and the host with it."""
@@ -100,6 +100,17 @@ class DescriptorStore:
         """Have the manager wait for :data:`PATIENCE_S` more, and show why."""
         line = why.replace("\n", " ")
         _tell(f"EXTEND_TIMEOUT_USEC={int(PATIENCE_S * 1e6)}\nSTATUS={line}")
+
+
+def _room() -> int:
+    """Return how many descriptors the manager keeps; one that keeps none takes the message, too.
+
+    systemd says so from 254 on; one before that is asked.
+    """
+    said = os.environ.get("FDSTORE")
+    if said is None and (unit := _unit()):
+        said = _systemctl("show", "--property=FileDescriptorStoreMax", "--value", unit).strip()
+    return int(said) if said and said.isdecimal() else 0
 
 
 def _unit() -> str:

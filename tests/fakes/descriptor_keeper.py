@@ -17,6 +17,8 @@ from typing import Self
 
 FIRST_FD = 3
 MESSAGE_BYTES = 4096
+ROOM = 4
+"""FileDescriptorStoreMax of the unit."""
 
 
 class DescriptorKeeper:
@@ -59,6 +61,7 @@ class DescriptorKeeper:
         environment = {
             **os.environ,
             "NOTIFY_SOCKET": str(self._path),
+            "FDSTORE": str(ROOM),
             "LISTEN_FDS": str(len(names)),
             "LISTEN_FDNAMES": ":".join(names),
             **(changes or {}),

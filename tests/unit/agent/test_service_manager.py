@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a service manager keeps what it is sent."""
+
+import os
+import socket
+
+import pytest
+
+from acstor_agent.mount import fuse_connection
+from acstor_agent.mount import mount_record
+from acstor_agent.process import service_manager
+
+
+@pytest.fixture
+def connection():
+    record = mount_record.MountRecord.make(b"offer")
+    made = fuse_connection.Connection(os.open("/dev/null", os.O_RDWR), record)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def manager(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        told.bind(str(tmp_path / "notify"))
+        yield told
+
+
+@pytest.mark.parametrize(
+    ("room", "is_kept"), [("0", False), ("1", False), ("2", True), ("8", True), ("odd", False)]
+)
+def test_manager_without_room_keeps_nothing(connection, manager, monkeypatch, room, is_kept):
+    monkeypatch.setenv("FDSTORE", room)
+    assert service_manager.DescriptorStore().put(connection) == is_kept
+
+
+@pytest.mark.parametrize(("shown", "is_kept"), [("", False), ("0", False), ("8", True)])
+def test_older_systemd_is_asked(connection, manager, monkeypatch, tmp_path, shown, is_kept):
+    tool = tmp_path / "systemctl"
+    tool.write_text(f"#!/bin/sh\necho {shown}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("FDSTORE", raising=False)
+    monkeypatch.setattr(service_manager, "_unit", lambda: "acstor-agent.service")
+    assert service_manager.DescriptorStore().put(connection) == is_kept
