@@ -56,7 +56,8 @@ def make_private(folder: pathlib.Path) -> None:
         if narrow(folder):
             LOG.info("%s was open to others; now only its owner may enter", folder)
         for path in folder.iterdir():
-            narrow(path)
+            with contextlib.suppress(FileNotFoundError):  # a temporary file that is gone by now
+                narrow(path)
     except OSError as e:
         raise errors.Unusable(str(folder), f"cannot be made private: {e.strerror}") from e
 

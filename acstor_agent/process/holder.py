@@ -18,6 +18,7 @@ import pathlib
 import socket
 import stat
 import struct
+import time
 from collections.abc import Sequence
 from typing import Self
 
@@ -81,7 +82,12 @@ class Holder:
     def serve(self) -> None:
         """Answer one after the other, for ever."""
         while True:
-            client, _ = self._socket.accept()
+            try:
+                client, _ = self._socket.accept()
+            except OSError as e:  # there is no memory or descriptor left; what it holds it keeps
+                LOG.warning("nobody can be answered now: %s", e.strerror)
+                time.sleep(WAIT_S)
+                continue
             with client, contextlib.suppress(OSError):  # it has gone, or says nothing
                 client.settimeout(WAIT_S)
                 self._answer(client)
@@ -173,14 +179,14 @@ def answers(state_dir: pathlib.Path) -> bool:
 
 def _ask(path: pathlib.Path, word: bytes, fds: Sequence[int]) -> tuple[bytes, list[int]] | None:
     """Return a holder's answer, None if there is no holder or it does not answer."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-        link.settimeout(WAIT_S)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.settimeout(WAIT_S)
             link.connect(str(path))
             socket.send_fds(link, [word], fds)
             said, handed, _, _ = socket.recv_fds(link, _WORD_BYTES, DESCRIPTORS)
-        except OSError:
-            return None
+    except OSError:
+        return None
     for fd in handed:
         os.set_inheritable(fd, False)
     return (said, handed) if said else None

@@ -79,6 +79,17 @@ def test_private_folder_that_cannot_be_closed_is_named(tmp_path, monkeypatch):
         folders.make_private(tmp_path / "state")
 
 
+def test_file_that_vanishes_meanwhile_does_not_matter(tmp_path, monkeypatch):
+    """Another process works in the folder: a holder closes that of an agent that runs."""
+    folder = tmp_path / "state"
+    folders.make_private(folder)
+    (folder / "kept").touch(0o644)
+    listed = [folder / "temporary", folder / "kept"]
+    monkeypatch.setattr(pathlib.Path, "iterdir", lambda path: iter(listed))
+    folders.make_private(folder)
+    assert (folder / "kept").stat().st_mode & 0o077 == 0
+
+
 def test_folder_for_everybody_is_open_whatever_the_umask(tmp_path):
     with folders.umask(0o077):
         folders.make_folder(tmp_path / "mnt" / "mirror")

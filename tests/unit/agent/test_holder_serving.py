@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A holder that has no room for a caller goes on holding."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from acstor_agent.process import holder
+from tests.fakes import hosts
+
+
+@pytest.fixture
+def process(tmp_path):
+    argv = [sys.executable, "-m", "acstor_agent.cmd.holder", tmp_path / "state"]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE) as made:
+        yield made
+        made.kill()
+
+
+def test_holder_without_a_descriptor_left_answers_later(process, tmp_path):
+    state_dir = tmp_path / "state"
+    hosts.wait_until(lambda: holder.answers(state_dir), "the holder")
+    used, many = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, many))
+    assert not holder.answers(state_dir)
+    assert b"nobody can be answered now: Too many open files" in process.stderr.readline()
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used, many))
+    hosts.wait_until(lambda: holder.answers(state_dir), "the holder again")
+    assert process.poll() is None
