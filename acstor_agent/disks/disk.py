@@ -77,6 +77,9 @@ class Disk:
         self._locks: dict[int, trio.Lock] = {}
         self._syncing = trio.Lock()
         self._sync_failure: OSError | None = None
+        if files.has_failed():
+            self._sync_failure = OSError(errno.EIO, f"one has failed before ({files.failed_path})")
+            LOG.error("disk %s: syncs fail: %s", self.header.disk_id, self._sync_failure.strerror)
 
     @property
     def size_bytes(self) -> int:
@@ -252,8 +255,8 @@ class Disk:
     async def sync(self) -> None:
         """Make safe on the host's disk every write that was answered.
 
-        Once this has failed it fails for good: the kernel tells of bytes that it could not write
-        one time only, and nobody knows afterwards which they were.
+        Once this has failed it fails for good, in the next worker as well: the kernel tells of
+        bytes that it could not write one time only, and nobody knows afterwards which they were.
 
         :raises OSError: the host's disk cannot
         """
@@ -267,6 +270,8 @@ class Disk:
             except OSError as e:
                 self._unsynced |= unsynced
                 self._sync_failure = e
+                with contextlib.suppress(OSError):  # it may well not take this either
+                    await self._io.run(self._place(0), 1, True, self._files.note_failure)
                 LOG.error("disk %s: syncs fail from now on: %s", self.header.disk_id, e)
                 raise
 

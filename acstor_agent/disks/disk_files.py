@@ -20,6 +20,8 @@ LOG = logging.getLogger(__name__)
 
 DATA_ENDING = ".data"
 STATE_ENDING = ".acdisk"
+FAILED_ENDING = ".sync-failed"
+"""A file beside them: a sync has failed, and what was lost is not known."""
 _INCOMING = ".incoming-"
 
 
@@ -33,6 +35,7 @@ class DiskFiles:
 
     def __init__(self, folder: pathlib.Path, disk_id: disk_header.DiskId, boot_id: bytes) -> None:
         self._path = state_path(folder, disk_id)
+        self.failed_path = _failed_path(folder, disk_id)
         with contextlib.ExitStack() as opened:
             self._state_fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
             opened.callback(os.close, self._state_fd)
@@ -113,6 +116,18 @@ class DiskFiles:
         self._mark(unsynced, disk_header.WRITTEN)
         os.fdatasync(self._state_fd)
 
+    def has_failed(self) -> bool:
+        """Say whether a sync has failed, of whatever worker."""
+        return self.failed_path.exists()
+
+    def note_failure(self) -> None:
+        """Note that a sync has failed, so that the next worker knows, as far as the disk takes it.
+
+        :raises OSError: it does not; a note that was made holds until the host goes down
+        """
+        self.failed_path.touch(0o600)
+        _sync_folder(self.failed_path.parent)
+
     def close(self) -> None:
         """Let go of both files, and forget their numbers: they may soon be those of others."""
         fds, self.data_fd, self._state_fd = (self.data_fd, self._state_fd), -1, -1
@@ -139,6 +154,10 @@ def state_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Pat
 def data_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
     """Return the file with the bytes that were written."""
     return folder / f"{disk_id}{DATA_ENDING}"
+
+
+def _failed_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
+    return folder / f"{disk_id}{FAILED_ENDING}"
 
 
 def create(folder: pathlib.Path, header: disk_header.DiskHeader, boot_id: bytes) -> None:
@@ -174,6 +193,7 @@ def create(folder: pathlib.Path, header: disk_header.DiskHeader, boot_id: bytes)
 def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
     """Delete the files of a disk; after a kill half-way it can be done again."""
     data_path(folder, disk_id).unlink(missing_ok=True)
+    _failed_path(folder, disk_id).unlink(missing_ok=True)
     state_path(folder, disk_id).unlink()
     _sync_folder(folder)
 

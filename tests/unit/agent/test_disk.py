@@ -225,6 +225,7 @@ async def test_sync_marks_chunks_only_after_their_bytes_are_safe(made, monkeypat
 
 
 @pytest.mark.expect_log(r"syncs fail from now on: \[Errno 5\] the disk is gone")
+@pytest.mark.expect_log("syncs fail: one has failed before")
 async def test_sync_that_fails_is_told_to_every_later_one(host, made, tmp_path, monkeypatch):
     await made.write(0, b"x" * CHUNK)
 
@@ -239,8 +240,13 @@ async def test_sync_that_fails_is_told_to_every_later_one(host, made, tmp_path, 
         await made.sync()
     assert (caught.value.errno, made.unsynced_chunks) == (errno.EIO, 1)
     again = await all_disks(host, tmp_path).open(DISK)
-    await again.sync()
-    assert again.unsynced_chunks == 0
+    with pytest.raises(OSError, match="one has failed before") as caught:
+        await again.sync()
+    assert (caught.value.errno, again.unsynced_chunks) == (errno.EIO, 1)
+    next(tmp_path.rglob(f"*{disk_files.FAILED_ENDING}")).unlink()
+    mended = await all_disks(host, tmp_path).open(DISK)
+    await mended.sync()
+    assert mended.unsynced_chunks == 0
 
 
 @pytest.mark.allow_log(r"syncs fail from now on: .* ended")
@@ -268,6 +274,7 @@ async def test_worker_that_ends_between_two_steps_leaves_old_or_new_bytes(
     with monkeypatch.context() as faults:
         for name in ("pwritev", "fdatasync"):
             faults.setattr(os, name, ends(name))
+        faults.setattr(disk_files.DiskFiles, "note_failure", lambda files: None)  # it has ended
         with pytest.raises(OSError, match="ended"):
             await made.write(CHUNK + 5, b"n" * 2 * CHUNK)
             await made.sync()
