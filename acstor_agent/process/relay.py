@@ -22,10 +22,14 @@ import socket
 
 from acstor_agent.mount import fuse_connection
 from acstor_agent.process import under_way
+from acstor_common import errors
 
 LOG = logging.getLogger(__name__)
 
 _WORKER, _END = b"w", b"e"
+_SO_SNDBUFFORCE = 32  # asm-generic/socket.h
+_BUFFER_BYTES = under_way.ROOM_BYTES + under_way.PAGE
+"""For one message, and what the kernel keeps beside it."""
 _ENDED = (errno.ENODEV, errno.ECONNABORTED)
 
 
@@ -33,9 +37,12 @@ class Relay:
     """The process, as the supervisor knows it.
 
     :param connection: the mount; what is under way by its record is handed to the first worker
+    :raises errors.Unusable: the host's limits are too low for it
     """
 
     def __init__(self, connection: fuse_connection.Connection) -> None:
+        for end in _pair():  # what no worker could be given is said at the start
+            end.close()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._pid = os.fork()
@@ -48,7 +55,7 @@ class Relay:
 
         :raises OSError: the process has ended
         """
-        kernels, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        kernels, workers = _pair()
         with kernels:
             try:
                 socket.send_fds(self._ours, [_WORKER], [kernels.fileno()])
@@ -64,6 +71,28 @@ class Relay:
         self._ours.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, 0)
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a link that takes the longest message, whatever the host's default is.
+
+    :raises errors.Unusable: the host allows no buffer of that size
+    """
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):  # the first one needs CAP_NET_ADMIN
+            if end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _BUFFER_BYTES:
+                with contextlib.suppress(PermissionError):
+                    end.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+        if end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _BUFFER_BYTES:
+            for one in ends:
+                one.close()
+            raise errors.Unusable(
+                "net.core.wmem_max",
+                f"a message of {under_way.ROOM_BYTES} bytes needs a larger buffer",
+                f"Set it to {_BUFFER_BYTES} or more",
+            )
+    return ends
 
 
 def _be_relay(connection: fuse_connection.Connection, supervisor: socket.socket) -> None:

@@ -101,6 +101,23 @@ def test_next_worker_gets_what_was_not_answered_and_nothing_else(world):
         assert worker.recv(100) == request(10)
 
 
+def test_longest_messages_pass_where_the_default_buffer_is_short(world, monkeypatch):
+    real = socket.socketpair
+
+    def short(*kind):
+        ends = real(*kind)
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)
+        return ends
+
+    monkeypatch.setattr(socket, "socketpair", short)
+    data = bytes(fuse_connection.RELAYED_BYTES)
+    with world.worker() as worker:
+        world.kernel.send(request(2, WRITE) + data)
+        assert worker.recv(1 << 20) == request(2, WRITE) + data
+        worker.send(answer(2, data))
+
+
 def test_worker_gets_nothing_before_it_asks(world):
     with world.relay.connect() as worker:
         world.kernel.send(request(2))
