@@ -58,9 +58,8 @@ class Reader:
         self._state_path.write_bytes(bytes(_STATE.size))
         self.found_path.touch()
         argv = [sys.executable, "-m", "tests.chaos.readers", way, truth, mirror, str(seed)]
-        self._process = subprocess.Popen(
-            [*argv, self._state_path, self.found_path], cwd=ROOT, stdin=subprocess.DEVNULL
-        )
+        argv += [self._state_path, self.found_path, str(os.getpid())]
+        self._process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL)
         self.pid = self._process.pid
 
     @property
@@ -135,7 +134,9 @@ def mapped(path: str) -> Read:
 WAYS: dict[str, Callable[[str], Read]] = {"direct": direct, "buffered": buffered, "mapped": mapped}
 
 
-def main(way: str, truth_path: str, path: str, seed: str, state_path: str, found_path: str) -> None:
+def main(
+    way: str, truth_path: str, path: str, seed: str, state_path: str, found_path: str, run_pid: str
+) -> None:
     """Read as long as the run lives."""
     truth = pathlib.Path(truth_path).read_bytes()
     rng = random.Random(f"{seed}/{path}")
@@ -144,8 +145,7 @@ def main(way: str, truth_path: str, path: str, seed: str, state_path: str, found
         state[:] = _STATE.pack(0, 0, time.monotonic(), 0, 0)
         read = WAYS[way](path)
         reads = total = offset = length = said = 0
-        parent = os.getppid()
-        while os.getppid() == parent:
+        while os.getppid() == int(run_pid):
             offset += length  # now and then go on in order, which makes the agent read ahead
             length = rng.choice(LENGTHS)
             if offset >= len(truth) or rng.random() < JUMPS:

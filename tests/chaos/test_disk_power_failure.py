@@ -9,6 +9,7 @@ import uuid
 import pytest
 
 from acstor_agent.core import disk_header
+from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks
 from tests.fakes import one_host
 
@@ -63,6 +64,7 @@ async def test_every_page_is_one_that_the_guest_may_expect(tmp_path, monkeypatch
         host.add(DATA)
         folder = tmp_path / "disks"
         safe = SafePages(monkeypatch)
+        monkeypatch.setattr(disk_files.DiskFiles, "note_failure", lambda files: None)  # no power
         image = await host.mirrors.attach(one_host.IMAGE)
         one = await disks.Disks(folder, host.opened, lambda: bytes(16)).make(DISK, image, SIZE)
         safe._sync(one.fd)
