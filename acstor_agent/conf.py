@@ -13,9 +13,9 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.conf
-from acstor_agent.core import attempt_timeout
 from acstor_agent.core.disk_scheduling import navigator
 from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.core.sources import attempt_timeout
 from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import geometry

@@ -33,10 +33,10 @@ from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
 from acstor_agent.control import optional
 from acstor_agent.control import status
-from acstor_agent.core import boot_memory
-from acstor_agent.core import content_index
-from acstor_agent.core import inodes
-from acstor_agent.core import peer_health
+from acstor_agent.core.boot import boot_memory
+from acstor_agent.core.exchange import content_index
+from acstor_agent.core.exchange import peer_health
+from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disks
 from acstor_agent.images import boot_recording
 from acstor_agent.images import booting

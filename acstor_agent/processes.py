@@ -12,7 +12,7 @@ import os
 import pathlib
 import socket
 
-from acstor_agent.core import processes
+from acstor_agent.core.mount import processes
 
 _PROC = pathlib.Path("/proc")
 _PIDFD_THREAD = os.O_EXCL

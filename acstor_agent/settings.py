@@ -14,11 +14,11 @@ from oslo_config import cfg
 
 from acstor_agent import disk_io
 from acstor_agent import identity_files
-from acstor_agent.core import identity as identity_
-from acstor_agent.core import neighbours
-from acstor_agent.core import readahead
-from acstor_agent.core import unit_ahead
 from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.core.exchange import identity as identity_
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.images import readahead
+from acstor_agent.core.images import unit_ahead
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_common import errors

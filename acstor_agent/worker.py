@@ -19,8 +19,8 @@ from acstor_agent import disk_io
 from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
-from acstor_agent.core import inodes
-from acstor_agent.core import shares
+from acstor_agent.core.images import shares
+from acstor_agent.core.mount import inodes
 from acstor_agent.images import promises
 from acstor_agent.process import supervisor
 from acstor_common import errors

@@ -25,11 +25,11 @@ from acstor_agent.cache import mending
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import slab_io
 from acstor_agent.cache import write_behind
-from acstor_agent.core import cache_actions
-from acstor_agent.core import cache_pins
-from acstor_agent.core import cache_slot
-from acstor_agent.core import cache_trouble
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import cache_actions
+from acstor_agent.core.cache import cache_pins
+from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.cache import cache_trouble
+from acstor_agent.core.cache import public_cache
 from acstor_common import errors
 from acstor_common import ids
 

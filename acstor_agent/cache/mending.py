@@ -16,8 +16,8 @@ import trio
 from oslo_log import log as logging
 
 from acstor_agent.cache import slab_files
-from acstor_agent.core import cache_trouble
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import cache_trouble
+from acstor_agent.core.cache import public_cache
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ The rule guarded here: a slab file has its name only when it is whole, and no
 file that is not ours is lost.  Nothing is flushed to the disk on purpose; what
 a power failure tears is seen by its checksums when it is read (slab_io.py).
 
-Which bytes go where is decided in core/public_cache.py and core/cache_slab.py.
+Which bytes go where is decided in core/cache/public_cache.py and core/cache/cache_slab.py.
 """
 
 import errno
@@ -20,9 +20,9 @@ from oslo_log import log as logging
 
 from acstor_agent import processes
 from acstor_agent.cache import slab_io
-from acstor_agent.core import cache_slab
-from acstor_agent.core import cache_slot
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.cache import public_cache
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 """Chunks in slab files: written in one order, and checked whenever they are read.
 
 Two rules are guarded here.  No byte leaves a slab file that does not match the
-checksum of its block (core/cache_checksums.py), whatever became of the file.
+checksum of its block (core/cache/checksums.py), whatever became of the file.
 And the order of writes: clear the record, write data and checksums, write the
 record; so a process that is killed at any instruction leaves slots that are
 either free or whole.
@@ -24,14 +24,14 @@ from typing import NamedTuple
 
 from oslo_log import log as logging
 
-from acstor_agent.core import cache_checksums
-from acstor_agent.core import cache_slab
-from acstor_agent.core import cache_slot
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.cache import checksums
 
 LOG = logging.getLogger(__name__)
 
-BLOCK_BYTES = cache_checksums.BLOCK_BYTES
-are_right = cache_checksums.are_right
+BLOCK_BYTES = checksums.BLOCK_BYTES
+are_right = checksums.are_right
 
 
 class WriteJob(NamedTuple):
@@ -203,7 +203,7 @@ class SlabIo:
         """Read a run that begins or ends within a block, with the whole of these blocks."""
         first, start, _ = run[0]
         last, last_start, stop = run[-1]
-        begin, end = cache_checksums.widened(start, stop, last.length)
+        begin, end = checksums.widened(start, stop, last.length)
         if end < stop:
             return False  # who asks is wrong about the chunk's length
         skip = start - begin
@@ -221,7 +221,7 @@ class SlabIo:
         """
         (first, start, _), (last, _, stop) = run[0], run[-1]
         slab, of_slot = first.slab, first.slab.sums_bytes
-        skip, length = cache_checksums.table_range(start, stop)
+        skip, length = checksums.table_range(start, stop)
         sums = bytearray((last.slot_no - first.slot_no) * of_slot + length - skip)
         offset = slab.sums_offset + first.slot_no * of_slot + skip
         if os.preadv(self._fds[slab.number], [sums], offset, flags) != len(sums):
@@ -254,7 +254,7 @@ def _runs(jobs: Sequence[WriteJob]) -> Iterator[list[WriteJob]]:
 
 def _sums_of(job: WriteJob) -> bytes:
     slot = job.slot
-    return cache_checksums.table_of(job.data or b"", slot.cid, slot.slab.layout.slot_bytes)
+    return checksums.table_of(job.data or b"", slot.cid, slot.slab.layout.slot_bytes)
 
 
 def _record_of(job: WriteJob) -> bytes:

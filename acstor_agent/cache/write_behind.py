@@ -18,8 +18,8 @@ from acstor_agent import disk_io
 from acstor_agent.cache import mending
 from acstor_agent.cache import slab_files
 from acstor_agent.cache import slab_io
-from acstor_agent.core import cache_slot
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import geometry
 from acstor_common import ids

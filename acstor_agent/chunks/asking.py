@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import errand
+from acstor_agent.core.exchange import errand
 from acstor_agent.peers import peer_net
 from acstor_common import ids
 from acstor_common import peer_wire

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import trio
 
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import copies
-from acstor_agent.core import errand as errand_
-from acstor_agent.core import gossip
-from acstor_agent.core import homes
-from acstor_agent.core import identity
-from acstor_agent.core import neighbours
-from acstor_agent.core import pace
-from acstor_agent.core import peer_health
+from acstor_agent.core.exchange import copies
+from acstor_agent.core.exchange import errand as errand_
+from acstor_agent.core.exchange import gossip
+from acstor_agent.core.exchange import homes
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.exchange import pace
+from acstor_agent.core.exchange import peer_health
 from acstor_agent.sources import verify
 from acstor_common import errors
 from acstor_common import ids

@@ -29,12 +29,12 @@ from acstor_agent.chunks import last_search
 from acstor_agent.chunks import retries
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import counters
-from acstor_agent.core import errand as errand_
-from acstor_agent.core import hedge
-from acstor_agent.core import homes
-from acstor_agent.core import places
-from acstor_agent.core import preference
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import public_cache
+from acstor_agent.core.exchange import errand as errand_
+from acstor_agent.core.exchange import hedge
+from acstor_agent.core.exchange import homes
+from acstor_agent.core.exchange import places
+from acstor_agent.core.exchange import preference
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import ring

@@ -3,7 +3,7 @@
 
 A home reads the source once for all who ask.  Before it does it may ask one other
 host: the former home of the content, after a new v-node table, or the home of a
-wider group (``core/homes.py`` says whom).
+wider group (``core/exchange/homes.py`` says whom).
 
 Two tables keep the promises.  ``_reads`` holds the reads of the source under way,
 ``_relays`` the questions to others, each of which ends in a read of the source if
@@ -28,9 +28,9 @@ from acstor_agent.chunks import exchange
 from acstor_agent.chunks import flights
 from acstor_agent.chunks import want as want_
 from acstor_agent.core import counters
-from acstor_agent.core import errand as errand_
-from acstor_agent.core import homes
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import public_cache
+from acstor_agent.core.exchange import errand as errand_
+from acstor_agent.core.exchange import homes
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import ids

@@ -10,8 +10,8 @@ import collections
 import trio
 
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import errand as errand_
-from acstor_agent.core import places
+from acstor_agent.core.exchange import errand as errand_
+from acstor_agent.core.exchange import places
 from acstor_common import errors
 from acstor_common import ids
 

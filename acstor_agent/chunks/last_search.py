@@ -6,8 +6,8 @@ themselves and told nobody.  So when the source says that there is no such thing
 v-node table are asked whether they have it.
 
 The one rule: a chunk is lost only if every host has answered, and with no, and the source has said
-so for a while (:mod:`acstor_agent.core.absences`).  A host that is silent, cut off, left alone or
-was in the table a while ago leaves hope.
+so for a while (:mod:`acstor_agent.core.exchange.absences`).  A host that is silent, cut off, left
+alone or was in the table a while ago leaves hope.
 """
 
 import logging
@@ -23,9 +23,9 @@ import trio
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import flights
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import absences
-from acstor_agent.core import denials
 from acstor_agent.core import log_limit
+from acstor_agent.core.exchange import absences
+from acstor_agent.core.exchange import denials
 from acstor_common import errors
 from acstor_common import ids
 

@@ -19,10 +19,10 @@ from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import home as home_
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import errand as errand_
-from acstor_agent.core import identity
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.exchange import errand as errand_
+from acstor_agent.core.exchange import identity
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire

@@ -25,7 +25,7 @@ from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import counters
-from acstor_agent.core import links
+from acstor_agent.core.cloud import links
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import freshness

@@ -28,7 +28,7 @@ from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
 from acstor_agent import identity_files
-from acstor_agent.core import renewal
+from acstor_agent.core.cloud import renewal
 from acstor_agent.sources import glance
 from acstor_agent.sources import threads
 from acstor_common import certificates

@@ -3,7 +3,7 @@
 
 The one rule: what came from elsewhere is believed for its signature alone, also
 when it is found again in the state folder; and which table takes the place of which
-is decided in one place (:mod:`acstor_agent.core.table_rules`).
+is decided in one place (:mod:`acstor_agent.core.cloud.table_rules`).
 
 The table that was replaced is remembered for a while, because its homes hold what
 the new ones have not got yet; the one before that is forgotten.  What did not come
@@ -23,7 +23,7 @@ import trio
 
 from acstor_agent import identity_files
 from acstor_agent.cloud import proofs
-from acstor_agent.core import table_rules
+from acstor_agent.core.cloud import table_rules
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids

@@ -13,7 +13,7 @@ from typing import Any
 import pyroute2
 from pyroute2 import netlink
 
-from acstor_agent.core import links
+from acstor_agent.core.cloud import links
 from acstor_common import errors
 
 MBIT_BYTES = 125_000

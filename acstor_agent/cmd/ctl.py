@@ -17,7 +17,7 @@ import prettytable
 import tqdm
 from oslo_config import cfg
 
-from acstor_agent.core import disk_header
+from acstor_agent.core.disks import disk_header
 from acstor_common import arguments
 from acstor_common import conf as common_conf
 from acstor_common import control_wire

@@ -17,11 +17,11 @@ from acstor_agent import disk_io
 from acstor_agent.chunks import fetcher
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_socket
-from acstor_agent.core import disk_header
-from acstor_agent.core import promise
-from acstor_agent.core import whole_pace
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.images import promise
+from acstor_agent.core.images import whole_pace
 from acstor_agent.disks import disks
 from acstor_agent.disks import hydration
 from acstor_agent.images import detaching as detaching_

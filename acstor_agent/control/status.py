@@ -19,10 +19,10 @@ from acstor_agent.chunks import fetcher
 from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core import counters
-from acstor_agent.core import disk_header
-from acstor_agent.core import image_uses
 from acstor_agent.core import troubles
-from acstor_agent.core import waits
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.images import image_uses
+from acstor_agent.core.mount import waits
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.images import booting

@@ -1,2 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides.  Everything here is synchronous and deterministic; the shells around it act."""
+"""What decides.  Everything here is synchronous and deterministic; the shells around it act.
+
+In folders by what they serve:
+
+* ``exchange``: whom to ask for a chunk, and what hosts tell each other;
+* ``images``: what of an image to read, to fetch ahead, and to keep whole;
+* ``cache``: which chunks lie where on the host's disk;
+* ``disks``: disks that guests write;
+* ``boot``: boots, recorded and served from memory;
+* ``mount``: what the kernel knows of this host's files, and who waits in it;
+* ``sources``: how long a source is waited for, and when it is left alone;
+* ``cloud``: what ties this host to its cloud: v-node tables, certificates, links;
+* ``disk_scheduling``: who reads and writes the host's disk next.
+
+What lies here itself serves several of them: ``counters`` (what an agent counts), ``troubles``
+(what does not work now), ``log_limit`` (which lines to log), ``rates`` (how much somebody may have
+in a second), ``turns`` (whose turn it is), ``longest_queue`` (who must go when too many wait).
+"""

@@ -27,10 +27,10 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import chunk_state
-from acstor_agent.core import disk_header
-from acstor_agent.core import disk_plan
-from acstor_agent.core import inodes
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.disks import disk_plan
+from acstor_agent.core.images import chunk_state
+from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disk_files
 from acstor_agent.images import mirror
 from acstor_agent.images import waiting

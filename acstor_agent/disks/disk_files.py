@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Iterable
 from collections.abc import Sequence
 
-from acstor_agent.core import disk_header
+from acstor_agent.core.disks import disk_header
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import trio
 
 from acstor_agent import disk_io
-from acstor_agent.core import disk_header
-from acstor_agent.core import inodes
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
 from acstor_agent.images import mirror

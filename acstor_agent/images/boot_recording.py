@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import trio
 
-from acstor_agent.core import boot_recorder
+from acstor_agent.core.boot import boot_recorder
 from acstor_agent.images import mirror
 from acstor_common import boot_trace
 from acstor_common import errors

@@ -25,8 +25,8 @@ from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import boot_memory
 from acstor_agent.core import counters
+from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images import boot_head
 from acstor_agent.sources import base

@@ -2,7 +2,7 @@
 """Fetches what of an image is not here, behind everything that anybody waits for.
 
 The one rule: guests come first.  A fetch waits while a guest waits for a chunk, for YIELD_S at
-most, and all of them together take what the link has to spare (``core/whole_pace.py``).
+most, and all of them together take what the link has to spare (``core/images/whole_pace.py``).
 """
 
 import collections
@@ -16,10 +16,10 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import fetcher
-from acstor_agent.core import links
-from acstor_agent.core import promise as promise_
-from acstor_agent.core import shares
-from acstor_agent.core import whole_pace
+from acstor_agent.core.cloud import links
+from acstor_agent.core.images import promise as promise_
+from acstor_agent.core.images import shares
+from acstor_agent.core.images import whole_pace
 from acstor_agent.images import booting
 from acstor_agent.images import mirrors
 from acstor_agent.images import pre_seed

@@ -14,12 +14,12 @@ from acstor_agent.cache import cache_files
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import flights
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import boot_recorder
-from acstor_agent.core import cache_slot
 from acstor_agent.core import counters
-from acstor_agent.core import read_plan
-from acstor_agent.core import readahead
+from acstor_agent.core.boot import boot_recorder
+from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.images import read_plan
+from acstor_agent.core.images import readahead
 from acstor_agent.images import booting
 from acstor_agent.images import prefetching
 from acstor_agent.images import waiting as waiting_

@@ -12,8 +12,8 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.chunks import retries
-from acstor_agent.core import absences
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.exchange import absences
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import waiting

@@ -14,10 +14,10 @@ import trio
 
 from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import chunk_state
-from acstor_agent.core import content_index
-from acstor_agent.core import gossip
-from acstor_agent.core import prefetch
+from acstor_agent.core.exchange import content_index
+from acstor_agent.core.exchange import gossip
+from acstor_agent.core.exchange import prefetch
+from acstor_agent.core.images import chunk_state
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids

@@ -22,10 +22,10 @@ import msgspec
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.core import cache_pins
-from acstor_agent.core import cache_slab
-from acstor_agent.core import promise as promise_
-from acstor_agent.core import shares as shares_
+from acstor_agent.core.cache import cache_pins
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.images import promise as promise_
+from acstor_agent.core.images import shares as shares_
 from acstor_agent.images import mirrors
 from acstor_agent.sources import base
 from acstor_common import chunk_map

@@ -2,9 +2,9 @@
 """Images that stay whole in the cloud: hosts ask each other to keep their shares of them.
 
 This host tells the others which images its instances use, for a day, and again and again; they
-answer how far their shares are, and so does it for theirs (``core/keepers.py``,
-``core/leases.py``).  What it keeps for others is promised, pinned and fetched as what it keeps for
-itself (:mod:`wholeness`), after that.
+answer how far their shares are, and so does it for theirs (``core/images/keepers.py``,
+``core/images/leases.py``).  What it keeps for others is promised, pinned and fetched as what it
+keeps for itself (:mod:`wholeness`), after that.
 
 The one rule: a host that asks names images, nothing else.  What is kept is what this host's own
 source says of them, and what others can make it keep, remember and look for is bounded.
@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import trio
 
-from acstor_agent.core import keepers as keepers_
-from acstor_agent.core import leases as leases_
 from acstor_agent.core import rates
-from acstor_agent.core import shares
-from acstor_agent.core import whole_pace
+from acstor_agent.core.images import keepers as keepers_
+from acstor_agent.core.images import leases as leases_
+from acstor_agent.core.images import shares
+from acstor_agent.core.images import whole_pace
 from acstor_agent.images import mirrors
 from acstor_common import errors
 from acstor_common import geometry

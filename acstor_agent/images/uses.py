@@ -10,7 +10,7 @@ An image is in use while one of these holds:
   of all its instances, also of those that are stopped, in each pass of its image cache manager
   (40 minutes).  While Nova touches nothing at all it may be away, and reads and openings do not
   show that it is there: that time does not count, up to a week; nor does it when Nova is back, and
-  has yet to touch its images (``core/image_uses.py``).
+  has yet to touch its images (``core/images/image_uses.py``).
 
 When the worker is started all images count as touched at that moment: the time stamps that are on
 the disk do not show who was away meanwhile, and the host's date may be wrong.  :meth:`Uses.is_seen`
@@ -34,7 +34,7 @@ from collections.abc import Collection
 
 import trio
 
-from acstor_agent.core import image_uses
+from acstor_agent.core.images import image_uses
 from acstor_agent.images import mirrors
 from acstor_common import ids
 

@@ -19,8 +19,8 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.core import longest_queue
-from acstor_agent.core import waits
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.mount import waits
 from acstor_common import errors
 from acstor_common import geometry
 

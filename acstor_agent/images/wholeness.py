@@ -24,13 +24,13 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import fetcher
-from acstor_agent.core import boot_activity
 from acstor_agent.core import counters
-from acstor_agent.core import keepers
-from acstor_agent.core import leases
-from acstor_agent.core import links
-from acstor_agent.core import promise as promise_
-from acstor_agent.core import whole_pace
+from acstor_agent.core.boot import activity
+from acstor_agent.core.cloud import links
+from acstor_agent.core.images import keepers
+from acstor_agent.core.images import leases
+from acstor_agent.core.images import promise as promise_
+from acstor_agent.core.images import whole_pace
 from acstor_agent.images import booting
 from acstor_agent.images import filling
 from acstor_agent.images import mirror
@@ -113,7 +113,7 @@ class Wholeness:
             clock=clock,
         )
         self._known: dict[ids.ImageId, filling.Progress] = {}
-        self._boots: dict[ids.ImageId, boot_activity.BootActivity] = {}
+        self._boots: dict[ids.ImageId, activity.BootActivity] = {}
         self._current: ids.ImageId | None = None
         self._attach_by_s = math.inf
         self._changed = trio.Event()
@@ -290,7 +290,7 @@ class Wholeness:
             return
         boot = self._boots.get(image_id)
         if boot is None:
-            boot = boot_activity.BootActivity(self._limits.boot_idle_s, self._limits.boot_longest_s)
+            boot = activity.BootActivity(self._limits.boot_idle_s, self._limits.boot_longest_s)
             self._boots[image_id] = boot
         boot.begun(image.boots.begun_s)
         requests = image.counters.read.requests

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from acstor_agent.core import processes
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.mount import processes
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)

@@ -34,10 +34,10 @@ import trio
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import disk_header
-from acstor_agent.core import inodes
 from acstor_agent.core import log_limit
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.images import mirror

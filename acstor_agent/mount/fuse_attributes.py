@@ -11,7 +11,7 @@ import stat
 import pyfuse3
 import trio
 
-from acstor_agent.core import cache_actions
+from acstor_agent.core.cache import cache_actions
 from acstor_agent.disks import disk
 from acstor_agent.images import mirror
 

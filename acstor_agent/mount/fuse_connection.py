@@ -9,7 +9,7 @@ libfuse will only serve a session whose FUSE_INIT it has answered itself, and
 the kernel sends FUSE_INIT once.  So libfuse is given one end of a socket pair
 first.  The saved request is played to it there, and then the real descriptor
 is put in the socket's place.  The first answer is recorded and taken to the kernel;
-a later one, perhaps of another libfuse, must say the same (core/fuse_init.py).
+a later one, perhaps of another libfuse, must say the same (core/mount/fuse_init.py).
 Requests that a dead worker had taken and not answered are queued again by
 FUSENOTIFY_RESEND (Linux 6.9 or newer).
 
@@ -32,8 +32,8 @@ from typing import NamedTuple
 import pyfuse3
 import trio
 
-from acstor_agent.core import fuse_init
-from acstor_agent.core import inodes
+from acstor_agent.core.mount import fuse_init
+from acstor_agent.core.mount import inodes
 from acstor_agent.mount import mount_record
 from acstor_common import errors
 

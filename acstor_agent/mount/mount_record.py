@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from acstor_agent.core import inodes
+from acstor_agent.core.mount import inodes
 
 NAME = "acstor mount"
 FACTS_BYTES = 1 << 20

@@ -9,7 +9,7 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from acstor_agent.core import processes
+from acstor_agent.core.mount import processes
 from acstor_agent.mount import fuse_connection
 from acstor_agent.sources import base
 from acstor_common import ids

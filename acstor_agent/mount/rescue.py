@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import trio
 
-from acstor_agent.core import inodes
 from acstor_agent.core import log_limit
-from acstor_agent.core import waits as waits_
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.mount import inodes
+from acstor_agent.core.mount import waits as waits_
 from acstor_agent.images import waiting
 from acstor_agent.mount import dying
 from acstor_agent.sources import base

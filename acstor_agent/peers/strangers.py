@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import trio
 
-from acstor_agent.core import handshakes
 from acstor_agent.core import log_limit
+from acstor_agent.core.exchange import handshakes
 
 LOG = logging.getLogger(__name__)
 

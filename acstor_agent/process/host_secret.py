@@ -10,7 +10,7 @@ import logging
 import pathlib
 import secrets
 
-from acstor_agent.core import inodes
+from acstor_agent.core.mount import inodes
 from acstor_common import errors
 from acstor_common import whole_file
 

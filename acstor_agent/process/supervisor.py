@@ -37,7 +37,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 
 from acstor_agent import processes
-from acstor_agent.core import fuse_init
+from acstor_agent.core.mount import fuse_init
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import openers
 from acstor_agent.process import folders

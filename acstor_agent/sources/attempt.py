@@ -2,8 +2,8 @@
 """Ends each attempt at a place in time: what has no answer by then is SourceUnreachable.
 
 One attempt is one question to the driver: a read (of all who were joined), a size or a stamp.
-How long it may take, ``core/attempt_timeout.py`` decides from what the latest took: a slow place
-has longer.  So whatever hangs below, retry and failover see a passing fault, and go on.
+How long it may take, ``core/sources/attempt_timeout.py`` decides from what the latest took: a slow
+place has longer.  So whatever hangs below, retry and failover see a passing fault, and go on.
 """
 
 from collections.abc import Awaitable
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from acstor_agent.core import attempt_timeout
+from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import ids

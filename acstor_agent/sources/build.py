@@ -16,7 +16,7 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
-from acstor_agent.core import attempt_timeout
+from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import coalesce

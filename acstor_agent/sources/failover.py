@@ -3,13 +3,13 @@
 
 A source that did not answer counts as down for a short while and is then asked
 last, never left out: a reader does not wait for its time-out while others
-answer, and a chunk that only it has is still found (``core/circuit_breaker.py``).
+answer, and a chunk that only it has is still found (``core/sources/circuit_breaker.py``).
 
 One that is silent for longer than sources usually are is raced: the next one is
 asked as well, and the first answer counts.  If the silent one has answered
 nobody meanwhile it is down, and all who wait for it go on to the next one.  As
 among peers a race costs bytes, so only a small share of all reads is raced
-(``core/hedge.py``), and one more at a time, unless the source is known to be down.
+(``core/exchange/hedge.py``), and one more at a time, unless the source is known to be down.
 """
 
 import time
@@ -23,9 +23,9 @@ from typing import TypeVar
 import trio
 from oslo_log import log
 
-from acstor_agent.core import circuit_breaker
-from acstor_agent.core import hedge as hedge_
 from acstor_agent.core import troubles
+from acstor_agent.core.exchange import hedge as hedge_
+from acstor_agent.core.sources import circuit_breaker
 from acstor_agent.sources import base
 from acstor_common import chunk_map
 from acstor_common import errors

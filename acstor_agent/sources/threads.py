@@ -3,8 +3,8 @@
 
 A thread in a system call cannot be cancelled, only left behind; it goes on until the kernel lets
 go of it.  The one rule: the worker waits for none of them, and so many at most are left behind
-(``core/fence.py``).  Then a call fails at once, with how many hang since when, and the next source
-is asked; as soon as one comes back calls are made again, without anybody's help.
+(``core/sources/fence.py``).  Then a call fails at once, with how many hang since when, and the next
+source is asked; as soon as one comes back calls are made again, without anybody's help.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import cast
 
 import trio
 
-from acstor_agent.core import fence
+from acstor_agent.core.sources import fence
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)

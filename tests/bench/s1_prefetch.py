@@ -24,8 +24,8 @@ import prettytable
 from matplotlib import figure
 
 from acstor_agent import conf as agent_conf
-from acstor_agent.core import readahead
-from acstor_agent.core import unit_ahead
+from acstor_agent.core.images import readahead
+from acstor_agent.core.images import unit_ahead
 from acstor_common import geometry
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest

@@ -24,7 +24,7 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.cache import slab_io
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import public_cache
 from acstor_common import ids
 
 KeepClass = public_cache.KeepClass

@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from acstor_agent.core import disk_header
+from acstor_agent.core.disks import disk_header
 from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks
 from tests.fakes import one_host

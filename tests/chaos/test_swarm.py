@@ -9,9 +9,9 @@ import random
 
 import pytest
 
-from acstor_agent.core import chunk_state
-from acstor_agent.core import gossip
-from acstor_agent.core import neighbours
+from acstor_agent.core.exchange import gossip
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.images import chunk_state
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.chaos import swarm

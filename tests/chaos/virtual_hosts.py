@@ -27,13 +27,13 @@ from acstor_agent.chunks import serving
 from acstor_agent.chunks import unattached
 from acstor_agent.chunks import want as want_
 from acstor_agent.cloud import ring_keeper
-from acstor_agent.core import boot_memory
-from acstor_agent.core import content_index
-from acstor_agent.core import identity
-from acstor_agent.core import links
-from acstor_agent.core import neighbours
-from acstor_agent.core import peer_health
-from acstor_agent.core import readahead
+from acstor_agent.core.boot import boot_memory
+from acstor_agent.core.cloud import links
+from acstor_agent.core.exchange import content_index
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.exchange import peer_health
+from acstor_agent.core.images import readahead
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors

@@ -7,9 +7,9 @@ import pytest
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.core import cache_slab
-from acstor_agent.core import cache_slot
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.cache import public_cache
 from acstor_common import ids
 
 KeepClass = public_cache.KeepClass

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from acstor_agent.core import attempt_timeout
+from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import build

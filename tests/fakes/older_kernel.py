@@ -9,7 +9,7 @@ The agent goes by what the kernel offers, and this one's offer cannot be changed
 import runpy
 import sys
 
-from acstor_agent.core import fuse_init
+from acstor_agent.core.mount import fuse_init
 
 
 def main() -> None:

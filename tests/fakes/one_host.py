@@ -18,11 +18,11 @@ from acstor_agent.chunks import home as home_
 from acstor_agent.chunks import serving
 from acstor_agent.chunks import unattached
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import boot_memory
-from acstor_agent.core import content_index
-from acstor_agent.core import peer_health
-from acstor_agent.core import readahead
-from acstor_agent.core import shares as shares_
+from acstor_agent.core.boot import boot_memory
+from acstor_agent.core.exchange import content_index
+from acstor_agent.core.exchange import peer_health
+from acstor_agent.core.images import readahead
+from acstor_agent.core.images import shares as shares_
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors

@@ -12,11 +12,11 @@ import random
 from collections.abc import Callable
 from collections.abc import Sequence
 
-from acstor_agent.core import chunk_state
-from acstor_agent.core import gossip
-from acstor_agent.core import neighbours
-from acstor_agent.core import peer_health
-from acstor_agent.core import prefetch
+from acstor_agent.core.exchange import gossip
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.exchange import peer_health
+from acstor_agent.core.exchange import prefetch
+from acstor_agent.core.images import chunk_state
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.fakes import swarm_world

@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 from typing import NamedTuple
 
-from acstor_agent.core import content_index
-from acstor_agent.core import gossip
-from acstor_agent.core import neighbours
-from acstor_agent.core import prefetch
+from acstor_agent.core.exchange import content_index
+from acstor_agent.core.exchange import gossip
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.exchange import prefetch
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_wire

@@ -9,7 +9,7 @@ import threading
 import msgspec
 import pytest
 
-from acstor_agent.core import boot_recorder
+from acstor_agent.core.boot import boot_recorder
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_agent.core import handshakes
+from acstor_agent.core.exchange import handshakes
 from acstor_agent.peers import peer_net
 from acstor_agent.peers import strangers
 from acstor_common import geometry

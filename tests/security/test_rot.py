@@ -12,7 +12,7 @@ import subprocess
 import pytest
 
 from acstor_agent.cache import cache_files
-from acstor_agent.core import cache_slab
+from acstor_agent.core.cache import cache_slab
 from acstor_common import geometry
 from acstor_common import ids
 from tests.fakes import hosts

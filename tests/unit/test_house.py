@@ -267,10 +267,23 @@ def test_the_architecture_shows_every_module_of_the_agent_in_its_layer() -> None
             assert set(shown[name][: len(wanted)]) == wanted, f"{name}: {layer}: {shown[name]}"
             del shown[name][: len(wanted)]
         assert not shown[name]
-    assert {*shown} - {*layers} == {"process", "cloud"}
-    for name in ("process", "cloud"):
+    assert {*shown} - {*layers} == {"process", "cloud", "core"}
+    for name in ("process", "cloud", "core"):
         files = (ROOT / "acstor_agent" / name).glob("[a-z]*.py")
-        assert {*shown[name]} == {file.stem for file in files}
+        folders = (ROOT / "acstor_agent" / name).glob("[a-z]*/__init__.py")
+        there = [file.stem for file in files] + [file.parent.name for file in folders]
+        assert sorted(shown[name]) == sorted(there)
+
+
+FOLDERS_OF_CORES = sorted((ROOT / "acstor_agent/core").rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("path", FOLDERS_OF_CORES, ids=lambda path: path.parent.name)
+def test_a_folder_of_cores_says_in_which_order_to_read_all_it_holds(path: pathlib.Path) -> None:
+    named = re.findall(r"``(\w+)``", ast.get_docstring(ast.parse(path.read_text())) or "")
+    files = [file.stem for file in path.parent.glob("[a-z]*.py")]
+    folders = [folder.parent.name for folder in path.parent.glob("[a-z]*/__init__.py")]
+    assert sorted(named) == sorted(files + folders)
 
 
 def test_every_test_that_a_promise_names_is_there():

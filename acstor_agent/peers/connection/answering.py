@@ -14,9 +14,9 @@ from typing import Protocol
 import trio
 
 from acstor_agent import faults as faults_
-from acstor_agent.core import budget
-from acstor_agent.core import gossip
 from acstor_agent.core import rates
+from acstor_agent.core.exchange import budget
+from acstor_agent.core.exchange import gossip
 from acstor_agent.peers import peer_link
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import uplink as uplink_

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import trio
 
-from acstor_agent.core import gossip
-from acstor_agent.core import referral
-from acstor_agent.core import uplink_places
+from acstor_agent.core.exchange import gossip
+from acstor_agent.core.exchange import referral
+from acstor_agent.core.exchange import uplink_places
 from acstor_agent.peers.connection import base
 from acstor_common import ids
 from acstor_common import peer_wire

@@ -6,8 +6,8 @@ import zlib
 
 import blake3
 
-from acstor_agent.core import cache_slab
-from acstor_agent.core import disk_header
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.disks import disk_header
 from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from acstor_agent.control import status
-from acstor_agent.core import boot_memory
+from acstor_agent.core.boot import boot_memory
 from acstor_agent.images import booting
 from acstor_agent.sources import base
 from acstor_common import boot_image

@@ -18,9 +18,9 @@ import trio
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.cache import mending
-from acstor_agent.core import cache_slab
-from acstor_agent.core import cache_trouble
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import cache_trouble
+from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_common import errors
 from acstor_common import ids

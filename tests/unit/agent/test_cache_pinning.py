@@ -10,8 +10,8 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.cache import mending
-from acstor_agent.core import cache_pins
-from acstor_agent.core import cache_trouble
+from acstor_agent.core.cache import cache_pins
+from acstor_agent.core.cache import cache_trouble
 from acstor_common import ids
 
 KIB = 1024

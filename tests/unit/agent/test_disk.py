@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import disk_header
+from acstor_agent.core.disks import disk_header
 from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks

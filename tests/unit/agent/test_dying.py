@@ -13,8 +13,8 @@ import sys
 
 import pytest
 
-from acstor_agent.core import processes
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.mount import processes
 from acstor_agent.mount import dying
 from acstor_common import errors
 

@@ -12,14 +12,14 @@ from acstor_agent.chunks import fetcher
 from acstor_agent.chunks import home as home_
 from acstor_agent.chunks import serving
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import absences
 from acstor_agent.core import counters
-from acstor_agent.core import gossip
-from acstor_agent.core import identity
-from acstor_agent.core import neighbours
-from acstor_agent.core import peer_health
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.exchange import absences
+from acstor_agent.core.exchange import gossip
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.exchange import peer_health
 from acstor_agent.sources import base
 from acstor_agent.sources import verify
 from acstor_common import errors

@@ -8,8 +8,8 @@ import pyfuse3
 import pytest
 import trio
 
-from acstor_agent.core import inodes
 from acstor_agent.core import log_limit
+from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disks
 from acstor_agent.images import uses
 from acstor_agent.mount import fuse

@@ -7,7 +7,7 @@ import os
 import pytest
 import trio
 
-from acstor_agent.core import disk_header
+from acstor_agent.core.disks import disk_header
 from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks

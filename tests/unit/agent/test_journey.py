@@ -5,7 +5,7 @@ import pytest
 
 from acstor_agent.chunks import journey
 from acstor_agent.chunks import want
-from acstor_agent.core import errand
+from acstor_agent.core.exchange import errand
 from acstor_common import errors
 from acstor_common import ids
 

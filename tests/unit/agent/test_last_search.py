@@ -8,7 +8,7 @@ import trio
 
 from acstor_agent.chunks import last_search
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import denials
+from acstor_agent.core.exchange import denials
 from acstor_common import errors
 from acstor_common import ids
 

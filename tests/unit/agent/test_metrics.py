@@ -9,7 +9,7 @@ from prometheus_client import parser
 from acstor_agent import disk_io
 from acstor_agent.control import metrics
 from acstor_agent.control import status
-from acstor_agent.core import image_uses
+from acstor_agent.core.images import image_uses
 from acstor_agent.images import waiting
 from acstor_agent.peers import peer_net
 from acstor_common import errors

@@ -5,8 +5,8 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.core import readahead
-from acstor_agent.core import unit_ahead
+from acstor_agent.core.images import readahead
+from acstor_agent.core.images import unit_ahead
 from acstor_common import errors
 from acstor_common import geometry
 from tests.fakes import one_host

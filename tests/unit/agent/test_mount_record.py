@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from acstor_agent.core import inodes
+from acstor_agent.core.mount import inodes
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import mount_record
 from acstor_common import errors

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from acstor_agent.chunks import want as want_
-from acstor_agent.core import uplink_places
+from acstor_agent.core.exchange import uplink_places
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking as asking_
 from acstor_agent.peers.connection import base

@@ -6,9 +6,9 @@ import os
 import pytest
 import trio
 
-from acstor_agent.core import identity
-from acstor_agent.core import promise
-from acstor_agent.core import shares
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.images import promise
+from acstor_agent.core.images import shares
 from acstor_agent.images import promises as promises_
 from acstor_common import geometry
 from acstor_common import ids

@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.core import disk_header
-from acstor_agent.core import inodes
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.mount import inodes
 from acstor_agent.images import waiting
 from acstor_agent.mount import rescue
 from acstor_common import errors

@@ -5,7 +5,7 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.core import attempt_timeout
+from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import coalesce

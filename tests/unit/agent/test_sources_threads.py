@@ -5,7 +5,7 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.core import fence
+from acstor_agent.core.sources import fence
 from acstor_agent.sources import threads
 from acstor_common import errors
 

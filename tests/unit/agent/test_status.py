@@ -4,8 +4,8 @@ import pytest
 
 from acstor_agent.control import status
 from acstor_agent.core import counters
-from acstor_agent.core import image_uses
 from acstor_agent.core import troubles
+from acstor_agent.core.images import image_uses
 from acstor_agent.peers import peer_net
 from acstor_agent.sources import base
 from acstor_agent.sources import failover

@@ -5,8 +5,8 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.core import gossip
-from acstor_agent.core import uplink_places
+from acstor_agent.core.exchange import gossip
+from acstor_agent.core.exchange import uplink_places
 from acstor_agent.peers.connection import uplink
 from acstor_common import ids
 from acstor_common import peer_wire

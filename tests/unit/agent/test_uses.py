@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.core import image_uses
+from acstor_agent.core.images import image_uses
 from acstor_agent.images import uses as uses_
 from acstor_common import ids
 from tests.fakes import one_host

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from acstor_agent.control import control_requests
-from acstor_agent.core import image_uses
-from acstor_agent.core import links
-from acstor_agent.core import promise
-from acstor_agent.core import whole_pace
+from acstor_agent.core.cloud import links
+from acstor_agent.core.images import image_uses
+from acstor_agent.core.images import promise
+from acstor_agent.core.images import whole_pace
 from acstor_agent.images import booting
 from acstor_agent.images import filling
 from acstor_agent.images import promises

@@ -3,7 +3,7 @@
 
 import pytest
 
-from acstor_agent.core import readahead
+from acstor_agent.core.images import readahead
 from tests.bench import s1_prefetch
 
 CHUNK = s1_prefetch.CHUNK

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import attempt_timeout
+from acstor_agent.core.sources import attempt_timeout
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import boot_recorder
+from acstor_agent.core.boot import boot_recorder
 from acstor_common import boot_trace
 from acstor_common import geometry
 

@@ -8,8 +8,8 @@ import pytest
 import xxhash
 from hypothesis import strategies as st
 
-from acstor_agent.core import cache_checksums as checksums
-from acstor_agent.core import cache_slab
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import checksums
 from acstor_common import ids
 
 KIB = 1024

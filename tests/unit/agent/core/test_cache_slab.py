@@ -9,8 +9,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from acstor_agent.core import cache_checksums
-from acstor_agent.core import cache_slab
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import checksums
 from acstor_common import errors
 from acstor_common import ids
 
@@ -26,7 +26,7 @@ def test_slab_holds_as_many_slots_as_fit(slab_bytes, exponent):
     assert layout.slot_count == 0 or layout.file_bytes <= slab_bytes
     assert one_more.file_bytes > slab_bytes
     assert layout.sums_offset % 4096 == 0 and layout.sums_offset >= layout.table_bytes
-    sums_bytes = layout.slot_count * cache_checksums.table_bytes(1 << exponent)
+    sums_bytes = layout.slot_count * checksums.table_bytes(1 << exponent)
     assert layout.data_offset % 4096 == 0
     assert layout.data_offset >= layout.sums_offset + sums_bytes
 
@@ -132,4 +132,4 @@ def test_file_of_version_2_is_still_understood():
         data = raw[begin : begin + record.length]
         assert blake3.blake3(data).digest() == record.cid
         begin = layout.sums_offset + record.slot_no * 24
-        assert raw[begin : begin + 24] == cache_checksums.table_of(data, record.cid, 8192)
+        assert raw[begin : begin + 24] == checksums.table_of(data, record.cid, 8192)

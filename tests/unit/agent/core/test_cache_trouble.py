@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a broken cache folder is left alone."""
 
-from acstor_agent.core import cache_trouble
+from acstor_agent.core.cache import cache_trouble
 
 
 def test_waits_double_up_to_the_longest_and_never_end():

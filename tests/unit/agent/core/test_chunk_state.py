@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import chunk_state
+from acstor_agent.core.images import chunk_state
 from acstor_common import errors
 
 S = chunk_state.ChunkState

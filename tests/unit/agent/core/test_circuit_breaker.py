@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from acstor_agent.core import circuit_breaker
+from acstor_agent.core.sources import circuit_breaker
 
 
 def test_one_at_a_time_tries_a_source_that_is_down():

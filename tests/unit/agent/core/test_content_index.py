@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import content_index
-from acstor_agent.core import gossip
+from acstor_agent.core.exchange import content_index
+from acstor_agent.core.exchange import gossip
 from acstor_common import ids
 
 FEW_CIDS = [ids.ZERO_CID, *(ids.Cid(bytes([n]) * 32) for n in range(1, 6))]

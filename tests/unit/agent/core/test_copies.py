@@ -5,7 +5,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import copies
+from acstor_agent.core.exchange import copies
 from acstor_common import ids
 
 OIDS = [ids.Oid(n) for n in range(1, 3001)]

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies
 
-from acstor_agent.core import denials
+from acstor_agent.core.exchange import denials
 from acstor_common import ids
 
 CIDS = [ids.cid_of(bytes([n])) for n in range(6)]

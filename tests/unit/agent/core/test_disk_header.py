@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from acstor_agent.core import disk_header
+from acstor_agent.core.disks import disk_header
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from acstor_agent.core import chunk_state
-from acstor_agent.core import disk_plan
+from acstor_agent.core.disks import disk_plan
+from acstor_agent.core.images import chunk_state
 from acstor_common import geometry
 
 CHUNK = geometry.MIN_CHUNK_BYTES

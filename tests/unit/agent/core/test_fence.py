@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from acstor_agent.core import fence
+from acstor_agent.core.sources import fence
 
 LONG_S = fence.HANGS_AFTER_S
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import fuse_init
+from acstor_agent.core.mount import fuse_init
 
 REQUEST = struct.pack("<IIQQIIII", 104, 26, 2, 0, 0, 0, 0, 0) + struct.pack(
     "<IIIII44x", 7, 45, 131072, 0x73FFFFFB, 0x1FF

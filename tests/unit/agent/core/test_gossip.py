@@ -6,7 +6,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import gossip
+from acstor_agent.core.exchange import gossip
 from acstor_common import ids
 
 HOSTS = [ids.HostId(f"h{n}") for n in range(9)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.core import homes
+from acstor_agent.core.exchange import homes
 from acstor_common import ids
 from acstor_common import ring
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.core import content_index
-from acstor_agent.core import identity
+from acstor_agent.core.exchange import content_index
+from acstor_agent.core.exchange import identity
 from acstor_common import chunk_map
 from acstor_common import ids
 from tests.fakes import one_host

@@ -4,9 +4,9 @@ import uuid
 
 import pytest
 
-from acstor_agent.core import boot_recorder
-from acstor_agent.core import disk_header
-from acstor_agent.core import inodes
+from acstor_agent.core.boot import boot_recorder
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.mount import inodes
 from acstor_common import errors
 from acstor_common import ids
 

@@ -5,7 +5,7 @@ import uuid
 
 import pytest
 
-from acstor_agent.core import keepers as keepers_
+from acstor_agent.core.images import keepers as keepers_
 from acstor_common import ids
 from acstor_common import peer_keeping
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import links
+from acstor_agent.core.cloud import links
 
 Link = links.Link
 Carried = links.Carried

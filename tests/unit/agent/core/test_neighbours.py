@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.core import neighbours
+from acstor_agent.core.exchange import neighbours
 from acstor_common import ids
 
 HOSTS = [ids.HostId(f"h{n}") for n in range(9)]

@@ -3,7 +3,7 @@
 
 import pytest
 
-from acstor_agent.core import pace
+from acstor_agent.core.exchange import pace
 from acstor_common import ids
 
 H1, H2, H3 = (ids.HostId(name) for name in ("h1", "h2", "h3"))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import peer_health
+from acstor_agent.core.exchange import peer_health
 from acstor_common import ids
 
 HOST = ids.HostId("h1")

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import places
-from acstor_agent.core.places import SOURCE
-from acstor_agent.core.places import Place
+from acstor_agent.core.exchange import places
+from acstor_agent.core.exchange.places import SOURCE
+from acstor_agent.core.exchange.places import Place
 
 HOSTS = [f"h{n}" for n in range(1, 9)]
 

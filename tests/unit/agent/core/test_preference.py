@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import preference
+from acstor_agent.core.exchange import preference
 
 seconds = st.floats(0.0001, 10.0)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import chunk_state
-from acstor_agent.core import prefetch
+from acstor_agent.core.exchange import prefetch
+from acstor_agent.core.images import chunk_state
 
 E = chunk_state.ChunkEvent
 MANY = 10**6

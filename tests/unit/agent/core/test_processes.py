@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies
 
-from acstor_agent.core import processes
+from acstor_agent.core.mount import processes
 
 ALIVE = processes.Thread("S", 0x400000, 900, 0)
 KILLED = ALIVE._replace(state="D", pending=1 << 8)

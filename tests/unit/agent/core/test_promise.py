@@ -2,7 +2,7 @@
 import msgspec
 import pytest
 
-from acstor_agent.core import promise
+from acstor_agent.core.images import promise
 from acstor_common import errors
 
 ONE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"

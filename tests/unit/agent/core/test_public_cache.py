@@ -6,9 +6,9 @@ import pytest
 from hypothesis import stateful
 from hypothesis import strategies as st
 
-from acstor_agent.core import cache_pins
-from acstor_agent.core import cache_slab
-from acstor_agent.core import public_cache
+from acstor_agent.core.cache import cache_pins
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import public_cache
 from acstor_common import errors
 from acstor_common import ids
 

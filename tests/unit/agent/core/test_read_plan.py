@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import read_plan
+from acstor_agent.core.images import read_plan
 from acstor_common import geometry
 from acstor_common import ids
 

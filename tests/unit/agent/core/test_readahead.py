@@ -2,7 +2,7 @@
 import itertools
 import random
 
-from acstor_agent.core import readahead
+from acstor_agent.core.images import readahead
 
 MIB = 1024 * 1024
 READ = 128 * 1024

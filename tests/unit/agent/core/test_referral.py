@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import gossip
-from acstor_agent.core import referral
+from acstor_agent.core.exchange import gossip
+from acstor_agent.core.exchange import referral
 from acstor_common import ids
 
 

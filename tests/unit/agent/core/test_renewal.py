@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.core import renewal
+from acstor_agent.core.cloud import renewal
 from acstor_common import certificates
 from tests.fakes import cloud_keys
 

@@ -3,8 +3,8 @@
 
 import pytest
 
-from acstor_agent.core import identity
-from acstor_agent.core import shares
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.images import shares
 from acstor_common import chunk_map
 from acstor_common import ids
 from acstor_common import ring

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.core import table_rules
+from acstor_agent.core.cloud import table_rules
 from acstor_common import ids
 from acstor_common import ring
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.core import unit_ahead
 from acstor_agent.core.disk_scheduling import navigator
+from acstor_agent.core.images import unit_ahead
 
 MIB = 1 << 20
 ZONE = navigator.ZONE_BYTES

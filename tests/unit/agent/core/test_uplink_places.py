@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.core import uplink_places
+from acstor_agent.core.exchange import uplink_places
 
 FEW, MANY = uplink_places.FEW, uplink_places.MANY
 LATE_S, QUICK_S, QUICK_ONES = (

@@ -2,8 +2,8 @@
 from hypothesis import given
 from hypothesis import strategies
 
-from acstor_agent.core import waits
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.mount import waits
 
 GUESTS = [requests.Stream(requests.Klass.GUEST, name) for name in ("a/8", "a/9", "b/8")]
 STEP = strategies.tuples(

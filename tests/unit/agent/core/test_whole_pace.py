@@ -5,8 +5,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from acstor_agent.core import links
-from acstor_agent.core import whole_pace
+from acstor_agent.core.cloud import links
+from acstor_agent.core.images import whole_pace
 
 LINK_BYTES_S = 12_500_000
 

@@ -27,7 +27,7 @@ doc/source/contributor/gossip.rst.
 
 import collections
 
-from acstor_agent.core import chunk_state
+from acstor_agent.core.images import chunk_state
 
 LIMIT = 256
 """Chunks; with chunks of 64 KiB the paper's 512 chunks of 32 KiB: 16 MiB."""

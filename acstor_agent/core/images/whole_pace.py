@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from acstor_agent.core import links
+from acstor_agent.core.cloud import links
 
 SHARE = 0.9
 """Of what the link has to spare: the rest is for those who begin to use it just now."""

@@ -26,8 +26,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import NewType
 
-from acstor_agent.core import listening
 from acstor_agent.core import rates
+from acstor_agent.core.exchange import listening
 from acstor_common import ids
 
 Prefix = NewType("Prefix", int)

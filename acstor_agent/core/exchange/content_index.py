@@ -20,7 +20,7 @@ import array
 import bisect
 from collections.abc import Iterable
 
-from acstor_agent.core import gossip
+from acstor_agent.core.exchange import gossip
 from acstor_common import ids
 
 

@@ -34,9 +34,9 @@ from typing import NamedTuple
 
 import blake3
 
-from acstor_agent.core import boot_recorder
-from acstor_agent.core import disk_header
+from acstor_agent.core.boot import boot_recorder
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disks import disk_header
 from acstor_common import errors
 from acstor_common import ids
 

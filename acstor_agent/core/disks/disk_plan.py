@@ -12,7 +12,7 @@ import enum
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_agent.core import chunk_state
+from acstor_agent.core.images import chunk_state
 from acstor_common import geometry
 
 _E = chunk_state.ChunkEvent

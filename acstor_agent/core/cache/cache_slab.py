@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_agent.core import cache_checksums
+from acstor_agent.core.cache import checksums
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -69,7 +69,7 @@ class SlabLayout:
 
         It may have no slot at all, if not even one fits.
         """
-        each = slot_bytes + RECORD_BYTES + cache_checksums.table_bytes(slot_bytes)
+        each = slot_bytes + RECORD_BYTES + checksums.table_bytes(slot_bytes)
         count = max(0, (slab_bytes - HEADER_BYTES) // each)
         while count and cls(slot_bytes, count).file_bytes > slab_bytes:
             count -= 1
@@ -88,7 +88,7 @@ class SlabLayout:
     @property
     def data_offset(self) -> int:
         """First byte of slot 0 in the file."""
-        sums = self.slot_count * cache_checksums.table_bytes(self.slot_bytes)
+        sums = self.slot_count * checksums.table_bytes(self.slot_bytes)
         return _align(self.sums_offset + sums)
 
     @property

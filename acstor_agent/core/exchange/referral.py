@@ -15,7 +15,7 @@ import collections
 import dataclasses
 import heapq
 
-from acstor_agent.core import gossip
+from acstor_agent.core.exchange import gossip
 from acstor_common import ids
 
 FAN_OUT = 2

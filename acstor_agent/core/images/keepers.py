@@ -12,7 +12,7 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from acstor_agent.core import leases
+from acstor_agent.core.images import leases
 from acstor_common import ids
 from acstor_common import peer_keeping
 

@@ -3,7 +3,7 @@
 
 The rules of this file: a slot that is held (its bytes are being read or written)
 or pinned is never handed out; a victim comes from the lowest class that has one,
-by policy within the class.  How many slabs there may be says ``cache_slabs``.
+by policy within the class.  How many slabs there may be says ``slabs``.
 It must never touch a file: it says what is to be done, a shell does it.
 
 Slots of one size live together in slabs.  Every operation takes constant time
@@ -16,11 +16,11 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 
-from acstor_agent.core import cache_actions
-from acstor_agent.core import cache_pins
-from acstor_agent.core import cache_slab
-from acstor_agent.core import cache_slabs
-from acstor_agent.core import cache_slot
+from acstor_agent.core.cache import cache_actions
+from acstor_agent.core.cache import cache_pins
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.cache import slabs
 from acstor_common import errors
 from acstor_common import ids
 
@@ -60,7 +60,7 @@ class PublicCache:
         self.class_chunks = [0] * len(cache_slot.CLASSES)
         self.class_bytes = [0] * len(cache_slot.CLASSES)
         self._index: dict[ids.Cid, cache_slot.Slot] = {}
-        self._slabs = cache_slabs.Slabs(limit_bytes, slab_bytes, POLICIES[policy], self.pins)
+        self._slabs = slabs.Slabs(limit_bytes, slab_bytes, POLICIES[policy], self.pins)
         self._tick = 0
 
     def __contains__(self, cid: object) -> bool:

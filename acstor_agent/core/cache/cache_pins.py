@@ -9,7 +9,7 @@ import collections
 import math
 from collections.abc import Mapping
 
-from acstor_agent.core import cache_slab
+from acstor_agent.core.cache import cache_slab
 from acstor_common import ids
 
 SPARED = 10

@@ -9,8 +9,8 @@ import abc
 import collections
 import enum
 
-from acstor_agent.core import cache_checksums
-from acstor_agent.core import cache_slab
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import checksums
 from acstor_common import ids
 
 
@@ -53,7 +53,7 @@ class Slab:
         self.group = group
         self.data_offset = layout.data_offset
         self.sums_offset = layout.sums_offset
-        self.sums_bytes = cache_checksums.table_bytes(layout.slot_bytes)  # of one slot
+        self.sums_bytes = checksums.table_bytes(layout.slot_bytes)  # of one slot
         self.slots: list[Slot | None] = [None] * layout.slot_count
         self.free = list(range(layout.slot_count - 1, -1, -1))  # pop() gives neighbours in order
         self.held = 0  # slots that are held

@@ -4,8 +4,8 @@
 import dataclasses
 from typing import NamedTuple
 
-from acstor_agent.core import cache_slab
-from acstor_agent.core import cache_slot
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import cache_slot
 
 
 class MakeSlab(NamedTuple):

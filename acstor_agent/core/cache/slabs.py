@@ -9,10 +9,10 @@ import operator
 from collections.abc import Iterable
 from collections.abc import Iterator
 
-from acstor_agent.core import cache_actions
-from acstor_agent.core import cache_pins
-from acstor_agent.core import cache_slab
-from acstor_agent.core import cache_slot
+from acstor_agent.core.cache import cache_actions
+from acstor_agent.core.cache import cache_pins
+from acstor_agent.core.cache import cache_slab
+from acstor_agent.core.cache import cache_slot
 
 
 class Slabs:

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boots of guests.
+
+To be read in this order: ``activity`` (whether guests boot now), ``boot_recorder`` (what they read,
+of which boot images are made), ``boot_memory`` (which boot images lie in memory).
+"""

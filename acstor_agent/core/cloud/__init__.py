@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ties a host to its cloud.
+
+To be read in this order: ``table_rules`` (which v-node table is in force), ``renewal`` (when to ask
+for the next certificate), ``links`` (what of the host's traffic the decision service hears).
+"""

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that guests write.
+
+To be read in this order: ``disk_header`` (what is kept of a disk), ``disk_plan`` (what a read or a
+write of it needs).
+"""

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources that are slow, silent, or hang.
+
+To be read in this order: ``attempt_timeout`` (how long one attempt may take), ``circuit_breaker``
+(when a source is asked last), ``fence`` (how many calls may hang in the kernel).
+"""
