@@ -39,7 +39,7 @@ GUEST_BYTES = 192 * geometry.MIB
 READ_BYTES = geometry.DEFAULT_CHUNK_BYTES
 BOOT_S = 2.0
 BETWEEN_READS_S = 0.05
-TURNS, TURN_S = 9, 8.0
+TURNS, TURN_S = 7, 8.0
 DEADLINE_S = 1200.0
 OPTIONS = {
     "cache_limit_bytes": 4096 * geometry.MIB,
