@@ -18,6 +18,7 @@ from typing import Protocol
 
 from acstor_common import errors
 from tests.chaos import chaos_hosts
+from tests.chaos import guests
 from tests.chaos import hostile_source
 from tests.chaos import plan
 from tests.chaos import readers
@@ -26,6 +27,8 @@ from tests.lab import runs
 
 Undo = Callable[[], object]
 ROT_BYTES = 64
+CLOCK_OFF_S = {"minutes": 3600.0, "days": 40 * 86400.0, "years": 25 * 365 * 86400.0}
+"""No clock is set further from the right time, ahead or behind; some years are beyond 2038."""
 SPARE_READ_S = 300.0
 """The spare image is read in so long, whatever breaks meanwhile."""
 OTHER_OPTIONS = {
@@ -55,8 +58,9 @@ class World(Protocol):
     image_ids: list[str]
     spare_id: str
     truth: pathlib.Path
-    readers: dict[str, list[readers.Reader]]
+    readers: dict[str, list[readers.Reader | guests.Guest]]
     aside: list[threading.Thread]
+    next_tree: pathlib.Path
 
     def write_ring(self, vnodes: dict[str, int]) -> None:
         """Put a v-node table in force."""
@@ -129,8 +133,11 @@ def _kill_agent(world: World, step: plan.Step, _: random.Random) -> Undo:
 def _upgrade(world: World, step: plan.Step, rng: random.Random) -> Undo:
     host = world.hosts[step.host]
     host.end_supervisor(signal.SIGTERM)
-    if step.way == "other options":
-        host.configure({name: rng.choice(values) for name, values in OTHER_OPTIONS.items()})
+    match step.way:
+        case "other options":
+            host.configure({name: rng.choice(values) for name, values in OTHER_OPTIONS.items()})
+        case "other version":  # there, and the next time back
+            host.tree = None if host.tree else world.next_tree
     return host.start
 
 
@@ -220,6 +227,15 @@ def _delete_slab(world: World, step: plan.Step, rng: random.Random) -> None:
             slab.unlink(missing_ok=True)
 
 
+# Clocks
+
+
+def _set_clock(world: World, step: plan.Step, rng: random.Random) -> Undo:
+    clock = world.hosts[step.host].clock
+    clock.set_off(rng.choice((-1, 1)) * rng.uniform(0.1, 1.0) * CLOCK_OFF_S[step.way])
+    return lambda: clock.set_off(0.0)
+
+
 # Readers and operators
 
 
@@ -294,6 +310,7 @@ ACTIONS: dict[str, Action] = {
     "disk": _break_disk,
     "rot": _rot,
     "delete-slab": _delete_slab,
+    "clock": _set_clock,
     "kill-reader": _kill_reader,
     "stop-reader": _stop_reader,
     "operator": _be_operator,

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
+from tests.chaos import clocks
 from tests.fakes import bad_network
 from tests.fakes import descriptor_keeper
 from tests.fakes import hosts
@@ -39,7 +40,7 @@ Options = Mapping[str, Mapping[str, Any]]
 
 
 class Host:
-    """One agent, its disk and its link.
+    """One agent, its disk, its link and its clock.
 
     :param changes: to the configuration, by section
     """
@@ -50,6 +51,7 @@ class Host:
         folder: pathlib.Path,
         port: int,
         relay: bad_network.Relay,
+        clock: clocks.WallClock,
         changes: Options,
     ) -> None:
         self.name, self.folder, self.port, self.relay = name, folder, port, relay
@@ -58,6 +60,11 @@ class Host:
         self.mount_point = folder / "mirror"
         self.control_socket = folder / "control.sock"
         self.log_path = folder / "agent.log"
+        self.clock = clock
+        self.tree: pathlib.Path | None = None
+        """Where the agent's code is from its next start on, if it is not this one."""
+        self.starts_of_next = 0
+        """Starts of the agent that had other code."""
         self.ended_by_us = 0
         """Workers that the run has ended."""
         self._changes = {name: dict(options) for name, options in changes.items()}
@@ -143,7 +150,9 @@ class Host:
         """Start the agent, which takes back its mount; wait until it serves."""
         told = len(self._keeper.told)
         argv = ["setpriv", "--pdeathsig", "KILL", agents.BIN / "acstor-agent", "--config-file"]
-        self._process = self._keeper.start([*argv, self._config_file], self.log_path)
+        self.starts_of_next += self.tree is not None
+        changes = self.clock.environment | ({"PYTHONPATH": str(self.tree)} if self.tree else {})
+        self._process = self._keeper.start([*argv, self._config_file], self.log_path, changes)
         hosts.wait_until(
             lambda: any(READY in text for text in self._keeper.told[told:]),
             f"the agent of {self.name}",

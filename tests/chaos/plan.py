@@ -48,7 +48,13 @@ KINDS: Mapping[str, Kind] = {
     "freeze-worker": Kind("agent", longest_s=12.0, delays=True),
     "kill-supervisor": Kind("agent", longest_s=4.0, delays=True),
     "kill-agent": Kind("agent", longest_s=4.0, delays=True),
-    "upgrade": Kind("agent", ("other options", "same options"), 2.0, delays=True),
+    "upgrade": Kind(
+        "agent",
+        ("other options", "same options", "other version", "other version"),
+        2.0,
+        delays=True,
+        weight=3,
+    ),
     "source": Kind(
         "source",
         ("500", "404", "hangs", "hangs up", "slow", "lies", "half", "garbage", "whole file"),
@@ -64,6 +70,7 @@ KINDS: Mapping[str, Kind] = {
     "rot": Kind("disk"),
     "delete-slab": Kind("disk", ("one", "one", "all")),
     "remap": Kind("ring", ("weights", "without one"), is_of_host=False),
+    "clock": Kind("clock", ("minutes", "days", "years"), 25.0, weight=3),
     "kill-reader": Kind("reader"),
     "stop-reader": Kind("reader", longest_s=10.0),
     "operator": Kind("wishes", ("hurry", "pause", "resume", "pre-seed", "unpin"), weight=3),

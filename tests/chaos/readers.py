@@ -45,13 +45,25 @@ class State(NamedTuple):
     length: int = 0
 
 
+def is_stopped(pid: int) -> bool:
+    """Say whether a signal keeps a process from going on."""
+    with contextlib.suppress(OSError):
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 class Reader:
     """One reader, from outside."""
+
+    extra_s = 0.0
+    """How much longer than usual one of its reads may take."""
 
     def __init__(
         self, way: str, truth: pathlib.Path, mirror: pathlib.Path, seed: int, own: pathlib.Path
     ) -> None:
         """Start it; ``own`` is where its files begin."""
+        self.way = way
         self.name = f"{way} reader of {mirror}"
         self.found_path = own.with_suffix(".found")
         self._state_path = own.with_suffix(".state")
@@ -82,10 +94,7 @@ class Reader:
     @property
     def is_stopped(self) -> bool:
         """Whether a signal keeps it from going on."""
-        with contextlib.suppress(OSError):
-            stat = pathlib.Path(f"/proc/{self.pid}/stat").read_text()
-            return stat.rpartition(")")[2].split()[0] == "T"
-        return False
+        return is_stopped(self.pid)
 
     def ended_in(self, deadline_s: float) -> bool:
         """Wait for its end; say whether it came."""

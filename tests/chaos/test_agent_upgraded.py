@@ -6,8 +6,6 @@ the mount, the guests and Nova's client are real.
 """
 
 import contextlib
-import pathlib
-import shutil
 import signal
 
 import pytest
@@ -18,11 +16,10 @@ from acstor_nova import agent_client
 from tests.fakes import descriptor_keeper
 from tests.fakes import hosts
 from tests.fakes import managed_agent
+from tests.fakes import next_version
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SERVES, NEXT_SERVES = "worker %d serves %s", "worker %d of the next version serves %s"
 CLIENT_S = 30.0
 
 
@@ -36,14 +33,7 @@ class NextEnsure(control_wire.Request, frozen=True, tag="ensure"):
 @pytest.fixture
 def next_tree(tmp_path):
     """Return a folder with the next version."""
-    tree = tmp_path / "next"
-    for room in ("acstor_agent", "acstor_common"):
-        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
-    path = tree / "acstor_agent" / "worker.py"
-    code = path.read_text()
-    assert code.count(SERVES) == 1
-    path.write_text(code.replace(SERVES, NEXT_SERVES))
-    return tree
+    return next_version.make(tmp_path / "next")
 
 
 @pytest.fixture
@@ -70,7 +60,7 @@ def test_guests_see_no_error_on_the_way_to_the_next_version_and_back(managed, ne
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])
     assert tally.reads > 0
-    assert managed.log().count("of the next version serves") == 1
+    assert managed.log().count(next_version.NEXT_SAYS) == 1
     assert managed.log().count("taking back the mount") == 2
 
 

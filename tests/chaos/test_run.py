@@ -2,7 +2,6 @@
 """Half a minute of the chaos suite, and that it plans and finds what it says."""
 
 import contextlib
-import functools
 import itertools
 import os
 import pathlib
@@ -18,6 +17,7 @@ from tests.chaos import plan
 from tests.chaos import readers
 from tests.chaos import run
 from tests.chaos import watch
+from tests.chaos import world
 from tests.fakes import hosts
 from tests.lab import runs
 
@@ -199,12 +199,11 @@ class Gone:
 
 
 def test_step_that_finds_nothing_to_do_is_counted(tmp_path):
-    world = run.World(tmp_path, 1, ["h1"])
-    world.hosts["h1"] = WithoutSlabs()
+    made = world.World(tmp_path, 1, ["h1"])
+    made.hosts["h1"] = WithoutSlabs()
     for name in ("freeze-worker", "rot", "delete-slab"):
-        step = plan.Step(1, 0.0, 9.0, name, "h1", "", 0)
-        run.attempt(world, step, functools.partial(actions.begin, world, step))()
-    assert world.idle == 3 and not world.watch.findings
+        run.begin(made, plan.Step(1, 0.0, 9.0, name, "h1", "", 0))()
+    assert made.tally.idle == 3 and not made.watch.findings
 
 
 class WithoutSlabs:

@@ -7,9 +7,11 @@ ago.  A reader that was killed must end, whatever its reads wait for but a dead 
 
 import signal
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 from tests.chaos import chaos_hosts
+from tests.chaos import guests
 from tests.chaos import plan
 from tests.chaos import readers
 
@@ -31,7 +33,7 @@ class Watch:
         self._agent_s = dict.fromkeys(hosts, now_s)  # of what ends or stops the agent
         self._ran_s: dict[int, float] = {}
         self._told: dict[str, set[str]] = {}
-        self._dying: list[tuple[str, readers.Reader, float]] = []
+        self._dying: list[tuple[str, readers.Reader | guests.Guest, float]] = []
         self._history: list[str] = []
         self._began_s = now_s
 
@@ -71,7 +73,7 @@ class Watch:
     def look(
         self,
         hosts: dict[str, chaos_hosts.Host],
-        of_hosts: dict[str, list[readers.Reader]],
+        of_hosts: Mapping[str, Sequence[readers.Reader | guests.Guest]],
     ) -> None:
         """Look at all readers, and whether all agents run that should."""
         self._note_active()
@@ -90,7 +92,7 @@ class Watch:
                 self.found(f"{host}: {reader.name}: killed {now_s - since_s:.0f} s ago, and lives")
                 self._dying.remove(dying)
 
-    def _look_at(self, host: str, reader: readers.Reader, now_s: float) -> None:
+    def _look_at(self, host: str, reader: readers.Reader | guests.Guest, now_s: float) -> None:
         self.hear(host, reader)
         if reader.is_stopped:
             self._ran_s[reader.pid] = now_s
@@ -101,7 +103,7 @@ class Watch:
             return
         state = reader.state
         since_s = max(state.since_s, self._clear_s[host], self._ran_s.get(reader.pid, 0.0))
-        if state.since_s and now_s - since_s > WAITS_S:
+        if state.since_s and now_s - since_s > WAITS_S + reader.extra_s:
             waits = f"{state.length} bytes at {state.offset}"
             took_s = now_s - state.since_s
             what = (
@@ -109,7 +111,7 @@ class Watch:
             )
             self._once(reader.name, what, f"{state.reads}")
 
-    def hear(self, host: str, reader: readers.Reader) -> None:
+    def hear(self, host: str, reader: readers.Reader | guests.Guest) -> None:
         """Note what a reader has found."""
         for what in reader.found():
             self._once(reader.name, f"{host}: {what}", what)
@@ -120,7 +122,7 @@ class Watch:
             told.add(key)
             self.found(what)
 
-    def killed(self, host: str, reader: readers.Reader) -> None:
+    def killed(self, host: str, reader: readers.Reader | guests.Guest) -> None:
         """Note that a reader was killed, and must end."""
         self.hear(host, reader)
         self._told.pop(reader.name, None)

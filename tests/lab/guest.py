@@ -154,6 +154,29 @@ class Guest:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait(STOP_DEADLINE_S)
 
+    @property
+    def pid(self) -> int:
+        """QEMU's process.
+
+        :raises errors.Unusable: it was not started
+        """
+        if self._process is None:
+            raise errors.Unusable(f"guest on {self.host.name}", "it was not started")
+        return self._process.pid
+
+    def ended(self) -> int | None:
+        """Return how QEMU ended, as its process says; None if it has not."""
+        return None if self._process is None else self._process.poll()
+
+    def ended_in(self, deadline_s: float) -> bool:
+        """Wait for QEMU's end; say whether it came."""
+        try:
+            if self._process is not None:
+                self._process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def console_text(self) -> str:
         """Return all that the guest has written on its serial console."""
         text = self._log.read_bytes() if self._log.exists() else b""

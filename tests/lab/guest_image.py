@@ -214,17 +214,39 @@ def _put_boot_loader(raw: pathlib.Path, folder: pathlib.Path) -> None:
         disk.write(code)
 
 
-def _make_disk(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path, say: Say) -> str:
-    """Make guest.raw from the files below ``root`` and return its layout."""
-    raw = folder / "guest.raw"
+def _begin_disk(raw: pathlib.Path, size_bytes: int, folder: pathlib.Path) -> None:
+    """Make a disk of one partition that the BIOS boots from; there is no file system on it."""
     with raw.open("wb") as disk:
-        disk.truncate(recipe.size_bytes)
+        disk.truncate(size_bytes)
     start = PARTITION_OFFSET_BYTES // SECTOR_BYTES
     runs.tool(["sfdisk", "-q", raw], f"label: dos\nstart={start}, type=83, bootable\n")
     _put_boot_loader(raw, folder)
-    blocks = f"{(recipe.size_bytes - PARTITION_OFFSET_BYTES) // 1024}k"
+
+
+def _mkfs(raw: pathlib.Path, size_bytes: int, root: pathlib.Path | None = None) -> None:
+    """Make the file system; with ``root``, of the files below it."""
+    blocks = f"{(size_bytes - PARTITION_OFFSET_BYTES) // 1024}k"
     mkfs = ["mkfs.ext4", "-q", "-F", "-L", "root", "-E", f"offset={PARTITION_OFFSET_BYTES}"]
-    runs.tool([*mkfs, raw, blocks])
+    runs.tool([*mkfs, *(("-d", root) if root else ()), raw, blocks])
+
+
+def make_packed_disk(
+    raw: pathlib.Path, size_bytes: int, root: pathlib.Path, folder: pathlib.Path
+) -> None:
+    """Make a disk of the files below ``root``, which boots by their /boot/grub/grub.cfg.
+
+    :param folder: where files lie meanwhile
+    :raises errors.Unusable: a tool is missing or fails
+    """
+    _begin_disk(raw, size_bytes, folder)
+    _mkfs(raw, size_bytes, root)
+
+
+def _make_disk(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path, say: Say) -> str:
+    """Make guest.raw from the files below ``root`` and return its layout."""
+    raw = folder / "guest.raw"
+    _begin_disk(raw, recipe.size_bytes, folder)
+    _mkfs(raw, recipe.size_bytes)
     options = f"loop,offset={PARTITION_OFFSET_BYTES}"
     copy = 'mount -o "$1" "$2" "$3" && cp -a "$4/." "$3" && umount "$3"'
     mounted = folder / "mounted"
@@ -232,7 +254,7 @@ def _make_disk(recipe: Recipe, root: pathlib.Path, folder: pathlib.Path, say: Sa
     try:
         _command(folder, say, ["sh", "-c", copy, "sh", options, raw, mounted, root])
     except errors.Unusable:
-        runs.tool([*mkfs, "-d", root, raw, blocks])
+        _mkfs(raw, recipe.size_bytes, root)
         return "packed"
     return "mounted"
 

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wall clock of a host's own, which can be set while its agent runs.
+
+The one rule: the clock of this machine is never set.  A library that is loaded before all others
+(``wall_clock.c``) adds to the time of day what a file says; clocks that are never set, and whatever
+waits, are the kernel's.  Files get their time stamps by the kernel's clock still.
+"""
+
+import mmap
+import pathlib
+import struct
+
+from tests.lab import runs
+
+SOURCE = pathlib.Path(__file__).with_name("wall_clock.c")
+_OFF_NS = struct.Struct("=q")
+
+
+def build(folder: pathlib.Path) -> pathlib.Path:
+    """Compile the library; return it.
+
+    :raises errors.Unusable: there is no compiler
+    """
+    library = folder / "wall_clock.so"
+    runs.tool(["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, SOURCE, "-ldl"])
+    return library
+
+
+class WallClock:
+    """The clock of a host, right at first.
+
+    :param path: of its own file
+    :param library: what :func:`build` made
+    """
+
+    def __init__(self, path: pathlib.Path, library: pathlib.Path) -> None:
+        path.write_bytes(_OFF_NS.pack(0))
+        self.environment = {"LD_PRELOAD": str(library), "ACSTOR_CHAOS_CLOCK": str(path)}
+        """Of processes that go by it."""
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), _OFF_NS.size)
+
+    def set_off(self, seconds: float) -> None:
+        """Set it so far ahead of the right time, or behind if it is below 0."""
+        self._page[:] = _OFF_NS.pack(int(seconds * 1e9))

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest of a chaos run, seen as one more reader: QEMU boots from a mirror and reads its disk.
+
+What it reads is judged by what it prints (``guest_disk``): each part of its disk has the right
+checksum.  QEMU pauses a guest whose read fails, so its monitor is asked, too.
+
+The one rule: nothing here waits for QEMU, which may hang in the kernel as any reader may.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Sequence
+
+from acstor_common import errors
+from tests.chaos import guest_disk
+from tests.chaos import readers
+from tests.lab import guest
+from tests.lab import local
+
+MEMORY_MIB = 128
+ASK_EVERY_S = 2.0
+BOOT_S = 60.0
+"""So much longer than a read of others may a boot be silent."""
+READ_S = 30.0
+"""So much longer may one part be: it is many reads, each of which may have waited."""
+LOOK_S = 1.0
+BUSY_SHARE = 0.1
+"""A guest that wants so much of a processor, over so long, does not wait for its disk."""
+BUSY_S = 600.0
+"""But who says nothing for so long is not believed to boot."""
+FAULTS = re.compile(rf"{guest_disk.FAULT}|I/O error|Kernel panic|^error: ")
+"""In lines of the console that a guest which lacks nothing never writes."""
+
+
+class Console:
+    """Judges what a guest prints.
+
+    :param truth: the checksum of each part of its disk
+    """
+
+    def __init__(self, truth: Sequence[str]) -> None:
+        self.reads = 0
+        self.found: list[str] = []
+        self._truth = truth
+        self._rest = ""
+
+    def hear(self, data: bytes) -> None:
+        """Take what came; a line is judged when it is whole."""
+        text = self._rest + data.decode(errors="replace").replace("\r", "")
+        lines, _, self._rest = text.rpartition("\n")
+        for line in lines.splitlines():
+            self._judge(line)
+
+    def note(self, what: str) -> None:
+        """Note that something is wrong."""
+        if len(self.found) < readers.FOUND_AT_MOST:
+            self.found.append(what)
+
+    @property
+    def next_part(self) -> int:
+        """What it reads now."""
+        return self.reads % len(self._truth)
+
+    def _judge(self, line: str) -> None:
+        if FAULTS.search(line):
+            self.note(f"the console says: {line.strip()}")
+        if (read := guest_disk.READ.search(line)) is None:
+            return
+        number, part = int(read[1]), int(read[2])
+        if (number, part) != divmod(self.reads, len(self._truth)):
+            self.note(f"part {part} of round {number} came after {self.reads} reads")
+        elif read[3] != self._truth[part]:
+            at = part * guest_disk.PART_BYTES
+            self.note(f"wrong bytes among {guest_disk.PART_BYTES} at {at}, in round {number}")
+        self.reads += 1
+
+
+class Business:
+    """Whether a process computes, or would if there were a processor for it."""
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = pathlib.Path(f"/proc/{pid}/task")
+        self._last_s = self._spoke_s = time.monotonic()
+        self._last_wanted_s = 0.0
+
+    def look(self) -> bool:
+        """Say whether it was busy since the last look, and not for too long."""
+        now_s = time.monotonic()
+        passed_s = now_s - self._last_s
+        if passed_s < LOOK_S:
+            return False
+        wanted_s = 0.0
+        with contextlib.suppress(OSError):  # it has just ended
+            for path in self._tasks.glob("*/schedstat"):
+                ran_ns, waited_ns, _ = map(int, path.read_text().split())
+                wanted_s += (ran_ns + waited_ns) / 1e9
+        more_s = wanted_s - self._last_wanted_s
+        self._last_s, self._last_wanted_s = now_s, wanted_s
+        return more_s > BUSY_SHARE * passed_s and now_s - self._spoke_s < BUSY_S
+
+    def spoke(self) -> None:
+        """Note that it gets on with what it does."""
+        self._spoke_s = time.monotonic()
+
+
+class _ThisHost(local.LocalHost):
+    """This machine; what is started here does not outlive the run."""
+
+    def _inside(self, argv: Sequence[str | pathlib.Path]) -> list[str]:
+        return ["setpriv", "--pdeathsig", "KILL", *super()._inside(argv)]
+
+
+class Guest:
+    """One guest, with the face of :class:`readers.Reader`."""
+
+    way = "guest"
+
+    def __init__(self, truth: Sequence[str], mirror: pathlib.Path, own: pathlib.Path) -> None:
+        """Start it.
+
+        :param truth: the checksum of each part of its disk
+        :param mirror: what it boots from
+        :param own: where its files begin
+        """
+        self.name = f"guest {own.name} on {mirror}"
+        self.console_path = own.with_suffix(".guest") / "console.log"
+        size_bytes = len(truth) * guest_disk.PART_BYTES
+        overlay = guest.make_overlay(own.with_suffix(".qcow2"), mirror, "raw", size_bytes)
+        host = _ThisHost("guest", "", local.LOOPBACK, own.parent)
+        self._guest = guest.Guest(host, overlay, memory_mib=MEMORY_MIB)
+        self._guest.__enter__()
+        self.pid = self._guest.pid
+        self._console, self._business = Console(truth), Business(self.pid)
+        self._heard_bytes, self._since_s = 0, time.monotonic()
+        self._is_over = threading.Event()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    @property
+    def extra_s(self) -> float:
+        """How much longer than a read of others one of its may take."""
+        return READ_S if self._console.reads else BOOT_S
+
+    @property
+    def state(self) -> readers.State:
+        """What it does now; its read under way began when it was heard last, or was busy."""
+        self._hear()
+        length, console = guest_disk.PART_BYTES, self._console
+        return readers.State(
+            console.reads,
+            console.reads * length,
+            self._since_s,
+            console.next_part * length,
+            length,
+        )
+
+    def found(self) -> list[str]:
+        """Return what was wrong, in words."""
+        self._hear()
+        return [f"{self.name}: {what}" for what in self._console.found]
+
+    def status(self) -> int | None:
+        """Return how QEMU ended; None if it has not."""
+        return self._guest.ended()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal keeps QEMU from going on."""
+        return readers.is_stopped(self.pid)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send QEMU a signal."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def ended_in(self, deadline_s: float) -> bool:
+        """Wait for QEMU's end; say whether it came."""
+        self._is_over.set()
+        return self._guest.ended_in(deadline_s)
+
+    # What it says
+
+    def _hear(self) -> None:
+        """Judge what has come on the console since."""
+        data = b""
+        with contextlib.suppress(FileNotFoundError), self.console_path.open("rb") as file:
+            file.seek(self._heard_bytes)
+            data = file.read()
+        self._heard_bytes += len(data)
+        self._console.hear(data)
+        if self._business.look() or data:
+            self._since_s = time.monotonic()
+        if data:
+            self._business.spoke()
+
+    def _ask(self) -> None:
+        """Ask QEMU again and again whether it has paused the guest; it may hang, this may wait."""
+        while not self._is_over.wait(ASK_EVERY_S) and self.status() is None:
+            with contextlib.suppress(errors.Unusable, OSError, ValueError):
+                if self._guest.monitor("query-status")["status"] == "io-error":
+                    self._console.note("QEMU has paused it: a read of its disk failed")
+                    return
