@@ -95,7 +95,7 @@ class Agent:
         self._conf, self._promises = conf, promised
         self._nursery = nursery
         self._optional = optional.Optional(nursery)
-        self._started_s = time.time()
+        self._started_s = time.monotonic()
         self._host = settings.host_id(own.host)
         # Options that every chunk needs; to look one up costs as much as to hash some KiB.
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
@@ -391,7 +391,7 @@ class Agent:
         return {
             "host": self._host,
             "worker_pid": os.getpid(),
-            "uptime_s": round(time.time() - self._started_s, 3),
+            "uptime_s": round(time.monotonic() - self._started_s, 3),
             "mount_point": self._conf.acstor.mount_point,
             "keep_images": own.keep_images,
             "cache_may_grow_for_pins": own.cache_may_grow_for_pins,

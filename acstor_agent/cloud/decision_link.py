@@ -41,6 +41,9 @@ SKETCH_AGAIN_S = 30.0
 MOST_PEERS = 256
 """Peers that a sample names, those with the most bytes."""
 
+CLOCK_SET_S = 1.0
+"""The wall clock was set when it is off by more from one that is never set; slewing is less."""
+
 Images = dict[str, decision_api.HeldImage] | None
 
 
@@ -102,7 +105,7 @@ class DecisionLink:
         self._fresh = freshness.Freshness()
         self._images, self._take_task = images, take_task
         self._session = random.getrandbits(63)
-        self._started_s = time.time()
+        self._began_s, self._started_s = time.monotonic(), time.time()
         self._number = 0
         self._peers: collections.Counter[tuple[ids.HostId, bool]] = collections.Counter()
         self._sketch: tuple[int, ...] = ()
@@ -181,6 +184,14 @@ class DecisionLink:
             for peer, _ in totals.most_common(MOST_PEERS)
         }
 
+    def _started(self) -> float:
+        """Return when it started by the wall clock, as that is now: it may have been set since."""
+        started_s = time.time() - (time.monotonic() - self._began_s)
+        if abs(started_s - self._started_s) > CLOCK_SET_S:
+            LOG.info("the clock was set by %+.0f s", started_s - self._started_s)
+            self._started_s = started_s
+        return self._started_s
+
     def _sample(
         self,
         look: traffic_meter.Look,
@@ -201,7 +212,7 @@ class DecisionLink:
             address=self._address,
             location=self._place,
             session=self._session,
-            started_s=self._started_s,
+            started_s=self._started(),
             number=self._number,
             sent_s=time.time(),
             interval_s=max(decision_api.LEAST_INTERVAL_S, newer.at_s - look.at_s),

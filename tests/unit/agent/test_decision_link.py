@@ -161,6 +161,20 @@ async def test_samples_are_numbered_and_each_counts_from_the_one_before(host):
     assert samples[-1].peers == {}
 
 
+async def test_agent_that_began_by_a_wrong_clock_is_dated_anew_when_that_is_set(
+    nursery, tmp_path, monkeypatch
+):
+    right = time.time
+    with monkeypatch.context() as wrong:
+        wrong.setattr(time, "time", lambda: right() + 1e6)
+        host = Host(tmp_path)
+    nursery.start_soon(host.link.run)
+    await trio.sleep(COLLECTION_S / 2 + 2 * COLLECTION_S)
+    samples = host.bus.samples
+    assert abs(samples[0].started_s - right()) < 60
+    assert len({(sample.session, sample.started_s) for sample in samples}) == 1
+
+
 async def test_link_that_fails_and_is_begun_again_has_one_listener(nursery, tmp_path):
     host = Host(tmp_path)
     failures = [RuntimeError("odd"), RuntimeError("odd")]
