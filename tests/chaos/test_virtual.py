@@ -4,6 +4,7 @@
 import pytest
 
 from acstor_agent.chunks import home
+from acstor_agent.core.images import whole_pace
 from acstor_agent.sources import verify
 from tests.chaos import virtual
 
@@ -48,3 +49,10 @@ def test_one_seed_is_one_run():
     first, second = (virtual.play(3)[0].trace for _ in range(2))
     assert first == second
     assert any("kill" in line for line in first)
+
+
+def test_clock_that_decides_when_an_image_is_due_is_found(monkeypatch):
+    faults = (virtual.World.kill, virtual.World.set_clock, virtual.World.hurry)
+    monkeypatch.setattr(virtual, "FAULTS", faults)
+    monkeypatch.setattr(whole_pace, "time_left_s", lambda by_s, within_s, now_s: by_s - now_s)
+    assert "due in 60 s at most" in first_broken(range(9, 12))

@@ -12,6 +12,7 @@ breaks (every tenth seed) the source is read about once.  The parts of a host ar
 """
 
 import argparse
+import collections
 import logging
 import os
 import pathlib
@@ -29,6 +30,7 @@ import trio
 import trio.testing
 
 from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.images import promise
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import ids
@@ -48,6 +50,10 @@ WALL_S = 120
 ONCE = 1.15
 """So often may the source be read when nothing breaks: races cost a little."""
 CALM_EVERY = 10
+HURRY_S = 60.0
+"""An image that is to be whole in a while is to be so in this at most."""
+CLOCK_OFF_S = (3600.0, 40 * 86400.0, 25 * 365 * 86400.0)
+"""No clock is off by more."""
 ROOM_BYTES = 4 << 20
 """A cache that is not smaller has room for all images."""
 DELETED_ROUNDS = 6
@@ -81,6 +87,8 @@ class World:
         self.last_wait = ""
         self.is_over = False
         self.trace: list[str] = []
+        self.done: collections.Counter[str] = collections.Counter()
+        self.clock_off_s: dict[str, float] = {}
         self._scopes: dict[str, set[trio.CancelScope]] = {name: set() for name in self.names}
         self._stops = {name: trio.Event() for name in self.names}
         self._wiped: set[str] = set()
@@ -208,7 +216,9 @@ class World:
             while trio.current_time() < end_s:
                 await trio.sleep(self.rng.expovariate(self._faults_a_second))
                 fault = self.rng.choice(FAULTS)
+                self.done[fault.__name__] += 1
                 undo = fault(self)
+                self._must_be_due_in_time()
                 if undo is not None:
                     self._undo.append(undo)
                     nursery.start_soon(self._mend_later, undo, self.rng.random() * 8)
@@ -341,6 +351,45 @@ class World:
         self.note(f"table {self._table.epoch} of {names} for {[host.name for host in told]}")
         for host in told:
             self.give_table(host)
+
+    def set_clock(self) -> Callable[[], object]:
+        """Set the wall clock of a host, ahead or back."""
+        name = self.rng.choice(self.names)
+        off_s = self.rng.choice((-1, 1)) * self.rng.random() * self.rng.choice(CLOCK_OFF_S)
+        self.note(f"the clock of {name} is off by {off_s:.0f} s")
+        self.clock_off_s[name] = off_s
+
+        def end() -> None:
+            self.note(f"the clock of {name} is right")
+            self.clock_off_s.pop(name, None)
+
+        return end
+
+    def hurry(self) -> None:
+        """Ask a host that an image be whole in a while, by its clock."""
+        host = self.hosts.get(self.rng.choice(self.names))
+        if host is not None and self.settings.is_keeping:
+            image_id, within_s = self.rng.choice(list(self.images)), self.rng.random() * HURRY_S
+            self.note(f"{host.name}: {image_id} is to be whole in {within_s:.0f} s")
+            host.begin(self._hurry, host, image_id, within_s)
+
+    async def _hurry(
+        self, host: virtual_hosts.Host, image_id: ids.ImageId, within_s: float
+    ) -> None:
+        self.network.be(host.name)
+        try:
+            await host.whole.set_pace(image_id, promise.Pace.HURRY, within_s)
+        except errors.Unusable as e:  # it has no room
+            self.note(f"{host.name}: {e}")
+            return
+
+    def _must_be_due_in_time(self) -> None:
+        """However clocks were set since, no image may be due later than anybody asked for."""
+        for host in self.hosts.values():
+            for image_id in self.images:
+                known = host.whole.of(image_id) or {"due_in_s": None}
+                if (known["due_in_s"] or 0.0) > HURRY_S:
+                    raise Broken(f"{host.name}: due in {HURRY_S:g} s at most, it says {known}")
 
     # The run
 
@@ -492,6 +541,8 @@ FAULTS: tuple[Callable[[World], Callable[[], object] | None], ...] = (
     World.damage,
     World.lose_map,
     World.remap,
+    World.set_clock,
+    World.hurry,
 )
 
 
@@ -512,7 +563,8 @@ def play(seed: int) -> tuple[World, BaseException | None]:
         with tempfile.TemporaryDirectory(dir=shared_memory()) as folder:
             world = World(seed, pathlib.Path(folder))
             rng = random.Random(f"threads/{seed}")
-            with world.network.in_force(), virtual_hosts.no_threads(rng):
+            clocks = virtual_hosts.wall_clocks(world.clock_off_s)
+            with world.network.in_force(), virtual_hosts.no_threads(rng), clocks:
                 try:
                     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
                 except BaseException as e:
@@ -563,15 +615,19 @@ def main() -> int:
     logging.basicConfig(level=level, format="%(name)s %(message)s")
     first, _, last = options.seeds.partition("-")
     began_s, failed, done, reads = time.monotonic(), [], 0, 0
+    faults: collections.Counter[str] = collections.Counter()
     for seed in range(int(first), int(last or first) + 1):
         if time.monotonic() - began_s > options.seconds:
             break
         world, error = play(seed)
         done, reads = done + 1, reads + world.reads
+        faults.update(world.done)
         if error is not None:
             failed.append(seed)
             tell(seed, world, error)
     took_s = time.monotonic() - began_s
+    for name, count in sorted(faults.items()):
+        print(f"{name:<18}{count:>6}")
     print(f"{done} seeds, {reads} reads compared, {took_s:.0f} s; broken: {failed or 'none'}")
     return 1 if failed else 0
 

@@ -9,9 +9,12 @@ import contextlib
 import functools
 import pathlib
 import random
+import time
 from collections.abc import AsyncIterator
+from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -60,6 +63,8 @@ T = TypeVar("T")
 SILENCE_S = 2.0
 PATIENCE_S = 10.0
 LOST_AFTER_S = 900.0
+EPOCH_S = 1.8e9
+"""The right time of day when a run begins."""
 ROOMY = peer_net.Limits(hello_s=SILENCE_S, silence_s=SILENCE_S)
 TIGHT = peer_net.Limits(
     incoming=3,
@@ -235,7 +240,7 @@ class Host:
             clock=self._clock,
         )
         self.source = failover.FailoverSource(
-            [build.wrapped(source, nursery, rng, 2.0) for source in sources]
+            [build.wrapped(source, nursery, rng, 2.0) for source in sources], clock=time.time
         )
         self.home = home_.Home(
             here,
@@ -306,6 +311,7 @@ class Host:
             limits=wholeness.Limits(2e6, 2.0, 20.0),
             first_chunk=rng.randrange(64),
             clock=self._clock,
+            wall_clock=time.time,
         )
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
@@ -356,6 +362,10 @@ class Host:
         if self._settings.is_keeping:
             start(self.whole.run)
 
+    def begin(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Have work done by this host, until it is killed."""
+        self._nursery.start_soon(work, *args)
+
     def tables(self) -> dict[str, int]:
         """Return how long everything is that is empty when nobody wants anything."""
         return {
@@ -389,6 +399,24 @@ async def running(
                 network.break_all(host.name)
     with trio.CancelScope(shield=True):
         await host.cache.aclose()
+
+
+@contextlib.contextmanager
+def wall_clocks(off_s: Mapping[str, float]) -> Iterator[None]:
+    """Give each host a time of day of its own, which goes on in virtual time.
+
+    :param off_s: by how much the clock of each host is wrong
+    """
+    real = time.time
+
+    def now_s() -> float:
+        return EPOCH_S + trio.current_time() + off_s.get(memory_network.here(), 0.0)
+
+    time.time = now_s
+    try:
+        yield
+    finally:
+        time.time = real
 
 
 @contextlib.contextmanager

@@ -29,6 +29,11 @@ ALL_SHARE = 0.8
 _here: contextvars.ContextVar[str] = contextvars.ContextVar("here")
 
 
+def here() -> str:
+    """Return the host whose task this is; empty if it is of none."""
+    return _here.get("")
+
+
 class Way:
     """What is between two hosts, in one direction.
 
