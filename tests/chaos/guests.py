@@ -31,8 +31,9 @@ READ_S = 30.0
 LOOK_S = 1.0
 BUSY_SHARE = 0.1
 """A guest that wants so much of a processor, over so long, does not wait for its disk."""
-BUSY_S = 600.0
-"""But who says nothing for so long is not believed to boot."""
+BUSY_S = 240.0
+"""But who for so long says nothing and gets nothing of its disk is not believed: a BIOS that waits
+for the disk computes all the time."""
 FAULTS = re.compile(rf"{guest_disk.FAULT}|I/O error|Kernel panic|^error: ")
 """In lines of the console that a guest which lacks nothing never writes."""
 
@@ -147,7 +148,7 @@ class Guest:
 
     @property
     def state(self) -> readers.State:
-        """What it does now; its read under way began when it was heard last, or was busy."""
+        """What it does now; its read under way began when it last got on, or was busy."""
         self._hear()
         length, console = guest_disk.PART_BYTES, self._console
         return readers.State(
@@ -198,9 +199,14 @@ class Guest:
             self._business.spoke()
 
     def _ask(self) -> None:
-        """Ask QEMU again and again whether it has paused the guest; it may hang, this may wait."""
+        """Ask QEMU again and again whether the guest gets on, or was paused; it may hang."""
+        reads = 0
         while not self._is_over.wait(ASK_EVERY_S) and self.status() is None:
             with contextlib.suppress(errors.Unusable, OSError, ValueError):
+                before, reads = reads, self._guest.reads()
+                if reads > before:
+                    self._since_s = time.monotonic()
+                    self._business.spoke()
                 if self._guest.monitor("query-status")["status"] == "io-error":
                     self._console.note("QEMU has paused it: a read of its disk failed")
                     return

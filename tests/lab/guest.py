@@ -249,12 +249,12 @@ class Guest:
         status = self.monitor("query-status")["status"]
         if status != "running":
             raise self.failure(f"QEMU says {status!r}")
-        before = self._reads()
+        before = self.reads()
         self.shell("sync; echo 3 > /proc/sys/vm/drop_caches; cat /bin/* > /dev/null", deadline_s)
-        if self._reads() <= before:
+        if self.reads() <= before:
             raise self.failure("it answers but has read nothing of its disk")
 
-    def _reads(self) -> int:
+    def reads(self) -> int:
         """Return how many reads QEMU has done for the guest's disk."""
         devices: Sequence[dict[str, Any]] = self.monitor("query-blockstats")
         return sum(int(device["stats"]["rd_operations"]) for device in devices)
