@@ -4,6 +4,8 @@
 The one rule: the clock of this machine is never set.  A library that is loaded before all others
 (``wall_clock.c``) adds to the time of day what a file says; clocks that are never set, and whatever
 waits, are the kernel's.  Files get their time stamps by the kernel's clock still.
+
+Not libfaketime: with its 0.9.10 every ``time.sleep()`` of Python 3.11 fails with EINVAL.
 """
 
 import mmap
