@@ -27,6 +27,7 @@ from tests.bench import collective
 from tests.bench import harness
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import runs
 
 HOSTS = 3
 TAKER = 0
@@ -40,7 +41,7 @@ READ_BYTES = geometry.DEFAULT_CHUNK_BYTES
 BOOT_S = 2.0
 BETWEEN_READS_S = 0.05
 TURNS, TURN_S = 7, 8.0
-DEADLINE_S = 1200.0
+DEADLINE_S, FILLING_DEADLINE_S = 1200.0, 120.0
 OPTIONS = {
     "cache_limit_bytes": 4096 * geometry.MIB,
     "traffic_interfaces": "eth0",
@@ -102,8 +103,7 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> float:
     agent, image_id = cloud.agents[TAKER], cloud.images.ids[0]
     fd = os.open(agent.image_path(image_id), os.O_RDONLY)
     try:
-        while whole(agent, image_id).get("state") in (None, "booting", "queued"):
-            time.sleep(0.05)
+        wait_filling(agent, image_id)
         began_s = told_s = time.monotonic()
         while (shown := whole(agent, image_id))["state"] != "whole":
             now_s = time.monotonic()
@@ -116,6 +116,15 @@ def become_whole(cloud: collective.Cloud, say: harness.Say) -> float:
         return time.monotonic() - began_s
     finally:
         os.close(fd)
+
+
+def wait_filling(agent: agents.Agent, image_id: str) -> None:
+    """Wait until the boot of an image's guest is over, and the image begins to become whole."""
+
+    def is_filling() -> bool:
+        return whole(agent, image_id).get("state") not in (None, "booting", "queued")
+
+    runs.wait_for(is_filling, FILLING_DEADLINE_S, "an image that becomes whole", agent.log)
 
 
 def whole(agent: agents.Agent, image_id: str) -> dict[str, Any]:

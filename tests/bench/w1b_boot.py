@@ -65,8 +65,7 @@ def boot(images: collective.Images, guest_id: str, way: str, say: harness.Say) -
         agent, other_id = cloud.agents[0], images.ids[0]
         fd = os.open(agent.image_path(other_id), os.O_RDONLY)
         stack.callback(os.close, fd)
-        while w1_whole.whole(agent, other_id).get("state") in (None, "booting", "queued"):
-            time.sleep(0.05)
+        w1_whole.wait_filling(agent, other_id)
         if way == "paused":
             agent.ctl("pause", other_id)
         time.sleep(WARM_S)
