@@ -567,6 +567,22 @@ def test_cache_says_what_it_lacks_before_anything_is_pinned():
     assert cache.lacking_bytes({256 * KIB: 1}) > 0  # no slab can have it
 
 
+SIZES = st.sampled_from([4 * KIB, 8 * KIB, 16 * KIB])
+
+
+@hypothesis.given(st.lists(SIZES, max_size=60), st.integers(2, 6), st.integers(0, 20))
+@hypothesis.example([4 * KIB] + [16 * KIB] * 8, 2, 0)
+def test_all_that_is_pinned_finds_room_in_any_order(lengths, slabs, others):
+    cache = make(slabs=slabs)
+    for number, length in enumerate(lengths):
+        cache.pin(cid(number), length)
+    cache.pins.beyond_bytes = cache.lacking_bytes({})
+    fill(cache, range(1000, 1000 + others))
+    for number, length in enumerate(lengths):
+        cache.place(cid(number), length, KeepClass.BORROWED)
+    assert all(cid(number) in cache for number in range(len(lengths)))
+
+
 class CacheMachine(stateful.RuleBasedStateMachine):
     """Any sequence of calls against a model that knows only CIDs, lengths, classes and pins."""
 
