@@ -72,7 +72,7 @@ class State(NamedTuple):
 
     :param error: why the last attempt failed; "" if it did not
     :param failures: attempts that failed in a row
-    :param clock_off_s: how far this host's clock was ahead of the service's, when that was seen
+    :param clock_off_s: how far this host's clock is ahead of the service's
     :param fingerprint: SHA-256 of the key that a certificate is asked for in vain; "": of none
     """
 
@@ -133,6 +133,8 @@ class Enrolment:
         self._here, self._files, self._api = here, files, api
         self._clock, self._dice, self._revoked = clock, dice, revoked
         self._asked_for = ""
+        self._answered = (0.0, 0.0)
+        """The service's time in its last answer, and when that came."""
         self._way = log_once.LogOnce(LOG)
         self._thread = threads.Threads(lambda: "the decision service", 1)
 
@@ -169,6 +171,7 @@ class Enrolment:
             return
         due_s = renewal.due_s(certificate, self._dice())
         while True:
+            self._compare_clocks()
             now_s = self._clock() - self.state.clock_off_s
             if due_s <= now_s or certificates.time_fault(certificate, now_s, 0.0):
                 return
@@ -177,13 +180,22 @@ class Enrolment:
             await trio.sleep(max(1.0, min(TICK_S, due_s - now_s)))
 
     def _succeed(self, answer: Answer) -> None:
-        off_s = self._clock() - answer.now
-        error = renewal.clock_fault(off_s)
-        if error and error != self.state.error:
-            LOG.warning("%s: set it right, or others will not believe this host", error)
-        self.state = State(self.state.enrolled + 1, 0, error, off_s)
+        self._answered = answer.now, trio.current_time()
+        self.state = State(self.state.enrolled + 1, clock_off_s=self.state.clock_off_s)
+        self._compare_clocks()
         left_s = answer.not_after - answer.now
         LOG.info("host %s has a certificate for %.0f s", self._here, left_s)
+
+    def _compare_clocks(self) -> None:
+        """Look how far this host's clock is off; it may have been set since the last answer."""
+        if self.state.failures or not self.state.enrolled:
+            return
+        service_s, then_s = self._answered
+        off_s = self._clock() - service_s - (trio.current_time() - then_s)
+        error = renewal.clock_fault(off_s)
+        if error and not renewal.clock_fault(self.state.clock_off_s):
+            LOG.warning("%s: set it right, or others will not believe this host", error)
+        self.state = self.state._replace(error=error, clock_off_s=off_s)
 
     async def _fail(self, why: str) -> None:
         failures = self.state.failures + 1

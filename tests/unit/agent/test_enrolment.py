@@ -69,13 +69,15 @@ class Api:
 
 
 class Clock:
-    """The wall clock of a host: trio's, which jumps."""
+    """The wall clock of a host: trio's, which jumps, and may be set."""
+
+    set_by_s = 0.0
 
     def __init__(self, trio_clock):
         self._clock, self._began_s = trio_clock, time.time()
 
     def __call__(self):
-        return self._began_s + self._clock.current_time()
+        return self._began_s + self._clock.current_time() + self.set_by_s
 
 
 @pytest.fixture
@@ -292,6 +294,25 @@ async def test_a_clock_that_is_a_day_off_is_told_and_renewal_goes_by_the_service
     assert enrolling.state.clock_off_s == pytest.approx(off_s, abs=2)
     assert "86400 s" in enrolling.state.error
     await trio.sleep(LIFE_S * 0.5)
+    assert len(api.asked) == 1
+    await trio.sleep(LIFE_S * 0.2)
+    assert len(api.asked) == 2
+
+
+@pytest.mark.parametrize("off_s", [86_400.0, -86_400.0])
+@pytest.mark.expect_log("this host's clock is 86400 s (ahead of|behind) that of the decision")
+async def test_a_clock_that_is_set_right_is_no_fault_any_more_and_moves_no_renewal(
+    autojump_clock, enrolling, api, nursery, wall, off_s
+):
+    wall.set_by_s = off_s
+    api.clock = lambda: wall() - wall.set_by_s
+    nursery.start_soon(enrolling.run)
+    await trio.sleep(LIFE_S * 0.1)
+    assert enrolling.state.clock_off_s == pytest.approx(off_s, abs=2)
+    wall.set_by_s = 0.0
+    await trio.sleep(2 * enrolment.TICK_S)
+    assert enrolling.state.error == "" and abs(enrolling.state.clock_off_s) < 2
+    await trio.sleep(LIFE_S * 0.4)
     assert len(api.asked) == 1
     await trio.sleep(LIFE_S * 0.2)
     assert len(api.asked) == 2
