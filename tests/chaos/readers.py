@@ -71,7 +71,9 @@ class Reader:
         self.found_path.touch()
         argv = [sys.executable, "-m", "tests.chaos.readers", way, truth, mirror, str(seed)]
         argv += [self._state_path, self.found_path, str(os.getpid())]
-        self._process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            argv, cwd=ROOT, stdin=subprocess.DEVNULL, process_group=0
+        )  # ^C is for the run alone
         self.pid = self._process.pid
 
     @property

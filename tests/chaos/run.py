@@ -7,6 +7,7 @@ What happens when is decided by the seed alone (``plan``); what it meets is real
 all is mended, every image is read and compared on every host, and nothing may be left.  A finding
 is printed with the command that does the same again; ``--until`` and ``--steps`` do a part of it.
 With ``--guests`` QEMU runs some, too, which boot from a mirror and read their whole disk in a loop.
+^C ends the storm: all is mended, compared and counted as at its end; a second one ends that, too.
 """
 
 import argparse
@@ -17,10 +18,13 @@ import heapq
 import pathlib
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import cast
@@ -66,15 +70,26 @@ def go_on(some: Mapping[str, Sequence[readers.Reader | guests.Guest]], limit_s: 
     return [f"{reader.name}: no read ended in {limit_s:g} s" for reader in late]
 
 
-def storm(world: world_.World, steps: Sequence[plan.Step], end_s: float, is_verbose: bool) -> None:
-    """Do the steps at their times, undo them at theirs, and look after the promises."""
+def storm(
+    world: world_.World,
+    steps: Sequence[plan.Step],
+    end_s: float,
+    is_verbose: bool,
+    is_over: threading.Event,
+) -> None:
+    """Do the steps at their times, undo them at theirs, and look after the promises.
+
+    :param is_over: when it is set no more steps are done, and those that were are undone at once
+    """
     began_s = time.monotonic()
     due: list[tuple[float, int, int, plan.Step]] = [
         (step.at_s, 1, step.number, step) for step in steps
     ]
     heapq.heapify(due)
     undo: dict[int, actions.Undo] = {}
-    while due or time.monotonic() - began_s < end_s:
+    while due or (time.monotonic() - began_s < end_s and not is_over.is_set()):
+        if is_over.is_set():
+            due = [(0.0, *one[1:]) for one in due if one[3].number in undo]
         while due and due[0][0] <= time.monotonic() - began_s:
             _, is_begin, _, step = heapq.heappop(due)
             if is_begin:
@@ -168,8 +183,11 @@ def end(world: world_.World, before: dict[str, dict[str, int]]) -> None:
             )
 
 
-def play(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
-    """Do a run; return what was found."""
+def play(options: argparse.Namespace, folder: pathlib.Path, is_over: threading.Event) -> list[str]:
+    """Do a run; return what was found.
+
+    :param is_over: set by who wants the storm to end before its time
+    """
     names = [f"h{number}" for number in range(1, options.hosts + 1)]
     length_s = options.minutes * 60
     numbers = {int(number) for number in options.steps.split(",")} if options.steps else None
@@ -178,11 +196,11 @@ def play(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
     with world.living():
         before = {name: host.use() for name, host in world.hosts.items()}
         try:
-            storm(world, steps, length_s, options.verbose)
-            if steps and world.tally.idle == len(steps):
+            storm(world, steps, length_s, options.verbose, is_over)
+            if steps and not is_over.is_set() and world.tally.idle == len(steps):
                 world.found("no step found anything to do")
             mend(world)
-            storm(world, [], min(plan.CALM_S, length_s / 2), False)
+            storm(world, [], min(plan.CALM_S, length_s / 2), False, is_over)
             read_all(world)
             end(world, before)
         finally:
@@ -212,6 +230,23 @@ def keep(world: world_.World, folder: pathlib.Path, steps: Sequence[plan.Step]) 
     (kept / "last-steps").write_text("\n".join(world.watch.history))
     (kept / "findings").write_text("\n".join(world.watch.findings))
     print(f"logs: {kept}")
+
+
+@contextlib.contextmanager
+def ended_by_operator() -> Iterator[threading.Event]:
+    """Give an event that the first ^C sets; the second one raises KeyboardInterrupt."""
+    is_over = threading.Event()
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("the storm is over; ^C again ends it as it is", flush=True)
+        is_over.set()
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield is_over
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -244,8 +279,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(command, flush=True)
     faulthandler.dump_traceback_later(options.minutes * 60 * 2 + HANGS_S, exit=True)
     try:
-        with runs.Run() as run:
-            findings = play(options, run.folder)
+        with runs.Run() as run, ended_by_operator() as is_over:
+            findings = play(options, run.folder, is_over)
     finally:
         faulthandler.cancel_dump_traceback_later()
     if findings:

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -24,12 +25,26 @@ from tests.lab import runs
 HOSTS = ("h1", "h2", "h3")
 LENGTH_S = 1800.0
 PATIENCE_S = 60.0
+STORM_S = 9.0
 
 
 @hosts.needs_fuse
 @hosts.needs_take_over
-def test_quarter_of_a_minute_breaks_no_promise():
-    assert run.main(["--seed", "5", "--minutes", "0.15", "--hosts", "2", "--verbose"]) == 0
+def test_quarter_of_a_minute_breaks_no_promise_and_is_ended_by_an_operator():
+    argv = [sys.executable, "-m", "tests.chaos.run", "--seed", "5", "--minutes", "5"]
+    running = subprocess.Popen(
+        [*argv, "--hosts", "2", "--verbose"], stdout=subprocess.PIPE, text=True
+    )
+    assert running.stdout is not None
+    said = []
+    for line in running.stdout:
+        said.append(line)
+        if line.startswith("[") and float(line[1:].split()[0]) > STORM_S:
+            running.send_signal(signal.SIGINT)
+            break
+    rest, _ = running.communicate(timeout=LENGTH_S)
+    assert running.returncode == 0 and "seed 5: 0 findings" in rest, "".join([*said, rest])
+    assert "the storm is over" in rest and "begins" not in rest.partition("the storm is over")[2]
 
 
 @pytest.mark.parametrize("seed", range(20))
