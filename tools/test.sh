@@ -27,63 +27,87 @@ case $part in
 esac
 export PATH=$VENV/bin:$PATH
 
-status=0
+# run_tests NAME [pytest arguments]: the tests of that name. Those that run side by side share neither
+# a cache nor a folder of temporary files.
+run_tests() {
+    local paths=("${FUNCTIONAL[@]}") marks="not openstack" temporary=${TMPDIR:-/tmp}
+    case $1 in
+        unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit ;;
+        openstack) marks=openstack temporary=/var/tmp ;;
+    esac
+    mkdir -p "$temporary"
+    PYTEST_DEBUG_TEMPROOT=$temporary python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
+        "${paths[@]}" "${@:2}"
+}
+
+# begin NAME [pytest arguments]: run the tests of that name beside what follows, in a process group of
+# their own; it is interrupted when this ends before them, and cleans up then.
+declare -A beside=()
+begin() {
+    set -m
+    run_tests "$@" >"$LOGS/tests-$1.log" 2>&1 &
+    set +m
+    beside[$1]=$!
+    say "the $1 tests run beside the rest; $LOGS/tests-$1.log shows how far they are"
+}
+# shellcheck disable=SC2317  # called by the trap
+end() {
+    local pid
+    for pid in "${beside[@]}"; do
+        if kill -INT -- "-$pid" 2>/dev/null; then wait "$pid" || true; fi
+    done
+}
+trap end EXIT
+
+# judge NAME STATUS: what failed runs once more, by itself, for real services and guests on two busy
+# processors may miss a deadline. Both runs are shown; what fails again has failed.
+readonly NO_TESTS=5 # pytest's status where the arguments choose none
+status=0 found=no
+judge() {
+    local tests=$2
+    if [[ $tests -eq 1 ]]; then
+        say "what failed of the $1 tests runs once more, by itself; what fails again has failed"
+        tests=0
+        run_tests "$1" --last-failed --last-failed-no-failures none || tests=$?
+        [[ $tests -ne 0 ]] || say "FLAKY: what failed at first passed by itself; mend what is above"
+    fi
+    [[ $tests -eq $NO_TESTS ]] || found=yes
+    [[ $tests -eq 0 || $tests -eq $NO_TESTS ]] || status=$tests
+}
+
+# Lint and the services' installation take a processor or the network, what needs an OpenStack mostly
+# waits: each has others beside it.
+mkdir -p "$LOGS"
+last=$part last_status=0
+case $part in
+    all) begin unit "$@" && last=functional ;;
+esac
 case $part in
     lint | all) bash tools/lint.sh || status=$? ;;
 esac
-case $part in
-    unit) paths=("${UNIT[@]}") ;;
-    functional) paths=("${FUNCTIONAL[@]}") ;;
-    all) paths=("${UNIT[@]}" "${FUNCTIONAL[@]}") ;;
-    lint) exit "$status" ;;
-esac
+[[ $part != lint ]] || exit "$status"
 case $part in
     functional | all)
         python -m tests.lab.guest_image &
         guest=$!
         python -m tests.lab.openstack install || say "no OpenStack: what needs it is skipped"
         wait "$guest" || say "no guest image: what boots a guest is skipped"
+        begin openstack "$@"
         ;;
 esac
-
-# run_tests EXPRESSION [pytest arguments]: the tests with, or without, the mark "openstack". Two runs
-# of pytest side by side share neither a cache nor a folder of temporary files.
-run_tests() {
-    local cache=.pytest_cache/${1// /-} temporary=${TMPDIR:-/tmp}
-    [[ $1 != openstack ]] || temporary=/var/tmp
-    PYTEST_DEBUG_TEMPROOT=$temporary python -m pytest -m "$1" -o cache_dir="$cache" "${paths[@]}" "${@:2}"
-}
-
-# judge EXPRESSION STATUS: what failed runs once more, by itself, for real services and guests on two
-# busy processors may miss a deadline. Both runs are shown; what fails again has failed.
-judge() {
-    local tests=$2
-    if [[ $tests -eq 1 ]]; then
-        say "what failed runs once more, by itself; what fails again has failed"
-        tests=0
-        run_tests "$1" --last-failed --last-failed-no-failures none || tests=$?
-        [[ $tests -ne 0 ]] || say "FLAKY: what failed at first passed by itself; mend what is above"
-    fi
-    [[ $tests -eq 0 || $tests -eq $NO_TESTS ]] || status=$tests
-}
-
-# What needs an OpenStack mostly waits, so it runs beside all the rest.
-readonly NO_TESTS=5 # pytest's status where the arguments choose none
-side='' side_status=0 main_status=0
-case $part in
-    functional | all)
-        run_tests openstack "$@" >"$LOGS/tests-openstack.log" 2>&1 &
-        side=$!
-        say "the tests that need an OpenStack run beside these; $LOGS/tests-openstack.log shows how far they are"
-        ;;
-esac
-run_tests "not openstack" "$@" || main_status=$?
-if [[ -n $side ]]; then
-    wait "$side" || side_status=$?
-    cat "$LOGS/tests-openstack.log"
-    judge openstack "$side_status"
-fi
-judge "not openstack" "$main_status"
-[[ $main_status -ne $NO_TESTS || $side_status -ne $NO_TESTS ]] || status=$NO_TESTS
+run_tests "$last" "$@" || last_status=$?
+statuses=("$last $last_status")
+for name in "${!beside[@]}"; do
+    tests=0
+    wait "${beside[$name]}" || tests=$?
+    unset "beside[$name]"
+    cat "$LOGS/tests-$name.log"
+    statuses+=("$name $tests")
+done
+for pair in "${statuses[@]}"; do
+    # shellcheck disable=SC2086  # two words
+    judge $pair
+done
+[[ $found == yes ]] || status=$NO_TESTS
 [[ $status -eq 0 ]] || say "FAILED"
 exit "$status"
