@@ -8,16 +8,17 @@ rate both ways.  The paper compares mean boot times, so here it is the mean time
 the hosts' readings.  The matrix, the image and the order of reads are the same in
 all runs.
 
-P7 is acstor without remap, divided by acstor with it: one option of the service.
-The paper's 2.6 is against a cache whose hosts ask homes and nobody else.  So P7b is
+A busy host's own download has only what its traffic leaves, whoever gives it.  So a
+busy and an idle host also download the region from the source, each alone, beside
+the same traffic; the mean over the hosts of these times is about what no exchange
+can beat.  P7 is the mean with remap, divided by it.
+
+P7a is the gain: acstor without remap, divided by acstor with it, one option of the
+service.  The paper's 2.6 is against a cache whose hosts ask homes and nobody else.  So P7b is
 the paper's comparison: agents without advertisements, referrals, races and remap,
 against all of acstor.  P7c is what remap does to the CV of all traffic (Equation 2):
 of the bytes that hosts' links carry, both ways, while hosts read.  P7d is how many
 v-nodes moved, of those that had to.
-
-A busy host's own download has only what its traffic leaves, whoever gives it.  So a
-busy and an idle host also download the region from the source, each alone; the mean
-over the hosts of these times is about what no exchange can beat (``limit_s``).
 
 A real acstor-decision with a real broker decides.  Reading begins when the traffic
 has been there for some collections, and with remap when all agents have the new
@@ -84,9 +85,15 @@ WAYS: dict[str, tuple[dict[str, object], bool]] = {
     unit="times",
 )
 @harness.benchmark(
+    "P7a",
+    title="The same traffic, mean time: acstor without remap / with it",
+    target="> 1",
+    unit="times",
+)
+@harness.benchmark(
     "P7",
-    title="A region read by all beside traffic of mean 56 %, CV 1.2: mean time, no remap / remap",
-    target=f">= {TARGET}",
+    title="A region read by all beside traffic of mean 56 %, CV 1.2: mean time / that if alone",
+    target="<= 1.15",
     unit="times",
 )
 def run(say: harness.Say) -> harness.Result:
@@ -106,7 +113,8 @@ def run(say: harness.Say) -> harness.Result:
             )
     return harness.Result(
         {
-            "P7": quotient(found, "without remap", "with remap"),
+            "P7": quotient(found, "with remap", "with remap", "mean_s", "limit_s"),
+            "P7a": quotient(found, "without remap", "with remap"),
             "P7b": quotient(found, "homes only", "with remap"),
             "P7c": quotient(found, "with remap", "without remap", "traffic_cv"),
             "P7d": quotient(found, "with remap", "with remap", "moved", "had_to_move"),
@@ -118,7 +126,6 @@ def run(say: harness.Say) -> harness.Result:
             "region_bytes": REGION_BYTES,
             "idle_hosts_ratio": quotient(found, "without remap", "with remap", "idle_mean_s"),
             "homes_only_ratio": quotient(found, "homes only", "homes only, remap"),
-            "attainable": quotient(found, "without remap", "with remap", "mean_s", "limit_s"),
         },
     )
 
