@@ -14,6 +14,8 @@ from acstor_common import ids
 
 SPARED = 10
 """One part of so many of the limit is left to what is not pinned."""
+FEW = 4
+"""Chunks that fill less than one part of so many of a slab get none of their own."""
 
 
 class Pins:
@@ -74,24 +76,32 @@ class Pins:
         return True
 
 
-def lacking_bytes(slots: Mapping[int, int], limit_bytes: int, slab_bytes: int) -> int:
+def lacking_bytes(
+    slots: Mapping[int, int], limit_bytes: int, slab_bytes: int, *, few: int = FEW
+) -> int:
     """Return how many bytes a cache lacks to keep so many slots of each size; 0 if it has room.
 
-    Each size has slabs of its own: its chunks take one where they come before those of larger
-    slots, in which a few of them would have found room.
+    A size that fills a slab has slabs of its own.  A few chunks of another size, as the last ones
+    of images are, find room in larger slots, unless they come first and get a slab after all.
+
+    :param few: 0: count a slab for each size, so that there is room in whatever order they come
 
     >>> lacking_bytes({65536: 100}, limit_bytes=8 << 20, slab_bytes=1 << 20)
     0
     >>> lacking_bytes({65536: 1000}, limit_bytes=8 << 20, slab_bytes=1 << 20) > 50 << 20
     True
     """
-    file_bytes, used_bytes = 0, 0.0
-    for slot_bytes, count in slots.items():
-        if not count:
-            continue
+    file_bytes, used_bytes, carried = 0, 0.0, 0
+    sizes = sorted(size for size, count in slots.items() if count)
+    for slot_bytes in sizes:
         layout = cache_slab.SlabLayout.within(slab_bytes, slot_bytes)
         if not layout.slot_count:
-            return slot_bytes * count  # no slab can have such a slot
+            return slot_bytes * slots[slot_bytes]  # no slab can have such a slot
+        count = slots[slot_bytes] + carried
+        if few and count < layout.slot_count // few and slot_bytes != sizes[-1]:
+            carried = count
+            continue
+        carried = 0
         file_bytes += -(-count // layout.slot_count) * layout.file_bytes
         used_bytes += count * layout.file_bytes / layout.slot_count
     may_use_bytes = limit_bytes - limit_bytes // SPARED
