@@ -306,7 +306,7 @@ class Agent:
             promised,
             chunks=self._chunks,
             cache=self._cache,
-            guests_wait=lambda: len(self._waiting) > 0,
+            quiet_s=self._waiting.quiet_s,
             look=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit).look,
             limits=settings.whole_limits(own),
             first_chunk=pre_seed.first_chunk_of(self._host),

@@ -2,7 +2,8 @@
 """Fetches what of an image is not here, behind everything that anybody waits for.
 
 The one rule: guests come first.  A fetch waits while a guest waits for a chunk, for YIELD_S at
-most, and all of them together take what the link has to spare (``core/images/whole_pace.py``).
+most, and all of them together take what the link has to spare, and a tenth of that while guests
+wait now and then (``core/images/whole_pace.py``).
 """
 
 import collections
@@ -33,9 +34,8 @@ SLICE_S = 5.0
 """For so long one image is filled before it is asked again which one is next."""
 MEASURE_S = 1.0
 UNDER_WAY = 8
-CAREFUL = 2
-"""So many instead, until no guest has waited for CALM_S: what is under way is before a guest's."""
 CALM_S = 1.0
+"""Until no guest has waited for so long, one is under way: it is before what a guest wants."""
 FETCH_S = 60.0
 """No chunk is waited for longer: then it counts as failed."""
 FAILURES = 8
@@ -94,7 +94,7 @@ class _Slice:
 class Filler:
     """What fills images, one at a time.
 
-    :param guests_wait: says whether a guest waits for what is not here
+    :param quiet_s: returns for how long no guest has waited for what is not here; 0 while one does
     :param is_boot: says whether a guest of this host boots
     :param look: looks at the link; blocks, and is called in a thread
     :param limit_bytes_s: however much the link has to spare
@@ -108,7 +108,7 @@ class Filler:
         *,
         chunks: fetcher.Fetcher,
         cache: cache_files.CacheFiles,
-        guests_wait: Callable[[], bool],
+        quiet_s: Callable[[], float],
         is_boot: Callable[[], bool],
         look: Callable[[], links.Look],
         limit_bytes_s: float,
@@ -117,11 +117,10 @@ class Filler:
     ) -> None:
         self._images, self._promises = images, promises
         self._chunks, self._cache = chunks, cache
-        self._guests_wait, self._is_boot = guests_wait, is_boot
+        self._quiet_s, self._is_boot = quiet_s, is_boot
         self._look, self._limit_bytes_s = look, limit_bytes_s
         self._first_chunk, self._clock = first_chunk, clock
         self._spare, self._pacer = whole_pace.Spare(), whole_pace.Pacer()
-        self._guest_waited_s = -math.inf
 
     def pause(self) -> None:
         """Note that nothing is filled for a while."""
@@ -205,7 +204,7 @@ class Filler:
             if promised is None or promised.pace is Pace.PAUSED:
                 return
             is_hurry = promised.pace is Pace.HURRY and self._is_pressing(progress)
-            if not is_hurry and fetcher_no >= CAREFUL and not self._is_calm():
+            if not is_hurry and fetcher_no and not self._is_calm():
                 await trio.sleep(CALM_S / 10)
                 continue
             number = progress.to_do.popleft()
@@ -252,7 +251,7 @@ class Filler:
         return progress.deadline is None or progress.deadline.is_pressing(self._clock())
 
     def _is_calm(self) -> bool:
-        return self._clock() - self._guest_waited_s >= CALM_S
+        return self._quiet_s() >= CALM_S
 
     async def _yield_to_others(self, count: int, until_s: float) -> bool:
         """Wait until so many bytes may be fetched; say whether that was before the slice ended."""
@@ -261,8 +260,7 @@ class Filler:
                 return False
             await trio.sleep(min(wait_s, MEASURE_S))  # the rate may be another one then
         with trio.move_on_after(YIELD_S):
-            while self._guests_wait():
-                self._guest_waited_s = self._clock()
+            while not self._quiet_s():  # noqa: ASYNC110 - nothing says when it is
                 await trio.sleep(YIELD_TICK_S)
         return True
 
@@ -278,8 +276,8 @@ class Filler:
                 spare_bytes_s = self._spare.looked(await trio.to_thread.run_sync(self._look))
             except errors.Unusable:  # the decision service is told
                 spare_bytes_s = whole_pace.UNKNOWN_BYTES_S
-            if self._is_boot():
-                spare_bytes_s *= whole_pace.BESIDE_BOOTS
+            if self._is_boot() or not self._is_calm():
+                spare_bytes_s *= whole_pace.BESIDE_GUESTS
             usual_bytes_s = min(spare_bytes_s, self._limit_bytes_s)
             self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress, also_due))
             progress.speed.look(self._clock())

@@ -69,9 +69,14 @@ class Waiting:
         )
         self._lines: dict[tuple[requests.Stream, bool], trio.CapacityLimiter] = {}
         self._told_s = -TELLS_EVERY_S
+        self._elsewhere, self._elsewhere_s = 0, -math.inf
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    def quiet_s(self) -> float:
+        """Return for how long no guest has waited for what is elsewhere; 0 while one does."""
+        return 0.0 if self._elsewhere else trio.current_time() - self._elsewhere_s
 
     def has_room(self, more_bytes: int) -> bool:
         """Say whether one more may wait without anybody being refused."""
@@ -89,10 +94,16 @@ class Waiting:
         :raises errors.ReaderGone: the guest is being killed
         :raises errors.DeadlineExceeded: its turn did not come in time
         """
-        with self.known(guest, more_bytes):
-            async with self._line(guest, is_here):
-                with disk_io.as_stream(guest):
-                    yield
+        self._elsewhere += not is_here
+        try:
+            with self.known(guest, more_bytes):
+                async with self._line(guest, is_here):
+                    with disk_io.as_stream(guest):
+                        yield
+        finally:
+            if not is_here:
+                self._elsewhere -= 1
+                self._elsewhere_s = trio.current_time()
 
     @contextlib.contextmanager
     def known(self, guest: requests.Stream, more_bytes: int = 0) -> Iterator[None]:

@@ -74,7 +74,7 @@ class Limits(NamedTuple):
 class Wholeness:
     """What makes images whole; keep :meth:`run` running.
 
-    :param guests_wait: says whether a guest waits for what is not here
+    :param quiet_s: returns for how long no guest has waited for what is not here; 0 while one does
     :param look: looks at the link; blocks, and is called in a thread
     :param first_chunk: where this host begins, so that not all begin with the same
     :param sharing: where images stay whole in the cloud
@@ -88,7 +88,7 @@ class Wholeness:
         *,
         chunks: fetcher.Fetcher,
         cache: cache_files.CacheFiles,
-        guests_wait: Callable[[], bool],
+        quiet_s: Callable[[], float],
         look: Callable[[], links.Look],
         limits: Limits,
         first_chunk: int = 0,
@@ -105,7 +105,7 @@ class Wholeness:
             promises,
             chunks=chunks,
             cache=cache,
-            guests_wait=guests_wait,
+            quiet_s=quiet_s,
             is_boot=lambda: any(map(self._is_booting, list(self._known))),
             look=look,
             limit_bytes_s=limits.bytes_s,

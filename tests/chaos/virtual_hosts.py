@@ -306,7 +306,7 @@ class Host:
             self.promises,
             chunks=self.chunks,
             cache=self.cache,
-            guests_wait=lambda: len(self.waiting) > 0,
+            quiet_s=self.waiting.quiet_s,
             look=lambda: links.Look(self._clock(), [], 12_500_000),
             limits=wholeness.Limits(2e6, 2.0, 20.0),
             first_chunk=rng.randrange(64),

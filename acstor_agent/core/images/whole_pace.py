@@ -14,8 +14,8 @@ from acstor_agent.core.cloud import links
 
 SHARE = 0.9
 """Of what the link has to spare: the rest is for those who begin to use it just now."""
-BESIDE_BOOTS = 0.1
-"""Of that, while guests of this host boot."""
+BESIDE_GUESTS = 0.1
+"""Of that, while guests of this host boot, or wait for what is not here."""
 LEAST_BYTES_S = 256 * 1024.0
 """Fills go on at this rate on a link that is full: it must end some day."""
 UNKNOWN_BYTES_S = 62_500_000.0

@@ -2,6 +2,7 @@
 """What hosts keep of images for each other: asked, refused, forged, forgotten; and room for it."""
 
 import contextlib
+import math
 import uuid
 
 import pytest
@@ -86,7 +87,7 @@ class Keeper:
             host.promises,
             chunks=host.chunks,
             cache=host.cache,
-            guests_wait=lambda: False,
+            quiet_s=lambda: math.inf,
             look=self.look,
             limits=LIMITS,
             sharing=self.sharing,
