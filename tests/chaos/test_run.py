@@ -30,7 +30,8 @@ STORM_S = 9.0
 
 @hosts.needs_fuse
 @hosts.needs_take_over
-def test_quarter_of_a_minute_breaks_no_promise_and_is_ended_by_an_operator():
+def test_quarter_of_a_minute_breaks_no_promise():
+    """An operator ends it by ^C."""
     argv = [sys.executable, "-m", "tests.chaos.run", "--seed", "5", "--minutes", "5"]
     running = subprocess.Popen(
         [*argv, "--hosts", "2", "--verbose"], stdout=subprocess.PIPE, text=True
