@@ -131,15 +131,17 @@ class PeerNet:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the connections to other agents until :meth:`aclose`."""
         with self._until_closed():
-            try:
-                async with trio.open_nursery() as self._nursery:
-                    idle_s = self._limits.idle_s
-                    self._nursery.start_soon(idle.sweep, self._asking, idle_s, self._limits)
-                    rights_ = rights.Rights(self._may_speak, self._credentials)
-                    self._nursery.start_soon(rights_.watch, self._all)
-                    task_status.started()
-            finally:
-                self._nursery = None
+            async with trio.open_nursery() as nursery:
+                idle_s = self._limits.idle_s
+                nursery.start_soon(idle.sweep, self._asking, idle_s, self._limits)
+                rights_ = rights.Rights(self._may_speak, self._credentials)
+                nursery.start_soon(rights_.watch, self._all)
+                self._nursery = nursery
+                task_status.started()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._nursery = None  # while it is open: who asks now must not find it closed
 
     def _asking(self) -> list[base.Connection]:
         return [line.connection for line in self._lines.values() if line.connection]
@@ -226,7 +228,8 @@ class PeerNet:
         if line and line.address == address and not (line.connection and line.connection.is_closed):
             return line
         if self._nursery is None:
-            raise errors.LocalProtocolError("fetch() before run()")
+            what = "a connection to another host"
+            raise errors.SourceUnreachable(what, "this host", "it is not, or no more, among others")
         if line:
             line.scope.cancel()
         else:

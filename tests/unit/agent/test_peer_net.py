@@ -165,6 +165,19 @@ async def test_chunk_comes_from_the_peer():
         assert await client.fetch(100, 5000) == DATA[100:5100]
 
 
+async def test_who_asks_while_it_ends_is_told_at_every_moment():
+    net, told = peer_net.PeerNet(CLIENT, limits=PATIENT, may_speak=everybody), 0
+    async with serving() as (_server, address), trio.open_nursery() as nursery:
+        await nursery.start(net.run)
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            for number in range(20):
+                with pytest.raises(errors.SourceUnreachable):
+                    await Client(net, address).fetch(host=ids.HostId(f"h{number}"), timeout_s=0.05)
+                told += 1
+    assert told == 20
+
+
 async def test_largest_chunk_comes_in_one_piece():
     big = os.urandom(peer_wire.MAX_DATA_BYTES)
 
