@@ -87,9 +87,11 @@ def storm(
     ]
     heapq.heapify(due)
     undo: dict[int, actions.Undo] = {}
-    while due or (time.monotonic() - began_s < end_s and not is_over.is_set()):
-        if is_over.is_set():
-            due = [(0.0, *one[1:]) for one in due if one[3].number in undo]
+    while due or time.monotonic() - began_s < end_s:
+        if is_over.is_set() and end_s:
+            print("the storm is over; ^C again ends it as it is", flush=True)
+            due, end_s = [(0.0, *one[1:]) for one in due if one[3].number in undo], 0.0
+            heapq.heapify(due)
         while due and due[0][0] <= time.monotonic() - began_s:
             _, is_begin, _, step = heapq.heappop(due)
             if is_begin:
@@ -200,7 +202,8 @@ def play(options: argparse.Namespace, folder: pathlib.Path, is_over: threading.E
             if steps and not is_over.is_set() and world.tally.idle == len(steps):
                 world.found("no step found anything to do")
             mend(world)
-            storm(world, [], min(plan.CALM_S, length_s / 2), False, is_over)
+            calm_s = 0.0 if is_over.is_set() else min(plan.CALM_S, length_s / 2)
+            storm(world, [], calm_s, False, is_over)
             read_all(world)
             end(world, before)
         finally:
@@ -239,7 +242,6 @@ def ended_by_operator() -> Iterator[threading.Event]:
 
     def end(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("the storm is over; ^C again ends it as it is", flush=True)
         is_over.set()
 
     before = signal.signal(signal.SIGINT, end)
