@@ -31,6 +31,7 @@ DATA = one_host.image_bytes(40 * CHUNK) + bytes(4 * CHUNK) + one_host.image_byte
 SECOND = one_host.image_bytes(30 * CHUNK, seed=3)
 LIMITS = wholeness.Limits(bytes_s=1e9, boot_idle_s=0.5, boot_longest_s=2.0)
 IN_USE_S = 1.5
+LINK_BYTES_S = 125_000_000
 PATIENCE_S = 40.0
 
 
@@ -78,7 +79,7 @@ class Keeper:
         self.looks += 1
         if self.link_fails:
             raise errors.Unusable("network interfaces", "there are none")
-        return links.Look(float(self.looks), [], 125_000_000)
+        return links.Look(float(self.looks), [], LINK_BYTES_S)
 
     def state(self, image_id=IMAGE):
         shown = self.whole.of(image_id)
@@ -292,6 +293,25 @@ async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper):
     await keeper.use()
     await keeper.wait("whole")
     assert most.count(1) >= len(most) - filling.UNDER_WAY
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_tenth_of_the_rate_is_taken_while_guests_wait_now_and_then(keeper, waits):
+    host, rates = keeper.host, []
+    fetch_ahead = host.chunks.fetch_ahead
+
+    async def noted(want, errand):
+        rates.append(keeper.whole._filler._pacer.bytes_s)
+        return await fetch_ahead(want, errand)
+
+    host.chunks.fetch_ahead = noted
+    await keeper.use()
+    while keeper.state() != "whole":
+        if waits:
+            keeper.is_waiting = False  # one has waited just now
+        await trio.sleep(0.1)
+    usual = whole_pace.SHARE * LINK_BYTES_S
+    assert set(rates) == {whole_pace.BESIDE_GUESTS * usual if waits else usual}
 
 
 async def test_link_that_cannot_be_looked_at_does_not_keep_it_from_filling(keeper):
