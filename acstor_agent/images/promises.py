@@ -80,7 +80,7 @@ class Promises:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pins = cache_pins.Pins()
-        self.may_grow = may_grow
+        self.may_grow = self.pins.may_grow = may_grow
         self.changes = 0
         """How often what is pinned was changed: only then there may be other room."""
         self.tell: Callable[[str], None] = lambda why: None
@@ -145,7 +145,7 @@ class Promises:
         for cid, length in contents.items():
             self.pins.add(cid, length)
         if self.may_grow:
-            self.pins.beyond_bytes = self._beyond_bytes({})
+            self.pins.beyond_bytes = self._lacking_bytes({})
 
     def _waits_for_table(self, one: Promise) -> bool:
         """Say whether less of an image may be kept by a table that comes later."""
@@ -165,11 +165,6 @@ class Promises:
         if self.may_grow and more:
             return 0
         return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
-
-    def _beyond_bytes(self, more: Mapping[int, int]) -> int:
-        """Return how far the cache has to grow for what is pinned and ``more``, in any order."""
-        slots = collections.Counter(self.pins.slots) + collections.Counter(more)
-        return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes, few=0)
 
     def _read(self) -> dict[ids.ImageId, Promise] | None:
         """Return what the file says; None if it is lost."""
@@ -291,8 +286,7 @@ class Promises:
             return lacking_bytes
         contents = await trio.to_thread.run_sync(part.contents)
         if self.may_grow:  # before the first pinned chunk needs it
-            slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
-            cache.may_grow(self._beyond_bytes(slots))
+            cache.may_grow(lacking_bytes)
         self._pinned[image_id] = part
         self.changes += 1
         await _for_each(contents, cache.pin)
@@ -417,7 +411,7 @@ class Promises:
             del self._pinned[image_id]
             await _for_each(contents, cache.unpin)
             self.changes += 1
-            cache.may_grow(self._beyond_bytes({}) if self.may_grow else 0)
+            cache.may_grow(cache.lacking_bytes({}) if self.may_grow else 0)
 
     def forget_found(self, kept: Container[ids.ImageId]) -> None:
         """Forget what was found of images that nobody wants to keep; their maps go with it."""

@@ -15,13 +15,14 @@ from acstor_common import ids
 SPARED = 10
 """One part of so many of the limit is left to what is not pinned."""
 FEW = 4
-"""Chunks that fill less than one part of so many of a slab get none of their own."""
+"""Chunks that fill less than one part of so many of a slab are not counted as having their own."""
 
 
 class Pins:
     """The pinned contents.
 
-    ``beyond_bytes`` is how far the cache may grow beyond its limit for them.
+    ``beyond_bytes`` is how far the cache may grow beyond its limit for them; with ``may_grow`` that
+    is as far as it takes for each to find room.
 
     >>> pins, cid = Pins(), ids.Cid(bytes([1]) * 32)
     >>> pins.add(cid, 65536), pins.add(cid, 65536)
@@ -31,7 +32,7 @@ class Pins:
     """
 
     def __init__(self) -> None:
-        self.beyond_bytes = 0
+        self.beyond_bytes, self.may_grow = 0, False
         self._counts: dict[ids.Cid, int] = {}
         self._slots: collections.Counter[int] = collections.Counter()
 
@@ -76,15 +77,13 @@ class Pins:
         return True
 
 
-def lacking_bytes(
-    slots: Mapping[int, int], limit_bytes: int, slab_bytes: int, *, few: int = FEW
-) -> int:
+def lacking_bytes(slots: Mapping[int, int], limit_bytes: int, slab_bytes: int) -> int:
     """Return how many bytes a cache lacks to keep so many slots of each size; 0 if it has room.
 
     A size that fills a slab has slabs of its own.  A few chunks of another size, as the last ones
-    of images are, find room in larger slots, unless they come first and get a slab after all.
-
-    :param few: 0: count a slab for each size, so that there is room in whatever order they come
+    of images are, find room in larger slots.  Chunks that come in an unlucky order may lack more:
+    a few small ones that came first have a slab after all, and others' chunks spread the pinned
+    ones over more slabs than they fill.
 
     >>> lacking_bytes({65536: 100}, limit_bytes=8 << 20, slab_bytes=1 << 20)
     0
@@ -98,7 +97,7 @@ def lacking_bytes(
         if not layout.slot_count:
             return slot_bytes * slots[slot_bytes]  # no slab can have such a slot
         count = slots[slot_bytes] + carried
-        if few and count < layout.slot_count // few and slot_bytes != sizes[-1]:
+        if count < layout.slot_count // FEW and slot_bytes != sizes[-1]:
             carried = count
             continue
         carried = 0

@@ -120,7 +120,7 @@ class PublicCache:
     def _room_for_pinned(self, slot_bytes: int) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
         """Make room in a larger slot if there is none of the right size: each slab may be pinned.
 
-        :raises errors.CacheFull: there is none at all
+        :raises errors.CacheFull: there is none at all, and the cache may not grow for it
         """
         larger = sorted(size for size in self._slabs.groups if size > slot_bytes)
         for size in (slot_bytes, *larger):
@@ -128,6 +128,9 @@ class PublicCache:
                 return self._room_in(size, cache_slot.PINNED)
             except errors.CacheFull as e:
                 full = e
+        group = self._slabs.group(slot_bytes)
+        if self._slabs.grow_for_pinned(group.layout):
+            return group, self._add_slab(group, [])
         raise full
 
     def pin(self, cid: ids.Cid, length: int) -> None:

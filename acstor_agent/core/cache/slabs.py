@@ -33,7 +33,7 @@ class Slabs:
         self.disk_bytes = 0
         self.groups: dict[int, cache_slot.SizeGroup] = {}
         self._policy, self._pins = policy, pins
-        self._ceiling_bytes = limit_bytes
+        self._ceiling_bytes, self._is_stopped = limit_bytes, False
         self._slabs: dict[int, cache_slot.Slab] = {}
 
     def __len__(self) -> int:
@@ -88,13 +88,23 @@ class Slabs:
         allowed_bytes = self._ceiling_bytes + self._pins.beyond_bytes
         return self.disk_bytes + layout.file_bytes - allowed_bytes
 
+    def grow_for_pinned(self, layout: cache_slab.SlabLayout) -> bool:
+        """Allow one more slab, for a pinned chunk that finds no room; say whether it may be made.
+
+        Each has a pinned chunk then, so they are never more than there are such chunks.
+        """
+        if self._is_stopped or not self._pins.may_grow or not layout.slot_count:
+            return False
+        self._pins.beyond_bytes += max(0, self.surplus_bytes(layout))
+        return True
+
     def stop_growing(self) -> None:
         """Make no more slabs than there are, until :meth:`grow_again`."""
-        self._ceiling_bytes = self.disk_bytes - self._pins.beyond_bytes
+        self._ceiling_bytes, self._is_stopped = self.disk_bytes - self._pins.beyond_bytes, True
 
     def grow_again(self) -> None:
         """Make slabs up to the limit again."""
-        self._ceiling_bytes = self.limit_bytes
+        self._ceiling_bytes, self._is_stopped = self.limit_bytes, False
 
     # Which go first
 

@@ -578,12 +578,29 @@ def test_all_that_is_pinned_finds_room_in_any_order_where_the_cache_may_grow(
     cache = make(slabs=slabs)
     for number, length in enumerate(lengths):
         cache.pin(cid(number), length)
-    limits = cache.limit_bytes, SLAB_BYTES
-    cache.pins.beyond_bytes = cache_pins.lacking_bytes(cache.pins.slots, *limits, few=0)
+    cache.pins.may_grow = True
     fill(cache, range(1000, 1000 + others))
     for number, length in enumerate(lengths):
         cache.place(cid(number), length, KeepClass.BORROWED)
     assert all(cid(number) in cache for number in range(len(lengths)))
+    with_pins = {cache.peek(cid(number)).slab for number in range(len(lengths))}
+    assert cache.slab_count <= max(slabs, len(with_pins))
+
+
+def test_cache_grows_for_pins_only_while_the_disk_has_room():
+    cache = make()
+    cache.pins.may_grow = True
+    for number in range(6):
+        cache.pin(cid(number), 16 * KIB)
+    fill(cache, range(4))
+    [made] = cache.place(cid(4), 16 * KIB, KeepClass.BORROWED).actions
+    cache.lose_slab(made.slab)
+    with pytest.raises(errors.CacheFull):
+        fill(cache, [4])
+    cache.grow_again()
+    fill(cache, [4, 5])
+    assert cache.slab_count == 2
+    assert cache.disk_bytes == cache.limit_bytes + cache.pins.beyond_bytes
 
 
 class CacheMachine(stateful.RuleBasedStateMachine):
