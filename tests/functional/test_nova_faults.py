@@ -207,15 +207,20 @@ def test_guest_boots_and_meets_no_error_while_supervisors_go_and_come(cluster, l
         assert host.agent.log().count("taking back the mount") == 2
 
 
-def test_guest_whose_disk_fails_is_paused_and_goes_on_when_it_is_mended(cluster, lab_image):
+def test_guest_whose_disk_fails_is_paused_and_goes_on_when_it_is_mended(
+    cluster, lab_image, tmp_path
+):
+    """Its host has nothing of the image but what the guest asked for: other chunks fail."""
     host = cluster.hosts[0]
     domain = host.compute.machine.virsh
-    with nova_hosts.agent_options(host, read_deadline_s=1), booting(cluster, lab_image) as server:
+    options = {"read_deadline_s": 1, "keep_images": "none", "cache_dir": tmp_path / "cache"}
+    with nova_hosts.agent_options(host, **options), booting(cluster, lab_image) as server:
         waited_for("Linux version", server)
         cluster.lab.glance.kill()
         try:
             state = lambda: domain("domstate", "--reason", server.id)  # noqa: E731
-            runs.wait_for(lambda: "paused (I/O error)" in state(), BOOT_DEADLINE_S, "pause", state)
+            why = lambda: f"{server.console()[-1500:]}\n{state()}"  # noqa: E731
+            runs.wait_for(lambda: "paused (I/O error)" in state(), BOOT_DEADLINE_S, "pause", why)
         finally:
             cluster.lab.start_image_services()
         domain("resume", server.id)
