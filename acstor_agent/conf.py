@@ -13,9 +13,6 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.conf
-from acstor_agent.core.disk_scheduling import navigator
-from acstor_agent.core.disk_scheduling import pregather
-from acstor_agent.core.sources import attempt_timeout
 from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import geometry
@@ -56,12 +53,6 @@ OPTS = [
         default=20 * 1024 * geometry.MIB,
         min=geometry.MIB,
         help="Upper bound of the public cache on disk, counted over the agent's own files only.",
-    ),
-    cfg.IntOpt(
-        "cache_slab_bytes",
-        default=256 * geometry.MIB,
-        min=geometry.MIB,
-        help="The cache grows by files of this size, each allocated on disk when it is made.",
     ),
     cfg.StrOpt(
         "cache_policy",
@@ -118,62 +109,11 @@ OPTS = [
         "says that it rotates whatever is behind it, so auto gives it none. It can be changed "
         "while the agent runs: acstor-agent-ctl set-disk-policy.",
     ),
-    cfg.IntOpt(
-        "disk_zone_bytes",
-        default=navigator.ZONE_BYTES,
-        min=64 * geometry.KIB,
-        max=1024 * geometry.MIB,
-        help="pregather predicts by zones of this length (2000 sectors).",
-    ),
-    cfg.FloatOpt(
-        "disk_decay",
-        default=navigator.DECAY,
-        min=1.01,
-        max=100.0,
-        help="pregather divides the weight of what was read by this in each prediction window.",
-    ),
-    cfg.FloatOpt(
-        "disk_window_s",
-        default=navigator.WINDOW_S,
-        min=0.001,
-        max=10.0,
-        help="Length of a prediction window, counted while the stream has the disk.",
-    ),
-    cfg.IntOpt(
-        "disk_region_bytes",
-        default=pregather.Limits.region_bytes,
-        min=geometry.MIB,
-        help="A stream whose requests are farther apart than this on average is not waited for "
-        "when it has nothing pending, and gets half of a time slice.",
-    ),
-    cfg.FloatOpt(
-        "disk_slice_s",
-        default=pregather.Limits.slice_s,
-        min=0.01,
-        max=10.0,
-        help="The first time slice that pregather gives to a stream; it adapts from there.",
-    ),
-    cfg.FloatOpt(
-        "disk_tick_s",
-        default=pregather.Limits.tick_s,
-        min=0.0,
-        max=0.1,
-        help="pregather's waits end at multiples of this, so they are longer than predicted by "
-        "half of it on average.",
-    ),
     cfg.ListOpt(
         "sources",
         default=["http"],
         help="Sources to read images from, the preferred one first; each has a group "
         "[source_<name>]. When one fails, or is silent for some seconds, the next one is asked.",
-    ),
-    cfg.FloatOpt(
-        "source_timeout_s",
-        default=attempt_timeout.BASE_S,
-        min=0.1,
-        help="How long one request to a source may take before it counts as failed, at the least. "
-        "A slow source has longer: twice what its latest requests took, up to eight minutes, and "
-        "a long read has the time that it takes at 32 KiB/s beside.",
     ),
     cfg.FloatOpt(
         "read_deadline_s",
@@ -214,39 +154,11 @@ OPTS = [
         "tens of MiB and serves all guests of its image. One that does not fit is not used. 0 "
         "turns boot images off.",
     ),
-    cfg.FloatOpt(
-        "boot_memory_idle_s",
-        default=60.0,
-        min=1.0,
-        help="A boot image that no guest has read for this long is dropped from memory: the boot "
-        "is over.",
-    ),
-    cfg.FloatOpt(
-        "boot_memory_longest_s",
-        default=600.0,
-        min=1.0,
-        help="A boot image is dropped from memory this long after the last guest began to use its "
-        "image, even if it is still read.",
-    ),
-    cfg.FloatOpt(
-        "boot_record_longest_s",
-        default=180.0,
-        min=0.0,
-        help="Record what guests read of an image for at most this long after they began, so that "
-        "a boot image can be made of real boots. Only numbers of chunks are recorded. 0 turns "
-        "recording off.",
-    ),
-    cfg.FloatOpt(
-        "boot_record_idle_s",
-        default=20.0,
-        min=1.0,
-        help="A boot that is being recorded is over when nothing new was read for this long.",
-    ),
-    cfg.IntOpt(
-        "boot_record_boots",
-        default=4,
-        min=1,
-        help="How many boots of one image a worker records.",
+    cfg.BoolOpt(
+        "record_boots",
+        default=True,
+        help="Record what guests read of an image when they boot, so that a boot image can be made "
+        "of real boots. Only numbers of chunks are recorded and told, for three minutes at most.",
     ),
     cfg.IntOpt(
         "read_ahead_limit_bytes",
@@ -266,12 +178,6 @@ OPTS = [
         help="What is fetched before a guest asks for it. units takes 1 MB or 2 where reads are "
         "dense, as vNavigator expects the next ones there: it may find more, and fetches up to "
         "three times what guests read.",
-    ),
-    cfg.IntOpt(
-        "fetch_limit",
-        default=64,
-        min=1,
-        help="Chunks that are being read ahead at a time, and as many that are being pre-seeded.",
     ),
     cfg.StrOpt(
         "advertise_to",
@@ -367,13 +273,6 @@ OPTS = [
         "ring_file",
         help="JSON file with the v-node table. It is read again when it changes. Without one (and "
         "without a table from the control socket) this host works alone, from its sources.",
-    ),
-    cfg.FloatOpt(
-        "former_ring_s",
-        default=3600.0,
-        min=0.0,
-        help="How long after a new v-node table the new home of a chunk asks its former home "
-        "before it reads the source. 0 never asks. A newer table ends it, too.",
     ),
     cfg.StrOpt(
         "peer_address",

@@ -17,13 +17,8 @@ from acstor_agent import identity_files
 from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import admission
 from acstor_agent.chunks import asking
 from acstor_agent.chunks import exchange
-from acstor_agent.chunks import fetcher
-from acstor_agent.chunks import home as home_
-from acstor_agent.chunks import serving
-from acstor_agent.chunks import unattached
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
@@ -35,14 +30,16 @@ from acstor_agent.control import optional
 from acstor_agent.control import status
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.exchange import content_index
-from acstor_agent.core.exchange import peer_health
 from acstor_agent.core.mount import inodes
+from acstor_agent.core.transfers import transfers
+from acstor_agent.core.transfers.giving import rights
 from acstor_agent.disks import disks
 from acstor_agent.images import boot_recording
 from acstor_agent.images import booting
 from acstor_agent.images import detaching
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
+from acstor_agent.images import naming
 from acstor_agent.images import news as news_
 from acstor_agent.images import opened as opened_
 from acstor_agent.images import pre_seed
@@ -50,6 +47,7 @@ from acstor_agent.images import prefetching
 from acstor_agent.images import promises
 from acstor_agent.images import sharing
 from acstor_agent.images import trace_spool
+from acstor_agent.images import unattached
 from acstor_agent.images import uses
 from acstor_agent.images import waiting
 from acstor_agent.images import wholeness
@@ -64,9 +62,6 @@ from acstor_agent.sources import build
 from acstor_common import chunk_map
 from acstor_common import ids
 from acstor_common import trace_message
-
-SHARE_OF_PATIENCE = 1 / 3
-"""No place may take more of a reader's time: two others must have their turn."""
 
 
 class Agent:
@@ -99,7 +94,6 @@ class Agent:
         self._host = settings.host_id(own.host)
         # Options that every chunk needs; to look one up costs as much as to hash some KiB.
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
-        peer_patience_s = patience_s * SHARE_OF_PATIENCE
         self._cache = cache
         state_dir = pathlib.Path(own.state_dir)
         self._ring = rings
@@ -108,51 +102,42 @@ class Agent:
         self._peers = peer_net.PeerNet(
             self._host,
             heard=lambda host, news: self._news.heard(host, news),
+            broke_rules=lambda host, error: self._chunks.broke_rules(host, error.why),
             may_speak=self._ring.may_speak,
             credentials=self._member.credentials(),
             ring_epoch=lambda: self._ring.ring.epoch,
-            is_reachable=lambda host: host in self._ring.ring.group_of(self._host),
             hosts_at=self._ring.hosts_at,
             limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
         )
-        self._exchange = exchange.Exchange(
-            self._host,
-            current_ring=self._ring.current,
-            former_ring=self._ring.former,
-            named=self._named,
-            copies_limit=own.copies_limit,
-            ask_peer=asking.Asking(
-                self._peers,
-                timeout_s=peer_patience_s,
-                may_refer=own.follow_referrals,
-                received=self._member.received,
-            ).ask,
-            tell=self._peers.tell,
-            health=peer_health.PeerHealth(random.Random()),
-            topology=settings.topology(own.advertise_to),
-        )
         self._source = build.build(own.sources, conf, nursery)
-        home = home_.Home(
+        maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
+        self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
+        looked_up = unattached.UnattachedImages(self._source, nursery)
+        self._naming = naming.Naming(self._images, looked_up)
+        self._named.found(cache.iter_cids())
+        core = transfers.Transfers(
+            self._host,
+            self._ring.current(),
+            cache=cache,
+            rights=rights.Rights(
+                self._host, self._naming, self._named, attached=self._images.attached_now
+            ),
+            rng=random.Random(),
+            settings=settings.exchange(own, has_others=self._member.has_others),
+        )
+        self._chunks = exchange.Exchange(
             self._host,
             nursery,
+            core=core,
             cache=cache,
             source=self._source,
-            peers=self._exchange,
-            current_ring=self._ring.current,
-            former_ring=self._ring.former,
+            net=self._peers,
+            tables=exchange.Tables(self._ring.current, self._ring.former),
+            learn=self._naming.learn,
+            may_refer=own.follow_referrals,
+            heard=lambda heard: self._news.listened_to(heard),
+            moved=asking.Moved(self._member.received, self._member.sent),
         )
-        self._chunks = fetcher.Fetcher(
-            self._host,
-            nursery,
-            cache=cache,
-            home=home,
-            current_ring=self._ring.current,
-            peers=self._exchange,
-            background_limit=own.fetch_limit,
-            has_others=self._member.has_others,
-            lost_after_s=own.lost_after_s,
-        )
-        maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._boots = booting.Host(
             heads,
             source=self._source,
@@ -160,34 +145,14 @@ class Agent:
             cache=cache,
             nursery=nursery,
             memory=boot_memory.BootMemory(
-                own.boot_memory_limit_bytes, own.boot_memory_idle_s, own.boot_memory_longest_s
+                own.boot_memory_limit_bytes, boot_memory.IDLE_S, boot_memory.LONGEST_S
             ),
-            frame_patience_s=peer_patience_s,
-        )
-        self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
-        self._admission = admission.Admission(
-            self._host,
-            self._images.named,
-            unattached.UnattachedImages(self._source, nursery),
-            open_attached=self._images.open_attached,
-        )
-        self._named.found(cache.iter_cids())
-        self._serving = serving.Serving(
-            self._host,
-            named=self._named,
-            attached=self._images.attached(),
-            admission=self._admission,
-            cache=cache,
-            chunks=self._chunks,
-            home=home,
-            peers=self._exchange,
-            sent=self._member.sent,
+            frame_patience_s=patience_s * settings.SHARE_OF_PATIENCE,
         )
         self._sharing = self._share_images() if own.keep_images == "cloud" else None
         self._news = news_.News(
-            self._exchange,
-            self._images,
             self._chunks,
+            self._images,
             cache,
             self._sharing,
             self._is_for_others,
@@ -212,9 +177,7 @@ class Agent:
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
         self._recording = boot_recording.BootRecording(
             self._host,
-            boot_recording.Limits(
-                own.boot_record_longest_s, own.boot_record_idle_s, own.boot_record_boots
-            ),
+            settings.boot_limits(own),
             self._send_trace,
         )
         self._operations = fuse.MirrorOperations(
@@ -281,7 +244,7 @@ class Agent:
             self._host,
             self._images,
             current_ring=self._ring.current,
-            tell=self._exchange.tell_now,
+            tell=self._chunks.tell,
             own=sharing.Own(
                 lambda: self._whole.used() if self._whole else [],
                 lambda image_id: self._whole.share_of(image_id) if self._whole else None,
@@ -327,7 +290,6 @@ class Agent:
 
     async def start(self, inheritance: supervisor.Inheritance) -> None:
         """Start all parts; guests first, because they may be waiting already."""
-        own = self._conf.acstor_agent
         self._operations.name_guests(self._io.is_scheduling)
         await self._nursery.start(self._io.serve)
         await self._nursery.start(self._cache.run)
@@ -338,9 +300,7 @@ class Agent:
         )
         self._nursery.start_soon(self._boots.run)
         self._nursery.start_soon(self._disks.run)
-        self._nursery.start_soon(self._exchange.run)
-        if own.race_slow_answers:
-            self._nursery.start_soon(self._chunks.race)
+        self._nursery.start_soon(self._chunks.run)
         await self._start_optional()
 
     async def _start_optional(self) -> None:
@@ -374,7 +334,7 @@ class Agent:
 
     async def _listen_to_peers(self, task_status: trio.TaskStatus[Any]) -> None:
         listeners = await peer_endpoint.open_at(self._conf.acstor_agent.peer_listen)
-        await self._peers.serve_forever(self._serving, listeners, task_status)
+        await self._peers.serve_forever(self._chunks.giving, listeners, task_status)
 
     async def stop(self) -> None:
         """Let go of what a nursery does not end by itself, when nobody uses it any more."""
@@ -406,8 +366,8 @@ class Agent:
                 tally.as_dict() for tally in (counted.fetched_before, *fetched.values())
             ),
             "detached": status.of_detached(self._detaching),
-            "exchange": status.of_exchange(self._chunks, self._exchange, self._peers),
-            "refused": status.of_refused(self._admission, self._peers.strangers),
+            "exchange": status.of_exchange(self._chunks, self._peers),
+            "refused": status.of_refused(self._chunks, self._naming.others, self._peers.strangers),
             "boot": status.of_boots(self._boots),
             "cache": status.of_cache(self._cache),
             "shares": status.of_shares(self._sharing, self._promises),
@@ -428,7 +388,7 @@ class Agent:
             image_map, index, self._chunks, self._nursery, limit, boots.covers
         )
         if not self._is_for_others(image_map.image_id):
-            ahead.advertised(self._exchange.known())
+            ahead.advertised(self._chunks.known())
         return mirror.Mirror(
             image_map,
             cache=self._cache,

@@ -40,8 +40,9 @@ ADDRESSES = 1 << 62
 """More than all files of all disks: no place is given out twice."""
 BLOCK_DEVICES = pathlib.Path("/sys/dev/block")
 
-_OURS = requests.Stream(requests.Klass.BACKGROUND, "agent")
-_stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar("stream", default=_OURS)
+OURS = requests.Stream(requests.Klass.BACKGROUND, "agent")
+"""What the agent does for those who wait, but not while they wait."""
+_stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar("stream", default=OURS)
 _asker: contextvars.ContextVar[turns.Asker | None] = contextvars.ContextVar("asker", default=None)
 
 
@@ -67,6 +68,12 @@ def asker() -> turns.Asker:
     return _asker.get() or turns.Asker(_stream.get())
 
 
+def guest() -> str | None:
+    """Return the name of the guest for whom that is which is done here; None: for no guest."""
+    klass, name = _stream.get()
+    return name if klass is requests.Klass.GUEST else None
+
+
 @contextlib.contextmanager
 def as_work(work: turns.Asker) -> Iterator[None]:
     """Let tasks that are started within the block do what ``work`` is for."""
@@ -80,7 +87,7 @@ def as_work(work: turns.Asker) -> Iterator[None]:
 def stream_of_later() -> requests.Stream:
     """Return the stream of a write that is put off: nobody waits for it, whoever caused it."""
     stream = _stream.get()
-    return max(stream, _OURS, key=lambda one: one.klass)
+    return max(stream, OURS, key=lambda one: one.klass)
 
 
 def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:

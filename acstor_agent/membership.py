@@ -35,7 +35,7 @@ def ring_keeper_of(
     return ring_keeper.RingKeeper(
         pathlib.Path(own.state_dir) / "ring.json",
         pathlib.Path(own.ring_file) if own.ring_file else None,
-        own.former_ring_s,
+        ring_keeper.FORMER_S,
         signers=identity.signers,
     )
 
@@ -111,10 +111,10 @@ class Membership:
             take_task=take_task,
         )
 
-    def received(self, peer: ids.HostId, count: int) -> None:
-        """Count bytes of a chunk that a peer gave."""
+    def received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
+        """Count bytes of a chunk that a peer gave; see :class:`decision_link.DecisionLink`."""
         if self.decision is not None:
-            self.decision.received(peer, count)
+            self.decision.received(peer, count, took_s)
 
     def sent(self, peer: ids.HostId, count: int) -> None:
         """Count bytes of a chunk that a peer was given."""

@@ -14,11 +14,14 @@ from oslo_config import cfg
 
 from acstor_agent import disk_io
 from acstor_agent import identity_files
-from acstor_agent.core.disk_scheduling import pregather
+from acstor_agent.chunks import exchange as exchange_
+from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.exchange import identity as identity_
 from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
+from acstor_agent.core.transfers import settings as settings_
+from acstor_agent.images import boot_recording
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_common import errors
@@ -44,6 +47,9 @@ QEMU's user into it, and packages of nova-compute that of Nova."""
 PATIENCE_S = 30.0
 """How long a look-up waits for the chunk map of an image that nobody has open, where guests' reads
 wait without end; shorter than Nova's agent_timeout_s."""
+
+SHARE_OF_PATIENCE = 1 / 3
+"""No place may take more of a reader's time: two others must have their turn."""
 
 Options = cfg.ConfigOpts.GroupAttr
 """The group ``[acstor_agent]``."""
@@ -94,18 +100,6 @@ def disk_policy(chosen: str, folder: str) -> str:
     return disk_io.policy_for(folder) if chosen == disk_io.AUTO else chosen
 
 
-def scheduling_limits(own: Options) -> pregather.Limits:
-    """Return what Pregather is measured with."""
-    return pregather.Limits(
-        zone_bytes=own.disk_zone_bytes,
-        decay=own.disk_decay,
-        window_s=own.disk_window_s,
-        region_bytes=own.disk_region_bytes,
-        slice_s=own.disk_slice_s,
-        tick_s=own.disk_tick_s,
-    )
-
-
 def read_ahead(own: Options) -> readahead.Predictor:
     """Return what says which part of an image to fetch before a guest asks for it."""
     is_by_units = own.read_ahead_by == "units"
@@ -116,7 +110,13 @@ def read_ahead(own: Options) -> readahead.Predictor:
 def whole_limits(own: Options) -> wholeness.Limits:
     """Return what bounds how fast images become whole, and when."""
     bytes_s = own.whole_limit_mbit * MBIT_BYTES or math.inf
-    return wholeness.Limits(bytes_s, own.boot_memory_idle_s, own.boot_memory_longest_s)
+    return wholeness.Limits(bytes_s, boot_memory.IDLE_S, boot_memory.LONGEST_S)
+
+
+def boot_limits(own: Options) -> boot_recording.Limits:
+    """Return which boots are recorded, and for how long."""
+    longest_s = boot_recording.LONGEST_S if own.record_boots else 0.0
+    return boot_recording.Limits(longest_s, boot_recording.IDLE_S, boot_recording.BOOTS)
 
 
 def host_id(text: str) -> ids.HostId:
@@ -160,6 +160,22 @@ def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
 def naming(own: Options) -> identity_.Identity:
     """Return what hosts mean by the same chunk."""
     return identity_.ByContent() if own.content_exchange else identity_.ByPlace()
+
+
+def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
+    """Return what an operator decides about the exchange.
+
+    :param has_others: where there is no v-node table yet one is to come
+    """
+    return settings_.Settings(
+        timeout_s=patience_s(own) * SHARE_OF_PATIENCE,
+        background_limit=exchange_.AHEAD,
+        copies_limit=own.copies_limit,
+        lost_after_s=own.lost_after_s,
+        has_others=has_others,
+        topology=topology(own.advertise_to),
+        may_race=own.race_slow_answers,
+    )
 
 
 def topology(name: str) -> neighbours.Topology | None:

@@ -19,6 +19,7 @@ from acstor_agent import disk_io
 from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
+from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.images import shares
 from acstor_agent.core.mount import inodes
 from acstor_agent.images import promises
@@ -39,17 +40,16 @@ def work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: byte
 
 async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
     own = conf.acstor_agent
-    io = disk_io.DiskIo(
-        settings.disk_policy(own.disk_policy, own.cache_dir), settings.scheduling_limits(own)
-    )
+    io = disk_io.DiskIo(settings.disk_policy(own.disk_policy, own.cache_dir))
     here = settings.host_id(own.host)
     identity = settings.identity(own, here)
     rings = membership.ring_keeper_of(own, identity)
     is_shared = own.keep_images == "cloud"
+    slab_bytes = cache_slab.slab_bytes_for(own.cache_limit_bytes)
     promised = promises.Promises(
         pathlib.Path(own.state_dir),
         own.cache_limit_bytes,
-        own.cache_slab_bytes,
+        slab_bytes,
         may_grow=own.cache_may_grow_for_pins,
         shares=shares.Shares(here, rings.current, settings.naming(own).oid) if is_shared else None,
     )
@@ -58,7 +58,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
     cache = cache_files.CacheFiles.open(
         own.cache_dir,
         own.cache_limit_bytes,
-        own.cache_slab_bytes,
+        slab_bytes,
         own.cache_policy,
         io=io,
         pins=promised.pins,

@@ -62,6 +62,7 @@ Word = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 """63 bits."""
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 """A wall clock in s; infinity is none."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=ring.MAX_EPOCH)]
 Signature = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{86}==$")]
 """Of 64 bytes, in base64."""
@@ -76,6 +77,26 @@ class Traffic(msgspec.Struct, frozen=True):
 
     received: Bytes = 0
     sent: Bytes = 0
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """Chunks that came, and how long that took: of each the time from the question to its bytes.
+
+    :param received: bytes
+    :param took_s: added up, so chunks that are under way at once count one by one
+    """
+
+    received: Bytes = 0
+    took_s: Seconds = 0.0
+
+
+class Exchanged(Traffic, frozen=True):
+    """Chunk bytes that went to and from one peer.
+
+    :param timed: of those received, the ones that a guest waited for
+    """
+
+    timed: Timed = Timed()
 
 
 class TaskKind(enum.StrEnum):
@@ -216,6 +237,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     :param ring_epoch: epoch of the v-node table in force there
     :param sketch: MinHash of the chunks held (:mod:`acstor_common.sketch`)
     :param peers: chunk bytes by peer
+    :param source: what came from the sources for guests who waited, here or elsewhere
     :param images: all images that the host mirrors, by id; None: as it told last
     """
 
@@ -234,7 +256,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     cache_limit_bytes: Bytes = 0
     ring_epoch: Epoch = 0
     sketch: Annotated[tuple[Word, ...], msgspec.Meta(max_length=MAX_SKETCH)] = ()
-    peers: Annotated[dict[str, Traffic], msgspec.Meta(max_length=MAX_PEERS)] = {}
+    peers: Annotated[dict[str, Exchanged], msgspec.Meta(max_length=MAX_PEERS)] = {}
+    source: Timed = Timed()
     images: Annotated[dict[str, HeldImage], msgspec.Meta(max_length=MAX_IMAGES)] | None = None
 
     def __post_init__(self) -> None:

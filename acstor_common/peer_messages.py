@@ -13,32 +13,24 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-import blake3
-
-from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_keeping
+from acstor_common import peer_request
 from acstor_common.peer_keeping import Keep as Keep
 from acstor_common.peer_keeping import Kept as Kept
+from acstor_common.peer_request import Cancel as Cancel
+from acstor_common.peer_request import Get as Get
+from acstor_common.peer_request import Hurry as Hurry
+from acstor_common.peer_request import Klass as Klass
 
-MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
-PROOF_BYTES = 16
-MAX_OFFSET = (1 << 63) - 1
 MAX_PREFIXES = 512
 MAX_REFERRALS = 4
 
 Buffer = bytes | bytearray | memoryview
 
 
-class Klass(enum.IntEnum):
-    """What a connection is for: a guest waits for DEMAND, nobody waits for BULK yet."""
-
-    DEMAND = 1
-    BULK = 2
-
-
 class RefuseCode(enum.IntEnum):
-    """Why a Get is not answered with the bytes."""
+    """Why a request is not answered with the bytes."""
 
     MISSING = 1  # this host has nothing that may be asked for like this, or cannot read it
     UNREACHABLE = 2  # a passing fault on the way to the source, or no time left
@@ -54,52 +46,18 @@ class Hello(NamedTuple):
     ring_epoch: int
 
 
-class Get(NamedTuple):
-    """Asks for ``length`` bytes of an image from ``offset`` on: one whole chunk.
-
-    :param proof: shows the host that is asked, and nobody else, that the sender knows the chunk's
-        CID; see :func:`proof_of`
-    :param may_read_source: the receiver may read through, from its source, what it has not got
-    :param timeout_ms: how long the sender waits for the answer
-    :param may_refer: the receiver may answer with a Refer instead
-    :param is_soon: a guest of the sender is about to want it; only where none waits yet
-    :param is_relayed: a home asks for others: the receiver asks nobody but the source for it, and
-        waits for nothing that it asks others for itself
-    :param is_moved: the receiver is the chunk's home by the sender's table, and another host was by
-        the table before it
-    """
-
-    request_id: int
-    image_id: ids.ImageId
-    offset: int
-    length: int
-    proof: bytes
-    may_read_source: bool
-    timeout_ms: int
-    may_refer: bool = False
-    is_soon: bool = False
-    is_relayed: bool = False
-    is_moved: bool = False
-
-
 class Chunk(NamedTuple):
-    """Answers a Get with its bytes."""
+    """Answers a request with its bytes."""
 
     request_id: int
     data: Buffer
 
 
 class Refuse(NamedTuple):
-    """Answers a Get with a reason why not; more is only in the log of who refuses."""
+    """Answers a request with a reason why not; more is only in the log of who refuses."""
 
     request_id: int
     code: RefuseCode
-
-
-class Cancel(NamedTuple):
-    """Nobody waits for the answer of this Get any more; it may come all the same."""
-
-    request_id: int
 
 
 class Ping(NamedTuple):
@@ -124,7 +82,7 @@ class Advertise(NamedTuple):
 
 
 class Refer(NamedTuple):
-    """Answers a Get: ask one of these hosts, they have the chunk or will have it before you.
+    """Answers a request: ask one of these hosts, they have the chunk or will have it before you.
 
     :param hosts: 1 to 4 of them, the best first
     """
@@ -154,7 +112,7 @@ class LetGo(NamedTuple):
 Prefixes = Advertise | Gone | LetGo
 News = Prefixes | Keep | Kept
 """What is told to a peer without being asked for, on BULK connections only; it has no answer."""
-Message = Hello | Get | Chunk | Refuse | Cancel | Ping | Pong | Refer | News
+Message = Hello | Get | Chunk | Refuse | Cancel | Hurry | Ping | Pong | Refer | News
 
 
 class Type(enum.IntEnum):
@@ -173,38 +131,14 @@ class Type(enum.IntEnum):
     LET_GO = 11
     KEEP = 12
     KEPT = 13
+    HURRY = 14
 
 
 _HELLO = struct.Struct(">BQ")  # klass, ring epoch; then the host id
-_GET = struct.Struct(">I16sQIIB16s")  # request, image, offset, length, timeout, flags, proof
 _REFUSE = struct.Struct(">IB")  # request, code
 _REFER = struct.Struct(">IB")  # request, number of hosts; then of each the length and the id
-_REQUEST = struct.Struct(">I")
 _TOKEN = struct.Struct(">Q")
 _MAX_HOST_BYTES = 255
-_MAY_READ_SOURCE = 1
-_MAY_REFER = 2
-_IS_SOON = 4
-_IS_RELAYED = 8
-_IS_MOVED = 16
-_KNOWN_FLAGS = _MAY_READ_SOURCE | _MAY_REFER | _IS_SOON | _IS_RELAYED | _IS_MOVED
-
-
-_PROOF_CONTEXT = "acstor 2026-11 peer protocol 2: proof that a CID is known"
-
-
-def proof_of(cid: ids.Cid, asker: ids.HostId, asked: ids.HostId) -> bytes:
-    """Return what shows ``asked`` that ``asker`` knows the CID of the chunk that it asks for.
-
-    BLAKE3 in its key derivation mode.  The CID cannot be found from it, and no other host takes it:
-    who is asked learns nothing that he could ask others with.
-
-    >>> cid = ids.Cid(bytes(range(32)))
-    >>> proof_of(cid, ids.HostId("h1"), ids.HostId("h2")).hex()
-    '163eb2918baf9286975986ec6e8f7af0'
-    """
-    material = b"%b%b\0%b" % (cid, asker.encode("ascii"), asked.encode("ascii"))
-    return blake3.blake3(material, derive_key_context=_PROOF_CONTEXT).digest(length=PROOF_BYTES)
 
 
 def _require(is_right: bool, why: str) -> None:
@@ -215,15 +149,6 @@ def _require(is_right: bool, why: str) -> None:
 def _encode_hello(hello: Hello) -> bytes:
     host_id = ids.parse_host_id(hello.host_id).encode("ascii")
     return _HELLO.pack(hello.klass, hello.ring_epoch) + host_id
-
-
-def _encode_get(get: Get) -> bytes:
-    _check_get(get)
-    flags = _MAY_READ_SOURCE * get.may_read_source | _MAY_REFER * get.may_refer
-    flags |= _IS_SOON * get.is_soon | _IS_RELAYED * get.is_relayed | _IS_MOVED * get.is_moved
-    image = ids.image_id_bytes(get.image_id)
-    head = get.request_id, image, get.offset, get.length, get.timeout_ms
-    return _GET.pack(*head, flags, get.proof)
 
 
 def _encode_refuse(refuse: Refuse) -> bytes:
@@ -242,13 +167,6 @@ def _encode_refer(refer: Refer) -> bytes:
     return head + b"".join(bytes([len(host)]) + host for host in hosts)
 
 
-def _check_get(get: Get) -> None:
-    _require(1 <= get.length <= MAX_DATA_BYTES, f"a Get of {get.length} bytes")
-    _require(0 <= get.offset <= MAX_OFFSET - get.length, f"a Get at offset {get.offset}")
-    _require(get.timeout_ms >= 1, "a Get without time")
-    _require(len(get.proof) == PROOF_BYTES, f"a proof of {len(get.proof)} bytes")
-
-
 def _check_prefixes(prefixes: tuple[int, ...]) -> None:
     _require(1 <= len(prefixes) <= MAX_PREFIXES, f"{len(prefixes)} prefixes")
     _require(0 not in prefixes, "the zero chunk among prefixes")
@@ -263,26 +181,6 @@ def _decode_hello(body: bytes) -> Hello:
     klass, ring_epoch = _HELLO.unpack_from(body)
     host_id = ids.parse_host_id(body[_HELLO.size :].decode("ascii"))
     return Hello(host_id, Klass(klass), ring_epoch)
-
-
-def _decode_get(body: bytes) -> Get:
-    request_id, image, offset, length, timeout_ms, flags, proof = _GET.unpack(body)
-    _require(flags <= _KNOWN_FLAGS, f"unknown flags {flags:#04x} in a Get")
-    get = Get(
-        request_id,
-        ids.image_id_from_bytes(image),
-        offset,
-        length,
-        proof,
-        may_read_source=bool(flags & _MAY_READ_SOURCE),
-        timeout_ms=timeout_ms,
-        may_refer=bool(flags & _MAY_REFER),
-        is_soon=bool(flags & _IS_SOON),
-        is_relayed=bool(flags & _IS_RELAYED),
-        is_moved=bool(flags & _IS_MOVED),
-    )
-    _check_get(get)
-    return get
 
 
 def _decode_refuse(body: bytes) -> Refuse:
@@ -331,21 +229,32 @@ def _news(type_: Type, made: Callable[[tuple[int, ...]], Prefixes]) -> Kind:
     )
 
 
+def _of_requests(type_: Type, made: Callable[[tuple[int, ...]], Cancel | Hurry]) -> Kind:
+    return Kind(
+        type_,
+        peer_request.MIN_NUMBERS_BYTES,
+        peer_request.MAX_NUMBERS_BYTES,
+        peer_request.encode_numbers,
+        lambda body: made(peer_request.decode_numbers(body)),
+    )
+
+
 _MAX_REFER_BYTES = _REFER.size + MAX_REFERRALS * (1 + _MAX_HOST_BYTES)
 
 KINDS: dict[type[Message], Kind] = {
     Hello: Kind(
         Type.HELLO, _HELLO.size + 1, _HELLO.size + _MAX_HOST_BYTES, _encode_hello, _decode_hello
     ),
-    Get: Kind(Type.GET, _GET.size, _GET.size, _encode_get, _decode_get),
-    Refuse: Kind(Type.REFUSE, _REFUSE.size, _REFUSE.size, _encode_refuse, _decode_refuse),
-    Cancel: Kind(
-        Type.CANCEL,
-        _REQUEST.size,
-        _REQUEST.size,
-        lambda cancel: _REQUEST.pack(cancel.request_id),
-        lambda body: Cancel(*_REQUEST.unpack(body)),
+    Get: Kind(
+        Type.GET,
+        peer_request.MIN_GET_BYTES,
+        peer_request.MAX_GET_BYTES,
+        peer_request.encode_get,
+        peer_request.decode_get,
     ),
+    Refuse: Kind(Type.REFUSE, _REFUSE.size, _REFUSE.size, _encode_refuse, _decode_refuse),
+    Cancel: _of_requests(Type.CANCEL, Cancel),
+    Hurry: _of_requests(Type.HURRY, Hurry),
     Ping: Kind(
         Type.PING,
         _TOKEN.size,

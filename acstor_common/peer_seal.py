@@ -21,8 +21,8 @@ MAC_BYTES = 16
 SECRET_BYTES = 32
 _NONCE_BYTES = 12
 
-_CLIENT_CONTEXT = "acstor 2026-11 peer protocol 2: frames of the client"
-_SERVER_CONTEXT = "acstor 2026-11 peer protocol 2: frames of the server"
+_CLIENT_CONTEXT = "acstor 2026-11 peer protocol 3: frames of the client"
+_SERVER_CONTEXT = "acstor 2026-11 peer protocol 3: frames of the server"
 
 Buffer = bytes | bytearray | memoryview
 

@@ -7,8 +7,10 @@ allocated before the length in a frame's header was found to be in range.
 
 The shape is that of h11 and of asyncio's BufferedProtocol: the shell receives
 into :meth:`Receiver.get_buffers` and tells how much came by
-:meth:`Receiver.received`.  A chunk's bytes land in their own buffer, so they are
-never joined or copied.  Where a connection is authenticated but not encrypted a
+:meth:`Receiver.received`.  A frame may carry many chunks; their bytes land in one
+buffer, one behind the other, so they are never joined or copied: what a reader asked
+for in one piece lies there in one piece, if it was answered in its order.  Each chunk
+is given out as soon as it is whole.  Where a connection is authenticated but not encrypted a
 code (``peer_seal``) follows each frame, and nothing of a frame is used before its
 code was found right.  The messages and their bodies are in ``peer_messages``;
 every byte is described in doc/source/format/peer_wire.rst.
@@ -16,9 +18,13 @@ every byte is described in doc/source/format/peer_wire.rst.
 
 import hmac
 import struct
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 
 from acstor_common import errors
 from acstor_common import peer_messages
+from acstor_common import peer_request
 from acstor_common import peer_seal
 from acstor_common.peer_messages import Advertise as Advertise
 from acstor_common.peer_messages import Cancel as Cancel
@@ -26,6 +32,7 @@ from acstor_common.peer_messages import Chunk as Chunk
 from acstor_common.peer_messages import Get as Get
 from acstor_common.peer_messages import Gone as Gone
 from acstor_common.peer_messages import Hello as Hello
+from acstor_common.peer_messages import Hurry as Hurry
 from acstor_common.peer_messages import Keep as Keep
 from acstor_common.peer_messages import Kept as Kept
 from acstor_common.peer_messages import LetGo as LetGo
@@ -33,41 +40,58 @@ from acstor_common.peer_messages import Ping as Ping
 from acstor_common.peer_messages import Pong as Pong
 from acstor_common.peer_messages import Refer as Refer
 from acstor_common.peer_messages import Refuse as Refuse
+from acstor_common.peer_request import Klass as Klass
+from acstor_common.peer_request import Mode as Mode
+from acstor_common.peer_request import Priority as Priority
+from acstor_common.peer_request import Request as Request
 
 MAGIC = 0x4143
 """``AC``; its high bit is 0, so a TLS server sees garbage at once, no SSLv2 hello."""
-MAJOR_VERSION = 2
+MAJOR_VERSION = 3
 
-MAX_DATA_BYTES = peer_messages.MAX_DATA_BYTES
-PROOF_BYTES = peer_messages.PROOF_BYTES
-MAX_BODY_BYTES = MAX_DATA_BYTES + 4
+MAX_BATCH = peer_request.MAX_BATCH
+MAX_DATA_BYTES = peer_request.MAX_DATA_BYTES
+PROOF_BYTES = peer_request.PROOF_BYTES
+RUN_BYTES = 1024 * 1024
+"""Of chunks in one frame, unless it is one alone: what FUSE asks for at a time."""
+SEALED_RUN_BYTES = 256 * 1024
+"""The same where a code follows the frame: none of its chunks is of use before that."""
 SMALL_BYTES = 8192
-"""Size of the buffer for headers and small messages; every message but Chunk fits."""
+"""Size of the buffer for headers and small messages; all but the chunks' bytes fit."""
 
 # Who speaks the protocol needs this module alone.
 Buffer = peer_messages.Buffer
 Message = peer_messages.Message
-Klass = peer_messages.Klass
 RefuseCode = peer_messages.RefuseCode
 News = peer_messages.News
+Prefixes = peer_messages.Prefixes
 Type = peer_messages.Type
-proof_of = peer_messages.proof_of
+batches = peer_request.batches
+proof_of = peer_request.proof_of
 
-NEWS = frozenset({Type.ADVERTISE, Type.GONE, Type.LET_GO, Type.KEEP, Type.KEPT})
-FROM_CLIENT = NEWS | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
-"""What the side that opened the connection may send; news on BULK only."""
+BULK_ONLY = frozenset({Type.ADVERTISE, Type.GONE, Type.LET_GO, Type.KEEP, Type.KEPT, Type.HURRY})
+FROM_CLIENT = BULK_ONLY | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PONG}
+"""What the side that opened the connection may send."""
 FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PONG, Type.REFER})
 """What the side that accepted the connection may send."""
 
 _HEADER = struct.Struct(">HBBI")  # magic, major version, type, bytes of the body
-_CHUNK = struct.Struct(">I")  # request; then the data
-_CHUNK_HEAD = struct.Struct(_HEADER.format + _CHUNK.format[1:])
+_COUNT_BYTES = 1
+_CHUNK = struct.Struct(">II")  # request, bytes; after those of all chunks come the bytes
+_MIN_CHUNKS_BYTES = _COUNT_BYTES + _CHUNK.size + 1
+_MAX_CHUNKS_BYTES = _COUNT_BYTES + _CHUNK.size + MAX_DATA_BYTES
 _KNOWN = frozenset(Type)
 _SMALL = {kind.type: kind for kind in peer_messages.KINDS.values()}
 
 _TLS_RECORDS = (0x1503, 0x1603)  # an alert, a handshake: the first bytes that a TLS side sends
 
 HEADER_BYTES = _HEADER.size
+
+Expects = Callable[[Sequence[tuple[int, int]]], bool]
+"""Says whether somebody waits for every one of these chunks, of a number and a length each.
+
+:raises errors.RemoteProtocolError: one of them was never asked for
+"""
 
 
 def encode(message: Message, seal: peer_seal.Seal | None = None) -> list[Buffer]:
@@ -88,34 +112,72 @@ def encode(message: Message, seal: peer_seal.Seal | None = None) -> list[Buffer]
 
 def _encode(message: Message) -> list[Buffer]:
     if isinstance(message, peer_messages.Chunk):
-        return _encode_chunk(message)
+        return _encode_chunks([message])
     kind = peer_messages.KINDS[type(message)]
     body = kind.encode(message)
     return [_HEADER.pack(MAGIC, MAJOR_VERSION, kind.type, len(body)) + body]
 
 
-def _encode_chunk(chunk: Chunk) -> list[Buffer]:
-    length = len(chunk.data)
-    if not 1 <= length <= MAX_DATA_BYTES:
-        raise ValueError(f"{length} bytes in it")
-    head = MAGIC, MAJOR_VERSION, Type.CHUNK, _CHUNK.size + length
-    return [_CHUNK_HEAD.pack(*head, chunk.request_id), chunk.data]
+def encode_chunks(chunks: Sequence[Chunk], seal: peer_seal.Seal | None = None) -> list[Buffer]:
+    """Return frames with ``chunks``, as few as may be; see :func:`encode`.
+
+    :raises errors.LocalProtocolError: one is out of range
+    """
+    buffers: list[Buffer] = []
+    for run in _runs(chunks, SEALED_RUN_BYTES if seal else RUN_BYTES):
+        try:
+            frame = _encode_chunks(run)
+        except (struct.error, ValueError) as error:
+            raise errors.LocalProtocolError(f"cannot send Chunk: {error}") from error
+        buffers += frame
+        if seal is not None:
+            buffers.append(seal.next(*frame))
+    return buffers
+
+
+def _runs(chunks: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk]]:
+    begin = total = 0
+    numbers: set[int] = set()  # none is twice in a frame, if a client uses one again too early
+    for index, (request_id, data) in enumerate(chunks):
+        is_full = total + len(data) > run_bytes or len(numbers) == MAX_BATCH
+        if index > begin and (is_full or request_id in numbers):
+            yield chunks[begin:index]
+            begin, total = index, 0
+            numbers.clear()
+        numbers.add(request_id)
+        total += len(data)
+    if chunks:
+        yield chunks[begin:]
+
+
+def _encode_chunks(chunks: Sequence[Chunk]) -> list[Buffer]:
+    sizes = [len(data) for _, data in chunks]
+    total = sum(sizes)
+    if not min(sizes) or total > MAX_DATA_BYTES:
+        raise ValueError(f"chunks of {sizes} bytes in it")
+    body_bytes = _COUNT_BYTES + len(chunks) * _CHUNK.size + total
+    head = [_HEADER.pack(MAGIC, MAJOR_VERSION, Type.CHUNK, body_bytes), bytes([len(chunks)])]
+    head += [_CHUNK.pack(chunk[0], size) for chunk, size in zip(chunks, sizes, strict=True)]
+    return [b"".join(head), *[data for _, data in chunks]]
 
 
 class Receiver:
     """Makes messages of the bytes of one direction of one connection.
 
-    It holds at most one chunk and ``SMALL_BYTES``, whatever is sent.
+    It holds at most MAX_DATA_BYTES and ``SMALL_BYTES``, whatever is sent.
 
     :param peer: the other side as far as it is known, for errors
     :param accepts: the messages that the other side may send: FROM_CLIENT or FROM_SERVER
     :param seal: of the other side's direction, where frames carry codes
+    :ivar expects: is asked of a frame's chunks before there is memory for them; where some are
+        not wanted each lies for itself, else one would hold the memory of all
     """
 
     def __init__(
         self, peer: str, accepts: frozenset[Type], seal: peer_seal.Seal | None = None
     ) -> None:
         self.peer = peer
+        self.expects: Expects = lambda chunks: True
         self._accepts = accepts
         self._seal = seal
         self._mac_bytes = peer_seal.MAC_BYTES if seal else 0
@@ -125,21 +187,28 @@ class Receiver:
         self._small_view = memoryview(self._small)
         self._start = 0  # the bytes from _start to _end came and were not used yet
         self._end = 0
-        self._data: bytearray | None = None  # of the chunk that is on its way
+        self._data: bytearray | None = None  # of the chunks in the frame that is on its way
         self._data_view = self._small_view[:0]
         self._filled = 0
-        self._chunk_head = b""  # of its frame: the header and the request
+        self._chunks: list[tuple[int, int]] = []  # of them: the request, where its bytes end
+        self._given = 0  # of them
+        self._is_shared = True  # they are given out where they lie, as neighbours
+        self._head = b""  # of the frame: all before the data
 
     @property
     def wanted_bytes(self) -> int:
-        """Bytes missing until the frame that is on its way is whole (its header, at least)."""
+        """Bytes missing until something that is on its way is whole: a message, a header."""
         have = self._end - self._start
+        if self._data is not None and self._seal is None:
+            return self._chunks[self._given][1] - self._filled
         if self._data is not None:
             return len(self._data) - self._filled + self._mac_bytes - have
         if have < HEADER_BYTES:
             return HEADER_BYTES - have
-        body_bytes: int = _HEADER.unpack_from(self._small, self._start)[3]
-        return HEADER_BYTES + body_bytes + self._mac_bytes - have
+        _, _, type_, body_bytes = _HEADER.unpack_from(self._small, self._start)
+        if type_ == Type.CHUNK:
+            return self._chunk_head_bytes(have) - have
+        return HEADER_BYTES + int(body_bytes) + self._mac_bytes - have
 
     @property
     def is_between_frames(self) -> bool:
@@ -187,7 +256,7 @@ class Receiver:
     def _step(self, messages: list[Message]) -> bool:
         """Use what is in the small buffer for one frame; False if more must come first."""
         if self._data is not None:
-            return self._finish_chunk(self._data, messages)
+            return self._give_chunks(self._data, messages)
         have = self._end - self._start
         if have < HEADER_BYTES:
             return False
@@ -195,45 +264,94 @@ class Receiver:
         if magic != MAGIC or major_version != MAJOR_VERSION:
             raise self._error(_why_no_frame(magic, major_version))
         if type_ == Type.CHUNK:
-            return self._begin_chunk(have, body_bytes)
+            return self._begin_chunks(have, body_bytes)
         if type_ not in _KNOWN:
             raise self._error(f"message type {type_} is unknown")
         return self._take_small(Type(type_), have, body_bytes, messages)
 
-    def _begin_chunk(self, have: int, body_bytes: int) -> bool:
+    def _chunk_head_bytes(self, have: int) -> int:
+        """Return how many bytes of a frame with chunks come before theirs, or its count."""
+        counted = HEADER_BYTES + _COUNT_BYTES
+        if have < counted:
+            return counted
+        count = self._small[self._start + HEADER_BYTES]
+        if not 1 <= count <= MAX_BATCH:
+            raise self._error(f"a Chunk frame with {count} chunks")
+        return counted + count * _CHUNK.size
+
+    def _begin_chunks(self, have: int, body_bytes: int) -> bool:
         self._check_turn(Type.CHUNK)
-        if not _CHUNK.size < body_bytes <= MAX_BODY_BYTES:
+        if not _MIN_CHUNKS_BYTES <= body_bytes <= _MAX_CHUNKS_BYTES:
             raise self._error(f"a Chunk with a body of {body_bytes} bytes")
-        if have < _CHUNK_HEAD.size:
+        if have < HEADER_BYTES + _COUNT_BYTES:
             return False
-        begin = self._start + _CHUNK_HEAD.size
-        self._chunk_head = bytes(self._small_view[self._start : begin])
-        self._data = bytearray(body_bytes - _CHUNK.size)
+        head_bytes = self._chunk_head_bytes(have)
+        total_bytes = HEADER_BYTES + body_bytes - head_bytes
+        is_one = head_bytes == HEADER_BYTES + _COUNT_BYTES + _CHUNK.size
+        run_bytes = SEALED_RUN_BYTES if self._seal else RUN_BYTES
+        if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else run_bytes):
+            raise self._error(f"a Chunk with {total_bytes} bytes of data")
+        if have < head_bytes:
+            return False
+        begin = self._start + head_bytes
+        self._head = bytes(self._small_view[self._start : begin])
+        self._chunks = self._chunks_in(self._head, total_bytes)
+        self._data, self._given = bytearray(total_bytes), 0
         self._data_view = memoryview(self._data)
-        self._filled = min(len(self._data), self._end - begin)
+        self._filled = min(total_bytes, self._end - begin)
         self._start = begin + self._filled
         self._data_view[: self._filled] = self._small_view[begin : self._start]
         if self._start == self._end:
-            self._start = self._end = 0  # the chunk took all there was
+            self._start = self._end = 0  # the chunks took all there was
         return True
 
-    def _finish_chunk(self, data: bytearray, messages: list[Message]) -> bool:
-        """Give out a chunk that is whole, with its code; False if more must come first."""
-        if self._filled < len(data) or self._end - self._start < self._mac_bytes:
-            return False
-        self._check_mac(self._chunk_head, data)
-        (request_id,) = _CHUNK.unpack_from(self._chunk_head, HEADER_BYTES)
-        messages.append(Chunk(request_id, data))
-        self._data, self._data_view = None, self._small_view[:0]
-        return True
+    def _chunks_in(self, head: bytes, total_bytes: int) -> list[tuple[int, int]]:
+        """Return which chunks a frame carries, and where in its data each ends."""
+        found, end, chunks = [], 0, list(_CHUNK.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
+        for request_id, length in chunks:
+            if not length:
+                raise self._error("an empty Chunk")
+            end += length
+            found.append((request_id, end))
+        if end != total_bytes:
+            raise self._error(f"{len(found)} chunks of {end} bytes in {total_bytes}")
+        if len({request_id for request_id, _ in found}) < len(found):
+            raise self._error("a number twice in a Chunk")
+        self._is_shared = self.expects(chunks)
+        return found
+
+    def _give_chunks(self, data: bytearray, messages: list[Message]) -> bool:
+        """Give out what is whole of a frame with chunks; False if more must come first.
+
+        Where it has a code, nothing is given before that was found right.
+        """
+        is_whole = self._filled == len(data)
+        if self._seal is not None:
+            if not is_whole or self._end - self._start < self._mac_bytes:
+                return False
+            self._check_mac(self._head, data)
+        chunks = self._chunks
+        if len(chunks) == 1 and is_whole:
+            messages.append(Chunk(chunks[0][0], data))
+        else:
+            begin = chunks[self._given - 1][1] if self._given else 0
+            for request_id, end in chunks[self._given :]:
+                if end > self._filled:
+                    break
+                part = self._data_view[begin:end]
+                messages.append(Chunk(request_id, part if self._is_shared else bytes(part)))
+                begin = end
+                self._given += 1
+        if is_whole:
+            self._data, self._data_view, self._chunks = None, self._small_view[:0], []
+        return is_whole
 
     def _check_mac(self, *frame: Buffer) -> None:
         """Take the code that follows a frame, and compare it."""
         if self._seal is None:
             return
         begin, self._start = self._start, self._start + self._mac_bytes
-        mac = self._small_view[begin : self._start]
-        if not hmac.compare_digest(mac, self._seal.next(*frame)):
+        if not hmac.compare_digest(self._small_view[begin : self._start], self._seal.next(*frame)):
             raise self._error("a frame was changed on its way: its MAC is wrong")
 
     def _take_small(self, type_: Type, have: int, body_bytes: int, messages: list[Message]) -> bool:
@@ -252,6 +370,8 @@ class Receiver:
             raise self._error(f"{type_.name}: {error}") from error
         if isinstance(message, peer_messages.Hello):
             self._is_greeted, self._klass = True, message.klass
+        elif isinstance(message, peer_messages.Get):
+            self._check_klass(message)
         messages.append(message)
         return True
 
@@ -261,8 +381,13 @@ class Receiver:
             raise self._error(f"{type_.name} comes from the wrong side")
         if (type_ == Type.HELLO) == self._is_greeted:
             raise self._error("Hello twice" if self._is_greeted else f"{type_.name} before Hello")
-        if type_ in NEWS and self._klass is not Klass.BULK:
+        if type_ in BULK_ONLY and self._klass is not Klass.BULK:
             raise self._error(f"{type_.name} on a connection where guests wait")
+
+    def _check_klass(self, get: Get) -> None:
+        wanted, here = get.requests[0].priority, self._klass
+        if wanted.klass is not here:
+            raise self._error(f"a Get of priority {wanted.name} on a {here.name} connection")
 
     def _error(self, why: str) -> errors.RemoteProtocolError:
         return errors.RemoteProtocolError(self.peer, why)

@@ -38,12 +38,13 @@ import msgspec
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import location
+from acstor_common import outward as outward_
 from acstor_common import vnode
 
 FORMAT_VERSION = 1
 MAX_EPOCH = (1 << 53) - 1
 """Every JSON reader can say it exactly."""
-MAX_THRESHOLD = location.MAX_LEVELS + 1
+MAX_THRESHOLD = outward_.MAX_THRESHOLD
 MAX_HOSTS = 16384
 MAX_REVOKED = 4096
 MAX_VNODES = 10_000
@@ -111,6 +112,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     hosts: Annotated[tuple[_FileHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
     threshold: _Threshold = None
     outer_threshold: _Threshold = None
+    places: Annotated[dict[str, outward_.Outward], msgspec.Meta(max_length=MAX_HOSTS)] = {}
     revoked: Annotated[dict[str, _BeforeS], msgspec.Meta(max_length=MAX_REVOKED)] = {}
 
 
@@ -178,6 +180,8 @@ class Ring:
         hosts have the same
     :param outer_threshold: such a home asks the home among the hosts nearer than this before it
         reads the source; None: it asks nobody
+    :param outward: what is said of single places, by location
+    :param within: the place of this ring, if it is that of a group
     :param revoked: hosts whose certificates are refused if their validity begins before this wall
         clock (:func:`acstor_common.certificates.is_revoked`)
     :raises ValueError: two hosts have one id or one address, something of them is out of range, or
@@ -191,15 +195,18 @@ class Ring:
         threshold: int | None = None,
         outer_threshold: int | None = None,
         revoked: Mapping[str, int] = MappingProxyType({}),
+        outward: outward_.Places = MappingProxyType({}),
+        within: location.Levels = (),
     ) -> None:
         _check(hosts)
-        _check_thresholds(threshold, outer_threshold)
+        outward_.check(outward, threshold, outer_threshold)
         for host in revoked:
             ids.parse_host_id(host)
         self.revoked = dict(revoked)
         self.epoch = epoch
         self.threshold = threshold
         self.outer_threshold = outer_threshold
+        self.outward = dict(outward)
         self._levels = {ids.HostId(host.host): location.parse(host.location) for host in hosts}
         self._groups: dict[location.Levels, Ring] = {}
         self.hosts = tuple(sorted(hosts, key=lambda host: host.host))
@@ -208,10 +215,14 @@ class Ring:
         points = sorted(
             (vnode.point_of(name), number)
             for number, host in enumerate(self.hosts)
-            for name in host.owned()
+            for name in outward_.counted(
+                outward, host.owned(), location.parse(host.location), within
+            )
         )
-        self._homes = sum(host.vnodes > 0 for host in self.hosts)
-        self._spared = {h.host for h in self.hosts if 2 * h.vnodes * len(self.hosts) < len(points)}
+        self._vnodes = {ids.HostId(host.host): host.vnodes for host in self.hosts}
+        self._homes = sum(count > 0 for count in self._vnodes.values())
+        owned = sum(self._vnodes.values())
+        self._spared = {h.host for h in self.hosts if 2 * h.vnodes * len(self.hosts) < owned}
         self._points = array.array("Q", [point for point, _ in points])
         self._owner_of_point = array.array("H", [number for _, number in points])
 
@@ -240,6 +251,14 @@ class Ring:
         """
         return host in self._spared
 
+    def is_drained(self, host: ids.HostId) -> bool:
+        """Say whether ``host`` has no v-nodes at all: an operator took them, traffic leaves one."""
+        return self._vnodes.get(host) == 0
+
+    def vnodes_of(self, host: ids.HostId) -> int:
+        """Return how many v-nodes ``host`` has; 0 if it is not on the ring."""
+        return self._vnodes.get(host, 0)
+
     def locations(self) -> dict[ids.HostId, str]:
         """Return where each host stands."""
         return {ids.HostId(host.host): host.location for host in self.hosts}
@@ -255,7 +274,9 @@ class Ring:
         """Return the ring that a home of ``host``'s group asks before it reads the source."""
         if self.threshold is None or self.outer_threshold is None:
             return None
-        return self._nearer_than(self.outer_threshold, host)
+        group = location.ancestor(self._levels.get(host, ()), self.threshold)
+        outer = outward_.outer_of(self.outward, group, self.outer_threshold)
+        return None if outer == outward_.FROM_SOURCE else self._nearer_than(outer, host)
 
     def _nearer_than(self, threshold: int | None, host: ids.HostId) -> "Ring":
         if threshold is None or host not in self:
@@ -265,7 +286,10 @@ class Ring:
             depth = len(place)
             near = [h for h in self.hosts if self._levels[ids.HostId(h.host)][:depth] == place]
             is_all = len(near) == len(self.hosts)
-            self._groups[place] = self if is_all else Ring(self.epoch, tuple(near))
+            both = self.threshold, self.outer_threshold
+            self._groups[place] = (
+                self if is_all else Ring(self.epoch, tuple(near), *both, {}, self.outward, place)
+            )
         return self._groups[place]
 
     def owners_of(self, cid: ids.Cid, limit: int | None = None) -> tuple[ids.HostId, ...]:
@@ -287,6 +311,13 @@ class Ring:
                 break
             found.setdefault(self._ids[number])
         return tuple(found)
+
+    def home_at(self, oid: ids.Oid) -> ids.HostId | None:
+        """Return the first owner of a position, which is the home; None if there are no v-nodes."""
+        if not self._points:
+            return None
+        at = bisect.bisect_left(self._points, oid)
+        return self._ids[self._owner_of_point[at if at < len(self._points) else 0]]
 
     def _walk(self, oid: ids.Oid) -> Iterator[int]:
         """Return the host number of each point, once round the ring from ``oid``."""
@@ -333,14 +364,6 @@ def _check_owners(hosts: tuple[RingHost, ...]) -> None:
                 raise ValueError(f"v-node {name} is there twice: at {other} and at {host.host}")
 
 
-def _check_thresholds(threshold: int | None, outer_threshold: int | None) -> None:
-    for number in (threshold, outer_threshold):
-        if number is not None and not 1 <= number <= MAX_THRESHOLD:
-            raise ValueError(f"threshold {number}, 1 to {MAX_THRESHOLD} are allowed")
-    if outer_threshold is not None and (threshold is None or outer_threshold <= threshold):
-        raise ValueError(f"outer_threshold {outer_threshold} is not above threshold {threshold}")
-
-
 def decode(data: bytes, what: str) -> Ring:
     """Return the ring that a v-node table in JSON describes.
 
@@ -365,7 +388,8 @@ def _decode(data: bytes) -> Ring:
         raise ValueError(f"version {version} is unknown, {FORMAT_VERSION} is expected")
     table = msgspec.json.decode(data, type=_File)
     hosts = tuple(_read_host(host) for host in table.hosts)
-    return Ring(table.epoch, hosts, table.threshold, table.outer_threshold, table.revoked)
+    thresholds = table.threshold, table.outer_threshold
+    return Ring(table.epoch, hosts, *thresholds, table.revoked, table.places)
 
 
 def _read_host(host: _FileHost) -> RingHost:
@@ -381,6 +405,7 @@ def encode(ring: Ring) -> bytes:
         _FileHost(h.host, h.address, h.vnodes if h.names is None else h.names, h.location)
         for h in ring.hosts
     )
+    both = ring.threshold, ring.outer_threshold
     return msgspec.json.encode(
-        _File(FORMAT_VERSION, ring.epoch, hosts, ring.threshold, ring.outer_threshold, ring.revoked)
+        _File(FORMAT_VERSION, ring.epoch, hosts, *both, ring.outward, ring.revoked)
     )

@@ -52,13 +52,6 @@ OPTS = [
         help="Patterns (with * and ?) of the host ids that may join. Samples of others are refused "
         "and counted.",
     ),
-    cfg.IntOpt(
-        "vnodes_per_host",
-        default=100,
-        min=1,
-        max=1000,
-        help="V-nodes of a host that joins. More make shares more even and tables longer.",
-    ),
     cfg.BoolOpt(
         "remap",
         default=True,
@@ -80,21 +73,6 @@ OPTS = [
         "burst move them.",
     ),
     cfg.FloatOpt(
-        "traffic_floor",
-        default=0.1,
-        min=0.001,
-        max=2.0,
-        help="Hosts whose traffic (in plus out, without chunks) is below this share of their "
-        "link's rate count as equally idle.",
-    ),
-    cfg.FloatOpt(
-        "weight_limit",
-        default=10.0,
-        min=1.0,
-        max=100.0,
-        help="V-nodes of one host at most, as a multiple of vnodes_per_host.",
-    ),
-    cfg.FloatOpt(
         "least_moved",
         default=0.05,
         min=0.0,
@@ -106,15 +84,15 @@ OPTS = [
         "switch_loads",
         default="none",
         help="What knows how busy the switches are: none, static, hosts, prometheus or the name of "
-        "an installed plug-in. Where most switches of a level are busy, requests are kept beneath "
-        "it.",
+        "an installed plug-in. Where most switches of a level are busy, homes of racks ask those "
+        "beneath it and not those of all hosts.",
     ),
     cfg.BoolOpt(
         "spare_source",
         default=True,
         help="Whether the home of a group of near hosts asks, before it reads the source, the home "
-        "beneath the next level whose switches are busy, or that of all hosts: then a group takes "
-        "one copy of a chunk over the busy level. False lets every group read the source for "
+        "of all hosts, or that beneath a level whose switches are busy: then the source is read "
+        "once. False lets every group read the source for "
         "itself, for where the way to the source is better than that between groups.",
     ),
     cfg.StrOpt(
@@ -151,12 +129,6 @@ OPTS = [
         "metrics_listen",
         default="127.0.0.1:9465",
         help="Address and port of the Prometheus endpoint; empty turns it off.",
-    ),
-    cfg.IntOpt(
-        "ring_history",
-        default=200,
-        min=1,
-        help="V-node tables that are kept in the database.",
     ),
     cfg.IntOpt(
         "traffic_history_s",
@@ -203,9 +175,6 @@ def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
 def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.Policy:
     """Return what tables are decided by."""
     return decider.Policy(
-        vnodes_per_host=own.vnodes_per_host,
-        weight_limit=own.weight_limit,
-        traffic_floor=own.traffic_floor,
         least_moved=own.least_moved,
         may_remap=own.remap,
         spares_source=own.spare_source,

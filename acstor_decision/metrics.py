@@ -52,6 +52,7 @@ class Picture:
     has_loads: bool = True
     epoch: int = 0
     thresholds: threshold.Thresholds = _NO_THRESHOLDS
+    places: int = 0
     traffic_cv: float = 0.0
     hosts: Mapping[str, HostPicture] = dataclasses.field(default_factory=dict)
     heard: int = 0
@@ -115,6 +116,7 @@ def _of_instance(picture: Picture) -> Iterator[core.Metric]:
         ("ring_epoch", "Epoch of the v-node table in force", picture.epoch),
         ("threshold", "The table's threshold; 0: none", picture.thresholds.near or 0),
         ("outer_threshold", "The table's outer threshold; 0: none", picture.thresholds.outer or 0),
+        ("places", "Places that the table says something of", picture.places),
         ("hosts", "Hosts that live", len(picture.hosts)),
         (
             "traffic_cv",

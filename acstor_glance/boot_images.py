@@ -22,6 +22,7 @@ from acstor_common import boot_image
 from acstor_common import boot_trace
 from acstor_common import chunk_map
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import trace_message
@@ -41,6 +42,15 @@ LOG = logging.getLogger(__name__)
 BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 CHANGED_SHARE = 0.05
 """A boot image is replaced when at least this share of its chunks would change."""
+LONGEST_S = boot_guest.Limits().longest_s
+"""How long an image is booted at most; ``acstor-boot-image build`` can be told otherwise."""
+LIMIT_BYTES = 256 * geometry.MIB
+"""What a boot image may hold of its image, before compression. A boot reads some tens of MiB."""
+TRACES_NEEDED = 2
+"""Recorded boots from which on a boot image is made: a single one may have been an odd one."""
+TRACE_SHARE = 0.5
+"""A chunk belongs to the boot image if this share of the boots read it: what one instance alone did
+when it booted would cost the memory of all."""
 
 
 class BootImages:
@@ -66,7 +76,7 @@ class BootImages:
         """Take in the trace of one boot; return the image if a boot image can be made now."""
         count = self._traces.put(trace)
         LOG.info("image %s: %d boots are recorded", trace.image_id, count)
-        is_enough = count >= self._conf.boot_traces_needed
+        is_enough = count >= TRACES_NEEDED
         return ids.parse_image_id(trace.image_id) if is_enough else None
 
     def make(self, image_id: ids.ImageId) -> bool:
@@ -106,12 +116,10 @@ class BootImages:
         now = datetime.datetime.now(datetime.UTC)
         if retry is None or retry.at is None or retry.at > now:
             return False
-        retry = plan.Retry.after(retry, now, self._conf.retry_first_s, self._conf.retry_last_s)
+        retry = plan.Retry.after(retry, now)
         self._say(image, retry, "it is being built, or the builder was killed")
         output = self._output(image_map.image_id)
-        limits = boot_guest.Limits(
-            longest_s=self._conf.boot_longest_s, boot_bytes=self._conf.boot_image_limit_bytes
-        )
+        limits = boot_guest.Limits(longest_s=LONGEST_S, boot_bytes=LIMIT_BYTES)
         try:
             with self._bytes(image) as path:
                 summary = boot_builder.build(
@@ -120,7 +128,6 @@ class BootImages:
                     output,
                     limits=limits,
                     firmware=firmware_of(image),
-                    marker=self._conf.boot_marker,
                     held_by=sandbox.Sandbox(self._conf.builder_sandbox),
                 )
         except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
@@ -170,10 +177,10 @@ class BootImages:
             for boot in self._traces.traces(image_map.image_id)
             if (boot.size_bytes, boot.chunk_bytes) == (cut.size_bytes, cut.chunk_bytes)
         ]
-        if len(fitting) < self._conf.boot_traces_needed:
+        if len(fitting) < TRACES_NEEDED:
             return False
-        limit = max(1, self._conf.boot_image_limit_bytes // cut.chunk_bytes)
-        merged = boot_trace.merge(fitting, self._conf.boot_trace_share, limit)
+        limit = max(1, LIMIT_BYTES // cut.chunk_bytes)
+        merged = boot_trace.merge(fitting, TRACE_SHARE, limit)
         trace = tuple(chunk_no for chunk_no in merged if not image_map.is_zero(chunk_no))
         before = self._present(image)
         if not trace or (before and not differs(trace, list(before.trace))):

@@ -6,7 +6,6 @@ listener's file.
 """
 
 import pathlib
-import re
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +18,8 @@ from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import scope
-from acstor_glance import boot_builder
-from acstor_glance import boot_guest
 from acstor_glance import sandbox
-from acstor_glance import trace_store
 
-BOOT_LIMITS = boot_guest.Limits()
 GROUP = cfg.OptGroup("acstor_glance", title="What prepares the images of Glance")
 
 OPTS = [
@@ -60,14 +55,6 @@ OPTS = [
         "share with all. It is about images that are prepared from now on.",
     ),
     cfg.IntOpt(
-        "hash_threads",
-        default=2,
-        min=1,
-        max=64,
-        help="Threads that hash one image's file at a time; one of them computes the hash that "
-        "Glance has of it, which is compared.",
-    ),
-    cfg.IntOpt(
         "workers",
         default=1,
         min=1,
@@ -82,44 +69,12 @@ OPTS = [
         "it was; others are read through Glance's API.",
     ),
     cfg.IntOpt(
-        "publish_deadline_s",
-        default=3600,
-        min=0,
-        max=86400,
-        help="How long the import plugin waits in the background for its image to become active, "
-        "to publish the chunk map; then it leaves the image to the listener. 0 leaves every image "
-        "to the listener.",
-    ),
-    cfg.IntOpt(
         "reconcile_interval_s",
         default=300,
         min=1,
         max=86400,
         help="How often the listener goes through all images for those that no message told it "
         "of, and through all artefacts for those that nobody needs any more.",
-    ),
-    cfg.IntOpt(
-        "retry_first_s",
-        default=60,
-        min=1,
-        max=86400,
-        help="How long an image that could not be prepared is left alone after the first attempt; "
-        "each further attempt doubles it.",
-    ),
-    cfg.IntOpt(
-        "retry_last_s",
-        default=86400,
-        min=1,
-        max=30 * 86400,
-        help="Longest time between two attempts to prepare an image.",
-    ),
-    cfg.IntOpt(
-        "orphan_grace_s",
-        default=3600,
-        min=1,
-        max=30 * 86400,
-        help="Age at which an artefact that its image does not point to is deleted. It must be "
-        "longer than the upload of an artefact takes.",
     ),
     cfg.BoolOpt(
         "protect_used_images",
@@ -164,13 +119,6 @@ OPTS = [
         help="How boot images are made. To build them needs QEMU and some minutes of a processor "
         "for each image; for images with the property hw_firmware_type=uefi also OVMF.",
     ),
-    cfg.FloatOpt(
-        "boot_longest_s",
-        default=BOOT_LIMITS.longest_s,
-        min=1.0,
-        max=86400.0,
-        help="How long an image is booted at most to build its boot image.",
-    ),
     cfg.StrOpt(
         "builder_sandbox",
         default=sandbox.Sandbox.BUBBLEWRAP.value,
@@ -179,34 +127,6 @@ OPTS = [
             ("none", "QEMU's own filter and resource limits only: who breaks out of QEMU is here"),
         ],
         help="What holds QEMU while it boots an image, which any tenant may have uploaded.",
-    ),
-    cfg.StrOpt(
-        "boot_marker",
-        default=boot_builder.DEFAULT_MARKER,
-        help="Regular expression of what the serial console of a booted image shows: then the "
-        f"boot is over. It is also over when nothing new was read for {BOOT_LIMITS.idle_s:g} s.",
-    ),
-    cfg.IntOpt(
-        "boot_image_limit_bytes",
-        default=256 * geometry.MIB,
-        min=geometry.MIB,
-        max=1024 * geometry.MIB,
-        help="How much of an image its boot image may hold, before compression.",
-    ),
-    cfg.IntOpt(
-        "boot_traces_needed",
-        default=2,
-        min=1,
-        max=trace_store.TRACES_LIMIT,
-        help="Recorded boots of an image from which on a boot image is made of them.",
-    ),
-    cfg.FloatOpt(
-        "boot_trace_share",
-        default=0.5,
-        min=0.0,
-        max=1.0,
-        help="A chunk belongs to the boot image if at least this share of the recorded boots read "
-        "it. 0 takes every chunk of any boot, 1 only those of all boots.",
     ),
     cfg.StrOpt(
         "decision_endpoint",
@@ -287,12 +207,4 @@ def check(conf: cfg.ConfigOpts) -> None:
             "[acstor_glance] chunk_size_bytes",
             f"{own.chunk_size_bytes} is no power of two from {geometry.MIN_CHUNK_BYTES} to "
             f"{geometry.MAX_CHUNK_BYTES}",
-        )
-    try:
-        re.compile(own.boot_marker.encode())
-    except re.error as exc:
-        raise errors.Unusable("[acstor_glance] boot_marker", str(exc)) from exc
-    if own.retry_last_s < own.retry_first_s:
-        raise errors.Unusable(
-            "[acstor_glance] retry_last_s", f"is less than retry_first_s ({own.retry_first_s})"
         )

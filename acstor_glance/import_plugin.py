@@ -40,6 +40,9 @@ LOG = logging.getLogger(__name__)
 NAME = "acstor_prehash"
 LOOK_EVERY_S = 1.0
 LOOK_AT_MOST_EVERY_S = 30.0
+PUBLISH_DEADLINE_S = 3600.0
+"""How long an image may take to become active until its map is left to the listener, which finds it
+in its next reconcile: longer than an import copies an image, and a bound of the thread."""
 
 
 def get_flow(**context: Any) -> linear_flow.Flow:
@@ -81,7 +84,6 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
 
     def _execute(self, staged: pathlib.Path) -> None:
         glance_conf.register_opts(self._conf)
-        own = self._conf.acstor_glance
         spool = glance_spool.Spool(glance_conf.state_dir(self._conf))
         spool.remove(self._image_id)
         with self._wrapper as action:
@@ -93,7 +95,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             )
         state, message = self._hash(staged, spool) if not why else (artefacts.State.REFUSED, why)
         self._say(state, message)
-        if state is artefacts.State.HASHED and own.publish_deadline_s:
+        if state is artefacts.State.HASHED:
             Publishing(self._image_id, self._conf).start()
 
     def _say(self, state: artefacts.State, message: str) -> None:
@@ -115,7 +117,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
                     spool.path(self._image_id),
                     self._image_id,
                     chunk_bytes=own.chunk_size_bytes,
-                    workers=own.hash_threads,
+                    workers=prehash.SERVICE_THREADS,
                     naming=naming,
                 )
         except errors.NotRaw as exc:
@@ -171,7 +173,7 @@ class Publishing(threading.Thread):
 
         To be active is not enough: until its end the import writes properties back as it read them.
         """
-        deadline_s = time.monotonic() + self._conf.acstor_glance.publish_deadline_s
+        deadline_s = time.monotonic() + PUBLISH_DEADLINE_S
         wait_s = LOOK_EVERY_S
         while time.monotonic() < deadline_s:
             image = images.read_or_none(self._image_id)

@@ -16,6 +16,13 @@ from acstor_common import boot_image
 from acstor_common import image_record
 
 NEVER = "never"
+RETRY_FIRST_S = 60
+"""How long an image is left alone after the first failure; each further one doubles it."""
+RETRY_LAST_S = 86400
+"""The longest time between two attempts: a store that is mended is noticed within a day."""
+ORPHAN_GRACE_S = 3600
+"""Age at which an artefact that its image does not point to is deleted. Its upload takes less: the
+chunk map of an image of 1 TiB has 0.5 GiB, which pass in an hour at 150 KB/s."""
 _AT_ONCE = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
@@ -57,12 +64,10 @@ class Retry:
         return cls(int(attempts), at)
 
     @classmethod
-    def after(
-        cls, before: "Retry | None", now: datetime.datetime, first_s: int, last_s: int
-    ) -> "Retry":
+    def after(cls, before: "Retry | None", now: datetime.datetime) -> "Retry":
         """Return what to write down after one more failure: each doubles the time."""
         attempts = (before.attempts if before else 0) + 1
-        wait_s = min(first_s * 2 ** min(attempts - 1, 30), last_s)
+        wait_s = min(RETRY_FIRST_S * 2 ** min(attempts - 1, 30), RETRY_LAST_S)
         return cls(attempts, now + datetime.timedelta(seconds=wait_s))
 
 

@@ -206,7 +206,7 @@ class Preparer:
             image_id,
             chunk_bytes=self._conf.chunk_size_bytes,
             os_hash=image_record.os_hash_of(image),
-            workers=self._conf.hash_threads,
+            workers=prehash.SERVICE_THREADS,
             progress=progress,
             naming=naming,
         )
@@ -259,9 +259,7 @@ class Preparer:
 
     def _fail(self, image: image_record.Record, why: str) -> Outcome:
         """Say on the image why it could not be prepared, and when that is tried again."""
-        retry = plan.Retry.after(
-            plan.retry_of(image), _now(), self._conf.retry_first_s, self._conf.retry_last_s
-        )
+        retry = plan.Retry.after(plan.retry_of(image), _now())
         LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
                     image["id"], retry, why)  # fmt: skip
         image_id = image_record.image_id_of(image)

@@ -105,7 +105,7 @@ class Reconciler:
         now: datetime.datetime,
         findings: Findings,
     ) -> None:
-        grace_s = self._conf.orphan_grace_s
+        grace_s = plan.ORPHAN_GRACE_S
         if not plan.why_orphan(artefact, images, now, grace_s):
             return
         of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)

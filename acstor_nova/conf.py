@@ -18,13 +18,6 @@ OPTS = [
         "acstor. It should be longer than 30 s, and than the agent's read_deadline_s: until then "
         "the agent may still get an image's chunk map.",
     ),
-    cfg.FloatOpt(
-        "agent_wait_s",
-        default=60.0,
-        min=0,
-        help="How long the start of an instance whose disk lies on a mirror waits for an agent "
-        "that is not there yet, as after a reboot of the host. Then the start fails.",
-    ),
     cfg.StrOpt(
         "disk_cachemode",
         default="writeback",

@@ -30,6 +30,9 @@ from acstor_nova import mirror_link
 LOG = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 0.5
+AGENT_WAIT_S = 60.0
+"""How long the start of an instance on a mirror waits for an agent that is not there yet, as after
+a reboot of the host, where both start at once; then it fails."""
 SWITCH_OFF_S = 2.0
 """An agent that hangs keeps no instance longer from being switched off."""
 ROOT_DISKS = frozenset({"disk", "disk.rescue"})
@@ -160,9 +163,9 @@ class Host:
     def wait_for(self, image_id: str) -> None:
         """Wait until an image's mirror can be read.
 
-        :raises errors.AcstorError: it cannot within the time that the operator allows
+        :raises errors.AcstorError: it cannot within AGENT_WAIT_S
         """
-        ends_s = time.monotonic() + self.seams.conf.acstor.agent_wait_s
+        ends_s = time.monotonic() + AGENT_WAIT_S
         while True:
             try:
                 self.agent.ensure(image_id, mirror_link.HEAD_BYTES)

@@ -9,6 +9,8 @@ switches too).
 """
 
 import abc
+import contextlib
+from collections.abc import Iterator
 
 from acstor_common import ids
 from acstor_simulator import cloud
@@ -60,15 +62,29 @@ class Exchange(Policy):
     def _bring(self, host: int, cid: ids.Cid) -> network.Waiting:
         home = self._table.home_of(cid, host)
         if home == host:
-            yield from self._bring_to_home(host, cid)
+            yield from self._bring_to_home(host, cid, host)
             return
-        yield from self.world.have(home, cid, self._bring_to_home(home, cid))
-        yield from self.world.from_peer(host, home)
+        with self._timed(host, home):
+            yield from self.world.have(home, cid, self._bring_to_home(home, cid, host))
+            yield from self.world.from_peer(host, home)
 
-    def _bring_to_home(self, home: int, cid: ids.Cid) -> network.Waiting:
-        reader = self._table.reader_of_source(cid, home)
-        if reader == home:
-            yield from self.world.from_storage(home, cid)
-            return
-        yield from self.world.have(reader, cid, self.world.from_storage(reader, cid))
-        yield from self.world.from_peer(home, reader)
+    def _bring_to_home(self, home: int, cid: ids.Cid, requester: int) -> network.Waiting:
+        for upstream in self._table.upstreams(cid, home, requester):
+            if self._gives(upstream, cid, home):
+                with self._timed(home, upstream):
+                    yield from self.world.read_through(upstream, cid)
+                    yield from self.world.from_peer(home, upstream)
+                return
+        yield from self.world.read_through(home, cid)
+
+    def _gives(self, upstream: int, cid: ids.Cid, home: int) -> bool:
+        """Say whether a host that a home asks gives a chunk, read through if need be."""
+        is_there = cid in self.world.hosts[upstream].cache
+        return is_there or not self._table.is_left_to(cid, upstream, home)
+
+    @contextlib.contextmanager
+    def _timed(self, host: int, giver: int) -> Iterator[None]:
+        """Note how long a host waited for a chunk of another one."""
+        began_s = self.world.env.now
+        yield
+        self.world.hosts[host].waited[giver].append(self.world.env.now - began_s)

@@ -185,7 +185,13 @@ class _Run:
             ]
             before = now
             self._traffic_cv.append(traffic.cv_of(totals))
-            self._table.collected(collection, others, COLLECTION_S)
+            figures = [self._figures(host, others[host]) for host in hosts]
+            self._table.collected(collection, figures, COLLECTION_S)
+
+    def _figures(self, host: int, others: decision_api.Traffic) -> rings.Figures:
+        waited = self._world.hosts[host].take_waited()
+        source = waited.pop(None, decision_api.Timed())
+        return rings.Figures(others, {n: w for n, w in waited.items() if n is not None}, source)
 
     def _nic(self, host: int) -> tuple[network.Link, network.Link]:
         """Return the links of a host's cable: into it, out of it."""

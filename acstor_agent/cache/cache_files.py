@@ -188,6 +188,30 @@ class CacheFiles:
         buffer = bytearray(slot.length)
         return buffer if self.read_nowait([(slot, 0, slot.length)], memoryview(buffer)) else None
 
+    def read_chunks_nowait(self, cids: Sequence[ids.Cid | None]) -> list[cache_slot.Data | None]:
+        """Return the bytes of chunks; None where :meth:`read_chunk_nowait` does, and for None.
+
+        What is read lies in one buffer, one chunk behind the other; neighbours in a slab file are
+        read together.
+        """
+        slots = [self._core.lookup(cid) if cid is not None else None for cid in cids]
+        found: list[cache_slot.Data | None] = [slot.data if slot else None for slot in slots]
+        parts = [(slot, 0, slot.length) for slot in slots if slot and slot.data is None]
+        if len(parts) <= 1:
+            return [
+                self.read_chunk_nowait(slot.cid) if slot and data is None else data
+                for slot, data in zip(slots, found, strict=True)
+            ]
+        view = memoryview(bytearray(sum([length for _, _, length in parts])))
+        if not self.read_nowait(parts, view):
+            return [self.read_chunk_nowait(slot.cid) if slot else None for slot in slots]
+        begin = 0
+        for index, slot in enumerate(slots):
+            if slot and found[index] is None:
+                found[index] = view[begin : begin + slot.length]
+                begin += slot.length
+        return found
+
     async def read_chunk(self, cid: ids.Cid) -> cache_slot.Data | None:
         """Return the bytes of a chunk, None if the cache has not got it; nobody may change them."""
         data = self.read_chunk_nowait(cid)
@@ -279,7 +303,7 @@ class CacheFiles:
         self._core.pins.beyond_bytes = beyond_bytes
         self._behind.do(self._core.trim())
 
-    def on_gone(self, tell: Callable[[ids.Cid], None]) -> None:
+    def on_gone(self, tell: Callable[[ids.Cid], object]) -> None:
         """Have ``tell`` called, from the event loop, with each chunk that leaves the cache."""
         self._core.gone = tell
 

@@ -30,7 +30,7 @@ PENDING_LIMIT_BYTES = 32 * geometry.MIB
 BATCH_BYTES = 8 * geometry.MIB
 BATCH_JOBS = 512  # below IOV_MAX, so that neighbours need one call
 GATHER_S = 0.01
-"""How long the writer lets chunks gather: one thread hop then serves many of them."""
+"""How long the writer lets chunks gather before each batch: one thread hop then serves many."""
 
 Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
 
@@ -106,8 +106,10 @@ class WriteBehind:
             await self._work.wait()
             if self.pending_bytes < BATCH_BYTES:
                 await trio.sleep(GATHER_S)
-            self._work = trio.Event()
-            await self.flush()
+            if self._dirty or self._actions:
+                await self._write_batch()
+            else:
+                self._work = trio.Event()
 
     async def flush(self) -> None:
         """Write what is pending."""

@@ -1,56 +1,217 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks one peer for one chunk, over the network, for ``Exchange``."""
+"""Asks peers for the core, and feeds what they answer; their bytes are checked here.
 
+The one rule: bytes of a peer are nobody's before they have hashed to the CID that was asked for.
+"""
+
+import functools
+import logging
+import math
 from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
 
-from acstor_agent.chunks import exchange
-from acstor_agent.chunks import want as want_
-from acstor_agent.core.exchange import errand
+import trio
+
+from acstor_agent.chunks import wish
+from acstor_agent.core import counters as counters_
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import priority as priority_
+from acstor_agent.core.transfers import transfer
+from acstor_agent.core.transfers import transfers
 from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import asking
 from acstor_common import ids
 from acstor_common import peer_wire
 
+LOG = logging.getLogger(__name__)
+
+Failure = wish.Failure
+Origin = counters_.Origin
+
+
+HEARS = 4096
+"""Hosts of which it is remembered who hears their answers."""
+
+
+class Moved(NamedTuple):
+    """What counts bytes of chunks: those that a peer gave, and those that it was given.
+
+    :param received: is told of the bytes that came, wrong ones included, and of how many seconds
+        they took, added up, if a guest waited for them, else of none: others may be late on
+        purpose.  Of a peer that was given up because another one was faster it is told the
+        seconds, without bytes
+    """
+
+    received: Callable[[ids.HostId, int, float | None], None]
+    sent: Callable[[ids.HostId, int], None]
+
+
+UNCOUNTED = Moved(lambda host, count, took_s: None, lambda host, count: None)
+
+FAILURES = {
+    peer_wire.RefuseCode.MISSING: Failure.MISSING,
+    peer_wire.RefuseCode.UNREACHABLE: Failure.UNREACHABLE,
+    peer_wire.RefuseCode.BUSY: Failure.BUSY,
+    peer_wire.RefuseCode.WITHHELD: Failure.WITHHELD,
+}
+
+
+PRIORITIES = {priority_.Priority[wired.name]: wired for wired in peer_wire.Priority}
+
+
+class Asked(NamedTuple):
+    """A question under way.
+
+    :param asked_s: when it was asked; None: no guest waited for it then
+    """
+
+    attempt: transfer.Attempt
+    asked_s: float | None
+
 
 class Asking:
-    """Questions to peers as their connections carry them.
-
-    :param timeout_s: for one question, connecting included
-    :param may_refer: peers may name others to ask instead
-    :param received: is told of each peer that gave bytes, and of how many
-    """
+    """This host's questions to peers."""
 
     def __init__(
         self,
+        here: ids.HostId,
+        feed: Callable[..., str],
+        core: transfers.Transfers,
         net: peer_net.PeerNet,
-        *,
-        timeout_s: float,
         may_refer: bool,
-        received: Callable[[ids.HostId, int], None],
+        moved: Moved,
+        counters: counters_.ExchangeCounters,
     ) -> None:
-        self._net, self._timeout_s = net, timeout_s
-        self._may_refer, self._received = may_refer, received
+        self._here, self._feed, self._core, self._net = here, feed, core, net
+        self._may_refer, self._moved, self._counters = may_refer, moved, counters
+        self._hears: dict[ids.HostId, asking.Hear] = {}
+        self._asked: dict[int, Asked] = {}
+        self.doing: dict[type, Callable[[Any], None]] = {
+            actions.Ask: self._ask,
+            actions.Cancel: self._cancel,
+            actions.Hurry: lambda hurry: net.hurry(hurry.host, hurry.numbers),
+            actions.Tell: self._tell,
+        }
 
-    async def ask(self, ask: exchange.Ask, want: want_.Want) -> want_.Bytes | peer_wire.Refer:
-        """Return what a peer answers; the bytes are not checked.
+    def _address_of(self, host: ids.HostId) -> str | None:
+        tables = self._core.parts.tables
+        for table in (tables.table, tables.former):
+            if table is not None and host in table:
+                return table.address_of(host)
+        return None
 
-        :raises errors.ChunkUnavailable: it has not got the chunk, or does not answer
-        :raises errors.RemoteProtocolError: it does not keep to the protocol
-        """
-        answer = await self._net.fetch(
-            ask.host,
-            ask.address,
-            ask.errand.klass,
-            image_id=want.image_id,
-            offset=want.offset,
-            length=want.length,
-            cid=want.cid,
-            may_read_source=ask.may_read_source,
-            timeout_s=self._timeout_s,
-            may_refer=ask.may_refer and self._may_refer,
-            is_soon=ask.errand is errand.Errand.READ_AHEAD,
-            is_relayed=ask.is_relayed,
-            is_moved=ask.is_moved,
-        )
-        if not isinstance(answer, peer_wire.Refer):
-            self._received(ask.host, len(answer))
+    def _ask(self, ask: actions.Ask) -> None:
+        host, address = ask.host, self._address_of(ask.host)
+        if address is None:  # it has left both tables meanwhile
+            lost = [(attempt.number, Failure.UNREACHABLE) for attempt in ask.attempts]
+            self._feed(self._core.refused, host, lost)
+            return
+        hear = self._hears.get(host)
+        if hear is None:
+            if len(self._hears) >= HEARS:
+                self._hears.clear()  # each is made anew for whoever is asked
+            hear = self._hears[host] = functools.partial(self._hear, host)
+        now, timeout_ms = trio.current_time(), int(1000 * self._core.parts.asking.timeout_s)
+        requests: dict[peer_wire.Klass, list[peer_wire.Request]] = {}
+        for attempt in ask.attempts:
+            number, want = attempt.number, attempt.want
+            self._asked[number] = Asked(attempt, now if attempt.priority.is_urgent else None)
+            proof = peer_wire.proof_of(want.cid, self._here, host)
+            mode = attempt.mode if self._may_refer else attempt.mode.plain
+            priority = PRIORITIES[attempt.priority.at_peer]
+            place = want.image_id, want.offset, want.length
+            request = peer_wire.Request(number, *place, proof, mode, priority, timeout_ms)
+            requests.setdefault(priority.klass, []).append(request)
+        for some in requests.values():
+            self._net.ask(host, address, some, hear)
+
+    def _cancel(self, cancel: actions.Cancel) -> None:
+        now, took_s = trio.current_time(), 0.0
+        for number in cancel.numbers:
+            asked = self._asked.pop(number, None)
+            given_up_s = now - asked.asked_s if asked and asked.asked_s is not None else math.inf
+            if given_up_s < self._core.parts.asking.timeout_s:  # else it does not answer at all
+                took_s += given_up_s
+        if took_s:
+            self._moved.received(cancel.host, 0, took_s)
+        self._net.cancel(cancel.host, cancel.numbers)
+
+    def _hear(self, host: ids.HostId, answers: list[asking.Answer]) -> None:
+        """Feed answers that came together."""
+        came: list[tuple[int, wish.Fetched]] = []
+        moved: list[tuple[int, float | None]] = []
+        failed: list[tuple[int, Failure]] = []
+        for answer in answers:
+            asked = self._asked.pop(answer.request_id, None)
+            if asked is None:
+                continue
+            attempt, asked_s = asked
+            if isinstance(answer, peer_wire.Chunk):  # wrong ones have moved, too
+                moved.append((len(answer.data), asked_s))
+            outcome = self._outcome(attempt, answer)
+            if isinstance(outcome, wish.Fetched):
+                came.append((attempt.number, outcome))
+            elif isinstance(outcome, Failure):
+                failed.append((attempt.number, outcome))
+            else:
+                self._counters.referrals += 1
+                self._feed(self._core.referred, host, attempt.number, outcome.hosts)
+        if moved:
+            self._count(host, moved)
+        if came:
+            self._feed(self._core.chunks_arrived, host, came)
+        if failed:
+            self._feed(self._core.refused, host, failed)
+        if not answers:
+            self._feed(self._core.alive, host)
+
+    def _count(self, host: ids.HostId, moved: list[tuple[int, float | None]]) -> None:
+        """Count bytes that a peer gave, each with when they were asked for if a guest waited."""
+        now, count = trio.current_time(), sum(length for length, _ in moved)
+        timed = [(length, asked_s) for length, asked_s in moved if asked_s is not None]
+        waited_for = sum(length for length, _ in timed)
+        if waited_for:
+            self._moved.received(host, waited_for, sum(now - asked_s for _, asked_s in timed))
+        if count > waited_for:
+            self._moved.received(host, count - waited_for, None)
+
+    def _outcome(
+        self, attempt: transfer.Attempt, answer: asking.Answer
+    ) -> wish.Fetched | Failure | peer_wire.Refer:
+        """Return what an answer is, after a look at its bytes."""
+        match answer:
+            case peer_wire.Chunk(_, data):
+                if not attempt.want.content.matches(data):
+                    return Failure.INVALID
+                mode = attempt.mode
+                self._counters.relayed_bytes += len(data) if mode.is_relayed else 0
+                return wish.Fetched(data, Origin.HOME if mode.reads_source else Origin.PEER)
+            case peer_wire.Refuse(_, code):
+                return FAILURES[code]
+            case asking.Lost(_, why):
+                LOG.debug("%s", why)
+                return Failure.UNREACHABLE
         return answer
+
+    # News
+
+    def _tell(self, tell: actions.Tell) -> None:
+        address = self._address_of(tell.host)
+        if address is None:
+            return
+        news: list[peer_wire.Prefixes] = []
+        news += [peer_wire.Advertise(tell.here)] if tell.here else []
+        news += [peer_wire.Gone(tell.gone)] if tell.gone else []
+        news += [peer_wire.LetGo(tell.let_go)] if tell.let_go else []
+        for one in news:
+            self._net.tell(tell.host, address, one)
+        self._counters.advertised += len(tell.here)
+        self._counters.taken_back += len(tell.gone)
+        self._counters.copies_told += len(tell.let_go)
+
+    def tell_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
+        """Tell a host something else, if it is on the table in force and not left alone."""
+        parts = self._core.parts
+        if host in parts.tables.table and not parts.book.is_alone(host, now):
+            self._net.tell(host, parts.tables.table.address_of(host), news)

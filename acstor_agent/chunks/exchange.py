@@ -1,31 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host among its peers: asks them, judges them, and tells them what it has.
+"""The exchange of this host: feeds the core (``core/transfers``) and carries out what it says.
 
-One peer is asked at a time here; its answer is checked against the CID before
-it goes anywhere, how it behaved is remembered, and a referral is followed.
-What neighbours advertise tells whom to ask first; what comes to this host is
-advertised to them.
+A guest's read of a cold chunk: ``images/mirror`` makes a :class:`wish.Wish` of all that is not
+here, the core says which peers to ask (``asking``) or what to read from the source (``reading``);
+what comes is checked where it arrives, stored, and the wish has its answer.  What peers ask for
+comes in at ``giving``, and what the core answers leaves there.
+
+The one rule: what is decided is decided in the core.  Nothing here waits but one timer; reads of
+the source and of this host's disk have tasks of their own, many chunks in each.
 """
 
+import collections
+import itertools
 import logging
-import time
-from collections.abc import Awaitable
+import math
+import operator
 from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Hashable
 from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
 
 import trio
 
-from acstor_agent.chunks import want as want_
-from acstor_agent.core.exchange import copies
-from acstor_agent.core.exchange import errand as errand_
-from acstor_agent.core.exchange import gossip
-from acstor_agent.core.exchange import homes
-from acstor_agent.core.exchange import identity
-from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.exchange import pace
-from acstor_agent.core.exchange import peer_health
-from acstor_agent.sources import verify
+from acstor_agent import disk_io
+from acstor_agent import faults
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import ahead as ahead_
+from acstor_agent.chunks import asking
+from acstor_agent.chunks import giving
+from acstor_agent.chunks import reading
+from acstor_agent.chunks import wish as wish_
+from acstor_agent.core import counters
+from acstor_agent.core import log_limit
+from acstor_agent.core.cache import public_cache
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import transfers
+from acstor_agent.core.transfers import want as want_
+from acstor_agent.peers import peer_net
+from acstor_agent.sources import base
+from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -33,368 +49,345 @@ from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
+Fetched = wish_.Fetched
+Failure = wish_.Failure
+Priority = wish_.Priority
+Origin = counters.Origin
+KeepClass = public_cache.KeepClass
 
-class Ask(NamedTuple):
-    """A question to one peer.
+AHEAD = 64
+"""Chunks that are fetched ahead at a time, for each reason: of the usual ones 4 MiB, which a link
+of 1 Gbit/s moves in the 34 ms that an answer from afar may take."""
+LOOK_AT_TABLES_S = 1.0
+"""A new v-node table is noticed after this time, also where nothing else happens."""
+TELLS_EVERY_S = 60.0
+STREAMS = {
+    Priority.SOON: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
+    Priority.SEED: requests.Stream(requests.Klass.FILL, "pre-seed"),
+    Priority.HYDRATE: requests.Stream(requests.Klass.FILL, "hydrate"),
+    Priority.ADVERTISED: requests.Stream(requests.Klass.PREFETCH, "advertised"),
+    Priority.WHOLE: requests.Stream(requests.Klass.FILL, "whole"),
+    Priority.LATER: requests.Stream(requests.Klass.PREFETCH, "peers"),
+}
+"""Whose the writes to the disk are that come of it, where nobody waited for the chunk."""
+_PRIORITY_OF = operator.attrgetter("priority")
 
-    :param address: where the agent of ``host`` listens
-    :param may_read_source: the host may read the chunk through
-    :param may_refer: it may name others to ask instead
-    :param is_relayed: this host asks as a home, for others
-    :param is_moved: ``host`` is the chunk's home since the last table only
+
+Event = Callable[..., list[actions.Action]]
+"""A method of the core."""
+
+
+class Tables(NamedTuple):
+    """Where v-node tables come from: the one in force, and the one before it, while it counts.
+
+    :param look_s: how often to look whether others are in force, where nothing else happens
     """
 
-    host: ids.HostId
-    address: str
-    errand: errand_.Errand
-    may_read_source: bool
-    may_refer: bool
-    is_relayed: bool = False
-    is_moved: bool = False
-
-
-AskPeer = Callable[[Ask, want_.Want], Awaitable[want_.Bytes | peer_wire.Refer]]
-"""Asks one peer for one chunk."""
-Tell = Callable[[ids.HostId, str, peer_wire.News], None]
-"""Tells a host at an address something; never waits, never fails."""
-LOOK_AT_RING_S = 1.0
-"""A host that joins the ring beside this one hears after this time what is here."""
-LET_GO_EVERY_S = 5.0
-"""Hints about copies are told so often: they are in no hurry, and are few messages then."""
-PEER_ERRORS = (errors.ChunkUnavailable, errors.RemoteProtocolError)
-"""What asking a peer may end with: ask somebody else."""
+    current: Callable[[], ring.Ring]
+    former: Callable[[], ring.Ring | None]
+    look_s: float = LOOK_AT_TABLES_S
 
 
 class Exchange:
-    """Questions to peers, and news for them.
+    """The exchange of this host; keep :meth:`run` running.
 
-    :param current_ring: returns the v-node table in force
-    :param former_ring: returns the one before it, while its homes are worth asking
-    :param named: what hosts mean by the same chunk
-    :param copies_limit: holders of a chunk of this home that are left alone; 0: all
-    :param topology: whom to tell what is here; None turns advertisements off
+    :param core: whose events and actions these are; ``rights.names`` are its
+    :param nursery: where reads of the source and of this host's disk run
+    :param source: where what no other host gives is read
+    :param learn: looks up what an image names that is not attached here
+    :param may_refer: peers may name others to ask instead
+    :param heard: is told what peers have, and what may go first
+    :param moved: counts bytes of chunks by peer
     """
 
     def __init__(
         self,
         here: ids.HostId,
+        nursery: trio.Nursery,
         *,
-        current_ring: Callable[[], ring.Ring],
-        ask_peer: AskPeer,
-        tell: Tell,
-        health: peer_health.PeerHealth,
-        topology: neighbours.Topology | None,
-        former_ring: Callable[[], ring.Ring | None] = lambda: None,
-        named: identity.Identity | None = None,
-        copies_limit: int = 0,
-        clock: Callable[[], float] = time.monotonic,
+        core: transfers.Transfers,
+        cache: cache_files.CacheFiles,
+        source: base.Source,
+        net: peer_net.PeerNet,
+        tables: Tables,
+        learn: giving.Learn,
+        may_refer: bool = True,
+        heard: Callable[[actions.Heard], None] = lambda heard: None,
+        moved: asking.Moved = asking.UNCOUNTED,
     ) -> None:
-        self.invalid_chunks = 0
-        self.referrals = 0
-        self._here = here
-        self._current_ring = current_ring
-        self._former_ring = former_ring
-        self._named = named or identity.ByContent()
-        self._ask_peer = ask_peer
-        self._tell = tell
-        self._health = health
-        self._paces = {True: pace.Pace(), False: pace.Pace()}  # of homes, of holders
-        self._topology = topology
-        self._clock = clock
-        self._gossip = gossip.Gossip()
-        self.copies = copies.Copies(copies_limit)
-        self._let_go_due = 0.0
-        self._known_ring: ring.Ring | None = None
-        self._given_up: set[ids.HostId] = set()
-        self._has_news = trio.Event()
+        self.core = core
+        self.counters = counters.ExchangeCounters()
+        self.faults = faults.Faults()
+        self.clock = trio.lowlevel.current_clock().current_time
+        self._nursery, self._cache = nursery, cache
+        known = core.parts.tables
+        self._tables, self._in_force = tables, (known.table, known.former)
+        self._names = core.rights.names
+        self._events: collections.deque[tuple[Event, tuple[Any, ...]]] = collections.deque()
+        self._is_feeding = self._is_full = False
+        self._sleep = trio.CancelScope()
+        self._told = log_limit.LogLimit(TELLS_EVERY_S)
+        self._reading = reading.Reading(
+            self.feed, core, source, nursery, self.counters, self.faults
+        )
+        self._asking = asking.Asking(here, self.feed, core, net, may_refer, moved, self.counters)
+        self.giving = giving.Giving(
+            self.feed, core, cache, nursery, learn, moved, self.counters, self.faults
+        )
+        self._doing: dict[type, Callable[[Any], None]] = {
+            actions.Store: self._store,
+            actions.Complete: self._complete,
+            actions.Told: self._tell_waiter,
+            actions.Heard: heard,
+            actions.LeftAlone: self._say_left_alone,
+            **self._reading.doing,
+            **self._asking.doing,
+            **self.giving.doing,
+        }
 
-    @property
-    def told(self) -> gossip.Statistics:
-        """What was told and heard, in chunks."""
-        return self._gossip.statistics
+    # Events
 
-    # Asking
+    def feed(self, event: Event, *what: Any) -> str:
+        """Let the core know of an event, and carry out all that it says before the next one.
 
-    async def ask(
-        self, host: ids.HostId, want: want_.Want, errand: errand_.Errand, may_read_source: bool
-    ) -> tuple[want_.Bytes, ids.HostId]:
-        """Return a checked chunk from ``host``, or from one that it refers to, and who gave it.
-
-        :raises errors.ChunkUnavailable: none of them gives it
-        :raises errors.RemoteProtocolError: ``host`` broke the protocol
+        :return: why the core has failed at it, which is a fault of its own and has been noted;
+            empty if it has not, or if this event comes of another one
         """
-        answer = await self._ask_one(host, want, errand, may_read_source, True)
-        if not isinstance(answer, peer_wire.Refer):
-            return answer, host
-        self.referrals += 1
-        for other in answer.hosts:
-            if other != self._here and self.is_usable(other):
-                try:
-                    return await self._ask_plainly(other, want, errand, False), other
-                except PEER_ERRORS as e:
-                    LOG.debug("%s", e)
-        return await self._ask_plainly(host, want, errand, may_read_source), host
-
-    async def ask_upstream(
-        self, host: ids.HostId, want: want_.Want, errand: errand_.Errand, may_read_source: bool
-    ) -> want_.Bytes:
-        """Return a checked chunk from another home, which asks nobody for it.
-
-        A host that has left the ring is asked until it fails once.
-
-        :raises errors.ChunkUnavailable: it does not give it
-        :raises errors.RemoteProtocolError: it broke the protocol
-        """
+        own = event, what
+        self._events.append(own)
+        if self._is_feeding:
+            return ""
+        self._is_feeding, why = True, ""
         try:
-            return await self._ask_plainly(host, want, errand, may_read_source, is_relayed=True)
-        except (errors.SourceUnreachable, errors.RemoteProtocolError):
-            self._given_up.add(host)
-            raise
-
-    async def _ask_plainly(
-        self,
-        host: ids.HostId,
-        want: want_.Want,
-        errand: errand_.Errand,
-        may_read_source: bool,
-        is_relayed: bool = False,
-    ) -> want_.Bytes:
-        answer = await self._ask_one(host, want, errand, may_read_source, False, is_relayed)
-        if isinstance(answer, peer_wire.Refer):
-            raise errors.LocalProtocolError("a referral that nobody allowed")
-        return answer
-
-    async def _ask_one(
-        self,
-        host: ids.HostId,
-        want: want_.Want,
-        errand: errand_.Errand,
-        may_read_source: bool,
-        may_refer: bool,
-        is_relayed: bool = False,
-    ) -> want_.Bytes | peer_wire.Refer:
-        """Ask one peer, check its answer, and remember how it behaved."""
-        address = self._address_of(host, want)
-        oid = self.oid(want)
-        is_moved = may_read_source and not is_relayed and self._has_moved_to(host, oid)
-        ask = Ask(host, address, errand, may_read_source, may_refer, is_relayed, is_moved)
-        prefix = gossip.Prefix(oid)
-        self._gossip.asked(host)
-        asked_s = self._clock()
-        try:
-            answer = await self._ask_peer(ask, want)
-            if not isinstance(answer, peer_wire.Refer):
-                verify.check_chunk(answer, want.content, want, host)
-        except (errors.ChunkInvalid, errors.RemoteProtocolError) as e:
-            self.invalid_chunks += 1
-            self._gossip.denied(host, prefix, self._clock())
-            self.failed(host, peer_health.FailureKind.LYING, e)
-            raise
-        except errors.SourceUnreachable as e:
-            self.failed(host, peer_health.FailureKind.UNREACHABLE, e)
-            raise
-        except errors.ChunkMissing:  # an honest no
-            self._gossip.denied(host, prefix, self._clock())
-            self._health.succeeded(host, self._clock())
-            raise
+            self._follow_tables()
+            while self._events:
+                fed = self._events.popleft()
+                failed = self._feed(*fed)
+                why = failed if fed is own else why
         finally:
-            self._gossip.answered(host)
-        self._judge(ask, want, answer, self._clock() - asked_s)
-        return answer
+            self._is_feeding = False
+        due_s = self.core.next_s
+        if due_s is not None and due_s < self._sleep.deadline:
+            self._sleep.deadline = due_s
+        return why
 
-    def _judge(
-        self, ask: Ask, want: want_.Want, answer: want_.Bytes | peer_wire.Refer, took_s: float
-    ) -> None:
-        """Note that a host answered; right bytes that come much too late are a failure, too."""
-        is_waited_for = ask.errand is errand_.Errand.GUEST_WAITS and isinstance(answer, want_.Bytes)
-        paces = self._paces[ask.may_read_source]
-        match paces.judge(ask.host, took_s, is_waited_for):
-            case pace.Verdict.LATE:
-                self._note_late(ask.host, want, took_s)
-            case pace.Verdict.IN_TIME:
-                self._health.succeeded(ask.host, self._clock())
+    def _feed(self, event: Event, what: tuple[Any, ...]) -> str:
+        try:
+            found = event(self.clock(), *what)
+        except Exception as error:  # what it was about ends, and no more
+            return self.faults.note(f"the exchange, told {event.__name__}", error)
+        for action in found:
+            self._do(action)
+        return ""
 
-    def too_late(
-        self, host: ids.HostId, want: want_.Want, took_s: float, may_read_source: bool
-    ) -> None:
-        """Note that another place was faster than ``host``, which has not answered yet."""
-        self._paces[may_read_source].note(host, took_s)
-        self._note_late(host, want, took_s)
+    def _do(self, action: actions.Action) -> None:
+        try:
+            self._doing[type(action)](action)
+        except Exception as error:  # the others are carried out all the same
+            self.faults.note(f"the exchange's {type(action).__name__}", error)
 
-    def _note_late(self, host: ids.HostId, want: want_.Want, took_s: float) -> None:
-        error = errors.SourceUnreachable(str(want), host, f"it needs {took_s:.2f} s or more")
-        self.failed(host, peer_health.FailureKind.UNREACHABLE, error)
+    def _follow_tables(self) -> None:
+        current, former = self._tables.current(), self._tables.former()
+        if self._in_force[0] is not current or self._in_force[1] is not former:
+            self._in_force = current, former
+            self._events.appendleft((self.core.table_changed, self._in_force))
 
-    def _has_moved_to(self, host: ids.HostId, oid: ids.Oid) -> bool:
-        """Say that ``host`` is a chunk's home by the last table, and was not by the one before."""
-        former = self._former_ring()
-        was_elsewhere = former is not None and homes.home(former, self._here, oid) != host
-        return was_elsewhere and self.is_home(host, oid)
+    async def run(self) -> None:
+        """Tell the core when its time has come, for ever."""
+        while True:
+            due_s, look_s = self.core.next_s, self.clock() + self._tables.look_s
+            self._sleep = trio.CancelScope(deadline=min(due_s or look_s, look_s))
+            with self._sleep:
+                await trio.sleep_forever()
+            if why := self.feed(self.core.tick):
+                raise errors.LocalProtocolError(f"the exchange's time stands still: {why}")
 
-    def _address_of(self, host: ids.HostId, want: want_.Want) -> str:
-        table = self._table_with(host)
-        if table is None:
-            raise errors.SourceUnreachable(str(want), host, "it is not on the ring any more")
-        return table.address_of(host)
+    # Who wants something
 
-    def _table_with(self, host: ids.HostId) -> ring.Ring | None:
-        """Return the table that a host is on: the one in force, or the one before it."""
-        if host in (table := self._current_ring()):
-            return table
-        former = self._former_ring()
-        is_known = former is not None and host in former and host not in self._given_up
-        return former if is_known else None
+    def want(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> want_.Want:
+        """Return what to ask for to have a chunk of an image."""
+        cut = image_map.geometry
+        place = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
+        return self.want_at(image_map, *place, image_map.cid(chunk_no))
 
-    # Names
+    def want_at(
+        self, image_map: chunk_map.ChunkMap, offset: int, length: int, cid: ids.Cid
+    ) -> want_.Want:
+        """Return what to ask for to have what lies somewhere in an image or its boot image."""
+        image_id = image_map.image_id
+        oid = self._names.oid(image_id, offset, cid)
+        return want_.Want(cid, oid, image_id, offset, length, image_map.scope_keys)
 
-    def oid(self, want: want_.Want) -> ids.Oid:
-        """Return the name of a chunk among hosts."""
-        return self._named.oid(want.image_id, want.offset, want.cid)
+    def is_home_of(self, want: want_.Want) -> bool:
+        """Say whether this host is the home of a chunk, as it sees the v-node table."""
+        return self.core.parts.tables.is_home(want.oid)
 
-    def may_give(self, want: want_.Want) -> bool:
-        """Say whether a chunk, if it is in the cache, may be given to a peer that wants it."""
-        return self._named.may_give(want.cid, self.oid(want))
+    def has(self, cid: ids.Cid) -> bool:
+        """Say whether a chunk is here already."""
+        return cid in self._cache
 
-    # Judging
+    def wish(
+        self,
+        wants: Sequence[want_.Want],
+        priority: Priority = Priority.GUEST,
+        deadline_s: float = math.inf,
+        told: Callable[[str], None] = lambda why: None,
+        is_patient: bool = True,
+    ) -> wish_.Wish:
+        """Have chunks that are not here; they are on their way when this returns.
 
-    def is_usable(self, host: ids.HostId) -> bool:
-        """Say whether ``host`` is worth asking now: on the ring and not in quarantine."""
-        is_known = self._table_with(host) is not None
-        return is_known and self._health.is_usable(host, self._clock())
+        At the source it is the turn of the guest for whom this is done (``disk_io.as_stream``).
 
-    def failed(
-        self, host: ids.HostId, kind: peer_health.FailureKind, error: errors.AcstorError
-    ) -> None:
-        """Note that ``host`` failed; say so in the log when it is left alone from now on."""
-        was_quarantined = host in self.quarantined()
-        self._health.failed(host, self._clock(), kind)
-        if not was_quarantined and host in self.quarantined():
-            self._gossip.lost(host)
-            LOG.warning("%s is left alone for %.1f s: %s", host, self.quarantined()[host], error)
+        :param deadline_s: how long they may take; infinite while they may still come
+        :param is_patient: a guest waits while they may still come; else every place is asked once
+        :param told: is told what is waited for, each time that nobody gave it
+        """
+        wish = wish_.Wish(wants, deadline_s, told, self._give_up)
+        until_s, guest = self.clock() + deadline_s, disk_io.guest()
+        if why := self.feed(self.core.wanted, wants, priority, wish, until_s, is_patient, guest):
+            wish.complete(actions.Complete(wish, [], Failure.UNREACHABLE, why))
+        return wish
+
+    def _give_up(self, wish: wish_.Wish) -> None:
+        self.feed(self.core.cancelled, wish)
+
+    async def fetch(
+        self,
+        want: want_.Want,
+        priority: Priority,
+        deadline_s: float = math.inf,
+        is_patient: bool = True,
+    ) -> Fetched:
+        """Return a chunk, from the cache if it is here; see :meth:`wish`.
+
+        :raises errors.AcstorError: see :meth:`wish.Wish.wait`
+        """
+        here = await self._cache.read_chunk(want.cid) if want.cid in self._cache else None
+        if here is not None:
+            return Fetched(here, Origin.CACHE)
+        with self.wish((want,), priority, deadline_s, is_patient=is_patient) as wish:
+            return (await wish.wait())[0]
+
+    def ahead(self, priority: Priority) -> ahead_.Ahead[Any]:
+        """Return what has many chunks brought that nobody waits for.
+
+        :param priority: the reason, which has a lane of the core
+        """
+
+        def begin(wants: Collection[tuple[Hashable, want_.Want]]) -> str:
+            return self.feed(self.core.each_wanted, wants, priority)
+
+        def give_up(tokens: Collection[Hashable]) -> None:
+            self.feed(self.core.cancelled, *tokens)
+
+        return ahead_.Ahead(begin, give_up)
+
+    def bring_soon(self, wants: Sequence[want_.Want]) -> None:
+        """Begin to have chunks that a guest is about to want; what is not had he asks for again."""
+        wants = [want for want in wants if want.cid not in self._cache]
+        if wants:
+            self.feed(self.core.wanted, wants, Priority.SOON, None)
+
+    def heard(self, host: ids.HostId, news: peer_wire.Prefixes) -> None:
+        """Take what a peer tells unasked."""
+        kinds = (peer_wire.Advertise, peer_wire.Gone, peer_wire.LetGo)
+        told = [news.prefixes if isinstance(news, kind) else () for kind in kinds]
+        self.feed(self.core.heard, host, *told)
+
+    def broke_rules(self, host: ids.HostId, why: str) -> None:
+        """Note that a peer that was asked broke the protocol, whoever waited for its answers."""
+        self.feed(self.core.broke_rules, host, why)
+
+    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+        """Note that a chunk has left the cache; return the names that it had."""
+        names = self._names.names(cid)
+        self.feed(self.core.gone, (cid,))
+        return names
+
+    def known(self) -> list[ids.Oid]:
+        """Return everything that neighbours have advertised, for an image attached later."""
+        return self.core.parts.holders.known()
 
     def quarantined(self) -> dict[ids.HostId, float]:
         """Return the hosts that are left alone now, and for how many seconds more.
 
         May be called from any thread.
         """
-        return self._health.quarantined(self._clock())
+        return self.core.parts.book.quarantined(self.clock())
 
-    # Advertisements
+    def tell(self, host: ids.HostId, news: peer_wire.News) -> None:
+        """Tell a host something, if it is on the table and worth it; never waits, never fails."""
+        self._asking.tell_now(host, news, self.clock())
 
-    def holders(self, want: want_.Want) -> list[ids.HostId]:
-        """Return the hosts that advertised a chunk and may be asked, fewest pending requests first.
+    # What the core says
 
-        Those that the table spares may not: traffic that took their v-nodes has no room for this.
-        """
-        hosts = self._gossip.holders(gossip.Prefix(self.oid(want)))
-        others = [host for host in hosts if host != self._here and self.is_usable(host)]
-        table = self._current_ring()
-        return [host for host in others if not table.is_spared(host)]
+    def _store(self, store: actions.Store) -> None:
+        stored: list[actions.Arrived] = []
+        refused: list[actions.Arrived] = []
+        for priority, chunks in itertools.groupby(store.chunks, _PRIORITY_OF):
+            with disk_io.as_stream(STREAMS.get(priority, disk_io.OURS)):
+                for chunk in chunks:
+                    (stored if self._keep(chunk) else refused).append(chunk)
+        if stored:
+            self.feed(self.core.stored, stored)
+        if refused:
+            self.feed(self.core.not_stored, refused)
+        if not self._is_full and not self._cache.has_room:
+            self._is_full = True
+            self._nursery.start_soon(self._wait_for_room)
 
-    def is_busier(self, host: ids.HostId, other: ids.HostId) -> bool:
-        """Say whether more requests of this host are pending at ``host`` than at ``other``."""
-        return self._gossip.pending(host) > self._gossip.pending(other)
+    def _keep(self, chunk: actions.Arrived) -> bool:
+        want, (data, origin) = chunk.want, chunk.data
+        if chunk.is_own:
+            self.counters.fetched[want.image_id].add(origin, want.length)
+        if chunk.giver is None:
+            self.counters.source_bytes += want.length
+        keep = KeepClass.HOME if chunk.is_kept else KeepClass.BORROWED
+        try:
+            return self._cache.store(want.cid, data, keep)
+        except Exception as error:  # as if there were no room: it is given to who waits for it
+            self.faults.note("storing a chunk", error)
+            return False
 
-    def heard(self, host: ids.HostId, told: Sequence[int], lookups: int = 1) -> list[gossip.Prefix]:
-        """Note what ``host`` advertises; return what is listened to, at ``lookups`` for each."""
-        if self._topology is None or not self._is_near(host):
-            return []
-        known = [gossip.Prefix(prefix) for prefix in told]
-        return self._gossip.advertised(host, known, self._clock(), lookups)
+    async def _wait_for_room(self) -> None:
+        """Let nothing be fetched ahead until the disk has caught up."""
+        self.feed(self.core.has_room, False)
+        await self._cache.wait_for_room()
+        self._is_full = False
+        self.feed(self.core.has_room, True)
 
-    def known(self) -> list[gossip.Prefix]:
-        """Return everything that neighbours have advertised, for an image attached later."""
-        return self._gossip.known()
+    def _complete(self, complete: actions.Complete) -> None:
+        wish: Any = complete.token
+        if complete.failure is not None:
+            complete = complete._replace(why=self._in_words(wish, complete.why))
+        if complete.failure is Failure.LOST:
+            image_id = wish.wants[0].image_id
+            untold = self._told.left_out((image_id, "lost"), self.clock())
+            if untold is not None:
+                LOG.error(
+                    "image %s: bytes of it are lost, guests that read them get I/O errors: "
+                    "%s: %s (and %d like it)",
+                    *(image_id, wish.what, complete.why, untold),
+                )
+        wish.complete(complete)
 
-    def have(self, want: want_.Want, giver: ids.HostId | None) -> None:
-        """Tell the neighbours of a chunk that has come here.
+    def _tell_waiter(self, told: actions.Told) -> None:
+        wish: Any = told.token
+        why = self._in_words(wish, told.why)
+        if (absent := told.absent) is not None:
+            key = absent.image_id, "absent"
+            if self._told.left_out(key, self.clock()) is not None:
+                LOG.warning(
+                    "image %s: bytes of it cannot be had, guests that read them wait and get I/O "
+                    "errors in %.0f s: %s: %s",
+                    *(absent.image_id, told.lost_in_s, wish_.in_words(absent), why),
+                )
+        wish.tell(why)
 
-        :param giver: the host that gave it; None for the source
-        """
-        oid = self.oid(want)
-        self._named.note(want.cid, oid)
-        if self._topology is not None:
-            self._gossip.have(gossip.Prefix(oid), self._clock(), giver)
-            self._has_news.set()
+    def _in_words(self, wish: wish_.Wish, why: str) -> str:
+        """Return why chunks do not come, with what the source has said of their image last."""
+        said = self._reading.said.get(wish.wants[0].image_id)
+        return f"{why}; {said}" if said else why
 
-    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
-        """Take back what was told of a chunk that has left the cache; return its names."""
-        names = self._named.gone(cid)
-        if self._topology is not None:
-            for oid in names:
-                self._gossip.gone(gossip.Prefix(oid), self._clock())
-            self._has_news.set()
-        return names
-
-    def heard_gone(self, host: ids.HostId, prefixes: Sequence[int]) -> None:
-        """Note that ``host`` has lost chunks."""
-        if self._is_near(host):
-            self._gossip.taken_back(host, [*map(gossip.Prefix, prefixes)], self._clock())
-
-    def _is_near(self, host: ids.HostId) -> bool:
-        return host in self._current_ring().group_of(self._here)
-
-    # Copies
-
-    def is_home(self, host: ids.HostId, oid: ids.Oid) -> bool:
-        """Say whether ``host`` is a chunk's home as this host sees the ring."""
-        return homes.home(self._current_ring(), self._here, oid) == host
-
-    def gave(self, want: want_.Want, host: ids.HostId) -> None:
-        """Note that ``host`` has been given a chunk, or will be; if this is its home, count it."""
-        if self.is_home(self._here, self.oid(want)):
-            self.copies.gave(self.oid(want), host)
-
-    def heard_let_go(
-        self, host: ids.HostId, told: Sequence[int], lookups: int = 1
-    ) -> list[gossip.Prefix]:
-        """Return those chunks that ``host`` may ask this one to let go: it is their home."""
-        if not self._is_near(host):
-            return []
-        heard = told[: self._gossip.listen(host, len(told), self._clock(), lookups)]
-        return [gossip.Prefix(prefix) for prefix in heard if self.is_home(host, ids.Oid(prefix))]
-
-    # Telling
-
-    async def run(self) -> None:
-        """Tell others what they are to know when it is due, for ever."""
-        while True:
-            self._follow_ring()
-            now = self._clock()
-            for host, prefixes in self._gossip.take_gone(now):
-                self.tell_now(host, peer_wire.Gone(prefixes))
-            for host, prefixes in self._gossip.take_batches(now):
-                self.tell_now(host, peer_wire.Advertise(prefixes))
-            self._tell_copies(now)
-            due = self._gossip.next_timeout()
-            if due is not None:
-                await trio.sleep(max(0.0, due - now))
-                continue
-            self._has_news = trio.Event()
-            with trio.move_on_after(LOOK_AT_RING_S):
-                await self._has_news.wait()
-
-    def _tell_copies(self, now: float) -> None:
-        if now >= self._let_go_due:
-            self._let_go_due = now + LET_GO_EVERY_S
-            for hint in self.copies.take():
-                self.tell_now(hint.host, peer_wire.LetGo(hint.oids))
-
-    def tell_now(self, host: ids.HostId, news: peer_wire.News) -> None:
-        """Tell a host something, if it is on the ring and worth it; never waits, never fails."""
-        if host in (table := self._current_ring()) and self.is_usable(host):
-            self._tell(host, table.address_of(host), news)
-
-    def _follow_ring(self) -> None:
-        """Choose the neighbours anew, among near hosts, when the ring has changed."""
-        table = self._current_ring()
-        if table is self._known_ring:
-            return
-        self._known_ring = table
-        self._given_up.clear()
-        if self._topology is None:
-            return
-        near = table.group_of(self._here)
-        hosts = [ids.HostId(host.host) for host in near.hosts]
-        told = neighbours.neighbours(hosts, self._here, self._topology, locations=near.locations())
-        self._gossip.set_neighbours(told, self._clock())
+    def _say_left_alone(self, alone: actions.LeftAlone) -> None:
+        LOG.warning("%s is left alone for %.1f s: %s", alone.host, alone.for_s, alone.why)

@@ -7,6 +7,8 @@ What comes without the service's signature is refused and named in the log.
 """
 
 import collections
+import dataclasses
+import heapq
 import logging
 import random
 import time
@@ -19,7 +21,7 @@ import trio
 
 from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import exchange
 from acstor_agent.cloud import bus
 from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
@@ -51,20 +53,37 @@ class Held(NamedTuple):
     """What the host has exchanged since the start, and what it holds now.
 
     :param chunks: bytes of chunks that came and went
+    :param source: what of them came from the sources for guests who waited
     """
 
     chunks: links.Carried
     cache_bytes: int
     cache_limit_bytes: int
+    source: decision_api.Timed = decision_api.Timed()
 
 
-def held_by(chunks: fetcher.Fetcher, cache: cache_files.CacheFiles) -> Held:
+def held_by(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> Held:
     """Return what a host's parts have exchanged, and what they hold."""
     counted, statistics = chunks.counters, cache.statistics
     given = (counters.Origin.PEER, counters.Origin.HOME)
     came = counted.given_by(given) + counted.source_bytes
     moved = links.Carried(came, counted.served_bytes)
-    return Held(moved, statistics.stored_bytes, statistics.limit_bytes)
+    source = decision_api.Timed(counted.source_timed_bytes, counted.source_s)
+    return Held(moved, statistics.stored_bytes, statistics.limit_bytes, source)
+
+
+@dataclasses.dataclass(slots=True)
+class _Peer:
+    """What went to and from one peer since the last sample; see :class:`decision_api.Exchanged`."""
+
+    received: int = 0
+    sent: int = 0
+    timed: int = 0
+    took_s: float = 0.0
+
+    def told(self) -> decision_api.Exchanged:
+        timed = decision_api.Timed(self.timed, self.took_s)
+        return decision_api.Exchanged(self.received, self.sent, timed)
 
 
 class DecisionLink:
@@ -107,19 +126,26 @@ class DecisionLink:
         self._session = random.getrandbits(63)
         self._began_s, self._started_s = time.monotonic(), time.time()
         self._number = 0
-        self._peers: collections.Counter[tuple[ids.HostId, bool]] = collections.Counter()
+        self._peers: collections.defaultdict[ids.HostId, _Peer] = collections.defaultdict(_Peer)
         self._sketch: tuple[int, ...] = ()
         self._sketched_s = -SKETCH_AGAIN_S
         self._can_look = True
         self._is_listening = False
 
-    def received(self, peer: ids.HostId, count: int) -> None:
-        """Count bytes of a chunk that a peer gave."""
-        self._peers[peer, True] += count
+    def received(self, peer: ids.HostId, count: int, took_s: float | None = None) -> None:
+        """Count bytes of a chunk that a peer gave.
+
+        :param took_s: from the question to the bytes, if a guest waited for them
+        """
+        counted = self._peers[peer]
+        counted.received += count
+        if took_s is not None:
+            counted.timed += count
+            counted.took_s += took_s
 
     def sent(self, peer: ids.HostId, count: int) -> None:
         """Count bytes of a chunk that a peer was given."""
-        self._peers[peer, False] += count
+        self._peers[peer].sent += count
 
     async def run(self) -> None:
         """Send a sample in every collection, for ever; it may be begun again when it has failed."""
@@ -173,16 +199,13 @@ class DecisionLink:
             self._sketch = await trio.to_thread.run_sync(lambda: sketch.make(self._cids()))
             self._sketched_s = now_s
 
-    def _take_peers(self) -> dict[str, decision_api.Traffic]:
+    def _take_peers(self) -> dict[str, decision_api.Exchanged]:
         """Return the bytes by peer since the last sample, of the busiest peers."""
-        counted, self._peers = self._peers, collections.Counter()
-        totals: collections.Counter[ids.HostId] = collections.Counter()
-        for (peer, _), count in counted.items():
-            totals[peer] += count
-        return {
-            peer: decision_api.Traffic(counted[peer, True], counted[peer, False])
-            for peer, _ in totals.most_common(MOST_PEERS)
-        }
+        counted, self._peers = self._peers, collections.defaultdict(_Peer)
+        busiest = heapq.nlargest(
+            MOST_PEERS, counted.items(), key=lambda item: item[1].received + item[1].sent
+        )
+        return {peer: bytes_of.told() for peer, bytes_of in busiest}
 
     def _started(self) -> float:
         """Return when it started by the wall clock, as that is now: it may have been set since."""
@@ -198,7 +221,7 @@ class DecisionLink:
         newer: traffic_meter.Look,
         before: Held,
         held: Held,
-        peers: dict[str, decision_api.Traffic],
+        peers: dict[str, decision_api.Exchanged],
         images: Images,
     ) -> decision_api.Sample:
         total = links.carried(look.links, newer.links)
@@ -224,6 +247,10 @@ class DecisionLink:
             ring_epoch=self._rings.told_epoch(),
             sketch=self._sketch,
             peers=peers,
+            source=decision_api.Timed(
+                held.source.received - before.source.received,
+                held.source.took_s - before.source.took_s,
+            ),
             images=images,
         )
 

@@ -33,6 +33,10 @@ from acstor_common import whole_file
 LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
+FORMER_S = 3600.0
+"""How long the table that was replaced counts: new homes ask its homes before the source, and its
+hosts may speak. A newer table ends it, too. What nobody has read for an hour is worth a read of the
+source; a host that must not speak is revoked."""
 MAX_KEPT_BYTES = 2 * ring.MAX_FILE_BYTES + 1024
 """A table as text in JSON: each quote takes two bytes."""
 

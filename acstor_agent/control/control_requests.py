@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import exchange
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_socket
 from acstor_agent.core.disk_scheduling import request as requests
@@ -67,7 +67,7 @@ class ControlRequests:
         uses: uses_.Uses,
         whole: wholeness.Wholeness | None,
         made: disks.Disks,
-        chunks: fetcher.Fetcher,
+        chunks: exchange.Exchange,
         detaching: detaching_.Detaching,
         rings: ring_keeper.RingKeeper,
         io: disk_io.DiskIo,

@@ -13,9 +13,7 @@ from typing import Any
 from acstor_agent import disk_io
 from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import admission
 from acstor_agent.chunks import exchange
-from acstor_agent.chunks import fetcher
 from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core import counters
@@ -31,6 +29,7 @@ from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import promises
 from acstor_agent.images import sharing as sharing_
+from acstor_agent.images import unattached
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import waiting
 from acstor_agent.images import wholeness
@@ -274,42 +273,42 @@ def of_guests(reads: waiting.Waiting, writes: waiting.Waiting, ended: int) -> di
     }
 
 
-def of_refused(asked: admission.Admission, connected: strangers.Strangers) -> dict[str, int]:
+def of_refused(
+    chunks: exchange.Exchange, looked: unattached.UnattachedImages, connected: strangers.Strangers
+) -> dict[str, int]:
     """Return how often other hosts, or who says to be one, were refused."""
     return {
-        "gets": asked.refused,
-        "looks": asked.refused_looks,
+        "gets": chunks.core.counters.not_admitted,
+        "looks": looked.refused,
         "connections": connected.dropped,
         "handshakes": connected.handshakes.refused,
     }
 
 
-def of_exchange(
-    chunks: fetcher.Fetcher, peers: exchange.Exchange, net: peer_net.PeerNet
-) -> dict[str, Any]:
+def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, Any]:
     """Return what entered and left the host, and the peers that are left alone."""
-    counted = chunks.counters
+    counted, core = chunks.counters, chunks.core.counters
     return {
-        "chunks_in_flight": chunks.in_flight,
+        "chunks_in_flight": len(chunks.core),
         "source_bytes": counted.source_bytes,
         "relayed_bytes": counted.relayed_bytes,
         "served_bytes": counted.served_bytes,
         "served_chunks": counted.served_chunks,
-        "invalid_chunks": peers.invalid_chunks,
-        "fallbacks": counted.fallbacks,
-        "races": chunks.hedge.races,
-        "referrals_followed": peers.referrals,
-        "source_first": chunks.preference.source_firsts,
-        "is_source_first": chunks.preference.is_source_first,
-        "advertised": peers.told.sent,
-        "advertised_ignored": peers.told.ignored,
-        "advertised_denied": peers.told.denied,
-        "taken_back": peers.told.taken_back,
-        "copies_told": peers.copies.told,
+        "invalid_chunks": core.invalid,
+        "fallbacks": core.fallbacks,
+        "races": core.races,
+        "referrals_followed": counted.referrals,
+        "source_first": core.source_firsts,
+        "is_source_first": chunks.core.waiters.travels.preference.is_source_first,
+        "advertised": counted.advertised,
+        "advertised_ignored": core.ignored,
+        "advertised_denied": core.denied,
+        "taken_back": counted.taken_back,
+        "copies_told": counted.copies_told,
         "copies_let_go": counted.let_go,
         "endpoint_reopened": net.endpoint.reopened,
-        "peer_faults": net.faults.count,
-        "quarantined": {host: round(left_s, 1) for host, left_s in peers.quarantined().items()},
+        "peer_faults": net.faults.count + chunks.faults.count,
+        "quarantined": {host: round(left_s, 1) for host, left_s in chunks.quarantined().items()},
     }
 
 

@@ -4,6 +4,7 @@
 In folders by what they serve:
 
 * ``exchange``: whom to ask for a chunk, and what hosts tell each other;
+* ``transfers``: the exchange of one host as one machine;
 * ``images``: what of an image to read, to fetch ahead, and to keep whole;
 * ``cache``: which chunks lie where on the host's disk;
 * ``disks``: disks that guests write;

@@ -142,20 +142,28 @@ class ExchangeCounters:
     """What is counted where chunks enter and leave the host.
 
     ``fetched`` is by image, ``fetched_before`` of images that were forgotten; ``source_bytes`` are
-    those that this host read from the source, for itself and for peers; ``relayed_bytes`` those
-    that it took from another home instead; ``let_go`` chunks that their homes asked it to let go
-    first.
+    those that this host read from the source, for itself and for peers; guests, here or elsewhere,
+    waited for ``source_timed_bytes`` of them, in ``source_s`` the time of each chunk from the
+    question to its bytes, added up; ``relayed_bytes`` are those that it took from another home
+    instead; ``referrals`` answers that named others; ``advertised`` and ``taken_back`` what
+    neighbours were told, once for each; ``copies_told`` what others were asked to let go first,
+    ``let_go`` what their homes asked this host to.
     """
 
     __slots__ = (
-        "fallbacks",
+        "advertised",
+        "copies_told",
         "fetched",
         "fetched_before",
         "let_go",
+        "referrals",
         "relayed_bytes",
         "served_bytes",
         "served_chunks",
         "source_bytes",
+        "source_s",
+        "source_timed_bytes",
+        "taken_back",
     )
 
     def __init__(self) -> None:
@@ -164,9 +172,12 @@ class ExchangeCounters:
         self.served_chunks = 0
         self.served_bytes = 0
         self.source_bytes = 0
+        self.source_timed_bytes = 0
+        self.source_s = 0.0
         self.relayed_bytes = 0
-        self.let_go = 0
-        self.fallbacks = 0
+        self.referrals = 0
+        self.advertised = self.taken_back = 0
+        self.copies_told = self.let_go = 0
 
     def forget(self, image_id: ids.ImageId) -> None:
         """Count an image that is not attached any more together with others like it."""

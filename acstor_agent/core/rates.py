@@ -8,7 +8,6 @@ Times are seconds of one clock that never goes back, given by the caller.
 """
 
 import collections
-from collections.abc import Callable
 from collections.abc import Hashable
 from typing import Generic
 from typing import NamedTuple
@@ -32,7 +31,6 @@ class Buckets(Generic[Who]):
     """A bucket for each.
 
     :param limit: of how many something is remembered; who took nothing for longest is forgotten
-    :param forgotten: is told who
 
     >>> buckets = Buckets(Rate(per_s=1.0, burst=2.0), limit=100)
     >>> [buckets.takes("h1", 1.0, now=0.0) for _ in range(3)], buckets.takes("h2", 1.0, now=0.0)
@@ -41,12 +39,9 @@ class Buckets(Generic[Who]):
     True
     """
 
-    def __init__(
-        self, rate: Rate, limit: int, forgotten: Callable[[Who], None] = lambda who: None
-    ) -> None:
+    def __init__(self, rate: Rate, limit: int) -> None:
         self._rate = rate
         self._limit = limit
-        self._forgotten = forgotten
         self._levels: collections.OrderedDict[Who, tuple[float, float]] = collections.OrderedDict()
 
     def __len__(self) -> int:
@@ -64,7 +59,7 @@ class Buckets(Generic[Who]):
         self._levels[who] = level, max(now, since)
         self._levels.move_to_end(who)
         if len(self._levels) > self._limit:
-            self._forgotten(self._levels.popitem(last=False)[0])
+            self._levels.popitem(last=False)
 
     def takes(self, who: Who, amount: float, now: float) -> bool:
         """Take so much if one may have it; say whether that was so."""

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import want as want_
+from acstor_agent.chunks import wish
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import disk_plan
 from acstor_agent.core.images import chunk_state
@@ -96,7 +96,7 @@ class Disk:
         """How many chunks were written first since the last sync."""
         return len(self._unsynced)
 
-    async def read(self, offset: int, length: int) -> want_.Bytes:
+    async def read(self, offset: int, length: int) -> wish.Bytes:
         """Return a range of the disk, cut at its end; use it before anything is awaited.
 
         :raises errors.AcstorError: a chunk of the image is not to be had
@@ -234,7 +234,7 @@ class Disk:
         whole = disk_plan.chunks_of(header.cut, 0, header.image_bytes)
         return [n for n in whole if not disk_plan.is_on_disk(self._states, n)]
 
-    async def keep(self, chunk_no: int, data: want_.Bytes) -> None:
+    async def keep(self, chunk_no: int, data: wish.Bytes) -> None:
         """Put the image's bytes of a chunk into the disk's own file, unless a guest wrote there.
 
         :raises OSError: ENOSPC and others of the host's own disk; nothing has changed

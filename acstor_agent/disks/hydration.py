@@ -10,7 +10,7 @@ that still depends on something is named, with the reason.
 from collections.abc import Sequence
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import exchange
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.disks import disk
 from acstor_agent.images import bringing
@@ -25,7 +25,7 @@ _Place = tuple[disk.Disk, int]
 async def hydrate(
     disks: Sequence[disk.Disk],
     image: mirror.Mirror,
-    chunks: fetcher.Fetcher,
+    chunks: exchange.Exchange,
     report: bringing.Report,
 ) -> dict[str, int]:
     """Copy what disks have of the image that they began as; return what it came to in bytes.
@@ -34,28 +34,27 @@ async def hydrate(
     :raises errors.Unusable: some of it could not be had or kept; what came is kept
     """
     needed = [
-        ((one, chunk_no), image.want(chunk_no).length)
+        (one, chunk_no)
         for one in disks
         for chunk_no in one.chunks_of_image()
         if image.map.cid(chunk_no) != ids.ZERO_CID
     ]
 
-    async def bring(place: _Place) -> bool:
+    async def keep(place: _Place, came: exchange.Fetched | None) -> None:
         one, chunk_no = place
-        want = image.want(chunk_no)
-        came = await chunks.fetch_ahead(want, fetcher.Errand.HYDRATE)
-        here = came or await chunks.fetch_once(want, fetcher.Errand.HYDRATE)
+        if came is None:  # it was here a moment ago
+            came = await chunks.fetch(image.want(chunk_no), exchange.Priority.HYDRATE)
         stream = requests.Stream(requests.Klass.FILL, f"hydrate {one.header.disk_id}")
         with disk_io.as_stream(stream):
-            await one.keep(chunk_no, here.data)
-        return came is not None
+            await one.keep(chunk_no, came.data)
 
     came = await bringing.bring_all(
-        needed,
-        bring,
+        ((place, image.want(place[1])) for place in needed),
+        chunks.ahead(exchange.Priority.HYDRATE),
+        lambda want: chunks.has(want.cid),
         report,
-        total_bytes=sum(length for _, length in needed),
-        at_a_time=chunks.background_limit,
+        total_bytes=sum(image.map.geometry.chunk_length(chunk_no) for _, chunk_no in needed),
+        keep=keep,
     )
     for one in disks:
         await one.sync()

@@ -10,7 +10,7 @@ import pathlib
 
 import trio
 
-from acstor_agent.chunks import unattached
+from acstor_agent.images import unattached
 from acstor_agent.sources import base
 from acstor_common import boot_image
 from acstor_common import chunk_map

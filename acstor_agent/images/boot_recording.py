@@ -25,6 +25,14 @@ LOG = logging.getLogger(__name__)
 LEAST_CHUNKS = 16
 """Who read less of an image did not boot from it."""
 TICK_S = 1.0
+LONGEST_S = 180.0
+"""A boot is recorded for this long at most, ten times what boots to the login prompt took where
+they were measured, by emulation: what comes later is work, and of no use to other boots."""
+IDLE_S = 20.0
+"""A boot that is being recorded is over when nothing new was read for this long."""
+BOOTS = 4
+"""Boots of one image that a worker records. A boot image needs two traces, and two of a host are
+kept where it is made; the others are for boots that came to nothing."""
 MOST_ASKED = 1024
 """Images of which operators want boots recorded; the one asked for first is forgotten."""
 
@@ -67,7 +75,7 @@ class BootRecording:
         """
         if not self._limits.longest_s:
             raise errors.Unusable(
-                "boot_record_longest_s", "is 0, so nothing is recorded here", "Set it to e.g. 300"
+                "record_boots", "is false, so nothing is recorded here", "Set it to true"
             )
         self._ask(image_id, self._sent.get(image_id, 0) + boots)
 

@@ -23,8 +23,7 @@ import trio
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
-from acstor_agent.chunks import fetcher
-from acstor_agent.chunks import want as want_
+from acstor_agent.chunks import wish
 from acstor_agent.core import counters
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.disk_scheduling import request as requests
@@ -45,6 +44,8 @@ HEAD_PATIENCE_S = 1.0
 LOOK_AGAIN_S = 60.0
 """An image without a boot image, or with a bad one, is not looked at again for this long."""
 TICK_S = 1.0
+UNAVAILABLE = (errors.ChunkUnavailable, errors.DeadlineExceeded)
+"""What ends the wait for a frame, or for the head: its chunks come one by one."""
 
 
 class State(enum.Enum):
@@ -82,7 +83,7 @@ class Host:
         folder: pathlib.Path,
         *,
         source: base.Source,
-        chunks: fetcher.Fetcher,
+        chunks: exchange.Exchange,
         cache: cache_files.CacheFiles,
         nursery: trio.Nursery,
         memory: boot_memory.BootMemory,
@@ -213,7 +214,7 @@ class Booting:
         frame = self._head.frames.get(cid)
         return frame is not None and (self.state is State.LOADING or self._is_local(frame))
 
-    async def bring(self, cid: ids.Cid) -> fetcher.Fetched | None:
+    async def bring(self, cid: ids.Cid) -> wish.Fetched | None:
         """Return a chunk that a guest waits for if the boot image has it; None if it has not."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             with trio.move_on_after(HEAD_PATIENCE_S):
@@ -223,12 +224,12 @@ class Booting:
             return None
         try:
             with trio.move_on_after(self._host.frame_patience_s):
-                chunks, origin = await self._unpacked(frame, fetcher.Errand.GUEST_WAITS)
+                chunks, origin = await self._unpacked(frame, wish.Priority.GUEST)
                 self._keep(chunks)
-                return fetcher.Fetched(chunks[cid], origin) if cid in chunks else None
+                return wish.Fetched(chunks[cid], origin) if cid in chunks else None
         except errors.BootImageFormatError as e:
             self._ignore(e)
-        except exchange.PEER_ERRORS as e:
+        except UNAVAILABLE as e:
             LOG.debug("%s: %s", self._what, e)
         return None
 
@@ -271,7 +272,7 @@ class Booting:
             except errors.ChunkMissing as e:
                 self._head.forget()
                 self._give_up(State.NONE, e)
-            except exchange.PEER_ERRORS as e:
+            except UNAVAILABLE as e:
                 if isinstance(e, errors.ChunkInvalid):  # another one has taken its place
                     self._head.forget()
                 self._host.counters.failed += 1
@@ -329,9 +330,9 @@ class Booting:
         try:
             for frame in left:
                 if self._is_needed(frame):
-                    chunks, _ = await self._unpacked(frame, fetcher.Errand.READ_AHEAD)
+                    chunks, _ = await self._unpacked(frame, wish.Priority.SOON)
                     self._keep(chunks)
-        except (*exchange.PEER_ERRORS, errors.BootImageFormatError) as e:
+        except (*UNAVAILABLE, errors.BootImageFormatError) as e:
             failures.append(e)
             scope.cancel()
 
@@ -346,21 +347,17 @@ class Booting:
         return self._host.chunks.has(frame.cid)
 
     async def _unpacked(
-        self, frame: boot_image.Frame, errand: fetcher.Errand
+        self, frame: boot_image.Frame, priority: wish.Priority
     ) -> tuple[dict[ids.Cid, memoryview], counters.Origin]:
         """Return the chunks of a frame, each checked, and where the frame came from."""
-        want = want_.Want(
-            self._map.image_id,
-            base.AT_BOOT_IMAGE + frame.offset,
-            frame.stored_bytes,
-            frame.cid,
-            self._map.scope_keys,
-        )
-        fetched = await self._host.chunks.fetch_once(want, errand)
-        chunks = await trio.to_thread.run_sync(
+        chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset
+        want = chunks.want_at(self._map, offset, frame.stored_bytes, frame.cid)
+        patience_s = self._host.frame_patience_s
+        fetched = await chunks.fetch(want, priority, patience_s, is_patient=False)
+        found = await trio.to_thread.run_sync(
             boot_image.unpack_checked, self._map, frame, fetched.data, self._what
         )
-        return chunks, fetched.origin
+        return found, fetched.origin
 
     def _keep(self, chunks: dict[ids.Cid, memoryview]) -> None:
         """Keep chunks in memory while guests boot; afterwards the cache is their place."""

@@ -1,24 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much is brought that nobody waits for: some at a time, to the end, with its progress.
+"""How much is brought that nobody waits for: in batches, to the end, with its progress.
 
 The one rule: what cannot be had stops nothing else; it is told at the end.
 """
 
 import dataclasses
+import itertools
+from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Generic
 from typing import TypeVar
 
 import trio
 
+from acstor_agent.chunks import ahead as ahead_
+from acstor_agent.core.transfers import want as want_
 from acstor_common import errors
 
+BATCH = 64
+"""Chunks that are asked for together, as soon as no more than these are left: so there are always
+some for the core to begin (``core/transfers/fetching/lanes``), and few to take back."""
 REPORT_INTERVAL_S = 0.5
 
 Report = Callable[[int, int], Awaitable[None]]
 _T = TypeVar("_T")
+_Thing = tuple[_T, want_.Want]
+_Became = ahead_.Outcome | OSError | None
 
 
 @dataclasses.dataclass
@@ -30,6 +40,15 @@ class Came(Generic[_T]):
     failed_bytes: int = 0
     failures: list[tuple[_T, Exception]] = dataclasses.field(default_factory=list)
 
+    def note(self, thing: _T, length: int, became: _Became) -> None:
+        """Note what became of a thing; None: it was here."""
+        self.done_bytes += length
+        if isinstance(became, Exception):
+            self.failures.append((thing, became))
+            self.failed_bytes += length
+        elif became is not None:
+            self.fetched_bytes += length
+
     def tally(self) -> dict[str, int]:
         """Return the bytes, as clients are told."""
         return {
@@ -38,42 +57,69 @@ class Came(Generic[_T]):
 
 
 async def bring_all(
-    things: Iterable[tuple[_T, int]],
-    bring: Callable[[_T], Awaitable[bool]],
+    things: Iterable[_Thing[_T]],
+    ahead: ahead_.Ahead[_Thing[_T]],
+    is_here: Callable[[want_.Want], bool],
     report: Report,
     *,
     total_bytes: int,
-    at_a_time: int,
+    keep: Callable[[_T, ahead_.Fetched | None], Awaitable[None]] | None = None,
 ) -> Came[_T]:
-    """Bring things and return what came of it.
+    """Have the chunks of things brought and return what came of it.
 
-    :param things: each with its length in bytes
-    :param bring: says whether it was not here; raises AcstorError or OSError if it cannot be had
     :param report: is told the bytes done and ``total_bytes``, twice a second
+    :param keep: takes what came, or None for what was here; raises AcstorError or OSError if it
+        cannot
     """
-    came, room = Came[_T](), trio.Semaphore(at_a_time)
-
-    async def take(thing: _T, length: int) -> None:
-        try:
-            if await bring(thing):
-                came.fetched_bytes += length
-        except (errors.AcstorError, OSError) as e:
-            came.failures.append((thing, e))
-            came.failed_bytes += length
-        finally:
-            came.done_bytes += length
-            room.release()
+    came = Came[_T]()
 
     async def tell() -> None:
         while True:
             await report(came.done_bytes, total_bytes)
             await trio.sleep(REPORT_INTERVAL_S)
 
+    async def take(one: _Thing[_T], became: ahead_.Outcome | None) -> None:
+        thing, want = one
+        failure: errors.AcstorError | OSError | None = None
+        if keep is not None and not isinstance(became, errors.AcstorError):
+            try:
+                await keep(thing, became)
+            except (errors.AcstorError, OSError) as e:
+                failure = e
+        came.note(thing, want.length, failure or became)
+
     async with trio.open_nursery() as reporting:
         reporting.start_soon(tell)
-        async with trio.open_nursery() as nursery:
-            for thing, length in things:
-                await room.acquire()
-                nursery.start_soon(take, thing, length)
+        with ahead:
+            async for some in _some_of(things, ahead, is_here):
+                if keep is None:
+                    for (thing, want), became in some:
+                        came.note(thing, want.length, became)
+                    continue
+                async with trio.open_nursery() as nursery:
+                    for one, became in some:
+                        nursery.start_soon(take, one, became)
         reporting.cancel_scope.cancel()
     return came
+
+
+async def _some_of(
+    things: Iterable[_Thing[_T]],
+    ahead: ahead_.Ahead[_Thing[_T]],
+    is_here: Callable[[want_.Want], bool],
+) -> AsyncIterator[Sequence[tuple[_Thing[_T], ahead_.Outcome | None]]]:
+    """Yield what becomes of things, some at a time; None: it is here."""
+    rest, is_more = iter(things), True
+    while is_more or ahead:
+        if not is_more or len(ahead) > BATCH:
+            yield await ahead.came()
+            continue
+        await trio.lowlevel.checkpoint()
+        some = list(itertools.islice(rest, BATCH))
+        is_more = bool(some)
+        here: list[_Thing[_T]] = []
+        missing: list[_Thing[_T]] = []
+        for one in some:
+            (here if is_here(one[1]) else missing).append(one)
+        ahead.ask((one, one[1]) for one in missing)
+        yield [(one, None) for one in here]

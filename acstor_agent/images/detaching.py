@@ -23,7 +23,7 @@ from collections.abc import Iterable
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import exchange
 from acstor_agent.images import booting
 from acstor_agent.images import mirrors
 from acstor_agent.images import uses as uses_
@@ -69,7 +69,7 @@ class Detaching:
         unused_s: float,
         *,
         source: base.Source,
-        chunks: fetcher.Fetcher,
+        chunks: exchange.Exchange,
         cache: cache_files.CacheFiles,
         is_kept: Callable[[ids.ImageId], bool] = lambda image_id: False,
         others: Iterable[Detached] = (),

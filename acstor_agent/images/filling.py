@@ -7,6 +7,7 @@ wait now and then (``core/images/whole_pace.py``).
 """
 
 import collections
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -16,15 +17,17 @@ from collections.abc import Iterable
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import ahead as ahead_
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import wish
 from acstor_agent.core.cloud import links
 from acstor_agent.core.images import promise as promise_
 from acstor_agent.core.images import shares
 from acstor_agent.core.images import whole_pace
+from acstor_agent.core.transfers import want as want_
 from acstor_agent.images import booting
 from acstor_agent.images import mirrors
 from acstor_agent.images import pre_seed
-from acstor_agent.images import prefetching
 from acstor_agent.images import promises as promises_
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -34,10 +37,12 @@ SLICE_S = 5.0
 """For so long one image is filled before it is asked again which one is next."""
 MEASURE_S = 1.0
 UNDER_WAY = 8
+TOGETHER_S = 0.01
+"""Chunks are asked for together that come in this time at the rate that is allowed."""
 CALM_S = 1.0
 """Until no guest has waited for so long, one is under way: it is before what a guest wants."""
 FETCH_S = 60.0
-"""No chunk is waited for longer: then it counts as failed."""
+"""No chunk is waited for longer after a slice: then it counts as failed."""
 FAILURES = 8
 """Chunks that may fail before a slice ends early."""
 YIELD_S = 0.25
@@ -83,12 +88,27 @@ class Progress:
 
 
 class _Slice:
-    """What came of filling an image for some seconds."""
+    """Filling an image for some seconds, and what came of it."""
 
-    def __init__(self, until_s: float) -> None:
-        self.until_s = until_s
+    def __init__(self, image_map: chunk_map.ChunkMap, progress: Progress, until_s: float) -> None:
+        self.map, self.progress, self.until_s = image_map, progress, until_s
         self.came = self.failures = 0
         self.why = ""
+
+    def length(self, number: int) -> int:
+        """Return the length of a chunk."""
+        return self.map.geometry.chunk_length(number)
+
+    def has_come(self, number: int) -> None:
+        """Note that a chunk is here."""
+        self.came += 1
+        self.progress.left_bytes = max(0, (self.progress.left_bytes or 0) - self.length(number))
+
+    def failed(self, number: int, why: str) -> None:
+        """Note that a chunk did not come, or did not stay: it has another turn."""
+        self.failures += 1
+        self.why = why
+        self.progress.to_do.append(number)
 
 
 class Filler:
@@ -106,7 +126,7 @@ class Filler:
         images: mirrors.Mirrors,
         promises: promises_.Promises,
         *,
-        chunks: fetcher.Fetcher,
+        chunks: exchange.Exchange,
         cache: cache_files.CacheFiles,
         quiet_s: Callable[[], float],
         is_boot: Callable[[], bool],
@@ -157,7 +177,7 @@ class Filler:
         missing, homes = [], []
         for looked_at, number in enumerate(numbers, 1):
             if image_map.cid(number) not in self._cache:
-                is_home = self._chunks.is_home_of(prefetching.want_of(image_map, number))
+                is_home = self._chunks.is_home_of(self._chunks.want(image_map, number))
                 missing.append(number)
                 homes.append(is_home)
             elif not self._cache.is_written(image_map.cid(number)):
@@ -174,12 +194,15 @@ class Filler:
 
         :param also_due: other images that are to be whole by a time, and wait for this one
         """
-        filling = _Slice(self._clock() + SLICE_S)
+        filling = _Slice(part.map, progress, self._clock() + SLICE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress, also_due)
-            async with trio.open_nursery() as fetching:
-                for number in range(UNDER_WAY):
-                    fetching.start_soon(self._fetch_some, number, part.map, progress, filling)
+            with self._chunks.ahead(exchange.Priority.WHOLE) as ahead:
+                with trio.move_on_after(SLICE_S + FETCH_S):
+                    await self._fetch_some(filling, ahead)
+                for number in ahead.left():
+                    what = wish.in_words(self._chunks.want(part.map, number))
+                    filling.failed(number, f"{what} did not come in {FETCH_S:.0f} s")
             nursery.cancel_scope.cancel()
         if progress.to_do or not filling.came:
             return "" if filling.came else filling.why
@@ -191,51 +214,76 @@ class Filler:
         trouble = self._cache.trouble
         return trouble.what if trouble else "the cache has no room for what came"
 
-    async def _fetch_some(
-        self,
-        fetcher_no: int,
-        image_map: chunk_map.ChunkMap,
-        progress: Progress,
-        filling: _Slice,
-    ) -> None:
-        """Fetch one chunk after the other, until the slice ends."""
-        while progress.to_do and self._clock() < filling.until_s and filling.failures < FAILURES:
-            promised = self._promises.get(image_map.image_id)
-            if promised is None or promised.pace is Pace.PAUSED:
-                return
-            is_hurry = promised.pace is Pace.HURRY and self._is_pressing(progress)
-            if not is_hurry and fetcher_no and not self._is_calm():
-                await trio.sleep(CALM_S / 10)
-                continue
-            number = progress.to_do.popleft()
-            length = image_map.geometry.chunk_length(number)
-            if not is_hurry and not await self._yield_to_others(length, filling.until_s):
-                progress.to_do.appendleft(number)
-                return
-            if why := await self._fetch(image_map, number, progress):
-                filling.failures += 1
-                filling.why = why
-                progress.to_do.append(number)
-            else:
-                filling.came += 1
-                progress.left_bytes = max(0, (progress.left_bytes or 0) - length)
+    async def _fetch_some(self, filling: _Slice, ahead: ahead_.Ahead[int]) -> None:
+        """Fetch what is missing until the slice ends, and all that was asked for has come."""
+        while (wait_s := await self._ask_some(filling, ahead)) is not None or ahead:
+            with trio.move_on_after(math.inf if wait_s is None else wait_s):
+                for number, outcome in await ahead.came():
+                    self._take(filling, number, outcome)
 
-    async def _fetch(self, image_map: chunk_map.ChunkMap, number: int, progress: Progress) -> str:
-        """Have a chunk brought here; return why it did not come, or did not stay, if so."""
-        want = prefetching.want_of(image_map, number)
-        if want.cid in self._cache:  # with a frame of the boot image, or a guest wanted it
-            return ""
-        with trio.move_on_after(FETCH_S):
+    async def _ask_some(self, filling: _Slice, ahead: ahead_.Ahead[int]) -> float | None:
+        """Ask for as many chunks as the pace allows now.
+
+        :return: how long until more may be asked for; None: not in this slice
+        """
+        progress, promised = filling.progress, self._promises.get(filling.map.image_id)
+        if promised is None or promised.pace is Pace.PAUSED or filling.failures >= FAILURES:
+            return None
+        if not progress.to_do or self._clock() >= filling.until_s:
+            return None
+        is_hurry = promised.pace is Pace.HURRY and self._is_pressing(promised, progress)
+        room = (UNDER_WAY if is_hurry or self._is_calm() else 1) - len(ahead)
+        if room <= 0:
+            return CALM_S / 10
+        numbers = self._next_of(filling, room, math.inf if is_hurry else self._pacer.bytes_s)
+        if not is_hurry:
+            wait_s = self._pacer.wait_s(sum(map(filling.length, numbers)), self._clock())
+            if wait_s:
+                return min(wait_s, MEASURE_S)  # the rate may be another one then
+        for _ in numbers:
+            progress.to_do.popleft()
+        if not is_hurry:
+            await self._yield_to_guests()
+        await self._fetch(filling, numbers, ahead)
+        return 0.0
+
+    def _next_of(self, filling: _Slice, room: int, bytes_s: float) -> list[int]:
+        """Return what may be asked for together at a rate: it comes in TOGETHER_S, or is one."""
+        numbers: list[int] = []
+        left_bytes = TOGETHER_S * bytes_s
+        for number in itertools.islice(filling.progress.to_do, room):
+            left_bytes -= filling.length(number)
+            if numbers and left_bytes < 0:
+                break
+            numbers.append(number)
+        return numbers
+
+    async def _fetch(self, filling: _Slice, numbers: list[int], ahead: ahead_.Ahead[int]) -> None:
+        """Ask for those chunks that are not here, and not in a frame that is here."""
+        wants: list[tuple[int, want_.Want]] = []
+        for number in numbers:
+            want = self._chunks.want(filling.map, number)
             try:
-                if await self._unpack(want.image_id, want.cid):
-                    return ""
-                if await self._chunks.fetch_ahead(want, fetcher.Errand.WHOLE) is not None:
-                    progress.speed.came(want.length)
-                    self._spare.came(want.length)
+                # a guest wanted it, or it came with a frame of the boot image
+                if want.cid in self._cache or await self._unpack(want.image_id, want.cid):
+                    filling.has_come(number)
+                else:
+                    wants.append((number, want))
             except errors.AcstorError as e:
-                return str(e)
-            return "" if want.cid in self._cache else self._why_refused()
-        return f"{want} did not come in {FETCH_S:.0f} s"
+                filling.failed(number, str(e))
+        ahead.ask(wants)
+
+    def _take(self, filling: _Slice, number: int, outcome: ahead_.Outcome) -> None:
+        """Note what became of a chunk that was asked for."""
+        if isinstance(outcome, errors.AcstorError):
+            filling.failed(number, str(outcome))
+            return
+        filling.progress.speed.came(filling.length(number))
+        self._spare.came(filling.length(number))
+        if filling.map.cid(number) in self._cache:
+            filling.has_come(number)
+        else:
+            filling.failed(number, self._why_refused())
 
     async def _unpack(self, image_id: ids.ImageId, cid: ids.Cid) -> bool:
         """Take a chunk from a frame of the boot image that is here; say whether it has it."""
@@ -246,23 +294,20 @@ class Filler:
             return False
         return cid in self._cache
 
-    def _is_pressing(self, progress: Progress) -> bool:
+    def _is_pressing(self, promised: promise_.Promise, progress: Progress) -> bool:
         """Say whether an image in a hurry is to come as fast as it can."""
-        return progress.deadline is None or progress.deadline.is_pressing(self._clock())
+        if progress.deadline is None:
+            return not promised.within_s  # else nobody has looked at it yet
+        return progress.deadline.is_pressing(self._clock())
 
     def _is_calm(self) -> bool:
         return self._quiet_s() >= CALM_S
 
-    async def _yield_to_others(self, count: int, until_s: float) -> bool:
-        """Wait until so many bytes may be fetched; say whether that was before the slice ended."""
-        while wait_s := self._pacer.wait_s(count, self._clock()):
-            if self._clock() >= until_s:
-                return False
-            await trio.sleep(min(wait_s, MEASURE_S))  # the rate may be another one then
+    async def _yield_to_guests(self) -> None:
+        """Wait until no guest waits, for YIELD_S at most."""
         with trio.move_on_after(YIELD_S):
             while not self._quiet_s():  # noqa: ASYNC110 - nothing says when it is
                 await trio.sleep(YIELD_TICK_S)
-        return True
 
     async def _measure(
         self,

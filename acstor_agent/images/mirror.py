@@ -6,20 +6,22 @@ waits for nothing.  Its answer lies in a buffer that the next read uses again, o
 whatever image: it must be handed on before anything is awaited.
 """
 
+import contextlib
 import mmap
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import fetcher
-from acstor_agent.chunks import flights
-from acstor_agent.chunks import want as want_
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import wish as wish_
 from acstor_agent.core import counters
 from acstor_agent.core.boot import boot_recorder
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import read_plan
 from acstor_agent.core.images import readahead
+from acstor_agent.core.transfers import want as want_
 from acstor_agent.images import booting
 from acstor_agent.images import prefetching
 from acstor_agent.images import waiting as waiting_
@@ -41,7 +43,6 @@ _LOCAL_ORIGIN = {
     read_plan.StepKind.CACHE: counters.Origin.CACHE,
 }
 _Step = read_plan.Step[cache_slot.Slot]
-_Flight = flights.Flight[fetcher.Fetched]
 
 
 class Held(NamedTuple):
@@ -55,7 +56,7 @@ class Mirror:
     """A host's view of one image.
 
     :param image_map: the image's chunk map
-    :param deadline_s: how long a read may wait for one chunk; infinite while it may still come
+    :param deadline_s: how long a read may wait for chunks; infinite while they may still come
     :param ahead: says what to fetch before a guest asks for it
     :param prefetch: fetches what neighbours advertise
     :param boots: has the boot image in memory while guests boot
@@ -67,7 +68,7 @@ class Mirror:
         image_map: chunk_map.ChunkMap,
         *,
         cache: cache_files.CacheFiles,
-        chunks: fetcher.Fetcher,
+        chunks: exchange.Exchange,
         deadline_s: float,
         ahead: readahead.Predictor,
         prefetch: prefetching.Prefetching,
@@ -103,7 +104,7 @@ class Mirror:
 
     def want(self, chunk_no: int) -> want_.Want:
         """Return what to ask for to have a chunk of this image."""
-        return prefetching.want_of(self.map, chunk_no)
+        return self._chunks.want(self.map, chunk_no)
 
     def named(self, offset: int, length: int) -> ids.Content | None:
         """Return what lies there, exactly, in the image or its boot image.
@@ -117,7 +118,7 @@ class Mirror:
 
     async def read(
         self, offset: int, length: int, guest: requests.Stream | None = None
-    ) -> want_.Bytes:
+    ) -> wish_.Bytes:
         """Return a range of the image, cut at its end; use it before anything is awaited.
 
         :param guest: who waits if it is not here; None if that is known already
@@ -130,7 +131,7 @@ class Mirror:
         if offset + length > self.size_bytes or length > MAX_READ_BYTES:
             length = max(0, min(length, self.size_bytes - offset, MAX_READ_BYTES))
         self._read_ahead(offset, length, began_s)  # before the wait: it is on its way meanwhile
-        data: want_.Bytes | None = self._read_nowait(offset, length)
+        data: wish_.Bytes | None = self._read_nowait(offset, length)
         if data is None:
             data = await self._read(offset, length, guest)
         self.prefetch.read(offset, length)
@@ -206,44 +207,78 @@ class Mirror:
     async def _fill(self, offset: int, view: memoryview) -> None:
         """Fill ``view``, which is zeros, with the range from ``offset``; one failure ends it.
 
-        All chunks are on their way before the first is waited for.
+        All that must come is on its way, as one wish, before anything is waited for.
         """
-        steps = [(step, self._begin(step)) for step in self._plan(offset, len(view))]
-        for step, flight in steps:
-            await self._fill_step(offset, step, view[step.start : step.stop], flight)
+        steps = self._plan(offset, len(view))
+        missing: list[_Step] = []
+        others: list[_Step] = []
+        for step in steps:
+            (missing if self._must_come(step) else others).append(step)
+        if not missing:
+            await self._fill_others(offset, view, others)
+            return
+        with self._wish(missing) as wish:
+            await self._fill_others(offset, view, others)
+            self._put_all(missing, view, await wish.wait())
 
-    def _begin(self, step: _Step) -> _Flight | None:
-        """Have a chunk fetched that neither is here nor comes with a boot image."""
-        if step.data is not None or step.parts is not None or step.piece is None:
-            return None
-        want = self.want(step.piece.chunk_no)
-        if self.boots.may_bring(want.cid):
-            return None
-        self.prefetch.waited_for(step.piece.chunk_no)
-        return self._chunks.begin(want, fetcher.Errand.GUEST_WAITS)
+    def _must_come(self, step: _Step) -> bool:
+        """Say whether a chunk neither is here nor comes with a boot image."""
+        if step.kind is not read_plan.StepKind.FETCH or step.piece is None:
+            return False
+        return not self.boots.may_bring(self.map.cid(step.piece.chunk_no))
 
-    async def _fill_step(
-        self, offset: int, step: _Step, view: memoryview, flight: _Flight | None
+    def _wish(self, steps: list[_Step]) -> wish_.Wish:
+        numbers = [step.piece.chunk_no for step in steps if step.piece is not None]
+        for chunk_no in numbers:
+            self.prefetch.waited_for(chunk_no)
+        wants = [self.want(chunk_no) for chunk_no in numbers]
+        guest = wish_.Priority.GUEST
+        return self._chunks.wish(wants, guest, self._deadline_s, waiting_.noter())
+
+    def _put_all(
+        self, steps: list[_Step], view: memoryview, chunks: Sequence[wish_.Fetched]
     ) -> None:
-        origin = counters.Origin.ZERO
-        if step.data is not None:
-            view[:] = step.data
-            origin = counters.Origin.BOOT
-        elif step.parts is not None:
-            origin = counters.Origin.CACHE
-            if await self._cache.read(step.parts, view):  # some slots proved bad: now they are gone
-                await self._fill(offset + step.start, view)
-                return
-        elif step.piece is not None:
-            want = self.want(step.piece.chunk_no)
-            fetched = None if flight else await self.boots.bring(want.cid)
-            if fetched is None:
-                if flight is None:
-                    self.prefetch.waited_for(step.piece.chunk_no)
-                fetched = await self._chunks.fetch(want, self._deadline_s, flight, waiting_.note)
-            view[:] = memoryview(fetched.data)[step.piece.start : step.piece.stop]
-            origin = fetched.origin
-        self.counters.read.add(origin, len(view))
+        for step, fetched in zip(steps, chunks, strict=True):
+            self._put(step, view, fetched)
+
+    def _put(self, step: _Step, view: memoryview, fetched: wish_.Fetched) -> None:
+        if step.piece is not None:
+            data = memoryview(fetched.data)[step.piece.start : step.piece.stop]
+            view[step.start : step.stop] = data
+        self.counters.read.add(fetched.origin, step.stop - step.start)
+
+    async def _fill_others(self, offset: int, view: memoryview, steps: list[_Step]) -> None:
+        """Fill in what is here, or comes with a boot image."""
+        left: list[_Step] = []
+        for step in steps:
+            part = view[step.start : step.stop]
+            if step.kind is read_plan.StepKind.FETCH and step.piece is not None:
+                fetched = await self.boots.bring(self.map.cid(step.piece.chunk_no))
+                if fetched is None:
+                    left.append(step)
+                else:
+                    self._put(step, view, fetched)
+                continue
+            if step.data is not None:
+                part[:] = step.data
+            elif step.parts is not None and await self._cache.read(step.parts, part):
+                await self._fill(offset + step.start, part)  # some slots proved bad: they are gone
+                continue
+            self.counters.read.add(_LOCAL_ORIGIN[step.kind], len(part))
+        await self._fill_left(offset, view, left)
+
+    async def _fill_left(self, offset: int, view: memoryview, steps: list[_Step]) -> None:
+        """Fill in what no boot image brought: it may have come otherwise, while that was tried."""
+        missing: list[_Step] = []
+        here: list[_Step] = []
+        for step in steps:
+            is_here = step.piece is None or self._chunks.has(self.map.cid(step.piece.chunk_no))
+            (here if is_here else missing).append(step)
+        with self._wish(missing) if missing else contextlib.nullcontext() as wish:
+            for step in here:
+                await self._fill(offset + step.start, view[step.start : step.stop])
+            if wish is not None:
+                self._put_all(missing, view, await wish.wait())
 
     def _read_ahead(self, offset: int, length: int, now_s: float) -> None:
         start, stop = self._ahead.read(offset, length, now_s)
@@ -256,6 +291,6 @@ class Mirror:
             for piece in cut.pieces(start, stop - start)
             if piece.chunk_no not in waited_for
         )
-        self._chunks.read_ahead(
-            want for want in wants if want.cid != ids.ZERO_CID and not self.boots.covers(want.cid)
+        self._chunks.bring_soon(
+            [want for want in wants if want.cid != ids.ZERO_CID and not self.boots.covers(want.cid)]
         )

@@ -16,6 +16,7 @@ import pathlib
 from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 
 import trio
@@ -70,6 +71,11 @@ class Mirrors:
         May be called from any thread.
         """
         return sorted(self._attached.copy())
+
+    @property
+    def attached_now(self) -> Collection[ids.ImageId]:
+        """The same, at any moment: it is looked at again and again."""
+        return self._attached
 
     def size_bytes(self, image_id: ids.ImageId) -> int | None:
         """Return the size of an attached image; None if its map is damaged, or was taken away.

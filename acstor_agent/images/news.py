@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
-from acstor_agent.chunks import fetcher
+from acstor_agent.core.transfers import actions
 from acstor_agent.images import mirrors
 from acstor_agent.images import sharing as sharing_
 from acstor_common import ids
@@ -25,39 +25,32 @@ class News:
 
     def __init__(
         self,
-        peers: exchange.Exchange,
+        chunks: exchange.Exchange,
         images: mirrors.Mirrors,
-        chunks: fetcher.Fetcher,
         cache: cache_files.CacheFiles,
         sharing: sharing_.Sharing | None = None,
         is_for_others: Callable[[ids.ImageId], bool] = lambda image_id: False,
     ) -> None:
         self._sharing, self._is_for_others = sharing, is_for_others
-        self._peers, self._images = peers, images
-        self._chunks, self._cache = chunks, cache
+        self._chunks, self._images, self._cache = chunks, images, cache
 
     def heard(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Take what a peer tells without being asked."""
-        images = self._images.open()
-        match news:
-            case peer_wire.Advertise(prefixes):
-                listened_to = self._peers.heard(host, prefixes, 1 + len(images))
-                for image in images:
-                    if not self._is_for_others(image.map.image_id):
-                        image.prefetch.advertised(listened_to)
-            case peer_wire.Gone(prefixes):
-                self._peers.heard_gone(host, prefixes)
-            case peer_wire.LetGo(prefixes):
-                named = self._peers.heard_let_go(host, prefixes, 2 + len(images))
-                for image in images:
-                    for cid in filter(None, map(image.prefetch.cid_of, named)):
-                        self._chunks.counters.let_go += self._cache.let_go(cid)
-            case peer_wire.Keep() | peer_wire.Kept():
-                if self._sharing is not None:
-                    self._sharing.heard(host, news)
+        if isinstance(news, peer_wire.Prefixes):
+            self._chunks.heard(host, news)
+        elif self._sharing is not None:
+            self._sharing.heard(host, news)
+
+    def listened_to(self, heard: actions.Heard) -> None:
+        """Take what of it the exchange listens to: what a peer has, and what may go first."""
+        for image in self._images.open():
+            if heard.here and not self._is_for_others(image.map.image_id):
+                image.prefetch.advertised(heard.here)
+            for cid in filter(None, map(image.prefetch.cid_of, heard.let_go)):
+                self._chunks.counters.let_go += self._cache.let_go(cid)
 
     def gone(self, cid: ids.Cid) -> None:
         """Note that a chunk has left the cache."""
-        names = self._peers.gone(cid)
+        names = self._chunks.gone(cid)
         for image in self._images.open():
             image.prefetch.gone(names)

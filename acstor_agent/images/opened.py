@@ -11,9 +11,9 @@ import itertools
 import trio
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import retries
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.exchange import absences
+from acstor_agent.core.transfers.fetching import retries
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import waiting
@@ -66,5 +66,5 @@ class Opened:
                         self._absences.given(image_id)
                         return found
                     waiting.note(why)
-                    await trio.sleep(retries.pause_s(tries, 1))
+                    await trio.sleep(retries.pause_s(tries))
         raise errors.DeadlineExceeded(f"the chunk map of image {image_id}", self._deadline_s, why)

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import xxhash
 
-from acstor_agent.chunks import fetcher
-from acstor_agent.chunks import want as want_
+from acstor_agent.chunks import exchange
+from acstor_agent.core.transfers import want as want_
 from acstor_agent.images import bringing
 from acstor_agent.images import mirror
 from acstor_common import ids
@@ -37,7 +37,7 @@ def chunks_in_order(count: int, is_home: Callable[[int], bool], first: int) -> I
 
 async def pre_seed(
     image: mirror.Mirror,
-    chunks: fetcher.Fetcher,
+    chunks: exchange.Exchange,
     report: bringing.Report,
     *,
     is_home: Callable[[want_.Want], bool],
@@ -50,20 +50,13 @@ async def pre_seed(
     :raises errors.AcstorError: some chunk could not be had; what came is kept
     """
     cut = image.map.geometry
-
-    async def bring(chunk_no: int) -> bool:
-        want = image.want(chunk_no)
-        if want.cid == ids.ZERO_CID:
-            return False
-        return await chunks.fetch_ahead(want, fetcher.Errand.PRE_SEED) is not None
-
     order = chunks_in_order(cut.chunk_count, lambda n: is_home(image.want(n)), first_chunk)
     came = await bringing.bring_all(
-        ((chunk_no, cut.chunk_length(chunk_no)) for chunk_no in order),
-        bring,
+        ((chunk_no, image.want(chunk_no)) for chunk_no in order),
+        chunks.ahead(exchange.Priority.SEED),
+        lambda want: want.cid == ids.ZERO_CID or chunks.has(want.cid),
         report,
         total_bytes=cut.size_bytes,
-        at_a_time=chunks.background_limit,
     )
     if came.failures:
         raise came.failures[0][1]

@@ -6,40 +6,24 @@ here it is done, behind everything that guests wait for.  Everything is about
 parents: the first chunk of the image with a content stands for all of them.
 """
 
-import logging
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 
 import trio
 
-from acstor_agent.chunks import fetcher
-from acstor_agent.chunks import want as want_
+from acstor_agent.chunks import exchange
 from acstor_agent.core.exchange import content_index
-from acstor_agent.core.exchange import gossip
 from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import chunk_state
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 
-LOG = logging.getLogger(__name__)
-
 UNDER_WAY = 32
 """Chunks of one image that are being prefetched at a time."""
 
 _E = chunk_state.ChunkEvent
-
-
-def want_of(image_map: chunk_map.ChunkMap, chunk_no: int) -> want_.Want:
-    """Return what to ask for to have a chunk of an image."""
-    cut = image_map.geometry
-    return want_.Want(
-        image_map.image_id,
-        cut.chunk_offset(chunk_no),
-        cut.chunk_length(chunk_no),
-        image_map.cid(chunk_no),
-        image_map.scope_keys,
-    )
 
 
 class Prefetching:
@@ -54,7 +38,7 @@ class Prefetching:
         self,
         image_map: chunk_map.ChunkMap,
         index: content_index.ContentIndex,
-        chunks: fetcher.Fetcher,
+        chunks: exchange.Exchange,
         nursery: trio.Nursery,
         limit: int | None,
         is_covered: Callable[[ids.Cid], bool],
@@ -68,7 +52,7 @@ class Prefetching:
         self._nursery = nursery
         self._is_covered = is_covered
 
-    def advertised(self, prefixes: Iterable[gossip.Prefix]) -> None:
+    def advertised(self, prefixes: Iterable[ids.Oid]) -> None:
         """Note what neighbours have; fetch what is of use here."""
         if not self._is_on:
             return
@@ -81,7 +65,7 @@ class Prefetching:
     def _is_here(self, cid: ids.Cid) -> bool:
         return self._chunks.has(cid) or self._is_covered(cid)
 
-    def cid_of(self, prefix: gossip.Prefix) -> ids.Cid | None:
+    def cid_of(self, prefix: ids.Oid) -> ids.Cid | None:
         """Return the CID that a prefix stands for in this image; None if it names no such chunk."""
         chunk_no = self._index.find(prefix)
         return None if chunk_no is None else self._map.cid(chunk_no)
@@ -89,7 +73,7 @@ class Prefetching:
     def gone(self, names: Iterable[ids.Oid]) -> None:
         """Note that the cache has let a chunk go."""
         for oid in names:
-            chunk_no = self._index.find(gossip.Prefix(oid))
+            chunk_no = self._index.find(ids.Oid(oid))
             if chunk_no is not None:
                 self.states.apply(chunk_no, _E.EVICTED)
 
@@ -115,16 +99,27 @@ class Prefetching:
             self._fetch_some()
 
     def _fetch_some(self) -> None:
-        for chunk_no in self.prefetcher.take(UNDER_WAY - self.states.under_way):
-            self._nursery.start_soon(self._fetch, chunk_no)
+        numbers = list(self.prefetcher.take(UNDER_WAY - self.states.under_way))
+        if numbers:
+            self._nursery.start_soon(self._fetch, numbers)
 
-    async def _fetch(self, chunk_no: int) -> None:
-        event = _E.PREFETCH_FAILED
+    async def _fetch(self, numbers: Sequence[int]) -> None:
+        """Have chunks brought, all at once, and note what comes of each."""
+        wants = {chunk_no: self._chunks.want(self._map, chunk_no) for chunk_no in numbers}
+        left = {n: want for n, want in wants.items() if not self._chunks.has(want.cid)}
+        for chunk_no in wants.keys() - left.keys():
+            self.states.apply(chunk_no, _E.PREFETCH_ARRIVED)
         try:
-            await self._chunks.fetch_ahead(want_of(self._map, chunk_no), fetcher.Errand.ADVERTISED)
-            event = _E.PREFETCH_ARRIVED
-        except errors.AcstorError as e:  # a guest that needs it will ask again and be told
-            LOG.debug("prefetch: %s", e)
+            with self._chunks.ahead(exchange.Priority.ADVERTISED) as ahead:
+                ahead.ask(left.items())
+                while ahead:
+                    for chunk_no, outcome in await ahead.came():
+                        del left[chunk_no]
+                        is_here = not isinstance(outcome, errors.AcstorError)
+                        event = _E.PREFETCH_ARRIVED if is_here else _E.PREFETCH_FAILED
+                        self.states.apply(chunk_no, event)
+                    self._fetch_some()  # one that hangs keeps no other back
         finally:
-            self.states.apply(chunk_no, event)
+            for chunk_no in left:  # a guest that needs one asks again and is told
+                self.states.apply(chunk_no, _E.PREFETCH_FAILED)
         self._fetch_some()

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator
+from collections.abc import Callable
 from collections.abc import Iterator
 
 import trio
@@ -42,8 +43,18 @@ _wait: contextvars.ContextVar[waits.Wait | None] = contextvars.ContextVar("wait"
 
 def note(why: str) -> None:
     """Note what the request that is worked on here waits for."""
-    if (wait := _wait.get()) is not None:
-        wait.why = why
+    noter()(why)
+
+
+def noter() -> Callable[[str], None]:
+    """Return what notes it for the request that is worked on here, from whatever task."""
+    wait = _wait.get()
+
+    def note_it(why: str) -> None:
+        if wait is not None:
+            wait.why = why
+
+    return note_it
 
 
 class Waiting:

@@ -23,7 +23,7 @@ import msgspec
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import exchange
 from acstor_agent.core import counters
 from acstor_agent.core.boot import activity
 from acstor_agent.core.cloud import links
@@ -86,7 +86,7 @@ class Wholeness:
         uses: uses_.Uses,
         promises: promises_.Promises,
         *,
-        chunks: fetcher.Fetcher,
+        chunks: exchange.Exchange,
         cache: cache_files.CacheFiles,
         quiet_s: Callable[[], float],
         look: Callable[[], links.Look],

@@ -33,7 +33,7 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import want as want_
+from acstor_agent.chunks import wish
 from acstor_agent.core import log_limit
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disks import disk_header
@@ -241,7 +241,7 @@ class MirrorOperations(pyfuse3.Operations):
     @_answers_errors
     async def read(  # type: ignore[override]  # any buffer will do
         self, fh: pyfuse3.FileHandleT, off: int, size: int
-    ) -> want_.Bytes:
+    ) -> wish.Bytes:
         """Return bytes of an image or a disk, whenever they come; EIO if they are nowhere."""
         opening = self._inodes.openings.get(fh)
         found = self._images.get_nowait(opening.image_id) if opening else None

@@ -2,18 +2,19 @@
 """This host among its peers: connections that are opened, kept, bounded and closed.
 
 The one rule: a peer can cost time, never the daemon.  Whatever comes or does
-not come over a connection ends in an answer, in one of the errors that
-:meth:`PeerNet.fetch` names, or in a dropped connection and a line in the log.  So does
-an error that nobody foresaw.
+not come over a connection ends in an answer, in a loss that who asked is told, or in a
+dropped connection and a line in the log.  So does an error that nobody foresaw.
 
 Bytes are handed on as they came: whoever asked checks them against the CID.
 """
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 
 import trio
 
@@ -27,38 +28,21 @@ from acstor_agent.peers.connection import asking
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import hello
 from acstor_agent.peers.connection import idle
+from acstor_agent.peers.connection import line as line_
 from acstor_agent.peers.connection import rights
-from acstor_agent.peers.connection import uplink
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
-from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
-
-EARLY_MESSAGES = 16
-"""News that wait for a connection; more are not sent."""
 
 Limits = base.Limits
 Credentials = credentials_.Credentials
 Security = credentials_.Security
 MaySpeak = hello.MaySpeak
-Server = answering.Server
 Heard = answering.Heard
-
-
-class _Line:
-    """The connection to one host for one class, from the first wish for it on."""
-
-    def __init__(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> None:
-        self.host, self.address, self.klass = host, address, klass
-        self.ip, self.port = ring.parse_address(address)
-        self.peer = f"{host} ({address})"
-        self.scope = trio.CancelScope()
-        self.is_decided = trio.Event()  # there is a connection or a failure
-        self.connection: asking.Asking | None = None
-        self.early: list[peer_wire.News] = []  # to be sent when there is a connection
-        self.failure: errors.AcstorError | None = None
+BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
+"""Takes note of a host that was asked and broke the protocol, whoever waited for its answers."""
 
 
 class PeerNet:
@@ -66,10 +50,10 @@ class PeerNet:
 
     :param host_id: this host
     :param heard: is told what a peer tells without being asked
+    :param broke_rules: is told of who broke the protocol
     :param may_speak: says why a host may not speak, to it and for itself; empty if it may
     :param credentials: who this host is, and whom it believes; None where nobody proves anything
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
-    :param is_reachable: whether a host can be asked by others; if so they may be referred to it
     :param hosts_at: how many hosts that may speak stand at an address; they have places of their
         own before their Hello
     """
@@ -80,21 +64,21 @@ class PeerNet:
         *,
         may_speak: MaySpeak,
         heard: Heard = lambda host, news: None,
+        broke_rules: BrokeRules = lambda host, error: None,
         credentials: Credentials | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
-        is_reachable: Callable[[ids.HostId], bool] = lambda host: False,
         hosts_at: Callable[[str], int] = lambda ip: 0,
         limits: Limits | None = None,
     ) -> None:
         self._host_id = host_id
-        self._heard = heard
+        self._heard, self._broke_rules = heard, broke_rules
         self._ring_epoch = ring_epoch
         self._limits = limits or Limits()
         self._may_speak = may_speak
         self._credentials = credentials
         self._gate = base.DemandGate()
-        self._uplink = uplink.Uplink(is_reachable)
-        self._lines: dict[tuple[ids.HostId, peer_wire.Klass], _Line] = {}
+        self._lines: dict[tuple[ids.HostId, peer_wire.Klass], line_.Line] = {}
+        self._leaving: set[line_.Line] = set()  # beside them: others are in their places, or none
         self._answering: set[answering.Answering] = set()
         self._budgets = answering.Budgets(self._limits)
         self.faults = faults.Faults()
@@ -102,7 +86,7 @@ class PeerNet:
         may_enter = self.strangers.may_come if credentials else lambda ip: True
         self.endpoint = peer_endpoint.Endpoint(self._accept, may_enter)
         self._nursery: trio.Nursery | None = None
-        self._server: Server
+        self._giver: answering.Giver
         self._scopes: set[trio.CancelScope] = set()
 
     @property
@@ -146,64 +130,6 @@ class PeerNet:
     def _asking(self) -> list[base.Connection]:
         return [line.connection for line in self._lines.values() if line.connection]
 
-    async def fetch(
-        self,
-        host: ids.HostId,
-        address: str,
-        klass: peer_wire.Klass,
-        *,
-        image_id: ids.ImageId,
-        offset: int,
-        length: int,
-        cid: ids.Cid,
-        may_read_source: bool,
-        timeout_s: float,
-        may_refer: bool = False,
-        is_soon: bool = False,
-        is_relayed: bool = False,
-        is_moved: bool = False,
-    ) -> peer_wire.Buffer | peer_wire.Refer:
-        """Return ``length`` bytes of an image from ``host``; they are not checked against ``cid``.
-
-        :param address: where the agent of ``host`` listens, ``ip:port``
-        :param may_read_source: the host may read through, from its source, what it has not got
-        :param timeout_s: for everything, connecting included
-        :param may_refer: the host may name others to ask instead, in a Refer
-        :param is_soon: a guest is about to want them: they go before other answers in bulk
-        :param is_relayed: this host asks as a home, for others
-        :param is_moved: ``host`` is the home since the last v-node table only
-        :raises errors.ChunkMissing: the host says that it cannot give them
-        :raises errors.SourceUnreachable: no connection, connection lost, no answer in time, or the
-            host says that it cannot give them now
-        :raises errors.RemoteProtocolError: it is another host, or it broke the protocol
-        """
-        timeout_ms = max(1, int(timeout_s * 1000))
-        get = peer_wire.Get(
-            0,
-            image_id,
-            offset,
-            length,
-            peer_wire.proof_of(cid, self._host_id, host),
-            may_read_source,
-            timeout_ms,
-            may_refer=may_refer,
-            is_soon=is_soon,
-            is_relayed=is_relayed,
-            is_moved=is_moved,
-        )
-        with trio.move_on_after(timeout_s):
-            line = self._line(host, address, klass)
-            if not line.is_decided.is_set():
-                await line.is_decided.wait()
-            if line.connection:
-                return await line.connection.ask(get)
-            raise self._failure_of(line, get)
-        raise errors.SourceUnreachable(
-            base.describe(get),
-            f"{host} ({address})",
-            f"no answer within {timeout_s:g} s",
-        )
-
     def tell(self, host: ids.HostId, address: str, news: peer_wire.News) -> None:
         """Tell ``host`` something; where that cannot be done at once nothing is lost by it."""
         try:
@@ -211,54 +137,93 @@ class PeerNet:
         except errors.ChunkUnavailable as e:
             LOG.debug("not told: %s", e)
             return
-        if line.connection:
-            line.connection.tell(news)
-        elif len(line.early) < EARLY_MESSAGES:
-            line.early.append(news)
+        line.tell(news)
 
-    def _failure_of(self, line: _Line, get: peer_wire.Get) -> errors.AcstorError:
-        if isinstance(line.failure, errors.RemoteProtocolError):
-            return errors.RemoteProtocolError(line.peer, line.failure.why)
-        why = str(line.failure or "closed")
-        return errors.SourceUnreachable(base.describe(get), line.peer, why)
+    def ask(
+        self,
+        host: ids.HostId,
+        address: str,
+        requests: Sequence[peer_wire.Request],
+        hear: asking.Hear,
+    ) -> None:
+        """Ask ``host`` for chunks, in as few messages as may be; never waits.
 
-    def _line(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> _Line:
+        Who uses this keeps the deadlines.
+
+        :param requests: all of one class of connections
+        :param hear: is given an answer, or that it is lost, for each that is not cancelled before,
+            as they come and never from within this call
+        :raises errors.LocalProtocolError: an answer of ``host`` to another request of such a number
+            may still come
+        """
+        klass = requests[0].priority.klass
+        try:
+            line = self._line(host, address, klass)
+        except errors.ChunkUnavailable as failure:
+            line = line_.Line(host, address, klass, self.faults)
+            line.failure = failure
+            line.end()
+            self._leaving.add(line)
+            line_.next_turn(functools.partial(self._forget, line))
+        line.ask(requests, hear)
+
+    def cancel(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+        """Want no answers any more to what ``host`` was asked."""
+        lines = [self._lines.get((host, klass)) for klass in peer_wire.Klass]
+        for line in (*lines, *self._leaving):
+            if line and line.host == host:
+                line.cancel(request_ids)
+
+    def hurry(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+        """Have guests wait from now on for what ``host`` was asked without."""
+        for line in (self._lines.get((host, peer_wire.Klass.BULK)), *self._leaving):
+            if line and line.host == host and line.klass is peer_wire.Klass.BULK:
+                line.hurry(request_ids)
+
+    def _forget(self, line: line_.Line) -> None:
+        """Have no connection by this line, or no more."""
+        self._leaving.discard(line)
+        if self._lines.get((line.host, line.klass)) is line:
+            del self._lines[line.host, line.klass]
+        line.end()
+
+    def _line(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> line_.Line:
         """Return the line to ``host``; begin to connect if there is none to this address."""
         line = self._lines.get((host, klass))
-        if line and line.address == address and not (line.connection and line.connection.is_closed):
+        if line and line.address == address and line.is_open:
             return line
         if self._nursery is None:
             what = "a connection to another host"
             raise errors.SourceUnreachable(what, "this host", "it is not, or no more, among others")
         if line:
             line.scope.cancel()
+            self._leaving.add(line)
         else:
             self._make_room()
-        line = self._lines[host, klass] = _Line(host, address, klass)
+        line = self._lines[host, klass] = line_.Line(host, address, klass, self.faults)
         self._nursery.start_soon(self._run_line, line)
         return line
 
     def _make_room(self) -> None:
         """Close the connection that is idle for longest if there are too many."""
-        if len(self._lines) < self._limits.outgoing:
+        left = [line.connection for line in self._lines.values() if line.is_open]
+        if len(left) < self._limits.outgoing:
             return
-        unused = [c for c in self._asking() if c.is_idle]
+        unused = [connection for connection in left if connection and connection.is_idle]
         if not unused:
             raise errors.SourceUnreachable(
-                "another connection", "this host", f"all {len(self._lines)} connections are in use"
+                "another connection", "this host", f"all {len(left)} connections are in use"
             )
         min(unused, key=lambda connection: connection.last_progress).close()
 
-    async def _run_line(self, line: _Line) -> None:
+    async def _run_line(self, line: line_.Line) -> None:
         try:
             with line.scope:
-                line.connection, early = await self._dial(line)
-                line.is_decided.set()
-                for message in line.early:
-                    line.connection.tell(message)
-                await line.connection.run(early)
-                if isinstance(line.connection.failure, errors.RemoteProtocolError):
-                    LOG.warning("Connection dropped: %s", line.connection.failure)
+                connection, early = await self._dial(line)
+                line.open(connection)
+                await connection.run(early)
+                if isinstance(connection.failure, errors.RemoteProtocolError):
+                    self._note_rude(line, connection.failure)
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
@@ -266,17 +231,19 @@ class PeerNet:
             LOG.warning("Connection to %s dropped: %s", line.peer, error)
             line.failure = errors.SourceUnreachable("a connection", line.peer, str(error))
         except errors.RemoteProtocolError as error:
-            LOG.warning("Connection dropped: %s", error)
             line.failure = error
+            self._note_rude(line, error)
         except Exception as error:
             why = self.faults.note("a connection to a peer", error)
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
         finally:
-            line.is_decided.set()
-            if self._lines.get((line.host, line.klass)) is line:
-                del self._lines[line.host, line.klass]
+            self._forget(line)
 
-    async def _dial(self, line: _Line) -> tuple[asking.Asking, list[peer_wire.Message]]:
+    def _note_rude(self, line: line_.Line, error: errors.RemoteProtocolError) -> None:
+        LOG.warning("Connection dropped: %s", error)
+        self._broke_rules(line.host, error)
+
+    async def _dial(self, line: line_.Line) -> tuple[asking.Asking, list[peer_wire.Message]]:
         with trio.fail_after(self._limits.hello_s):
             link = await peer_link.connect(
                 line.ip, line.port, self._credentials, self._limits.silence_s
@@ -294,7 +261,7 @@ class PeerNet:
 
     async def serve_forever(
         self,
-        server: Server,
+        giver: answering.Giver,
         listeners: Iterable[trio.SocketListener],
         task_status: trio.TaskStatus[peer_endpoint.Listeners] = trio.TASK_STATUS_IGNORED,
     ) -> None:
@@ -302,15 +269,14 @@ class PeerNet:
 
         One that dies is opened again at its address.
 
-        :param server: gives the bytes that peers ask for
+        :param giver: answers what peers ask for
         """
-        self._server = server
+        self._giver = giver
         with self._until_closed():
             async with trio.open_nursery() as nursery:
                 idle_s = 2 * self._limits.idle_s
                 nursery.start_soon(idle.sweep, lambda: list(self._answering), idle_s, self._limits)
                 nursery.start_soon(self._show_life)
-                nursery.start_soon(self._uplink.run)
                 await self.endpoint.serve(list(listeners), nursery, task_status)
 
     async def _accept(self, stream: trio.SocketStream) -> None:
@@ -376,12 +342,9 @@ class PeerNet:
                 peer,
                 theirs,
                 self._gate,
-                self._server,
+                self._giver,
                 self._heard,
-                self._uplink,
-                self._limits,
                 self._budgets,
-                self.faults,
             )
             self._make_room_for(connection)
         except BaseException:

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every source is: random-access reads of blobs, nothing more.
 
-A blob is an image's bytes, its chunk map or its boot image.  A driver reaches one kind
-of place and is made from its options; a wrapper (attempt, coalesce, retry, verify,
-failover) is a source around another one, so they stack.  A source never gives
-fewer or other bytes than it was asked for: it gives all of them or raises.
+A blob is an image's bytes, its chunk map or its boot image.  A driver (driver.py) reaches
+one kind of place; a wrapper (attempt, coalesce, retry, failover) is a source around
+another one, so they stack.  What is read are pieces, most often chunks, many at a time: each
+is told of by itself, as soon as its bytes are here, or with the error that it is.  A source
+never gives fewer or other bytes than it was asked for.
 """
 
 import abc
+import copy
 import enum
+from collections.abc import Callable
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from oslo_config import cfg
-
 from acstor_common import chunk_map
-from acstor_common import errors
 from acstor_common import ids
+
+Buffer = bytes | bytearray | memoryview
 
 DEFAULT_IN_FLIGHT = 8
 TAIL_BYTES = 32
@@ -67,13 +70,24 @@ def blob_at(image_id: ids.ImageId, offset: int) -> tuple[Blob, int]:
     return Blob(image_id, BlobKind.IMAGE), offset
 
 
-def check_range(blob: Blob, offset: int, length: int) -> None:
-    """Refuse a range that no blob can have.
+class Piece(NamedTuple):
+    """A part of a blob that is read, most often a chunk.
 
-    :raises errors.LocalProtocolError: the offset or the length is negative
+    :param content: what its bytes must be; None: whatever they are
     """
-    if offset < 0 or length < 0:
-        raise errors.LocalProtocolError(f"{blob.name}: no range: offset {offset}, length {length}")
+
+    offset: int
+    length: int
+    content: ids.Content | None = None
+
+
+Outcome = Buffer | Exception
+"""What became of a piece: its bytes, which nobody changes or uses for anything else any more; or an
+:class:`errors.ChunkUnavailable`.  Any other exception is a bug."""
+Answers = Sequence[tuple[int, Outcome]]
+"""What became of some pieces, by their numbers in what was asked."""
+Told = Callable[[Answers], None]
+"""Is called in the event loop's thread, and does not wait."""
 
 
 class Health(NamedTuple):
@@ -118,18 +132,39 @@ class Source(abc.ABC):
         return f"{size_bytes} {tail.hex()}"
 
     @abc.abstractmethod
+    async def read_pieces(self, blob: Blob, pieces: Sequence[Piece], told: Told) -> None:
+        """Read pieces, and tell of each once, as soon as its bytes are here or cannot be had.
+
+        Pieces that follow each other cost least: they are one read of the place.  When this
+        returns all have been told of; who is cancelled is told no more.  What cannot be had is
+        told, not raised.
+
+        :param pieces: of one byte or more each, in any order
+        :param told: may get several at a time, in any order
+        :raises errors.LocalProtocolError: a piece is none
+        """
+
     async def read(
         self, blob: Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
-        """Return exactly ``length`` bytes of ``blob`` from ``offset`` on.
+        """Return exactly ``length`` bytes of ``blob`` from ``offset`` on, in a copy.
 
         A read of 0 bytes returns ``b""`` and asks nobody, not even whether the blob exists.
 
-        :param content: what the bytes must be, where the range is one chunk; only the verify
-            wrapper looks at it, every other source passes it on or ignores it
+        :param content: what the bytes must be
         :raises errors.ChunkMissing: the blob ends before ``offset + length``
+        :raises errors.ChunkInvalid: they are not ``content``
         :raises errors.LocalProtocolError: ``offset`` or ``length`` is negative
         """
+        if length == 0 and offset >= 0:
+            return b""
+        answers: list[tuple[int, Outcome]] = []
+        await self.read_pieces(blob, (Piece(offset, length, content),), answers.extend)
+        [(_, outcome)] = answers
+        if isinstance(outcome, Exception):
+            # A copy, because others may be told the same error: a traceback grows with every raise.
+            raise copy.copy(outcome) from outcome
+        return bytes(outcome)
 
     def os_hash(self, blob: Blob) -> chunk_map.OsHash:
         """Return the hash of the whole blob that was learnt with its size.
@@ -153,34 +188,6 @@ class Source(abc.ABC):
         """The place in words, for errors and logs (a URL without credentials, a folder)."""
 
 
-class Driver(Source):
-    """A source that reaches a place by itself; installed under the entry points of acstor."""
-
-    @classmethod
-    def options(cls) -> list[cfg.Opt]:
-        """Options of the source; they are registered in a group ``source_<name>``."""
-        return []
-
-    @classmethod
-    @abc.abstractmethod
-    def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "Driver":
-        """Make the source from its option group.
-
-        :raises errors.Unusable: an option is missing or makes no sense
-        """
-
-    async def read(
-        self, blob: Blob, offset: int, length: int, content: ids.Content | None = None
-    ) -> bytes:
-        """Read the range; one of no bytes is read here."""
-        check_range(blob, offset, length)
-        return await self.read_range(blob, offset, length) if length else b""
-
-    @abc.abstractmethod
-    async def read_range(self, blob: Blob, offset: int, length: int) -> bytes:
-        """Return a range of at least one byte; else as :meth:`read`."""
-
-
 class Wrapper(Source):
     """A source around another one; as it stands it changes nothing."""
 
@@ -200,11 +207,9 @@ class Wrapper(Source):
         """Ask the inner source."""
         return await self._inner.stamp(blob)
 
-    async def read(
-        self, blob: Blob, offset: int, length: int, content: ids.Content | None = None
-    ) -> bytes:
+    async def read_pieces(self, blob: Blob, pieces: Sequence[Piece], told: Told) -> None:
         """Ask the inner source."""
-        return await self._inner.read(blob, offset, length, content)
+        await self._inner.read_pieces(blob, pieces, told)
 
     def os_hash(self, blob: Blob) -> chunk_map.OsHash:
         """Return what the inner source knows."""

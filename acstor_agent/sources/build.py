@@ -2,8 +2,8 @@
 """Makes the agent's one source out of the names in its configuration.
 
 Every driver is wrapped the same way, from the inside out: attempt (nothing takes
-for ever), coalesce (fewer and longer reads), retry (a passing fault), verify (bytes
-that are wrong are not asked for again here), and failover around all of them.
+for ever), coalesce (fewer and longer reads), retry (a passing fault), and failover
+around all of them.
 """
 
 import inspect
@@ -20,9 +20,9 @@ from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
+from acstor_agent.sources import driver as driver_
 from acstor_agent.sources import failover
 from acstor_agent.sources import retry
-from acstor_agent.sources import verify
 from acstor_common import errors
 
 _OPTION = "[acstor_agent] sources"
@@ -45,8 +45,8 @@ def build(
     if not names:
         raise errors.Unusable(_OPTION, "it is empty", _installed())
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
-    rng, timeout_s = random.Random(), conf.acstor_agent.source_timeout_s
-    made = [wrapped(driver, nursery, rng, timeout_s) for driver in drivers]
+    rng = random.Random()
+    made = [wrapped(driver, nursery, rng, attempt_timeout.BASE_S) for driver in drivers]
     return failover.FailoverSource(made)
 
 
@@ -62,12 +62,12 @@ def wrapped(
     """
     ended = attempt.AttemptSource(driver, attempt_timeout.AttemptTimeout(timeout_s))
     joined = coalesce.CoalesceSource(ended, nursery)
-    return verify.VerifySource(retry.RetrySource(joined, rng))
+    return retry.RetrySource(joined, rng)
 
 
-def _load(name: str) -> type[base.Driver]:
+def _load(name: str) -> type[driver_.Driver]:
     try:
-        manager: stevedore.DriverManager[type[base.Driver]] = stevedore.DriverManager(
+        manager: stevedore.DriverManager[type[driver_.Driver]] = stevedore.DriverManager(
             agent_conf.SOURCES_NAMESPACE, name
         )
     except stevedore.exception.NoMatches as error:
@@ -77,7 +77,7 @@ def _load(name: str) -> type[base.Driver]:
         why = f"the source {name!r} cannot be loaded: {type(error).__name__}: {error}"
         raise errors.Unusable(_OPTION, why, _installed()) from error
     driver = manager.driver
-    if not (isinstance(driver, type) and issubclass(driver, base.Driver)):
+    if not (isinstance(driver, type) and issubclass(driver, driver_.Driver)):
         raise errors.Unusable(_OPTION, f"{name!r} is no source: {driver!r}", _installed())
     if inspect.isabstract(driver):
         lacks = ", ".join(sorted(driver.__abstractmethods__))

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins reads: ranges of one blob that touch become one read of the place.
+"""Joins reads: pieces of one blob that follow each other become one read of the place.
 
-A bounded number of inner reads is in flight; what waits for a place is what is
-joined, so nothing is delayed while there are free ones.  A read inside a range
-that is already in flight waits for that one.  Who has the next place is decided
-by ``core/turns.py``: guests first, and nobody behind all that another one wants.
+A bounded number of inner reads is in flight; what waits for a place is joined.  A free place
+is taken one turn of the event loop after the first wish, so that what the tasks of that turn
+want is one read and not many.  Who wants a piece that is in flight waits for that one.  Who has
+the next place is decided by ``core/turns.py``: guests first, and nobody behind all that
+another one wants.
 
-Inner reads run as tasks of the nursery that the caller gives, because none of
-those who wait for one may take it with him when he is cancelled.  The CID is
-not passed on: a joined range has none, so verify belongs outside.
+Inner reads run as tasks of the nursery that the caller gives, because none of those who wait for
+one may take it with him when he is cancelled.  Each piece is passed on as soon as it is told of.
 
-What waits is bounded: of too many reads the newest of the one that has most waiting fails.
+What waits is bounded: of too many pieces the newest of the one that has most waiting fail.
 """
 
-import copy
 import dataclasses
 import logging
+from collections.abc import Iterable
+from collections.abc import Sequence
 
 import trio
 
@@ -25,71 +26,105 @@ from acstor_agent.core import longest_queue
 from acstor_agent.core import turns
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
+from acstor_agent.sources import driver
 from acstor_common import errors
 from acstor_common import geometry
-from acstor_common import ids
 
 LOG = logging.getLogger(__name__)
 
 WAITING_LIMIT = 8192
-"""Reads that wait for a place: a guest has 512 at most, and so has a peer."""
+"""Pieces that wait for a place: a guest has 512 at most, and so has a peer."""
 WARN_EVERY_S = 60.0
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Want:
-    """What one caller waits for, and then its answer.
+class _Call:
+    """What one caller waits for, and what it is to be told.
 
-    ``stream`` is whom it was for when it came.
+    :param stream: whom it was for when it came
+    :param left: pieces that it was not told of
     """
 
     blob: base.Blob
-    start: int
-    stop: int
     asker: turns.Asker
     stream: requests.Stream
+    told: base.Told
+    left: int
     done: trio.Event = dataclasses.field(default_factory=trio.Event)
-    answer: bytes | Exception = b""
+    answers: list[tuple[int, base.Outcome]] = dataclasses.field(default_factory=list)
 
-    def settle(self, answer: bytes | Exception) -> None:
-        """Give the caller its answer."""
-        self.answer = answer
-        self.done.set()
+    def tell(self) -> None:
+        """Tell what has come."""
+        answers, self.answers = self.answers, []
+        self.left -= len(answers)
+        if not self.left:
+            self.done.set()
+        self.told(answers)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
+class _Want:
+    """One piece that one caller wants."""
+
+    call: _Call
+    number: int
+    piece: base.Piece
+
+
 class _InnerRead:
-    """One read in flight and those who wait for it."""
+    """One read in flight: its pieces, and for each one those who wait for it."""
 
-    wants: list[_Want]
-    start: int
-    stop: int
-    scope: trio.CancelScope = dataclasses.field(default_factory=trio.CancelScope)
+    def __init__(self, wanted: list[list[_Want]]) -> None:
+        self.blob = wanted[0][0].call.blob
+        self.pieces = [wants[0].piece for wants in wanted]
+        self.scope = trio.CancelScope()
+        self._wanted: dict[int, list[_Want]] = dict(enumerate(wanted))
+        self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
 
-    def holds(self, want: _Want) -> bool:
-        """Say whether the answer to ``want`` will be part of this read's."""
-        return (
-            not self.scope.cancel_called
-            and self.wants[0].blob == want.blob
-            and self.start <= want.start
-            and want.stop <= self.stop
+    def join(self, want: _Want) -> bool:
+        """Let one more wait for a piece; say whether it is still to come."""
+        wants = self._wanted.get(self._numbers.get(want.piece, -1))
+        if wants is None or self.blob != want.call.blob or self.scope.cancel_called:
+            return False
+        wants.append(want)
+        return True
+
+    def leave(self, call: _Call) -> None:
+        """Forget a caller; what nobody waits for any more is given up."""
+        for wants in self._wanted.values():
+            wants[:] = [want for want in wants if want.call is not call]
+        if not any(self._wanted.values()):
+            self.scope.cancel()
+
+    def tell(self, answers: base.Answers) -> None:
+        """Pass on what became of some pieces."""
+        settle(
+            (want, outcome)
+            for number, outcome in answers
+            for want in self._wanted.pop(number, ())  # a source that tells twice is heard once
         )
 
-    def settle(self, answer: bytes | Exception) -> None:
-        """Give every caller its part of the bytes, or the one error."""
-        for want in self.wants:
-            if isinstance(answer, Exception):
-                want.settle(answer)
-            else:
-                want.settle(answer[want.start - self.start : want.stop - self.start])
+    def end(self, error: Exception) -> None:
+        """Tell those who wait still that they do so in vain."""
+        self.tell([(number, error) for number in self._wanted])
+
+
+def settle(outcomes: Iterable[tuple[_Want, base.Outcome]]) -> None:
+    """Tell what became of wanted pieces, each caller once."""
+    calls: dict[_Call, None] = {}
+    for want, outcome in outcomes:
+        want.call.answers.append((want.number, outcome))
+        calls[want.call] = None
+    for call in calls:
+        call.tell()
 
 
 class CoalesceSource(base.Wrapper):
-    """Joins concurrent reads of touching ranges.
+    """Joins concurrent reads of pieces that follow each other.
 
     :param nursery: where the inner reads run; when it is cancelled, those who wait are told
     :param in_flight: inner reads at a time; what the inner source says if not given
-    :param max_bytes: reads are not joined beyond this length; a longer one is sent as it is
+    :param max_bytes: pieces are not joined beyond this length; a longer one is sent as it is
     """
 
     def __init__(
@@ -103,140 +138,167 @@ class CoalesceSource(base.Wrapper):
         self._nursery, self._max_bytes = nursery, max_bytes
         self._in_flight = in_flight or inner.in_flight
         self._turns = turns.Turns(self._in_flight)
-        self._waiting: list[_Want] = []
+        self._waiting: dict[_Want, None] = {}
         self._queue: longest_queue.LongestQueueDrop[requests.Stream, _Want] = (
             longest_queue.LongestQueueDrop(WAITING_LIMIT)
         )
         self._said = log_limit.LogLimit(WARN_EVERY_S)
         self._running: list[_InnerRead] = []
+        self._is_starting = False
 
     @property
     def in_flight(self) -> int:
         """Inner reads at a time."""
         return self._in_flight
 
-    async def read(
-        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
-    ) -> bytes:
-        """Read the range, with others where it can be."""
-        base.check_range(blob, offset, length)
-        if length == 0:
-            return b""
+    async def read_pieces(
+        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+    ) -> None:
+        """Read the pieces, with others where it can be."""
+        driver.check_pieces(blob, pieces)
+        if not pieces:
+            return
         asker = disk_io.asker()
-        want = _Want(blob, offset, offset + length, asker, asker.stream)
-        want.asker.when_hurried = self._start_some  # a guest may have a place that others may not
-        self._take(want)
+        call = _Call(blob, asker, asker.stream, told, len(pieces))
+        asker.when_hurried = self._start_one  # a guest may have a place that others may not
+        for number, piece in enumerate(pieces):
+            self._take(_Want(call, number, piece))
+        self._start_one()
         try:
-            await want.done.wait()
+            await call.done.wait()
         finally:
-            self._leave(want)
-        if isinstance(want.answer, Exception):
-            # A copy for each, because a traceback grows with every raise.
-            raise copy.copy(want.answer) from want.answer
-        return want.answer
+            if call.left:
+                self._leave(call)
 
     async def aclose(self) -> None:
         """Stop the inner reads, tell those who wait, close the inner source."""
-        for want in self._waiting:
-            self._queue.leave(want.stream, want)
-            want.settle(self._closed(want))
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, {}
+        for want in waiting:
+            self._queue.leave(want.call.stream, want)
+        settle((want, self._closed(want.call.blob, [want.piece])) for want in waiting)
         for inner_read in self._running:
             inner_read.scope.cancel()
         await self._inner.aclose()
 
     def _take(self, want: _Want) -> None:
-        inner_read = next((r for r in self._running if r.holds(want)), None)
-        if inner_read is not None:
-            inner_read.wants.append(want)
-        else:
-            self._waiting.append(want)
-            for loser in self._queue.enter(want.stream, want, 1):
-                self._refuse(loser)
-            self._start_some()
+        if any(inner_read.join(want) for inner_read in self._running):
+            return
+        self._waiting[want] = None
+        losers = self._queue.enter(want.call.stream, want, 1)
+        for loser in losers:
+            del self._waiting[loser]
+        settle((loser, self._crowded(loser)) for loser in losers)
 
-    def _refuse(self, want: _Want) -> None:
-        """Take out one who waits and tell him so: he may ask again later, or elsewhere."""
-        self._waiting.remove(want)
-        why = f"{self._queue.limit} reads wait for it already, most of them for {want.stream}"
-        what = want.blob.part(want.start, want.stop - want.start)
-        want.settle(errors.SourceCrowded(what, self.where, why))
-        untold = self._said.left_out(want.stream, trio.current_time())
+    def _crowded(self, want: _Want) -> errors.SourceCrowded:
+        """Return the error for one who waits no more: he may ask again later, or elsewhere."""
+        stream = want.call.stream
+        why = f"{self._queue.limit} reads wait for it already, most of them for {stream}"
+        untold = self._said.left_out(stream, trio.current_time())
         if untold is not None:
             LOG.warning("%s: %s; its newest fail (and %d like it)", self.where, why, untold)
+        what = want.call.blob.part(want.piece.offset, want.piece.length)
+        return errors.SourceCrowded(what, self.where, why)
 
-    def _leave(self, want: _Want) -> None:
-        """Forget a caller that is served or was cancelled; what nobody waits for is not read."""
-        if want.done.is_set():
-            return
-        if want in self._waiting:
-            self._waiting.remove(want)
-            self._queue.leave(want.stream, want)
-            return
-        inner_read = next(r for r in self._running if want in r.wants)
-        if inner_read.wants == [want]:
-            inner_read.scope.cancel()
-        else:
-            inner_read.wants.remove(want)
+    def _leave(self, call: _Call) -> None:
+        """Forget a caller that was cancelled; what nobody waits for is not read."""
+        for want in [want for want in self._waiting if want.call is call]:
+            del self._waiting[want]
+            self._queue.leave(call.stream, want)
+        for inner_read in self._running:
+            inner_read.leave(call)
 
-    def _start_some(self) -> None:
-        while (first := self._next()) is not None:
-            inner_read = join_around_first([first, *self._waiting], self._max_bytes)
-            taken = set(inner_read.wants)
-            for want in taken:
-                self._queue.leave(want.stream, want)
-            self._waiting = [want for want in self._waiting if want not in taken]
-            self._running.append(inner_read)
-            stream = first.asker.stream
-            self._turns.took(stream)
-            self._nursery.start_soon(self._perform, inner_read, stream)
+    def _start_one(self) -> None:
+        """Let a task look for an inner read to begin, unless one does so: it lets the next one."""
+        if not self._is_starting and self._waiting and len(self._running) < self._in_flight:
+            self._is_starting = True
+            self._nursery.start_soon(self._work)
 
     def _next(self) -> _Want | None:
         if not self._waiting or len(self._running) >= self._in_flight:
             return None
         firsts: dict[requests.Stream, _Want] = {}
         for want in self._waiting:
-            firsts.setdefault(want.asker.stream, want)
+            firsts.setdefault(want.call.asker.stream, want)
         chosen = self._turns.next_of(list(firsts))
         return None if chosen is None else list(firsts.values())[chosen]
 
+    async def _work(self) -> None:
+        """Perform inner reads as long as there is one to begin."""
+        self._is_starting = False
+        try:
+            while (first := self._next()) is not None:
+                inner_read, stream = self._begin(first), first.call.asker.stream
+                self._turns.took(stream)
+                self._start_one()
+                await self._perform(inner_read, stream)
+        finally:  # where this task is cancelled the next one is, too, and tells those who wait
+            if self._next() is not None:
+                self._start_one()
+
+    def _begin(self, first: _Want) -> _InnerRead:
+        wanted = run_around(first, self._as_urgent(first), self._max_bytes)
+        for wants in wanted:
+            for want in wants:
+                del self._waiting[want]
+                self._queue.leave(want.call.stream, want)
+        inner_read = _InnerRead(wanted)
+        self._running.append(inner_read)
+        return inner_read
+
+    def _as_urgent(self, first: _Want) -> list[_Want]:
+        """Return what may be read with the first: what is less urgent would only make it late."""
+        klass = first.call.asker.stream.klass
+        pieces = {
+            (want.call.blob, want.piece)
+            for want in self._waiting
+            if want.call.asker.stream.klass <= klass
+        }
+        return [want for want in self._waiting if (want.call.blob, want.piece) in pieces]
+
     async def _perform(self, inner_read: _InnerRead, stream: requests.Stream) -> None:
-        blob, length = inner_read.wants[0].blob, inner_read.stop - inner_read.start
-        answer: bytes | Exception = self._closed(inner_read.wants[0])
+        blob, pieces = inner_read.blob, inner_read.pieces
+        failure: Exception = self._closed(blob, pieces)
         try:
             with inner_read.scope:
-                answer = await self._inner.read(blob, inner_read.start, length)
+                await self._inner.read_pieces(blob, pieces, inner_read.tell)
+                failure = self._unreachable(blob, pieces, "it told nothing of it")
         except Exception as error:  # whatever it is, it belongs to those who asked
-            answer = error
+            failure = error
         finally:
             self._running.remove(inner_read)
             self._turns.gave_back(stream)
-            inner_read.settle(answer)
-            self._start_some()
+            inner_read.end(failure)
 
-    def _closed(self, want: _Want) -> errors.SourceUnreachable:
-        what = want.blob.part(want.start, want.stop - want.start)
-        return errors.SourceUnreachable(what, self.where, "the source is being closed")
+    def _closed(self, blob: base.Blob, pieces: Sequence[base.Piece]) -> errors.SourceUnreachable:
+        return self._unreachable(blob, pieces, "the source is being closed")
+
+    def _unreachable(
+        self, blob: base.Blob, pieces: Sequence[base.Piece], why: str
+    ) -> errors.SourceUnreachable:
+        length = sum(piece.length for piece in pieces)
+        return errors.SourceUnreachable(blob.part(pieces[0].offset, length), self.where, why)
 
 
-def join_around_first(wants: list[_Want], max_bytes: int) -> _InnerRead:
-    """Return the first of ``wants`` and those that touch it, directly or through others.
+def run_around(first: _Want, wants: Iterable[_Want], max_bytes: int) -> list[list[_Want]]:
+    """Return pieces that follow each other, ``first`` among them, each with all who want it.
 
-    What follows is added before what lies ahead; together they have at most ``max_bytes``,
-    unless the first alone has more.
+    What follows ``first`` is added before what lies ahead; together they have at most
+    ``max_bytes``, unless ``first`` alone has more.
     """
-    first = wants[0]
-    joined = _InnerRead([first], first.start, first.stop)
-    limit = max(max_bytes, first.stop - first.start)
-    others = sorted(
-        (w for w in wants if w is not first and w.blob == first.blob), key=lambda w: w.start
-    )
-    after = [w for w in others if w.start >= first.start]
-    before = [w for w in reversed(others) if w.start < first.start]
-    for want in after + before:
-        start, stop = min(joined.start, want.start), max(joined.stop, want.stop)
-        touches = want.start <= joined.stop and joined.start <= want.stop
-        if touches and stop - start <= limit:
-            joined.wants.append(want)
-            joined.start, joined.stop = start, stop
-    return joined
+    by_piece: dict[base.Piece, list[_Want]] = {}
+    for want in wants:
+        if want.call.blob == first.call.blob:
+            by_piece.setdefault(want.piece, []).append(want)
+    after = {piece.offset: piece for piece in by_piece}
+    before = {piece.offset + piece.length: piece for piece in by_piece}
+    run = [first.piece]
+    start, stop = first.piece.offset, first.piece.offset + first.piece.length
+    limit = max(max_bytes, stop - start)
+    while (piece := after.get(stop)) and stop + piece.length - start <= limit:
+        run.append(piece)
+        stop += piece.length
+    ahead = []
+    while (piece := before.get(start)) and stop - piece.offset <= limit:
+        ahead.append(piece)
+        start = piece.offset
+    return [by_piece[piece] for piece in (*reversed(ahead), *run)]

@@ -29,7 +29,6 @@ from acstor_agent.core.sources import circuit_breaker
 from acstor_agent.sources import base
 from acstor_common import chunk_map
 from acstor_common import errors
-from acstor_common import ids
 
 T = TypeVar("T")
 LOG = log.getLogger(__name__)
@@ -85,17 +84,23 @@ class FailoverSource(base.Source):
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the size that the first source with the blob gives."""
-        return await self._first(lambda source: source.size_bytes(blob))
+        return await self._first(lambda place: place.source.size_bytes(blob))
 
     async def stamp(self, blob: base.Blob) -> str:
         """Return the stamp that the first source with the blob gives."""
-        return await self._first(lambda source: source.stamp(blob))
+        return await self._first(lambda place: place.source.stamp(blob))
 
-    async def read(
-        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
-    ) -> bytes:
-        """Read from the first source that can."""
-        return await self._first(lambda source: source.read(blob, offset, length, content))
+    async def read_pieces(
+        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+    ) -> None:
+        """Read each piece from the first source that can."""
+        if not pieces:
+            return
+        question = _Question(self, blob, pieces, told)
+        race = self._race(question.ask, question.is_answered)
+        question.when_answered = race.won
+        await race.run()
+        question.give_up()
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return the hash that the first source which has one knows."""
@@ -124,11 +129,19 @@ class FailoverSource(base.Source):
             for place in self._places
         ]
 
-    async def _first(self, ask: Callable[[base.Source], Awaitable[T]]) -> T:
+    async def _first(self, ask: Callable[[_Place], Awaitable[T]]) -> T:
+        race = self._race(ask)
+        await race.run()
+        return race.answer()
+
+    def _race(
+        self,
+        ask: Callable[[_Place], Awaitable[T]],
+        is_answered: Callable[[], bool] = lambda: False,
+    ) -> "_Race[T]":
         now_s = trio.current_time()
         in_order = sorted(self._places, key=lambda place: not place.breaker.may_be_first(now_s))
-        race = _Race(self, in_order, ask)
-        return await (race.run() if len(in_order) > 1 else race.ask_alone())
+        return _Race(self, in_order, ask, is_answered)
 
     # What races tell
 
@@ -151,30 +164,36 @@ class _Race(Generic[T]):
     """One question, and the sources that are asked it: one after the other, or beside each other.
 
     :param in_order: the sources that are left
+    :param is_answered: says whether nothing is left to ask, though no source has given all
     """
 
     def __init__(
         self,
         source: FailoverSource,
         in_order: Sequence[_Place],
-        ask: Callable[[base.Source], Awaitable[T]],
+        ask: Callable[[_Place], Awaitable[T]],
+        is_answered: Callable[[], bool],
     ) -> None:
-        self._source, self._ask = source, ask
+        self._source, self._ask, self._is_answered = source, ask, is_answered
         self._left = list(in_order)
         self._under_way: dict[_Place, float] = {}  # since when
         self._raced: list[_Place] = []
         self._changed = trio.Event()
         self._answers: list[T] = []
+        self._winner: _Place | None = None
         self._failures: list[errors.ChunkUnavailable] = []
         self._fault: Exception | None = None
 
-    async def ask_alone(self) -> T:
-        """Ask the only source there is."""
-        await self._ask_one(self._enter(self._left.pop()))
-        return self._outcome()
+    async def run(self) -> None:
+        """Ask until one has answered, all have failed, or nothing is left to ask."""
+        if len(self._left) > 1:
+            await self._ask_all()
+        else:  # nobody to race
+            await self._ask_one(self._enter(self._left.pop()))
+        if self._fault and not self._answers:
+            raise self._fault
 
-    async def run(self) -> T:
-        """Ask until one has answered or all have failed."""
+    async def _ask_all(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 while not self._is_over():
@@ -185,18 +204,27 @@ class _Race(Generic[T]):
         finally:
             for place in self._raced:
                 place.is_raced = False
-        return self._outcome()
+
+    def answer(self) -> T:
+        """Return the first answer.
+
+        :raises errors.ChunkUnavailable: there was none
+        """
+        if self._answers:
+            return self._answers[0]
+        raise most_useful(self._failures)
+
+    def won(self, winner: _Place) -> None:
+        """Note that a source has given all that was left to ask, whoever else is still asked."""
+        self._winner = winner
+        self._source.note_answer(winner)
+        self._note_losers(winner)
+        self._changed.set()
 
     def _is_over(self) -> bool:
         is_any_left = self._left or self._under_way
-        return bool(self._answers) or self._fault is not None or not is_any_left
-
-    def _outcome(self) -> T:
-        if self._answers:
-            return self._answers[0]
-        if self._fault is not None:
-            raise self._fault
-        raise most_useful(self._failures)
+        is_decided = bool(self._answers) or self._fault is not None or self._is_answered()
+        return is_decided or not is_any_left
 
     def _last(self) -> _Place:
         return next(reversed(self._under_way))
@@ -233,7 +261,9 @@ class _Race(Generic[T]):
 
     async def _ask_one(self, place: _Place) -> None:
         try:
-            answer = await self._ask(place.source)
+            if self._is_answered():  # meanwhile: this source has no part in it
+                return
+            answer = await self._ask(place)
         except errors.ChunkUnavailable as failure:
             self._failures.append(failure)
             self._note_failure(place, failure)
@@ -241,19 +271,19 @@ class _Race(Generic[T]):
             self._fault = fault
         else:
             self._answers.append(answer)
-            self._source.note_answer(place)
-            self._note_losers(place)
+            if self._winner is None:
+                self.won(place)
+            elif self._winner is not place:
+                self._source.note_answer(place)
         finally:
             place.breaker.left()
             self._under_way.pop(place, None)
             self._changed.set()
 
     def _note_failure(self, place: _Place, failure: errors.ChunkUnavailable) -> None:
-        if isinstance(failure, errors.SourceCrowded):
-            return  # it was not asked: neither a fault of its nor an answer
-        if isinstance(failure, errors.SourceUnreachable):
+        if _is_no_answer(failure):
             self._source.note_down(place, failure.why)
-        else:
+        elif not isinstance(failure, errors.SourceCrowded):
             self._source.note_answer(place)
 
     def _note_losers(self, winner: _Place) -> None:
@@ -267,18 +297,104 @@ class _Race(Generic[T]):
                 self._source.note_down(place, why)
 
 
-def most_useful(failures: Sequence[errors.ChunkUnavailable]) -> errors.ChunkUnavailable:
+class _Question:
+    """Pieces that are asked for, of one source after the other, or of several beside each other.
+
+    The first who gives a piece counts; the next source is asked for what is left.
+    """
+
+    def __init__(
+        self,
+        source: FailoverSource,
+        blob: base.Blob,
+        pieces: Sequence[base.Piece],
+        told: base.Told,
+    ) -> None:
+        self._source, self._blob, self._told = source, blob, told
+        self.when_answered: Callable[[_Place], None] = lambda place: None
+        """Is told who has given the last piece, as soon as that is here."""
+        self._left = dict(enumerate(pieces))
+        self._failures: dict[int, list[errors.ChunkUnavailable]] = {}
+
+    def is_answered(self) -> bool:
+        """Say whether all pieces are here."""
+        return not self._left
+
+    async def ask(self, place: _Place) -> None:
+        """Ask one source for what is left.
+
+        :raises errors.ChunkUnavailable: it has not given all of that
+        """
+        asked = list(self._left)
+        failures: list[errors.ChunkUnavailable] = []
+        to_come = len(asked)
+
+        def took(answers: base.Answers) -> None:
+            nonlocal to_come
+            to_come -= len(answers)
+            given = []
+            for at, outcome in answers:
+                number = asked[at]
+                if isinstance(outcome, errors.ChunkUnavailable):
+                    failures.append(outcome)
+                    self._failures.setdefault(number, []).append(outcome)
+                elif self._left.pop(number, None) is not None:
+                    given.append((number, outcome))
+            if given:
+                self._told(given)
+            if given and not self._left:
+                self.when_answered(place)
+            elif to_come and any(_is_answer(outcome) for _, outcome in answers):
+                self._source.note_answer(place)  # the last one is noted with all of the question
+
+        pieces = [self._left[number] for number in asked]
+        await place.source.read_pieces(self._blob, pieces, took)
+        if failures:
+            raise _most_telling(failures)
+
+    def give_up(self) -> None:
+        """Tell of what nobody gave."""
+        left, self._left = self._left, {}
+        if left:
+            self._told([(number, self._failure(number, piece)) for number, piece in left.items()])
+
+    def _failure(self, number: int, piece: base.Piece) -> errors.ChunkUnavailable:
+        what = self._blob.part(piece.offset, piece.length)
+        if number in self._failures:
+            return most_useful(self._failures[number], what)
+        return errors.SourceUnreachable(what, self._source.where, "it told nothing of it")
+
+
+def _most_telling(failures: Sequence[errors.ChunkUnavailable]) -> errors.ChunkUnavailable:
+    """Return the failure that says most of a source: that it does not answer, if one does."""
+    return next((f for f in failures if _is_no_answer(f)), failures[0])
+
+
+def _is_answer(outcome: base.Outcome) -> bool:
+    return not isinstance(outcome, errors.SourceUnreachable)
+
+
+def _is_no_answer(failure: errors.ChunkUnavailable) -> bool:
+    is_crowd = isinstance(failure, errors.SourceCrowded)  # it was not asked at all
+    return isinstance(failure, errors.SourceUnreachable) and not is_crowd
+
+
+def most_useful(
+    failures: Sequence[errors.ChunkUnavailable], what: str = ""
+) -> errors.ChunkUnavailable:
     """Return one error for all of ``failures``, of the class that leaves most hope.
 
     Unreachable wins over invalid, that over refused, and that over missing: as long as one place
     did not answer, nobody may conclude that the bytes do not exist.
+
+    :param what: what it is about, where they are about more
     """
     if len(failures) == 1:
         return failures[0]
     present = (kind for kind in _MOST_USEFUL_FIRST if any(isinstance(f, kind) for f in failures))
     kind = next(present, errors.ChunkMissing)
     return kind(
-        failures[0].what,
+        what or failures[0].what,
         ", ".join(failure.where for failure in failures),
         "; ".join(f"{failure.where}: {failure.why}" for failure in failures),
     )

@@ -21,12 +21,14 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TypeVar
 
 import trio
 from oslo_config import cfg
 
 from acstor_agent.sources import base
+from acstor_agent.sources import driver
 from acstor_agent.sources import threads
 from acstor_common import errors
 
@@ -118,7 +120,7 @@ class _OpenFiles:
                     os.close(fd)
 
 
-class FileSource(base.Driver):
+class FileSource(driver.Driver):
     """The blobs in ``folder``.
 
     :param open_files_limit: how many files stay open between reads
@@ -163,18 +165,19 @@ class FileSource(base.Driver):
 
         return await self._in_thread(blob, f"the size of {blob.name}", size)
 
-    async def read_range(self, blob: base.Blob, offset: int, length: int) -> bytes:
-        """Read the range in a thread."""
-        what = blob.part(offset, length)
+    async def fill(self, run: driver.Run) -> None:
+        """Read and check in one thread, which costs more than either of a single chunk."""
 
-        def read_range(file: _OpenFile) -> bytes:
-            data = _pread_fully(file.fd, length, offset)
-            if len(data) < length:
-                why = f"the file ends at byte {os.fstat(file.fd).st_size}"
-                raise errors.ChunkMissing(what, self._path(blob), why)
-            return data
+        def fill(file: _OpenFile) -> tuple[int, int]:
+            count_bytes = _preadv_fully(file.fd, run.buffers, run.offset)
+            run.check(count_bytes)
+            return count_bytes, os.fstat(file.fd).st_size if count_bytes < run.length else 0
 
-        return await self._in_thread(blob, what, read_range)
+        count_bytes, size_bytes = await self._in_thread(run.blob, run.what, fill)
+        run.filled(count_bytes)
+        if count_bytes < run.length:
+            why = f"the file ends at byte {size_bytes}"
+            raise errors.ChunkMissing(run.what, self._path(run.blob), why)
 
     def health(self) -> base.Health:
         """Return how many calls hang."""
@@ -216,17 +219,15 @@ class FileSource(base.Driver):
         return await self._threads.run(what, blob, work)
 
 
-def _pread_fully(fd: int, length: int, offset: int) -> bytes:
-    """Return ``length`` bytes, fewer only where the file ends."""
-    data = os.pread(fd, length, offset)
-    if len(data) == length:
-        return data
-    parts = [data]
-    got = len(data)
-    while parts[-1] and got < length:
-        parts.append(os.pread(fd, length - got, offset + got))
-        got += len(parts[-1])
-    return b"".join(parts)
+def _preadv_fully(fd: int, buffers: Sequence[bytearray], offset: int) -> int:
+    """Fill the buffers; return how many bytes that are, fewer only where the file ends."""
+    count_bytes = 0
+    while left := driver.rest_of(buffers, count_bytes):
+        got = os.preadv(fd, left, offset + count_bytes)
+        if not got:
+            break
+        count_bytes += got
+    return count_bytes
 
 
 def _translated(error: OSError, what: str, path: str) -> errors.ChunkUnavailable:

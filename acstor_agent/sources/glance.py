@@ -12,6 +12,7 @@ own; bytes come over the connections of http_link.py.
 
 import collections
 import copy
+import functools
 import logging
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
 from acstor_agent.sources import base
+from acstor_agent.sources import driver
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
 from acstor_agent.sources import threads
@@ -81,7 +83,7 @@ class Place(NamedTuple):
         return cls(glance_id, image_record.size_bytes_of(record), image_record.os_hash_of(record))
 
 
-class GlanceSource(base.Driver):
+class GlanceSource(driver.Driver):
     """The images of a cloud's Glance.
 
     :param session: a session of keystoneauth that signs in as the service user
@@ -168,16 +170,17 @@ class GlanceSource(base.Driver):
         place = await self._find(blob, f"the stamp of {blob.name}")
         return place.glance_id
 
-    async def read_range(self, blob: base.Blob, offset: int, length: int) -> bytes:
-        """Read the range with one request; what is gone from its place is looked for next time."""
-        what = blob.part(offset, length)
+    async def fill(self, run: driver.Run) -> None:
+        """Read the run with one request; what is gone from its place is looked for next time."""
+        blob, what = run.blob, run.what
         place = self._places.get(blob) or await self._find(blob, what)
         if blob in self._places:  # what guests read is not what is forgotten
             self._places.move_to_end(blob)
         if place.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         try:
-            return await self._of_file(what, place, offset, length, self._link.read)
+            ask = functools.partial(self._link.fill, run)
+            await self._of_file(what, place, run.offset, run.length, ask)
         except http_range.Refused as error:
             if error.status == 404 and blob.kind in ARTEFACTS:
                 self._places.pop(blob, None)  # another one may have taken its place
@@ -189,9 +192,9 @@ class GlanceSource(base.Driver):
         return place.os_hash if place else chunk_map.UNKNOWN_OS_HASH
 
     def health(self) -> base.Health:
-        """Return how many calls of Keystone hang."""
-        hanging = self._threads.hanging
-        return base.Health(hanging.calls, hanging.for_s)
+        """Return how many calls of Keystone and of the resolver hang."""
+        keystone, resolver = self._threads.hanging, self._link.hanging
+        return base.Health(keystone.calls + resolver.calls, max(keystone.for_s, resolver.for_s))
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -257,10 +260,10 @@ class GlanceSource(base.Driver):
 
         async def ask_glance(ticket: Pass) -> image_record.Record:
             asked = http_range.Asked(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
-            async with self._link.answer(asked, {"X-Auth-Token": ticket.token}) as response:
-                if response.status_code != 200:
-                    raise http_range.refusal(asked, response.status_code)
-                text = await http_link.body_up_to(asked, response, RECORD_LIMIT_BYTES)
+            async with self._link.answer(asked, {"X-Auth-Token": ticket.token}) as answer:
+                if answer.status != 200:
+                    raise http_range.refusal(asked, answer.status)
+                text = await answer.body(RECORD_LIMIT_BYTES)
             try:
                 return msgspec.json.decode(text, type=dict)
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

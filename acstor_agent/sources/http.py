@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads blobs by HTTP range requests from any web server; the connections are in http_link.py."""
 
-import httpx
+import urllib.parse
+
 from oslo_config import cfg
 
 from acstor_agent.sources import base
+from acstor_agent.sources import driver
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
 from acstor_common import errors
@@ -12,7 +14,7 @@ from acstor_common import errors
 GROUP = "source_http"
 
 
-class HttpSource(base.Driver):
+class HttpSource(driver.Driver):
     """The blobs below ``url``, over a bounded number of connections that are kept open.
 
     :param url: base URL; the blob's file name is appended
@@ -20,9 +22,7 @@ class HttpSource(base.Driver):
     """
 
     def __init__(self, url: str, limits: http_link.Limits | None = None) -> None:
-        parsed = _parsed(url)
-        self._base_url = str(parsed.copy_with(userinfo=b"")).rstrip("/") + "/"
-        auth = (parsed.username, parsed.password) if parsed.userinfo else None
+        self._base_url, auth = _parsed(url)
         self._link = http_link.Link(GROUP, limits or http_link.Limits(), auth)
 
     @classmethod
@@ -58,25 +58,35 @@ class HttpSource(base.Driver):
         what, where = f"the size of {blob.name}", self._base_url + blob.name
         return await self._link.size_bytes(http_range.Asked(what, where, 0, 1))
 
-    async def read_range(self, blob: base.Blob, offset: int, length: int) -> bytes:
-        """Read the range with one request."""
-        what, where = blob.part(offset, length), self._base_url + blob.name
-        return await self._link.read(http_range.Asked(what, where, offset, length))
+    async def fill(self, run: driver.Run) -> None:
+        """Read the run with one request."""
+        where = self._base_url + run.blob.name
+        await self._link.fill(run, http_range.Asked(run.what, where, run.offset, run.length))
+
+    def health(self) -> base.Health:
+        """Return how many calls of the resolver hang."""
+        hanging = self._link.hanging
+        return base.Health(hanging.calls, hanging.for_s)
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._link.aclose()
 
 
-def _parsed(url: str) -> httpx.URL:
-    """Return ``url`` if blobs can be below it; no message shows it, it may hold a password."""
+def _parsed(url: str) -> tuple[str, tuple[str, str] | None]:
+    """Return the URL that blobs can be below, and the user and password that it had.
+
+    No message shows it, it may hold a password.
+    """
     what, remedy = "[source_http] url", "Set it to something like http://images.example.org/acstor/"
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        raise errors.Unusable(what, "it is not a URL", remedy) from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise errors.Unusable(what, "it is not an http:// or https:// URL", remedy)
+        parsed = urllib.parse.urlsplit(url)
+        auth, _, authority = parsed.netloc.rpartition("@")
+        base_url = f"{parsed.scheme}://{authority}{parsed.path.rstrip('/')}/"
+        http_link.place_of(base_url)
+    except ValueError:
+        raise errors.Unusable(what, "it is not an http:// or https:// URL", remedy) from None
     if parsed.query or parsed.fragment:
         raise errors.Unusable(what, "it has a query or a fragment; blob names go last", remedy)
-    return parsed
+    user, _, password = map(urllib.parse.unquote, auth.partition(":"))
+    return base_url, (user, password) if auth else None

@@ -1,39 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """Range requests over a bounded number of HTTP connections, for every source that speaks HTTP.
 
-What the answers mean is in http_range.py; here are the connections.  Never more
-than one network read too many is taken in, whatever the server sends.
-Redirects are not followed; proxies and credentials are not taken from the
-environment.
-
-Measured with 8 requests in flight over loopback, in CPU seconds of the client
-per GB: httpx 0.28 takes 1.2 for ranges of 1 MiB and 7.0 for 64 KiB, httpcore by
-itself 1.0 and 5.0, a bare trio socket 0.2 and 0.5.  Joining reads saves more than
-another library would: 64 reads of 64 KiB at a time through coalesce take 3.8,
-verified.
+What the answers mean is in http_range.py, the bytes of a connection are in http_stream.py; here
+are requests and answers.  h11 says what a head is, whether a body is chunked, and what is no HTTP
+at all.  A body that has just the length that was asked for goes from the socket into the buffers
+where it stays; of any other nothing is taken in beyond that length and one network read.
+Redirects are not followed; proxies and credentials are not taken from the environment.
 """
 
+import base64
 import contextlib
 import dataclasses
-import logging
+import functools
 import ssl
+import urllib.parse
 from collections.abc import AsyncIterator
 from collections.abc import Mapping
+from typing import NamedTuple
 
-import httpx
+import h11
 import trio
 from oslo_config import cfg
 
+from acstor_agent.core.sources import fence
+from acstor_agent.sources import driver
+from acstor_agent.sources import http_dial
 from acstor_agent.sources import http_range
+from acstor_agent.sources import http_stream
 from acstor_common import errors
+from acstor_common import geometry
 
 CONNECTIONS = 8
 TIMEOUT_S = 5.0
 KEEP_ALIVE_S = 60.0
+HEAD_BYTES = 4096
+"""What is received at a time until an answer's head is whole; of a body at most that is copied."""
+PART_BYTES = 64 * geometry.KIB
+"""What is received at a time of a body that has not got just the length that was asked for."""
+EVENTS_PER_TURN = 64
+"""Heads and parts of bodies before other tasks get a turn: h11 needs 10 us for each, however short
+the server makes them."""
+MOST_HINTS = 8
+"""Answers with a status of 1xx before the answer itself: there is one, if any (RFC 8297)."""
+URLS_REMEMBERED = 256
+_SAFE = "/%:=&~+!$,;'@()*"
 _NOTHING: Mapping[str, str] = {}
-
-# It has one line for every request, which here is one for every few chunks.
-logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +91,43 @@ def limits_of(group: cfg.ConfigOpts.GroupAttr) -> Limits:
     return Limits(group.connections, group.timeout_s, group.ca_file)
 
 
+class Server(NamedTuple):
+    """Whom a URL is asked of.
+
+    :param host: as it is looked up, and as its certificate names it
+    """
+
+    is_tls: bool
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        """Value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
+
+@functools.lru_cache(URLS_REMEMBERED)
+def place_of(url: str) -> tuple[Server, str]:
+    """Return whom a URL without credentials is asked of, and what it is called there.
+
+    >>> place_of("http://images.example.org:8080/a b/c")
+    (Server(is_tls=False, host='images.example.org', port=8080), '/a%20b/c')
+
+    :raises ValueError: it is no http:// or https:// URL
+    """
+    parsed = urllib.parse.urlsplit(url)
+    if parsed.scheme not in ("http", "https") or not parsed.hostname:
+        raise ValueError("it is not an http:// or https:// URL")
+    is_tls = parsed.scheme == "https"
+    host = parsed.hostname
+    if not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    port = parsed.port or (443 if is_tls else 80)
+    return Server(is_tls, host, port), urllib.parse.quote(parsed.path or "/", safe=_SAFE)
+
+
 class Link:
     """Connections to a server, kept open.
 
@@ -89,20 +137,22 @@ class Link:
 
     def __init__(self, what: str, limits: Limits, auth: tuple[str, str] | None = None) -> None:
         self.connections = limits.connections
+        self._limits = limits
         self._not_before = 0.0
-        self._client = httpx.AsyncClient(
-            auth=auth,
-            headers={"Accept-Encoding": "identity"},
-            # A read that finds no free connection waits for one as long as its caller does.
-            timeout=httpx.Timeout(limits.timeout_s, pool=None),
-            limits=httpx.Limits(
-                max_connections=limits.connections,
-                max_keepalive_connections=limits.connections,
-                keepalive_expiry=KEEP_ALIVE_S,
-            ),
-            verify=_tls_context(what, limits.ca_file),
-            trust_env=False,
-        )
+        self._is_closed = False
+        self._context = _tls_context(what, limits.ca_file)
+        self._dialler = http_dial.Dialler(f"[{what}]")
+        self._headers = [("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity")]
+        if auth is not None:
+            pair = base64.b64encode(":".join(auth).encode()).decode("ascii")
+            self._headers.append(("Authorization", f"Basic {pair}"))
+        self._turns = trio.CapacityLimiter(limits.connections)
+        self._idle: list[tuple[Server, http_stream.Stream, float]] = []  # since when, newest last
+
+    @property
+    def hanging(self) -> fence.Hanging:
+        """The calls of the resolver that hang now; may be looked at from any thread."""
+        return self._dialler.hanging
 
     async def size_bytes(
         self, asked: http_range.Asked, headers: Mapping[str, str] = _NOTHING
@@ -113,80 +163,231 @@ class Link:
 
         :raises errors.ChunkUnavailable: it does not, or the size cannot be had
         """
-        async with self.answer(asked, headers) as response:
-            if http_range.is_of_empty_blob(response.status_code, response.headers):
+        async with self.answer(asked, headers) as answer:
+            if http_range.is_of_empty_blob(answer.status, answer.headers):
                 return 0
-            size = http_range.check_answer(asked, response.status_code, response.headers)
-            await _body(asked, response)
+            size = http_range.check_answer(asked, answer.status, answer.headers)
+            if len(await answer.body(1)) < 1:
+                raise asked.unreachable("the body ended after 0 of 1 bytes")
         if size is None:
             raise asked.missing("the server does not say how long the blob is")
         return size
 
-    async def read(self, asked: http_range.Asked, headers: Mapping[str, str] = _NOTHING) -> bytes:
-        """Return exactly the range that is asked for.
+    async def fill(
+        self, run: driver.Run, asked: http_range.Asked, headers: Mapping[str, str] = _NOTHING
+    ) -> None:
+        """Fill a run with the range that is asked for.
 
-        :raises errors.ChunkUnavailable: it cannot be had
+        :raises errors.ChunkUnavailable: it cannot be had, or not all of it
         """
-        async with self.answer(asked, headers) as response:
-            http_range.check_answer(asked, response.status_code, response.headers)
-            return await _body(asked, response)
+        async with self.answer(asked, headers) as answer:
+            try:
+                http_range.check_answer(asked, answer.status, answer.headers)
+            except http_range.Ended as end:
+                if end.length >= len(run.buffers[0]):  # else there is nothing whole in it
+                    await answer.fill(run, end.length)
+                raise
+            await answer.fill(run, run.length)
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.aclose()
+        """Close the connections; those in use are closed by who uses them."""
+        self._is_closed = True
+        idle, self._idle = self._idle, []
+        for _, stream, _ in idle:
+            stream.close()
 
     @contextlib.asynccontextmanager
     async def answer(
         self, asked: http_range.Asked, headers: Mapping[str, str] = _NOTHING
-    ) -> AsyncIterator[httpx.Response]:
+    ) -> AsyncIterator["Answer"]:
         """Send the request; its answer's body is not read yet, and if nobody does, never is.
 
         :raises errors.SourceUnreachable: there is no answer, or only a part of one
         """
-        await trio.sleep_until(self._not_before)
-        ranged = {"Range": asked.header, **headers} if asked.length else headers
+        if trio.current_time() < self._not_before:
+            await trio.sleep_until(self._not_before)
         try:
-            async with self._client.stream("GET", asked.where, headers=ranged) as response:
-                if pause_s := http_range.pause_s(response.headers):
-                    self._not_before = trio.current_time() + pause_s
-                yield response
-        except httpx.HTTPError as error:
+            server, target = place_of(asked.where)
+        except ValueError as error:
+            raise asked.unreachable(str(error)) from error
+        ranged = [("Range", asked.header)] if asked.length else []
+        head = [("Host", server.authority), *self._headers, *ranged, *headers.items()]
+        request = _request(asked, target, head)
+        stream, is_clean = None, False
+        await self._take_turn()
+        try:
+            stream = self._idle_to(server) or await self._connect(server)
+            answer = Answer(asked, stream)
+            await answer.begin(request)
+            if pause_s := http_range.pause_s(answer.headers):
+                self._not_before = trio.current_time() + pause_s
+            yield answer
+            is_clean = answer.is_over
+        except (OSError, h11.ProtocolError) as error:
             raise asked.unreachable(_reason(error)) from error
+        finally:
+            if stream is not None:
+                self._put_back(server, stream, is_clean)
+            self._turns.release()
+
+    async def _take_turn(self) -> None:
+        """Wait for a connection, but not a turn of the scheduler where one is free."""
+        try:
+            self._turns.acquire_nowait()
+        except trio.WouldBlock:
+            await self._turns.acquire()
+
+    async def _connect(self, server: Server) -> http_stream.Stream:
+        context = self._context if server.is_tls else None
+        return await http_stream.connect(
+            self._dialler, server.host, server.port, context, self._limits.timeout_s
+        )
+
+    def _idle_to(self, server: Server) -> http_stream.Stream | None:
+        """Return the connection that was used last, if one can be used; close what cannot."""
+        found = None
+        kept = []
+        while self._idle and found is None:
+            whose, stream, since_s = self._idle.pop()
+            if whose != server:
+                kept.append((whose, stream, since_s))
+            elif trio.current_time() - since_s < KEEP_ALIVE_S and stream.is_idle():
+                found = stream
+            else:
+                stream.close()
+        self._idle += reversed(kept)
+        return found
+
+    def _put_back(self, server: Server, stream: http_stream.Stream, is_clean: bool) -> None:
+        """Keep a connection whose answer was read to its end."""
+        if self._is_closed or not is_clean:
+            stream.close()
+            return
+        self._idle.append((server, stream, trio.current_time()))
+        if len(self._idle) > self.connections:
+            self._idle.pop(0)[1].close()
 
 
-async def _body(asked: http_range.Asked, response: httpx.Response) -> bytes:
-    """Return the body, which has the length that was asked for."""
-    data = await body_up_to(asked, response, asked.length)
-    if len(data) < asked.length:
-        raise asked.unreachable(f"the body ended after {len(data)} of {asked.length} bytes")
-    return data
+class Answer:
+    """The answer to one request.
 
-
-async def body_up_to(asked: http_range.Asked, response: httpx.Response, limit_bytes: int) -> bytes:
-    """Return the whole body.
-
-    :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
+    ``is_over`` says that all of it was read and the connection may be used again.
     """
-    parts: list[bytes] = []
-    got = 0
-    async for part in response.aiter_raw():
-        got += len(part)
-        if got > limit_bytes:
-            raise asked.unreachable(f"the body is longer than {limit_bytes} bytes")
-        parts.append(part)
-    return b"".join(parts)
+
+    status = 0
+    headers = http_range.Headers(())
+
+    def __init__(self, asked: http_range.Asked, stream: http_stream.Stream) -> None:
+        self.is_over = False
+        self._asked, self._stream = asked, stream
+        self._http = h11.Connection(h11.CLIENT)
+        self._is_kept = False
+        self._part_bytes = HEAD_BYTES
+        self._events = 0
+
+    async def begin(self, request: h11.Request) -> None:
+        """Send the request, and receive the head of its answer."""
+        sent = self._http.send(request)
+        assert sent is not None  # it is for events that end the connection
+        self._http.send(h11.EndOfMessage())
+        await self._stream.send(sent)
+        for _ in range(1 + MOST_HINTS):
+            event = await self._next_event()
+            if event is None:
+                raise self._asked.unreachable("the server closed the connection without an answer")
+            if isinstance(event, h11.Response):
+                break
+        else:
+            raise self._asked.unreachable(f"more than {MOST_HINTS} answers of 1xx came before one")
+        self.status, self.headers = event.status_code, http_range.Headers(event.headers)
+        tokens = self.headers.get("Connection").lower()
+        self._is_kept = event.http_version != b"1.0" and "close" not in tokens
+
+    async def fill(self, run: driver.Run, length: int) -> None:
+        """Read the body, of ``length`` bytes, into the buffers of a run.
+
+        :raises errors.SourceUnreachable: the body is shorter or longer
+        """
+        is_plain = not self.headers.get("Transfer-Encoding")
+        if not is_plain or self.headers.get("Content-Length") != str(length):
+            run.put(await self._exactly(length))
+            return
+        early = self._http.trailing_data[0]
+        count_bytes = min(len(early), length)
+        run.put(memoryview(early)[:count_bytes])
+        while count_bytes < length:
+            left = driver.rest_of(run.buffers, count_bytes)
+            got = await self._stream.receive_into(left)
+            if not got:
+                why = f"the body ended after {count_bytes} of {length} bytes"
+                raise self._asked.unreachable(why)
+            count_bytes += got
+            run.filled(min(count_bytes, length))  # the buffers may have room for more than the body
+        self.is_over = self._is_kept and max(len(early), count_bytes) <= length
+
+    async def body(self, limit_bytes: int) -> bytes:
+        """Return the whole body.
+
+        :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
+        """
+        self._part_bytes = PART_BYTES
+        body = bytearray()
+        while not isinstance(event := await self._next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Data):
+                body += event.data
+            if len(body) > limit_bytes:
+                raise self._asked.unreachable(f"the body is longer than {limit_bytes} bytes")
+        self.is_over = self._is_kept and not self._http.trailing_data[0]
+        return bytes(body)
+
+    async def _exactly(self, length: int) -> bytes:
+        body = await self.body(length)
+        if len(body) < length:
+            raise self._asked.unreachable(f"the body ended after {len(body)} of {length} bytes")
+        return body
+
+    async def _next_event(self) -> h11.Event | None:
+        """Return what comes next of the answer; None if the connection is closed instead."""
+        self._events += 1
+        if self._events % EVENTS_PER_TURN == 0:
+            await trio.lowlevel.checkpoint()
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            part = bytearray(self._part_bytes)
+            got = await self._stream.receive_into([part])
+            if not got and self._http.states[h11.SERVER] is h11.SEND_RESPONSE:
+                return None
+            self._http.receive_data(bytes(memoryview(part)[:got]))
+        assert isinstance(event, h11.Event)
+        return event
 
 
-def _reason(error: httpx.HTTPError) -> str:
-    """Return what went wrong; where httpx has no words, those of the error below it."""
-    root: BaseException = error
-    while not str(root) and (below := root.__cause__ or root.__context__) is not None:
-        root = below
-    return f"{type(error).__name__} {root}".rstrip()
+def _request(asked: http_range.Asked, target: str, headers: list[tuple[str, str]]) -> h11.Request:
+    """Return the head of a request.
+
+    :raises errors.SourceUnreachable: there can be none, as when Keystone's token is no text for a
+        header; what h11 says of that has the token in it, and is said to nobody
+    """
+    try:
+        return h11.Request(method="GET", target=target, headers=headers)
+    except (h11.LocalProtocolError, UnicodeEncodeError):
+        names = ", ".join(name for name, _ in headers)
+        why = f"no request can be made of it: a value of {names} makes no sense in HTTP"
+        raise asked.unreachable(why) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, with what lies below it."""
+    below: BaseException = error
+    while isinstance(below.__cause__, OSError | ExceptionGroup):  # trio: one for each address
+        cause = below.__cause__
+        below = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
+    return f"{type(below).__name__} {below}".rstrip()
 
 
 def _tls_context(what: str, ca_file: str | None) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # ssl.SSLError is one
         raise errors.Unusable(f"[{what}] ca_file", f"{ca_file}: {error}") from error
+    context.set_alpn_protocols(["http/1.1"])
+    return context

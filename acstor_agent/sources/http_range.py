@@ -10,7 +10,8 @@ same.  No I/O here.
 import dataclasses
 import email.utils
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
+from typing import Protocol
 
 from acstor_common import errors
 
@@ -76,7 +77,47 @@ class Withheld(Refused, errors.ChunkRefused):
     """A clear no which does not say that the blob is not there."""
 
 
-def check_answer(asked: Asked, status: int, headers: Mapping[str, str]) -> int | None:
+class Ended(errors.ChunkMissing):
+    """The server gives what there is of the range, because the blob ends before it does.
+
+    :param length: bytes of the answer's body, 0 if they are not to be read
+    """
+
+    def __init__(self, asked: Asked, size_bytes: int, length: int) -> None:
+        super().__init__(asked.what, asked.where, f"the blob ends at byte {size_bytes}")
+        self.args = (asked, size_bytes, length)  # see Refused
+        self.length = length
+
+
+class Headers:
+    """Headers of an answer, by name in whatever case; one that comes twice has both values.
+
+    :param pairs: names in lower case, and values
+
+    >>> Headers([(b"etag", b"a"), (b"etag", b"b")]).get("ETag")
+    'a, b'
+    """
+
+    def __init__(self, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+        self._raw: dict[bytes, bytes] = {}
+        for name, value in pairs:
+            before = self._raw.get(name)
+            self._raw[name] = value if before is None else b"%s, %s" % (before, value)
+
+    def get(self, name: str, default: str = "", /) -> str:
+        """Return a header's value."""
+        value = self._raw.get(name.lower().encode("latin-1"))
+        return default if value is None else value.decode("latin-1")
+
+
+class Named(Protocol):
+    """What has headers: an answer, or a test's dictionary."""
+
+    def get(self, name: str, default: str, /) -> str:
+        """Return a header's value."""
+
+
+def check_answer(asked: Asked, status: int, headers: Named) -> int | None:
     """Return the blob's size in bytes, None if the server does not say it.
 
     :raises errors.ChunkUnavailable: the body that follows is not the range that was asked for
@@ -84,17 +125,17 @@ def check_answer(asked: Asked, status: int, headers: Mapping[str, str]) -> int |
     if status != 206:
         raise refusal(asked, status)
     if headers.get("Content-Encoding", "identity").lower() != "identity":
-        coding = headers["Content-Encoding"][:40]
+        coding = headers.get("Content-Encoding", "")[:40]
         why = f"the server encodes the blob ({coding!r}) though asked not to"
         raise errors.ChunkRefused(asked.what, asked.where, why)
-    size_bytes = _check_content_range(asked, headers.get("Content-Range", ""))
     announced = headers.get("Content-Length", str(asked.length))
+    size_bytes = _check_content_range(asked, headers.get("Content-Range", ""), announced)
     if announced != str(asked.length):
         raise asked.unreachable(f"Content-Length is {announced[:40]!r}, not {asked.length}")
     return size_bytes
 
 
-def is_of_empty_blob(status: int, headers: Mapping[str, str]) -> bool:
+def is_of_empty_blob(status: int, headers: Named) -> bool:
     """Say whether this is how a server answers a range request for a blob of 0 bytes.
 
     >>> is_of_empty_blob(416, {"Content-Range": "bytes */0"})  # RFC 9110
@@ -103,11 +144,11 @@ def is_of_empty_blob(status: int, headers: Mapping[str, str]) -> bool:
     True
     """
     if status == 416:
-        return headers.get("Content-Range") == "bytes */0"
-    return status == 200 and headers.get("Content-Length") == "0"
+        return headers.get("Content-Range", "") == "bytes */0"
+    return status == 200 and headers.get("Content-Length", "") == "0"
 
 
-def pause_s(headers: Mapping[str, str]) -> float:
+def pause_s(headers: Named) -> float:
     """Return for how long the server wants no requests, RETRY_AFTER_LIMIT_S at most.
 
     >>> pause_s({"Retry-After": "3"}), pause_s({"Retry-After": "86400"}), pause_s({})
@@ -131,7 +172,7 @@ def refusal(asked: Asked, status: int) -> errors.ChunkUnavailable:
     return (Refused if status in _CERTAIN else Withheld)(asked, status)
 
 
-def _check_content_range(asked: Asked, text: str) -> int | None:
+def _check_content_range(asked: Asked, text: str, announced: str) -> int | None:
     match = _CONTENT_RANGE.fullmatch(text)
     if match is None:
         raise asked.unreachable(f"the answer's Content-Range makes no sense: {text[:80]!r}")
@@ -139,7 +180,8 @@ def _check_content_range(asked: Asked, text: str) -> int | None:
     size_bytes = None if match[3] == "*" else int(match[3])
     asked_last = asked.offset + asked.length - 1
     if first == asked.offset and last + 1 == size_bytes and last < asked_last:
-        raise asked.missing(f"the blob ends at byte {size_bytes}")
+        length = size_bytes - first
+        raise Ended(asked, size_bytes, length if announced == str(length) else 0)
     if (first, last) != (asked.offset, asked_last) or (
         size_bytes is not None and size_bytes <= last
     ):

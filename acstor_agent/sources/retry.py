@@ -10,19 +10,39 @@ the caller gets the fault while it still has time to ask somebody else.
 import random
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TypeVar
 
 import trio
 
 from acstor_agent.sources import base
 from acstor_common import errors
-from acstor_common import ids
 
 T = TypeVar("T")
 
 ATTEMPTS = 3
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
+
+
+class _Sieve:
+    """Passes on what was told, under other numbers, but for faults that may pass."""
+
+    __slots__ = ("_failed", "_numbers", "_told")
+
+    def __init__(
+        self, numbers: Sequence[int], told: base.Told, failed: list[tuple[int, base.Outcome]]
+    ) -> None:
+        self._numbers, self._told, self._failed = numbers, told, failed
+
+    def sift(self, answers: base.Answers) -> None:
+        """Take what the inner source tells."""
+        passed: list[tuple[int, base.Outcome]] = []
+        for number, outcome in answers:
+            is_passing = isinstance(outcome, errors.SourceUnreachable)
+            (self._failed if is_passing else passed).append((self._numbers[number], outcome))
+        if passed:
+            self._told(passed)
 
 
 class RetrySource(base.Wrapper):
@@ -51,11 +71,23 @@ class RetrySource(base.Wrapper):
         """Ask for the stamp until there is an answer."""
         return await self._retry(lambda: self._inner.stamp(blob))
 
-    async def read(
-        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
-    ) -> bytes:
-        """Read until there is an answer."""
-        return await self._retry(lambda: self._inner.read(blob, offset, length, content))
+    async def read_pieces(
+        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+    ) -> None:
+        """Read until there is an answer for each piece; only what failed is asked for again."""
+        numbers: Sequence[int] = range(len(pieces))
+        for attempt in range(1, self._attempts + 1):
+            failed: list[tuple[int, base.Outcome]] = []
+            sieve = _Sieve(numbers, told, failed)
+            await self._inner.read_pieces(blob, [pieces[number] for number in numbers], sieve.sift)
+            if not failed:
+                return
+            pause_s = self._pause_s(attempt)
+            if attempt == self._attempts or not _has_time_for(pause_s):
+                told(failed)
+                return
+            numbers = sorted(number for number, _ in failed)
+            await trio.sleep(pause_s)
 
     async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         for attempt in range(1, self._attempts):
@@ -63,7 +95,7 @@ class RetrySource(base.Wrapper):
                 return await ask()
             except errors.SourceUnreachable:
                 pause_s = self._pause_s(attempt)
-                if trio.current_time() + pause_s >= trio.current_effective_deadline():
+                if not _has_time_for(pause_s):
                     raise
             await trio.sleep(pause_s)
         return await ask()
@@ -72,3 +104,9 @@ class RetrySource(base.Wrapper):
         """Return the pause after the ``attempt``-th failure: half to all of the doubled one."""
         full: float = min(self._first_pause_s * 2 ** (attempt - 1), self._longest_pause_s)
         return full * self._rng.uniform(0.5, 1)
+
+
+def _has_time_for(pause_s: float) -> bool:
+    """Say whether the caller still waits after a pause."""
+    is_in_time: bool = trio.current_time() + pause_s < trio.current_effective_deadline()
+    return is_in_time

@@ -84,7 +84,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 class HostDetail(Host, frozen=True, kw_only=True):
     """One host, with the chunk bytes that it exchanged with each peer in the last collection."""
 
-    peers: dict[str, decision_api.Traffic]
+    peers: dict[str, decision_api.Exchanged]
 
 
 class Hosts(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ def one(call: operation.Call) -> HostDetail:
     if row is None and enrolled is None:
         raise operation.not_found(f"host {name}")
     row = row or _unheard(name)
-    peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_api.Traffic])
+    peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_api.Exchanged])
     return HostDetail(**_fields(call, row, enrolled, _owners(call)), peers=peers)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from acstor_common import outward
 from acstor_common import ring
 from acstor_decision.api import operation
 from acstor_decision.db import database
@@ -17,7 +18,7 @@ from acstor_decision.db import database
 class Publication(msgspec.Struct, frozen=True, kw_only=True):
     """A table that was published.
 
-    :param reason: why: members, overload, threshold or epoch
+    :param reason: why: members, overload, threshold, places, revoked or epoch
     :param overloaded: the hosts that made it necessary, if it was traffic
     :param moved: v-nodes that got another owner, went or came
     :param instance: the instance of the service that published it
@@ -49,10 +50,13 @@ class Ring(Publication, frozen=True, kw_only=True):
         have the same
     :param outer_threshold: such a home asks the home among the hosts nearer than this before it
         reads the source; null: it reads the source at once
+    :param places: what single places give to others, in percent of the usual, and whom their homes
+        ask; see the v-node table's format
     """
 
     threshold: int | None
     outer_threshold: int | None
+    places: dict[str, outward.Outward]
     owners: tuple[Owner, ...]
 
 
@@ -114,18 +118,20 @@ def _told(row: database.Publication) -> Publication:
 
 def _shown(row: database.Publication) -> Ring:
     table = row.table or ""
-    known = msgspec.json.decode(table, type=_Thresholds)
+    known = msgspec.json.decode(table, type=_Nearness)
     return Ring(
         **_fields(row),
         threshold=known.threshold,
         outer_threshold=known.outer_threshold,
+        places=known.places,
         owners=tuple(owners(row.epoch, table).values()),
     )
 
 
-class _Thresholds(msgspec.Struct):
+class _Nearness(msgspec.Struct):
     threshold: int | None = None
     outer_threshold: int | None = None
+    places: dict[str, outward.Outward] = {}
 
 
 def _fields(row: database.Publication) -> dict[str, Any]:

@@ -2,25 +2,29 @@
 """Whether the v-node table has to change, and into what.
 
 The one rule: a table changes only if hosts came, went, moved or were drained, if
-some host was overloaded for several collections in a row, or if a threshold
-changed; and then only the v-nodes that must move do.  The same table twice is no
-decision.
+some host was overloaded for several collections in a row, or if a threshold or what
+is said of a place changed; and then only the v-nodes that must move do.  The same
+table twice is no decision.
 """
 
 import collections
 import dataclasses
 import enum
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 from acstor_common import ids
 from acstor_common import location
+from acstor_common import outward as outward_
 from acstor_common import ring
 from acstor_common import sketch
 from acstor_decision.core import handover
 from acstor_decision.core import members
+from acstor_decision.core import outlets
+from acstor_decision.core import standing
 from acstor_decision.core import threshold
 from acstor_decision.core import weights
 
@@ -32,9 +36,13 @@ UNPLACED = "unplaced"
 class Policy:
     """What the rules are measured with.
 
-    :param vnodes_per_host: of a host that joins
-    :param weight_limit: v-nodes of one host at most, in multiples of ``vnodes_per_host``
-    :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal
+    :param vnodes_per_host: of a host that joins. With 100 the shares of equal hosts differ from
+        their mean by 7 to 10 % (standard deviation, 10 to 1,000 hosts), with 50 by 14 %
+    :param weight_limit: v-nodes of one host at most, in multiples of ``vnodes_per_host``: so far
+        apart are a host at the floor of traffic and one whose link is full one way, and a host that
+        lies about its traffic gets no more
+    :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal:
+        the equation divides by it, and what is left of the headers of chunks lies below
     :param least_moved: share of overloaded hosts' v-nodes that these must lose, else none move
     :param may_remap: False: traffic moves nothing
     :param spares_source: homes that have to be near ask a farther one before the source
@@ -60,11 +68,13 @@ class Table(NamedTuple):
     """All hosts of a table, how near homes have to be, and whose certificates count no more.
 
     :param revoked: see :class:`acstor_common.ring.Ring`
+    :param outward: what is said of single places
     """
 
     places: Mapping[ids.HostId, Place]
     thresholds: threshold.Thresholds = threshold.Thresholds()
     revoked: Mapping[str, int] = MappingProxyType({})
+    outward: outward_.Places = MappingProxyType({})
 
     def owners(self) -> handover.Owners:
         """Return the v-nodes of every host."""
@@ -76,7 +86,8 @@ class Reason(enum.Enum):
 
     MEMBERS = "members"  # hosts came, went, moved, or were drained or enabled
     OVERLOAD = "overload"  # a host was overloaded for several collections in a row
-    THRESHOLD = "threshold"  # switches got busy, or calm
+    THRESHOLD = "threshold"  # switches got busy, or calm, or hosts stand in other places
+    PLACES = "places"  # the way out of a place got slow, or fast
     REVOKED = "revoked"  # certificates of a host count no more
     EPOCH = "epoch"  # agents had a table of a higher epoch than the database
 
@@ -106,14 +117,49 @@ class Decider:
         self._members = known
         self._asked_for = table.thresholds
         self._asked_times = 0
+        self._busy: Collection[int] = ()
+        self._collections = 0
+        needed = known.limits.overload_collections
+        self._standing = standing.Standing(needed, table.outward)
         self._revoked: Mapping[str, int] = table.revoked
 
-    def observe(self, asked_for: threshold.Thresholds) -> None:
-        """Note, once in a collection, which thresholds the loads of the switches ask for."""
-        if not self.policy.spares_source:
-            asked_for = asked_for._replace(outer=None)
+    def observe(self, busy: Collection[int] | None = ()) -> None:
+        """Note, once in a collection, what samples say of places, and switches of their levels.
+
+        :param busy: what :func:`threshold.busy_levels` returns; None: nobody knows, so as before
+        """
+        self._busy = self._busy if busy is None else busy
+        levels = {host: location.parse(place.location) for host, place in self.table.places.items()}
+        self._observe_places(levels)
+        asked_for = threshold.thresholds_for(
+            levels.values(), self._busy, spares_source=self.policy.spares_source
+        )
         self._asked_times = self._asked_times + 1 if asked_for == self._asked_for else 1
         self._asked_for = asked_for
+
+    def _observe_places(self, levels: Mapping[ids.HostId, location.Levels]) -> None:
+        """Note how fast chunks come out of places, and what they cost each group."""
+        near, outer = self.table.thresholds
+        if near is None:
+            return
+        self._collections += 1
+        known = sorted(host for host in levels if host in self._members)
+        readers = {
+            host: outlets.reader(levels[host], self._members[host].last)
+            for host in outlets.in_turn(known, self._collections)
+        }
+        self._standing.note_slowness(outlets.slowness(readers, levels))
+        if outer is None:
+            return
+        groups: dict[str, dict[ids.HostId, outlets.Reader]] = collections.defaultdict(dict)
+        for host, reader in readers.items():
+            groups["/".join(location.ancestor(reader.levels, near))][host] = reader
+        depth = len(next(iter(levels.values())))
+        outers = [outer, *range(near + 1, min(outer, depth + 1))]
+        self._standing.note_waits(
+            outer,
+            {name: outlets.waits_of(group, levels, near, outers) for name, group in groups.items()},
+        )
 
     def revoke(self, revoked: Mapping[str, int]) -> None:
         """Note whose certificates count no more; the next table says so."""
@@ -138,9 +184,10 @@ class Decider:
         steady = self._decision(wanted, Reason.MEMBERS)
         if steady.table == self.table:
             return None
-        if steady.table.places == self.table.places:
-            return steady._replace(reason=Reason.THRESHOLD)
-        return steady
+        if steady.table.places != self.table.places:
+            return steady
+        is_threshold = steady.table.thresholds != self.table.thresholds
+        return steady._replace(reason=Reason.THRESHOLD if is_threshold else Reason.PLACES)
 
     def adopt(self, decision: Decision) -> None:
         """Go on from a table that has been published."""
@@ -152,6 +199,7 @@ class Decider:
         """Go on from a table that somebody else has published."""
         if table != self.table:
             self.table = table
+            self._standing.replace(table.outward)
             self._members.forget_overloads()
 
     def _steady(self, living: Collection[ids.HostId], drained: Collection[str]) -> weights.Counts:
@@ -197,7 +245,21 @@ class Decider:
         }
         thresholds = self._steady_thresholds() if levels is not None else threshold.Thresholds()
         moved = handover.moved_between(old, owners)
-        return Decision(Table(places, thresholds, self._revoked), reason, moved, overloaded)
+        outward = self._outward(places.values(), thresholds.near)
+        return Decision(
+            Table(places, thresholds, self._revoked, outward), reason, moved, overloaded
+        )
+
+    def _outward(self, places: Iterable[Place], near: int | None) -> outward_.Places:
+        """Return what is said of places that there are."""
+        if near is None:
+            return {}
+        where = {location.parse(place.location) for place in places}
+        names = {
+            "/".join(levels[:depth]) for levels in where for depth in range(1, len(levels) + 1)
+        }
+        groups = {"/".join(location.ancestor(levels, near)) for levels in where}
+        return self._standing.places(names, groups, near)
 
     def _usual_levels(self, hosts: Collection[ids.HostId]) -> int | None:
         """Return how many levels the locations of more than half of the hosts have, if any do.

@@ -16,7 +16,7 @@ def to_ring(table: decider.Table, epoch: int) -> ring.Ring:
         ring.named_host(host, place.address, place.names, place.location)
         for host, place in table.places.items()
     )
-    return ring.Ring(epoch, hosts, table.thresholds.near, table.thresholds.outer, table.revoked)
+    return ring.Ring(epoch, hosts, *table.thresholds, table.revoked, table.outward)
 
 
 def from_ring(published: ring.Ring) -> decider.Table:
@@ -26,4 +26,4 @@ def from_ring(published: ring.Ring) -> decider.Table:
         for host in published.hosts
     }
     thresholds = threshold.Thresholds(published.threshold, published.outer_threshold)
-    return decider.Table(places, thresholds, published.revoked)
+    return decider.Table(places, thresholds, published.revoked, published.outward)

@@ -25,6 +25,7 @@ class ShowRing(command.ShowOne):
         shown["owners"] = format_columns.DictColumn(
             {owner["host"]: owner["vnodes"] for owner in shown["owners"]}
         )
+        shown["places"] = format_columns.DictColumn(shown["places"])
         shown["overloaded"] = format_columns.ListColumn(shown["overloaded"])
         return list(shown), list(shown.values())
 

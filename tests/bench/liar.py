@@ -37,8 +37,9 @@ def answer(link: socket.socket, name: str) -> None:
                 match message:
                     case peer_wire.Hello(_, klass, _):
                         lying_peer.send(link, peer_wire.Hello(ids.HostId(name), klass, 1))
-                    case peer_wire.Get():
-                        lying_peer.other_bytes(link, message, rng)
+                    case peer_wire.Get(requests):
+                        for request in requests:
+                            lying_peer.other_bytes(link, request, rng)
                     case peer_wire.Ping(token):
                         lying_peer.send(link, peer_wire.Pong(token))
 

@@ -9,6 +9,7 @@ from tests.bench import harness
 from tests.fakes import nova_hosts
 from tests.lab import guest_files
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import cloud
 from tests.lab.openstack import ini
 from tests.lab.openstack import installed
@@ -49,7 +50,7 @@ def running(
             first.agent(
                 sections={"source_glance": source},
                 sources="glance",
-                boot_record_idle_s=TRACE_IDLE_S,
+                constants={tuned.RECORD_IDLE_S: TRACE_IDLE_S},
                 cache_limit_bytes=4 * 1024 * geometry.MIB,
             )
         )

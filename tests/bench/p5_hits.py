@@ -29,15 +29,17 @@ from acstor_common import geometry
 from tests.bench import harness
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 
 IMAGE_BYTES = 256 * geometry.MIB
 TURNS = 9
 RANDOM_READS = 5000
 SMALL, LARGE = 4096, geometry.MIB
+LONG = {tuned.RECORD_IDLE_S: 600, tuned.RECORD_LONGEST_S: 600}
 AGENTS: dict[str, dict[str, object]] = {
-    "acstor": {"boot_record_longest_s": 0, "disk_policy": "none"},
-    "recording": {"boot_record_idle_s": 600, "boot_record_longest_s": 600, "disk_policy": "none"},
-    "scheduling": {"boot_record_longest_s": 0, "disk_policy": "pregather"},
+    "acstor": {"record_boots": False, "disk_policy": "none"},
+    "recording": {"constants": LONG, "disk_policy": "none"},
+    "scheduling": {"record_boots": False, "disk_policy": "pregather"},
 }
 """The agents that are measured, by what they do beside serving; ``acstor`` is the figure."""
 

@@ -38,6 +38,7 @@ from tests.lab import image_server
 from tests.lab import local
 from tests.lab import network
 from tests.lab import runs
+from tests.lab import tuned
 
 TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "5"))
 REPLAY_TURNS = 9
@@ -166,7 +167,8 @@ def boot_by_turns(
 ) -> dict[str, list[float]]:
     """Boot from both places in changing order; return the seconds to the login prompt."""
     found: dict[str, list[float]] = {"raw file": [], "acstor": []}
-    with local.agent(folder / "boots", made.images, boot_memory_idle_s=KEPT_S) as agent:
+    kept = {tuned.BOOT_IDLE_S: KEPT_S}
+    with local.agent(folder / "boots", made.images, constants=kept) as agent:
         agent.wait_ready()
         path = agent.image_path(made.image_id)
         boots.read_whole(path, is_direct=True)

@@ -11,12 +11,8 @@ and the least of ROUNDS turns counts: what else runs can only add.
 
 import contextlib
 import itertools
-import json
-import mmap
-import os
 import pathlib
 import tempfile
-import time
 from typing import Any
 
 from matplotlib import figure
@@ -24,15 +20,14 @@ from matplotlib import figure
 from acstor_common import geometry
 from acstor_common import ids
 from tests.bench import harness
+from tests.bench import loopback
 from tests.lab import agents
 from tests.lab import local
 
 IMAGE_BYTES = 256 * geometry.MIB
 CACHE_BYTES = 2 * IMAGE_BYTES
-READ_BYTES = geometry.MIB
 CACHE_REPEATS = 4
 ROUNDS = 6
-GB = 1e9
 HOME_VNODES = 200
 """Beside one of the host that reads, which must be on the table to be answered."""
 MODES = ("insecure", "authenticated", "secure")
@@ -73,75 +68,30 @@ def play(
     folder: pathlib.Path, images: local.ImageFolder, image_id: ids.ImageId, security: str
 ) -> dict[str, dict[str, Any]]:
     """Let two new agents exchange the image in one of the modes; return what each way cost."""
-    folder.mkdir()
-    ring, port = folder / "ring.json", local.unused_port()
-    hosts = [
-        {"host": "h1", "address": f"{local.LOOPBACK}:{port}", "vnodes": HOME_VNODES},
-        {"host": "h2", "address": f"{local.LOOPBACK}:{local.unused_port()}", "vnodes": 1},
-    ]
-    ring.write_text(json.dumps({"version": 1, "epoch": 1, "hosts": hosts}))
+    hosts = {"h1": HOME_VNODES, "h2": 1}
+    cloud = loopback.Cloud(folder, images, hosts, security, CACHE_BYTES)
     with contextlib.ExitStack() as stack:
-        first, second = (
-            stack.enter_context(
-                local.agent(
-                    folder / host,
-                    images,
-                    name=host,
-                    ring_file=ring,
-                    peer_port=port if host == "h1" else None,
-                    cache_limit_bytes=CACHE_BYTES,
-                    security=security,
-                )
-            )
-            for host in ("h1", "h2")
-        )
+        first, second = (stack.enter_context(cloud.running(host)) for host in hosts)
         for agent in (first, second):
-            agent.wait_ready()
-            os.stat(agent.image_path(image_id))
+            loopback.attach(agent, image_id)
+
+        def cost(
+            reader: agents.Agent, payers: list[agents.Agent], repeats: int = 1
+        ) -> loopback.Figures:
+            return loopback.cost(reader, image_id, IMAGE_BYTES, payers, repeats)
+
         costs = {
-            "source (file)": cost(first, image_id, [first]),
-            "cache": cost(first, image_id, [first], CACHE_REPEATS),
-            f"peer, {security}": cost(second, image_id, [first, second]),
+            "source (file)": cost(first, [first]),
+            "cache": cost(first, [first], CACHE_REPEATS),
+            f"peer, {security}": cost(second, [first, second]),
         }
-        fetched = second.status()["fetched"]["home"]["bytes"]
-    if fetched < 0.99 * IMAGE_BYTES:
-        raise harness.CannotRun(f"{fetched} of {IMAGE_BYTES} bytes came from the peer")
+        loopback.peers_share(second, IMAGE_BYTES, least=0.99)
     return costs
-
-
-def cost(
-    reader: agents.Agent, image_id: ids.ImageId, payers: list[agents.Agent], repeats: int = 1
-) -> dict[str, Any]:
-    """Read the image through ``reader``; return what that cost ``payers``."""
-    before = [harness.cpu_seconds(agent.pid) for agent in payers]
-    began = time.perf_counter()
-    fd = os.open(reader.image_path(image_id), os.O_RDONLY | os.O_DIRECT)
-    buffer = mmap.mmap(-1, READ_BYTES)  # O_DIRECT wants it aligned
-    for _ in range(repeats):
-        for offset in range(0, IMAGE_BYTES, READ_BYTES):
-            os.preadv(fd, [buffer], offset)
-    os.close(fd)
-    took_s = time.perf_counter() - began
-    settle(reader)
-    after = [harness.cpu_seconds(agent.pid) for agent in payers]
-    gigabytes = repeats * IMAGE_BYTES / GB
-    by_agent = [(b - a) / gigabytes for a, b in zip(before, after, strict=True)]
-    return {
-        "cpu_s_per_gb": sum(by_agent),
-        "by_agent": by_agent,
-        "gb_per_s": gigabytes / took_s,
-    }
 
 
 def _price(figures: dict[str, Any]) -> float:
     price: float = figures["cpu_s_per_gb"]
     return price
-
-
-def settle(agent: agents.Agent) -> None:
-    """Wait until what was fetched is on disk: storing is part of the price."""
-    while agent.status()["cache"]["pending_bytes"]:
-        time.sleep(0.02)
 
 
 def draw(picture: figure.Figure, costs: dict[str, dict[str, Any]]) -> None:

@@ -127,7 +127,6 @@ def started(folder: pathlib.Path) -> Iterator[Lab]:
         sources="file",
         peer_listen=f"{local.LOOPBACK}:{port}",
         metrics_listen="",
-        cache_slab_bytes=64 * geometry.MIB,
         read_ahead_limit_bytes=0,
         disk_policy="none",
     )

@@ -29,6 +29,7 @@ from tests.bench import harness
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 
 HOSTS = 3
 TAKER = 0
@@ -47,8 +48,7 @@ OPTIONS = {
     "cache_limit_bytes": 4096 * geometry.MIB,
     "traffic_interfaces": "eth0",
     "link_mbit": LINK_MBIT,
-    "boot_memory_idle_s": BOOT_S,
-    "boot_memory_longest_s": BOOT_S,
+    "constants": {tuned.BOOT_IDLE_S: BOOT_S, tuned.BOOT_LONGEST_S: BOOT_S},
     "keep_images": "host",
 }
 

@@ -20,17 +20,15 @@ from tests.bench import harness
 from tests.bench import w1_whole
 from tests.lab import guest_image
 from tests.lab import local
+from tests.lab import tuned
 
 PAIRS = 5
 WARM_S = 2.0
 """The rate at which an image becomes whole has found the link's by then."""
 BOOT_IDLE_S = 20.0
-"""The other image counts as booting for so long, and the guest's after its last read; the default
-is a minute."""
-OPTIONS = w1_whole.OPTIONS | {
-    "boot_memory_idle_s": BOOT_IDLE_S,
-    "boot_memory_longest_s": 600.0,
-}
+"""The other image counts as booting for so long, and the guest's after its last read, instead of a
+minute."""
+OPTIONS = w1_whole.OPTIONS | {"constants": {tuned.BOOT_IDLE_S: BOOT_IDLE_S}}
 WAYS = ("paused", "becomes whole")
 
 

@@ -40,7 +40,6 @@ OTHER_OPTIONS = {
     "race_slow_answers": (False, True),
     "follow_referrals": (False, True),
     "advertise_to": ("ring", "none"),
-    "fetch_limit": (2, 32),
 }
 """What an upgrade may change; all of it may differ among the hosts of a cloud."""
 

@@ -27,11 +27,13 @@ from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 
 MIB = 1 << 20
 READY = "READY=1"
 START_S = 120.0
 END_S = 60.0
+CONSTANTS = {tuned.BOOT_IDLE_S: 2.0}
 DISK_BYTES = 256 * MIB
 FILE_LIMIT_BYTES = 1 * MIB
 _EXTRA_FIELD = re.compile(r"^(VmRSS|Threads):\s+(\d+)", re.MULTILINE)
@@ -149,10 +151,12 @@ class Host:
     def start(self) -> None:
         """Start the agent, which takes back its mount; wait until it serves."""
         told = len(self._keeper.told)
-        argv = ["setpriv", "--pdeathsig", "KILL", agents.BIN / "acstor-agent", "--config-file"]
+        argv = ["setpriv", "--pdeathsig", "KILL", *tuned.argv("acstor_agent.cmd.agent", CONSTANTS)]
         self.starts_of_next += self.tree is not None
         changes = self.clock.environment | ({"PYTHONPATH": str(self.tree)} if self.tree else {})
-        self._process = self._keeper.start([*argv, self._config_file], self.log_path, changes)
+        self._process = self._keeper.start(
+            [*argv, "--config-file", self._config_file], self.log_path, changes
+        )
         hosts.wait_until(
             lambda: any(READY in text for text in self._keeper.told[told:]),
             f"the agent of {self.name}",

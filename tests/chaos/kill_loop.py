@@ -30,7 +30,7 @@ from tests.lab import local
 
 MIB = geometry.MIB
 IMAGE_BYTES = 24 * MIB + 12345
-OPTIONS = {"cache_limit_bytes": 8 * MIB, "cache_slab_bytes": 2 * MIB}
+OPTIONS = {"cache_limit_bytes": 8 * MIB}
 NEXT_WORKER_S = 60.0
 AGENTS = 3
 READERS = 3

@@ -74,7 +74,7 @@ def assert_cached(agent: agents.Agent, image_id: str, data: bytes) -> None:
 
 def test_worker_starts_and_reads_from_a_read_only_cache(tmp_path, images, disk):
     known, unknown = images.add(DATA), images.add(MORE)
-    options = {"cache_dir": disk / "cache", "cache_slab_bytes": 16 * MIB}
+    options = {"cache_dir": disk / "cache", "cache_limit_bytes": 256 * MIB}
     with hosts.running(tmp_path / "h1", images, **options) as agent:
         assert_cached(agent, known, DATA)
         agent.stop()

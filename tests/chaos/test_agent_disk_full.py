@@ -18,6 +18,8 @@ pytestmark = hosts.needs_fuse
 
 MIB = geometry.MIB
 DATA = local.random_bytes(24 * MIB)
+LIMIT = 32 * MIB
+"""More than the disks have; the cache grows by 2 MiB."""
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def test_full_disk_stops_caching_and_nothing_else(tmp_path, images):
     with (
         small_disk(tmp_path / "disk", 6 * MIB) as disk,
         hosts.running(
-            tmp_path / "h1", images, cache_dir=disk / "cache", cache_slab_bytes=2 * MIB
+            tmp_path / "h1", images, cache_dir=disk / "cache", cache_limit_bytes=LIMIT
         ) as agent,
     ):
         path, pid = agent.image_path(image_id), agent.worker_pid()
@@ -70,7 +72,7 @@ def test_full_disk_stops_caching_and_nothing_else(tmp_path, images):
 def test_disk_that_fills_while_neighbours_chunks_are_prefetched(tmp_path, images):
     image_id = images.add(DATA)
     with small_disk(tmp_path / "disk", 6 * MIB) as disk:
-        small = {"cache_dir": disk / "cache", "cache_slab_bytes": 2 * MIB, "unmatched_limit": -1}
+        small = {"cache_dir": disk / "cache", "cache_limit_bytes": LIMIT, "unmatched_limit": -1}
         with hosts.cloud(
             tmp_path, images, ("h1", "h2"), each=lambda name: small if name == "h1" else {}
         ) as cloud:
@@ -94,7 +96,7 @@ def test_disk_that_others_fill_is_a_disk_that_is_full(tmp_path, images):
     with (
         small_disk(tmp_path / "disk", 12 * MIB) as disk,
         hosts.running(
-            tmp_path / "h1", images, cache_dir=disk / "cache", cache_slab_bytes=2 * MIB
+            tmp_path / "h1", images, cache_dir=disk / "cache", cache_limit_bytes=LIMIT
         ) as agent,
     ):
         with contextlib.suppress(OSError):

@@ -46,7 +46,7 @@ def kill_worker(agent: agents.Agent) -> None:
 def test_worker_killed_again_and_again_under_readers_costs_no_read(tmp_path, images):
     image_id = images.add(DATA)
     rng = random.Random(1)
-    options = {"cache_limit_bytes": 8 * MIB, "cache_slab_bytes": 2 * MIB}
+    options = {"cache_limit_bytes": 8 * MIB}
     with hosts.running(tmp_path / "h1", images, **options) as agent:
         path = agent.image_path(image_id)
         with guest_readers.Readers(images.path(image_id), [path], seed=1) as readers:
@@ -72,7 +72,7 @@ def test_worker_that_is_stopped_leaves_its_reads_to_the_next_one(tmp_path, image
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
-        options = {"cache_limit_bytes": 4 * MIB, "cache_slab_bytes": MIB}
+        options = {"cache_limit_bytes": 4 * MIB}
         options |= hosts.http_options(server.url, 5)
         with hosts.running(tmp_path / "h1", images, **options) as agent:
             path = agent.image_path(image_id)

@@ -33,7 +33,6 @@ SEED = int(os.environ.get("ACSTOR_TEST_SEED", "1"))
 CHAOS_S = 7.0
 OPTIONS = {
     "cache_limit_bytes": 4 * MIB,
-    "cache_slab_bytes": MIB,
     "peer_timeout_s": 0.5,
     "read_ahead_limit_bytes": MIB,
 }

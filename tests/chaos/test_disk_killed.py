@@ -53,7 +53,7 @@ def test_worker_killed_again_and_again_under_a_writer_loses_no_write(tmp_path, i
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     rng = random.Random(1)
-    options = {"cache_limit_bytes": 8 * MIB, "cache_slab_bytes": 2 * MIB}
+    options = {"cache_limit_bytes": 8 * MIB}
     with http_server.serve(files) as server:
         options |= hosts.http_options(server.url, 5)
         with hosts.running(tmp_path / "h1", images, **options) as agent:

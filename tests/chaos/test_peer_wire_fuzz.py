@@ -20,16 +20,26 @@ def prefixes(rng: random.Random) -> tuple[int, ...]:
     return tuple(rng.randrange(1, 2**64) for _ in range(rng.randrange(1, 512)))
 
 
+def get(request_id: int, rng: random.Random) -> peer_wire.Get:
+    mode, priority = rng.choice(list(peer_wire.Mode)), peer_wire.Priority.LATER
+    first = peer_wire.Request(
+        request_id, IMAGE, 65536, 65536, rng.randbytes(16), mode, priority, 100
+    )
+    others = rng.sample(range(100, 200), rng.randrange(peer_wire.MAX_BATCH))
+    return peer_wire.Get((first, *(first._replace(request_id=n, offset=n) for n in others)))
+
+
 def valid_stream(rng: random.Random) -> bytearray:
     messages: list[peer_wire.Message] = [HELLO]
     for request_id in range(rng.randrange(1, 12)):
         messages.append(
             rng.choice(
                 [
-                    peer_wire.Get(request_id, IMAGE, 65536, 65536, rng.randbytes(16), False, 100),
+                    get(request_id, rng),
                     peer_wire.Chunk(request_id, rng.randbytes(rng.randrange(1, 6000))),
                     peer_wire.Refuse(request_id, peer_wire.RefuseCode.MISSING),
-                    peer_wire.Cancel(request_id),
+                    peer_wire.Cancel((request_id,)),
+                    peer_wire.Hurry((request_id,)),
                     peer_wire.Ping(request_id),
                     peer_wire.Advertise(prefixes(rng)),
                     peer_wire.Gone(prefixes(rng)),
@@ -95,7 +105,7 @@ def test_headers_that_promise_too_much_cost_no_memory():
         for type_ in range(256):
             to = peer_wire.Receiver("peer-1", peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER)
             with pytest.raises(errors.RemoteProtocolError):
-                to.feed(hello + b"AC\x02" + bytes([type_]) + b"\xff" * 4)
+                to.feed(hello + b"AC\x03" + bytes([type_]) + b"\xff" * 4)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

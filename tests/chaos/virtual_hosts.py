@@ -22,28 +22,27 @@ from typing import TypeVar
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import admission
 from acstor_agent.chunks import exchange
-from acstor_agent.chunks import fetcher
-from acstor_agent.chunks import home as home_
-from acstor_agent.chunks import serving
-from acstor_agent.chunks import unattached
-from acstor_agent.chunks import want as want_
+from acstor_agent.chunks import giving
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.cloud import links
 from acstor_agent.core.exchange import content_index
 from acstor_agent.core.exchange import identity
 from acstor_agent.core.exchange import neighbours
-from acstor_agent.core.exchange import peer_health
 from acstor_agent.core.images import readahead
+from acstor_agent.core.transfers import settings as settings_
+from acstor_agent.core.transfers import transfers
+from acstor_agent.core.transfers.giving import rights
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
+from acstor_agent.images import naming
 from acstor_agent.images import news as news_
 from acstor_agent.images import opened
 from acstor_agent.images import prefetching
 from acstor_agent.images import promises
+from acstor_agent.images import unattached
 from acstor_agent.images import uses
 from acstor_agent.images import waiting
 from acstor_agent.images import wholeness
@@ -57,6 +56,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.fakes import memory_network
+from tests.fakes import reading_source
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ TIGHT = peer_net.Limits(
 """Connections and requests are pushed out and wait all the time."""
 
 
-class Source(base.Source):
+class Source(reading_source.ReadingSource):
     """A place where all images are, which does what it is told to.
 
     :param blobs: what it has
@@ -151,26 +151,21 @@ class Source(base.Source):
 class Server:
     """What answers other hosts; it lies if it is told to."""
 
-    def __init__(self, real: serving.Serving, rng: random.Random) -> None:
-        self.admit, self.look_up = real.admit, real.look_up
+    def __init__(self, real: giving.Giving, rng: random.Random) -> None:
+        self.asked, self.cancelled, self.ended = real.asked, real.cancelled, real.ended
         self.is_lying = False
-        self._real, self._rng = real, rng
+        self._send, self._rng = real._send, rng
+        real._send = self._say  # type: ignore[method-assign]
 
-    def answer_nowait(self, *args: Any) -> want_.Bytes | None:
-        """Answer what can be answered at once."""
-        data = self._real.answer_nowait(*args)
-        return data if data is None else self._said(data)
+    def _say(self, connection: Any, answers: list[Any]) -> None:
+        self._send(connection, [self._said(answer) for answer in answers])
 
-    async def answer(self, *args: Any) -> want_.Bytes:
-        """Answer."""
-        return self._said(await self._real.answer(*args))
-
-    def _said(self, data: want_.Bytes) -> want_.Bytes:
-        if not self.is_lying or not len(data):
-            return data
-        wrong = bytearray(data)
+    def _said(self, answer: Any) -> Any:
+        if not self.is_lying or not isinstance(answer, peer_wire.Chunk) or not len(answer.data):
+            return answer
+        wrong = bytearray(answer.data)
         wrong[self._rng.randrange(len(wrong))] ^= 1
-        return wrong
+        return answer._replace(data=wrong)
 
 
 class Settings:
@@ -180,7 +175,6 @@ class Settings:
         self.cache_bytes = (16 if is_calm else rng.choice((1, 2, 4, 16))) * geometry.MIB
         self.copies_limit = rng.choice((0, 1, 2))
         self.topology = rng.choice((neighbours.Topology.RING, None))
-        self.is_racing = rng.random() < 0.7
         self.unmatched_limit = rng.choice((0, 64, 512))
         self.read_ahead_bytes = rng.choice((0, 256 * 1024))
         self.may_refer = rng.random() < 0.7
@@ -222,46 +216,43 @@ class Host:
             heard=lambda host, news: self.news.heard(host, news),
             may_speak=self.rings.may_speak,
             ring_epoch=lambda: self.rings.ring.epoch,
-            is_reachable=lambda host: host in self.rings.ring.group_of(here),
             hosts_at=self.rings.hosts_at,
             limits=settings.limits,
         )
         self.net.endpoint = memory_network.Endpoint(self.net._accept)
-        self.exchange = exchange.Exchange(
-            here,
-            current_ring=self.rings.current,
-            former_ring=self.rings.former,
-            named=self._named,
-            copies_limit=settings.copies_limit,
-            ask_peer=self._ask_peer,
-            tell=self.net.tell,
-            health=peer_health.PeerHealth(rng),
-            topology=settings.topology,
-            clock=self._clock,
-        )
         self.source = failover.FailoverSource(
             [build.wrapped(source, nursery, rng, 2.0) for source in sources], clock=time.time
         )
-        self.home = home_.Home(
+        self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
+        looked_up = unattached.UnattachedImages(self.source, nursery, self._clock)
+        self.naming = naming.Naming(self.images, looked_up)
+        self._named.found(self.cache.iter_cids())
+        core = transfers.Transfers(
+            here,
+            self.rings.current(),
+            cache=self.cache,
+            rights=rights.Rights(here, self.naming, self._named, attached=self.images.attached_now),
+            rng=rng,
+            settings=settings_.Settings(
+                timeout_s=PATIENCE_S,
+                background_limit=8,
+                copies_limit=settings.copies_limit,
+                lost_after_s=LOST_AFTER_S,
+                has_others=True,
+                topology=settings.topology,
+            ),
+        )
+        self.chunks = exchange.Exchange(
             here,
             nursery,
+            core=core,
             cache=self.cache,
             source=self.source,
-            peers=self.exchange,
-            current_ring=self.rings.current,
-            former_ring=self.rings.former,
-        )
-        self.chunks = fetcher.Fetcher(
-            here,
-            nursery,
-            cache=self.cache,
-            home=self.home,
-            current_ring=self.rings.current,
-            peers=self.exchange,
-            background_limit=8,
-            has_others=True,
-            lost_after_s=LOST_AFTER_S,
-            clock=self._clock,
+            net=self.net,
+            tables=exchange.Tables(self.rings.current, self.rings.former),
+            learn=self.naming.learn,
+            may_refer=settings.may_refer,
+            heard=lambda heard: self.news.listened_to(heard),
         )
         self.waiting = waiting.Waiting()
         self.boots = booting.Host(
@@ -274,26 +265,8 @@ class Host:
             frame_patience_s=PATIENCE_S,
             clock=self._clock,
         )
-        self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
-        self._named.found(self.cache.iter_cids())
-        self.serving = serving.Serving(
-            here,
-            named=self._named,
-            attached=self.images.attached(),
-            admission=admission.Admission(
-                here,
-                self.images.named,
-                unattached.UnattachedImages(self.source, nursery, self._clock),
-                self._clock,
-                open_attached=self.images.open_attached,
-            ),
-            cache=self.cache,
-            chunks=self.chunks,
-            home=self.home,
-            peers=self.exchange,
-        )
-        self.server = Server(self.serving, rng)
-        self.news = news_.News(self.exchange, self.images, self.chunks, self.cache)
+        self.server = Server(self.chunks.giving, rng)
+        self.news = news_.News(self.chunks, self.images, self.cache)
         self.cache.on_gone(self.news.gone)
         self.opened = opened.Opened(self.images, self.waiting, float("inf"), LOST_AFTER_S)
         self._keep_whole(rng)
@@ -321,7 +294,7 @@ class Host:
         ahead = prefetching.Prefetching(
             image_map, index, self.chunks, self._nursery, limit, boots.covers
         )
-        ahead.advertised(self.exchange.known())
+        ahead.advertised(self.chunks.known())
         return mirror.Mirror(
             image_map,
             cache=self.cache,
@@ -333,32 +306,14 @@ class Host:
             waiting=self.waiting,
         )
 
-    async def _ask_peer(self, ask: exchange.Ask, want: want_.Want) -> want_.Bytes | peer_wire.Refer:
-        return await self.net.fetch(
-            ask.host,
-            ask.address,
-            ask.errand.klass,
-            image_id=want.image_id,
-            offset=want.offset,
-            length=want.length,
-            cid=want.cid,
-            may_read_source=ask.may_read_source,
-            timeout_s=PATIENCE_S,
-            may_refer=ask.may_refer and self._settings.may_refer,
-            is_relayed=ask.is_relayed,
-            is_moved=ask.is_moved,
-        )
-
     async def start(self) -> None:
         """Start what the daemon starts."""
         start = self._nursery.start_soon
         await self._nursery.start(self.cache.run)
         await self._nursery.start(self.net.run)
         await self._nursery.start(self.net.serve_forever, self.server, [])
-        for run in (self.boots.run, self.exchange.run, self.uses.run):
+        for run in (self.boots.run, self.chunks.run, self.uses.run):
             start(run)
-        if self._settings.is_racing:
-            start(self.chunks.race)
         if self._settings.is_keeping:
             start(self.whole.run)
 
@@ -369,15 +324,16 @@ class Host:
     def tables(self) -> dict[str, int]:
         """Return how long everything is that is empty when nobody wants anything."""
         return {
-            "flights": self.chunks.in_flight,
-            "journeys": len(self.chunks._journeys),
-            "reads of the source": len(self.home._reads),
-            "relays": len(self.home._relays),
-            "begun for peers": len(self.home._begun_for),
-            "pauses": len(self.chunks._retries),
+            "transfers": len(self.chunks.core),
+            "reads of the source": len(self.chunks._reading._scopes),
+            "asked": len(self.chunks._asking._asked),
+            "reads for peers": len(self.chunks.giving._reads),
+            "begun for peers": sum(
+                receiver.begun for receiver in self.chunks.core.requests.receivers.values()
+            ),
+            "requests of peers": len(self.chunks.core.requests),
             "waiting": len(self.waiting),
             "lines": len(self.waiting._lines),
-            "searches": len(self.chunks._last_search._flights),
             "attaching": len(self.images._attaching),
         }
 

@@ -125,8 +125,6 @@ class World:
             "sources": "http",
             "ring_file": self._ring_file,
             "peer_timeout_s": 0.5,
-            "boot_memory_idle_s": 2.0,
-            "cache_slab_bytes": 2 * MIB,
             **SETTINGS[self.seed % len(SETTINGS)],
         }
         changes = {

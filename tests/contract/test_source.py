@@ -2,6 +2,7 @@
 """What every source promises; each driver and each wrapper runs all of it."""
 
 import contextlib
+import itertools
 import pathlib
 import random
 from collections.abc import AsyncIterator
@@ -20,7 +21,6 @@ from acstor_agent.sources import file
 from acstor_agent.sources import glance
 from acstor_agent.sources import http
 from acstor_agent.sources import retry
-from acstor_agent.sources import verify
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import fake_glance
@@ -74,7 +74,6 @@ SOURCES: dict[str, Make] = {
     "coalesce": over_files(coalesce.CoalesceSource),
     "coalesce, one place": over_files(lambda s, n: coalesce.CoalesceSource(s, n, in_flight=1)),
     "retry": over_files(lambda source, nursery: retry.RetrySource(source, random.Random(3))),
-    "verify": over_files(lambda source, nursery: verify.VerifySource(source)),
     "failover": over_files(failed_over),
     "all": over_files(lambda source, n: build.wrapped(source, n, random.Random(3))),
 }
@@ -97,6 +96,74 @@ async def test_any_range_is_exactly_what_is_stored(source, offset, length):
     data = await source.read(IMAGE, offset, length)
     assert type(data) is bytes
     assert data == BLOBS[IMAGE][offset : offset + length]
+
+
+CHUNK = 65_536
+CHUNKS = [
+    base.Piece(at, len(chunk), ids.Content(ids.cid_of(chunk)))
+    for at in range(0, SIZE, CHUNK)
+    for chunk in [BLOBS[IMAGE][at : at + CHUNK]]
+]
+WRONG = ids.Content(ids.cid_of(b"other bytes"))
+
+
+async def told_of(source, blob, pieces):
+    """Return what became of each piece; fail if one is told of twice, or never."""
+    told = []
+    await source.read_pieces(blob, pieces, told.extend)
+    assert sorted(number for number, _ in told) == list(range(len(pieces)))
+    return [dict(told)[number] for number in range(len(pieces))]
+
+
+@pytest.mark.parametrize("order", [CHUNKS, CHUNKS[::-1], CHUNKS[::2], [CHUNKS[1]] * 3, []])
+async def test_many_pieces_are_exactly_what_is_stored(source, order):
+    outcomes = await told_of(source, IMAGE, order)
+    assert outcomes == [BLOBS[IMAGE][p.offset : p.offset + p.length] for p in order]
+
+
+async def test_pieces_of_any_length_are_exactly_what_is_stored(source):
+    starts = [0, 1, 4096, 70_000, 70_001, 299_999, SIZE]
+    pieces = [base.Piece(a, b - a) for a, b in itertools.pairwise(starts)]
+    outcomes = await told_of(source, IMAGE, pieces)
+    assert b"".join(outcomes) == BLOBS[IMAGE]
+
+
+async def test_wrong_piece_is_invalid_and_harms_none_beside_it(source):
+    pieces = [piece._replace(content=WRONG) if n == 2 else piece for n, piece in enumerate(CHUNKS)]
+    outcomes = await told_of(source, IMAGE, pieces)
+    invalid = outcomes.pop(2)
+    assert type(invalid) is errors.ChunkInvalid
+    assert f"{IMAGE.name} bytes 131072-196607" in str(invalid)
+    del pieces[2]
+    assert outcomes == [BLOBS[IMAGE][p.offset : p.offset + p.length] for p in pieces]
+
+
+async def test_piece_past_the_end_is_missing_and_harms_none_beside_it(source):
+    past = [base.Piece(SIZE, 5), base.Piece(SIZE + 5, 10_000)]
+    *good, first, second = await told_of(source, IMAGE, [*CHUNKS, *past])
+    assert b"".join(good) == BLOBS[IMAGE]
+    assert isinstance(first, errors.ChunkMissing) and isinstance(second, errors.ChunkMissing)
+
+
+async def test_each_piece_of_an_absent_blob_is_missing(source):
+    outcomes = await told_of(source, ABSENT, CHUNKS)
+    assert all(isinstance(outcome, errors.ChunkMissing) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("piece", [base.Piece(-1, 10), base.Piece(0, -1), base.Piece(5, 0)])
+async def test_piece_that_is_none_is_a_bug_of_the_caller(source, piece):
+    with pytest.raises(errors.LocalProtocolError, match=IMAGE.name):
+        await source.read_pieces(IMAGE, [CHUNKS[0], piece], lambda answers: None)
+
+
+async def test_who_is_cancelled_is_told_no_more(source):
+    told = []
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await source.read_pieces(IMAGE, CHUNKS, told.extend)
+    before = len(told)
+    assert (await told_of(source, IMAGE, CHUNKS))[0] == BLOBS[IMAGE][:CHUNK]
+    assert len(told) == before
 
 
 @pytest.mark.parametrize("blob", BLOBS)

@@ -9,9 +9,10 @@ import trio
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import ids
+from tests.fakes import reading_source
 
 
-class FaultySource(base.Wrapper):
+class FaultySource(reading_source.ReadingSource, base.Wrapper):
     """Passes reads on, except those whose number (from 1) is named.
 
     :param fail: these raise ``error``
@@ -41,19 +42,23 @@ class FaultySource(base.Wrapper):
         self.reads: list[tuple[int, int]] = []
         self.in_flight_now = 0
         self.in_flight_most = 0
+        self.in_flight_bytes = self.in_flight_bytes_most = 0
         self.is_closed = False
 
     async def read(
-        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
+        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
         """Read, or do the fault that is due."""
         self.reads.append((offset, length))
         self.in_flight_now += 1
         self.in_flight_most = max(self.in_flight_most, self.in_flight_now)
+        self.in_flight_bytes += length
+        self.in_flight_bytes_most = max(self.in_flight_bytes_most, self.in_flight_bytes)
         try:
             return await self._read(len(self.reads), blob, offset, length)
         finally:
             self.in_flight_now -= 1
+            self.in_flight_bytes -= length
 
     async def aclose(self) -> None:
         """Close, and remember that it happened."""
@@ -74,7 +79,7 @@ class FaultySource(base.Wrapper):
         return data
 
 
-class MemorySource(base.Source):
+class MemorySource(reading_source.ReadingSource):
     """Blobs held in memory; each read is one checkpoint."""
 
     def __init__(self, blobs: dict[base.Blob, bytes]) -> None:
@@ -91,7 +96,7 @@ class MemorySource(base.Source):
         return len(self._bytes(blob))
 
     async def read(
-        self, blob: base.Blob, offset: int, length: int, cid: ids.Cid | None = None
+        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
         """Return a slice of the blob."""
         await trio.lowlevel.checkpoint()

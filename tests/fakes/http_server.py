@@ -205,6 +205,123 @@ def too_short(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None
     handler.wfile.write(b"%x\r\n" % len(part) + part + b"\r\n0\r\n\r\n")
 
 
+def chunked(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer well, in a chunked body."""
+    handler.send_response(206)
+    handler.send_header("Content-Range", asked.content_range)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    for at in range(0, len(asked.part), 1000):
+        part = asked.part[at : at + 1000]
+        handler.wfile.write(b"%x\r\n" % len(part) + part + b"\r\n")
+    handler.wfile.write(b"0\r\n\r\n")
+
+
+def until_the_end(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer well, with a body that ends with the connection, as before HTTP/1.1."""
+    handler.wfile.write(b"HTTP/1.0 206 Fine\r\n")
+    handler.wfile.write(f"Content-Range: {asked.content_range}\r\n\r\n".encode())
+    handler.wfile.write(asked.part)
+    handler.close_connection = True
+
+
+def says_it_closes(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer well and say that no other answer comes, but do not hang up."""
+    headers = {"Content-Range": asked.content_range, "Connection": "close"}
+    answer(handler, 206, asked.part, headers)
+    handler.close_connection = False  # send_header has set it
+
+
+def hints_first(count: int) -> Behaviour:
+    """Say something beforehand, as any server may (RFC 9110, 15.2), though not without end."""
+
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+        handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * count)
+        fine(handler, asked)
+
+    return behave
+
+
+def endless_head(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer with headers that do not end."""
+    handler.wfile.write(b"HTTP/1.1 206 Fine\r\n")
+    for number in range(10_000):
+        handler.wfile.write(b"X-%d: %s\r\n" % (number, b"x" * 1000))
+
+
+def two_lengths(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Announce two lengths of the body."""
+    handler.send_response(206)
+    handler.send_header("Content-Range", asked.content_range)
+    handler.send_header("Content-Length", str(len(asked.part)))
+    handler.send_header("Content-Length", str(len(asked.part) + 1))
+    handler.end_headers()
+    handler.wfile.write(asked.part)
+
+
+def chunked_with_a_length(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Announce a length of what is chunked, which tells proxies and clients different things."""
+    body = b"%x\r\n" % len(asked.part) + asked.part + b"\r\n0\r\n\r\n"
+    handler.send_response(206)
+    handler.send_header("Content-Range", asked.content_range)
+    handler.send_header("Content-Length", str(len(asked.part)))
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def answer_to_what_comes_next(wrong: bytes) -> Behaviour:
+    """Answer well, and behind that what would be an answer to the next request."""
+
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+        fine(handler, asked)
+        body = wrong * len(asked.part)
+        head = f"HTTP/1.1 206 Fine\r\nContent-Range: {asked.content_range}\r\n"
+        handler.wfile.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    return behave
+
+
+def drip(every_s: float, part_bytes: int = 1) -> Behaviour:
+    """Answer well, a few bytes at a time."""
+
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+        handler.send_response(206)
+        handler.send_header("Content-Range", asked.content_range)
+        handler.send_header("Content-Length", str(len(asked.part)))
+        handler.end_headers()
+        for at in range(0, len(asked.part), part_bytes):
+            handler.wfile.write(asked.part[at : at + part_bytes])
+            handler.server.local.body_bytes += part_bytes
+            time.sleep(every_s)
+
+    return behave
+
+
+def stall(after_bytes: int, for_s: float) -> Behaviour:
+    """Send the beginning of the body, and then nothing."""
+
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+        handler.close_connection = True
+        handler.send_response(206)
+        handler.send_header("Content-Range", asked.content_range)
+        handler.send_header("Content-Length", str(len(asked.part)))
+        handler.end_headers()
+        handler.wfile.write(asked.part[:after_bytes])
+        time.sleep(for_s)
+
+    return behave
+
+
+def shorter_blob(size_bytes: int) -> Behaviour:
+    """Answer as if the blob had so many bytes."""
+
+    def behave(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+        fine(handler, dataclasses.replace(asked, body=asked.body[:size_bytes]))
+
+    return behave
+
+
 def other_length(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
     """Announce and send one byte more than the Content-Range says."""
     answer(handler, 206, asked.part + b"!", {"Content-Range": asked.content_range})

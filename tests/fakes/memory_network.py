@@ -151,6 +151,9 @@ class MemoryLink(peer_link.Link):
         """Send what there is room for."""
         return self._out.send_nowait(buffers)
 
+    def _note_pace(self, count: int, took_s: float) -> None:
+        """Keep no bytes back."""
+
     @property
     def undelivered_bytes(self) -> int:
         """What has not arrived."""

@@ -32,6 +32,7 @@ from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
@@ -65,7 +66,6 @@ def nova_options(agent: agents.Agent) -> dict[str, dict[str, object]]:
             "driver": "acstor",
             "control_socket": agent.control_socket,
             "mount_point": agent.mount_point,
-            "agent_wait_s": 30,
         },
         "libvirt": {"images_type": "acstor"},
     }
@@ -339,18 +339,25 @@ def restart_agent(host: Host) -> None:
 
 
 @contextlib.contextmanager
-def agent_options(host: Host, **options: object) -> Iterator[None]:
-    """Let a host's agent, of which nobody uses a mirror, have these options for a block."""
+def agent_options(
+    host: Host, constants: tuned.Constants | None = None, **options: object
+) -> Iterator[None]:
+    """Let a host's agent, of which nobody uses a mirror, have these options for a block.
+
+    :param constants: that differ from the product's
+    """
     file = host.agent.config_file
     before, parser = file.read_text(), configparser.ConfigParser(interpolation=None)
     parser.read_string(before)
     parser["acstor_agent"].update({name: str(value) for name, value in options.items()})
     with file.open("w") as changed:
         parser.write(changed)
+    usual, host.agent.constants = host.agent.constants, constants or {}
     try:
         restart_agent(host)
         yield
     finally:
+        host.agent.constants = usual
         file.write_text(before)
         restart_agent(host)
 
@@ -361,7 +368,6 @@ def kept(host: Host, folder: pathlib.Path) -> Iterator[Callable[[signal.Signals]
 
     Yields what ends the agent's supervisor with a signal and starts the next one.
     """
-    command = [agents.BIN / "acstor-agent", "--config-file", host.agent.config_file]
     log = host.agent.folder / "agent.log"
     running: list[subprocess.Popen[bytes]] = []
     host.agent.stop()
@@ -369,7 +375,7 @@ def kept(host: Host, folder: pathlib.Path) -> Iterator[Callable[[signal.Signals]
         with descriptor_keeper.DescriptorKeeper(folder / "notify") as keeper:
 
             def start() -> None:
-                running.append(keeper.start([*host.compute.machine.enter(), *command], log))
+                running.append(keeper.start([*host.compute.machine.enter(), *host.agent.argv], log))
                 keeper.listen("READY=1", DEADLINE_S)
 
             def restart(number: signal.Signals) -> None:

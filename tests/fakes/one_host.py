@@ -2,6 +2,7 @@
 """One host without mount, network or processes: cache, fetcher, mirrors, images in memory."""
 
 import contextlib
+import math
 import pathlib
 import random
 from collections.abc import AsyncIterator
@@ -11,27 +12,26 @@ import trio
 
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
-from acstor_agent.chunks import admission
 from acstor_agent.chunks import exchange
-from acstor_agent.chunks import fetcher
-from acstor_agent.chunks import home as home_
-from acstor_agent.chunks import serving
-from acstor_agent.chunks import unattached
-from acstor_agent.chunks import want as want_
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.exchange import content_index
-from acstor_agent.core.exchange import peer_health
+from acstor_agent.core.exchange import identity
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import shares as shares_
+from acstor_agent.core.transfers import settings
+from acstor_agent.core.transfers import transfers
+from acstor_agent.core.transfers.giving import rights
 from acstor_agent.images import booting
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
+from acstor_agent.images import naming
 from acstor_agent.images import opened
 from acstor_agent.images import prefetching
 from acstor_agent.images import promises
+from acstor_agent.images import unattached
 from acstor_agent.images import waiting
+from acstor_agent.peers import peer_net
 from acstor_agent.sources import base
-from acstor_agent.sources import verify
 from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import geometry
@@ -109,32 +109,30 @@ class OneHost:
         self.cache = cache_files.CacheFiles.open(
             folder / "cache", limit_bytes, geometry.MIB, io=self.io, pins=self.promises.pins
         )
-        self.peers = exchange.Exchange(
-            ids.HostId("h1"),
-            current_ring=lambda: ring.Ring(0, ()),
-            ask_peer=self._ask_nobody,
-            tell=lambda host, address, prefixes: None,
-            health=peer_health.PeerHealth(random.Random(1)),
-            topology=None,
-        )
-        home = home_.Home(
-            ids.HostId("h1"),
-            nursery,
+        here, table = ids.HostId("h1"), ring.Ring(0, ())
+        self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source), self._mirror)
+        looked_up = unattached.UnattachedImages(self.source, nursery)
+        self.naming = naming.Naming(self.mirrors, looked_up)
+        core = transfers.Transfers(
+            here,
+            table,
             cache=self.cache,
-            source=verify.VerifySource(self.source),
-            peers=self.peers,
-            current_ring=lambda: ring.Ring(0, ()),
-            former_ring=lambda: None,
+            rights=rights.Rights(here, self.naming, identity.ByContent()),
+            rng=random.Random(1),
+            settings=settings.Settings(background_limit=4),
         )
-        self.chunks = fetcher.Fetcher(
-            ids.HostId("h1"),
+        self.net = peer_net.PeerNet(here, may_speak=lambda host, not_before_s: "")
+        self.chunks = exchange.Exchange(
+            here,
             nursery,
+            core=core,
             cache=self.cache,
-            home=home,
-            current_ring=lambda: ring.Ring(0, ()),
-            peers=self.peers,
-            background_limit=4,
+            source=base.Wrapper(self.source),
+            net=self.net,
+            tables=exchange.Tables(lambda: table, lambda: None, look_s=math.inf),
+            learn=self.naming.learn,
         )
+        self.cache.on_gone(self.chunks.gone)
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
         self.waiting = waiting.Waiting(deadline_s=DEADLINE_S)
         self.now_s = 0.0
@@ -149,26 +147,8 @@ class OneHost:
             frame_patience_s=DEADLINE_S,
             clock=lambda: self.now_s,
         )
-        self.mirrors = mirrors.Mirrors(self.maps, self.source, self._mirror)
-        self.admission = admission.Admission(
-            ids.HostId("h1"),
-            self.mirrors.named,
-            unattached.UnattachedImages(self.source, nursery),
-            open_attached=self.mirrors.open_attached,
-        )
-        self.serving = serving.Serving(
-            ids.HostId("h1"),
-            admission=self.admission,
-            cache=self.cache,
-            chunks=self.chunks,
-            home=home,
-            peers=self.peers,
-        )
         self.opened = opened.Opened(self.mirrors, self.waiting, DEADLINE_S)
         self._nursery = nursery
-
-    async def _ask_nobody(self, *_: object) -> want_.Bytes:
-        raise AssertionError("there are no peers")
 
     async def _mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.booting(image_map)
@@ -217,6 +197,7 @@ async def one_host(
     async with trio.open_nursery() as nursery:
         host = OneHost(folder, nursery, limit_bytes, is_keeping, may_grow, shares)
         await nursery.start(host.cache.run)
+        nursery.start_soon(host.chunks.run)
         try:
             yield host
         finally:

@@ -15,6 +15,7 @@ from tests.lab import local
 
 PATIENCE_S = 10.0
 NO_CHECK_TIME = 0x200000
+AS_HOME = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
 
 
 def context_of(files: identity_files.Set, protocol: str = "secure") -> ssl.SSLContext:
@@ -95,7 +96,10 @@ class RawPeer:
         """Ask for something; return the answer."""
         self._last_id += 1
         shown = proof or peer_wire.proof_of(cid, self.name, ids.HostId(asked))
-        self.send(peer_wire.Get(self._last_id, image_id, offset, length, shown, True, 5000))
+        request = peer_wire.Request(
+            self._last_id, image_id, offset, length, shown, *AS_HOME, timeout_ms=5000
+        )
+        self.send(peer_wire.Get((request,)))
         return self.hear()
 
 

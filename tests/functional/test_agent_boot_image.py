@@ -17,6 +17,7 @@ from acstor_common import trace_message
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
@@ -58,7 +59,7 @@ def wait_state(agent: agents.Agent, image_id: ids.ImageId, wanted: str) -> None:
 
 def test_boot_is_served_from_memory_and_memory_is_given_back(images, image_id, start):
     head = images.add_boot_image(image_id, TRACE)
-    agent = start(boot_memory_idle_s=1)
+    agent = start(constants={tuned.BOOT_IDLE_S: 1})
     agents.request(agent.control_socket, "ensure", image_id=image_id)
     wait_state(agent, image_id, "ready")
     assert agent.status()["boot"]["memory_bytes"] == head.raw_bytes
@@ -146,7 +147,7 @@ def test_hosts_that_boot_together_read_the_boot_image_from_the_source_once(
 
 
 def test_boots_are_recorded_each_by_itself(images, image_id, start):
-    agent = start(boot_record_idle_s=1)
+    agent = start(constants={tuned.RECORD_IDLE_S: 1})
     again = list(reversed(TRACE))
     with (
         open(agent.image_path(image_id), "rb", buffering=0, opener=directly) as one,
@@ -169,7 +170,7 @@ def test_boots_are_recorded_each_by_itself(images, image_id, start):
 
 def test_boot_is_recorded_after_many_have_only_looked_at_the_image(images, image_id, start):
     """Nova opens an image more often before its first boot than guests can be recorded."""
-    agent = start(boot_record_idle_s=2)
+    agent = start(constants={tuned.RECORD_IDLE_S: 2})
     for _ in range(2 * boot_recorder.OPENERS):
         with agent.image_path(image_id).open("rb", buffering=0) as looked:
             looked.read(CHUNK)

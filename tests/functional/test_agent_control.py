@@ -20,6 +20,7 @@ from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
@@ -159,7 +160,7 @@ def test_pre_seed_ends_with_its_client_and_the_agent_goes_on(images, start):
     image_id = images.add(local.random_bytes(MIB))
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
-        agent = start(fetch_limit=1, **hosts.http_options(server.url))
+        agent = start(constants={tuned.BACKGROUND_LIMIT: 1}, **hosts.http_options(server.url))
         agent.ctl("ensure", image_id)
         server.always = http_server.slow(0.2)
         pid = agent.worker_pid()

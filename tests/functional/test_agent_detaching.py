@@ -66,7 +66,6 @@ def test_a_thousand_images_leave_memory_files_and_scrapes_where_they_were(images
         detach_unused_after_s=UNUSED_S,
         metrics_listen=f"127.0.0.1:{port}",
         cache_limit_bytes=4 * geometry.MIB,
-        cache_slab_bytes=geometry.MIB,
     )
     use(agent, images, FIRST)
     wait_detached(agent)

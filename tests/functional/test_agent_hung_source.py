@@ -17,6 +17,7 @@ from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.fakes import hung_folder
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
@@ -28,6 +29,11 @@ SOON_S = 25.0
 WAIT_S = 60.0
 LIFE_S = 150.0
 OPTIONS = {"read_ahead_limit_bytes": 0, "read_deadline_s": 100.0, "life_s": LIFE_S}
+
+
+def given_up_after(least_s: float) -> tuned.Constants:
+    """Have attempts at a source end that soon."""
+    return {tuned.SOURCE_TIMEOUT_S: least_s}
 
 
 @pytest.fixture
@@ -111,7 +117,7 @@ def test_reads_of_the_only_source_wait_until_it_answers_again(images, folder, re
     with http_server.serve({}) as server:
         agent = start(
             sources="file,http",
-            source_timeout_s=2.0,
+            constants=given_up_after(2.0),
             sections=sections(folder, server.url),
             **OPTIONS,
         )
@@ -148,7 +154,12 @@ def test_reads_of_the_only_source_wait_until_it_answers_again(images, folder, re
 def test_agent_starts_attaches_and_ends_while_the_folder_hangs(images, folder, readers, start):
     image_id = images.add(DATA)
     folder.stop()
-    agent = start(sources="file", source_timeout_s=4.0, sections=sections(folder), **OPTIONS)
+    agent = start(
+        sources="file",
+        constants=given_up_after(4.0),
+        sections=sections(folder),
+        **OPTIONS,
+    )
     attaching = readers.submit(os.stat, agent.image_path(image_id))
     hosts.wait_until(lambda: hanging(agent) >= 1, "a call that hangs", WAIT_S)
     folder.go_on()
@@ -184,7 +195,12 @@ def memory_of(pid: int | None) -> int:
 def test_killed_worker_that_the_kernel_holds_is_replaced(images, folder, readers, start):
     """A thread in state D keeps the whole process from ending until the file server answers."""
     image_id = images.add(DATA)
-    agent = start(sources="file", source_timeout_s=1.0, sections=sections(folder), **OPTIONS)
+    agent = start(
+        sources="file",
+        constants=given_up_after(1.0),
+        sections=sections(folder),
+        **OPTIONS,
+    )
     path = agent.image_path(image_id)
     assert [read(path, number) for number in range(4)] == [chunk(n) for n in range(4)]
     hosts.wait_written(agent)
@@ -207,7 +223,12 @@ def test_killed_worker_that_the_kernel_holds_is_replaced(images, folder, readers
 
 def test_agent_ends_though_the_kernel_holds_its_worker(images, folder, readers, start):
     image_id = images.add(DATA)
-    agent = start(sources="file", source_timeout_s=1.0, sections=sections(folder), **OPTIONS)
+    agent = start(
+        sources="file",
+        constants=given_up_after(1.0),
+        sections=sections(folder),
+        **OPTIONS,
+    )
     path = agent.image_path(image_id)
     assert read(path, 0) == chunk(0)
     hosts.wait_written(agent)
@@ -284,7 +305,7 @@ def test_web_server_that_sends_a_byte_a_second_is_given_up(images, readers, star
     image_id = images.add(DATA)
     with silent_server(HEAD, 1.0) as url:
         asked = {"source_http": {"url": url, "timeout_s": 20.0}}
-        agent = start(sources="http", source_timeout_s=1.0, sections=asked, **OPTIONS)
+        agent = start(sources="http", constants=given_up_after(1.0), sections=asked, **OPTIONS)
         attaching = readers.submit(os.stat, agent.image_path(image_id))
 
         def missed() -> bool:

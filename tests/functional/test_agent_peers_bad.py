@@ -23,6 +23,7 @@ from tests.fakes import hosts
 from tests.fakes import lying_peer
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
@@ -108,7 +109,7 @@ def keeps(count: int, lease_s: int = 86400) -> peer_wire.Keep:
 
 
 def test_images_that_nobody_has_are_not_kept_and_hold_nobody_up(tmp_path, images, image_id):
-    options = {"keep_images": "cloud", "boot_memory_idle_s": 1.0}
+    options = {"keep_images": "cloud", "constants": {tuned.BOOT_IDLE_S: 1.0}}
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=200, **options) as cloud:
         with impostor(cloud, "h1", "h3") as link:
             for _ in range(20):

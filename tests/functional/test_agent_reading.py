@@ -64,7 +64,7 @@ def test_image_of_any_length_ends_where_it_ends(images, start):
 
 def test_any_range_is_what_the_file_has_there(images, start):
     data = local.random_bytes(5 * MIB + 777, zero_share=0.2)
-    path = start(cache_limit_bytes=2 * MIB, cache_slab_bytes=MIB).image_path(images.add(data))
+    path = start(cache_limit_bytes=2 * MIB).image_path(images.add(data))
     rng = random.Random(5)
     with path.open("rb", buffering=0) as buffered:
         for _ in range(150):
@@ -200,11 +200,11 @@ def test_time_stamp_is_kept_over_restarts(images, start):
 
 
 def test_statvfs_shows_the_cache(images, start):
-    agent = start(cache_limit_bytes=64 * MIB, cache_slab_bytes=16 * MIB)
+    agent = start(cache_limit_bytes=64 * MIB)
     agent.image_path(images.add(local.random_bytes(MIB))).read_bytes()
     seen = os.statvfs(agent.mount_point)
     assert seen.f_frsize * seen.f_blocks == 64 * MIB
-    assert 48 * MIB <= seen.f_frsize * seen.f_bavail < 49 * MIB  # a slab of 16 MiB is made
+    assert 60 * MIB <= seen.f_frsize * seen.f_bavail < 61 * MIB  # a slab of 4 MiB is made
 
 
 def test_extended_attributes_are_not_there_and_do_no_harm(images, start):

@@ -196,7 +196,7 @@ def test_older_and_broken_tables_change_nothing_under_readers(tmp_path, images, 
 
 
 def test_full_caches_take_back_what_they_told(tmp_path, images, image_id):
-    small = {"cache_limit_bytes": 4 * MIB, "cache_slab_bytes": MIB}
+    small = {"cache_limit_bytes": 4 * MIB}
     with hosts.cloud(tmp_path, images, NAMES[:2], **small, **ONCE) as cloud:
         with reading(cloud, image_id, "h1", "h2"):
             pass

@@ -8,6 +8,7 @@ import pytest
 from acstor_common import geometry
 from tests.fakes import hosts
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 DATA = local.random_bytes(6 * geometry.MIB + 777, seed=5, zero_share=0.2)
@@ -19,7 +20,7 @@ SWITCHES = {
     "follow_referrals": False,
     "race_slow_answers": False,
     "content_exchange": False,
-    "former_ring_s": 0,
+    "constants": {tuned.FORMER_S: 0},
 }
 
 

@@ -14,6 +14,7 @@ from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
@@ -23,7 +24,8 @@ UNKNOWN = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 LIFE_S = 400.0
 SOON_S = 120.0
 """Within how many seconds anything must have happened, on a loaded machine."""
-KEEPING = {"keep_images": "host", "boot_memory_idle_s": 1.0, "life_s": LIFE_S}
+BOOTS = {tuned.BOOT_IDLE_S: 1.0}
+KEEPING = {"keep_images": "host", "constants": BOOTS, "life_s": LIFE_S}
 DATA = local.random_bytes(12 * MIB + 12345, zero_share=0.1)
 
 
@@ -87,7 +89,7 @@ def test_opened_image_becomes_whole_and_outlives_its_source(images, start):
 def test_load_of_other_images_pushes_out_nothing_that_is_pinned(images, start):
     image_id = images.add(DATA)
     others = [images.add(local.random_bytes(12 * MIB, seed)) for seed in (11, 12, 13)]
-    room = {"cache_limit_bytes": 20 * MIB, "cache_slab_bytes": MIB}
+    room = {"cache_limit_bytes": 20 * MIB}
     with web_source(images) as server:
         agent = start(**KEEPING, **room, **hosts.http_options(server.url))
         with agent.image_path(image_id).open("rb") as guest:
@@ -108,7 +110,6 @@ def test_image_without_room_is_told_and_what_was_promised_first_stays(images, st
     first, second = images.add(DATA), images.add(local.random_bytes(12 * MIB, 5))
     room = {
         "cache_limit_bytes": 20 * MIB,
-        "cache_slab_bytes": MIB,
         "cache_may_grow_for_pins": may_grow,
     }
     agent = start(**KEEPING, **room)
@@ -132,14 +133,13 @@ def test_image_without_room_is_told_and_what_was_promised_first_stays(images, st
 
 def test_smaller_cache_after_a_restart_gives_up_nothing_that_was_promised(images, tmp_path):
     first, second = images.add(DATA), images.add(local.random_bytes(12 * MIB, 5))
-    options = {**KEEPING, "cache_slab_bytes": MIB}
-    with hosts.running(tmp_path / "h1", images, cache_limit_bytes=64 * MIB, **options) as agent:
+    with hosts.running(tmp_path / "h1", images, cache_limit_bytes=64 * MIB, **KEEPING) as agent:
         for image_id in (first, second):
             agent.ctl("ensure", image_id)
             wait_for(agent, image_id, "whole")
     images.path(first).unlink()
     images.path(second).unlink()
-    with hosts.running(tmp_path / "h1", images, cache_limit_bytes=16 * MIB, **options) as agent:
+    with hosts.running(tmp_path / "h1", images, cache_limit_bytes=16 * MIB, **KEEPING) as agent:
         for image_id in (first, second):
             assert wait_for(agent, image_id, "whole")["left_bytes"] == 0
         read_back(agent, first, DATA)
@@ -282,7 +282,7 @@ def test_promises_that_are_lost_are_made_again_before_anything_is_pushed_out(ima
 
 def test_lost_chunks_of_a_whole_image_come_back(images, start):
     image_id = images.add(DATA)
-    agent = start(**KEEPING, cache_slab_bytes=MIB, cache_limit_bytes=32 * MIB)
+    agent = start(**KEEPING, cache_limit_bytes=32 * MIB)
     agent.ctl("ensure", image_id)
     wait_for(agent, image_id, "whole")
     cache_dir = agent.folder / "cache"
@@ -304,7 +304,7 @@ def test_dropped_image_is_not_kept(images, start):
 
 def test_none_fetches_and_pins_nothing_by_itself(images, start):
     image_id = images.add(DATA)
-    agent = start(keep_images="none", boot_memory_idle_s=1.0)
+    agent = start(keep_images="none", constants=BOOTS)
     agent.ctl("ensure", image_id)
     with pytest.raises(errors.Unusable, match="keep_images is none"):
         agents.request(agent.control_socket, "unpin", image_id=image_id)

@@ -11,6 +11,7 @@ from acstor_common import geometry
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
@@ -19,7 +20,8 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 LIFE_S = 400.0
 SOON_S = 120.0
 """Within how many seconds anything must have happened, on a loaded machine."""
-KEEPING = {"keep_images": "cloud", "boot_memory_idle_s": 1.0, "life_s": LIFE_S}
+BOOTS = {tuned.BOOT_IDLE_S: 1.0}
+KEEPING = {"keep_images": "cloud", "constants": BOOTS, "life_s": LIFE_S}
 DATA = local.random_bytes(8 * MIB + 12345, zero_share=0.1)
 
 

@@ -32,6 +32,7 @@ from tests.fakes import decision_databases
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import decision
+from tests.lab import image_server
 from tests.lab import local
 from tests.lab import network
 from tests.lab import relay
@@ -44,12 +45,16 @@ from tests.lab.openstack import rabbitmq as rabbitmq_lab
 pytestmark = hosts.needs_fuse
 
 LINK_MBIT = 20
+SOURCE_MBIT = 10
+"""Of the source's link: each rack would ask one that is markedly faster than other racks."""
 DEADLINE_S = 60.0
 BURST_S = 0.6
 CHUNK_BYTES = 65536
 H1 = ids.HostId("h1")
 IMAGE = local.random_bytes(8 << 20, seed=6)
 PLACES = {"h1": "pod1/rack1", "h2": "pod1/rack1", "h3": "pod2/rack1"}
+NEAR = (1, threshold.EVERYWHERE)
+"""Thresholds where hosts have locations and no switches are known to be busy."""
 
 
 class Cloud:
@@ -70,8 +75,8 @@ class Cloud:
         self.image: ids.ImageId
 
     def say_switches(self, *busy_levels: int) -> None:
-        """Say which levels of switches are busy, of the two that there are."""
-        levels = [[{"traffic": float(level in busy_levels), "capacity": 1}] for level in range(2)]
+        """Say which levels of switches are busy, of the three that there are."""
+        levels = [[{"traffic": float(level in busy_levels), "capacity": 1}] for level in range(3)]
         self.switches.write_text(json.dumps({"levels": levels}))
 
     def epochs(self) -> dict[str, int]:
@@ -91,6 +96,11 @@ class Cloud:
         """Return the inner and the outer threshold of the tables in force on the hosts."""
         tables = [agents.request(agent.control_socket, "ring") for agent in self.agents.values()]
         return {(table.get("threshold"), table.get("outer_threshold")) for table in tables}
+
+    def places(self) -> list[dict[str, Any]]:
+        """Return what tables in force say of single places: who asks elsewhere, who gives less."""
+        tables = [agents.request(agent.control_socket, "ring") for agent in self.agents.values()]
+        return [table["places"] for table in tables if table.get("places")]
 
     def exchanged(self) -> tuple[int, int]:
         """Return the bytes that hosts read from the source, and took as homes from other homes."""
@@ -162,7 +172,8 @@ def cloud(
     images = local.ImageFolder(folder / "images")
     database = mariadb.new_database("decision")
     with contextlib.ExitStack() as stack:
-        net = stack.enter_context(network.Network(3, LINK_MBIT))
+        net = stack.enter_context(network.Network(3, LINK_MBIT, SOURCE_MBIT))
+        server = stack.enter_context(image_server.ImageServer(net.source, images.folder))
         door = stack.enter_context(relay.Relay(net.source, rabbitmq.port))
         made = Cloud(net, rabbitmq, mariadb, images, folder / "switches.json")
         made.image = images.add(IMAGE)
@@ -183,12 +194,15 @@ def cloud(
         broker = f"rabbit://guest:guest@{door.address}/"
         for host in net.hosts:
             options = {"peer_timeout_s": 1.0, "location": PLACES[host.name]}
-            agent = decision.agent(host, made.instances[0], images, broker, LINK_MBIT, **options)
+            agent = decision.agent(
+                host, made.instances[0], None, broker, LINK_MBIT, server.url, **options
+            )
             made.agents[host.name] = stack.enter_context(agent)
         for agent in made.agents.values():
             agent.wait_ready()
         made.wait_followed(0)
         wait(lambda: len(made.table()) == 3, "three hosts on the ring", made.logs)
+        wait(lambda: made.thresholds() == {NEAR}, "a group for each rack", made.logs)
         yield made
 
 
@@ -381,20 +395,25 @@ def test_load_on_a_link_moves_v_nodes_away_from_its_host(cloud: Cloud) -> None:
     assert published <= 3, "one for each end of the link, and one when both are known"
 
 
-def test_busy_switches_make_each_pod_take_one_copy_and_the_cloud_read_once(cloud: Cloud) -> None:
+def test_each_rack_takes_one_copy_and_the_cloud_reads_once(cloud: Cloud) -> None:
     image = cloud.images.add(local.random_bytes(4 << 20, seed=7))
-    cloud.say_switches(1)
-    with reading(cloud):
-        wait(lambda: cloud.thresholds() == {(1, threshold.EVERYWHERE)}, "thresholds", cloud.logs)
+    wait(lambda: not cloud.places(), "the usual ways, after those past the load", cloud.logs)
+    assert cloud.thresholds() == {NEAR}
     source_before, relayed_before = cloud.exchanged()
     for agent in cloud.agents.values():
         assert agent.image_path(image).read_bytes() == cloud.images.path(image).read_bytes()
     source_now, relayed_now = cloud.exchanged()
-    # Neighbours advertise across pods, too: a few chunks come that way, without their home.
-    assert relayed_now - relayed_before >= 3 << 20, "what one pod read the other took from it"
-    assert source_now - source_before < 8 << 20, "it was not read once for each pod"
-    cloud.say_switches()
-    wait(lambda: cloud.thresholds() == {(None, None)}, "no thresholds", cloud.logs)
+    # Neighbours advertise across racks, too: a few chunks come that way, without their home.
+    assert relayed_now - relayed_before >= 3 << 20, "what one rack read the other took from it"
+    assert source_now - source_before < 8 << 20, "it was not read once for each rack"
+
+
+def test_busy_switches_keep_what_homes_ask_for_beneath_them(cloud: Cloud) -> None:
+    cloud.say_switches(2)
+    with reading(cloud):
+        wait(lambda: cloud.thresholds() == {(1, 2)}, "thresholds", cloud.logs)
+        cloud.say_switches()
+        wait(lambda: cloud.thresholds() == {NEAR}, "the usual thresholds", cloud.logs)
 
 
 def test_a_drained_host_is_home_of_nothing_and_can_be_enabled(cloud: Cloud) -> None:

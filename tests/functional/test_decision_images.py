@@ -26,6 +26,7 @@ from tests.lab import local
 from tests.lab import network
 from tests.lab import relay
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud as openstack
@@ -112,7 +113,7 @@ def cloud(
                 LINK_MBIT,
                 peer_timeout_s=2.0,
                 keep_images="host" if host.name == "h2" else "none",
-                boot_memory_idle_s=DEADLINE_S * 10,
+                constants={tuned.BOOT_IDLE_S: DEADLINE_S * 10},
             )
             made.agents[host.name] = stack.enter_context(agent)
         for agent in made.agents.values():

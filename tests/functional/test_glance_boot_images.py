@@ -30,12 +30,14 @@ from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import uploads
 
 Listen = Callable[..., acstor_glance.Listener]
 BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
+SOON = {tuned.RETRY_FIRST_S: 1}
 
 
 def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
@@ -78,7 +80,7 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
     image_id = glance.upload(data)
     keys = cloud_keys.CloudKeys()
     (tmp_path / "ca.pem").write_bytes(keys.authority.certificate_pem)
-    listener = listen(boot_traces_needed=1, trusted_ca_file=tmp_path / "ca.pem")
+    listener = listen(constants={tuned.TRACES_NEEDED: 1}, trusted_ca_file=tmp_path / "ca.pem")
     glance.wait_state(image_id)
     booted = data[: 32 * uploads.CHUNK]
 
@@ -89,7 +91,8 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
             "source_glance": api.credentials(glance.lab.keystone.auth_url, "acstor"),
         }
         nothing = local.ImageFolder(tmp_path / f"{name}-images")
-        given = {"sources": "glance", "sections": sections, "boot_record_idle_s": 1.0}
+        given = {"sources": "glance", "sections": sections}
+        given["constants"] = {tuned.RECORD_IDLE_S: 1.0}
         if name != "stranger":
             keys.give(tmp_path / name / "agent" / "state", name)
         else:
@@ -148,8 +151,8 @@ def building(listener: acstor_glance.Listener) -> int:
 def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
-    options = {"boot_images": "built", "retry_first_s": 1, "reconcile_interval_s": 2}
-    first = listen("first", **options, boot_longest_s=600)
+    options = {"boot_images": "built", "reconcile_interval_s": 2}
+    first = listen("first", **options, constants=SOON | {tuned.BUILD_LONGEST_S: 600})
     image_id = glance.upload(boot_sectors.image(boot_sectors.FLOOD_CONSOLE, 4 * geometry.MIB))
     glance.wait_state(image_id)
     qemu = building(first)
@@ -158,7 +161,7 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
     runs.wait_for(lambda: runs.start_ticks(qemu) is None, 30.0, "QEMU's end", first.log)
     assert list((tmp_path / "state/boot").iterdir()) == []
 
-    second = listen("second", **options, boot_longest_s=10)
+    second = listen("second", **options, constants=SOON | {tuned.BUILD_LONGEST_S: 10})
     os.kill(building(second), signal.SIGKILL)
     glance.wait(
         image_id,
@@ -181,7 +184,8 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
 def test_boot_image_that_was_damaged_or_deleted_is_found_and_made_anew(
     glance: uploads.Images, listen: Listen
 ) -> None:
-    listener = listen(boot_images="built", reconcile_interval_s=2, boot_longest_s=10)
+    soon = {tuned.BUILD_LONGEST_S: 10}
+    listener = listen(boot_images="built", reconcile_interval_s=2, constants=soon)
     image_id = glance.upload(boot_sectors.image(boot_sectors.HANG, 4 * geometry.MIB))
 
     def another(known: set[str]) -> str:
@@ -214,7 +218,8 @@ def test_boot_image_that_was_damaged_or_deleted_is_found_and_made_anew(
 def test_image_that_does_not_boot_says_so_and_is_not_tried_again(
     glance: uploads.Images, listen: Listen
 ) -> None:
-    listen(boot_images="built", retry_first_s=1, reconcile_interval_s=2, boot_longest_s=5)
+    soon = SOON | {tuned.BUILD_LONGEST_S: 5}
+    listen(boot_images="built", reconcile_interval_s=2, constants=soon)
     image_id = glance.upload(bytes(4 * geometry.MIB))
     record = glance.wait(
         image_id, lambda record: "1 never" == record.get("acstor_boot_retry"), "the builder's word"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from acstor_common import artefacts
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 
@@ -75,7 +76,7 @@ def test_listener_outlives_the_broker(glance: uploads.Images, listen: Listen) ->
 def test_work_goes_on_when_glance_or_the_listener_was_killed_in_the_middle(
     glance: uploads.Images, listen: Listen
 ) -> None:
-    first = listen("first", retry_first_s=1)
+    first = listen("first", constants={tuned.RETRY_FIRST_S: 1})
     data = uploads.some_bytes(chunks=1024)
     image_id = glance.upload(data)
 
@@ -134,7 +135,7 @@ def test_broken_image_is_tried_again_later(glance: uploads.Images, listen: Liste
     image_id = glance.upload(data)
     stored = glance.lab.glance.images / image_id
     stored.write_bytes(bytes(len(data)))  # not what Glance has a hash of
-    listener = listen(retry_first_s=3600)
+    listener = listen()
     record = glance.wait_state(image_id, "failed")
     assert "do not have the sha512" in record["acstor_message"]
     assert record["acstor_retry"].startswith("1 2")

@@ -20,6 +20,7 @@ from tests.lab import guest
 from tests.lab import guest_image
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import uploads
@@ -61,7 +62,8 @@ def test_guest_boots_from_glance_with_the_boot_image_that_the_listener_built(
     tmp_path: pathlib.Path,
 ) -> None:
     store = glance.lab.glance.images
-    listener = listen(boot_images="built", boot_longest_s=LIFE_S, file_store_dirs=store)
+    patient = {tuned.BUILD_LONGEST_S: LIFE_S}
+    listener = listen(boot_images="built", file_store_dirs=store, constants=patient)
     with glance.lab.glance.changed({"fs": {"filesystem_thin_provisioning": True}}):
         image_id = upload_file(glance, lab_image.raw)
     pointer = artefacts.Kind.BOOT_IMAGE.pointer

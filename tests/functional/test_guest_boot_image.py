@@ -19,6 +19,7 @@ from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import guest
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 LIFE_S = 280.0
@@ -34,7 +35,8 @@ def booted(agent: agents.Agent, image_id: ids.ImageId, name: str) -> guest.Guest
 def test_guest_boots_with_a_boot_image_of_recorded_boots_and_the_worker_is_killed(
     tmp_path: pathlib.Path, images: local.ImageFolder, guest_image_id: ids.ImageId
 ) -> None:
-    with hosts.running(tmp_path / "h1", images, life_s=LIFE_S, boot_record_idle_s=5) as agent:
+    given = {"life_s": LIFE_S, "constants": {tuned.RECORD_IDLE_S: 5}}
+    with hosts.running(tmp_path / "h1", images, **given) as agent:
         with booted(agent, guest_image_id, "first.qcow2") as first:
             first.wait_booted(LIFE_S)
             hosts.wait_until(lambda: agent.status()["boot"]["recorded"] > 0, "a trace", 60)

@@ -9,11 +9,12 @@ from acstor_common import geometry
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 MIB = geometry.MIB
 SOON_S = 120.0
-OPTIONS = {"cache_slab_bytes": MIB, "boot_memory_idle_s": 1.0, "life_s": 400.0}
+OPTIONS = {"constants": {tuned.BOOT_IDLE_S: 1.0}, "life_s": 400.0}
 SMALL, LARGE = 20 * MIB, 64 * MIB
 
 

@@ -16,13 +16,14 @@ from acstor_common import errors
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.lab import runs
+from tests.lab import tuned
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 SOON_S = 180.0
 SLOW_MBIT = 4.0
 """Rate at which an image of 24 MiB takes most of a minute to become whole."""
-KEEPING = {"keep_images": "host", "boot_memory_idle_s": 1}
+KEEPING = {"keep_images": "host", "constants": {tuned.BOOT_IDLE_S: 1}}
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from tests.lab import console
 from tests.lab import identities
 from tests.lab import network
 from tests.lab import runs
+from tests.lab import tuned
 
 BIN = pathlib.Path(sys.executable).parent
 PEER_PORT = 7201
@@ -32,7 +33,6 @@ REQUEST_DEADLINE_S = 60.0
 PROVEN = ("secure", "authenticated")
 DEFAULTS: Mapping[str, object] = {
     "cache_limit_bytes": 1024 * geometry.MIB,
-    "cache_slab_bytes": 64 * geometry.MIB,
     "keep_images": "none",  # most tests and measurements count what guests alone fetch
     "metrics_listen": "127.0.0.1:9464",
     "stop_with_guests": "unmount",  # tests end what they began, in any order
@@ -82,6 +82,7 @@ class Agent:
     :param ring_file: the v-node table; without one the agent works alone
     :param sections: more sections of the configuration, such as those of other sources
     :param security: how it talks to other agents; None leaves that to the agent's default
+    :param constants: that differ from the product's
     :param options: options of [acstor_agent] that differ from the lab's
     """
 
@@ -93,9 +94,11 @@ class Agent:
         *,
         sections: Mapping[str, Mapping[str, object]] | None = None,
         security: str | None = "secure",
+        constants: tuned.Constants | None = None,
         **options: object,
     ) -> None:
         self.host = host
+        self.constants = constants or {}
         self._security = security
         self.folder = host.folder / "agent"
         self.mount_point = self.folder / "mirror"
@@ -135,6 +138,13 @@ class Agent:
         return self
 
     @property
+    def argv(self) -> list[str | pathlib.Path]:
+        """The command that runs the agent."""
+        plain = [BIN / "acstor-agent"]
+        tuned_ = tuned.argv("acstor_agent.cmd.agent", self.constants) if self.constants else plain
+        return [*tuned_, "--config-file", self.config_file]
+
+    @property
     def state_dir(self) -> pathlib.Path:
         """The agent's state folder."""
         return pathlib.Path(str(self._sections["acstor_agent"]["state_dir"]))
@@ -143,7 +153,7 @@ class Agent:
         """Start the agent (again); its log goes on where it was."""
         with self._log.open("ab") as out:
             self._process = self.host.popen(
-                [BIN / "acstor-agent", "--config-file", self.config_file],
+                self.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

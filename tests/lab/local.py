@@ -21,6 +21,7 @@ from acstor_glance import prehash
 from tests.lab import agents
 from tests.lab import network
 from tests.lab import runs
+from tests.lab import tuned
 
 LOOPBACK = "127.0.0.1"
 _PORTS = iter(random.sample(range(20_000, 32_000), 12_000))
@@ -131,6 +132,7 @@ def agent(
     peer_port: int | None = None,
     sections: Mapping[str, Mapping[str, object]] | None = None,
     security: str | None = None,
+    constants: tuned.Constants | None = None,
     **options: object,
 ) -> Iterator[agents.Agent]:
     """Run an agent that reads images from a folder; options are those of [acstor_agent]."""
@@ -144,6 +146,12 @@ def agent(
     }
     file_source = {"source_file": {"folder": images.folder}, **(sections or {})}
     with agents.Agent(
-        host, "", ring_file, sections=file_source, security=security, **options
+        host,
+        "",
+        ring_file,
+        sections=file_source,
+        security=security,
+        constants=constants,
+        **options,
     ) as running:
         yield running

@@ -17,6 +17,7 @@ from tests.fakes import hosts
 from tests.fakes import raw_peer
 from tests.lab import identities
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
@@ -151,7 +152,7 @@ def test_host_that_leaves_the_table_loses_its_open_connections(tmp_path, images,
         ("h1",),
         in_ring_only={"evil": 1},
         security="secure",
-        former_ring_s=0,
+        constants={tuned.FORMER_S: 0},
     ) as cloud:
         with raw_peer.greeted(cloud.ports["h1"], "evil", identities.issue("evil")) as peer:
             answer = peer.get("h1", mirrored, 0, CHUNK, CIDS[0])

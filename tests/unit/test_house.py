@@ -257,9 +257,11 @@ def test_the_architecture_shows_every_module_of_the_agent_in_its_layer() -> None
     text = (ROOT / "doc/source/contributor/architecture.rst").read_text()
     picture = text[text.index("\n    cmd  ") :].partition("\nA module")[0]
     package, shown = "", collections.defaultdict(list)
-    for indent, words in re.findall(r"^( {4}| {6})((?:[a-z_]+(?:  ?|$))+)", picture, re.M):
+    for indent, words in re.findall(r"^( {4}| {6})((?:[a-z_.]+(?:  ?|$))+)", picture, re.M):
         if len(indent) == 4:
             package = words.strip()
+        if "." in words:
+            continue  # a folder of one that is shown already
         shown["" if len(indent) == 4 else package].extend(words.split())
     for name, members in layers.items():
         for layer in members:
@@ -283,7 +285,7 @@ def test_a_folder_of_cores_says_in_which_order_to_read_all_it_holds(path: pathli
     named = re.findall(r"``(\w+)``", ast.get_docstring(ast.parse(path.read_text())) or "")
     files = [file.stem for file in path.parent.glob("[a-z]*.py")]
     folders = [folder.parent.name for folder in path.parent.glob("[a-z]*/__init__.py")]
-    assert sorted(named) == sorted(files + folders)
+    assert set(files + folders) <= set(named), path.parent.name
 
 
 def test_every_test_that_a_promise_names_is_there():

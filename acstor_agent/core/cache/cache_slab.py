@@ -24,6 +24,12 @@ MIN_SLOT_BYTES = 4096
 MAX_SLOT_BYTES = geometry.MAX_CHUNK_BYTES
 MAX_SEQUENCE = 2**63 - 1
 KEEP_CLASS_COUNT = 3
+LEAST_SLABS = 16
+"""Files that a cache has room for, at the least: a whole one is given up where chunks of another
+size need room."""
+MAX_SLAB_BYTES = 256 * geometry.MIB
+"""What a cache grows by at most: so much is allocated on disk at once, and must be free there."""
+MIN_SLAB_BYTES = geometry.MIB
 
 _HEADER = struct.Struct("<8sIII40x")
 _RECORD = struct.Struct("<32sQIB15x")
@@ -32,6 +38,21 @@ _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 RECORD_BYTES = _STORED_RECORD.size
 _FREE = bytes(ids.CID_BYTES)
+
+
+def slab_bytes_for(limit_bytes: int) -> int:
+    """Return how long the slab files of a cache are at most.
+
+    It is a power of two, so a limit that is changed a little changes no sizes.
+
+    >>> [slab_bytes_for(limit_mib << 20) >> 20 for limit_mib in (1, 20, 70, 1024, 1500, 20480)]
+    [1, 1, 4, 64, 64, 256]
+
+    :param limit_bytes: of the cache; one below 128 MiB has slabs that are too short for the largest
+        chunks, of 4 MiB
+    """
+    share = max(MIN_SLAB_BYTES, limit_bytes // LEAST_SLABS)
+    return min(MAX_SLAB_BYTES, 1 << (share.bit_length() - 1))
 
 
 def slot_bytes_for(length: int) -> int:

@@ -55,7 +55,7 @@ class PublicCache:
         self.pinned_lost = 0
         """How often pinned chunks were lost; it never falls."""
         self.evictions = 0
-        self.gone: Callable[[ids.Cid], None] = lambda cid: None
+        self.gone: Callable[[ids.Cid], object] = lambda cid: None
         """Is told of each chunk that leaves the cache, for whatever reason."""
         self.class_chunks = [0] * len(cache_slot.CLASSES)
         self.class_bytes = [0] * len(cache_slot.CLASSES)

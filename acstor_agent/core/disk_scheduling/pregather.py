@@ -50,12 +50,16 @@ from acstor_agent.core.disk_scheduling import stream_habit
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What can be set; the defaults are the paper's.
+    """What the rules are measured with: the paper's values, which experiments may change.
 
+    :param zone_bytes: predictions are made for zones of this length
+    :param decay: what was read weighs less by this factor in each prediction window
+    :param window_s: length of a prediction window, counted while the stream has the disk
     :param region_bytes: a stream whose requests are on average farther apart than this has no
         regional locality (the paper takes the size of the guest's disk, 12 GB)
-    :param slice_s: the first time slice of a stream
-    :param tick_s: timers expire at multiples of this
+    :param slice_s: the first time slice of a stream, which adapts from there
+    :param tick_s: timers expire at multiples of this, as in the paper's kernel; without a tick
+        half of the waits are in vain, and four guests get 18.7 MB/s instead of 29.6
     :param stream_limit: streams that are remembered while they have nothing pending
     :param lends_slices: end a lengthened slice when another stream is overdue
     """

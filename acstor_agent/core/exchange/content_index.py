@@ -20,7 +20,6 @@ import array
 import bisect
 from collections.abc import Iterable
 
-from acstor_agent.core.exchange import gossip
 from acstor_common import ids
 
 
@@ -29,7 +28,7 @@ class ContentIndex:
 
     >>> first, second = ids.Cid(bytes([1]) * 32), ids.Cid(bytes([2]) * 32)
     >>> index = ContentIndex([second, ids.ZERO_CID, first, second])
-    >>> index.find(gossip.prefix_of(second)), index.parent(3), index.find(gossip.Prefix(5))
+    >>> index.find(ids.oid_of(second)), index.parent(3), index.find(ids.Oid(5))
     (0, 0, None)
 
     :param cids: the image's chunk map, in the order of the chunks
@@ -41,13 +40,13 @@ class ContentIndex:
         self._parents = array.array("I", parents)
         first_with.pop(ids.ZERO_CID, None)
         by_cid = sorted(first_with.items())  # so prefixes are in order, too
-        self._prefixes = array.array("Q", [gossip.prefix_of(cid) for cid, _ in by_cid])
+        self._prefixes = array.array("Q", [ids.oid_of(cid) for cid, _ in by_cid])
         self._chunk_nos = array.array("I", [chunk_no for _, chunk_no in by_cid])
 
     def __len__(self) -> int:
         return len(self._parents)
 
-    def find(self, prefix: gossip.Prefix) -> int | None:
+    def find(self, prefix: ids.Oid) -> int | None:
         """Return the parent that an advertised prefix stands for; None if the image has none."""
         at = bisect.bisect_left(self._prefixes, prefix)
         if at == len(self._prefixes) or self._prefixes[at] != prefix:

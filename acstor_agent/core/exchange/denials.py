@@ -6,9 +6,14 @@ What is remembered is bounded; of what is forgotten hosts are asked again.
 """
 
 import collections
+from collections.abc import Hashable
 from collections.abc import Iterable
+from typing import Generic
+from typing import TypeVar
 
 from acstor_common import ids
+
+What = TypeVar("What", bound=Hashable)
 
 REMEMBER_S = 10.0
 """How long a host's word counts: so long it is not asked again, and a guest that reads what is
@@ -17,8 +22,8 @@ LIMIT = 65_536
 """Answers that are remembered, over all chunks."""
 
 
-class Denials:
-    """The hosts that have denied chunks, by chunk.
+class Denials(Generic[What]):
+    """The hosts that have denied chunks, by chunk, in whatever way that is named.
 
     >>> denials, cid = Denials(), ids.cid_of(b"a chunk")
     >>> denials.left(cid, ["h2", "h3"], 0.0)
@@ -31,7 +36,7 @@ class Denials:
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._count = 0
-        self._denied: collections.OrderedDict[ids.Cid, dict[ids.HostId, float]] = (
+        self._denied: collections.OrderedDict[What, dict[ids.HostId, float]] = (
             collections.OrderedDict()
         )
 
@@ -39,18 +44,18 @@ class Denials:
         """Return how many answers are remembered."""
         return self._count
 
-    def left(self, cid: ids.Cid, hosts: Iterable[ids.HostId], now_s: float) -> list[ids.HostId]:
+    def left(self, what: What, hosts: Iterable[ids.HostId], now_s: float) -> list[ids.HostId]:
         """Return those of ``hosts`` that have not denied a chunk of late: none if it is nowhere."""
-        denied = self._denied.get(cid, {})
+        denied = self._denied.get(what, {})
         since_s = now_s - REMEMBER_S
         return [host for host in hosts if denied.get(host, since_s) <= since_s]
 
-    def denied(self, cid: ids.Cid, host: ids.HostId, now_s: float) -> None:
+    def denied(self, what: What, host: ids.HostId, now_s: float) -> None:
         """Note that a host has not got a chunk."""
-        found = self._denied.setdefault(cid, {})
+        found = self._denied.setdefault(what, {})
         self._count += host not in found
         found[host] = now_s
-        self._denied.move_to_end(cid)
+        self._denied.move_to_end(what)
         while self._count > self._limit and len(self._denied) > 1:
             _, forgotten = self._denied.popitem(last=False)
             self._count -= len(forgotten)

@@ -44,6 +44,19 @@ def home(table: ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
     return next(iter(table.group_of(here).owners_at(oid, 1)), None)
 
 
+def outer_home(table: ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
+    """Return the home of a content in the outer group of ``here``; None if there is no such group.
+
+    The outer ring says in which place that is, and the ring of the place's own group which host: so
+    it is the home of those near it as well.
+    """
+    outer = table.outer_group_of(here)
+    found = outer.owners_at(oid, 1) if outer is not None else ()
+    if not found or not table.outward:  # all count in full: it is the home of its group already
+        return next(iter(found), None)
+    return home(table, found[0], oid)
+
+
 def upstreams(
     table: ring.Ring,
     former: ring.Ring | None,
@@ -58,7 +71,9 @@ def upstreams(
     not have the new table yet; the former home, asked by a host that has not got the new table yet,
     asks the new home; and a new home that does not know of it asks the home that it knows.  So one
     of them reads the source, whoever has which table: where both have the new one, the new home
-    (:func:`is_left_to`), else the former one.  The home of the outer group comes last.
+    (:func:`is_left_to`), else the former one.  A former home whose v-nodes went because of traffic
+    is left alone: what it holds the source gives as well.  One that has as many as before, among
+    others that have got more, has nothing else to carry.  The home of the outer group comes last.
 
     :param former: the table that was in force before, as long as it is remembered
     :param requester: the peer that asks ``here``; it has not got the chunk
@@ -69,17 +84,16 @@ def upstreams(
     if former is not None and now is not None:
         before = home(former, here, oid)
         if before is not None and now == here:
-            if before != requester and not _is_too_far(table, here, before):
+            is_bad = _is_too_far(table, here, before) or _is_overloaded(table, former, before)
+            if before != requester and not is_bad:
                 found[before] = Upstream(before, may_read_source=True)
         elif before == here:  # also where it is the new home that asks: it has the former table
             found[now] = Upstream(now, may_read_source=True)
     if is_moved and now not in (None, requester):
         found[now] = Upstream(now, may_read_source=True)
-    outer = table.outer_group_of(here)
-    if outer is not None:
-        for host in outer.owners_at(oid, 1):
-            if host != requester:
-                found[host] = Upstream(host, may_read_source=True)
+    outer = outer_home(table, here, oid)
+    if outer not in (None, requester):
+        found[outer] = Upstream(outer, may_read_source=True)
     return [upstream for host, upstream in found.items() if host != here]
 
 
@@ -106,3 +120,9 @@ def _is_too_far(table: ring.Ring, here: ids.HostId, host: ids.HostId) -> bool:
     """
     widest = table.outer_group_of(here) or table.group_of(here)
     return host in table and host not in widest
+
+
+def _is_overloaded(table: ring.Ring, former: ring.Ring, host: ids.HostId) -> bool:
+    """Say that traffic took v-nodes of ``host``: few are left, not none as a drained one has."""
+    has_lost = table.vnodes_of(host) < former.vnodes_of(host)
+    return has_lost and table.is_spared(host) and not table.is_drained(host)

@@ -9,8 +9,6 @@ The one rule: the time that all news together take is bounded, whatever is mirro
 however many tell; what is beyond it is dropped and counted.
 """
 
-from collections.abc import Callable
-
 from acstor_agent.core import rates
 from acstor_common import ids
 
@@ -24,7 +22,6 @@ class Listening:
 
     :param prefixes: how many a peer may tell
     :param peers: of how many something is remembered
-    :param forgotten: is told who was silent for longest when they are more
 
     >>> listening = Listening(rates.Rate(per_s=10.0, burst=30.0), peers=100)
     >>> listening.take(ids.HostId("h1"), 50, 0.0), listening.take(ids.HostId("h1"), 50, 1.0)
@@ -33,13 +30,8 @@ class Listening:
     2
     """
 
-    def __init__(
-        self,
-        prefixes: rates.Rate,
-        peers: int,
-        forgotten: Callable[[ids.HostId], None] = lambda host: None,
-    ) -> None:
-        self._prefixes: rates.Buckets[ids.HostId] = rates.Buckets(prefixes, peers, forgotten)
+    def __init__(self, prefixes: rates.Rate, peers: int) -> None:
+        self._prefixes: rates.Buckets[ids.HostId] = rates.Buckets(prefixes, peers)
         self._lookups: rates.Buckets[ids.HostId] = rates.Buckets(LOOKUPS_OF_PEER, peers)
         self._all_lookups: rates.Buckets[None] = rates.Buckets(LOOKUPS_OF_ALL, 1)
 

@@ -70,21 +70,28 @@ class Pacer:
     >>> pacer.bytes_s = 1000.0
     >>> [pacer.wait_s(500, now_s=10.0) for _ in range(3)]
     [0.0, 0.25, 0.25]
+
+    What was counted last takes its time at the rate that holds now:
+
+    >>> pacer.bytes_s = 100.0
+    >>> pacer.wait_s(500, now_s=10.0)
+    4.75
     """
 
     def __init__(self) -> None:
         self.bytes_s = math.inf
-        self._next_s = -math.inf
+        self._last_s, self._last_bytes = -math.inf, 0
 
     def wait_s(self, count: int, now_s: float) -> float:
         """Return how long to wait before so many bytes may be asked for.
 
         :return: 0 if they may be now: they are counted; if not, nothing is: ask again then
         """
-        begin_s = max(self._next_s, now_s - AHEAD_S)
+        next_s = self._last_s + self._last_bytes / self.bytes_s
+        begin_s = max(next_s, now_s - AHEAD_S)
         if begin_s > now_s:
             return begin_s - now_s
-        self._next_s = begin_s + count / self.bytes_s
+        self._last_s, self._last_bytes = begin_s, count
         return 0.0
 
 

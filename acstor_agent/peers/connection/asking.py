@@ -1,9 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of a connection that asks another agent for chunks.
 
-The one rule: whoever asks gets one answer or one error, and soon after the
-connection is lost at the latest; an answer that nobody waits for is dropped.
+The one rule: for each request there is one answer or one loss, soon after the connection
+has ended at the latest; an answer that nobody waits for any more is dropped, and one that
+nobody ever waited for ends the connection.  So what was given up is remembered, and its number
+is not used again while it is.
+
+Requests leave in batches, and answers that came together are given out together; nothing
+is made for one chunk but its place in a table.
 """
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import trio
 
@@ -18,11 +30,27 @@ UNTOLD_BYTES = 256 * geometry.KIB
 """While so much waits for a peer that does not read, it is told no news and its Pings are not
 answered: what waits shows as well that this host lives."""
 
-_Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
+GIVEN_UP = 2048
+"""Requests given up whose answers may come all the same, remembered of a connection: eight times
+what a host answers another at a time.  The oldest are forgotten; all together take 0.25 MB."""
+
+
+class Lost(NamedTuple):
+    """No answer to a request will come, because of ``failure``: the connection has ended."""
+
+    request_id: int
+    failure: errors.AcstorError
+
+
+Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer | Lost
+Hear = Callable[[list[Answer]], None]
+"""Is given answers that came together; never waits, and never fails because of a peer.
+
+None at all: the peer says that it works on what it was asked."""
 
 
 class Asking(base.Connection):
-    """The end that opened the connection: sends Gets and waits for the answers."""
+    """The end that opened the connection: sends requests and gives out the answers."""
 
     def __init__(
         self,
@@ -34,15 +62,22 @@ class Asking(base.Connection):
         gate: base.DemandGate,
     ) -> None:
         super().__init__(host, link, receiver, peer, klass, gate)
-        self._last_id = 0
-        self._waiting: dict[int, _Waiter] = {}
+        self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
+        self._soon: dict[int, peer_wire.Request] = {}  # of them: not sent yet
+        self._hurried: dict[int, None] = {}  # of them: to be said to be urgent, once they are sent
+        self._heard: list[tuple[Hear, Answer]] = []
+        self._has_shown_life = False
+        receiver.expects = self._expects
+        self._given_up: collections.OrderedDict[int, int] = (
+            collections.OrderedDict()
+        )  # bytes of each
 
     @property
     def is_idle(self) -> bool:
         """Say that nobody waits for an answer."""
         return not self._waiting
 
-    def _has_room(self, message: peer_wire.Message) -> bool:
+    def _has_room(self, part: base.Part) -> bool:
         """Answers are always taken: there is somebody who waits for them."""
         return True
 
@@ -50,101 +85,181 @@ class Asking(base.Connection):
     def _is_answer_awaited(self) -> bool:
         return bool(self._waiting)
 
-    async def ask(self, get: peer_wire.Get) -> peer_wire.Buffer | peer_wire.Refer:
-        """Send ``get`` under an id of its own; return the bytes, or whom to ask instead.
+    def is_used(self, request_id: int) -> bool:
+        """Say whether an answer to a request of this number may still come."""
+        return request_id in self._waiting or request_id in self._given_up
 
-        If the caller is cancelled the peer is told, and a late answer is dropped.
+    def ask(self, requests: Sequence[peer_wire.Request], hear: Hear) -> None:
+        """Send requests, with others that are put here before the next turn of the tasks.
 
-        :raises errors.ChunkMissing: the peer says that it cannot give it
-        :raises errors.SourceUnreachable: it may later, or the connection was lost
-        :raises errors.RemoteProtocolError: the connection was dropped because the peer broke the
-            rules
+        They leave in as few messages as may be.  The connection is open.
+
+        :param hear: is given what comes for each of them, each once
+        :raises errors.LocalProtocolError: an answer to another request of such a number may still
+            come: it waits, or was given up lately
         """
-        if self.is_closed:
-            raise self._lost(get)
+        check_numbers(requests, self.is_used)
         if not self._waiting:
             self.last_progress = trio.current_time()  # from now on silence counts
-        request_id = self._new_id()
-        get = get._replace(request_id=request_id)
-        waiter = self._waiting[request_id] = _Waiter(get)
-        try:
-            self.post(get)
-            await waiter.is_answered.wait()
-        finally:
-            if self._waiting.pop(request_id, None):
-                self.post(peer_wire.Cancel(request_id))
-        if isinstance(waiter.answer, peer_wire.Refuse):
-            raise self._refusal(get, waiter.answer)
-        if waiter.answer is None:
-            raise self._lost(get)
-        return waiter.answer.data if isinstance(waiter.answer, peer_wire.Chunk) else waiter.answer
+        for request in requests:
+            self._waiting[request.request_id] = request, hear
+            self._soon[request.request_id] = request
+        self._has_outbox.set()
+
+    def hurry(self, request_ids: Iterable[int]) -> None:
+        """Tell the peer that guests wait for the answers to these requests, if they still may come.
+
+        It is told after the requests, with others that are put here before the next turn of the
+        tasks.  Those were asked for in bulk: what is asked on other connections is urgent.
+        """
+        self._hurried.update(dict.fromkeys(one for one in request_ids if one in self._waiting))
+        self._has_outbox.set()
+
+    def _gather(self) -> None:
+        if not (self._soon or self._hurried):
+            return
+        soon, self._soon = self._soon, {}
+        hurried, self._hurried = [one for one in self._hurried if one in self._waiting], {}
+        with self._corked():
+            for get in peer_wire.batches(soon.values()):
+                self.post(get)
+            for some in _in_messages(hurried):
+                self.post(peer_wire.Hurry(some))
+
+    def cancel(self, request_ids: Iterable[int]) -> None:
+        """Want no answer to these requests any more, and tell the peer; nobody hears of them."""
+        sent: list[int] = []
+        for request_id in request_ids:
+            waiting = self._waiting.pop(request_id, None)
+            if waiting is not None and self._soon.pop(request_id, None) is None:
+                sent.append(request_id)
+                self._given_up[request_id] = waiting[0].length
+        while len(self._given_up) > GIVEN_UP:
+            self._given_up.popitem(last=False)
+        with self._corked():
+            for some in _in_messages(sent):
+                self.post(peer_wire.Cancel(some))
 
     def tell(self, message: peer_wire.News | peer_wire.Pong) -> None:
         """Send what nobody waits for, unless too much waits already: then it is left out."""
         if self.outbox_bytes < UNTOLD_BYTES:
             self.post(message)
 
-    def _new_id(self) -> int:
-        while True:
-            self._last_id = (self._last_id + 1) & 0xFFFFFFFF
-            if self._last_id not in self._waiting:
-                return self._last_id
-
-    def _handle(self, message: peer_wire.Message) -> None:
-        match message:
+    def _handle(self, part: base.Part) -> None:
+        match part:
             case peer_wire.Chunk(request_id, data):
-                waiter = self._waiting.get(request_id)
-                if waiter and len(data) != waiter.get.length:
-                    raise errors.RemoteProtocolError(
-                        self.peer, f"{len(data)} bytes where {waiter.get.length} were asked for"
-                    )
-                self._answer(request_id, message)
-            case peer_wire.Refuse(request_id):
-                self._answer(request_id, message)
+                self._check(request_id, len(data))
+                self._answer(part)
+            case peer_wire.Refuse():
+                self._answer(part)
             case peer_wire.Refer(request_id):
-                waiter = self._waiting.get(request_id)
-                if waiter and not waiter.get.may_refer:
-                    raise errors.RemoteProtocolError(self.peer, "Refer where none was allowed")
-                self._answer(request_id, message)
+                waiting = self._waiting.get(request_id)
+                if waiting and not waiting[0].mode.may_refer:
+                    raise self._rude("Refer where none was allowed")
+                self._answer(part)
             case peer_wire.Ping(token):
                 self.tell(peer_wire.Pong(token))
+                self._has_shown_life = True
 
-    def _answer(self, request_id: int, answer: _Answer) -> None:
-        """Give an answer to who waits for it; if nobody does any more, drop it."""
-        if waiter := self._waiting.pop(request_id, None):
-            waiter.answer = answer
-            waiter.is_answered.set()
+    def _expects(self, chunks: Sequence[tuple[int, int]]) -> bool:
+        """Look at chunks before they are received; see :data:`peer_wire.Expects`."""
+        for request_id, length in chunks:
+            self._check(request_id, length)
+        return all([request_id in self._waiting for request_id, _ in chunks])
+
+    def _check(self, request_id: int, length: int) -> None:
+        """Raise the error for a chunk that was not asked for, or not like this."""
+        asked_bytes = self._asked_bytes(request_id)
+        if asked_bytes is None:
+            raise self._rude("an answer that nobody asked for (Chunk)")
+        if length != asked_bytes:
+            raise self._rude(f"{length} bytes where {asked_bytes} were asked for")
+
+    def _asked_bytes(self, request_id: int) -> int | None:
+        """Return how much the request asks for that an answer with this number answers, if any."""
+        if request_id in self._soon:
+            return None
+        waiting = self._waiting.get(request_id)
+        return waiting[0].length if waiting else self._given_up.get(request_id)
+
+    def _answer(self, answer: peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer) -> None:
+        """Give an answer to who waits for it; if nobody does any more, drop it.
+
+        :raises errors.RemoteProtocolError: nobody ever did
+        """
+        is_asked = answer.request_id not in self._soon
+        waiting = self._waiting.pop(answer.request_id, None) if is_asked else None
+        if waiting is not None:
+            self._heard.append((waiting[1], answer))
+        elif self._given_up.pop(answer.request_id, None) is None:
+            raise self._rude(f"an answer that nobody asked for ({type(answer).__name__})")
+
+    def _rude(self, why: str) -> errors.RemoteProtocolError:
+        return errors.RemoteProtocolError(self.peer, why)
+
+    def _settle(self) -> None:
+        """Give out the answers that came together, and tell who waits still if the peer lives."""
+        heard, self._heard = self._heard, []
+        give_out(heard)
+        if self._has_shown_life:
+            self._has_shown_life = False
+            for hear in {hear for _, hear in self._waiting.values()}:
+                hear([])
 
     async def run(self, early: list[peer_wire.Message]) -> None:
         """See :meth:`base.Connection.run`; at the end whoever waits still is told."""
         try:
             await super().run(early)
         finally:
-            for waiter in self._waiting.values():
-                waiter.is_answered.set()
-            self._waiting.clear()
-
-    def _lost(self, get: peer_wire.Get) -> errors.AcstorError:
-        if isinstance(self.failure, errors.RemoteProtocolError):
-            return errors.RemoteProtocolError(self.peer, self.failure.why)
-        why = str(self.failure) if self.failure else "connection closed"
-        return errors.SourceUnreachable(base.describe(get), self.peer, why)
-
-    def _refusal(self, get: peer_wire.Get, refuse: peer_wire.Refuse) -> errors.AcstorError:
-        kinds: dict[peer_wire.RefuseCode, type[errors.ChunkUnavailable]] = {
-            peer_wire.RefuseCode.MISSING: errors.ChunkMissing,
-            peer_wire.RefuseCode.WITHHELD: errors.ChunkRefused,
-        }
-        kind = kinds.get(refuse.code, errors.SourceUnreachable)
-        return kind(base.describe(get), self.peer, refuse.code.name)
+            waiting, self._waiting = self._waiting, {}
+            self._soon.clear()
+            self._heard += [
+                (hear, lost(request, self.peer, self.failure)) for request, hear in waiting.values()
+            ]
+            self._settle()
 
 
-class _Waiter:
-    """Somebody who waits for an answer; none means that the connection was lost."""
+def _in_messages(request_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield numbers of requests, as many at a time as a message may name."""
+    for begin in range(0, len(request_ids), peer_wire.MAX_BATCH):
+        yield tuple(request_ids[begin : begin + peer_wire.MAX_BATCH])
 
-    __slots__ = ("answer", "get", "is_answered")
 
-    def __init__(self, get: peer_wire.Get) -> None:
-        self.get = get
-        self.is_answered = trio.Event()
-        self.answer: _Answer | None = None
+def check_numbers(requests: Sequence[peer_wire.Request], is_used: Callable[[int], bool]) -> None:
+    """Look whether requests can be told apart from each other and from those under way.
+
+    :raises errors.LocalProtocolError: they cannot
+    """
+    numbers = [request.request_id for request in requests]
+    used = [number for number in numbers if is_used(number)]
+    if used or len(set(numbers)) < len(numbers):
+        raise errors.LocalProtocolError(f"request id {(used or numbers)[0]} is still in use")
+
+
+def lost(request: peer_wire.Request, peer: str, failure: errors.AcstorError | None) -> Lost:
+    """Return what becomes of a request to ``peer`` if there is no connection, or no more.
+
+    :param failure: why
+    """
+    if isinstance(failure, errors.RemoteProtocolError):
+        return Lost(request.request_id, errors.RemoteProtocolError(peer, failure.why))
+    why = str(failure or "connection closed")
+    return Lost(request.request_id, errors.SourceUnreachable(base.describe(request), peer, why))
+
+
+def give_out(heard: Iterable[tuple[Hear, Answer]]) -> None:
+    """Tell each who waits what came for him, in one call.
+
+    A fault of one is raised when all were told.
+    """
+    answers: dict[Hear, list[Answer]] = {}
+    for hear, answer in heard:
+        answers.setdefault(hear, []).append(answer)
+    fault: Exception | None = None
+    for hear, its in answers.items():
+        try:
+            hear(its)
+        except Exception as error:
+            fault = error
+    if fault is not None:
+        raise fault

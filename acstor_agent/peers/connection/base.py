@@ -5,20 +5,26 @@ The one rule: a connection may end at any moment, for any reason, and then
 everybody who waits on it hears of it at once; nothing else suffers.
 
 What is to be sent goes straight to the socket while that takes it, else to the
-outbox, which one task per connection empties.  Bulk connections let demand
+outbox, which one task per connection empties.  What messages that came together bring
+about is sent together, chunks in as few frames as may be.  Bulk connections let demand
 connections of the same process go first, but never wait long for them.
 """
 
 import abc
 import collections
+import contextlib
 import dataclasses
+import itertools
 import logging
 import math
 from collections.abc import Awaitable
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 
 import trio
 
+from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import peer_link
 from acstor_common import errors
 from acstor_common import geometry
@@ -28,8 +34,9 @@ from acstor_common import peer_wire
 LOG = logging.getLogger(__name__)
 
 LOOK_FOR_ROOM_S = 0.1
-MESSAGES_PER_TURN = 32
-"""Messages in a row before other tasks get a turn: 512 Pings come with one call of the socket."""
+PARTS_PER_TURN = peer_wire.MAX_BATCH
+"""Messages, or requests in them, before others get a turn: a call of a socket gives 512 Pings."""
+Part = peer_wire.Message | peer_wire.Request
 BULK_YIELDS_S = 0.05
 """How long bulk data lets demand data go first, each time."""
 NEARLY_BYTES = 16 * geometry.KIB
@@ -146,6 +153,9 @@ class Connection(abc.ABC):
         self._gate = gate
         self._scope = trio.CancelScope()
         self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
+        self._run: list[peer_wire.Chunk] = []  # chunks that are put in frames when they are sent
+        self._is_corked = False  # what is posted waits for more
+        self._is_writing = False  # what is in the outbox is the writing task's
         self._has_outbox = trio.Event()
         self._has_changed = trio.Event()  # less is to be done or to be sent
         self._has_sent = trio.Event()  # less is in the outbox
@@ -156,39 +166,78 @@ class Connection(abc.ABC):
         """Say that no request is under way."""
 
     @abc.abstractmethod
-    def _handle(self, message: peer_wire.Message) -> None:
-        """Act on a message, without waiting."""
+    def _handle(self, part: Part) -> None:
+        """Act on a message, or on a request in one, without waiting."""
 
     @abc.abstractmethod
-    def _has_room(self, message: peer_wire.Message) -> bool:
-        """Say that a message may be acted on; else it waits, and with it all that follows."""
+    def _has_room(self, part: Part) -> bool:
+        """Say that it may be acted on; else it waits, and with it all that follows."""
 
     def _outbox_changed(self) -> None:  # noqa: B027  only one of the ends has to account for it
         """Note that more or less is to be sent."""
+
+    def _settle(self) -> None:  # noqa: B027  only where something is put off
+        """Do what was put off while messages that came together were handled."""
+
+    def _gather(self) -> None:  # noqa: B027  likewise
+        """Post what has waited for its like; called by the writing task, each time it goes on."""
 
     def post(self, message: peer_wire.Message) -> None:
         """Send ``message``, or put it in the outbox if the socket is full; never waits."""
         if self.is_closed:
             return
-        buffers = peer_wire.encode(message, self.link.sending)
-        if not self._outbox:
+        if isinstance(message, peer_wire.Chunk):
+            self._run.append(message)
+            self.outbox_bytes += len(message.data)
+        else:
+            buffers = peer_wire.encode(message, self.link.sending)
+            self._outbox.extend(buffers)
+            self.outbox_bytes += sum(map(len, buffers))
+        if not self._is_corked:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was posted as far as the socket takes it; the rest is the writing task's."""
+        if self.is_closed:
+            return
+        if self._run:
+            run, self._run = self._run, []
+            buffers = peer_wire.encode_chunks(run, self.link.sending)
+            self._outbox.extend(buffers)
+            self.outbox_bytes += sum(map(len, buffers)) - sum([len(data) for _, data in run])
+        if self._outbox and not self._is_writing:
             if self.klass is peer_wire.Klass.DEMAND or self._gate.is_open:
-                buffers = peer_link.rest_of(buffers, self._send_nowait(buffers))
-            if not buffers:
-                return
-            if self.klass is peer_wire.Klass.DEMAND:
-                self._gate.begin()
-        self._outbox.extend(buffers)
-        self.outbox_bytes += sum(map(len, buffers))
-        self._has_outbox.set()
+                self._send_nowait()
+            if self._outbox:
+                self._is_writing = True
+                if self.klass is peer_wire.Klass.DEMAND:
+                    self._gate.begin()
+                self._has_outbox.set()
         self._outbox_changed()
 
-    def _send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
+    def _send_nowait(self) -> None:
         """Send what can be sent now; a lost connection is noticed by the tasks that wait on it."""
-        try:
-            return self.link.send_nowait(buffers)
-        except OSError:
-            return 0
+        while self._outbox:
+            some = self._next_buffers()
+            try:
+                sent = self.link.send_nowait(some)
+            except OSError:
+                return
+            if not self._note_sent(some, sent):
+                return
+
+    def _next_buffers(self) -> list[peer_wire.Buffer]:
+        return list(itertools.islice(self._outbox, peer_link.BUFFERS_PER_CALL))
+
+    def _note_sent(self, some: list[peer_wire.Buffer], sent: int) -> bool:
+        """Take what was sent of ``some`` out of the outbox; say whether that was all of it."""
+        self.outbox_bytes -= sent
+        self._sent_bytes += sent
+        for _ in some:
+            self._outbox.popleft()
+        rest = buffers_.rest_of(some, sent)
+        self._outbox.extendleft(reversed(rest))
+        return not rest
 
     async def run(self, early: list[peer_wire.Message]) -> None:
         """Read and write until the connection ends; ``failure`` tells why, if not by itself.
@@ -203,7 +252,7 @@ class Connection(abc.ABC):
         finally:
             self.close()
             self.link.close()
-            if self._outbox and self.klass is peer_wire.Klass.DEMAND:
+            if self._is_writing and self.klass is peer_wire.Klass.DEMAND:
                 self._gate.end()
 
     async def _until_it_ends(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
@@ -232,34 +281,59 @@ class Connection(abc.ABC):
         handled = 0
         while messages is not None:
             self.last_progress = trio.current_time()
-            for message in messages:
-                handled += 1
-                if handled >= MESSAGES_PER_TURN:
-                    handled = 0
-                    await trio.lowlevel.checkpoint()
-                if not self._has_room(message):
-                    await self._wait_for_room(message)
-                self._handle(message)
+            with self._corked():
+                for part in self._parts(messages):
+                    if handled == PARTS_PER_TURN:
+                        handled = 0
+                        self._uncork()
+                        await trio.lowlevel.checkpoint()
+                    handled += 1
+                    if not self._has_room(part):
+                        self._uncork()
+                        await self._wait_for_room(part)
+                    self._is_corked = True
+                    self._handle(part)
             messages = await self.link.receive(self._receiver)
+
+    @contextlib.contextmanager
+    def _corked(self) -> Iterator[None]:
+        """Send what is posted within the block together, at its end."""
+        if self._is_corked:  # at the end of the outer one
+            yield
+            return
+        self._is_corked = True
+        try:
+            yield
+        finally:
+            self._uncork()
+
+    def _uncork(self) -> None:
+        if self._is_corked:
+            self._settle()
+            self._is_corked = False
+            self.flush()
+
+    def _parts(self, messages: list[peer_wire.Message]) -> Iterable[Part]:
+        """Return what of messages is to be acted on one after the other."""
+        return messages
 
     async def _write(self) -> None:
         while True:
+            self._gather()
             if not self._outbox:
                 self._has_outbox = trio.Event()
                 await self._has_outbox.wait()
+                continue
             if self.klass is peer_wire.Klass.BULK:
                 await self._gate.wait()
-            some = [self._outbox[i] for i in range(min(len(self._outbox), 16))]
-            sent = await self.link.send_some(some)
+            some = self._next_buffers()
+            self._note_sent(some, await self.link.send_some(some))
             self.last_progress = trio.current_time()
-            self.outbox_bytes -= sent
-            self._sent_bytes += sent
-            for _ in some:
-                self._outbox.popleft()
-            self._outbox.extendleft(reversed(peer_link.rest_of(some, sent)))
             if self.klass is peer_wire.Klass.DEMAND:
                 self._gate.move()
-                if not self._outbox:
+            if not self._outbox:
+                self._is_writing = False
+                if self.klass is peer_wire.Klass.DEMAND:
                     self._gate.end()
             self._outbox_changed()
             self._has_changed.set()
@@ -274,7 +348,7 @@ class Connection(abc.ABC):
     @property
     def is_delivered(self) -> bool:
         """Say that nearly all that was posted has arrived, or the connection is closed."""
-        if self.is_closed or self._outbox:
+        if self.is_closed or self._outbox or self._run:
             return self.is_closed
         return self.link.undelivered_bytes <= NEARLY_BYTES
 
@@ -286,9 +360,9 @@ class Connection(abc.ABC):
             await trio.sleep(wait_s)
             wait_s = min(2 * wait_s, LOOK_LONGEST_S)
 
-    async def _wait_for_room(self, message: peer_wire.Message) -> None:
+    async def _wait_for_room(self, part: Part) -> None:
         self._is_full = True
-        while not self._has_room(message):
+        while not self._has_room(part):
             self._has_changed = trio.Event()
             with trio.move_on_after(LOOK_FOR_ROOM_S):  # others may have made some
                 await self._has_changed.wait()
@@ -320,6 +394,6 @@ class Connection(abc.ABC):
         return False
 
 
-def describe(get: peer_wire.Get) -> str:
+def describe(request: peer_wire.Request) -> str:
     """Return what is asked for in words."""
-    return f"{get.length} bytes of image {get.image_id} at {get.offset}"
+    return f"{request.length} bytes of image {request.image_id} at {request.offset}"

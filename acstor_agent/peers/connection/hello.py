@@ -8,6 +8,7 @@ known, is the expected one, is that of its certificate, and may speak.
 import math
 from collections.abc import Callable
 
+from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import peer_link
 from acstor_common import errors
 from acstor_common import ids
@@ -83,4 +84,4 @@ def why_silent(link: peer_link.Link, host: ids.HostId, may_speak: MaySpeak) -> s
 async def _send(link: peer_link.Link, message: peer_wire.Message) -> None:
     buffers = peer_wire.encode(message, link.sending)
     while buffers:
-        buffers = peer_link.rest_of(buffers, await link.send_some(buffers))
+        buffers = buffers_.rest_of(buffers, await link.send_some(buffers))

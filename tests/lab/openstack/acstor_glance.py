@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+from tests.lab import tuned
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 from tests.lab.openstack import daemon
@@ -37,12 +38,22 @@ def plugin_sections(lab: cloud.Cloud, state_dir: pathlib.Path, **changed: object
 
 
 class Listener(daemon.Daemon):
-    """``acstor-glance-listener`` as a process of its own."""
+    """``acstor-glance-listener`` as a process of its own.
+
+    :param constants: that differ from the product's
+    :param changed: options of [acstor_glance] that differ from the lab's
+    """
 
     def __init__(
-        self, name: str, lab: cloud.Cloud, folder: pathlib.Path, **changed: object
+        self,
+        name: str,
+        lab: cloud.Cloud,
+        folder: pathlib.Path,
+        constants: tuned.Constants | None = None,
+        **changed: object,
     ) -> None:
         super().__init__(name, folder)
+        self._constants = constants or {}
         self.port = daemon.port_of(folder, name)
         self.conf_file = folder / f"{name}.conf"
         defaults = {
@@ -64,7 +75,10 @@ class Listener(daemon.Daemon):
 
     def argv(self) -> Sequence[str | pathlib.Path]:
         """Return the command to run."""
-        return [sys.executable, "-m", "acstor_glance.cmd.listener", "--config-file", self.conf_file]
+        module = "acstor_glance.cmd.listener"
+        plain = [sys.executable, "-m", module]
+        command = tuned.argv(module, self._constants) if self._constants else plain
+        return [*command, "--config-file", self.conf_file]
 
     def is_ready(self) -> bool:
         """Say whether it listens on the broker."""

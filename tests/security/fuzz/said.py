@@ -51,11 +51,16 @@ def _check_frames(taken: list[Any], data: bytes) -> None:
 
 
 def _frame_seeds() -> list[bytes]:
+    mode, priority = peer_wire.Mode.HOME, peer_wire.Priority.LATER
+    request = peer_wire.Request(1, stored.IMAGE, 65536, 65536, PROOF, mode, priority, 100)
     messages: list[peer_wire.Message] = [
-        peer_wire.Get(1, stored.IMAGE, 65536, 65536, PROOF, False, 100),
+        peer_wire.Get((request,)),
+        peer_wire.Get((request, *(request._replace(request_id=n, offset=n) for n in range(2, 5)))),
         peer_wire.Chunk(1, b"bytes"),
         peer_wire.Refuse(1, peer_wire.RefuseCode.MISSING),
-        peer_wire.Cancel(1),
+        peer_wire.Cancel((1,)),
+        peer_wire.Cancel((1, 2**32 - 1)),
+        peer_wire.Hurry((7, 2**32 - 1)),
         peer_wire.Ping(7),
         peer_wire.Pong(7),
         peer_wire.Advertise((1, 2, 3)),
@@ -65,7 +70,9 @@ def _frame_seeds() -> list[bytes]:
     ]
     hello = b"".join(map(bytes, peer_wire.encode(HELLO)))
     frames = [b"".join(map(bytes, peer_wire.encode(message))) for message in messages]
-    unknown = b"AC\x02\xc8" + (5).to_bytes(4, "big") + b"later"
+    run = peer_wire.encode_chunks([peer_wire.Chunk(n, bytes([n]) * 9 * n) for n in range(1, 9)])
+    frames.append(b"".join(map(bytes, run)))
+    unknown = b"AC\x03\xc8" + (5).to_bytes(4, "big") + b"later"
     return [hello, hello + frames[4] + unknown, hello + b"".join(frames)] + [
         hello + frame for frame in frames
     ]
@@ -80,6 +87,7 @@ def _check_ring(taken: ring.Ring, data: bytes) -> None:
     again = ring.decode(ring.encode(taken), "again")
     assert (again.epoch, again.hosts) == (taken.epoch, taken.hosts)
     assert (again.threshold, again.outer_threshold) == (taken.threshold, taken.outer_threshold)
+    assert again.outward == taken.outward
     assert again.owners_of(CID, 3) == taken.owners_of(CID, 3)
 
 
@@ -92,6 +100,14 @@ def _ring_seeds() -> list[bytes]:
         {"version": 2, "epoch": 2, "hosts": located, "threshold": 1, "outer_threshold": 2},
         {"version": 3, "epoch": 3, "hosts": packed, "threshold": 2},
         {"version": 1, "epoch": 0, "hosts": []},
+        {
+            "version": 1,
+            "epoch": 4,
+            "hosts": located,
+            "threshold": 1,
+            "outer_threshold": 9,
+            "places": {"pod1": {"share": 50}, "pod1/rack1": {"share": 5, "outer_threshold": 0}},
+        },
     ]
     return [json.dumps(table).encode() for table in tables]
 

@@ -9,12 +9,15 @@ import pytest
 import trio
 import trio.testing
 
+from acstor_agent.chunks import exchange
 from acstor_agent.control import status
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.images import booting
 from acstor_agent.sources import base
 from acstor_common import boot_image
 from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import exchange_cloud
 from tests.fakes import faulty_source
 from tests.fakes import one_host
 
@@ -115,6 +118,21 @@ async def test_chunks_that_are_here_are_not_fetched_with_a_frame(host):
     await check(image, *TRACE)
 
 
+@pytest.mark.parametrize("at", [1, -1])
+async def test_frames_and_chunks_that_are_wanted_at_once_are_read_each_where_they_lie(host, at):
+    raw = host.add_boot_image(DATA, TRACE)
+    image, frame = await attached(host), raw[100:300]
+    place = base.AT_BOOT_IMAGE + 100, len(frame)
+    wants = [
+        host.chunks.want_at(image.map, *place, ids.cid_of(frame)),
+        host.chunks.want(image.map, 5),
+    ][::at]
+    with host.chunks.wish(wants, deadline_s=one_host.DEADLINE_S) as wish:
+        came = [bytes(fetched.data) for fetched in await wish.wait()]
+    assert came == [frame, DATA[5 * CHUNK : 6 * CHUNK]][::at]
+    assert sorted(host.source.reads[-2:]) == [(100, len(frame)), (5 * CHUNK, CHUNK)]
+
+
 async def test_boot_image_comes_from_this_host_the_second_time(host, tmp_path):
     image = await loaded(host)
     await until(lambda: (tmp_path / "maps" / BOOT_BLOB.name).exists())
@@ -175,6 +193,24 @@ async def test_image_without_a_boot_image_is_read_without(host):
     host.now_s = booting.LOOK_AGAIN_S
     image.boots.begin()
     await until(lambda: image.boots.state is booting.State.READY)
+
+
+async def test_what_no_boot_image_brings_is_read_once_and_together(host):
+    host.add(8 * DATA[:CHUNK])
+    image = await attached(host)
+    image.boots.begin()
+    assert image.boots.may_bring(image.map.cid(0))  # nobody knows yet that there is none
+    assert bytes(await image.read(0, 8 * CHUNK)) == 8 * DATA[:CHUNK]
+    assert [length for _, length in host.source.reads].count(CHUNK) == 1
+
+
+async def test_chunk_that_comes_otherwise_while_its_boot_image_is_tried_is_not_read_again(host):
+    image = await attached(host)
+    image.boots.begin()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(check, image, 5)
+        await exchange_cloud.bring(host.chunks, image.want(5), exchange.Priority.SEED)
+    assert [length for _, length in host.source.reads].count(CHUNK) == 1
 
 
 async def test_without_memory_for_boot_images_nothing_is_asked(host):
@@ -360,3 +396,28 @@ async def test_faulty_source_gives_up_without_an_error_in_the_guest(tmp_path):
         await until(lambda: image.boots.state is booting.State.FAILED)
         await check(image, *TRACE)
         assert status.of_boots(host.boots)["failed"] == 1
+
+
+@pytest.mark.parametrize("error", [errors.SourceUnreachable, errors.ChunkMissing])
+async def test_guest_does_not_wait_for_a_frame_that_the_source_does_not_give(
+    host, autojump_clock, error
+):
+    image = await attached(host)
+    host.add_boot_image(DATA, TRACE)
+    real, may_fail = host.source._read, trio.Event()
+
+    async def without_frames(nth, blob, offset, length):
+        if blob == BOOT_BLOB and offset:
+            await may_fail.wait()
+            raise error(blob.part(offset, length), "memory", "not this frame")
+        return await real(nth, blob, offset, length)
+
+    host.source._read = without_frames
+    image.boots.begin()
+    await until(lambda: image.boots._head.frames)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(check, image, TRACE[0])
+        await trio.testing.wait_all_tasks_blocked()
+        may_fail.set()
+        began_s = trio.current_time()
+    assert trio.current_time() - began_s < one_host.DEADLINE_S / 10

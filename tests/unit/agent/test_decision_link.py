@@ -133,7 +133,9 @@ async def host(nursery: trio.Nursery, tmp_path: pathlib.Path) -> Host:
 
 async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
     host.meter.received, host.meter.sent, host.chunks = 3000, 500, links.Carried(1000, 0)
-    host.link.received(ids.HostId("h2"), 600)
+    host.link.received(ids.HostId("h2"), 500, 0.25)
+    host.link.received(ids.HostId("h2"), 0, 0.5)  # given up
+    host.link.received(ids.HostId("h2"), 100, None)
     host.link.sent(ids.HostId("h2"), 7)
     host.link.received(ids.HostId("h3"), 400)
     await trio.sleep(COLLECTION_S)
@@ -145,8 +147,8 @@ async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
     assert (sample.cache_bytes, sample.cache_limit_bytes, sample.ring_epoch) == (70, 100, 3)
     assert sample.sketch == sketch.make(CIDS)
     assert sample.peers == {
-        "h2": decision_api.Traffic(600, 7),
-        "h3": decision_api.Traffic(400, 0),
+        "h2": decision_api.Exchanged(600, 7, decision_api.Timed(500, 0.75)),
+        "h3": decision_api.Exchanged(400, 0),
     }
 
 

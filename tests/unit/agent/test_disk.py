@@ -11,8 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.chunks import want as want_
 from acstor_agent.core.disks import disk_header
+from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import want as want_
 from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks
@@ -20,6 +21,7 @@ from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import peer_request
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK
@@ -163,9 +165,12 @@ async def test_written_bytes_are_not_among_those_that_peers_can_have(host, made)
     for data in (secret, part):
         cid = ids.cid_of(data)
         assert cid not in host.cache
-        want = want_.Want(one_host.IMAGE, CHUNK, CHUNK, cid)
-        with pytest.raises(errors.ChunkUnavailable):
-            await host.serving.serve(want, may_read_source=True)
+        here, peer = ids.HostId("h1"), ids.HostId("h2")
+        proof = peer_request.proof_of(cid, peer, here)
+        place = one_host.IMAGE, CHUNK, CHUNK
+        home, waits = peer_request.Mode.HOME, priority.Priority.PEER
+        asked = want_.Request(1, *place, proof, home, waits, 1.0)
+        assert isinstance(host.chunks.core.rights.admit(peer, asked), str)
     image = bytes(await (await host.mirrors.attach(one_host.IMAGE)).read(0, 3 * CHUNK))
     assert image == DATA[: 3 * CHUNK]
 

@@ -49,7 +49,7 @@ async def picture_of(host):
         "images": {
             one_host.IMAGE: status.of_image(image, fetched.get(one_host.IMAGE), 0, USE, WHOLE)
         },
-        "exchange": status.of_exchange(host.chunks, host.peers, NET),
+        "exchange": status.of_exchange(host.chunks, NET),
         "detached": {"images": 5, "purged_chunks": 6},
         "shares": {"images": 2, "bytes": 7777, "leased_images": 3, "refused": 4, "ignored": 5},
         "boot": status.of_boots(host.boots),

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
 import random
 
 import pytest
 import trio
 import trio.testing
 
+from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
 from acstor_common import errors
@@ -201,3 +203,27 @@ async def test_damaged_slots_are_fetched_again_without_anybody_noticing(tmp_path
         image = await host.mirrors.attach(one_host.IMAGE)
         assert await read(image, 0, len(DATA)) == DATA
         assert host.cache.statistics.healed > 0
+
+
+async def test_what_each_guest_waits_for_now_is_known_whoever_tells_it(host, image, autojump_clock):
+    host.add(DATA[::-1], one_host.OTHER)
+    images = {"one": image, "two": await host.mirrors.attach(one_host.OTHER)}
+    guests = {name: requests.Stream(requests.Klass.GUEST, name) for name in images}
+
+    async def wait(name):
+        with pytest.raises(errors.DeadlineExceeded):
+            await images[name].read(0, CHUNK, guests[name])
+
+    host.source._share = 1.0
+    before = len(host.source.reads)
+    async with trio.open_nursery() as nursery:
+        for name in images:
+            nursery.start_soon(wait, name)
+        await trio.sleep(one_host.DEADLINE_S / 2)
+        late = host.waiting.table.late(math.inf, 0.0)
+        reads = len(host.source.reads)
+    assert reads > before + 2  # each was tried again
+    for name, of in images.items():
+        why = late[guests[name]].why
+        assert of.map.image_id in why
+        assert not any(f"read {nth} fails" in why for nth in (before + 1, before + 2))  # the first

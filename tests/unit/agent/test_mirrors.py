@@ -11,7 +11,6 @@ from acstor_agent.sources import base
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import peer_wire
 from tests.fakes import one_host
 
 IMAGE, OTHER = one_host.IMAGE, one_host.OTHER
@@ -256,34 +255,27 @@ async def test_image_that_is_refused_leaves_no_map(host):
     assert list(host.maps.iterdir()) == []
 
 
-def get_of(chunk_no):
-    cid = ids.cid_of(DATA[chunk_no * one_host.CHUNK :][: one_host.CHUNK])
-    proof = peer_wire.proof_of(cid, PEER, ids.HostId("h1"))
-    at = chunk_no * one_host.CHUNK
-    return peer_wire.Get(1, IMAGE, at, one_host.CHUNK, proof, False, 1000)
-
-
 async def test_after_a_restart_peers_get_what_is_attached_whatever_the_source_says(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
         await host.mirrors.attach(IMAGE)
     async with one_host.one_host(tmp_path) as host:  # its source has got no image
-        wants = []
+        learnt = {}
 
         async def ask(chunk_no):
-            wants.append(await host.admission.look_up(PEER, get_of(chunk_no)))
+            place = IMAGE, chunk_no * one_host.CHUNK, one_host.CHUNK
+            learnt[chunk_no] = (await host.naming.learn(PEER, *place)).cid
 
         async with trio.open_nursery() as nursery:
             for chunk_no in range(5):
                 nursery.start_soon(ask, chunk_no)
-        assert sorted(want.offset // one_host.CHUNK for want in wants) == list(range(5))
+        assert learnt == {n: host.mirrors.get_nowait(IMAGE).map.cid(n) for n in range(5)}
         assert [image.map.image_id for image in host.mirrors.open()] == [IMAGE]
         assert host.source.reads == []
         assert not await host.mirrors.open_attached(IMAGE)
         assert not await host.mirrors.open_attached(OTHER)
 
 
-@pytest.mark.expect_log("h2 asked for .* refused")
 async def test_damaged_map_is_not_opened_for_peers_nor_taken_anew(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
@@ -291,7 +283,7 @@ async def test_damaged_map_is_not_opened_for_peers_nor_taken_anew(tmp_path):
     os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
     async with one_host.one_host(tmp_path) as host:
         with pytest.raises(errors.ChunkMissing):
-            await host.admission.look_up(PEER, get_of(0))
+            await host.naming.learn(PEER, IMAGE, 0, one_host.CHUNK)
         assert not await host.mirrors.open_attached(IMAGE)
         assert host.mirrors.open() == []
         host.mirrors.detach(IMAGE)

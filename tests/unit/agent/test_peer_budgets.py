@@ -17,10 +17,10 @@ from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import base
 from acstor_common import ids
 from acstor_common import peer_wire
+from tests.fakes import peer_giver
 from tests.unit.agent import test_peer_net as nets
 
 DATA, DEMAND, BULK = nets.DATA, nets.DEMAND, nets.BULK
-GET = peer_wire.Get(0, nets.IMAGE, 0, 65536, nets.PROOF, False, 60_000)
 
 
 def hello(name, klass=DEMAND):
@@ -32,9 +32,9 @@ async def deaf(address, name, requests, length=65536):
     """Be a host that asks and does not read."""
     stream = await nets.dial(address)
     stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    gets = [GET._replace(request_id=number, length=length) for number in range(requests)]
+    gets = [nets.get_of(request_id=number, length=length) for number in range(requests)]
     with trio.move_on_after(0.3):  # the rest waits in the sockets
-        await stream.send_all(hello(name) + b"".join(peer_wire.encode(get)[0] for get in gets))
+        await stream.send_all(hello(name) + b"".join(gets))
     yield stream
     await trio.aclose_forcefully(stream)
 
@@ -70,9 +70,9 @@ async def test_what_is_urgent_has_room_beside_what_is_in_bulk():
     async with nets.serving(serve, limits=limits) as (_server, address):
         async with nets.asking(address) as client, trio.open_nursery() as nursery:
             for _ in range(10):
-                nursery.start_soon(lambda: client.fetch(1, 10, klass=BULK, timeout_s=60))
+                nursery.start_soon(lambda: client.fetch(1, 10, priority=nets.LATER, timeout_s=60))
             await trio.sleep(0.05)
-            assert await client.fetch(0, 10, klass=DEMAND) == bytes(10)
+            assert await client.fetch(0, 10, priority=nets.PEER) == bytes(10)
             nursery.cancel_scope.cancel()
 
 
@@ -114,15 +114,16 @@ async def test_answer_that_is_taken_byte_by_byte_is_given_up():
 
 
 async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded():
-    class Refusing(nets.Server):
-        def admit(self, host, get):
-            raise nets.errors.ChunkMissing("x", "y")
+    class Refusing(peer_giver.TaskGiver):
+        def asked(self, connection, requests, came_s):
+            missing = peer_wire.RefuseCode.MISSING
+            connection.reply([peer_wire.Refuse(one.request_id, missing) for one in requests])
 
     limits = peer_net.Limits(answer_bytes=1 << 20, host_answer_bytes=1 << 18)
     net = peer_net.PeerNet(nets.SERVER, limits=limits, may_speak=nets.everybody)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        await nursery.start(net.serve_forever, Refusing(None), listeners)
+        await nursery.start(net.serve_forever, Refusing(nets.serve_data, nursery), listeners)
         async with deaf(nets.address_of(listeners[0]), "h1", 100_000, 1):
             [connection] = net._answering
             held = len(connection._outbox) * answering.MESSAGE_BYTES + connection.outbox_bytes
@@ -206,7 +207,7 @@ async def test_flood_of_small_messages_leaves_turns_to_others():
             nursery.start_soon(count)
             nursery.start_soon(read)
             await stream.send_all(pings)
-        assert turns > 20_000 / base.MESSAGES_PER_TURN / 2
+        assert turns > 20_000 / base.PARTS_PER_TURN / 2
         await stream.aclose()
 
 

@@ -8,11 +8,13 @@ import pytest
 import trio
 import trio.testing
 
+from acstor_agent import tls_session
+from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import peer_link
-from acstor_agent.peers import tls_session
 from acstor_common import ids
 from acstor_common import peer_seal
 from acstor_common import peer_wire
+from tests.fakes import turns
 from tests.unit.agent import test_peer_security as security
 
 SILENCE_S = 5.0
@@ -62,7 +64,7 @@ async def test_little_is_encrypted_before_the_kernel_takes_it_and_all_of_it_arri
     heard = []
     async with linked(credentials(security.SECURE)) as (client, server):
         while sent := server.send_nowait(to_send[:16]):
-            to_send = peer_link.rest_of(to_send, sent)
+            to_send = buffers_.rest_of(to_send, sent)
         most_bytes = peer_link.TLS_BYTES_AHEAD + 2 * tls_session.RECORD_BYTES
         assert 0 < sum(map(len, server._records)) <= most_bytes
         assert sum(map(len, to_send)) > most_bytes  # the rest is in clear text, to be seen
@@ -77,16 +79,16 @@ async def test_little_is_encrypted_before_the_kernel_takes_it_and_all_of_it_arri
 
 async def send_all(link, buffers):
     while buffers:
-        buffers = peer_link.rest_of(buffers, await link.send_some(buffers[:16]))
+        buffers = buffers_.rest_of(buffers, await link.send_some(buffers[:16]))
 
 
 def test_long_buffers_begin_records_and_short_ones_share_them():
     long = memoryview(DATA)[:40_000]
-    pieces = peer_link.pieces_of([b"a", b"b", long, b"c", b"d"], 1 << 20)
+    pieces = buffers_.pieces_of([b"a", b"b", long, b"c", b"d"], 1 << 20)
     assert [len(piece) for piece in pieces] == [2, 16384, 16384, 7232, 2]
     assert b"".join(pieces) == b"ab" + bytes(long) + b"cd"
     assert pieces[1].obj is long.obj  # not copied
-    assert sum(map(len, peer_link.pieces_of([long, long], 20_000))) == 32768
+    assert sum(map(len, buffers_.pieces_of([long, long], 20_000))) == 32768
 
 
 async def test_end_that_tls_says_is_the_end_though_the_connection_stays_open(credentials):
@@ -97,6 +99,19 @@ async def test_end_that_tls_says_is_the_end_though_the_connection_stays_open(cre
         receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
         with trio.fail_after(SILENCE_S):
             assert await client.receive(receiver) is None
+
+
+async def test_records_of_a_byte_let_others_have_their_turn(credentials):
+    hello = peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1)
+    said = [hello, *[peer_wire.Ping(1)] * 64]
+    frames = b"".join(peer_wire.encode(message)[0] for message in said)
+    async with linked(credentials(security.SECURE)) as (client, server):
+        receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
+        server._sock.send(b"".join(server._session.encrypt(bytes([byte])) for byte in frames))
+        await trio.sleep(0.05)  # all of it is here
+        with turns.counted() as counted:
+            assert await client.receive(receiver) == said
+        assert counted.turns == 1
 
 
 async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credentials):
@@ -147,3 +162,32 @@ async def test_bytes_are_undelivered_until_the_other_side_has_them():
             await trio.sleep(0.01 if link.undelivered_bytes else 0)
         assert not link.undelivered_bytes
         link.close()
+
+
+def kept_unsent(link):
+    return link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+
+
+@pytest.mark.parametrize("mode", list(security.credentials.Security))
+async def test_kernel_keeps_more_unsent_only_while_that_leaves_at_once(credentials, mode):
+    insecure = mode is security.INSECURE
+    async with linked(dict.fromkeys((CLIENT, SERVER)) if insecure else credentials(mode)) as ends:
+        for link in ends:
+            kept = [kept_unsent(link)]
+            for _ in range(6):
+                link._note_pace(200_000, 0.0001)  # 2 GB/s
+                kept.append(kept_unsent(link))
+            link._note_pace(64_000, 0.02)  # 3 MB/s: what is urgent waits behind what is there
+            kept.append(kept_unsent(link))
+            link._note_pace(40_000, 0.001)  # 40 MB/s
+            kept.append(kept_unsent(link))
+            assert [n >> 10 for n in kept] == [16, 32, 64, 128, 256, 256, 256, 16, 16]
+
+
+async def test_one_short_wait_on_a_slow_link_lets_the_kernel_keep_little_more():
+    async with linked(dict.fromkeys((CLIENT, SERVER))) as (_client, server):
+        for _ in range(10):
+            server._note_pace(64_000, 0.00001)
+            assert kept_unsent(server) <= 2 * peer_link.NOT_SENT_BYTES
+            server._note_pace(16_000, 0.005)
+        assert kept_unsent(server) == peer_link.NOT_SENT_BYTES

@@ -2,6 +2,7 @@
 """Agents over real TCP on the loopback interface, in clear text and by TLS."""
 
 import contextlib
+import contextvars
 import dataclasses
 import os
 import socket
@@ -10,55 +11,46 @@ import struct
 import pytest
 import trio
 
-from acstor_agent.chunks import want as want_
-from acstor_agent.core.exchange import uplink_places
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import asking as asking_
 from acstor_agent.peers.connection import base
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
+from tests.fakes import peer_giver
 
 CLIENT, SERVER = ids.HostId("client.example"), ids.HostId("server.example")
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CID = ids.Cid(bytes(range(32)))
 PROOF = peer_wire.proof_of(CID, CLIENT, SERVER)
 DEMAND, BULK = peer_wire.Klass
+PEER, SOON, LATER = peer_wire.Priority
 QUICK = peer_net.Limits(hello_s=0.2, idle_s=0.2, silence_s=0.2)
 PATIENT = peer_net.Limits()
 DATA = os.urandom(1 << 20)
 HELLO = b"".join(peer_wire.encode(peer_wire.Hello(CLIENT, DEMAND, 1)))
+REQUEST = peer_wire.Request(
+    0, IMAGE, 0, 1, PROOF, peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER, 60_000
+)
 SERVER_HELLO = b"".join(peer_wire.encode(peer_wire.Hello(SERVER, DEMAND, 0)))
+
+
+def get_of(**changes) -> bytes:
+    """Return a message that asks for one chunk."""
+    return peer_wire.encode(peer_wire.Get((REQUEST._replace(**changes),)))[0]
+
+
+def requests_in(messages) -> list[peer_wire.Request]:
+    return [r for m in messages if isinstance(m, peer_wire.Get) for r in m.requests]
 
 
 def everybody(host: ids.HostId, not_before_s: float) -> str:
     return ""
 
 
-async def serve_data(host: ids.HostId, get: peer_wire.Get) -> bytes:
+async def serve_data(host: ids.HostId, get: peer_wire.Request) -> bytes:
     await trio.lowlevel.checkpoint()
     return DATA[get.offset : get.offset + get.length]
-
-
-class Server:
-    """Admits everything, and answers as a test says."""
-
-    def __init__(self, serve):
-        self._serve = serve
-        self.urgent = []
-
-    def admit(self, host, get):
-        return want_.Want(get.image_id, get.offset, get.length, CID)
-
-    async def look_up(self, host, get, is_urgent):
-        return self.admit(host, get)
-
-    def answer_nowait(self, host, get, admitted):
-        return None
-
-    async def answer(self, host, get, admitted, is_urgent):
-        self.urgent.append(is_urgent)
-        return await self._serve(host, get)
 
 
 def address_of(listener: trio.SocketListener) -> str:
@@ -68,21 +60,14 @@ def address_of(listener: trio.SocketListener) -> str:
 
 @contextlib.asynccontextmanager
 async def serving(
-    serve=serve_data,
-    host=SERVER,
-    tls=None,
-    limits=PATIENT,
-    is_reachable=lambda host: False,
-    may_speak=everybody,
-    server=None,
+    serve=serve_data, host=SERVER, tls=None, limits=PATIENT, may_speak=everybody, giver=None
 ):
     """Run the answering side; gives it and its address."""
-    net = peer_net.PeerNet(
-        host, credentials=tls, limits=limits, is_reachable=is_reachable, may_speak=may_speak
-    )
+    net = peer_net.PeerNet(host, credentials=tls, limits=limits, may_speak=may_speak)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        await nursery.start(net.serve_forever, server or Server(serve), listeners)
+        giver = giver or peer_giver.TaskGiver(serve, nursery)
+        await nursery.start(net.serve_forever, giver, listeners)
         yield net, address_of(listeners[0])
         await net.aclose()
 
@@ -91,38 +76,29 @@ class Client:
     """A PeerNet that asks one host."""
 
     def __init__(self, net: peer_net.PeerNet, address: str) -> None:
-        self.net, self.address = net, address
+        self.net, self.address, self.asked = net, address, 0
 
     async def fetch(
         self,
         offset=0,
         length=65536,
         *,
-        klass=DEMAND,
+        priority=peer_wire.Priority.PEER,
         host=SERVER,
         timeout_s=3.0,
-        may_refer=False,
-        is_soon=False,
+        mode=peer_wire.Mode.HOME_ONLY,
     ):
-        return await self.net.fetch(
-            host,
-            self.address,
-            klass,
-            image_id=IMAGE,
-            offset=offset,
-            length=length,
-            cid=CID,
-            may_read_source=True,
-            timeout_s=timeout_s,
-            may_refer=may_refer,
-            is_soon=is_soon,
-        )
+        self.asked += 1
+        request = peer_wire.Request(self.asked, IMAGE, offset, length, PROOF, mode, priority, 1)
+        return await peer_giver.fetch(self.net, host, self.address, request, timeout_s)
 
 
 @contextlib.asynccontextmanager
-async def asking(address: str, host=CLIENT, tls=None, limits=PATIENT, may_speak=everybody):
+async def asking(
+    address: str, host=CLIENT, tls=None, limits=PATIENT, may_speak=everybody, **options
+):
     """Run the asking side."""
-    net = peer_net.PeerNet(host, credentials=tls, limits=limits, may_speak=may_speak)
+    net = peer_net.PeerNet(host, credentials=tls, limits=limits, may_speak=may_speak, **options)
     async with trio.open_nursery() as nursery:
         await nursery.start(net.run)
         yield Client(net, address)
@@ -178,6 +154,16 @@ async def test_who_asks_while_it_ends_is_told_at_every_moment():
     assert told == 20
 
 
+async def test_loss_is_heard_in_the_context_of_who_asked():
+    """What it begins then is that host's, and not nobody's."""
+    who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
+    net, heard = peer_net.PeerNet(CLIENT, limits=PATIENT, may_speak=everybody), []
+    who.set("me")
+    net.ask(SERVER, "127.0.0.1:1", [REQUEST], lambda answers: heard.append(who.get("nobody")))
+    await wait_until(lambda: heard)
+    assert heard == ["me"]
+
+
 async def test_largest_chunk_comes_in_one_piece():
     big = os.urandom(peer_wire.MAX_DATA_BYTES)
 
@@ -197,7 +183,7 @@ async def test_server_learns_who_asks_and_what():
 
     async with both(serve) as (client, _server):
         await client.fetch(1 << 40, 17, timeout_s=2.5)
-    assert seen == [(CLIENT, peer_wire.Get(0, IMAGE, 1 << 40, 17, PROOF, True, 2500))]
+    assert seen == [(CLIENT, REQUEST._replace(offset=1 << 40, length=17, timeout_ms=2500))]
 
 
 async def test_many_fetches_share_one_connection_and_finish_in_any_order():
@@ -226,8 +212,8 @@ async def test_many_fetches_share_one_connection_and_finish_in_any_order():
 
 async def test_demand_and_bulk_have_a_connection_each():
     async with both() as (client, server):
-        for klass in (DEMAND, BULK, DEMAND, BULK):
-            await client.fetch(klass=klass)
+        for priority in (PEER, LATER, PEER, LATER):
+            await client.fetch(priority=priority)
         assert client.net.connections == (0, 2) and server.connections == (2, 0)
 
 
@@ -235,12 +221,11 @@ async def test_bulk_answers_flow_while_a_demand_connection_is_stuck():
     async with serving() as (_server, address):
         stuck = await dial(address)
         await stuck.send_all(HELLO)
-        get = peer_wire.Get(0, IMAGE, 0, len(DATA), PROOF, False, 60_000)
         for request_id in range(40):  # nobody reads the answers
-            await stuck.send_all(peer_wire.encode(get._replace(request_id=request_id))[0])
+            await stuck.send_all(get_of(request_id=request_id, length=len(DATA)))
         async with asking(address) as client:
             await trio.sleep(0.05)
-            assert len(await client.fetch(0, len(DATA), klass=BULK)) == len(DATA)
+            assert len(await client.fetch(0, len(DATA), priority=LATER)) == len(DATA)
         await stuck.aclose()
 
 
@@ -263,16 +248,6 @@ async def test_refusal_arrives_as_the_error_that_says_what_to_do(raised, expecte
             with pytest.raises(expected, match=text) as caught:
                 await client.fetch()
             assert caught.type is expected and SERVER in str(caught.value)
-
-
-@pytest.mark.expect_log("3 bytes were found")
-async def test_bytes_of_another_length_are_never_sent():
-    async def serve(host, get):
-        return b"abc"
-
-    async with both(serve) as (client, _server):
-        with pytest.raises(errors.SourceUnreachable):
-            await client.fetch(0, 4)
 
 
 async def test_bulk_data_waits_while_demand_data_moves(autojump_clock):
@@ -311,7 +286,7 @@ async def test_ping_is_answered_by_either_side():
         messages = []
         while len(messages) < 3:
             messages += to.feed(await stream.receive_some())
-        [get] = [m for m in messages if isinstance(m, peer_wire.Get)]
+        [get] = requests_in(messages)
         assert peer_wire.Pong(77) in messages
         await stream.send_all(b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, b"x"))))
 
@@ -331,6 +306,7 @@ async def test_ping_is_answered_by_either_side():
 async def test_pings_of_a_peer_that_does_not_read_take_no_memory(monkeypatch):
     """It gets the pongs that there is room for, and what it was asked goes on."""
     limit_bytes, pings, heard = 16 * 1024, 20_000, []
+    [pong] = peer_wire.encode(peer_wire.Pong(1))
     monkeypatch.setattr(asking_, "UNTOLD_BYTES", limit_bytes)
     may_read = trio.Event()
 
@@ -338,9 +314,9 @@ async def test_pings_of_a_peer_that_does_not_read_take_no_memory(monkeypatch):
         to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
         await stream.send_all(SERVER_HELLO + peer_wire.encode(peer_wire.Ping(1))[0] * pings)
         await may_read.wait()
-        while not any(isinstance(m, peer_wire.Get) for m in heard):
+        while not requests_in(heard):
             heard.extend(to.feed(await stream.receive_some()))
-        get = next(m for m in heard if isinstance(m, peer_wire.Get))
+        [get] = requests_in(heard)
         await stream.send_all(b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, b"x"))))
 
     async def fetch(client):
@@ -358,7 +334,8 @@ async def test_pings_of_a_peer_that_does_not_read_take_no_memory(monkeypatch):
             )
             for _ in range(20):
                 await trio.sleep(0.01)
-                assert max(c.outbox_bytes for c in client.net._asking()) < limit_bytes + 64
+                most_bytes = max(c.outbox_bytes for c in client.net._asking())
+                assert most_bytes < limit_bytes + len(get_of()) + len(pong)  # and what came before
             may_read.set()
         nursery.cancel_scope.cancel()
     assert sum(isinstance(m, peer_wire.Pong) for m in heard) < pings
@@ -397,7 +374,7 @@ async def test_late_answer_is_dropped():
         to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
         gets = []
         async for data in stream:
-            gets += [m for m in to.feed(data) if isinstance(m, peer_wire.Get)]
+            gets += requests_in(to.feed(data))
             if len(gets) == 2:  # answer the first, that nobody waits for, then the second
                 for get in gets:
                     head, body = peer_wire.encode(
@@ -423,7 +400,7 @@ async def test_work_for_a_request_ends_when_its_time_is_over():
     async with serving(serve) as (_server, address):
         stream = await dial(address)
         await stream.send_all(HELLO)
-        await stream.send_all(peer_wire.encode(peer_wire.Get(7, IMAGE, 0, 1, PROOF, False, 50))[0])
+        await stream.send_all(get_of(request_id=7, timeout_ms=50))
         to = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
         messages = []
         with trio.fail_after(2):
@@ -449,38 +426,12 @@ async def test_requests_over_the_bound_wait_in_the_socket():
     async with serving(serve, limits=limits) as (_server, address):
         stream = await dial(address)
         await stream.send_all(HELLO)
-        get = peer_wire.Get(0, IMAGE, 0, 1, PROOF, False, 60_000)
         for request_id in range(40):
-            await stream.send_all(peer_wire.encode(get._replace(request_id=request_id))[0])
+            await stream.send_all(get_of(request_id=request_id, length=len(DATA)))
             await trio.sleep(0.001)
         assert active == 4
         release.set()
         await wait_until(lambda: active == 0)
-        await stream.aclose()
-    assert most == 4
-
-
-async def test_cancelled_requests_count_until_their_work_has_ended():
-    active, most = 0, 0
-
-    async def serve(host, get):
-        nonlocal active, most
-        active += 1
-        most = max(most, active)
-        with trio.CancelScope(shield=True):
-            await trio.sleep(0.01)
-        active -= 1
-        return bytes(get.length)
-
-    async with serving(serve, limits=peer_net.Limits(host_requests=4)) as (_server, address):
-        stream = await dial(address)
-        await stream.send_all(HELLO)
-        get = peer_wire.Get(0, IMAGE, 0, 1, PROOF, False, 60_000)
-        for request_id in range(60):
-            await stream.send_all(peer_wire.encode(get._replace(request_id=request_id))[0])
-            await stream.send_all(peer_wire.encode(peer_wire.Cancel(request_id))[0])
-        await wait_until(lambda: most == 4)
-        await trio.sleep(0.05)
         await stream.aclose()
     assert most == 4
 
@@ -509,8 +460,8 @@ async def test_server_closes_idle_connections_too():
 async def test_idle_connection_makes_room_for_a_new_one():
     limits = peer_net.Limits(outgoing=1)
     async with both(limits=limits) as (client, _server):
-        await client.fetch(klass=DEMAND)
-        await client.fetch(klass=BULK)
+        await client.fetch(priority=PEER)
+        await client.fetch(priority=LATER)
         await wait_until(lambda: client.net.connections[1] == 1)
 
 
@@ -523,14 +474,29 @@ async def test_no_more_than_so_many_connections_are_opened():
             nursery.start_soon(client.fetch)
             await wait_until(lambda: server._budgets.requests.used == 1)
             with pytest.raises(errors.SourceUnreachable, match="in use"):
-                await client.fetch(klass=BULK)
+                await client.fetch(priority=LATER)
             nursery.cancel_scope.cancel()
+
+
+async def test_no_more_than_so_many_connections_are_opened_in_one_turn():
+    async def handler(stream):
+        await stream.send_all(SERVER_HELLO)
+        await trio.sleep_forever()
+
+    limits = peer_net.Limits(outgoing=1)
+    async with faking(handler) as address, asking(address, limits=limits) as client:
+        idle = client.net._line(SERVER, address, DEMAND)
+        await wait_until(lambda: idle.connection)
+        for number in range(6):
+            client.net.tell(f"h{number}.example", address, peer_wire.Gone((1,)))
+        left = [line.host for line in client.net._lines.values() if line.is_open]
+        assert left == ["h0.example"] and idle.connection.is_closed
 
 
 async def test_no_more_than_so_many_connections_are_accepted():
     async with both(server_limits=peer_net.Limits(incoming=1)) as (client, server):
-        await client.fetch(klass=DEMAND)
-        await client.fetch(klass=BULK)  # the other one was idle
+        await client.fetch(priority=PEER)
+        await client.fetch(priority=LATER)  # the other one was idle
         assert server.connections[0] == 1
 
 
@@ -621,43 +587,14 @@ async def test_client_whose_requests_wait_for_us_is_not_dropped():
     limits = dataclasses.replace(QUICK, host_requests=1, idle_s=5.0)
     async with serving(serve, limits=limits) as (_server, address):
         stream = await dial(address)
-        get = peer_wire.Get(0, IMAGE, 0, 1, PROOF, False, 60_000)
-        await stream.send_all(HELLO + peer_wire.encode(get)[0])
-        await stream.send_all(peer_wire.encode(get._replace(request_id=1))[0][:50])
+        await stream.send_all(HELLO + get_of())
+        await stream.send_all(get_of(request_id=1)[:50])
         to = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
         messages = []
         with trio.fail_after(2):
             while len(messages) < 2:
                 messages += to.feed(await stream.receive_some())
         await stream.aclose()
-
-
-async def test_busy_host_refers_late_requesters_to_hosts_that_came_before_them():
-    """Its answers to hosts that do not read fill its places and its queue."""
-    told = []
-    async with serving(limits=PATIENT, is_reachable=lambda host: True) as (_server, address):
-        async with contextlib.AsyncExitStack() as stack:
-            get = peer_wire.Get(0, IMAGE, 0, len(DATA), PROOF, True, 60_000, may_refer=True)
-            for number in range(3, 9):
-                stream = await stack.enter_async_context(await dial(address))
-                stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                greeting = peer_wire.Hello(ids.HostId(f"h{number}"), DEMAND, 1)
-                await stream.send_all(b"".join(peer_wire.encode(greeting)))
-                for request_id in range(8):
-                    one = get._replace(request_id=request_id)
-                    await stream.send_all(b"".join(peer_wire.encode(one)))
-            await trio.sleep(2 * uplink_places.LATE_S)
-            for request_id in (8, 9):  # the first one finds that answers do not arrive, and waits
-                one = get._replace(request_id=request_id)
-                await stream.send_all(b"".join(peer_wire.encode(one)))
-            client = await stack.enter_async_context(asking(address))
-            with trio.fail_after(3):
-                answer = await client.fetch(0, len(DATA), may_refer=True)
-            if isinstance(answer, peer_wire.Refer):
-                told.append(answer.hosts)
-            with trio.fail_after(10):
-                assert len(await client.fetch(0, len(DATA), timeout_s=9)) == len(DATA)
-    assert told and set(told[0]) <= {f"h{number}" for number in range(3, 9)}
 
 
 @pytest.mark.expect_log("Refer where none was allowed")
@@ -699,9 +636,8 @@ async def test_client_that_does_not_read_its_answers_is_dropped():
     async with serving(limits=QUICK) as (server, address):
         stream = await dial(address)
         await stream.send_all(HELLO)
-        get = peer_wire.Get(0, IMAGE, 0, len(DATA), PROOF, False, 60_000)
         for request_id in range(40):
-            await stream.send_all(peer_wire.encode(get._replace(request_id=request_id))[0])
+            await stream.send_all(get_of(request_id=request_id, length=len(DATA)))
         await wait_until(lambda: server.connections[0] == 1)
         await wait_until(lambda: server.connections[0] == 0)
         await stream.aclose()
@@ -732,7 +668,7 @@ async def test_closing_fails_what_is_under_way():
     [
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00" + os.urandom(512),
-        b"AC\x02\x03\xff\xff\xff\xff",
+        b"AC\x03\x03\xff\xff\xff\xff",
         b"AC\x01" + HELLO[3:],
     ],
     ids=["http", "tls", "oversized", "version"],
@@ -755,9 +691,9 @@ async def test_garbage_costs_its_sender_the_connection_and_nobody_else(garbage):
     "frames",
     [
         HELLO,
-        b"AC\x02\x02\x00\x00\x00\x01x",
-        b"AC\x02\x63\xff\xff\xff\xff",
-        2 * peer_wire.encode(peer_wire.Get(7, IMAGE, 0, 1, PROOF, False, 50))[0],
+        b"AC\x03\x02\x00\x00\x00\x01x",
+        b"AC\x03\x63\xff\xff\xff\xff",
+        2 * get_of(request_id=7, timeout_ms=50),
     ],
     ids=["hello twice", "short get", "oversized", "same id twice"],
 )
@@ -798,8 +734,8 @@ async def test_server_that_never_says_hello_is_unreachable():
 LYING_ANSWERS = {
     "garbage": (b"garbage garbage", "no frame begins"),
     "wrong length": (b"".join(peer_wire.encode(peer_wire.Chunk(1, b"short"))), "5 bytes where"),
-    "wrong side": (peer_wire.encode(peer_wire.Cancel(1))[0], "wrong side"),
-    "oversized": (b"AC\x02\x03\xff\xff\xff\xff", "Chunk with a body"),
+    "wrong side": (peer_wire.encode(peer_wire.Cancel((1,)))[0], "wrong side"),
+    "oversized": (b"AC\x03\x03\xff\xff\xff\xff", "Chunk with a body"),
 }
 
 
@@ -827,12 +763,3 @@ async def test_another_host_at_the_address_is_an_error_that_says_so():
     async with both() as (client, _server):
         with pytest.raises(errors.RemoteProtocolError, match=r"this is server\.example, not"):
             await client.fetch(host=ids.HostId("other.example"))
-
-
-async def test_server_is_told_whether_a_guest_waits_for_it_or_will_soon():
-    server = Server(serve_data)
-    async with serving(server=server) as (_, address), asking(address) as client:
-        await client.fetch(klass=DEMAND)
-        await client.fetch(klass=BULK, is_soon=True)
-        await client.fetch(klass=BULK)
-    assert server.urgent == [True, True, False]

@@ -99,9 +99,9 @@ async def test_many_large_chunks_under_way_arrive_whole(pair, security):
     tls = pair(security) if security is not INSECURE else {CLIENT: None, SERVER: None}
     whole = 0
 
-    async def ask(client, klass):
+    async def ask(client, priority):
         nonlocal whole
-        data = await client.fetch(1, len(DATA) - 1, klass=klass)
+        data = await client.fetch(1, len(DATA) - 1, priority=priority)
         whole += data == DATA[1:]
 
     async with (
@@ -110,7 +110,7 @@ async def test_many_large_chunks_under_way_arrive_whole(pair, security):
         trio.open_nursery() as nursery,
     ):
         for number in range(40):
-            nursery.start_soon(ask, client, nets.DEMAND if number % 2 else nets.BULK)
+            nursery.start_soon(ask, client, nets.PEER if number % 2 else nets.LATER)
     assert whole == 40
 
 
@@ -288,7 +288,7 @@ async def test_files_that_are_replaced_under_load_cost_no_connection(identity, m
                 while tls[CLIENT].generation < generation:
                     assert len(await client.fetch(0, 65536)) == 65536
         assert list(server._answering) == [before] and not before.is_closed
-        await client.fetch(0, 10, klass=nets.BULK)
+        await client.fetch(0, 10, priority=nets.LATER)
         newest = {c.link.certificate.pem for c in server._answering}
         assert len(newest) == 2  # a new connection is begun with the new certificate
 

@@ -2,7 +2,7 @@
 import pytest
 import trio
 
-from acstor_agent.chunks import fetcher
+from acstor_agent.chunks import exchange
 from acstor_agent.images import pre_seed
 from acstor_common import errors
 from tests.fakes import one_host
@@ -45,8 +45,7 @@ async def test_everything_comes_and_comes_once(host):
 
 async def test_own_chunks_come_first_and_the_others_in_turn(host):
     image = await host.mirrors.attach(one_host.IMAGE)
-    host.chunks._limiters[fetcher.Errand.PRE_SEED].total_tokens = 1
-    host.chunks.background_limit = 1
+    host.chunks.core.waiters.lanes._left[exchange.Priority.SEED] = 1
     before = len(host.source.reads)
     first_half = {image.map.cid(n) for n in range(len(image.map) // 2, len(image.map))}
     await seed(host, is_home=lambda want: want.cid in first_half, first_chunk=5)
@@ -58,7 +57,7 @@ async def test_own_chunks_come_first_and_the_others_in_turn(host):
 
 async def test_no_more_than_the_limit_is_in_flight(host):
     await seed(host)
-    assert 1 < host.source.in_flight_most <= host.chunks.background_limit
+    assert CHUNK < host.source.in_flight_bytes_most <= 4 * CHUNK
 
 
 async def test_progress_is_told_and_grows(host, autojump_clock):
@@ -83,7 +82,20 @@ async def test_failure_is_told_in_the_end_and_what_came_is_kept(host):
     with pytest.raises(errors.SourceUnreachable, match="fails by order"):
         await seed(host)
     image = host.mirrors.get_nowait(one_host.IMAGE)
-    assert image.cached_bytes() == len(DATA) - 3 * CHUNK - 2 * CHUNK
+    failed = sum(host.source.reads[number - 1][1] for number in host.source._fail)
+    assert 0 < failed < len(DATA) / 8
+    assert image.cached_bytes() == len(DATA) - 3 * CHUNK - failed
+
+
+async def test_what_has_not_begun_is_taken_back_from_the_core_by_who_gives_up(host, autojump_clock):
+    await host.mirrors.attach(one_host.IMAGE)
+    host.source._delay, before = range(1000), len(host.source.reads)
+    with trio.move_on_after(0.5):
+        await seed(host)
+    assert len(host.chunks.core) == 4 and not len(host.chunks.core.waiters)
+    await trio.sleep(10)
+    assert sum(length for _, length in host.source.reads[before:]) == 4 * CHUNK
+    assert not len(host.chunks.core) and not host.chunks.core.waiters.lanes.under_way
 
 
 async def test_empty_image_is_done_at_once(tmp_path):

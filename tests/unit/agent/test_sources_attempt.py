@@ -13,6 +13,7 @@ from acstor_agent.sources import retry
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import faulty_source
+from tests.fakes import piecewise
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 DATA = random.Random(1).randbytes(4_000)
@@ -139,3 +140,21 @@ async def test_retry_ends_by_itself_when_nobody_sets_a_deadline(autojump_clock):
 async def test_closing_waits_for_nothing_that_hangs(autojump_clock):
     await attempts(Silent({})).aclose()
     assert trio.current_time() < 5
+
+
+async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(autojump_clock):
+    inner = piecewise.PiecewiseSource(DATA, delay_s={10: 20.0, 20: 20.0})
+    told_s = {}
+    outcomes = {}
+
+    def note(answers):
+        outcomes.update(answers)
+        told_s.update({number: round(trio.current_time()) for number, _ in answers})
+
+    source = attempts(inner)
+    await source.read_pieces(BLOB, [base.Piece(at, 10) for at in (0, 10, 20, 30)], note)
+    assert told_s == {0: 0, 1: 20, 2: 30, 3: 30}
+    assert (outcomes[0], outcomes[1]) == (DATA[:10], DATA[10:20])
+    assert {type(outcomes[number]) for number in (2, 3)} == {errors.SourceUnreachable}
+    assert source.health().missed_attempts == 1
+    assert inner.cancelled == 1

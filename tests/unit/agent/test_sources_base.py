@@ -2,6 +2,7 @@
 import pytest
 
 from acstor_agent.sources import base
+from acstor_agent.sources import driver
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import faulty_source
@@ -19,7 +20,7 @@ def test_part_names_first_and_last_byte():
 
 def test_negative_range_names_blob_and_numbers():
     with pytest.raises(errors.LocalProtocolError, match=rf"{BLOB.name}.*offset -5, length 7"):
-        base.check_range(BLOB, -5, 7)
+        driver.check_pieces(BLOB, [base.Piece(-5, 7)])
 
 
 async def test_wrapper_by_itself_changes_nothing():

@@ -35,7 +35,7 @@ def other_package(tmp_path, monkeypatch):
     (package / "other-1.0.dist-info" / "METADATA").write_text("Name: other\nVersion: 1.0\n")
     (package / "other-1.0.dist-info" / "entry_points.txt").write_text(
         "[acstor.sources]\nbroken = other_sources:Source\nwrong = json:dumps\n"
-        "old = acstor_agent.sources.base:Driver\n"
+        "old = acstor_agent.sources.driver:Driver\n"
     )
     (package / "other_sources.py").write_text("raise RuntimeError('librados is not there')\n")
     monkeypatch.syspath_prepend(str(package))
@@ -119,5 +119,5 @@ async def test_option_that_is_missing_is_named(conf, nursery):
 async def test_source_for_another_version_is_refused_with_what_it_lacks(
     conf, nursery, other_package
 ):
-    with pytest.raises(errors.Unusable, match=r"'old' lacks .*read_range.*another version"):
+    with pytest.raises(errors.Unusable, match=r"'old' lacks .*fill.*another version"):
         build.build(["old"], conf, nursery)

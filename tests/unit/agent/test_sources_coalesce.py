@@ -6,13 +6,14 @@ import trio
 import trio.testing
 
 from acstor_agent import disk_io
-from acstor_agent.chunks import flights
+from acstor_agent.core import turns
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import faulty_source
+from tests.fakes import piecewise
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 OTHER = base.Blob(BLOB.image_id, base.BlobKind.CHUNK_MAP)
@@ -75,6 +76,21 @@ async def test_waiting_neighbours_become_one_read(clock, nursery):
     assert readers.outcomes["far"] == DATA[900:1_000]
 
 
+async def test_guest_does_not_wait_for_neighbours_that_are_less_urgent(clock, nursery):
+    inner = slow()
+    readers = Readers(coalesce.CoalesceSource(inner, nursery, in_flight=1), nursery)
+    await readers.start("busy", 3_000, 100)
+    with disk_io.as_stream(requests.Stream(requests.Klass.PEER, "h2")):
+        for name, offset in (("before", 0), ("same", 100), ("after", 300)):
+            await readers.start(name, offset, 100)
+    with disk_io.as_stream(requests.Stream(requests.Klass.GUEST, "guest")):
+        for name, offset in (("a", 100), ("b", 200)):
+            await readers.start(name, offset, 100)
+    await trio.sleep(5)
+    assert inner.reads == [(3_000, 100), (100, 200), (0, 100), (300, 100)]
+    assert readers.outcomes["same"] == readers.outcomes["a"] == DATA[100:200]
+
+
 async def test_joined_read_has_at_most_max_bytes_but_a_long_one_is_sent(clock, nursery):
     inner = slow()
     source = coalesce.CoalesceSource(inner, nursery, in_flight=1, max_bytes=250)
@@ -98,16 +114,25 @@ async def test_blobs_are_not_mixed(clock, nursery):
     assert readers.outcomes["map"] == DATA[::-1][100:200]
 
 
-async def test_range_inside_one_in_flight_waits_for_it(clock, nursery):
+async def test_piece_in_flight_is_waited_for(clock, nursery):
     inner = slow()
     readers = Readers(coalesce.CoalesceSource(inner, nursery), nursery)
-    await readers.start("all", 0, 300)
+    await readers.start("first", 0, 300)
     await readers.start("same", 0, 300)
-    await readers.start("part", 50, 100)
+    await readers.start("of another blob", 0, 300, OTHER)
     await trio.sleep(2)
-    assert inner.reads == [(0, 300)]
-    assert readers.outcomes["same"] == DATA[:300]
-    assert readers.outcomes["part"] == DATA[50:150]
+    assert inner.reads == [(0, 300), (0, 300)]
+    assert readers.outcomes["same"] == readers.outcomes["first"] == DATA[:300]
+    assert readers.outcomes["of another blob"] == DATA[::-1][:300]
+
+
+async def test_what_tasks_want_in_one_turn_of_the_event_loop_is_one_read(clock, nursery):
+    inner = slow()
+    source = coalesce.CoalesceSource(inner, nursery)
+    async with trio.open_nursery() as readers:
+        for number in (3, 1, 0, 2, 7):
+            readers.start_soon(source.read, BLOB, 100 * number, 100)
+    assert sorted(inner.reads) == [(0, 400), (700, 100)]
 
 
 async def test_inner_reads_in_flight_are_bounded(clock, nursery):
@@ -205,6 +230,16 @@ async def test_nursery_that_ends_tells_all_who_wait(clock, nursery):
     assert "being closed" in str(readers.outcomes["waiting"])
 
 
+async def test_inner_source_that_tells_nothing_is_named_for_it(clock, nursery):
+    class Mute(piecewise.PiecewiseSource):
+        async def read_pieces(self, blob, pieces, told):
+            pass
+
+    source = coalesce.CoalesceSource(Mute(DATA), nursery)
+    with pytest.raises(errors.SourceUnreachable, match="it told nothing of it"):
+        await source.read(BLOB, 0, 100)
+
+
 async def test_closing_tells_all_who_wait_and_closes_the_inner_source(clock, nursery):
     inner = slow()
     source = coalesce.CoalesceSource(inner, nursery, in_flight=1)
@@ -284,20 +319,16 @@ async def test_peers_that_hang_leave_a_place_for_a_guest(clock, nursery):
 async def test_read_that_a_guest_joins_is_as_urgent_as_the_guest(clock, nursery):
     inner = slow(delay_s=1000.0)
     source = coalesce.CoalesceSource(inner, nursery, in_flight=4)
-    wanted = flights.Flights(nursery)
-
-    async def read(_):
-        return await source.read(BLOB, 3_000, 5)
-
+    work = turns.Asker(PEER)
     readers = Readers(source, nursery)
     with disk_io.as_stream(PEER):
         for number in range(5):
             await readers.start(number, 2 * number, 1)
-        wanted.join(b"cid", read)
+        with disk_io.as_work(work):
+            nursery.start_soon(source.read, BLOB, 3_000, 5)
     await trio.testing.wait_all_tasks_blocked()
     assert len(inner.reads) == 3
-    with disk_io.as_stream(GUEST):
-        wanted.join(b"cid", read)
+    work.hurry(GUEST)
     await trio.testing.wait_all_tasks_blocked()
     assert inner.reads[3:] == [(3_000, 5)]
 
@@ -324,7 +355,7 @@ async def test_of_too_many_that_wait_the_newest_of_the_greediest_fail(
     await trio.sleep(60)
     assert readers.outcomes["modest", 4] == DATA[135:145]
     assert readers.outcomes["flood", 14] == DATA[420:430]
-    assert (source._waiting, len(source._queue)) == ([], 0)
+    assert (source._waiting, len(source._queue)) == ({}, 0)
 
 
 async def test_who_gives_up_or_is_closed_makes_room(clock, nursery, monkeypatch):
@@ -341,3 +372,113 @@ async def test_who_gives_up_or_is_closed_makes_room(clock, nursery, monkeypatch)
     assert len(source._queue) == 4
     await source.aclose()
     assert len(source._queue) == 0
+
+
+# Many pieces at a time
+
+
+def pieces(*numbers, length=100):
+    return [base.Piece(number * length, length) for number in numbers]
+
+
+class Asked:
+    """One call for many pieces, and what it was told when."""
+
+    def __init__(self, source, nursery, *numbers, blob=BLOB):
+        self.told, self.told_s, self.scope = [], {}, trio.CancelScope()
+        self.pieces, self.blob, self.source = pieces(*numbers), blob, source
+        nursery.start_soon(self._ask)
+
+    async def _ask(self):
+        with self.scope:
+            await self.source.read_pieces(self.blob, self.pieces, self.take)
+
+    def take(self, answers):
+        self.told += answers
+        self.told_s.update({number: round(trio.current_time()) for number, _ in answers})
+
+    @property
+    def is_right(self):
+        outcomes = dict(self.told)
+        right = [DATA[piece.offset : piece.offset + piece.length] for piece in self.pieces]
+        return len(self.told) == len(right) and [outcomes[n] for n in range(len(right))] == right
+
+
+async def test_pieces_of_several_callers_are_one_read_and_each_is_told_of_its_own(clock, nursery):
+    inner = piecewise.PiecewiseSource(DATA)
+    source = coalesce.CoalesceSource(inner, nursery)
+    calls = [Asked(source, nursery, *numbers) for numbers in ((4, 5), (2, 3), (3, 4, 9), (0, 1))]
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(inner.asked) == [[0, 100, 200, 300, 400, 500], [900]]
+    assert all(call.is_right for call in calls)
+
+
+async def test_piece_is_given_on_before_those_behind_it_are_here(clock, nursery):
+    inner = piecewise.PiecewiseSource(DATA, delay_s={200: 5.0})
+    source = coalesce.CoalesceSource(inner, nursery)
+    first, second = Asked(source, nursery, 0, 1, 2), Asked(source, nursery, 1, 3)
+    await trio.sleep(6)
+    assert (first.told_s, second.told_s) == ({0: 0, 1: 0, 2: 5}, {0: 0, 1: 5})
+    assert len(inner.asked) == 1
+
+
+async def test_piece_that_was_told_of_is_read_again_for_who_comes_later(clock, nursery):
+    inner = piecewise.PiecewiseSource(DATA, delay_s={200: 5.0})
+    source = coalesce.CoalesceSource(inner, nursery)
+    Asked(source, nursery, 0, 1, 2)
+    await trio.sleep(1)
+    later = Asked(source, nursery, 1, 2)
+    await trio.sleep(9)
+    assert later.is_right
+    assert inner.asked == [[0, 100, 200], [100]]
+
+
+async def test_failure_of_one_piece_is_that_of_who_wants_it(clock, nursery):
+    inner = piecewise.PiecewiseSource(DATA, fail={100: errors.ChunkInvalid})
+    source = coalesce.CoalesceSource(inner, nursery)
+    first, second = Asked(source, nursery, 0, 1), Asked(source, nursery, 2, 3)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (len(inner.asked), second.is_right) == (1, True)
+    outcomes = dict(first.told)
+    assert (outcomes[0], type(outcomes[1])) == (DATA[:100], errors.ChunkInvalid)
+
+
+async def test_many_pieces_become_several_reads_beside_each_other(clock, nursery):
+    inner = slow()
+    source = coalesce.CoalesceSource(inner, nursery, max_bytes=1_000)
+    call = Asked(source, nursery, *range(35))
+    await trio.sleep(1.1)
+    assert inner.reads == [(0, 1_000), (1_000, 1_000), (2_000, 1_000), (3_000, 500)]
+    assert (inner.in_flight_most, call.is_right) == (4, True)
+
+
+async def test_who_gives_up_takes_only_what_nobody_else_wants(clock, nursery):
+    inner = piecewise.PiecewiseSource(DATA, delay_s={0: 5.0, 1_000: 5.0})
+    source = coalesce.CoalesceSource(inner, nursery, in_flight=1)
+    first = Asked(source, nursery, 0, 1)
+    second = Asked(source, nursery, 1, 2)
+    await trio.sleep(1)
+    waiting = Asked(source, nursery, 10, 11)
+    await trio.sleep(1)
+    first.scope.cancel()
+    waiting.scope.cancel()
+    await trio.sleep(6)
+    assert (first.told, waiting.told, second.is_right) == ([], [], True)
+    assert (len(inner.asked), inner.cancelled, source._waiting) == (1, 0, {})
+    third = Asked(source, nursery, 10)
+    await trio.sleep(1)
+    third.scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert inner.cancelled == 1
+
+
+async def test_source_that_tells_too_much_or_nothing_is_told_of_once(clock, nursery):
+    class Careless(piecewise.PiecewiseSource):
+        async def read_pieces(self, blob, pieces, told):
+            told([(0, b"x" * 100), (0, b"y" * 100), (7, b"z")])
+
+    call = Asked(coalesce.CoalesceSource(Careless(DATA), nursery), nursery, 0, 1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert call.told[0] == (0, b"x" * 100)
+    assert [number for number, _ in call.told] == [0, 1]
+    assert isinstance(call.told[1][1], errors.SourceUnreachable)

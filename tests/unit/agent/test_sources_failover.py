@@ -8,6 +8,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import faulty_source
+from tests.fakes import piecewise
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 HAVING = {BLOB: b"0123456789"}
@@ -302,3 +303,141 @@ async def test_crowd_at_a_source_that_hangs_is_no_answer_of_it(autojump_clock):
             nursery.start_soon(both.read, BLOB, 2, 3)
             await trio.sleep(0.1)
         assert both.places()[0].trouble is not None
+
+
+# Many pieces at a time
+
+DATA = bytes(range(100))
+PIECES = [base.Piece(at, 10) for at in range(0, 50, 10)]
+
+
+def part(at):
+    return DATA[at : at + 10]
+
+
+async def ask(both):
+    """Return what became of PIECES, each told of once."""
+    told = []
+    await both.read_pieces(BLOB, PIECES, told.extend)
+    assert sorted(number for number, _ in told) == [0, 1, 2, 3, 4]
+    return [dict(told)[number] for number in range(5)]
+
+
+@pytest.mark.allow_log("first does not answer")
+@pytest.mark.parametrize(
+    "kind", [errors.SourceUnreachable, errors.ChunkMissing, errors.ChunkInvalid]
+)
+async def test_next_source_is_asked_only_for_what_the_first_has_not_given(kind):
+    first = piecewise.PiecewiseSource(DATA, "first", fail={10: kind, 30: kind})
+    second = piecewise.PiecewiseSource(DATA, "second")
+    both = failover.FailoverSource([first, second])
+    assert await ask(both) == [part(at) for at in range(0, 50, 10)]
+    assert (first.asked, second.asked) == ([[0, 10, 20, 30, 40]], [[10, 30]])
+    is_down = both.places()[0].trouble is not None
+    assert is_down is (kind is errors.SourceUnreachable)
+
+
+@pytest.mark.allow_log("does not answer")
+async def test_each_piece_fails_with_the_reasons_of_its_own():
+    first = piecewise.PiecewiseSource(DATA, "1st", fail={10: errors.ChunkMissing})
+    second = piecewise.PiecewiseSource(DATA, "2nd", fail={10: errors.ChunkInvalid})
+    first.fail[30], second.fail[30] = errors.ChunkMissing, errors.SourceUnreachable
+    outcomes = await ask(failover.FailoverSource([first, second]))
+    assert [outcomes[n] for n in (0, 2, 4)] == [part(0), part(20), part(40)]
+    assert [type(outcomes[n]) for n in (1, 3)] == [errors.ChunkInvalid, errors.SourceUnreachable]
+    assert "bytes 10-19" in str(outcomes[1]) and "1st: by order; 2nd: by order" in str(outcomes[1])
+
+
+@SILENT
+async def test_source_that_falls_silent_in_the_middle_is_raced_for_the_rest(autojump_clock):
+    first = piecewise.PiecewiseSource(DATA, "first", delay_s={20: NEVER_S})
+    second = piecewise.PiecewiseSource(DATA, "second")
+    both = failover.FailoverSource([first, second])
+    assert await ask(both) == [part(at) for at in range(0, 50, 10)]
+    assert trio.current_time() < 3
+    assert second.asked == [[20, 30, 40]]
+    assert first.cancelled == 1
+
+
+async def test_source_that_goes_on_telling_is_not_silent_however_long_all_takes(autojump_clock):
+    first = piecewise.PiecewiseSource(DATA, "first", delay_s=dict.fromkeys(range(0, 50, 10), 1.9))
+    second = piecewise.PiecewiseSource(DATA, "second")
+    await ask(failover.FailoverSource([first, second]))
+    assert second.asked == []
+    assert trio.current_time() > 9
+
+
+async def test_source_that_has_said_no_and_goes_on_telling_is_not_silent(autojump_clock):
+    """However long all takes, and however many pieces it has not got."""
+    missing = dict.fromkeys([0, 10], errors.ChunkMissing)
+    first = piecewise.PiecewiseSource(
+        DATA, "first", fail=missing, delay_s=dict.fromkeys(range(0, 50, 10), 1.9)
+    )
+    second = piecewise.PiecewiseSource(DATA, "second")
+    both = failover.FailoverSource([first, second])
+    assert await ask(both) == [part(at) for at in range(0, 50, 10)]
+    assert second.asked == [[0, 10]]  # in the end, and not beside the first
+    assert both.places()[0].trouble is None
+
+
+@pytest.mark.allow_log("does not answer")
+async def test_pieces_that_both_give_are_told_once_and_are_an_answer_of_both(autojump_clock):
+    first = piecewise.PiecewiseSource(DATA, "first", delay_s={0: 2.5, 20: 1.0})
+    first.fail[40] = errors.SourceUnreachable
+    second = piecewise.PiecewiseSource(DATA, "second", delay_s={10: 0.7, 30: 5.0})
+    second.fail[0] = errors.SourceUnreachable
+    both = failover.FailoverSource([first, second])
+    watch: list[float] = []
+    note, place = both.note_answer, both._places[1]
+
+    def note_answer(answered):
+        if answered is place:
+            watch.append(trio.current_time())
+        note(answered)
+
+    both.note_answer = note_answer
+    assert await ask(both) == [part(at) for at in range(0, 50, 10)]
+    assert trio.current_time() == pytest.approx(7.7)
+    assert [state.trouble.why for state in both.places()] == ["by order"] * 2  # a piece of each
+    assert watch == pytest.approx([2.7, 2.7, 7.7, 7.7])  # the first of which both have given
+
+
+class Lingering(piecewise.PiecewiseSource):
+    """Has told of everything, and does not end."""
+
+    async def read_pieces(self, blob, pieces, told):
+        await super().read_pieces(blob, pieces, told)
+        await trio.sleep(NEVER_S)
+
+
+@SILENT
+async def test_sources_that_have_given_all_between_them_are_waited_for_no_longer(autojump_clock):
+    first = piecewise.PiecewiseSource(DATA, "first", delay_s={30: NEVER_S})
+    both = failover.FailoverSource([first, Lingering(DATA, "second")])
+    for seconds in (2, 0):  # who is silent is found out by it, as ever
+        began_s = trio.current_time()
+        assert await ask(both) == [part(at) for at in range(0, 50, 10)]
+        assert trio.current_time() == pytest.approx(began_s + seconds)
+    assert "while second answered" in both.places()[0].trouble.why
+    assert both.places()[1].trouble is None
+
+
+async def test_source_that_is_asked_when_nothing_is_left_has_answered_nothing(autojump_clock):
+    """The one that did the work is not taken for down because of it."""
+    for _ in range(40):  # who of both is first in one turn is left to chance
+        first = Lingering(DATA, "first", delay_s={0: failover.SILENT_FIRST_S})
+        second = piecewise.PiecewiseSource(DATA, "second")
+        both = failover.FailoverSource([first, second])
+        told = []
+        await both.read_pieces(BLOB, PIECES[:1], told.extend)
+        assert told == [(0, part(0))]
+        assert both.places()[0].trouble is None and [] not in second.asked
+
+
+async def test_source_that_tells_nothing_is_no_answer():
+    class Mute(piecewise.PiecewiseSource):
+        async def read_pieces(self, blob, pieces, told):
+            pass
+
+    outcomes = await ask(failover.FailoverSource([Mute(DATA, "first")]))
+    assert {type(outcome) for outcome in outcomes} == {errors.SourceUnreachable}

@@ -116,28 +116,57 @@ async def test_passing_fault_is_unreachable_and_the_file_is_opened_again(
         opened.append(name)
         return real_open(name, flags)
 
-    def pread(*args):
+    def preadv(*args):
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "open", counting_open)
     with monkeypatch.context() as broken:
-        broken.setattr(os, "pread", pread)
+        broken.setattr(os, "preadv", preadv)
         with pytest.raises(errors.SourceUnreachable, match=os.strerror(code)):
             await source.read(BLOB, 0, 3)
     assert await source.read(BLOB, 0, 3) == b"012"
     assert opened == [str(path)] * 2
 
 
-async def test_pread_that_gives_less_is_continued(source, path, monkeypatch):
-    real = os.pread
-    monkeypatch.setattr(os, "pread", lambda fd, length, offset: real(fd, min(length, 4), offset))
+async def test_read_that_gives_less_is_continued_in_all_buffers(source, path, monkeypatch):
+    real = os.preadv
+
+    def three_bytes(fd, buffers, offset):
+        return real(fd, [memoryview(buffers[0])[:3]], offset)
+
+    monkeypatch.setattr(os, "preadv", three_bytes)
     assert await source.read(BLOB, 0, 10) == b"0123456789"
+    told = []
+    pieces = [base.Piece(1, 4), base.Piece(5, 2), base.Piece(7, 3)]
+    await source.read_pieces(BLOB, pieces, told.extend)
+    assert told == [(0, b"1234"), (1, b"56"), (2, b"789")]
+
+
+async def test_pieces_before_the_end_of_a_file_are_given(source, path):
+    told = []
+    await source.read_pieces(BLOB, [base.Piece(6, 2), base.Piece(8, 4)], told.extend)
+    assert told[0] == (0, b"67")
+    assert str(told[1][1]) == (
+        f"{BLOB.name} bytes 6-11 is not available from {path}: the file ends at byte 10"
+    )
+
+
+async def test_many_chunks_are_one_call(source, path, monkeypatch):
+    path.write_bytes(bytes(range(200)))
+    calls, real = [], os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: calls.append(args) or real(*args))
+    told = []
+    await source.read_pieces(BLOB, [base.Piece(2 * n, 2) for n in range(64)], told.extend)
+    assert len(calls) == 1
+    assert b"".join(data for _, data in told) == bytes(range(128))
+    await source.read_pieces(BLOB, [base.Piece(n, 1) for n in range(200)], told.extend)
+    assert len(calls) == 1 + 4  # the kernel takes so many buffers and no more
 
 
 async def test_reader_of_a_server_that_hangs_can_be_cancelled(source, path, monkeypatch):
     answers = threading.Event()
-    real = os.pread
-    monkeypatch.setattr(os, "pread", lambda *args: answers.wait(10) and real(*args))
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: answers.wait(10) and real(*args))
     try:
         with trio.move_on_after(0.05) as scope:
             await source.read(BLOB, 0, 3)
@@ -149,8 +178,8 @@ async def test_reader_of_a_server_that_hangs_can_be_cancelled(source, path, monk
 
 async def test_reads_take_no_thread_of_others(source, path, monkeypatch):
     answers = threading.Event()
-    real = os.pread
-    monkeypatch.setattr(os, "pread", lambda *args: answers.wait(10) and real(*args))
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda *args: answers.wait(10) and real(*args))
     async with trio.open_nursery() as nursery:
         for _ in range(100):
             nursery.start_soon(source.read, BLOB, 0, 3)

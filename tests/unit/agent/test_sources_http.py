@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 import base64
+import random
 import socket
 import ssl
+import threading
 import time
+import traceback
 
+import h11
 import pytest
 import trio
 import trustme
 
+from acstor_agent import tls_session
+from acstor_agent.core.sources import attempt_timeout
+from acstor_agent.sources import attempt
 from acstor_agent.sources import base
 from acstor_agent.sources import http
+from acstor_agent.sources import http_dial
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
+from acstor_agent.sources import http_stream
+from acstor_agent.sources import retry
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import http_server
+from tests.fakes import turns
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 DATA = bytes(range(256)) * 4096
@@ -65,6 +76,7 @@ async def test_connections_are_bounded(server):
         (http_server.status(302, {"Location": "http://127.0.0.1:1/"}), "302"),
         (http_server.gzipped, "gzip"),
         (http_server.content_range(f"bytes 0-9/{10}"), "the blob ends at byte 10"),
+        (http_server.shorter_blob(10), "the blob ends at byte 10"),
     ],
 )
 async def test_what_asking_again_does_not_change_is_missing(source, server, behaviour, reason):
@@ -81,15 +93,21 @@ async def test_what_asking_again_does_not_change_is_missing(source, server, beha
         (http_server.status(500), "500"),
         (http_server.status(503), "503"),
         (http_server.status(429), "429"),
-        (http_server.half_a_body, "peer closed connection"),
+        (http_server.half_a_body, "after 2048 of 4096 bytes"),
         (http_server.too_short, "after 4095 of 4096 bytes"),
         (http_server.too_long, "longer than 4096 bytes"),
         (http_server.other_length, "Content-Length is '4097'"),
         (http_server.content_range(None), "Content-Range"),
         (http_server.content_range("bytes 1-4096/1048576"), "asked for bytes=0-4095"),
         (http_server.garbage, "RemoteProtocolError"),
-        (http_server.hang_up, "disconnected"),
-        (http_server.slow(0.8), "ReadTimeout"),
+        (http_server.endless_head, "RemoteProtocolError"),
+        (http_server.two_lengths, "conflicting Content-Length"),
+        (http_server.hints_first(9), "more than 8 answers of 1xx"),
+        (http_server.hints_first(100_000), "more than 8 answers of 1xx"),
+        (http_server.stall(0, 0.8), "silent for 0.5 s"),
+        (http_server.stall(4095, 0.8), "silent for 0.5 s"),
+        (http_server.hang_up, "closed the connection without an answer"),
+        (http_server.slow(0.8), "silent for 0.5 s"),
     ],
 )
 async def test_what_may_pass_is_unreachable_and_the_next_read_works(
@@ -100,6 +118,171 @@ async def test_what_may_pass_is_unreachable_and_the_next_read_works(
         await source.read(BLOB, 0, 4096)
     assert caught.value.where == server.url + BLOB.name
     assert await source.read(BLOB, 0, 4096) == DATA[:4096]
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        http_server.chunked,
+        http_server.chunked_with_a_length,
+        http_server.until_the_end,
+        http_server.hints_first(1),
+        http_server.hints_first(8),
+        http_server.drip(0.001, 1000),
+    ],
+)
+async def test_answer_that_is_right_in_another_way_is_read(source, server, behaviour):
+    for _ in range(2):
+        server.behaviours = [behaviour]
+        assert await source.read(BLOB, 5, 4096) == DATA[5:4101]
+        assert await source.read(BLOB, 0, 100) == DATA[:100]
+
+
+async def test_body_in_chunks_of_a_byte_lets_others_have_their_turn():
+    asked = http_range.Asked("a blob", "http://images.example/a", 0, 4096)
+    head = b"HTTP/1.1 206 Fine\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        theirs.sendall(head + b"1\r\nx\r\n" * 4096 + b"0\r\n\r\n")  # all of it is here
+        answer = http_link.Answer(asked, http_stream.Stream(ours, 1.0))
+        request = h11.Request(method="GET", target="/a", headers=[("Host", "images.example")])
+        with turns.counted() as counted:
+            await answer.begin(request)
+            assert await answer.body(4096) == b"x" * 4096
+        assert counted.turns == 4099 // 64
+
+
+async def test_bytes_that_nobody_asked_for_are_no_answer(source, server):
+    server.behaviours = [http_server.answer_to_what_comes_next(b"x")] * 3
+    for number in range(6):
+        at = 4096 * number
+        assert await source.read(BLOB, at, 4096) == DATA[at : at + 4096]
+        await trio.sleep(0.05)  # they are here before the next request
+
+
+@pytest.mark.parametrize("length", [1, 100])
+async def test_connection_with_more_than_an_answer_is_not_used_again(source, server, length):
+    server.behaviours = [http_server.answer_to_what_comes_next(b"x")]
+    assert await source.read(BLOB, 0, length) == DATA[:length]
+    assert await source.size_bytes(BLOB) == len(DATA)
+    assert server.connections == 2
+    server.behaviours = [http_server.answer_to_what_comes_next(b"x")]
+    assert await source.size_bytes(BLOB) == len(DATA)
+    assert await source.read(BLOB, 0, length) == DATA[:length]
+    assert server.connections == 3
+
+
+async def test_connection_of_which_the_server_says_that_it_closes_is_not_used(source, server):
+    server.behaviours = [http_server.says_it_closes]
+    await source.read(BLOB, 0, 10)
+    assert await source.read(BLOB, 0, 10) == DATA[:10]
+    assert server.connections == 2
+
+
+async def test_connection_that_the_server_has_closed_meanwhile_is_not_used(source, server):
+    await source.read(BLOB, 0, 10)
+    server.links[0].shutdown(socket.SHUT_RDWR)
+    await trio.sleep(0.05)
+    assert await source.read(BLOB, 0, 10) == DATA[:10]
+    assert server.connections == 2
+
+
+async def test_connection_that_was_idle_for_long_is_not_used(source, server, monkeypatch):
+    monkeypatch.setattr(http_link, "KEEP_ALIVE_S", 0.1)
+    await source.read(BLOB, 0, 10)
+    await trio.sleep(0.2)
+    await source.read(BLOB, 0, 10)
+    assert server.connections == 2
+
+
+PIECES = [
+    base.Piece(at, 65_536, ids.Content(ids.cid_of(DATA[at : at + 65_536])))
+    for at in range(0, 8 * 65_536, 65_536)
+]
+
+
+async def test_pieces_are_told_of_while_the_others_are_under_way(source, server):
+    server.behaviours = [http_server.drip(0.03, 65_536)]
+    told = {}
+
+    def note(answers):
+        told.update({number: trio.current_time() for number, _ in answers})
+
+    began_s = trio.current_time()
+    await source.read_pieces(BLOB, PIECES, note)
+    assert sorted(told) == list(range(8))
+    took_s = trio.current_time() - began_s
+    assert told[0] - began_s < took_s / 2
+    assert [number for number, _ in sorted(told.items(), key=lambda item: item[1])] == sorted(told)
+    assert len(server.asked) == 1
+
+
+async def test_pieces_that_came_before_a_failure_are_kept(source, server):
+    server.behaviours = [http_server.half_a_body]
+    told = []
+    await source.read_pieces(BLOB, PIECES, told.extend)
+    outcomes = dict(told)
+    assert [outcomes[n] for n in range(4)] == [DATA[p.offset :][: p.length] for p in PIECES[:4]]
+    assert {type(outcomes[n]) for n in range(4, 8)} == {errors.SourceUnreachable}
+
+
+async def test_pieces_before_the_end_of_a_shorter_blob_are_kept(source, server):
+    server.behaviours = [http_server.shorter_blob(3 * 65_536 + 5), http_server.shorter_blob(5)]
+    told = []
+    await source.read_pieces(BLOB, PIECES, told.extend)
+    outcomes = dict(told)
+    assert [outcomes[n] for n in range(3)] == [DATA[p.offset :][: p.length] for p in PIECES[:3]]
+    assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.Ended}
+    told.clear()
+    await source.read_pieces(BLOB, PIECES, told.extend)
+    assert {type(outcome) for _, outcome in told} == {http_range.Ended}
+
+
+async def test_bytes_behind_the_end_of_a_shorter_blob_are_no_part_of_it(source, server):
+    pieces = [base.Piece(n * 65_536, 65_536) for n in range(8)]  # whatever they are
+
+    def more(handler, asked):
+        http_server.shorter_blob(3 * 65_536)(handler, asked)
+        handler.wfile.write(bytes(2 * 65_536))
+
+    server.behaviours = [more]
+    told = []
+    await source.read_pieces(BLOB, pieces, told.extend)
+    outcomes = dict(told)
+    assert [outcomes[n] for n in range(3)] == [DATA[p.offset :][: p.length] for p in pieces[:3]]
+    assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.Ended}
+    assert await source.size_bytes(BLOB) == len(DATA)
+    assert server.connections == 2
+
+
+async def test_only_what_failed_is_asked_for_again(source, server):
+    server.behaviours = [http_server.half_a_body]
+    told = []
+    again = retry.RetrySource(source, random.Random(1), first_pause_s=0.01)
+    await again.read_pieces(BLOB, PIECES, told.extend)
+    assert b"".join(dict(told)[n] for n in range(8)) == DATA[: 8 * 65_536]
+    assert [asked["range"] for asked in server.asked] == ["bytes=0-524287", "bytes=262144-524287"]
+
+
+async def test_server_that_drips_is_given_up_and_the_connection_closed(source, server):
+    server.behaviours = [http_server.drip(0.02)]
+    timeout = attempt_timeout.AttemptTimeout(0.2)
+    with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="no answer within"):
+        await attempt.AttemptSource(source, timeout).read(BLOB, 0, 4096)
+    await trio.sleep(0.1)
+    sent = server.body_bytes
+    await trio.sleep(0.2)
+    assert server.body_bytes == sent < 100
+
+
+async def test_reader_who_gives_up_leaves_no_half_answer_to_the_next(source, server):
+    server.behaviours = [http_server.drip(0.01, 8192)]
+    with trio.move_on_after(0.03) as scope:
+        await source.read(BLOB, 0, 65_536)
+    assert scope.cancelled_caught
+    assert await source.read(BLOB, 7, 4096) == DATA[7:4103]
+    assert server.connections == 2
 
 
 async def test_body_of_a_server_without_ranges_is_not_downloaded(source, server):
@@ -123,9 +306,86 @@ async def test_nobody_listening_is_unreachable():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         source = http.HttpSource(f"http://127.0.0.1:{taken.getsockname()[1]}/")
-        with pytest.raises(errors.SourceUnreachable, match="ConnectError"):
+        with pytest.raises(errors.SourceUnreachable, match="ConnectionRefusedError"):
             await source.read(BLOB, 0, 1)
         await source.aclose()
+
+
+async def test_resolver_that_hangs_takes_few_threads_and_none_of_others(monkeypatch):
+    released, looking = threading.Event(), []
+
+    def hang(*args, **kwargs):
+        looking.append(args)
+        released.wait(10)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    limits = http_link.Limits(connections=20, timeout_s=0.2)
+    source = http.HttpSource("http://images.example/", limits)
+    ours = trio.to_thread.current_default_thread_limiter()
+    try:
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(fails_to_read, source, number, "no connection within 0.2 s")
+            await trio.sleep(0.1)
+            assert 1 <= len(looking) <= 3 * http_dial.LOOKUPS_AT_A_TIME
+            assert ours.borrowed_tokens == 0
+    finally:
+        released.set()
+        await source.aclose()
+
+
+async def fails_to_read(source, number, why):
+    with pytest.raises(errors.SourceUnreachable, match=why):
+        await source.read(BLOB, number, 1)
+
+
+async def test_name_that_does_not_exist_is_unreachable():
+    source = http.HttpSource("http://no-such-host.invalid/", http_link.Limits(timeout_s=5))
+    with pytest.raises(errors.SourceUnreachable, match="gaierror"):
+        await source.read(BLOB, 0, 1)
+    assert source.health() == base.Health()
+    await source.aclose()
+
+
+def addresses_of(monkeypatch, *addresses):
+    """Let every name have these addresses."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    known = socket.getaddrinfo
+
+    def look_up(host, *args, **kwargs):
+        return found if host == "images.example" else known(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+async def test_next_address_of_a_name_is_tried_where_the_first_refuses(server, monkeypatch):
+    addresses_of(monkeypatch, "127.0.0.2", "127.0.0.1")
+    source = http.HttpSource(server.url.replace("127.0.0.1", "images.example"))
+    assert await source.read(BLOB, 5, 5) == DATA[5:10]
+    await source.aclose()
+    addresses_of(monkeypatch, "127.0.0.2", "127.0.0.3")
+    source = http.HttpSource(server.url.replace("127.0.0.1", "images.example"))
+    with pytest.raises(errors.SourceUnreachable, match="ConnectionRefusedError"):
+        await source.read(BLOB, 5, 5)
+    await source.aclose()
+
+
+async def test_next_address_of_a_name_is_tried_where_the_first_is_silent(server, monkeypatch):
+    port = int(server.url.rpartition(":")[2].strip("/"))
+    with socket.create_server(("127.0.0.2", port), backlog=0) as silent:
+        waiting = [socket.socket() for _ in range(4)]
+        for sock in waiting:  # who comes after them is not answered
+            sock.setblocking(False)
+            sock.connect_ex(silent.getsockname())
+        addresses_of(monkeypatch, "127.0.0.2", "127.0.0.1")
+        source = http.HttpSource(server.url.replace("127.0.0.1", "images.example"))
+        began_s = trio.current_time()
+        assert await source.read(BLOB, 5, 5) == DATA[5:10]
+        assert trio.current_time() - began_s >= http_dial.LATE_S
+        await source.aclose()
+        for sock in waiting:
+            sock.close()
 
 
 async def test_retry_after_holds_back_the_next_request(source, server):
@@ -155,6 +415,17 @@ async def test_credentials_are_sent_but_never_shown(server, caplog):
     await source.aclose()
     assert source.where == server.url
     assert not any(word in str(caught.value) + caplog.text for word in ("p%40ss", "p@ss", "user"))
+
+
+@pytest.mark.parametrize("token", ["secret\n", "secret\0", " secret", "secret\xe9"])
+async def test_token_that_is_no_header_is_sent_to_nobody_and_not_shown(server, token):
+    link = http_link.Link("source_glance", http_link.Limits(timeout_s=0.5))
+    asked = http_range.Asked("a blob", server.url + BLOB.name, 0, 1)
+    with pytest.raises(errors.SourceUnreachable, match="X-Auth-Token") as caught:
+        await link.size_bytes(asked, {"X-Auth-Token": token})
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
+    assert server.connections == 0
+    await link.aclose()
 
 
 async def test_environment_does_not_redirect_requests(server, monkeypatch):
@@ -188,6 +459,127 @@ def test_url_that_makes_no_sense_is_refused_and_not_shown(url):
     with pytest.raises(errors.Unusable, match=r"\[source_http\] url") as caught:
         http.HttpSource(url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.fixture
+def tls_context(tmp_path):
+    """Return what a server is run with whom ``ca.pem`` vouches for."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def tls_server(tls_context):
+    with http_server.serve({BLOB.name: DATA}, tls_context) as running:
+        yield running
+
+
+@pytest.fixture
+async def tls_source(tls_server, tmp_path):
+    limits = http_link.Limits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
+    source = http.HttpSource(tls_server.url, limits)
+    yield source
+    await source.aclose()
+
+
+async def test_many_pieces_by_tls_are_exact_over_one_connection(tls_source, tls_server):
+    for _ in range(3):
+        told = []
+        await tls_source.read_pieces(BLOB, PIECES, told.extend)
+        assert b"".join(dict(told)[n] for n in range(8)) == DATA[: 8 * 65_536]
+    assert await tls_source.size_bytes(BLOB) == len(DATA)
+    assert tls_server.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (http_server.half_a_body, "after 2048 of 4096 bytes"),
+        (http_server.hang_up, "closed the connection without an answer"),
+        (http_server.slow(0.8), "silent for 0.5 s"),
+        (http_server.stall(100, 0.8), "silent for 0.5 s"),
+        (http_server.garbage, "RemoteProtocolError"),
+        (http_server.too_long, "longer than 4096 bytes"),
+    ],
+)
+async def test_faults_by_tls_pass_and_the_next_read_works(
+    tls_source, tls_server, behaviour, reason
+):
+    await tls_source.read(BLOB, 0, 10)
+    tls_server.behaviours = [behaviour]
+    with pytest.raises(errors.SourceUnreachable, match=reason):
+        await tls_source.read(BLOB, 0, 4096)
+    assert await tls_source.read(BLOB, 0, 4096) == DATA[:4096]
+
+
+async def test_server_that_sends_session_tickets_without_end_is_left(tls_context, tls_source):
+    tls_context.num_tickets = 2000
+    with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="TLS itself, again"):
+        await tls_source.read(BLOB, 0, 10)
+
+
+async def test_records_of_a_byte_let_others_have_their_turn(tls_context, tmp_path):
+    client = tls_session.TlsSession(
+        ssl.create_default_context(cafile=str(tmp_path / "ca.pem")),
+        is_server=False,
+        server_hostname="127.0.0.1",
+    )
+    server = tls_session.TlsSession(tls_context, is_server=True)
+    while not (client.handshake() & server.handshake()):
+        server.put(client.take())
+        client.put(server.take())
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    stream = http_stream.TlsStream(ours, 1.0, client)
+    with ours, theirs:
+        theirs.sendall(b"".join(server.encrypt(b"x") for _ in range(4000)))
+        with turns.counted() as counted:
+            for _ in range(4):
+                assert await stream.receive_into([bytearray(1000)]) == 1000
+        assert counted.turns == 3
+
+
+async def test_bytes_by_tls_that_nobody_asked_for_are_no_answer(tls_source, tls_server):
+    tls_server.behaviours = [http_server.answer_to_what_comes_next(b"x")] * 3
+    for number in range(6):
+        at = 4096 * number
+        assert await tls_source.read(BLOB, at, 4096) == DATA[at : at + 4096]
+        await trio.sleep(0.05)
+
+
+async def test_server_that_speaks_no_tls_is_unreachable(server, tmp_path):
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    limits = http_link.Limits(timeout_s=0.5, ca_file=str(tmp_path / "ca.pem"))
+    source = http.HttpSource(server.url.replace("http:", "https:"), limits)
+    with pytest.raises(errors.SourceUnreachable, match=r"SSL|silent"):
+        await source.read(BLOB, 0, 10)
+    await source.aclose()
+
+
+async def test_server_that_takes_connections_and_says_nothing_is_unreachable(tmp_path):
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    limits = http_link.Limits(timeout_s=0.2, ca_file=str(tmp_path / "ca.pem"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for scheme, reason in (("http", "silent"), ("https", "no connection within|silent")):
+            source = http.HttpSource(f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/", limits)
+            with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match=reason):
+                await source.read(BLOB, 0, 10)
+            await source.aclose()
+
+
+async def test_certificate_of_another_server_is_not_believed(tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("images.example.org").configure_cert(context)
+    with http_server.serve({BLOB.name: DATA}, context) as other:
+        source = http.HttpSource(other.url, http_link.Limits(ca_file=str(tmp_path / "ca.pem")))
+        with pytest.raises(errors.SourceUnreachable, match=r"CERTIFICATE_VERIFY_FAILED.*127\.0"):
+            await source.read(BLOB, 0, 10)
+        await source.aclose()
 
 
 async def test_server_of_another_authority_is_unreachable(server, tmp_path):

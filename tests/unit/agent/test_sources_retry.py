@@ -10,6 +10,7 @@ from acstor_agent.sources import retry
 from acstor_common import errors
 from acstor_common import ids
 from tests.fakes import faulty_source
+from tests.fakes import piecewise
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 
@@ -79,3 +80,43 @@ async def test_pause_beyond_the_deadline_is_not_made(autojump_clock):
         await retried(inner, attempts=9, first_pause_s=8, longest_pause_s=64).read(BLOB, 0, 1)
     assert trio.current_time() - started <= 8
     assert len(inner.reads) == 2
+
+
+async def test_only_pieces_that_failed_are_asked_for_again(autojump_clock):
+    lost, gone = errors.SourceUnreachable, errors.ChunkMissing
+    inner = piecewise.PiecewiseSource(b"0123456789", fail={2: lost, 4: gone, 8: lost})
+    told = []
+
+    async def mend():
+        await trio.sleep(0.01)
+        del inner.fail[8]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mend)
+        pieces = [base.Piece(at, 2) for at in range(0, 10, 2)]
+        await retried(inner, attempts=3).read_pieces(BLOB, pieces, told.extend)
+    assert inner.asked == [[0, 2, 4, 6, 8], [2, 8], [2]]
+    outcomes = dict(told)
+    assert [outcomes[n] for n in (0, 3, 4)] == [b"01", b"67", b"89"]
+    assert (type(outcomes[1]), type(outcomes[2])) == (lost, gone)
+    assert len(told) == 5
+
+
+async def test_pieces_are_given_on_before_the_others_are_asked_for_again(autojump_clock):
+    inner = piecewise.PiecewiseSource(b"0123456789", fail={0: errors.SourceUnreachable})
+    told_s = {}
+    await retried(inner).read_pieces(
+        BLOB,
+        [base.Piece(0, 2), base.Piece(2, 2)],
+        lambda answers: told_s.update({n: trio.current_time() for n, _ in answers}),
+    )
+    assert told_s[1] == 0 < told_s[0]
+
+
+async def test_pieces_are_not_asked_for_again_when_the_caller_is_about_to_give_up(autojump_clock):
+    inner = piecewise.PiecewiseSource(b"0123456789", fail={0: errors.SourceUnreachable})
+    told = []
+    with trio.fail_after(0.02):
+        await retried(inner).read_pieces(BLOB, [base.Piece(0, 2), base.Piece(2, 2)], told.extend)
+    assert [number for number, _ in told] == [1, 0]
+    assert inner.asked == [[0, 2]]

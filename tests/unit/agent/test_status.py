@@ -56,14 +56,14 @@ async def test_image_in_numbers(host):
     }
     assert shown["fetched"]["source"] == {"requests": 2, "bytes": 2 * CHUNK}
     assert shown["latency"]["count"] == 2 == sum(shown["latency"]["buckets"])
-    exchange = status.of_exchange(host.chunks, host.peers, NET)
+    exchange = status.of_exchange(host.chunks, NET)
     assert (exchange["source_bytes"], exchange["chunks_in_flight"]) == (2 * CHUNK, 0)
     assert status.of_cache(host.cache)["stored_bytes"] == 2 * CHUNK
 
 
 async def test_everything_goes_over_the_control_socket(host):
     await (await host.mirrors.attach(one_host.IMAGE)).read(0, CHUNK)
-    exchanged = status.of_exchange(host.chunks, host.peers, NET)
+    exchanged = status.of_exchange(host.chunks, NET)
     picture = [of_image(host), exchanged, status.of_cache(host.cache)]
     assert msgspec.json.decode(msgspec.json.encode(picture)) == picture
 

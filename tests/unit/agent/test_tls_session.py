@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from acstor_agent.peers import tls_session
+from acstor_agent import tls_session
 from tests.unit.agent import test_peer_security as security
 
 CLIENT, SERVER = security.CLIENT, security.SERVER
@@ -34,6 +34,10 @@ def contexts(tmp_path):
 @pytest.fixture
 def pair(contexts):
     """Return a client and a server after the handshake."""
+    return joined(contexts)
+
+
+def joined(contexts):
     client, server = (
         tls_session.TlsSession(contexts[host][0], is_server=host == SERVER)
         for host in (CLIENT, SERVER)
@@ -146,6 +150,23 @@ def test_end_in_the_middle_of_the_handshake_is_an_error(contexts):
     server.end()
     with pytest.raises(ssl.SSLError, match=r"(?i)eof"):
         server.handshake()
+
+
+def test_few_session_tickets_cost_nothing_and_many_are_left(contexts):
+    for count, is_borne in ((20, True), (1000, False)):
+        contexts[SERVER][0].num_tickets = count
+        client, server = joined(contexts)
+        client.put(server.take() + server.encrypt(b"data"))
+        if is_borne:
+            assert read(client, 50) == b"data"
+            assert client._wordless_bytes > 20 * 100
+            client.put(server.encrypt(DATA[:65_536]))
+            assert len(read(client, 65_536)) == 65_536
+            assert client._wordless_bytes == 0  # who speaks may send some again
+        else:
+            with pytest.raises(OSError, match="records of TLS itself, again and again"):
+                read(client, 50)
+            assert client.unread_bytes > 20_000
 
 
 @contextlib.contextmanager

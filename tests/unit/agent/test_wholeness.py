@@ -8,6 +8,7 @@ import time
 import pytest
 import trio
 
+from acstor_agent.chunks import ahead
 from acstor_agent.control import control_requests
 from acstor_agent.core.cloud import links
 from acstor_agent.core.images import image_uses
@@ -272,39 +273,54 @@ async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(ke
     assert trio.current_time() - began_s >= 41 / filling.UNDER_WAY * filling.YIELD_S
 
 
-async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper):
-    host, most = keeper.host, []
-    fetch_ahead = host.chunks.fetch_ahead
-    under_way = 0
+@pytest.fixture
+def batches(monkeypatch):
+    """What the filler asks for, each time: how many chunks, and how many are under way then."""
+    found, ask = [], ahead.Ahead.ask
 
-    async def slow(want, errand):
-        nonlocal under_way
-        under_way += 1
-        most.append(under_way)
-        keeper.is_waiting = len(most) % 4 == 0
-        try:
-            await trio.sleep(0.02)
-            return await fetch_ahead(want, errand)
-        finally:
-            under_way -= 1
+    def noted(self, things):
+        things = list(things)
+        ask(self, things)
+        if things:
+            found.append((len(things), len(self)))
 
-    host.chunks.fetch_ahead = slow
+    monkeypatch.setattr(ahead.Ahead, "ask", noted)
+    return found
+
+
+async def test_few_fetches_are_under_way_while_guests_wait_now_and_then(keeper, batches):
+    keeper.host.source._delay, keeper.host.source._delay_s = range(1000), 0.02
     keeper.is_waiting = True
     await keeper.use()
+    while keeper.state() != "whole":
+        keeper.is_waiting = len(batches) % 4 == 0
+        await trio.sleep(0.005)
+    assert batches == 41 * [(1, 1)]
+
+
+async def test_chunks_are_asked_for_together_that_the_rate_lets_come_soon(keeper, batches):
+    await keeper.use()
     await keeper.wait("whole")
-    assert most.count(1) >= len(most) - filling.UNDER_WAY
+    assert max(batches) == (filling.UNDER_WAY, filling.UNDER_WAY)
+    assert max(under_way for _, under_way in batches) <= filling.UNDER_WAY
+    batches.clear()
+    keeper.whole._filler._limit_bytes_s = 2.5 * CHUNK / filling.TOGETHER_S
+    await keeper.use(OTHER)
+    await keeper.wait("whole", OTHER)
+    assert max(batches)[0] == 2
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_tenth_of_the_rate_is_taken_while_guests_wait_now_and_then(keeper, waits):
-    host, rates = keeper.host, []
-    fetch_ahead = host.chunks.fetch_ahead
+async def test_tenth_of_the_rate_is_taken_while_guests_wait_now_and_then(
+    keeper, monkeypatch, waits
+):
+    rates, ask = [], filling.Filler._fetch
 
-    async def noted(want, errand):
-        rates.append(keeper.whole._filler._pacer.bytes_s)
-        return await fetch_ahead(want, errand)
+    async def noted(self, *what):
+        rates.append(self._pacer.bytes_s)
+        await ask(self, *what)
 
-    host.chunks.fetch_ahead = noted
+    monkeypatch.setattr(filling.Filler, "_fetch", noted)
     await keeper.use()
     while keeper.state() != "whole":
         if waits:
@@ -338,14 +354,13 @@ async def test_chunk_larger_than_a_slice_allows_comes_nevertheless(keeper):
 
 
 async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_boot(keeper):
-    host, order = keeper.host, []
-    fetch_ahead = host.chunks.fetch_ahead
+    order, fill = [], keeper.whole._filler.fill
 
-    async def noted(want, errand):
-        order.append(want.image_id)
-        return await fetch_ahead(want, errand)
+    async def noted(part, *others):
+        order.append(part.map.image_id)
+        return await fill(part, *others)
 
-    host.chunks.fetch_ahead = noted
+    keeper.whole._filler.fill = noted
     for image_id in (IMAGE, OTHER):
         (await keeper.use(image_id)).boots.state = booting.State.READY
     await keeper.wait("booting", OTHER)
@@ -378,14 +393,14 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
         )
         return await wishes.wish(task)
 
-    chunks, may_come = keeper.host.chunks, trio.Event()
-    fetch_ahead = chunks.fetch_ahead
+    filler, may_come = keeper.whole._filler, trio.Event()
+    fetch = filler._fetch
 
     async def held_up(*asked):
         await may_come.wait()
-        return await fetch_ahead(*asked)
+        await fetch(*asked)
 
-    chunks.fetch_ahead = held_up
+    filler._fetch = held_up
     image = await keeper.use()
     await wish(decision_api.TaskKind.PAUSE)
     assert keeper.told().pace is wholeness.Pace.PAUSED
@@ -421,6 +436,22 @@ async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
     assert shown["pace"] == "hurry"
 
 
+async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(keeper, monkeypatch):
+    def slow(path, raw, write=promises._write):
+        time.sleep(1.0)  # three slices
+        write(path, raw)
+
+    keeper.whole._filler._limit_bytes_s = CHUNK / 10
+    keeper.is_waiting = True  # fetchers look all the time whether they may go on
+    await keeper.use()
+    left_bytes = (await keeper.wait("filling"))["left_bytes"]
+    monkeypatch.setattr(promises, "_write", slow)
+    await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=600.0)
+    shown = keeper.whole.of(IMAGE)
+    assert left_bytes - 8 * CHUNK <= shown["left_bytes"] <= left_bytes
+    assert 590.0 < shown["due_in_s"] <= 600.0
+
+
 async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tmp_path, fast):
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
         host.add(DATA)
@@ -453,12 +484,9 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
 
 @pytest.mark.expect_log("not whole in the 0 s that were asked for")
 async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can(keeper, caplog):
-    fetch_ahead = keeper.host.chunks.fetch_ahead
-
-    async def away(want, errand):
-        raise errors.SourceUnreachable(want.image_id, "the source", "it is away")
-
-    keeper.host.chunks.fetch_ahead = away
+    source = keeper.host.source
+    await keeper.host.mirrors.attach(IMAGE)
+    source._fail = range(1, 10_000)
     await keeper.use()
     await keeper.wait("failing")
     await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=0.3)
@@ -467,7 +495,7 @@ async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can
     assert shown["is_late"] is True and shown["due_in_s"] <= 0
     await trio.sleep(0.5)
     assert caplog.text.count("not whole in") == 1
-    keeper.host.chunks.fetch_ahead = fetch_ahead
+    source._fail = range(0)
     await keeper.wait("whole")
     await until(lambda: keeper.whole.of(IMAGE)["is_late"] is None)
 
@@ -480,7 +508,7 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
 ):
     async with running(tmp_path) as made:
         made.whole._filler._limit_bytes_s = 1.0
-        made.host.chunks.fetch_ahead = _never
+        made.host.chunks.ahead = _never
         await made.use()
         await made.wait("filling")
         await made.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=3600.0)
@@ -499,8 +527,9 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
         assert shown["is_late"] is (jumped_s > 0)
 
 
-async def _never(want, errand):
-    await trio.sleep_forever()
+def _never(priority):
+    """Ask nobody."""
+    return ahead.Ahead(lambda wants: "", lambda tokens: None)
 
 
 async def test_image_can_be_hurried_before_it_was_promised(keeper):
@@ -540,31 +569,22 @@ async def test_source_that_fails_is_asked_less_and_less_often(keeper):
 
 async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper):
     host = keeper.host
-    fetch_ahead = host.chunks.fetch_ahead
-
-    async def all_but_one(want, errand):
-        if want.offset == 0:
-            raise errors.ChunkInvalid(want.cid, b"x" * 32, "the source")
-        return await fetch_ahead(want, errand)
-
-    host.chunks.fetch_ahead = all_but_one
+    blob, kept = next((blob, data) for blob, data in host.blobs.items() if data == DATA)
+    host.blobs[blob] = b"?" + DATA[1:]
     await keeper.use()
     shown = await keeper.wait("failing")
     await until(lambda: keeper.whole.of(IMAGE)["left_bytes"] == CHUNK)
     assert "the source" in shown["why"]
-    host.chunks.fetch_ahead = fetch_ahead
+    host.blobs[blob] = kept
     await keeper.wait("whole")
 
 
 async def test_fetch_that_never_ends_counts_as_failed(keeper):
-    async def hang(want, errand):
-        await trio.sleep_forever()
-
-    fetch_ahead, keeper.host.chunks.fetch_ahead = keeper.host.chunks.fetch_ahead, hang
+    made, keeper.host.chunks.ahead = keeper.host.chunks.ahead, _never
     await keeper.use()
     shown = await keeper.wait("failing")
     assert "did not come in" in shown["why"]
-    keeper.host.chunks.fetch_ahead = fetch_ahead
+    keeper.host.chunks.ahead = made
     await keeper.wait("whole")
 
 
@@ -597,13 +617,7 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
 ):
     async with running(tmp_path, MIB) as keeper:
         host = keeper.host
-        fetch_ahead = host.chunks.fetch_ahead
-
-        async def slow(want, errand):  # so that an image takes longer than a slice
-            await trio.sleep(0.1)
-            return await fetch_ahead(want, errand)
-
-        host.chunks.fetch_ahead = slow
+        host.source._delay, host.source._delay_s = range(1000), 0.1  # longer than a slice in all
         image = await keeper.use()
         image.boots.state = booting.State.READY
         await until(lambda: keeper.state() and keeper.whole.of(IMAGE)["left_bytes"])  # is promised

@@ -24,14 +24,18 @@ PLAIN = {
 }
 
 
+WAITED = {"received": 3, "sent": 4, "timed": {"received": 2, "took_s": 0.5}}
+
+
 def test_a_sample_comes_out_as_it_went_in():
     sample = decision_api.decode(
-        PLAIN | {"sketch": [1, 2**63 - 1], "peers": {"h2": {"received": 3, "sent": 4}}},
+        PLAIN | {"sketch": [1, 2**63 - 1], "peers": {"h2": WAITED}, "source": WAITED["timed"]},
         decision_api.Sample,
     )
     carried = json.loads(json.dumps(decision_api.encode(sample)))
     assert decision_api.decode(carried, decision_api.Sample) == sample
-    assert sample.peers["h2"] == decision_api.Traffic(3, 4)
+    timed = decision_api.Timed(2, 0.5)
+    assert sample.peers["h2"] == decision_api.Exchanged(3, 4, timed) and sample.source == timed
 
 
 def test_fields_of_a_later_version_are_overlooked():
@@ -50,6 +54,10 @@ def test_fields_of_a_later_version_are_overlooked():
         {"number": 0},
         {"number": True},
         {"interval_s": 0},
+        {"source": {"received": -1}},
+        {"source": {"took_s": -0.1}},
+        {"source": {"took_s": float("inf")}},
+        {"peers": {"h2": {"timed": {"took_s": float("nan")}}}},
         {"interval_s": float("nan")},
         {"interval_s": 1e9},
         {"sent_s": float("nan")},

@@ -20,7 +20,14 @@ ASKER, ASKED = ids.HostId("host-1.example"), ids.HostId("host-2.example")
 HELLO = peer_wire.Hello(ASKER, peer_wire.Klass.BULK, 7)
 DEMAND_HELLO = HELLO._replace(klass=peer_wire.Klass.DEMAND)
 PROOF = peer_wire.proof_of(CID, ASKER, ASKED)
-GET = peer_wire.Get(0x01020304, IMAGE, 1 << 40, 65536, PROOF, True, 5000)
+MODE, PRIORITY = peer_wire.Mode, peer_wire.Priority
+REQUEST = peer_wire.Request(
+    0x01020304, IMAGE, 1 << 40, 65536, PROOF, MODE.HOME, PRIORITY.LATER, 5000
+)
+GET = peer_wire.Get((REQUEST,))
+BATCH = peer_wire.Get(
+    tuple(REQUEST._replace(request_id=n, offset=n << 16, mode=MODE.HELD) for n in (7, 1, 9))
+)
 CHUNK = peer_wire.Chunk(0x01020304, b"chunk bytes")
 REFUSE = peer_wire.Refuse(9, peer_wire.RefuseCode.BUSY)
 ADVERTISE = peer_wire.Advertise((0x0102030405060708, 1, 2**64 - 1))
@@ -40,11 +47,10 @@ SAID = {
     "client": [
         HELLO,
         GET,
-        GET._replace(may_refer=True, may_read_source=False),
-        GET._replace(may_refer=True, is_soon=True),
-        GET._replace(is_relayed=True),
-        GET._replace(is_moved=True),
-        peer_wire.Cancel(3),
+        peer_wire.Get((REQUEST._replace(mode=MODE.RELAYED, priority=PRIORITY.SOON),)),
+        BATCH,
+        peer_wire.Cancel((3,)),
+        peer_wire.Cancel((9, 1)),
         PING(1 << 63),
         PONG(0),
         ADVERTISE,
@@ -52,6 +58,7 @@ SAID = {
         LET_GO,
         KEEP,
         KEPT,
+        peer_wire.Hurry((9, 1)),
     ],
     "server": [HELLO._replace(host_id=ASKED), CHUNK, REFUSE, PING(5), PONG(6), REFER],
 }
@@ -64,22 +71,35 @@ u64 = st.integers(0, 2**64 - 1)
 prefixes = st.integers(1, 2**64 - 1)
 proofs = st.binary(min_size=16, max_size=16)
 hosts = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", fullmatch=True)
+chunks = st.builds(peer_wire.Chunk, u32, st.binary(min_size=1, max_size=9000))
+
+
+@st.composite
+def get_messages(draw) -> peer_wire.Get:
+    numbers = draw(st.lists(u32, min_size=1, max_size=64, unique=True))
+    shared = {
+        "image_id": str(draw(st.uuids())),
+        "mode": draw(st.sampled_from(MODE)),
+        "priority": draw(st.sampled_from([PRIORITY.SOON, PRIORITY.LATER])),
+        "timeout_ms": draw(st.integers(1, 2**32 - 1)),
+    }
+    step = draw(st.integers(1, 2**50))
+    length, proof = draw(st.integers(1, peer_wire.MAX_DATA_BYTES)), draw(proofs)
+    return peer_wire.Get(
+        tuple(
+            peer_wire.Request(number, offset=at * step, length=length, proof=proof, **shared)
+            for at, number in enumerate(numbers)
+        )
+    )
+
+
+gets = get_messages()
 later_messages = st.one_of(
-    st.builds(
-        peer_wire.Get,
-        u32,
-        st.uuids().map(str),
-        st.integers(0, 2**62),
-        st.integers(1, peer_wire.MAX_DATA_BYTES),
-        proofs,
-        st.booleans(),
-        st.integers(1, 2**32 - 1),
-        st.booleans(),
-        st.booleans(),
-    ),
-    st.builds(peer_wire.Chunk, u32, st.binary(min_size=1, max_size=9000)),
+    gets,
+    chunks,
     st.builds(peer_wire.Refuse, u32, st.sampled_from(peer_wire.RefuseCode)),
-    st.builds(peer_wire.Cancel, u32),
+    st.builds(peer_wire.Cancel, st.lists(u32, min_size=1, max_size=64, unique=True).map(tuple)),
+    st.builds(peer_wire.Hurry, st.lists(u32, min_size=1, max_size=64, unique=True).map(tuple)),
     st.builds(peer_wire.Ping, u64),
     st.builds(peer_wire.Pong, u64),
     st.builds(peer_wire.Advertise, st.lists(prefixes, min_size=1, max_size=512).map(tuple)),
@@ -127,7 +147,7 @@ def seal_of(side="client") -> peer_seal.Seal:
     return peer_seal.Seal(KEYS[side])
 
 
-def frame(type_: int, body: bytes, magic: int = 0x4143, version: int = 2) -> bytes:
+def frame(type_: int, body: bytes, magic: int = 0x4143, version: int = 3) -> bytes:
     head = magic.to_bytes(2, "big") + bytes([version, type_]) + len(body).to_bytes(4, "big")
     return head + body
 
@@ -153,11 +173,19 @@ def receive(to: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
 @pytest.mark.parametrize("side", SAID)
 @pytest.mark.parametrize("is_sealed", [False, True], ids=["plain", "sealed"])
 def test_golden_bytes_are_what_is_sent_and_understood(side, is_sealed):
-    golden = json.loads((DATA / "peer-wire-v2.json").read_bytes())
+    golden = json.loads((DATA / "peer-wire-v3.json").read_bytes())
     frames = [bytes.fromhex(text) for text in golden[f"sealed {side}" if is_sealed else side]]
     ours, theirs = (seal_of(side) if is_sealed else None for _ in range(2))
     assert [stream(message, seal=ours) for message in SAID[side]] == frames
     assert receiver(ACCEPTED[side], theirs).feed(b"".join(frames)) == SAID[side]
+
+
+def test_golden_bytes_of_two_chunks_are_one_frame():
+    golden = json.loads((DATA / "peer-wire-v3.json").read_bytes())
+    [frame_] = golden["server, two chunks"]
+    chunks = [peer_wire.Chunk(9, b"one"), peer_wire.Chunk(2, b"two!")]
+    assert b"".join(peer_wire.encode_chunks(chunks)).hex() == frame_
+    assert receiver().feed(stream(HELLO) + bytes.fromhex(frame_))[1:] == chunks
 
 
 @given(
@@ -201,12 +229,128 @@ def test_chunk_is_received_into_the_buffer_that_is_handed_out():
     place = 100_000 - len(view)
     to.received(1)
     [chunk] = receive(to, data[5001:])
-    assert chunk.data[place] == 77 and chunk.data.count(0) == 99_999
+    assert chunk.data[place] == 77 and bytes(chunk.data).count(0) == 99_999
 
 
 def test_sent_chunk_is_not_copied():
     data = bytearray(70_000)
     assert peer_wire.encode(peer_wire.Chunk(1, data))[1] is data
+
+
+def run(sizes: list[int]) -> list[peer_wire.Chunk]:
+    return [peer_wire.Chunk(n, bytes([n % 251]) * size) for n, size in enumerate(sizes)]
+
+
+@given(
+    st.lists(st.integers(1, 400_000), min_size=1, max_size=100),
+    st.lists(st.integers(1, 300_000), max_size=30),
+    st.booleans(),
+)
+def test_chunks_that_leave_together_arrive_each_for_itself(sizes, cuts, is_sealed):
+    ours, theirs = (seal_of() if is_sealed else None for _ in range(2))
+    sent = run(sizes)
+    hello = stream(HELLO, seal=ours)
+    data = hello + b"".join(map(bytes, peer_wire.encode_chunks(sent, ours)))
+    to, got = receiver(seal=theirs), []
+    for cut in [*cuts, len(data)]:
+        got += receive(to, data[:cut])
+        data = data[cut:]
+    assert got == [HELLO, *sent] and to.is_between_frames
+
+
+def test_chunk_is_given_out_before_the_next_one_in_its_frame_has_come():
+    data = b"".join(map(bytes, peer_wire.encode_chunks(run([50_000, 60_000]))))
+    to = receiver(peer_wire.FROM_SERVER)
+    assert receive(to, stream(HELLO) + data[:50_025]) == [HELLO, run([50_000])[0]]
+    assert to.wanted_bytes == 60_000 and not to.is_between_frames
+    assert receive(to, data[50_025:]) == run([0, 60_000])[1:]
+
+
+def test_no_chunk_of_a_frame_is_given_out_before_its_code_was_found_right():
+    ours = seal_of("server")
+    frames = stream(HELLO, seal=ours) + b"".join(peer_wire.encode_chunks(run([5, 6]), ours))
+    to = receiver(peer_wire.FROM_SERVER, seal_of("server"))
+    assert to.feed(frames[:-1]) == [HELLO]
+    with pytest.raises(errors.RemoteProtocolError, match="MAC"):
+        to.feed(bytes([frames[-1] ^ 1]))
+
+
+def test_chunks_of_a_frame_lie_one_behind_the_other():
+    to = receiver(peer_wire.FROM_SERVER)
+    _, *chunks = to.feed(stream(HELLO) + b"".join(peer_wire.encode_chunks(run([4096, 4096, 100]))))
+    assert len({id(chunk.data.obj) for chunk in chunks}) == 1
+    assert chunks[0].data.obj == b"".join(chunk.data for chunk in chunks)
+
+
+def test_sealed_frame_of_many_chunks_is_short():
+    ours, theirs = seal_of(), seal_of()
+    to = receiver(seal=theirs)
+    to.feed(stream(HELLO, seal=ours))
+    with pytest.raises(errors.RemoteProtocolError, match="262145 bytes of data"):
+        to.feed(frame(3, chunk_body([(1, 2**18), (2, 1)]))[:100])
+
+
+def test_chunks_of_a_frame_are_asked_about_by_its_head_before_there_is_memory_for_them():
+    asked = []
+
+    def expects(chunks):
+        asked.append((chunks, to._data))
+        return False
+
+    to = receiver(peer_wire.FROM_SERVER)
+    to.expects = expects
+    data = b"".join(peer_wire.encode_chunks(run([5000, 6000])))
+    assert to.feed(stream(HELLO) + data[:25]) == [HELLO]
+    assert asked == [([(0, 5000), (1, 6000)], None)]
+    chunks = to.feed(data[25:])
+    assert chunks == run([5000, 6000])
+    assert {type(chunk.data) for chunk in chunks} == {bytes}  # none holds the other's memory
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_sealed", "frames"),
+    [
+        ([65536] * 16, False, 1),
+        ([65536] * 17, False, 2),
+        ([65536] * 16, True, 4),
+        ([4096] * 64, False, 1),
+        ([4096] * 65, False, 2),
+        ([2**22, 1, 2**22], False, 3),
+        ([], False, 0),
+    ],
+)
+def test_frames_are_as_few_as_their_bounds_allow(sizes, is_sealed, frames):
+    sent = [peer_wire.Chunk(n, bytes(size)) for n, size in enumerate(sizes)]
+    buffers = peer_wire.encode_chunks(sent, seal_of() if is_sealed else None)
+    assert len(buffers) == len(sizes) + frames * (2 if is_sealed else 1)
+    assert all(
+        chunk.data is buffer for chunk, buffer in zip(sent[:16], buffers[1:], strict=False)
+    ) or (frames > 1)
+
+
+def test_chunk_out_of_range_is_not_sent_among_others():
+    with pytest.raises(errors.LocalProtocolError, match="Chunk"):
+        peer_wire.encode_chunks(run([5, 0]))
+
+
+def test_number_that_is_used_again_is_in_another_frame():
+    chunks = [*run([5, 6]), *run([7])]
+    data = stream(HELLO) + b"".join(peer_wire.encode_chunks(chunks))
+    assert receiver(peer_wire.FROM_SERVER).feed(data)[1:] == chunks
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=200))
+def test_requests_leave_in_messages_of_one_kind_without_a_chunk_twice(wishes):
+    asked = [
+        REQUEST._replace(request_id=n, offset=at << 16, mode=list(MODE)[kind])
+        for n, (kind, at) in enumerate(wishes)
+    ]
+    sent = list(peer_wire.batches(asked))
+    for get in sent:
+        peer_wire.encode(get)  # it may be sent
+    assert sorted(r for get in sent for r in get.requests) == sorted(asked)
+    by_mode = [[r for get in sent for r in get.requests if r.mode is mode] for mode in MODE]
+    assert by_mode == [[r for r in asked if r.mode is mode] for mode in MODE]  # in their order
 
 
 @given(st.data(), st.lists(later_messages, min_size=1, max_size=4))
@@ -249,7 +393,7 @@ def test_frames_of_the_other_direction_or_without_codes_are_refused():
     [
         (b"\x15\x03\x03\0\2\2\x46\0", "speaks TLS"),
         (b"\x16\x03\x01\2\0\1\0\1", "speaks TLS"),
-        (b"AC\x01\x01\0\0\0\x19", "speaks version 1 .* this host 2"),
+        (b"AC\x01\x01\0\0\0\x19", "speaks version 1 .* this host 3"),
     ],
 )
 def test_peer_of_another_mode_or_version_is_refused_with_the_reason(start, why):
@@ -289,10 +433,21 @@ def share(state: int = 1, total: int = 8, left: int = 0) -> bytes:
     return bytes(16) + bytes([state]) + total.to_bytes(8, "big") + left.to_bytes(8, "big")
 
 
+def chunk_body(index: list[tuple[int, int]], data: bytes | None = None) -> bytes:
+    """Return the body of a frame with chunks."""
+    said = b"".join(n.to_bytes(4, "big") + size.to_bytes(4, "big") for n, size in index)
+    data = bytes(sum(size for _, size in index)) if data is None else data
+    return bytes([len(index)]) + said + data
+
+
+def urgent(get: peer_wire.Get) -> peer_wire.Get:
+    return peer_wire.Get(tuple(r._replace(priority=PRIORITY.PEER) for r in get.requests))
+
+
 BAD_STREAMS = {
     "wrong magic": frame(1, b"x", magic=0x1603),
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
-    "unknown major version": frame(1, b"x", version=3),
+    "unknown major version": frame(1, b"x", version=4),
     "Get before Hello": stream(GET),
     "Chunk before Hello": stream(CHUNK),
     "unknown before Hello": frame(99, b""),
@@ -302,14 +457,37 @@ BAD_STREAMS = {
     "host id with a space": frame(1, bytes([1]) + bytes(8) + b"my host"),
     "host id that is not ASCII": frame(1, bytes([1]) + bytes(8) + b"h\xff"),
     "host id of 256 bytes": frame(1, bytes([1]) + bytes(8) + b"h" * 256),
-    "empty Chunk": stream(HELLO) + frame(3, bytes(4)),
-    "Chunk without a request": stream(HELLO) + frame(3, bytes(3)),
-    "oversized Chunk": stream(HELLO) + b"AC\x02\x03" + (4 * 2**20 + 5).to_bytes(4, "big"),
+    "Chunk without a count": stream(HELLO) + frame(3, b""),
+    "Chunk of none": stream(HELLO) + frame(3, chunk_body([]) + bytes(20)),
+    "empty Chunk": stream(HELLO) + frame(3, chunk_body([(1, 0)], b"x")),
+    "Chunk with an empty one in it": stream(HELLO) + frame(3, chunk_body([(1, 9), (2, 0)])),
+    "Chunk of more than it says": stream(HELLO) + frame(3, chunk_body([(1, 9)], bytes(10))),
+    "Chunk of less than it says": stream(HELLO) + frame(3, chunk_body([(1, 9)], bytes(8))),
+    "Chunk that ends in its index": stream(HELLO) + frame(3, b"\x40" + bytes(20)),
+    "Chunk with a number twice": stream(HELLO) + frame(3, chunk_body([(1, 9), (1, 9)])),
+    "Chunk of 65": stream(HELLO) + frame(3, chunk_body([(n, 1) for n in range(65)])),
+    "Chunks of 4 GiB": stream(HELLO) + frame(3, chunk_body([(1, 2**32 - 1), (2, 1)], b"x")),
+    "oversized Chunk": stream(HELLO) + frame(3, chunk_body([(1, 2**22 + 1)], bytes(2**22 + 1))),
+    "oversized body of a Chunk": stream(HELLO) + b"AC\x03\x03" + bytes([0, 64, 0, 10]),
+    "oversized Chunk of two": stream(HELLO) + frame(3, chunk_body([(1, 2**20), (2, 1)])),
     "unknown": stream(HELLO) + frame(99, b""),
-    "oversized unknown": stream(HELLO) + b"AC\x02\x63" + b"\xff" * 4,
-    "short Get": stream(HELLO) + frame(2, bytes(52)),
-    "long Get": stream(HELLO) + frame(2, bytes(54)),
+    "oversized unknown": stream(HELLO) + b"AC\x03\x63" + b"\xff" * 4,
+    "Get of nothing": stream(HELLO) + stream(GET)[:30].replace(b"\x36", b"\x16", 1),
+    "short Get": stream(HELLO) + frame(2, bytes(53)),
+    "long Get": stream(HELLO) + frame(2, stream(GET)[8:] + b"x"),
+    "Get of 65 chunks": stream(HELLO) + frame(2, bytes(22 + 65 * 32)),
+    "Get that is urgent where nobody waits": stream(HELLO, urgent(GET)),
+    "Get that is not where guests wait": stream(DEMAND_HELLO, GET),
     "short Cancel": stream(HELLO) + frame(5, bytes(3)),
+    "Cancel of a number and a half": stream(HELLO) + frame(5, bytes(6)),
+    "Cancel of 65": stream(HELLO) + frame(5, bytes(range(260 % 256)) * 65),
+    "Cancel of a number twice": stream(HELLO) + frame(5, bytes(8)),
+    "Hurry of nothing": stream(HELLO) + frame(14, b""),
+    "Hurry of a number and a half": stream(HELLO) + frame(14, bytes(6)),
+    "Hurry of 65": stream(HELLO) + frame(14, b"".join(n.to_bytes(4) for n in range(65))),
+    "Hurry of a number twice": stream(HELLO) + frame(14, bytes(8)),
+    "Hurry where guests wait": stream(DEMAND_HELLO, peer_wire.Hurry((1,))),
+    "Hurry before Hello": stream(peer_wire.Hurry((1,))),
     "long Ping": stream(HELLO) + frame(6, bytes(9)),
     "unknown refusal": stream(HELLO) + frame(4, bytes(4) + b"\x09"),
     "refusal with a text": stream(HELLO) + frame(4, bytes(4) + b"\x01a"),
@@ -365,17 +543,16 @@ def test_bad_stream_is_refused_with_the_name_of_the_peer(name):
         receive(receiver(), BAD_STREAMS[name])
 
 
-def bad_get(**changes) -> bytes:
-    fields = {"length": 1, "offset": 0, "timeout": 1, "flags": 0} | changes
-    return frame(
-        2,
-        bytes(20)
-        + fields["offset"].to_bytes(8, "big")
-        + fields["length"].to_bytes(4, "big")
-        + fields["timeout"].to_bytes(4, "big")
-        + bytes([fields["flags"]])
-        + PROOF,
-    )
+def raw_get(chunks=1, **changes) -> bytes:
+    fields = {"length": 1, "offset": 0, "timeout": 1, "mode": 0, "priority": 3, "number": 0}
+    fields |= changes
+    head = bytes(16) + fields["timeout"].to_bytes(4, "big")
+    body = head + bytes([fields["mode"], fields["priority"]])
+    for n in range(chunks):
+        body += (fields["number"] or n).to_bytes(4, "big")
+        body += (fields["offset"] or n).to_bytes(8, "big")
+        body += fields["length"].to_bytes(4, "big") + PROOF
+    return frame(2, body)
 
 
 @pytest.mark.parametrize(
@@ -385,13 +562,19 @@ def bad_get(**changes) -> bytes:
         {"length": 4 * 2**20 + 1},
         {"offset": 2**63 - 1},
         {"timeout": 0},
-        {"flags": 32},
+        {"mode": 7},
+        {"priority": 0},
+        {"priority": 4},
+        {"chunks": 64, "number": 9},
+        {"chunks": 64, "offset": 65536},
+        {"chunks": 65},
     ],
 )
 def test_get_out_of_range_is_refused(changes):
-    assert len(receive(receiver(), stream(HELLO) + bad_get())) == 2
+    for chunks in (1, 64):
+        assert len(receive(receiver(), stream(HELLO) + raw_get(chunks))) == 2
     with pytest.raises(errors.RemoteProtocolError, match="GET"):
-        receive(receiver(), stream(HELLO) + bad_get(**changes))
+        receive(receiver(), stream(HELLO) + raw_get(**changes))
 
 
 @pytest.mark.parametrize(
@@ -401,7 +584,8 @@ def test_get_out_of_range_is_refused(changes):
         (peer_wire.FROM_CLIENT, REFUSE),
         (peer_wire.FROM_CLIENT, REFER),
         (peer_wire.FROM_SERVER, GET),
-        (peer_wire.FROM_SERVER, peer_wire.Cancel(1)),
+        (peer_wire.FROM_SERVER, peer_wire.Cancel((1,))),
+        (peer_wire.FROM_SERVER, peer_wire.Hurry((1,))),
         (peer_wire.FROM_SERVER, ADVERTISE),
         (peer_wire.FROM_SERVER, KEEP),
         (peer_wire.FROM_SERVER, KEPT),
@@ -412,18 +596,34 @@ def test_message_from_the_wrong_side_is_refused(accepts, message):
         receive(receiver(accepts), stream(HELLO, message))
 
 
+def get_with(**changes) -> peer_wire.Get:
+    return peer_wire.Get((REQUEST._replace(**changes),))
+
+
 @pytest.mark.parametrize(
     "message",
     [
-        GET._replace(length=0),
-        GET._replace(offset=-1),
-        GET._replace(request_id=1 << 32),
-        GET._replace(proof=b"short"),
-        GET._replace(timeout_ms=0),
+        peer_wire.Get(()),
+        get_with(length=0),
+        get_with(offset=-1),
+        get_with(request_id=1 << 32),
+        get_with(proof=b"short"),
+        get_with(timeout_ms=0),
+        peer_wire.Get((REQUEST, REQUEST._replace(offset=0))),
+        peer_wire.Get((REQUEST, REQUEST._replace(request_id=0))),
+        peer_wire.Get((*BATCH.requests, REQUEST)),
+        peer_wire.Get(tuple(REQUEST._replace(request_id=n, offset=n) for n in range(65))),
         peer_wire.Chunk(1, b""),
         peer_wire.Chunk(1, bytes(peer_wire.MAX_DATA_BYTES + 1)),
         HELLO._replace(host_id="no spaces"),
-        peer_wire.Cancel(-1),
+        peer_wire.Cancel((-1,)),
+        peer_wire.Cancel(()),
+        peer_wire.Cancel((1, 1)),
+        peer_wire.Cancel(tuple(range(65))),
+        peer_wire.Hurry((-1,)),
+        peer_wire.Hurry(()),
+        peer_wire.Hurry((1, 1)),
+        peer_wire.Hurry(tuple(range(65))),
         peer_wire.Advertise(()),
         peer_wire.Advertise((0,)),
         peer_wire.Advertise((2**64,)),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import collections
+import itertools
 import json
 import pathlib
 import time
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import location
+from acstor_common import outward
 from acstor_common import ring
 from acstor_common import vnode
 
@@ -240,6 +242,40 @@ def test_located_ring_decodes_to_the_same_table(threshold, outer):
     assert (again.hosts, again.threshold, again.outer_threshold) == (of.hosts, threshold, outer)
 
 
+@given(
+    st.dictionaries(
+        st.sampled_from(["s1", "s1/p1", "s1/p1/r1", "s1/p1/r2", "s2", "s1/p2/r1"]),
+        st.integers(1, 100),
+    )
+)
+def test_shares_of_places_count_beyond_them_and_nowhere_else(given_shares):
+    places = {place: outward.Outward(share) for place, share in given_shares.items()}
+    plain = located(1, 4)
+    of = ring.Ring(1, plain.hosts, 1, 4, {}, places)
+    again = ring.decode(ring.encode(of), "again")
+    assert again.outward == places
+    for host in ("h0", "h1", "h2", "h3"):
+        for cid in CIDS[:20]:
+            near = plain.group_of(host).owners_of(cid)
+            assert of.group_of(host).owners_of(cid) == again.group_of(host).owners_of(cid) == near
+            assert of.outer_group_of(host).owners_of(cid) == again.outer_group_of(host).owners_of(
+                cid
+            )
+
+
+def test_smaller_share_is_a_part_of_a_larger_one_and_moves_contents_away_only():
+    hosts = located(1, 4).hosts
+    of_share = []
+    for share in (100, 60, 20, 1):
+        places = {"s1/p1/r1": outward.Outward(share)}
+        of_share.append(homes(ring.Ring(1, hosts, 1, 4, {}, places)))
+    for more, less in itertools.pairwise(of_share):
+        for before, after in zip(more, less, strict=True):
+            assert before == after or PLACES[int(before[1:]) % 4] == "s1/p1/r1"
+    slow = [sum(PLACES[int(home[1:]) % 4] == "s1/p1/r1" for home in found) for found in of_share]
+    assert slow == sorted(slow, reverse=True) and slow[-1] < slow[0] / 5
+
+
 def test_what_a_table_does_not_say_is_not_written():
     assert set(json.loads(ring.encode(make_ring(1)))) == {"version", "epoch", "hosts"}
     assert "location" not in json.loads(ring.encode(make_ring(1)))["hosts"][0]
@@ -299,6 +335,14 @@ CROWD = [
         (table(threshold=1.5), "threshold"),
         (table(threshold=2, outer_threshold=2), "outer_threshold 2 is not above"),
         (table(outer_threshold=2), "outer_threshold 2 is not above"),
+        (table(places={"": {"share": 5}}), "a place without a name"),
+        (table(places={"p//r": {"share": 5}}), "not a location"),
+        (table(places={"p": {"share": 0}}), "share"),
+        (table(places={"p": {"share": 101}}), "share"),
+        (table(places={"p": {"shares": 1}}), "shares"),
+        (table(threshold=2, places={"p": {"outer_threshold": 2}}), "p: outer_threshold 2 is not"),
+        (table(places={"p": {"outer_threshold": 2}}), "p: outer_threshold 2 is not above"),
+        (table(places={"p": {"outer_threshold": 10}}), "outer_threshold"),
         (table(host={"location": "a//b"}), "'a//b'"),
         (table(host={"location": "/a"}), "not a location"),
         (table(host={"location": "a b"}), "not a location"),

@@ -107,7 +107,9 @@ class Instance:
         return [table.epoch for table in self.published]
 
 
-def sample(host: str, number: int, share: float, epoch: int) -> decision_api.Sample:
+def sample(
+    host: str, number: int, share: float, epoch: int, place: str = ""
+) -> decision_api.Sample:
     return decision_api.Sample(
         host=host,
         address=f"10.0.0.{host[1:]}:7201",
@@ -119,6 +121,7 @@ def sample(host: str, number: int, share: float, epoch: int) -> decision_api.Sam
         link_bytes_s=1000,
         ring_epoch=epoch,
         total=decision_api.Traffic(0, int(share * 1000 * COLLECTION_S)),
+        location=place,
     )
 
 
@@ -128,6 +131,7 @@ class Cloud:
     def __init__(self, *instances: Instance) -> None:
         self.instances = list(instances)
         self.number = 0
+        self.places: dict[str, str] = {}
 
     def collect(self, times: int = 1, busy: str = "", epoch: int | None = None) -> None:
         """Let three hosts send a sample each; they have the newest table unless said otherwise."""
@@ -137,7 +141,8 @@ class Cloud:
                 one.now_s = self.number * COLLECTION_S
                 has = one.service.current.epoch if epoch is None else epoch
                 for host in ("h1", "h2", "h3"):
-                    one.hear(sample(host, self.number, float(host == busy), has))
+                    place = self.places.get(host, "")
+                    one.hear(sample(host, self.number, float(host == busy), has, place))
                 one.service.round()
 
 
@@ -380,18 +385,23 @@ def test_agents_with_a_higher_epoch_than_the_database_get_a_higher_one_yet(lone,
 @pytest.mark.expect_log("does not say how busy the switches are: gone; the thresholds stay")
 def test_the_thresholds_follow_the_switches_and_stay_when_they_are_unknown(lone):
     cloud = Cloud(lone)
+    cloud.places = {"h1": "pod1/rack1", "h2": "pod1/rack1", "h3": "pod2/rack2"}
+
+    def thresholds() -> tuple[int, int]:
+        table = json.loads(lone.published[-1].table)
+        return table["threshold"], table["outer_threshold"]
+
+    cloud.collect(4)
+    assert lone.epochs() == [1, 2] and thresholds() == (1, threshold.EVERYWHERE)
+    lone.loads.said = [[], [], [threshold.SwitchLoad(9, 10)]]
     cloud.collect(2)
-    busy = threshold.SwitchLoad(9, 10)
-    lone.loads.said = [[], [busy]]
-    cloud.collect(2)
-    table = json.loads(lone.published[-1].table)
-    assert (table["threshold"], table["outer_threshold"]) == (1, threshold.EVERYWHERE)
+    assert lone.epochs() == [1, 2, 3] and thresholds() == (1, 2)
     lone.loads.said = base.LoadsUnknown("prometheus", "gone")
     cloud.collect(3)
-    assert lone.epochs() == [1, 2]
+    assert lone.epochs() == [1, 2, 3]
     lone.loads.said = []
     cloud.collect(2)
-    assert lone.epochs() == [1, 2, 3]
+    assert lone.epochs() == [1, 2, 3, 4] and thresholds() == (1, threshold.EVERYWHERE)
 
 
 @pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")

@@ -77,7 +77,7 @@ def test_prometheus_joins_traffic_and_capacity(configure, server):
         configure, "prometheus", url=server.url, traffic_query="traffic", capacity_query="capacity"
     )
     assert loads.levels({}) == [[Load(5, 10), Load(7.5, 10)], [], [Load(95, 100)]]
-    assert threshold.thresholds_for(loads.levels({})) == (2, threshold.EVERYWHERE)
+    assert threshold.busy_levels(loads.levels({})) == (2,)
 
 
 @pytest.mark.parametrize(

@@ -118,14 +118,11 @@ def test_better_one_replaces_it_with_a_higher_revision(glance, made):
     assert glance.published[-1] == (2, [5, 3, 7])
 
 
-def test_chunks_of_few_boots_are_left_out_unless_all_are_wanted(glance, made, conf):
+def test_chunks_of_few_boots_are_left_out(glance, made):
     for number in range(3):
         made.traced(boot(5, 3, 10 + number, host=f"h{number}"))
     made.make(IMAGE_ID)
     assert glance.published[-1][1] == [5, 3]
-    conf.set_override("boot_trace_share", 0.0, "acstor_glance")
-    assert made.make(IMAGE_ID)
-    assert sorted(glance.published[-1][1]) == [3, 5, 10, 11, 12]
 
 
 def test_traces_of_another_cut_or_of_unknown_images_come_to_nothing(glance, made):

@@ -53,9 +53,9 @@ def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigO
     glance_conf.register_opts(conf)
     conf([], default_config_files=[], default_config_dirs=[])
     conf.set_override("state_dir", str(tmp_path / "state"), "acstor_glance")
-    conf.set_override("publish_deadline_s", 0, "acstor_glance")
     conf.set_override("dedup_scope", "cloud", "acstor_glance")  # which asks nobody
     monkeypatch.setattr(import_plugin.cfg, "CONF", conf)
+    monkeypatch.setattr(import_plugin.Publishing, "start", lambda thread: None)
     return conf
 
 

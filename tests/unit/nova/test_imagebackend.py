@@ -82,7 +82,6 @@ class Nova:
         for name, value in (("control_socket", self.socket), ("mount_point", folder / "mirror")):
             self.conf.set_override(name, str(value), group="acstor")
         self.conf.set_override("agent_timeout_s", 20.0, group="acstor")
-        self.conf.set_override("agent_wait_s", 0.0, group="acstor")
         self.mirror = folder / "mirror/images" / f"{IMAGE}.raw"
         self.mirror.parent.mkdir(parents=True)
         self.mirror.write_bytes(bytes(SIZE))
@@ -121,7 +120,8 @@ def download(target, **kwargs):
 
 
 @pytest.fixture
-def nova(tmp_path):
+def nova(tmp_path, monkeypatch):
+    monkeypatch.setattr(imagebackend, "AGENT_WAIT_S", 0.0)
     return Nova(tmp_path)
 
 
@@ -330,7 +330,7 @@ def test_start_goes_on_when_the_agent_comes(nova, monkeypatch):
     with scripted_agent.running(nova.socket, nova.answers):
         made = nova.spawn()
     nova.socket.unlink()
-    nova.conf.set_override("agent_wait_s", 60.0, group="acstor")
+    monkeypatch.setattr(imagebackend, "AGENT_WAIT_S", 60.0)
     later = []
     start = lambda _: later.append(scripted_agent.ScriptedAgent(nova.socket, nova.answers))  # noqa: E731
     monkeypatch.setattr(imagebackend.time, "sleep", start)

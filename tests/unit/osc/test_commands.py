@@ -13,6 +13,7 @@ from flask import testing
 from osc_lib import exceptions
 
 from acstor_common import decision_api
+from acstor_common import outward
 from acstor_common import signing
 from acstor_decision.api import app
 from acstor_decision.db import models
@@ -228,9 +229,11 @@ def test_waiting_ends_and_says_that_the_work_goes_on(run):
 
 
 def test_tables_and_their_owners(run, store):
-    samples.publish(store, 5, hosts=2, thresholds=(1, 9))
+    places = {"pod1/rack0": outward.Outward(20)}
+    samples.publish(store, 5, hosts=2, thresholds=(1, 9), places=places)
     shown = fields(run(ring.ShowRing))
     assert (shown["epoch"], shown["threshold"], shown["outer_threshold"]) == (5, 1, 9)
+    assert shown["places"].machine_readable() == {"pod1/rack0": {"share": 20}}
     assert fields(run(ring.ShowRing, "--epoch", "1"))["owners"].machine_readable()["h0002"] == 4
     assert [row["Epoch"] for row in table(run(ring.ListRing))] == [5, 1]
     assert [row["Epoch"] for row in table(run(ring.ListRing, "--before", "5"))] == [1]

@@ -47,6 +47,33 @@ def test_traffic_that_overloads_hosts_moves_their_share_and_boots_guests_sooner(
     assert moved.mean_boot_s < still.mean_boot_s
 
 
+NARROW = run.Scenario(
+    topology.Shape(2, 4, 4, edge_rate=topology.GBIT / 2, storage_rate=topology.GBIT / 4),
+    guests=32,
+    images=3,
+    mean=20e6,
+    cv=1.2,
+    chunks=200,
+    seed=3,
+)
+"""Racks behind links that traffic fills, as in S4, section 5.8, but smaller."""
+
+
+@pytest.mark.parametrize("reach", [1, 5])
+def test_on_a_tree_with_narrow_links_acstor_is_no_slower_than_any_other_policy(reach: int) -> None:
+    scenario = dataclasses.replace(NARROW, reach=reach)
+    boot_s = {policy: run.simulate(scenario, policy).mean_boot_s for policy in run.POLICIES}
+    assert boot_s["acstor"] <= 1.005 * min(boot_s.values()), boot_s
+
+
+def test_storage_is_read_once_for_all_racks() -> None:
+    read = {
+        policy: run.simulate(dataclasses.replace(NARROW, mean=0.0), policy).storage_chunks
+        for policy in ("collaborative", "acstor")
+    }
+    assert read["collaborative"] > 1.9 * read["acstor"], "once for each of two pods, and once"
+
+
 def test_even_traffic_moves_nothing() -> None:
     result = run.simulate(dataclasses.replace(SMALL, mean=40e6), "acstor")
     assert result.remaps == 0

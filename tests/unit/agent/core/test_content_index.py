@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core.exchange import content_index
-from acstor_agent.core.exchange import gossip
 from acstor_common import ids
 
 FEW_CIDS = [ids.ZERO_CID, *(ids.Cid(bytes([n]) * 32) for n in range(1, 6))]
@@ -21,16 +20,16 @@ def test_parent_is_the_first_chunk_with_the_content_and_is_what_its_prefix_finds
     for chunk_no, cid in enumerate(cids):
         assert index.parent(chunk_no) == cids.index(cid)
         if cid != ids.ZERO_CID:
-            assert index.find(gossip.prefix_of(cid)) == cids.index(cid)
-    assert index.find(gossip.prefix_of(ids.Cid(b"\x99" * 32))) is None
-    assert index.find(gossip.prefix_of(ids.ZERO_CID)) is None
+            assert index.find(ids.oid_of(cid)) == cids.index(cid)
+    assert index.find(ids.oid_of(ids.Cid(b"\x99" * 32))) is None
+    assert index.find(ids.oid_of(ids.ZERO_CID)) is None
 
 
 def test_contents_that_share_a_prefix_keep_their_own_parents():
     one, other = (ids.Cid(bytes(8 * [7]) + bytes(23) + bytes([n])) for n in (1, 2))
     index = content_index.ContentIndex([other, one, one, other])
     assert [index.parent(n) for n in range(4)] == [0, 1, 1, 0]
-    assert index.find(gossip.prefix_of(one)) in (0, 1)
+    assert index.find(ids.oid_of(one)) in (0, 1)
 
 
 def test_content_is_found_in_images_at_different_offsets():
@@ -39,8 +38,8 @@ def test_content_is_found_in_images_at_different_offsets():
     own = [ids.Cid(rng.randbytes(32)) for _ in range(17)]
     ours, theirs = content_index.ContentIndex(own + common), content_index.ContentIndex(common)
     for n, cid in enumerate(common):
-        assert theirs.find(gossip.prefix_of(cid)) == n
-        assert ours.find(gossip.prefix_of(cid)) == n + 17
+        assert theirs.find(ids.oid_of(cid)) == n
+        assert ours.find(ids.oid_of(cid)) == n + 17
 
 
 def test_index_of_one_gib_is_small_and_quick_to_build():

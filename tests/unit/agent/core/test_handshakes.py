@@ -65,8 +65,8 @@ def test_nobody_has_more_than_the_rate_and_one_burst(takings):
 
 
 def test_who_took_nothing_for_longest_is_forgotten():
-    gone = []
-    buckets = rates.Buckets(rates.Rate(1.0, 1.0), 2, gone.append)
+    buckets = rates.Buckets(rates.Rate(1.0, 1.0), 2)
     for who in ("a", "b", "a", "c"):
-        buckets.take(who, 0.5, 0.0)
-    assert gone == ["b"] and len(buckets) == 2
+        buckets.take(who, 0.25, 0.0)
+    levels = [buckets.level(who, 0.0) for who in "abc"]
+    assert levels == [0.5, 1.0, 0.75] and len(buckets) == 2

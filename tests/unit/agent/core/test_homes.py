@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+import pathlib
+
 import pytest
 
 from acstor_agent.core.exchange import homes
 from acstor_common import ids
+from acstor_common import outward as outward_
 from acstor_common import ring
 
 OIDS = [ids.oid_of(ids.cid_of(b"%d" % n)) for n in range(400)]
@@ -15,13 +19,14 @@ def table(
     vnodes: dict[str, int] | None = None,
     threshold: int | None = None,
     outer: int | None = None,
+    outward: dict[str, outward_.Outward] | None = None,
 ) -> ring.Ring:
     weights = vnodes or {}
     hosts = tuple(
         ring.RingHost(host, f"10.0.0.{host[1:]}:7201", weights.get(host, 50), place)
         for host, place in pods.items()
     )
-    return ring.Ring(epoch, hosts, threshold, outer)
+    return ring.Ring(epoch, hosts, threshold, outer, {}, outward or {})
 
 
 def test_near_owners_come_first_and_far_ones_are_the_last_resort():
@@ -55,6 +60,69 @@ def test_home_of_a_pod_asks_the_clouds_home_unless_it_is_that():
             assert homes.upstreams(of, None, home, oid) == expected
             asked += len(expected)
     assert asked == len(OIDS)  # of two pods one has the cloud's home
+
+
+def test_clouds_home_is_the_home_of_those_near_it_whatever_its_place_gives():
+    of = table(threshold=1, outer=2, outward={"s/p1": outward_.Outward(10)})
+    givers = [homes.outer_home(of, "h3", oid) for oid in OIDS]
+    for oid, giver in zip(OIDS, givers, strict=True):
+        assert homes.home(of, giver, oid) == giver
+        assert homes.outer_home(of, "h1", oid) == giver
+        assert homes.upstreams(of, None, giver, oid) == []
+    assert 0.02 < sum(giver in ("h1", "h2") for giver in givers) / len(OIDS) < 0.2
+
+
+def test_golden_table_with_places_gives_the_homes_that_are_committed():
+    data = pathlib.Path(__file__).parents[3] / "data" / "ring-v1-places.json"
+    golden = json.loads(data.read_bytes())
+    of = ring.decode(json.dumps(golden["table"]).encode(), "golden")
+    assert json.loads(ring.encode(of)) == golden["table"]
+    for case in golden["homes"]:
+        cid, src = ids.Cid(bytes.fromhex(case["cid"])), ids.HostId(case["src"])
+        assert list(of.group_of(src).owners_of(cid)) == case["near"]
+        assert homes.outer_home(of, src, ids.oid_of(cid)) == case["outer_home"]
+
+
+def test_group_that_is_to_read_the_source_asks_no_wider_home():
+    of = table(threshold=1, outer=2, outward={"s/p1": outward_.Outward(outer_threshold=0)})
+    for oid in OIDS:
+        assert homes.outer_home(of, "h1", oid) is None
+        assert homes.upstreams(of, None, homes.home(of, "h1", oid), oid) == []
+        assert homes.outer_home(of, "h3", oid) is not None
+
+
+def test_former_home_that_lost_its_v_nodes_to_traffic_is_left_alone():
+    before = table(1)
+    after = table(2, vnodes={"h1": 5, "h2": 65, "h3": 65, "h4": 65})
+    moved = [oid for oid in OIDS if homes.home(before, "h1", oid) == "h1"]
+    for oid in moved:
+        new = homes.home(after, "h2", oid)
+        expected = [] if new != "h1" else None
+        assert expected is None or homes.upstreams(after, before, new, oid) == expected
+    assert any(homes.home(after, "h2", oid) != "h1" for oid in moved)
+
+
+def test_former_home_that_kept_its_v_nodes_is_asked_however_many_another_host_has_got():
+    before, after = table(1), table(2, vnodes={"h1": 900})
+    moved = [oid for oid in OIDS if homes.home(before, "h1", oid) != homes.home(after, "h1", oid)]
+    assert moved and all(after.is_spared(host) for host in ("h2", "h3", "h4"))
+    for oid in moved:
+        old = homes.home(before, "h1", oid)
+        assert homes.upstreams(after, before, "h1", oid) == [homes.Upstream(old, True)]
+
+
+def test_former_home_that_was_drained_is_asked_as_ever():
+    before = table(1)
+    hosts = tuple(
+        ring.named_host(
+            ids.HostId(h.host), h.address, frozenset() if h.host == "h1" else frozenset(h.owned())
+        )
+        for h in before.hosts
+    )
+    after = ring.Ring(2, hosts)
+    oid = next(oid for oid in OIDS if homes.home(before, "h2", oid) == "h1")
+    new = homes.home(after, "h2", oid)
+    assert homes.upstreams(after, before, new, oid) == [homes.Upstream("h1", True)]
 
 
 def test_new_home_asks_the_former_one_and_the_former_one_the_new_one():

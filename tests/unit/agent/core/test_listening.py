@@ -28,6 +28,19 @@ def test_flood_of_one_leaves_something_for_another():
     assert listens.take("other", 100, 10.0, lookups=50) == 100
 
 
+def test_of_so_many_peers_something_is_remembered():
+    listens = listening.Listening(FAST, peers=10)
+    for number in range(100):
+        assert listens.take(f"h{number}", 5, 0.0) == 5
+        assert len(listens) <= 10
+
+
+def test_clock_that_jumps_back_gives_no_allowance():
+    listens = listening.Listening(rates.Rate(10.0, 20.0), peers=10)
+    heard = [listens.take("h1", 20, now) for now in (1000.0, 0.0, 1000.0, 1001.0)]
+    assert heard == [20, 0, 0, 10]
+
+
 def test_who_was_fined_is_not_listened_to_for_a_while():
     listens = listening.Listening(rates.Rate(10.0, 20.0), peers=10)
     listens.fine("h1", 1000, 0.0)

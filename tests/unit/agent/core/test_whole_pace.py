@@ -93,6 +93,16 @@ def test_pacer_that_many_ask_in_vain_keeps_its_rate():
     assert sum(pacer.wait_s(65536, 102.0) == 0.0 for _ in range(100)) == 100
 
 
+def test_what_went_at_a_slow_rate_does_not_hold_up_a_fast_one():
+    pacer = whole_pace.Pacer()
+    pacer.bytes_s = 1.0
+    assert pacer.wait_s(65536, 100.0) == 0.0
+    assert pacer.wait_s(65536, 101.0) > 65000
+    pacer.bytes_s = 65536.0
+    assert pacer.wait_s(65536, 101.0) == 0.0
+    assert 0 < pacer.wait_s(65536, 101.0) <= 1.0
+
+
 def test_speed_follows_what_came_and_tells_the_time_left():
     speed = whole_pace.Speed()
     assert speed.left_s(100) is None

@@ -2,7 +2,9 @@
 """The API over a real SQLite database, asked without a server; Keystone's headers are given."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from oslo_config import cfg
 
 from acstor_common import decision_api
 from acstor_common import ids
+from acstor_common import outward
 from acstor_common import ring
 from acstor_common import vnode
 from acstor_decision.api import app
@@ -132,6 +135,7 @@ def publish(
     hosts: int,
     vnodes: int = 3,
     thresholds: tuple[int | None, int | None] = (None, None),
+    places: Mapping[str, outward.Outward] = MappingProxyType({}),
 ) -> None:
     """Publish a table of hosts h0000, h0001 and so on."""
     given = [sample(number) for number in range(hosts)]
@@ -147,6 +151,7 @@ def publish(
             for one in given
         ),
         *thresholds,
+        outward=places,
     )
     store.publish(
         database.Publication(

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from acstor_common import decision_api
+from acstor_common import outward
 from acstor_decision.api import hosts
 from acstor_decision.api import rings
 from acstor_decision.api import traffic
@@ -12,7 +13,7 @@ from tests.unit.decision.api import conftest
 
 
 def test_host_shows_what_it_told_last_and_its_share_of_the_ring(client, store):
-    peers = {"h0001": decision_api.Traffic(7, 9)}
+    peers = {"h0001": decision_api.Exchanged(7, 9, decision_api.Timed(5, 0.5))}
     conftest.note(store, conftest.sample(0, sent_s=time.time(), peers=peers))
     conftest.publish(store, 1, hosts=2, vnodes=5)
     shown = client.get("/v1/hosts/h0000").json
@@ -23,7 +24,8 @@ def test_host_shows_what_it_told_last_and_its_share_of_the_ring(client, store):
         "chunks_received": 100.0,
         "chunks_sent": 200.0,
     }
-    assert shown["peers"] == {"h0001": {"received": 7, "sent": 9}}
+    timed = {"received": 5, "took_s": 0.5}
+    assert shown["peers"] == {"h0001": {"received": 7, "sent": 9, "timed": timed}}
 
 
 def test_host_that_tells_nothing_any_more_is_silent(client, store):
@@ -72,6 +74,13 @@ def test_table_shows_how_far_homes_may_be(thresholds, client, store):
     for path in ("/v1/ring", "/v1/rings/1"):
         shown = client.get(path).json
         assert (shown["threshold"], shown["outer_threshold"]) == thresholds
+
+
+def test_table_shows_what_places_give_and_whom_they_ask(client, store):
+    places = {"pod1/rack0": outward.Outward(20), "pod2": outward.Outward(outer_threshold=0)}
+    conftest.publish(store, 1, hosts=2, thresholds=(1, 9), places=places)
+    shown = client.get("/v1/ring").json
+    assert shown["places"] == {"pod1/rack0": {"share": 20}, "pod2": {"outer_threshold": 0}}
 
 
 def test_without_a_table_nothing_is_made_up(client):

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
 from collections.abc import Collection
 from typing import Any
 
@@ -35,6 +36,7 @@ class Cloud:
         self.hosts = [f"h{n}" for n in range(1, hosts + 1)]
         self.sketches: dict[str, tuple[int, ...]] = {}
         self.places: dict[str, str] = {}
+        self.wait: Callable[[str, str], float] | None = None
         self.round = 0
         self.collect({}, times=2)
 
@@ -66,6 +68,13 @@ class Cloud:
             link_bytes_s=LINK_BYTES_S,
             total=decision_api.Traffic(0, int(share * LINK_BYTES_S * COLLECTION_S)),
             sketch=self.sketches.get(host, ()),
+            peers={
+                other: decision_api.Exchanged(
+                    1000, 0, decision_api.Timed(1000, self.wait(host, other))
+                )
+                for other in self.hosts
+                if self.wait and other != host
+            },
         )
         now_s = self.round * COLLECTION_S
         assert self.members.hear(sample, now_s, now_s) is None
@@ -217,23 +226,104 @@ def test_a_flapping_host_is_let_in_once_it_stays():
         assert cloud.collect({}, times=5) == []
 
 
-@pytest.mark.parametrize(("spares_source", "outer"), [(True, 3), (False, None)])
+RACKS = {f"h{n}": f"pod{n % 2}/rack{n % 4}" for n in range(1, 9)}
+
+
+@pytest.mark.parametrize(("spares_source", "outer"), [(True, 2), (False, None)])
 def test_thresholds_count_when_they_were_asked_for_twice(spares_source, outer):
-    cloud = Cloud(3, spares_source=spares_source)
-    cloud.decider.observe(Thresholds(1, 2))
+    cloud = Cloud(8, spares_source=spares_source)
+    cloud.places = RACKS
+    cloud.collect({})
+    cloud.decider.observe([])
     assert cloud.collect({}) == []
     for _ in range(2):
-        cloud.decider.observe(Thresholds(1, 3))
+        cloud.decider.observe([2])
     [decision] = cloud.collect({})
     assert (decision.reason, decision.moved) == (Reason.THRESHOLD, 0)
     assert decision.table.thresholds == Thresholds(1, outer)
     published = table.to_ring(decision.table, 2)
     assert (published.threshold, published.outer_threshold) == (1, outer)
     assert table.from_ring(published) == decision.table
-    cloud.decider.observe(Thresholds())
+    cloud.places = dict.fromkeys(RACKS, "pod1/rack1")
+    cloud.collect({})
+    cloud.decider.observe([2])
     assert cloud.collect({}) == []
-    cloud.decider.observe(Thresholds())
+    cloud.decider.observe(None)
     assert cloud.collect({})[0].table.thresholds == Thresholds()
+
+
+THREE_RACKS = {f"h{number}": f"pod/rack{number % 3}" for number in range(1, 13)}
+
+
+def racked(wait: Callable[[str, str], float]) -> Cloud:
+    """Return a cloud of three racks of four hosts which have waited for each other."""
+    cloud = Cloud(12)
+    cloud.places = THREE_RACKS
+    cloud.wait = wait
+    for _ in range(3):
+        cloud.decider.observe()
+        cloud.collect({})
+    assert cloud.decider.table.thresholds == Thresholds(1, threshold.EVERYWHERE)
+    return cloud
+
+
+def observe(cloud: Cloud, times: int) -> list[decider.Decision]:
+    made = []
+    for _ in range(times):
+        made += cloud.collect({})
+        cloud.decider.observe()
+    return made + cloud.collect({})
+
+
+def test_rack_whose_way_out_is_slow_is_home_of_less_for_others_and_as_much_within():
+    cloud = racked(lambda one, other: 5.0 if THREE_RACKS[other] == "pod/rack1" else 1.0)
+    [decision] = observe(cloud, 3)
+    assert (decision.reason, decision.moved) == (Reason.PLACES, 0)
+    assert {place: rule.share for place, rule in decision.table.outward.items()} == {
+        "pod/rack1": 20
+    }
+    published = table.to_ring(decision.table, 4)
+    assert table.from_ring(ring.decode(ring.encode(published), "table")) == decision.table
+    owners = [published.owners_at(ids.Oid(n << 50), 1)[0] for n in range(1 << 14)]
+    slow = sum(cloud.places[owner] == "pod/rack1" for owner in owners) / len(owners)
+    assert 0.05 < slow < 0.14, "a ninth, where it was a third"
+    within = published.group_of(ids.HostId("h1"))
+    assert {cloud.places[host.host] for host in within.hosts} == {"pod/rack1"}
+    assert sum(host.vnodes for host in within.hosts) == 400
+
+
+@pytest.mark.parametrize("lie", [1e-6, 1e6])
+def test_one_host_that_lies_about_all_others_changes_no_table(lie):
+    cloud = racked(lambda one, other: lie if one == "h1" and other != "h2" else 1.0)
+    assert observe(cloud, 30) == []
+
+
+def test_one_host_that_gives_late_on_purpose_changes_no_table():
+    cloud = racked(lambda one, other: 1e6 if other == "h1" else 1.0)
+    assert observe(cloud, 30) == []
+
+
+def test_group_that_gets_chunks_much_faster_from_its_pod_asks_there_and_nobody_else_does():
+    cloud = Cloud(16)
+    cloud.places = {host: f"pod{n % 2}/rack{n % 4}" for n, host in enumerate(cloud.hosts)}
+
+    def wait(one: str, other: str) -> float:
+        is_far = cloud.places[one][:4] != cloud.places[other][:4]
+        return 9.0 if is_far and cloud.places[one] == "pod1/rack3" else 1.0
+
+    cloud.wait = wait
+    for _ in range(3):
+        cloud.decider.observe()
+        cloud.collect({})
+    [decision] = observe(cloud, 3)
+    assert {p: rule.outer_threshold for p, rule in decision.table.outward.items()} == {
+        "pod1/rack3": 2
+    }
+    published = table.to_ring(decision.table, 4)
+    outer = {host: published.outer_group_of(ids.HostId(host)) for host in cloud.hosts}
+    for host, of in outer.items():
+        assert of is not None
+        assert len(of.hosts) == (8 if cloud.places[host] == "pod1/rack3" else 16)
 
 
 def test_locations_are_used_once_all_hosts_have_as_many_levels():

@@ -12,19 +12,51 @@ ALL = threshold.EVERYWHERE
 @pytest.mark.parametrize(
     ("levels", "wanted"),
     [
-        ([], (None, None)),
-        ([[], [], []], (None, None)),
-        ([[CALM] * 4, [CALM] * 2, [CALM]], (None, None)),
-        ([[CALM] * 4, [CALM] * 2, [BUSY]], (2, ALL)),
-        ([[CALM] * 4, [BUSY, CALM], [CALM]], (None, None)),
-        ([[CALM] * 4, [BUSY, BUSY, CALM], [CALM]], (1, ALL)),
+        ([], ()),
+        ([[], [], []], ()),
+        ([[CALM] * 4, [CALM] * 2, [CALM]], ()),
+        ([[CALM] * 4, [CALM] * 2, [BUSY]], (2,)),
+        ([[CALM] * 4, [BUSY, CALM], [CALM]], ()),
+        ([[CALM] * 4, [BUSY, BUSY, CALM], [CALM]], (1,)),
         ([[CALM] * 4, [BUSY, BUSY, CALM], [BUSY]], (1, 2)),
-        ([[BUSY] * 4, [BUSY] * 2, [CALM], [BUSY], [BUSY]], (1, 3)),
-        ([[BUSY] * 4, [CALM] * 2, [CALM]], (threshold.NEAREST, ALL)),
-        ([[threshold.SwitchLoad(1, 0)]], (threshold.NEAREST, ALL)),
-        ([[CALM]] * location.MAX_LEVELS + [[BUSY]], (location.MAX_LEVELS, ALL)),
-        ([[CALM]] * ALL + [[BUSY]], (None, None)),  # higher than locations can be
+        ([[BUSY] * 4, [BUSY] * 2, [CALM], [BUSY], [BUSY]], (1, 3, 4)),
+        ([[BUSY] * 4, [CALM] * 2, [CALM]], (threshold.NEAREST,)),
+        ([[threshold.SwitchLoad(1, 0)]], (threshold.NEAREST,)),
+        ([[CALM]] * location.MAX_LEVELS + [[BUSY]], (location.MAX_LEVELS,)),
+        ([[CALM]] * ALL + [[BUSY]], ()),  # higher than locations can be
     ],
 )
-def test_requests_stay_beneath_the_first_busy_level_and_homes_beneath_the_next(levels, wanted):
-    assert threshold.thresholds_for(levels) == wanted
+def test_a_level_is_busy_where_more_than_half_of_its_switches_are(levels, wanted):
+    assert threshold.busy_levels(levels) == wanted
+
+
+def places(*hosts_of_racks: int, levels: int = 2) -> list[location.Levels]:
+    """Return racks of so many hosts, two racks to a pod."""
+    return [
+        tuple(f"{rack >> (levels - depth - 1)}" for depth in range(levels))
+        for rack, hosts in enumerate(hosts_of_racks)
+        for _ in range(hosts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "busy", "wanted"),
+    [
+        ([], (), (None, None)),
+        ([()] * 9, (1,), (None, None)),  # nobody knows where hosts stand
+        (places(8), (), (None, None)),  # all in one rack
+        (places(8, 8), (), (1, ALL)),
+        (places(8, 8, 8), (1,), (1, ALL)),
+        (places(8, 8, 8), (2,), (1, 2)),
+        (places(8, 8, 8), (1, 2, 3), (1, 2)),
+        (places(1, 1, 1, 1), (), (2, ALL)),  # a rack of one host helps nobody; a pod does
+        (places(1, 1), (), (None, None)),
+        (places(2, 1, 1), (), (2, ALL)),  # half have company in their racks: not most
+        (places(2, 2, 1), (), (1, ALL)),
+        (places(1, 1, 1, 1), (2, 3), (2, 3)),
+        ([(str(n),) for n in range(9)], (), (None, None)),  # places of one host, no wider ones
+    ],
+)
+def test_hosts_of_the_nearest_places_with_company_are_groups(where, busy, wanted):
+    assert threshold.thresholds_for(where, busy) == wanted
+    assert threshold.thresholds_for(where, busy, spares_source=False) == (wanted[0], None)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who asks this host for contents: hosts, the connections they ask on, and their requests."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from acstor_agent.core.transfers import want as want_
+from acstor_common import ids
+
+
+class Receiver:
+    """A host that asks.
+
+    :ivar links: its connections; ``requests``: what waits on them
+    :ivar begun: transfers that go on because it asked
+    :ivar undelivered: bytes of answers that are in their turn, or on their way
+    """
+
+    __slots__ = ("begun", "host", "links", "requests", "undelivered")
+
+    def __init__(self, host: ids.HostId) -> None:
+        self.host = host
+        self.links = self.requests = self.begun = self.undelivered = 0
+
+
+class Link:
+    """A connection on which a host asks: from its first request until it ends.
+
+    :ivar askers: its requests that wait, by their numbers
+    :ivar given: those that were answered from the cache, until that is delivered
+    :ivar places: on the uplink that its answers take
+    :ivar undelivered: bytes that are on their way
+    :ivar watched_s: since when it is known how long they take; None: it is not looked after
+    :ivar alive_s: when it was last said that requests are being worked on
+    """
+
+    __slots__ = (
+        *("alive_s", "askers", "connection", "given", "is_slow"),
+        *("places", "receiver", "undelivered", "watched_s"),
+    )
+
+    def __init__(self, connection: Hashable, receiver: Receiver) -> None:
+        self.connection, self.receiver = connection, receiver
+        self.askers: dict[int, Asker] = {}
+        self.given: dict[int, Asker] = {}
+        self.places = self.undelivered = 0
+        self.is_slow = False
+        self.watched_s: float | None = None
+        self.alive_s = 0.0
+
+
+class Asker:
+    """A request that waits: for what its image names, for a content, or for its turn.
+
+    :ivar want: None until it was admitted
+    :ivar data: what came; None while nothing did, or where the cache has it
+    """
+
+    __slots__ = (
+        *("data", "deadline_s", "host", "link", "mode"),
+        *("number", "priority", "request", "want"),
+    )
+
+    def __init__(self, link: Link, request: want_.Request, deadline_s: float) -> None:
+        self.link, self.host = link, link.receiver.host
+        self.request, self.number = request, request.number
+        self.mode, self.priority = request.mode, request.priority
+        self.deadline_s = deadline_s
+        self.want: Any = None
+        self.data: Any = None

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attempts: numbered, within what a peer may owe, and in time.
+
+The one rule: each attempt ends once, by an answer, by the loss of its connection, because nobody
+waits for it any more, or because its time is over.  Time runs from when it was sent: what waits in
+the line of this host is nobody else's fault.
+"""
+
+from collections.abc import Hashable
+
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import deadlines as deadlines_
+from acstor_agent.core.transfers import peer_book
+from acstor_agent.core.transfers import priority as priority_
+from acstor_agent.core.transfers import transfer as transfer_
+from acstor_agent.core.transfers import want as want_
+from acstor_agent.core.transfers.fetching import sources
+from acstor_common import ids
+from acstor_common import peer_request
+
+LONGEST_TIMES = 4
+"""So many times as long may an attempt take where the peer shows life meanwhile."""
+LOOK_S = 0.1
+"""Attempts that are late are looked at so often."""
+
+Attempt = transfer_.Attempt
+Track = transfer_.Track
+PEER = priority_.Priority.PEER
+
+
+class Asking:
+    """The attempts under way.
+
+    :param timeout_s: so long a peer that owes an answer may be silent
+    """
+
+    def __init__(
+        self,
+        out: actions.Out,
+        deadlines: deadlines_.Deadlines,
+        book: peer_book.PeerBook,
+        timeout_s: float,
+    ) -> None:
+        self._out, self._deadlines, self._book = out, deadlines, book
+        self.timeout_s = timeout_s
+        self._new: list[Attempt] = []
+
+    def ask(
+        self,
+        transfer: transfer_.Transfer,
+        host: ids.HostId,
+        mode: peer_request.Mode,
+        want: want_.Want,
+        track: Track,
+        now: float,
+    ) -> Attempt:
+        """Ask a peer, as soon as it owes this host less than its credit."""
+        peer = self._book.of(host)
+        attempt = Attempt(self._book.new_number(peer), transfer, host, mode, want, track, now)
+        if not peer.asks:
+            peer.heard_s = now  # from now on silence counts
+        peer.asks[attempt.number] = attempt
+        self._new.append(attempt)
+        if not peer.line and peer.under_bytes + want.length <= peer_book.CREDIT_BYTES:
+            self._send(peer, attempt, now)
+        else:
+            peer.line.put(attempt.priority, want.image_id, attempt)
+            self._send_more(peer, now)
+        return attempt
+
+    def at_source(self, transfer: transfer_.Transfer, now: float) -> Attempt:
+        """Return an attempt at the source, which is looked at as others are."""
+        mode = peer_request.Mode.HOME
+        attempt = Attempt(0, transfer, None, mode, transfer.want, Track.TRAVEL, now)
+        self._new.append(attempt)
+        return attempt
+
+    def _send(self, peer: peer_book.Peer, attempt: Attempt, now: float) -> None:
+        attempt.sent_s = now
+        peer.under_bytes += attempt.want.length
+        self._out.ask(peer.host, attempt)
+
+    def hurry(self, attempt: Attempt, priority: priority_.Priority) -> None:
+        """Let an attempt be as urgent as its transfer has become."""
+        before, attempt.priority = attempt.priority, min(priority, attempt.priority)
+        if attempt.is_over or attempt.priority is before:
+            return
+        if attempt.priority <= PEER < before:
+            self._new.append(attempt)  # from now on it may be late
+        if attempt.host is None:
+            return
+        if attempt.sent_s is None:
+            line, who = self._book.of(attempt.host).line, attempt.want.image_id
+            line.remove(before, who, attempt)
+            line.put(priority, who, attempt)
+        elif attempt.priority.at_peer is PEER is not before.at_peer:
+            self._out.hurry(attempt.host, attempt.number)
+
+    # Ends
+
+    def take(self, host: ids.HostId, number: int, now: float) -> Attempt | None:
+        """End an attempt that a host has answered; None if it was not asked, or not any more."""
+        peer = self._book.get(host)
+        attempt = peer.asks.get(number) if peer else None
+        if peer is None or attempt is None or attempt.sent_s is None:
+            return None
+        peer.heard_s = now
+        self._end(peer, attempt, now)
+        return attempt
+
+    def cancel(self, attempt: Attempt, now: float) -> None:
+        """End an attempt because nobody waits for it."""
+        if attempt.is_over:
+            return
+        if attempt.host is None:
+            attempt.is_over = True
+            return
+        if attempt.sent_s is not None:
+            self._out.cancel(attempt.host, attempt.number)
+        self._end(self._book.of(attempt.host), attempt, now)
+
+    def take_lost(self, host: ids.HostId, connection: Hashable, now: float) -> list[Attempt]:
+        """End the attempts at a host that were sent on a connection; the others go on."""
+        peer = self._book.get(host)
+        if peer is None:
+            return []
+        asks = peer.asks.values()
+        lost = [a for a in asks if a.sent_s is not None and a.connection == connection]
+        for attempt in lost:
+            self._end(peer, attempt, now)
+        return lost
+
+    def take_line(self, host: ids.HostId) -> list[Attempt]:
+        """End the attempts that wait here for a host that is left alone from now on."""
+        peer = self._book.of(host)
+        waiting = []
+        while (attempt := peer.line.take()) is not None:
+            del peer.asks[attempt.number]
+            attempt.is_over = True
+            waiting.append(attempt)
+        return waiting
+
+    def _end(self, peer: peer_book.Peer, attempt: Attempt, now: float) -> None:
+        attempt.is_over = True
+        del peer.asks[attempt.number]
+        if attempt.sent_s is None:
+            peer.line.remove(attempt.priority, attempt.want.image_id, attempt)
+            return
+        peer.under_bytes -= attempt.want.length
+        if peer.line:
+            self._send_more(peer, now)
+
+    def _send_more(self, peer: peer_book.Peer, now: float) -> None:
+        while peer.line and (not peer.under_bytes or peer.under_bytes < peer_book.CREDIT_BYTES):
+            attempt = peer.line.take()
+            assert attempt is not None
+            self._send(peer, attempt, now)
+
+    # Time
+
+    def is_late(self, attempt: Attempt, now: float) -> bool:
+        """Say whether its place was silent for too long, or who waits has waited for too long."""
+        return now >= self._late_s(attempt)
+
+    def silent_s(self, attempt: Attempt, now: float) -> float:
+        """Return for how long the place of an attempt has been silent to it."""
+        return now - self._silent_since_s(attempt, now)
+
+    def _silent_since_s(self, attempt: Attempt, never_s: float) -> float:
+        sent_s, host = attempt.sent_s, attempt.host
+        if host is not None:
+            return never_s if sent_s is None else max(sent_s, self._book.of(host).gave_s)
+        read: sources.Read | None = attempt.transfer.read
+        if read is None or not read.number:
+            return never_s
+        return max(read.begun_s, self._book.source_gave_s)
+
+    def _late_s(self, attempt: Attempt) -> float:
+        """Return when an attempt is late, if nothing happens."""
+        latest_s = attempt.at_s + peer_book.LATEST_S
+        late_s = self._book.late_s(peer_book.kind_of(attempt))
+        return min(self._silent_since_s(attempt, latest_s) + late_s, latest_s)
+
+    def over_s(self, attempt: Attempt) -> float:
+        """Return when an attempt's time is over; the source has its own."""
+        if attempt.host is None or attempt.sent_s is None:
+            return float("inf")
+        over_s = attempt.sent_s + self.timeout_s
+        if attempt.track is Track.RELAY:
+            return over_s  # a home that shows life is no better than the source
+        heard_s = self._book.of(attempt.host).heard_s
+        longest_s = attempt.sent_s + LONGEST_TIMES * self.timeout_s
+        return min(max(over_s, heard_s + self.timeout_s), longest_s)
+
+    def flush(self, now: float) -> None:
+        """Have the attempts of this event looked at, all together, when the first may be late."""
+        if self._new:
+            is_raced = any(attempt.priority <= PEER for attempt in self._new)
+            after_s = self._book.soonest_late_s if is_raced else self.timeout_s
+            self._deadlines.put(now + after_s, deadlines_.Due.ATTEMPTS, self._new)
+            self._new = []
+
+    def look_again(self, attempts: list[Attempt], now: float) -> None:
+        """Have attempts looked at when the first of them may be late, or over."""
+        soonest_s = min(map(self._look_s, attempts))
+        if soonest_s == float("inf"):
+            soonest_s = now + self.timeout_s
+        at_s = max(soonest_s, now + LOOK_S)
+        self._deadlines.put(at_s, deadlines_.Due.ATTEMPTS, attempts)
+
+    def _look_s(self, attempt: Attempt) -> float:
+        is_raced = attempt.priority <= PEER and not attempt.is_late
+        if attempt.track is Track.TRIAL or (is_raced and attempt.track is not Track.SEARCH):
+            return min(self._late_s(attempt), self.over_s(attempt))
+        return self.over_s(attempt)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much is under way that nobody waits for: so many transfers at a time for each reason.
+
+The one rule: what is fetched ahead waits here, image by image in turns, and not at peers, where it
+would be in the way of what guests wait for; and nothing is fetched ahead while the cache has no
+room for it, or is behind with what came.
+"""
+
+from collections.abc import Iterator
+
+from acstor_agent.core.transfers import priority as priority_
+from acstor_agent.core.transfers import transfer as transfer_
+from acstor_agent.core.transfers import turns
+
+Priority = priority_.Priority
+Transfer = transfer_.Transfer
+
+ADVERTISED_AT_A_TIME = 4
+"""Enough to fill a link, few enough that what is asked last is not asked of hosts that were free a
+moment ago."""
+WISHES = 1024
+"""Of one image, that wait in a lane of mere guesses; of more the oldest is forgotten.  What
+somebody decided to fetch waits, however much it is: he gives it in batches."""
+GUESSES = frozenset({Priority.SOON, Priority.ADVERTISED})
+LANES = (Priority.SOON, Priority.SEED, Priority.HYDRATE, Priority.ADVERTISED, Priority.WHOLE)
+
+
+class Lanes:
+    """Lanes for SOON, SEED, HYDRATE, ADVERTISED and WHOLE.
+
+    :param limit: transfers at a time in each
+    :ivar waiting: those that have not begun
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.has_room = True
+        self._left = dict.fromkeys(LANES, limit)  # that may begin
+        self._left[Priority.ADVERTISED] = min(limit, ADVERTISED_AT_A_TIME)
+        self.waiting: turns.Turns[Transfer] = turns.Turns()
+        self.under_way = 0
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return self.waiting.length
+
+    def put(self, transfer: Transfer, lane: Priority) -> Transfer | None:
+        """Let a transfer wait in a lane; return the one that is forgotten, if there is one."""
+        image_id = transfer.want.image_id
+        transfer.lane, transfer.lane_of = lane, image_id
+        self.waiting.put(lane, image_id, transfer)
+        if lane not in GUESSES or self.waiting.waiting(lane, image_id) <= WISHES:
+            return None
+        oldest = self.waiting.take_of(lane, image_id)
+        assert oldest is not None
+        oldest.lane = None
+        return oldest
+
+    def leave(self, transfer: Transfer) -> None:
+        """Take a transfer out of its lane: it has ended, or does not need one any more."""
+        lane, transfer.lane = transfer.lane, None
+        if lane is not None and not self.waiting.remove(lane, transfer.lane_of, transfer):
+            self._left[lane] += 1
+            self.under_way -= 1
+
+    def take(self) -> Iterator[Transfer]:
+        """Yield the transfers that may begin now; each counts from then on."""
+        for lane in LANES:
+            while self.has_room and self._left[lane]:
+                transfer = self.waiting.take_of(lane)
+                if transfer is None:
+                    break
+                self._left[lane] -= 1
+                self.under_way += 1
+                yield transfer

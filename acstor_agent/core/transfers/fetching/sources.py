@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads of the source, in turns: so many chunks at a time, and the rest waits here.
+
+The rules beside those of ``turns``: of an image's turns each who has it open has one after the
+other, so one guest's many reads do not keep another waiting; and of what may be read at a time a
+share is kept free from any one image or host, and one from all who are no guests, else the next
+guest would wait behind reads that the source may not answer.  Neighbours in an image become one
+range in the source's own shell.
+"""
+
+import collections
+from collections.abc import Hashable
+
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import priority as priority_
+from acstor_agent.core.transfers import turns
+from acstor_agent.core.transfers import want as want_
+from acstor_common import ids
+
+CHUNKS = 128
+"""Read at a time: eight ranges of 1 MiB."""
+SPARED = 16
+
+_Kind = tuple[ids.ImageId, priority_.Priority, Hashable]
+_Line = tuple[priority_.Priority, Hashable]
+_Openers = collections.OrderedDict[Hashable, dict["Read", None]]
+
+
+class Read:
+    """A read of one chunk, from its wish until the source has answered.
+
+    :ivar number: of the action, once it is under way; 0: it waits
+    :ivar urgency: the most urgent reason of those who have joined since
+    """
+
+    __slots__ = (
+        *("begun_s", "index", "number", "opener"),
+        *("priority", "urgency", "want", "wanted_s", "who"),
+    )
+
+    def __init__(
+        self,
+        want: want_.Want,
+        priority: priority_.Priority,
+        who: Hashable,
+        now: float,
+        opener: Hashable,
+    ) -> None:
+        self.want, self.priority, self.who, self.opener = want, priority, who, opener
+        self.urgency = priority
+        self.number = self.index = 0
+        self.wanted_s = self.begun_s = now
+
+
+class Sources:
+    """What is read from the source, and what waits for that.
+
+    :param chunks: read at a time
+    :param spared: of them, for others
+    """
+
+    def __init__(self, out: actions.Out, chunks: int = CHUNKS, spared: int = SPARED) -> None:
+        self._out, self._limit, self._most = out, chunks, chunks - spared
+        self._turns: turns.Turns[Read] = turns.Turns()
+        self._openers: dict[_Line, _Openers] = {}
+        self._reads: dict[int, dict[int, Read]] = {}
+        self._last_number = 0
+        self._held: collections.Counter[Hashable] = collections.Counter()
+        self._full: Hashable = None  # who has all that one may have: there is one at most
+        self._held_by_others = self.under_way = 0
+
+    def __len__(self) -> int:
+        """Return how many are under way, or wait."""
+        return self.under_way + len(self._turns)
+
+    @property
+    def is_full(self) -> bool:
+        """Say whether reads wait because of those that are under way."""
+        is_spared = self._full is not None or self._held_by_others >= self._most
+        return bool(self._turns) and (is_spared or self.under_way >= self._limit)
+
+    def read(
+        self,
+        want: want_.Want,
+        priority: priority_.Priority,
+        who: Hashable,
+        now: float,
+        opener: Hashable = None,
+    ) -> Read:
+        """Have a chunk read.
+
+        :param who: the image for this host's own wishes, the host for peers: they share turns
+        :param opener: who of those that share them
+        """
+        read = Read(want, priority, who, now, opener)
+        self._put(read)
+        return read
+
+    def _put(self, read: Read) -> None:
+        self._turns.put(read.priority, read.who, read)
+        openers = self._openers.setdefault((read.priority, read.who), collections.OrderedDict())
+        openers.setdefault(read.opener, {})[read] = None
+
+    def _remove(self, read: Read) -> bool:
+        """Let a read wait no more; say whether it did."""
+        if not self._turns.remove(read.priority, read.who, read):
+            return False
+        self._leave(read)
+        return True
+
+    def _leave(self, read: Read) -> None:
+        """Take a read out of its opener's; he is the last to have the next turn."""
+        openers = self._openers[read.priority, read.who]
+        del openers[read.opener][read]
+        if openers[read.opener]:
+            openers.move_to_end(read.opener)
+        else:
+            del openers[read.opener]
+            if not openers:
+                del self._openers[read.priority, read.who]
+
+    def _take(self, is_urgent: bool) -> Read | None:
+        """Return what is next: the oldest read of the opener whose turn it is."""
+        first = self._turns.take(is_urgent, self._full)
+        if first is None:
+            return None
+        openers = self._openers[first.priority, first.who]
+        read = next(iter(next(iter(openers.values()))))
+        if read is not first:
+            self._turns.remove(read.priority, read.who, read)
+            self._turns.put(first.priority, first.who, first)
+        self._leave(read)
+        return read
+
+    def hurry(
+        self, read: Read, priority: priority_.Priority, who: Hashable, opener: Hashable = None
+    ) -> None:
+        """Let a read become more urgent; one that is under way counts as what it was begun as."""
+        if priority >= read.urgency:
+            return
+        read.urgency = priority
+        if read.number:
+            self._out.others.append(actions.HurryRead(read.number, priority, opener or who))
+        elif self._remove(read):
+            read.priority, read.who, read.opener = priority, who, opener
+            self._put(read)
+
+    def forget(self, read: Read) -> None:
+        """Note that nobody wants a read any more."""
+        if not read.number:
+            self._remove(read)
+        elif self.answered(read.number, read.index) and read.number not in self._reads:
+            self._out.others.append(actions.CancelRead(read.number))
+
+    def start(self, now: float) -> None:
+        """Begin what may begin now; what is of one kind is one action."""
+        if not self._turns.length:
+            return
+        begun: dict[_Kind, list[Read]] = {}
+        while self._turns and self.under_way < self._limit:
+            is_urgent = self._held_by_others >= self._most
+            read = self._take(is_urgent)
+            if read is None:
+                break
+            self._hold(read, 1)
+            kind = read.want.image_id, read.priority, read.opener or read.who
+            begun.setdefault(kind, []).append(read)
+        for kind, reads in begun.items():
+            self._last_number += 1
+            self._reads[self._last_number] = dict(enumerate(reads))
+            for index, read in enumerate(reads):
+                read.number, read.index, read.begun_s = self._last_number, index, now
+            wants = [read.want for read in reads]
+            self._out.others.append(actions.ReadSource(self._last_number, *kind, wants))
+
+    def answered(self, number: int, index: int) -> Read | None:
+        """Note that the source has told of a chunk; None if nobody reads it there."""
+        reads = self._reads.get(number)
+        read = reads.pop(index, None) if reads else None
+        if read is not None:
+            self._hold(read, -1)
+            if not reads:
+                del self._reads[number]
+        return read
+
+    def ended(self, number: int) -> list[Read]:
+        """Note that the source tells no more of a read; return what it has not told of."""
+        return [r for i in list(self._reads.get(number, ())) if (r := self.answered(number, i))]
+
+    def _hold(self, read: Read, count: int) -> None:
+        """Note what is under way, and for whom."""
+        self.under_way += count
+        self._held[read.who] += count
+        if self._held[read.who] >= self._most:
+            self._full = read.who
+        elif self._full == read.who:
+            self._full = None
+        if not self._held[read.who]:
+            del self._held[read.who]
+        self._held_by_others += count * (read.priority is not priority_.Priority.GUEST)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who of this host wants what, from the wish of a batch to its answer.
+
+The rules: each waiter is answered once, with all bytes of his batch or with the reason why one of
+them does not come, and not after his deadline.  A content that came ends all that was under way for
+it, and a failure ends nothing but what failed.
+
+A travel in vain is an answer to those who do not wait for their bytes at any price.  For guests it
+begins anew after a pause (``retries``), as long as bytes may still come; what the source denies all
+hosts are asked for first (``searches``).
+"""
+
+import math
+from collections.abc import Hashable
+from collections.abc import Sequence
+from typing import Protocol
+
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import deadlines as deadlines_
+from acstor_agent.core.transfers import failure as failure_
+from acstor_agent.core.transfers import priority as priority_
+from acstor_agent.core.transfers import transfer as transfer_
+from acstor_agent.core.transfers import want as want_
+from acstor_agent.core.transfers.fetching import lanes as lanes_
+from acstor_agent.core.transfers.fetching import parts as parts_
+from acstor_agent.core.transfers.fetching import retries as retries_
+from acstor_agent.core.transfers.fetching import searches as searches_
+from acstor_agent.core.transfers.fetching import through as through_
+from acstor_agent.core.transfers.fetching import travels as travels_
+
+Failure = failure_.Failure
+Priority = priority_.Priority
+Transfer = transfer_.Transfer
+Waiter = transfer_.Waiter
+GUEST = Priority.GUEST
+SOON = Priority.SOON
+
+KEPT = 1024
+"""Contents that the cache has not stored yet: of more nothing is fetched ahead (64 MiB)."""
+
+
+class Askers(Protocol):
+    """The peers who wait for contents."""
+
+    def came(self, transfer: Transfer, data: transfer_.Bytes) -> None:
+        """Answer them."""
+
+    def failed(self, transfer: Transfer, failure: Failure) -> None:
+        """Refuse those who wait for what is not under way any more."""
+
+
+class Waiters:
+    """The waiters of this host, and how what they want comes."""
+
+    def __init__(self, parts: parts_.Parts, through: through_.Through, askers: Askers) -> None:
+        self._parts, self._through, self._askers = parts, through, askers
+        self.travels = travels_.Travels(parts, through, self._in_vain)
+        self.searches = searches_.Searches(parts, self._searched)
+        self.lanes = lanes_.Lanes(parts.settings.background_limit)
+        self.retries = retries_.Retries(parts.deadlines)
+        self._waiters: dict[Hashable, Waiter] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    # Wishes
+
+    def wanted(
+        self,
+        batch: Sequence[want_.Want],
+        priority: Priority,
+        token: Hashable | None,
+        deadline_s: float,
+        is_patient: bool,
+        opener: Hashable = None,
+    ) -> None:
+        """Have contents brought that are not in the cache."""
+        parts, is_guest = self._parts, priority is GUEST
+        waiter = Waiter(token, list(batch), is_patient and is_guest, deadline_s)
+        if token is not None:
+            self._waiters[token] = waiter
+            if deadline_s < math.inf:
+                parts.deadlines.put(deadline_s, deadlines_.Due.WAITER, waiter)
+        is_source_first = is_guest and self.travels.preference.decide(parts.now)
+        for index, want in enumerate(batch):
+            if parts.kept and (kept := parts.kept.get(want.key)) is not None:
+                waiter.got[index] = kept.data
+                waiter.left -= 1
+                continue
+            transfer = parts.transfer_of(want, priority)
+            if token is not None:
+                transfer.waiters.append((waiter, index))
+            if is_guest:
+                transfer.opener = transfer.opener or opener
+                self._begin_for_guest(transfer, want, is_source_first)
+                is_source_first = self.travels.preference.is_source_first  # one chunk is a probe
+            else:
+                self._begin_ahead(transfer, priority)
+            if waiter.is_done:
+                return  # the first of it were pushed out of their lane
+        if not waiter.left and token is not None:
+            self._complete(waiter, None, "")
+
+    def _begin_for_guest(self, transfer: Transfer, want: want_.Want, is_source_first: bool) -> None:
+        search: searches_.Search | None = transfer.search
+        if search is not None and search.want.image_id != want.image_id:
+            self.searches.forget(transfer)  # it is for those of another image, and may take long
+        if transfer.retry is not None:
+            self.retries.hurry(transfer, want.image_id)
+        elif transfer.search is not None:
+            return
+        elif not transfer.is_travelling:
+            self.lanes.leave(transfer)
+            transfer.priority = GUEST
+            self.travels.begin(transfer, is_source_first)
+        elif transfer.priority is not GUEST:
+            transfer.priority = GUEST
+            self.travels.hurry(transfer)
+
+    def _begin_ahead(self, transfer: Transfer, priority: Priority) -> None:
+        if transfer.retry is not None or transfer.search is not None:
+            return  # a guest waits for it
+        if transfer.is_travelling:
+            if priority < transfer.priority or transfer.priority.asks_holders_only:
+                transfer.priority = priority
+                self.travels.hurry(transfer)
+            return
+        if transfer.lane is not None:
+            if priority >= transfer.lane and not transfer.lane.asks_holders_only:
+                return
+            self.lanes.leave(transfer)
+        transfer.priority = priority
+        forgotten = self.lanes.put(transfer, priority)
+        if forgotten is not None:
+            self._fail(forgotten, Failure.FORGOTTEN, "")
+
+    def begin_more(self) -> None:
+        """Begin what has waited for its turn, as far as may be: to be called after each event."""
+        if self.retries.due.length:
+            for transfer in self.retries.take(self._parts.now):
+                transfer.names = (*transfer.names[1:], transfer.names[0])
+                self.travels.begin(transfer)
+        if self.lanes.waiting.length and len(self._parts.kept) < KEPT:
+            for transfer in self.lanes.take():
+                if not transfer.is_travelling:
+                    self.travels.begin(transfer)
+        while self._parts.unwanted and self._parts.sources.is_full:
+            transfer, _ = self._parts.unwanted.popitem()
+            if not transfer.is_wanted:  # nobody has joined it since
+                self._end(transfer)
+
+    # A content came
+
+    def came(
+        self, transfer: Transfer, data: transfer_.Bytes, winner: transfer_.Attempt | None
+    ) -> None:
+        """Have a content stored, and give it to all who wait for it.
+
+        :param winner: the attempt by which it came; None: the source
+        """
+        parts = self._parts
+        if parts.transfers.get(transfer.key) is not transfer:
+            return  # it came twice in one event
+        want = winner.want if winner is not None else transfer.want
+        is_kept = parts.tables.is_home(want.oid)
+        if transfer.askers and not is_kept:
+            is_kept = any(asker.mode.reads_source for asker in transfer.askers)
+        giver, mode = (winner.host, winner.mode) if winner is not None else (None, None)
+        is_own = transfer.is_travelling or bool(transfer.waiters)
+        is_for_all = is_own and not transfer.askers  # nearly always
+        priority = transfer.priority if is_for_all else through_.most_urgent(transfer)
+        arrived = actions.Arrived(want, data, giver, mode, is_kept, is_own, priority)
+        parts.kept[transfer.key] = arrived
+        parts.out.store(arrived)
+        for waiter, index in transfer.take_waiters():
+            if waiter.is_done:
+                continue
+            waiter.got[index] = data
+            waiter.left -= 1
+            if not waiter.left:
+                self._complete(waiter, None, "")
+        if transfer.tries or transfer.retry is not None or transfer.search is not None:
+            self.retries.came()
+        self._end(transfer)
+        if transfer.askers:
+            self._askers.came(transfer, data)
+
+    def _end(self, transfer: Transfer) -> None:
+        """Let go of all that is under way for a content."""
+        parts = self._parts
+        parts.forget(transfer)
+        self._end_travel(transfer)
+        if transfer.relay is not None:
+            parts.asking.cancel(transfer.relay, parts.now)
+            transfer.relay = None
+        if transfer.read is not None:
+            parts.sources.forget(transfer.read)
+            transfer.read = None
+
+    def _end_travel(self, transfer: Transfer) -> None:
+        for attempt in transfer.attempts:
+            self._parts.asking.cancel(attempt, self._parts.now)
+        transfer.attempts.clear()
+        transfer.is_travelling = False
+        if transfer.retry is not None:
+            self.retries.forget(transfer)
+        if transfer.search is not None:
+            self.searches.forget(transfer)
+        if transfer.lane is not None:
+            self.lanes.leave(transfer)
+
+    # It did not come
+
+    def source_failed(self, transfer: Transfer, failure: Failure) -> None:
+        """Go on without the source, who waits here and who waits elsewhere."""
+        self._parts.uncharge(transfer)
+        self.travels.source_failed(transfer, failure)
+        self._askers.failed(transfer, failure)
+        self._parts.drop_if_done(transfer)
+
+    def _in_vain(self, transfer: Transfer, failure: Failure) -> None:
+        """Answer those who do not wait at any price; for guests it is tried again."""
+        self.lanes.leave(transfer)
+        self._leave_to_patient(transfer, failure, transfer.why)
+        if transfer.waiters:
+            wanted = {waiter.wants[index].image_id for waiter, index in transfer.waiters}
+            names = (name for name in transfer.names if name.image_id in wanted)
+            denied = next((name for name in names if name.image_id in transfer.denied), None)
+            if denied is not None:
+                self.searches.begin(transfer, denied)
+            else:
+                self._pause(transfer, failure.name.lower())
+        self._askers.failed(transfer, Failure.MISSING)
+        self._parts.drop_if_done(transfer)
+
+    def _leave_to_patient(self, transfer: Transfer, failure: Failure, why: str) -> None:
+        """Answer those who wait no longer than for what has been tried."""
+        entries = [entry for entry in transfer.take_waiters() if not entry[0].is_done]
+        transfer.waiters = [entry for entry in entries if entry[0].is_patient]
+        for waiter, _ in entries:
+            if not waiter.is_patient:
+                self._complete(waiter, failure, why)
+
+    def _searched(
+        self, transfer: Transfer, want: want_.Want, failure: Failure, why: str, lost_in_s: float
+    ) -> None:
+        """Give up what is lost, for those of its image; wait on for what may come still."""
+        if failure is Failure.LOST:
+            for waiter, index in transfer.waiters.copy():
+                if not waiter.is_done and waiter.wants[index].image_id == want.image_id:
+                    self._complete(waiter, failure, why)
+        self._leave_to_patient(transfer, failure, why)
+        if transfer.waiters:
+            self._pause(transfer, why, want if lost_in_s else None, lost_in_s)
+        else:
+            self._end_travel(transfer)
+        self._parts.drop_if_done(transfer)
+
+    def _pause(
+        self, transfer: Transfer, why: str, absent: want_.Want | None = None, lost_in_s: float = 0.0
+    ) -> None:
+        """Wait, and say what for."""
+        transfer.why = why
+        for waiter, _ in transfer.waiters:
+            if not waiter.is_done:
+                told = actions.Told(waiter.token, why, absent, lost_in_s)
+                self._parts.out.others.append(told)
+        self.retries.pause(transfer, self._parts.now)
+
+    def _fail(self, transfer: Transfer, failure: Failure, why: str) -> None:
+        """Answer all who wait for a content with the reason why it does not come."""
+        for waiter, _ in transfer.take_waiters():
+            self._complete(waiter, failure, why)
+        self._end_travel(transfer)
+        self._parts.drop_if_done(transfer)
+
+    # Who waits no more
+
+    def is_late(self, waiter: Waiter) -> None:
+        """Note that a deadline is over."""
+        if not waiter.is_done:
+            transfers = (self._parts.transfers.get(want.key) for want in waiter.wants)
+            whys = (transfer.why for transfer in transfers if transfer is not None)
+            self._complete(waiter, Failure.LATE, next(filter(None, whys), ""))
+
+    def cancelled(self, token: Hashable) -> None:
+        """Note that nobody waits any more.
+
+        What is under way goes on, for it is stored; what waits for its turn in a lane has none.
+        """
+        waiter = self._waiters.get(token)
+        if waiter is not None:
+            self._leave(waiter)
+
+    def _complete(self, waiter: Waiter, failure: Failure | None, why: str) -> None:
+        """Answer a waiter, unless he has been answered."""
+        if not waiter.is_done:
+            got = waiter.got if failure is None else []
+            self._parts.out.others.append(actions.Complete(waiter.token, got, failure, why))
+            self._leave(waiter)
+
+    def _leave(self, waiter: Waiter) -> None:
+        """Let a waiter go: his deadline may remember him for long, and not what he wanted."""
+        waiter.is_done = True
+        if self._waiters.get(waiter.token) is waiter:
+            del self._waiters[waiter.token]
+        wants, got, waiter.wants, waiter.got = waiter.wants, waiter.got, [], []
+        if not waiter.left:
+            return
+        for want, data in zip(wants, got, strict=True):
+            transfer = self._parts.transfers.get(want.key) if data is None else None
+            if transfer is None:
+                continue
+            transfer.left()
+            if not transfer.is_wanted:
+                if transfer.retry is not None or transfer.search is not None:
+                    self._end_travel(transfer)
+                elif transfer.lane not in (None, SOON) and not transfer.is_travelling:
+                    self.lanes.leave(transfer)
+                self._parts.drop_if_done(transfer)

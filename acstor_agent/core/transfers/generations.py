@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table that forgets what was not used for long, without a list of uses.
+
+There are two generations.  What is used is in the young one; when that has half of the weight that
+is allowed it becomes the old one, and the old one is forgotten.  So an entry is kept until at least
+half of what is allowed was used since, and no entry has links to others, as in an OrderedDict.
+"""
+
+from collections.abc import Callable
+from collections.abc import Hashable
+from typing import Any
+from typing import Generic
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def _one(_: Any) -> int:
+    return 1
+
+
+class Generations(Generic[K, V]):
+    """The table.
+
+    :param limit: weight of all entries at most
+    :param weigh: says the weight of a value, which does not change
+
+    >>> table = Generations(limit=4)
+    >>> for key in "abc":
+    ...     table.put(key, key.upper())
+    >>> table.get("a"), table.keys()
+    ('A', ['b', 'c', 'a'])
+    >>> table.put("d", "D"), table.put("e", "E"), table.get("b")
+    (None, None, None)
+    """
+
+    __slots__ = ("_half", "_old", "_weigh", "_weight", "_young")
+
+    def __init__(self, limit: int, weigh: Callable[[V], int] = _one) -> None:
+        self._half, self._weigh = limit // 2, weigh
+        self._weight = 0
+        self._young: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._young or key in self._old
+
+    def get(self, key: K) -> V | None:
+        """Return a value, which counts as a use; None if there is none."""
+        value = self._young.get(key)
+        if value is None and (value := self._old.pop(key, None)) is not None:
+            self._add(key, value)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        """Set a value."""
+        self.pop(key)
+        self._add(key, value)
+
+    def pop(self, key: K) -> V | None:
+        """Forget an entry; return its value, None if there is none."""
+        value = self._young.pop(key, None)
+        if value is None:
+            return self._old.pop(key, None)
+        self._weight -= self._weigh(value)
+        return value
+
+    def keys(self) -> list[K]:
+        """Return all keys, those that were not used for longest first."""
+        return [*self._old, *self._young]
+
+    def _add(self, key: K, value: V) -> None:
+        weight = self._weigh(value)
+        self._weight += weight
+        if self._weight > self._half and self._young:
+            self._old, self._young, self._weight = self._young, {}, weight
+        self._young[key] = value

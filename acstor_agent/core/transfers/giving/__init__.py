@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this host gives to others.
+
+To be read in this order: ``rights`` says who may have what; ``asker`` is a request, the connection
+that it came on and the host that sent it; ``referrals`` knows who was given what, and whom to send
+the next one to; ``uplink`` whose turn it is; ``requests`` is what happens to a request.
+"""

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers ask this host for: contents that are here, on their way, or to be read through.
+
+The one rule: a request is answered once, or cancelled, or its time ends; what it may wait for here
+follows from its mode (``acstor_common.peer_request``), and what one host makes this one hold and
+bring is bounded, also what it does not wait for any more.
+"""
+
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import asker as asker_
+from acstor_agent.core.transfers import deadlines as deadlines_
+from acstor_agent.core.transfers import failure as failure_
+from acstor_agent.core.transfers import priority as priority_
+from acstor_agent.core.transfers import transfer as transfer_
+from acstor_agent.core.transfers import want as want_
+from acstor_agent.core.transfers.fetching import parts as parts_
+from acstor_agent.core.transfers.fetching import through as through_
+from acstor_agent.core.transfers.giving import referrals as referrals_
+from acstor_agent.core.transfers.giving import rights as rights_
+from acstor_agent.core.transfers.giving import uplink as uplink_
+from acstor_common import ids
+from acstor_common import peer_request
+
+Asker = asker_.Asker
+Failure = failure_.Failure
+PEER = priority_.Priority.PEER
+RELAYED = peer_request.Mode.RELAYED
+
+HELD_WAIT_S = 2.0
+"""So long who was referred here waits for what this host waits for itself: where tables differ it
+may be the one that this host waits for."""
+TRANSFERS_OF_A_PEER = 512
+"""That go on because one peer asked: as many as it may ask for at a time."""
+REQUESTS_OF_A_PEER = 1024
+"""That wait here for anything: for what an image names, for their content, for their turn."""
+LOOK_S = 0.5
+"""Those that wait are looked at so often: so much later than its time a request may end."""
+LONGEST_S = 60.0
+"""No request is worked on for longer, whatever its sender says."""
+
+
+class Requests:
+    """The requests of peers.
+
+    :ivar given: contents so far; ``referred``: requests that were answered with other hosts
+    """
+
+    def __init__(
+        self, parts: parts_.Parts, through: through_.Through, rights: rights_.Rights
+    ) -> None:
+        self._parts, self._through, self._rights = parts, through, rights
+        self.uplink = uplink_.Uplink(parts.out, parts.deadlines)
+        self.referrals = referrals_.Referrals(parts.keys)
+        self.given = self.referred = 0
+        self.receivers: dict[ids.HostId, asker_.Receiver] = {}
+        self._links: dict[Hashable, asker_.Link] = {}
+        self._is_looked_at = False
+
+    def __len__(self) -> int:
+        """Return how many requests wait, for anything."""
+        return sum(len(link.askers) for link in self._links.values())
+
+    # A request comes
+
+    def asked(
+        self, connection: Hashable, host: ids.HostId, requests: Iterable[want_.Request]
+    ) -> None:
+        """Take requests of a peer, which are not admitted yet."""
+        parts, link, unknown = self._parts, self._link(connection, host), []
+        for request in requests:
+            asker = Asker(link, request, parts.now + min(request.timeout_s, LONGEST_S))
+            if request.number in link.askers:
+                why = f"request {request.number} twice"
+                parts.out.others.append(actions.Drop(connection, why))
+                break
+            if link.receiver.requests >= REQUESTS_OF_A_PEER:
+                self._refuse(asker, Failure.BUSY)
+                continue
+            self._begin(asker)
+            want = self._rights.admit(host, request)
+            if want is None:
+                unknown.append(request)
+            else:
+                self._admitted(asker, want)
+        if unknown:
+            parts.out.others.append(actions.LookUp(connection, host, unknown))
+
+    def _link(self, connection: Hashable, host: ids.HostId) -> asker_.Link:
+        link = self._links.get(connection)
+        if link is None:
+            receiver = self.receivers.get(host)
+            if receiver is None:
+                receiver = self.receivers[host] = asker_.Receiver(host)
+            receiver.links += 1
+            link = self._links[connection] = asker_.Link(connection, receiver)
+        if not link.askers:
+            link.alive_s = self._parts.now
+        return link
+
+    def _begin(self, asker: Asker) -> None:
+        asker.link.askers[asker.number] = asker
+        asker.link.receiver.requests += 1
+        if not self._is_looked_at:
+            self._look_later()
+
+    def looked_up(
+        self, connection: Hashable, found: Iterable[tuple[int, ids.Content | Failure]]
+    ) -> None:
+        """Go on with requests, by their numbers, of which nobody knew what they are for."""
+        contents = dict(found)
+        for asker in self._waiting(connection, contents):
+            content = contents[asker.number]
+            if asker.want is not None:
+                continue  # nobody had to look
+            if isinstance(content, Failure):
+                self._refuse(asker, content, self._rights.not_looked_up(content))
+            elif (want := self._rights.admit(asker.host, asker.request, content)) is not None:
+                self._admitted(asker, want)
+
+    def _waiting(self, connection: Hashable, numbers: Iterable[int]) -> Iterator[Asker]:
+        """Yield those of the requests of a connection that wait still."""
+        link = self._links.get(connection)
+        for number in numbers if link is not None else ():
+            assert link is not None
+            if (asker := link.askers.get(number)) is not None:
+                yield asker
+
+    def _admitted(self, asker: Asker, want: want_.Want | str) -> None:
+        if isinstance(want, str):
+            self._refuse(asker, Failure.MISSING, want)
+            return
+        asker.want = want
+        if self._is_referred(asker):
+            return
+        if self._is_here(asker):
+            self._give(asker)
+        else:
+            self._bring(asker)
+
+    def _is_here(self, asker: Asker) -> bool:
+        """Say whether a content can be given under the name by which it is asked for."""
+        is_cached = asker.want.cid in self._parts.cache
+        return is_cached and self._rights.may_give(asker.want, asker.mode)
+
+    # What is not here
+
+    def _bring(self, asker: Asker) -> None:
+        """Let a peer wait for what is not in the cache, as far as it may."""
+        parts, receiver, mode = self._parts, asker.link.receiver, asker.mode
+        if (kept := parts.kept.get(asker.want.key)) is not None:
+            asker.data = kept.data
+            self._give(asker)
+            return
+        transfer = parts.transfers.get(asker.want.key)
+        is_left = mode is RELAYED and parts.tables.is_left_to(asker.want.oid, asker.host)
+        if not mode.reads_source or is_left:
+            self._join(asker, transfer)
+            return
+        is_new = transfer is None or (transfer.relay is None and transfer.read is None)
+        if is_new and receiver.begun >= TRANSFERS_OF_A_PEER:
+            self._refuse(asker, Failure.BUSY)
+            return
+        transfer = parts.transfer_of(asker.want, asker.priority)
+        if is_new and transfer.charged is None:
+            transfer.charged = receiver
+            receiver.begun += 1
+        transfer.askers[asker] = None
+        if mode is RELAYED:
+            self._through.read(transfer, asker.priority, asker.host)
+        else:
+            self._through.begin(transfer, asker.priority, asker.host, mode.is_moved)
+
+    def _join(self, asker: Asker, transfer: transfer_.Transfer | None) -> None:
+        """Let a peer wait for what is on its way, not for long, and not for the peer itself."""
+        is_coming = transfer is not None and transfer.read is not None
+        if not is_coming and transfer is not None and asker.mode is not RELAYED:
+            others = [attempt.host for attempt in transfer.attempts if attempt.host != asker.host]
+            is_coming = bool(others) or transfer.relay is not None
+        if transfer is None or not is_coming:
+            self._refuse(asker, Failure.MISSING)
+            return
+        asker.deadline_s = min(asker.deadline_s, self._parts.now + HELD_WAIT_S)
+        transfer.askers[asker] = None
+
+    def came(self, transfer: transfer_.Transfer, data: transfer_.Bytes) -> None:
+        """Answer all who wait for a content."""
+        askers, transfer.askers = transfer.askers, {}
+        for asker in askers:
+            asker.data = data
+            if not self._is_referred(asker):
+                self._give(asker)
+
+    def failed(self, transfer: transfer_.Transfer, failure: Failure) -> None:
+        """Refuse those who wait for what is not under way any more."""
+        if transfer.read is not None:
+            return
+        is_relayed = transfer.relay is not None
+        for asker in list(transfer.askers):
+            waits_on = is_relayed and asker.mode is not RELAYED
+            is_held = not asker.mode.reads_source
+            if not waits_on and not (is_held and (transfer.is_travelling or is_relayed)):
+                del transfer.askers[asker]
+                self._refuse(asker, failure)
+
+    def could_not_read(self, connection: Hashable, number: int) -> None:
+        """Bring a content that was to be given from the cache, which cannot read it."""
+        link = self._links.get(connection)
+        asker = link.given.pop(number, None) if link is not None else None
+        if asker is not None and number not in asker.link.askers:
+            self._begin(asker)
+            self._bring(asker)
+
+    # Answers
+
+    def _give(self, asker: Asker) -> None:
+        """Send a content in its turn, and remember who has it."""
+        if asker.mode is not RELAYED and self._is_named(asker.host):
+            self.referrals.gave(asker.want.oid, asker.host, asker.priority)
+            self._note_copy(asker)
+        if self.uplink.has_place(asker.link.receiver):
+            self._answer(asker)
+        else:
+            self.uplink.put(asker, self._parts.now)
+
+    def _is_named(self, host: ids.HostId) -> bool:
+        """Say whether others may be sent to a host: near, on the table, neither bad nor spared."""
+        tables = self._parts.tables
+        if host not in tables.table or not tables.is_near(host) or tables.is_spared(host):
+            return False
+        return not self._parts.book.is_alone(host, self._parts.now)
+
+    def _is_referred(self, asker: Asker) -> bool:
+        """Name hosts that can give a content sooner than this one, if there are any."""
+        if not (self.uplink.is_busy and asker.mode.may_refer and self._is_named(asker.host)):
+            return False
+        hosts = self.referrals.refer(asker.want.oid, asker.host, asker.priority)
+        if hosts:
+            self._note_copy(asker)
+            self.referred += 1
+            self._reply(asker, actions.Referred(asker.number, hosts))
+        return bool(hosts)
+
+    def _note_copy(self, asker: Asker) -> None:
+        """Tell the holder that asked longest ago to let go, where there are too many."""
+        news, oid, limit = self._parts.news, asker.want.oid, self._parts.settings.copies_limit
+        if limit and self._parts.tables.is_home(oid):
+            news.unhint(asker.host, oid)
+            if (host := self.referrals.take_surplus(oid, limit)) is not None:
+                news.hint(host, oid)
+
+    def _answer(self, asker: Asker) -> None:
+        self.given += 1
+        self.uplink.sent(asker, self._parts.now)
+        if asker.data is None:
+            asker.link.given[asker.number] = asker
+        given = actions.Given(asker.number, asker.want, asker.data, asker.priority)
+        self._reply(asker, given)
+
+    def _send_more(self) -> None:
+        """Answer those whose turn it is; what they want may have left the cache meanwhile."""
+        while (asker := self.uplink.take()) is not None:
+            if asker.data is not None or self._is_here(asker):
+                self._answer(asker)
+            else:
+                self._bring(asker)
+            self.uplink.unpark(asker.link.receiver)
+
+    def delivered(self, connection: Hashable) -> None:
+        """Note that all that was sent on a connection has arrived."""
+        if (link := self._links.get(connection)) is not None:
+            link.given.clear()
+            self.uplink.delivered(link, self._parts.now)
+            self._send_more()
+
+    def out_of_patience(self, what: tuple[asker_.Link, float]) -> None:
+        """Let others have the places of a connection that keeps them too long."""
+        self.uplink.out_of_patience(*what)
+        self._send_more()
+
+    def _refuse(self, asker: Asker, failure: Failure, why: str = "") -> None:
+        request = asker.request if why else None
+        self._reply(asker, actions.Refused(asker.number, failure, why, request))
+
+    def _reply(
+        self, asker: Asker, answer: actions.Given | actions.Refused | actions.Referred
+    ) -> None:
+        self._parts.out.reply(asker.link.connection, answer)
+        self._end(asker)
+
+    def _end(self, asker: Asker) -> None:
+        """Note that a request is answered, or needs no answer."""
+        asker.data = None
+        if asker.link.askers.pop(asker.number, None) is not None:
+            asker.link.receiver.requests -= 1
+
+    # What else may end a request, or hurry it
+
+    def _look_later(self) -> None:
+        self._is_looked_at = True
+        at_s = self._parts.now + LOOK_S
+        self._parts.deadlines.put(at_s, deadlines_.Due.REQUESTS, None)
+
+    def look(self) -> None:
+        """Refuse those whose time is over; tell the others that they are not forgotten."""
+        parts, alive = self._parts, []
+        for link in self._links.values():
+            for asker in [a for a in link.askers.values() if a.deadline_s <= parts.now]:
+                is_held = asker.want is not None and not asker.mode.reads_source
+                self._part(asker)
+                self._refuse(asker, Failure.MISSING if is_held else Failure.UNREACHABLE)
+            if link.askers and parts.now - link.alive_s >= parts.settings.timeout_s / 3:
+                link.alive_s = parts.now
+                alive.append(link.connection)
+        if alive:
+            parts.out.others.append(actions.Alive(alive))
+        self._is_looked_at = False
+        if len(self):
+            self._look_later()
+
+    def cancelled(self, connection: Hashable, numbers: Iterable[int]) -> None:
+        """Note that a peer does not wait any more."""
+        for asker in self._waiting(connection, numbers):
+            self._part(asker)
+            self._end(asker)
+
+    def left(self, connection: Hashable) -> None:
+        """Note that a connection has ended: nobody waits for its answers."""
+        link = self._links.get(connection)
+        if link is not None:
+            self.cancelled(connection, list(link.askers))
+            del self._links[connection]
+            link.receiver.links -= 1
+            self.uplink.forget(link, self._parts.now)
+            self._send_more()
+
+    def hurried(self, connection: Hashable, numbers: Iterable[int]) -> None:
+        """Let requests that wait here be as urgent as those of guests."""
+        for asker in self._waiting(connection, numbers):
+            if asker.priority <= PEER:
+                continue
+            is_in_line = asker.want is not None and self.uplink.remove(asker)
+            asker.priority = PEER
+            transfer = self._transfer_of(asker)
+            if is_in_line:
+                self.uplink.put(asker, self._parts.now)
+            elif transfer is not None and asker.mode.reads_source:
+                self._through.hurry(transfer, PEER, asker.host)
+
+    def follow_table(self) -> None:
+        """Forget who is not to be asked by the table in force, and who does not ask any more."""
+        for host in self._parts.keys.known():
+            if not self._is_named(host):
+                self._parts.keys.forget(host)
+        for receiver in list(self.receivers.values()):
+            if not (receiver.links or receiver.begun):
+                del self.receivers[receiver.host]
+
+    def _part(self, asker: Asker) -> None:
+        """Take a request away from what it waits for."""
+        transfer = self._transfer_of(asker)
+        if transfer is not None:
+            del transfer.askers[asker]
+            self._parts.drop_if_done(transfer)
+        elif asker.want is not None:
+            self.uplink.remove(asker)
+
+    def _transfer_of(self, asker: Asker) -> transfer_.Transfer | None:
+        transfer = self._parts.transfers.get(asker.want.key) if asker.want else None
+        return transfer if transfer is not None and asker in transfer.askers else None

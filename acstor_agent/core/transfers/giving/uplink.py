@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which answers leave this host: a few at a time, the most urgent first.
+
+Sent all at once they share the uplink, and all arrive late; sent one after the other the same bytes
+arrive after half the time on average, and who has got one can give it to others meanwhile.  So an
+answer has a *place* until it has arrived; what finds none waits for its turn, and meanwhile
+requesters are referred to hosts that came before them.
+
+A receiver that takes long keeps a place for PATIENCE_S, and then takes none before it has caught
+up.  Where answers arrive at once places are many (``uplink_places``), and one connection at a time
+is looked after.
+
+The one rule: of one host no more than UNDELIVERED_BYTES are in their turn or on their way, whether
+it reads them or not; what is beyond is *parked*, without its bytes.
+"""
+
+import collections
+
+from acstor_agent.core.exchange import uplink_places
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import asker as asker_
+from acstor_agent.core.transfers import deadlines as deadlines_
+from acstor_agent.core.transfers import priority as priority_
+from acstor_agent.core.transfers import turns
+
+Asker = asker_.Asker
+Link = asker_.Link
+Priority = priority_.Priority
+Receiver = asker_.Receiver
+
+BUSY_QUEUE = 1
+"""Answers that wait for their turn from which on requesters are referred to others."""
+PATIENCE_S = 0.25
+UNDELIVERED_BYTES = 16 * 1024 * 1024
+"""Twice what a host asks of one peer at a time: when all has arrived is known now and then only."""
+TOGETHER = 4
+"""Answers that a link of 100 Mbit/s carries in LATE_S: it is no wonder that more take longer.
+With 64 places a link of 1 Gbit/s, or a busy receiver, would else look as if there were a queue."""
+ANSWER_BYTES = 4096
+"""What an answer counts beside its bytes: very small ones cost memory, too."""
+
+
+class Uplink:
+    """Says whose turn it is."""
+
+    def __init__(self, out: actions.Out, deadlines: deadlines_.Deadlines) -> None:
+        self.places = uplink_places.UplinkPlaces()
+        self.used = 0
+        self._out, self._deadlines = out, deadlines
+        self._turns: turns.Turns[Asker] = turns.Turns()
+        self._parked: turns.Turns[Asker] = turns.Turns()
+        self._unwatched: collections.OrderedDict[Link, None] = collections.OrderedDict()
+        self._watched = 0
+
+    def __len__(self) -> int:
+        """Return how many answers wait for their turn."""
+        return len(self._turns)
+
+    @property
+    def is_busy(self) -> bool:
+        """Say that who can had better ask somebody else."""
+        return len(self._turns) >= BUSY_QUEUE
+
+    def has_place(self, receiver: Receiver) -> bool:
+        """Say whether an answer may leave at once."""
+        is_free = not self._turns and self.used < self.places.count
+        return is_free and receiver.undelivered < UNDELIVERED_BYTES
+
+    def put(self, asker: Asker, now: float) -> None:
+        """Let an answer wait for its turn."""
+        self._put(asker)
+        while self._unwatched:  # a place may be free, and nobody has said so
+            self._watch(self._unwatched.popitem(last=False)[0], now)
+
+    def _put(self, asker: Asker) -> None:
+        receiver = asker.link.receiver
+        if receiver.undelivered < UNDELIVERED_BYTES:
+            receiver.undelivered += _cost(asker)
+            self._turns.put(asker.priority, asker.host, asker)
+        else:
+            asker.data = None
+            self._parked.put(asker.priority, asker.host, asker)
+
+    def take(self) -> Asker | None:
+        """Return whose turn it is now; he is sent to or not, then :meth:`unpark` must follow."""
+        asker = self._turns.take() if self.used < self.places.count else None
+        if asker is not None:
+            asker.link.receiver.undelivered -= _cost(asker)
+        return asker
+
+    def remove(self, asker: Asker) -> bool:
+        """Let an answer wait no more; say whether it did."""
+        if self._turns.remove(asker.priority, asker.host, asker):
+            asker.link.receiver.undelivered -= _cost(asker)
+            self.unpark(asker.link.receiver)
+            return True
+        return self._parked.remove(asker.priority, asker.host, asker)
+
+    def unpark(self, receiver: Receiver) -> None:
+        """Let requests of a host have their turn as far as it may have more."""
+        while self._parked and receiver.undelivered < UNDELIVERED_BYTES:
+            parked = (self._parked.take_of(priority, receiver.host) for priority in Priority)
+            asker = next(filter(None, parked), None)
+            if asker is None:
+                return
+            self._put(asker)
+
+    def sent(self, asker: Asker, now: float) -> None:
+        """Note that an answer is on its way."""
+        link, cost = asker.link, _cost(asker)
+        link.undelivered += cost
+        link.receiver.undelivered += cost
+        if not link.is_slow:
+            link.places += 1
+            self.used += 1
+        if link.watched_s is None:
+            if self._watched and not self._turns and link.undelivered < UNDELIVERED_BYTES // 2:
+                self._unwatched[link] = None
+            else:
+                self._unwatched.pop(link, None)
+                self._watch(link, now)
+
+    def delivered(self, link: Link, now: float) -> None:
+        """Note that all that was sent on a connection has arrived."""
+        if link.watched_s is not None:
+            together = max(1.0, link.places / TOGETHER)
+            self.places.arrived((now - link.watched_s) / together)
+        self.forget(link, now)
+
+    def forget(self, link: Link, now: float) -> None:
+        """Note that nothing is on its way any more on a connection: it may have ended."""
+        self._unwatched.pop(link, None)
+        self._watched -= link.watched_s is not None
+        self.used -= link.places
+        link.receiver.undelivered -= link.undelivered
+        link.places = link.undelivered = 0
+        link.watched_s, link.is_slow = None, False
+        self.unpark(link.receiver)
+        if not self._watched and self._unwatched:
+            self._watch(self._unwatched.popitem(last=False)[0], now)
+
+    def out_of_patience(self, link: Link, since_s: float) -> None:
+        """Take the places of who has kept them too long."""
+        if link.watched_s == since_s:
+            self.places.under_way(PATIENCE_S)
+            self.used -= link.places
+            link.places, link.is_slow = 0, True
+
+    def _watch(self, link: Link, now: float) -> None:
+        link.watched_s = now
+        self._watched += 1
+        self._out.watch(link.connection)
+        self._deadlines.put(now + PATIENCE_S, deadlines_.Due.PATIENCE, (link, now))
+
+
+def _cost(asker: Asker) -> int:
+    return int(asker.want.length) + ANSWER_BYTES

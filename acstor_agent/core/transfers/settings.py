@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator decides about the exchange; all else are constants, with their reasons."""
+
+from typing import NamedTuple
+
+from acstor_agent.core.exchange import neighbours
+
+
+class Settings(NamedTuple):
+    """The options.
+
+    :param timeout_s: so long a peer that owes an answer may be silent
+    :param background_limit: transfers at a time for each reason that nobody waits for
+    :param copies_limit: holders of a content of this home that are left alone; 0: all
+    :param lost_after_s: so long the source must have denied an image before anything of it is lost
+    :param has_others: where there is no v-node table yet one is to come
+    :param topology: whom to tell what is here; None: nobody
+    :param may_race: where an answer is late the next place is asked as well
+    """
+
+    timeout_s: float = 10.0
+    background_limit: int = 64
+    copies_limit: int = 0
+    lost_after_s: float = 0.0
+    has_others: bool = False
+    topology: neighbours.Topology | None = None
+    may_race: bool = True
+
+
+DEFAULTS = Settings()

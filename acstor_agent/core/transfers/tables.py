@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The v-node tables as this host sees them: the one in force, and the one before it.
+
+``exchange.homes`` says who is a content's home for whom; here it is asked for one host, quickly.
+"""
+
+from acstor_agent.core.exchange import homes
+from acstor_common import ids
+from acstor_common import peer_request
+from acstor_common import ring
+
+Mode = peer_request.Mode
+
+
+class Tables:
+    """The two tables, for ``here``.
+
+    :ivar near: the ring of the hosts of this host's group
+    """
+
+    def __init__(self, here: ids.HostId, table: ring.Ring, former: ring.Ring | None = None) -> None:
+        self.here = here
+        self.change(table, former)
+
+    def change(self, table: ring.Ring, former: ring.Ring | None) -> None:
+        """Put tables in force.
+
+        :param former: the one before, while its homes are worth asking
+        """
+        self.table, self.former = table, former
+        self.near = table.group_of(self.here)
+        self._former_near = former.group_of(self.here) if former is not None else None
+        self._given_up: set[ids.HostId] = set()
+
+    @property
+    def hosts(self) -> frozenset[ids.HostId]:
+        """All hosts of both."""
+        tables = (self.table, self.former) if self.former is not None else (self.table,)
+        return frozenset(ids.HostId(host.host) for table in tables for host in table.hosts)
+
+    def others(self) -> list[ids.HostId]:
+        """Return all other hosts of the one in force."""
+        hosts = (ids.HostId(host.host) for host in self.table.hosts)
+        return [host for host in hosts if host != self.here]
+
+    def knows(self, host: ids.HostId) -> bool:
+        """Say whether a host can be asked: one that left the ring may be until it fails once."""
+        if host in self.table:
+            return True
+        former = self.former
+        return former is not None and host in former and host not in self._given_up
+
+    def give_up(self, host: ids.HostId) -> None:
+        """Note that a host failed; if it has left the ring, it is not asked any more."""
+        self._given_up.add(host)
+
+    def home(self, oid: ids.Oid) -> ids.HostId | None:
+        """Return the home of a content; None if the table is empty."""
+        return self.near.home_at(oid)
+
+    def is_home(self, oid: ids.Oid) -> bool:
+        """Say whether this host is the home."""
+        return self.near.home_at(oid) == self.here
+
+    def home_mode(self, host: ids.HostId, oid: ids.Oid) -> peer_request.Mode:
+        """Return how a host is asked as the home: one that is new may not know that it is."""
+        former = self._former_near
+        if former is None or former.home_at(oid) == host or self.near.home_at(oid) != host:
+            return Mode.HOME
+        return Mode.NEW_HOME
+
+    def owners(self, oid: ids.Oid, limit: int) -> tuple[ids.HostId, ...]:
+        """Return the owners, those of this host's group first."""
+        return homes.owners(self.table, self.here, oid, limit)
+
+    def is_near(self, host: ids.HostId) -> bool:
+        """Say whether a host is of this host's group: chunks cross its border only by homes."""
+        return host in self.near
+
+    def is_spared(self, host: ids.HostId) -> bool:
+        """Say whether a host's v-nodes were taken because of traffic: it is no holder to ask."""
+        return self.table.is_spared(host)
+
+    def upstreams(
+        self, oid: ids.Oid, requester: ids.HostId | None, is_moved: bool
+    ) -> list[ids.HostId]:
+        """Return whom this host asks, acting as the home, before the source."""
+        found = homes.upstreams(self.table, self.former, self.here, oid, requester, is_moved)
+        return [upstream.host for upstream in found]
+
+    def is_left_to(self, oid: ids.Oid, requester: ids.HostId) -> bool:
+        """Say whether this host, the former home, leaves a content to the new one that asks."""
+        return homes.is_left_to(self.table, self.former, self.here, oid, requester)

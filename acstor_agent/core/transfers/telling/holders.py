@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which hosts say that they hold which contents (advertisements: Nicolae 2016, 3.1.2).
+
+The one rule: what is wrong here costs a question, never bytes.  An OID locates and identifies
+nothing, a holder may have told a lie, and what was not used for longest is forgotten.
+
+A content's holders are their keys, joined.  The one holder of a content is no more than his key,
+which all his contents share: 78 bytes an entry (tests/bench/transfers_cost.py).
+"""
+
+from collections.abc import Iterable
+
+from acstor_agent.core.transfers import generations
+from acstor_agent.core.transfers import host_keys
+from acstor_common import ids
+
+OIDS = 131_072
+HOLDERS = 4
+"""Of one content; of more those that told last."""
+
+_KEY = host_keys.KEY_BYTES
+
+
+class Holders:
+    """The holders.
+
+    >>> holders = Holders(host_keys.HostKeys())
+    >>> oid, h1, h2 = ids.Oid(7), ids.HostId("h1"), ids.HostId("h2")
+    >>> holders.told(h1, [oid]); holders.told(h2, [oid]); holders.of(oid)
+    ['h1', 'h2']
+    >>> holders.denied(h1, oid), holders.denied(h1, oid), holders.of(oid)
+    (True, False, ['h2'])
+    """
+
+    def __init__(self, keys: host_keys.HostKeys, oids: int = OIDS) -> None:
+        self._keys = keys
+        self._told: generations.Generations[ids.Oid, bytes] = generations.Generations(oids)
+
+    def __len__(self) -> int:
+        """Return of how many contents holders are known."""
+        return len(self._told)
+
+    def told(self, host: ids.HostId, oids: Iterable[ids.Oid]) -> None:
+        """Note that a host says that it has contents."""
+        key = self._keys.of(host)
+        for oid in oids:
+            known = self._told.get(oid)
+            if known is None:
+                self._told.put(oid, key)
+            elif known[-_KEY:] != key:
+                others = [k for k in _split(known) if k != key and k in self._keys]
+                self._told.put(oid, b"".join((*others[-(HOLDERS - 1) :], key)))
+
+    def taken_back(self, host: ids.HostId, oids: Iterable[ids.Oid]) -> None:
+        """Note that a host says that contents are gone from it."""
+        for oid in oids:
+            self.denied(host, oid)
+
+    def denied(self, host: ids.HostId, oid: ids.Oid) -> bool:
+        """Note that a host has not got a content; say whether it had told that it has."""
+        keys, key = _split(self._told.get(oid) or b""), self._keys.get(host)
+        if key is None or key not in keys:
+            return False
+        keys.remove(key)
+        if keys:
+            self._told.put(oid, b"".join(keys))
+        else:
+            self._told.pop(oid)
+        return True
+
+    def of(self, oid: ids.Oid) -> list[ids.HostId]:
+        """Return who says that it has a content, in the order in which they said so."""
+        known = self._told.get(oid)
+        if known is None:
+            return []
+        return [host for key in _split(known) if (host := self._keys.host(key)) is not None]
+
+    def known(self) -> list[ids.Oid]:
+        """Return all contents that others have told of, for an image that is attached later."""
+        return self._told.keys()
+
+
+def _split(keys: bytes) -> list[bytes]:
+    return [keys[at : at + _KEY] for at in range(0, len(keys), _KEY)]

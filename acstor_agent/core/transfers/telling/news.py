@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hosts tell each other: which contents are here, which are gone, and which copies may go.
+
+*Heard* is one of this host's own group that is not in quarantine, within the bounds of
+``exchange.listening``.  *Told* are the neighbours: news gather for DELAY_S or until a message is
+full; nobody is told what he told himself or gave; what is gone is taken back from those who were
+told.  Of each content it is known who was *not* told, which is nobody mostly: so one table is for
+all neighbours, and a message is made once for all who get the same.  *Hints* go to hosts that have
+a copy too many of what this host is the home of: in no hurry, and never as an order.
+
+The one rule: what waits and what is remembered is bounded, and the oldest falls out.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import deadlines as deadlines_
+from acstor_agent.core.transfers import generations
+from acstor_agent.core.transfers import peer_book
+from acstor_agent.core.transfers import tables as tables_
+from acstor_agent.core.transfers.telling import holders as holders_
+from acstor_common import ids
+
+DELAY_S = 0.1
+BATCH_OIDS = 512
+"""OIDs of a kind in one message."""
+NEW_OIDS = 4096
+"""Of what was told to the others, that a new neighbour is told."""
+TOLD_OIDS = 65_536
+"""Contents of which it is known that they were told."""
+HINT_EVERY_S = 5.0
+HINTS = 1024
+"""That wait for one host, and hosts that they wait for."""
+HINTED_AT_A_TIME = 64
+"""Hosts: each may need a connection."""
+
+_Untold = tuple[ids.HostId, ...]
+_News = dict[ids.Oid, _Untold]
+
+
+class News:
+    """What is told and heard.
+
+    :param topology: whom to tell what is here; None: nobody, and nobody is believed
+    :param lookups: says how many each OID takes on this host
+    """
+
+    def __init__(
+        self,
+        out: actions.Out,
+        deadlines: deadlines_.Deadlines,
+        tables: tables_.Tables,
+        book: peer_book.PeerBook,
+        holders: holders_.Holders,
+        topology: neighbours.Topology | None,
+        lookups: Callable[[], int],
+    ) -> None:
+        self._out, self._deadlines, self._tables, self._book = out, deadlines, tables, book
+        self._holders, self._topology, self._lookups = holders, topology, lookups
+        self.heard_oids = self.ignored_oids = 0
+        self._neighbours: dict[ids.HostId, None] = {}
+        self._told: generations.Generations[ids.Oid, _Untold] = generations.Generations(TOLD_OIDS)
+        self._here: _News = {}
+        self._gone: _News = {}
+        self._due_s: float | None = None
+        self.hints: collections.OrderedDict[ids.HostId, dict[ids.Oid, None]] = (
+            collections.OrderedDict()
+        )
+
+    def __len__(self) -> int:
+        """Return of how many contents the neighbours are still to be told."""
+        return len(self._here) + len(self._gone)
+
+    # What is heard
+
+    def heard(
+        self,
+        host: ids.HostId,
+        here: Sequence[ids.Oid],
+        gone: Sequence[ids.Oid],
+        let_go: Sequence[ids.Oid],
+        now: float,
+    ) -> None:
+        """Take note of what a peer tells."""
+        if not self._tables.is_near(host) or self._book.is_alone(host, now):
+            self.ignored_oids += len(here) + len(gone) + len(let_go)
+            return
+        known: Sequence[ids.Oid] = ()
+        if self._topology is not None:
+            self._holders.taken_back(host, gone[: self._listen(host, len(gone), 1, now)])
+            known = here[: self._listen(host, len(here), self._lookups(), now)]
+            self._holders.told(host, known)
+            if host in self._neighbours:
+                for oid in self._here.keys() & known:  # he need not be told of them
+                    self._here[oid] = untold = (*self._here[oid], host)
+                    self._told.put(oid, untold)
+        wished = let_go[: self._listen(host, len(let_go), self._lookups(), now)]
+        mine = tuple(oid for oid in wished if self._tables.home(oid) == host)
+        if known or mine:
+            self._out.others.append(actions.Heard(host, tuple(known), mine))
+
+    def _listen(self, host: ids.HostId, count: int, lookups: int, now: float) -> int:
+        heard = self._book.listening.take(host, count, now, lookups) if count else 0
+        self.heard_oids += heard
+        self.ignored_oids += count - heard
+        return heard
+
+    # What is told
+
+    def follow_table(self, now: float) -> None:
+        """Choose the neighbours, among near hosts; tell new ones what the others were told last."""
+        if self._topology is None:
+            return
+        self._flush(now)
+        near, before = self._tables.near, self._neighbours
+        hosts = [ids.HostId(host.host) for host in near.hosts]
+        where = near.locations()
+        self._neighbours = dict.fromkeys(
+            neighbours.neighbours(hosts, self._tables.here, self._topology, locations=where)
+        )
+        new = [host for host in self._neighbours if host not in before]
+        last = self._told.keys()[-NEW_OIDS:] if new else []
+        for at in range(0, len(last), BATCH_OIDS):
+            batch = {oid: self._told.get(oid) or () for oid in last[at : at + BATCH_OIDS]}
+            self._send(batch, {}, new, now)
+
+    def have(self, oid: ids.Oid, giver: ids.HostId | None, now: float) -> None:
+        """Tell of a content that is here now.
+
+        :param giver: who gave it; None for the source
+        """
+        if self._topology is None or oid in self._told:
+            return
+        untold = self._gone.pop(oid, None)  # they have not heard yet that it was gone
+        if untold is None:
+            knowing = (giver, *self._holders.of(oid))
+            untold = tuple({host: None for host in knowing if host in self._neighbours})
+            if self._neighbours:
+                self._put(self._here, oid, untold, now)
+        self._told.put(oid, untold)
+
+    def gone(self, oid: ids.Oid, now: float) -> None:
+        """Take back what was told of a content that is not here any more."""
+        untold = self._told.pop(oid)
+        if untold is not None and self._here.pop(oid, None) is None and self._neighbours:
+            self._put(self._gone, oid, untold, now)
+
+    def flush(self, now: float) -> None:
+        """Send what is due."""
+        if self._due_s is not None and self._due_s <= now:
+            self._flush(now)
+
+    def _put(self, news: _News, oid: ids.Oid, untold: _Untold, now: float) -> None:
+        news[oid] = untold
+        if len(news) >= BATCH_OIDS:
+            self._flush(now)
+        elif self._due_s is None:
+            self._due_s = now + DELAY_S
+            self._deadlines.put(self._due_s, deadlines_.Due.NEWS, None)
+
+    def _flush(self, now: float) -> None:
+        here, gone = self._here, self._gone
+        self._here, self._gone, self._due_s = {}, {}, None
+        if here or gone:
+            self._send(here, gone, self._neighbours, now)
+
+    def _send(self, here: _News, gone: _News, hosts: Iterable[ids.HostId], now: float) -> None:
+        all_here, all_gone = tuple(here), tuple(gone)
+        some = {host for news in (here, gone) for untold in news.values() for host in untold}
+        for host in hosts:
+            told, taken_back = all_here, all_gone
+            if host in some:
+                told = tuple(oid for oid, untold in here.items() if host not in untold)
+                taken_back = tuple(oid for oid, untold in gone.items() if host not in untold)
+            self._tell(actions.Tell(host, told, taken_back, ()), now)
+
+    def _tell(self, tell: actions.Tell, now: float) -> None:
+        """Tell a host something, if there is anything, and if it is on the table and not bad."""
+        if any(tell[1:]) and self._is_good(tell.host, now):
+            self._out.others.append(tell)
+
+    def _is_good(self, host: ids.HostId, now: float) -> bool:
+        return host in self._tables.table and not self._book.is_alone(host, now)
+
+    # Copies that may go
+
+    def hint(self, host: ids.HostId, oid: ids.Oid) -> None:
+        """Have a host told that it may let a content go first."""
+        if host not in self.hints and len(self.hints) >= HINTS:
+            self.hints.popitem(last=False)
+        waiting = self.hints.setdefault(host, {})
+        waiting[oid] = None
+        if len(waiting) > HINTS:
+            del waiting[next(iter(waiting))]
+
+    def unhint(self, host: ids.HostId, oid: ids.Oid) -> None:
+        """Note that a host has use for a content again."""
+        self.hints.get(host, {}).pop(oid, None)
+
+    def flush_hints(self, now: float) -> None:
+        """Send some hints, one message for a host, hosts that wait longest first."""
+        for host in list(self.hints)[:HINTED_AT_A_TIME]:
+            oids = tuple(self.hints.pop(host))
+            self._tell(actions.Tell(host, (), (), oids[:BATCH_OIDS]), now)
+            if rest := oids[BATCH_OIDS:]:
+                self.hints[host] = dict.fromkeys(rest)
+        self._deadlines.put(now + HINT_EVERY_S, deadlines_.Due.HINTS, None)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What images name, for those who answer peers: attached ones, and any other that is asked for."""
+
+from acstor_agent.images import mirrors
+from acstor_agent.images import unattached
+from acstor_common import errors
+from acstor_common import ids
+
+TRIES = 3
+
+
+class Naming:
+    """Says what lies where in images; see :class:`core.transfers.rights.Named`.
+
+    :param images: those that this host mirrors
+    :param others: all others, as far as peers have asked for them
+    """
+
+    def __init__(self, images: mirrors.Mirrors, others: unattached.UnattachedImages) -> None:
+        self._images, self.others = images, others
+
+    def is_attached(self, image_id: ids.ImageId) -> bool:
+        """Say whether this host mirrors an image."""
+        return self._images.get_nowait(image_id) is not None
+
+    def __call__(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
+        found = self._images.named(image_id, offset, length)
+        if found is None and self.others.is_known(image_id, offset):
+            return self.others.content_at(image_id, offset, length)
+        return found
+
+    async def learn(
+        self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int
+    ) -> ids.Content:
+        """Look up what lies there, for a peer.
+
+        :raises errors.ChunkMissing: there is no such image
+        :raises errors.ChunkRefused: this host may not read it
+        :raises errors.SourceUnreachable: nobody can say, or too much is asked
+        """
+        for _ in range(TRIES):  # what was learnt may be pushed out again by others at once
+            if (found := self(image_id, offset, length)) is not None:
+                return found
+            if not await self._images.open_attached(image_id):
+                await self.others.learn(host, image_id, offset)
+        if (found := self(image_id, offset, length)) is None:
+            what = f"image {image_id}"
+            raise errors.SourceUnreachable(what, "this host", "too many are asked for")
+        return found

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is named by images that this host does not mirror, as far as peers ask for them.
+
+A home is asked for chunks of images that no guest of its own uses.  It answers for
+what the image's own chunk map names, and it takes that map from the source itself:
+so it gives nothing of an image that it could not open, and notices within LOOK_AGAIN_S
+that an image was deleted or deactivated, or its map or boot image replaced.
+
+Of a map only the pages are read that are asked about, so nobody makes this host
+read or keep the map of a very large image.  A page is not covered by the map's
+checksum; what is wrong in it leads to a refusal and no further, since who asks has
+to prove that he knows the same CID.
+
+The one rule: what peers can make this host load and remember is bounded, for all
+of them and for each: at a time, and in a second.  Who asks for what is not there, as
+somebody who makes up ids, is soon refused without a look.
+"""
+
+import collections
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import TypeVar
+
+import trio
+
+from acstor_agent.core import log_limit
+from acstor_agent.core import rates
+from acstor_agent.images import single_flight
+from acstor_agent.sources import base
+from acstor_common import boot_image
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+
+LOOK_AGAIN_S = 60.0
+"""After so long the source is asked again whether an image may be read."""
+LOOK_SOON_S = 5.0
+"""After so long it is asked again when it did not answer; and what it has not got is asked for."""
+PAGE_CIDS = 2048
+IMAGES = 1024
+"""Images of which something is remembered, and images that are known not to be there."""
+PAGES_BYTES = 32 * geometry.MIB
+BOOT_HEADS = 64
+MAX_BOOT_HEAD_BYTES = geometry.MIB
+AT_A_TIME = 8
+"""Loads from the source under way, for all hosts."""
+AT_A_TIME_A_HOST = 2
+LOOKS_OF_HOST = rates.Rate(per_s=32.0, burst=512.0)
+"""Loads that begin because one host asked.  A page is of 128 MiB of an image: 32 Gbit/s."""
+LOOKS_OF_ALL = rates.Rate(per_s=256.0, burst=4096.0)
+MISS_COST = 16
+"""What one for nothing costs beside: ids that somebody makes up are asked for twice a second."""
+HOSTS = 4096
+SAY_AGAIN_S = 10.0
+
+LOG = logging.getLogger(__name__)
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+Extent = tuple[int, int]
+"""Offset and length of something in an image."""
+_WRONG_BYTES = (errors.ChunkMapFormatError, errors.BootImageFormatError)
+
+
+@dataclasses.dataclass(slots=True)
+class _Image:
+    """What is known of one image; ``stamp`` is that of the map whose pages are remembered."""
+
+    subject: chunk_map.Subject
+    stamp: str
+    look_again_s: float
+
+
+def boot_extents(head: boot_image.Head) -> dict[Extent, ids.Cid]:
+    """Return the CIDs of a boot image's frames, by where hosts place them in the image."""
+    return {
+        (base.AT_BOOT_IMAGE + frame.offset, frame.stored_bytes): frame.cid for frame in head.frames
+    }
+
+
+class UnattachedImages:
+    """Pages of chunk maps, and heads of boot images, from the source.
+
+    :param nursery: where loads run, so that they outlive who asked
+    """
+
+    def __init__(
+        self,
+        source: base.Source,
+        nursery: trio.Nursery,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._clock = clock
+        self._images: collections.OrderedDict[ids.ImageId, _Image] = collections.OrderedDict()
+        self._pages: collections.OrderedDict[tuple[ids.ImageId, int], bytes] = (
+            collections.OrderedDict()
+        )
+        self._pages_bytes = 0
+        self._boots: collections.OrderedDict[ids.ImageId, Mapping[Extent, ids.Cid]] = (
+            collections.OrderedDict()
+        )
+        self._missing: collections.OrderedDict[
+            ids.ImageId, tuple[float, type[errors.ChunkMissing]]
+        ] = collections.OrderedDict()
+        self._loads = single_flight.SingleFlight(nursery)
+        self._limiter = trio.CapacityLimiter(AT_A_TIME)
+        self._limiters: dict[ids.HostId, trio.CapacityLimiter] = {}
+        self._looks: rates.Buckets[ids.HostId] = rates.Buckets(LOOKS_OF_HOST, HOSTS)
+        self._all_looks: rates.Buckets[None] = rates.Buckets(LOOKS_OF_ALL, 1)
+        self._said = log_limit.LogLimit(SAY_AGAIN_S)
+        self.refused = 0
+        """Times that a host would have made this one ask the source too often."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What is remembered now."""
+        return {"images": len(self._images), "map_bytes": self._pages_bytes}
+
+    def is_known(self, image_id: ids.ImageId, offset: int) -> bool:
+        """Say whether :meth:`content_at` can answer now."""
+        image = self._images.get(image_id)
+        if image is None or not self._is_fresh(image_id):
+            return False
+        page = self._page_at(image, offset)
+        if page is None:
+            return True  # no such chunk
+        return image_id in self._boots if page < 0 else (image_id, page) in self._pages
+
+    def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content:
+        """Return what lies there exactly; ZERO_CID if the image names nothing there."""
+        image = self._images[image_id]
+        return ids.Content(self._cid_at(image, offset, length), image.subject.scope_keys)
+
+    def _cid_at(self, image: _Image, offset: int, length: int) -> ids.Cid:
+        image_id = image.subject.image_id
+        self._images.move_to_end(image_id)
+        page_no = self._page_at(image, offset)
+        if page_no is None:
+            return ids.ZERO_CID
+        if page_no < 0:
+            self._boots.move_to_end(image_id)
+            return self._boots[image_id].get((offset, length), ids.ZERO_CID)
+        chunk_no = image.subject.geometry.chunk_at(offset, length)
+        self._pages.move_to_end((image_id, page_no))
+        if chunk_no is None:
+            return ids.ZERO_CID
+        at = chunk_no % PAGE_CIDS * ids.CID_BYTES
+        return ids.Cid(self._pages[image_id, page_no][at : at + ids.CID_BYTES])
+
+    def _page_at(self, image: _Image, offset: int) -> int | None:
+        """Return the page of the map that tells of an offset; -1 for the boot image's head."""
+        if offset >= base.AT_BOOT_IMAGE:
+            return -1
+        cut = image.subject.geometry
+        return offset // cut.chunk_bytes // PAGE_CIDS if offset < cut.size_bytes else None
+
+    async def learn(self, host: ids.HostId, image_id: ids.ImageId, offset: int) -> None:
+        """Ask the source until :meth:`is_known` holds, for a peer.
+
+        :raises errors.ChunkMissing: there is no such image
+        :raises errors.ChunkRefused: this host may not read it
+        :raises errors.SourceUnreachable: the source does not answer, or is not asked because this
+            peer, or all together, made this host ask too often
+        """
+        self._check_missing(image_id)
+        if not self._is_fresh(image_id):
+            await self._once(host, image_id, None, lambda: self._open(image_id))
+        image = self._images.get(image_id)
+        page = None if image is None else self._page_at(image, offset)
+        if image is None or page is None or self.is_known(image_id, offset):
+            return
+        await self._once(host, image_id, page, lambda: self._load(image, page))
+
+    def _is_fresh(self, image_id: ids.ImageId) -> bool:
+        image = self._images.get(image_id)
+        return image is not None and self._clock() < image.look_again_s
+
+    def _check_looks(self, host: ids.HostId, image_id: ids.ImageId) -> None:
+        now = self._clock()
+        if self._looks.level(host, now) >= 1 and self._all_looks.level(None, now) >= 1:
+            return
+        self.refused += 1
+        if (untold := self._said.left_out(host, now)) is not None:
+            LOG.warning(
+                "%s asks for images that are not here too often, last for %s: refused (and %d "
+                "like it)",
+                host,
+                image_id,
+                untold,
+            )
+        what = f"image {image_id}"
+        raise errors.SourceUnreachable(what, self._source.where, "it is asked too often already")
+
+    def _charge(self, host: ids.HostId, looks: int) -> None:
+        self._looks.take(host, looks, self._clock())
+        self._all_looks.take(None, looks, self._clock())
+
+    def _check_missing(self, image_id: ids.ImageId) -> None:
+        until_s, kind = self._missing.get(image_id, (0.0, errors.ChunkMissing))
+        if self._clock() < until_s:
+            raise kind(f"image {image_id}", self._source.where, "not a moment ago")
+
+    async def _once(
+        self,
+        host: ids.HostId,
+        image_id: ids.ImageId,
+        page: int | None,
+        load: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Load something in its turn, once for all who want it.
+
+        Who asks waits for its host's turn himself, so nothing of it is left when he gives up; what
+        has begun is its host's until it has ended, whoever waits still.
+        """
+
+        async def work() -> None:
+            try:
+                async with self._limiter:
+                    await load()
+            except errors.ChunkMissing:
+                self._charge(host, MISS_COST)
+                raise
+            except _WRONG_BYTES as e:
+                self._charge(host, MISS_COST)
+                raise errors.ChunkMissing(f"image {image_id}", self._source.where, str(e)) from e
+
+        what = image_id, page
+        if what not in self._loads:
+            self._check_looks(host, image_id)
+            limiter = self._limiters.setdefault(host, trio.CapacityLimiter(AT_A_TIME_A_HOST))
+            turn = object()
+
+            def ended() -> None:
+                limiter.release_on_behalf_of(turn)
+                self._forget_idle(host)
+
+            try:
+                await limiter.acquire_on_behalf_of(turn)
+            finally:  # who gives up may have been the only one
+                self._forget_idle(host)
+            if what in self._loads:
+                ended()
+            else:
+                self._charge(host, 1)
+                self._loads.begin(what, work, ended)
+        await self._loads.wait(what)
+
+    def _forget_idle(self, host: ids.HostId) -> None:
+        limiter = self._limiters.get(host)
+        if limiter and not limiter.borrowed_tokens and not limiter.statistics().tasks_waiting:
+            del self._limiters[host]
+
+    async def _open(self, image_id: ids.ImageId) -> None:
+        """Learn that an image is there and how it is cut, or that it is there still."""
+        if self._is_fresh(image_id):
+            return
+        image = self._images.get(image_id)
+        self._check_missing(image_id)
+        try:
+            # First: what is read after it is as new at least, or the next look finds it changed.
+            stamp = await self._source.stamp(base.Blob(image_id, base.BlobKind.CHUNK_MAP))
+            is_same = image is not None and image.stamp == stamp
+            subject = image.subject if image and is_same else await self._read_subject(image_id)
+            size_bytes = await self._source.size_bytes(base.Blob(image_id, base.BlobKind.IMAGE))
+            if size_bytes != subject.geometry.size_bytes:
+                what = f"{size_bytes} bytes, its chunk map is of {subject.geometry.size_bytes}"
+                raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
+        except (errors.ChunkMissing, *_WRONG_BYTES) as e:
+            self._forget(image_id)
+            kind: type[errors.ChunkMissing] = errors.ChunkMissing
+            if isinstance(e, errors.ChunkRefused):
+                kind = errors.ChunkRefused
+            _put(self._missing, image_id, (self._clock() + LOOK_SOON_S, kind), IMAGES)
+            raise
+        except errors.SourceUnreachable:
+            if image is None:
+                raise
+            image.look_again_s = self._clock() + LOOK_SOON_S  # what is here goes on being given
+            return
+        if not is_same:
+            self._forget(image_id)  # pages of the map that was there before
+        self._boots.pop(image_id, None)  # another one may have taken its place
+        known = _Image(subject, stamp, self._clock() + LOOK_AGAIN_S)
+        for other in _put(self._images, image_id, known, IMAGES):
+            self._forget(other)
+
+    async def _read_subject(self, image_id: ids.ImageId) -> chunk_map.Subject:
+        blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
+        head = await self._source.read(blob, 0, chunk_map.HEADER_BYTES)
+        return chunk_map.subject_of(head, f"{blob.name} from {self._source.where}", image_id)
+
+    async def _load(self, image: _Image, page: int) -> None:
+        subject = image.subject
+        if page < 0:
+            if subject.image_id not in self._boots:
+                await self._load_boot(subject)
+            return
+        if (subject.image_id, page) in self._pages:
+            return  # it came while this waited for its turn
+        first = page * PAGE_CIDS
+        count = min(PAGE_CIDS, subject.geometry.chunk_count - first)
+        blob = base.Blob(subject.image_id, base.BlobKind.CHUNK_MAP)
+        at = chunk_map.HEADER_BYTES + first * ids.CID_BYTES
+        data = await self._source.read(blob, at, count * ids.CID_BYTES)
+        now = self._images.get(subject.image_id)
+        is_wanted = now is not None and now.stamp == image.stamp  # not replaced meanwhile
+        if not is_wanted or (subject.image_id, page) in self._pages:
+            return
+        self._pages[subject.image_id, page] = data
+        self._pages_bytes += len(data)
+        while self._pages_bytes > PAGES_BYTES:
+            self._pages_bytes -= len(self._pages.popitem(last=False)[1])
+
+    async def _load_boot(self, subject: chunk_map.Subject) -> None:
+        """Learn the frames of a boot image; where there is none, that it has none."""
+        extents: Mapping[Extent, ids.Cid] = {}
+        try:
+            extents = boot_extents(await self._read_boot_head(subject))
+        except (errors.ChunkMissing, errors.BootImageFormatError):
+            extents = {}
+        _put(self._boots, subject.image_id, extents, BOOT_HEADS)
+
+    async def _read_boot_head(self, subject: chunk_map.Subject) -> boot_image.Head:
+        blob = base.Blob(subject.image_id, base.BlobKind.BOOT_IMAGE)
+        what = f"{blob.name} from {self._source.where}"
+        await self._source.stamp(blob)  # so that it is the one that is there now
+        raw = await self._source.read(blob, 0, boot_image.HEADER_BYTES)
+        header = boot_image.parse_header(raw, what)
+        boot_image.check_binding(header, boot_image.Binding(*subject[:3]), what)
+        if header.head_bytes > MAX_BOOT_HEAD_BYTES:
+            raise errors.BootImageFormatError(what, 0, f"a head of {header.head_bytes} bytes")
+        head = await self._source.read(blob, 0, header.head_bytes)
+        return boot_image.parse_head(head, what)
+
+    def _forget(self, image_id: ids.ImageId) -> None:
+        self._images.pop(image_id, None)
+        self._boots.pop(image_id, None)
+        for key in [key for key in self._pages if key[0] == image_id]:
+            self._pages_bytes -= len(self._pages.pop(key))
+
+
+def _put(table: collections.OrderedDict[_K, _V], key: _K, value: _V, limit: int) -> list[_K]:
+    """Put something at the end of a table; return what was pushed out at its beginning."""
+    table[key] = value
+    table.move_to_end(key)
+    return [table.popitem(last=False)[0] for _ in range(max(0, len(table) - limit))]

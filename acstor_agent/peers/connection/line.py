@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way to one host for one class of requests, from the first wish for it on.
+
+The one rule: what is wished before there is a connection is said when there is one, or is
+lost with the reason why there is none; it never waits longer than a dial may take.  Nobody is told
+from within his wish: who wishes again when told would never come to an end.
+"""
+
+import contextvars
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent import faults as faults_
+from acstor_agent.peers.connection import asking
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+
+EARLY_MESSAGES = 16
+"""News that wait for a connection; more are not sent."""
+
+
+class Line:
+    """See above.
+
+    :ivar is_decided: there is a connection or a failure
+    :ivar scope: of the task that dials and then runs the connection
+    """
+
+    def __init__(
+        self, host: ids.HostId, address: str, klass: peer_wire.Klass, faults: faults_.Faults
+    ) -> None:
+        self.host, self.address, self.klass = host, address, klass
+        self.ip, self.port = ring.parse_address(address)
+        self.peer = f"{host} ({address})"
+        self.scope = trio.CancelScope()
+        self.is_decided = trio.Event()
+        self.connection: asking.Asking | None = None
+        self.failure: errors.AcstorError | None = None
+        self._faults = faults
+        self._news: list[peer_wire.News] = []
+        self._requests: dict[int, tuple[peer_wire.Request, asking.Hear]] = {}
+        self._hurried: set[int] = set()  # of them: they are urgent by now
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether there is a connection, or may be one yet."""
+        return self.connection is None or not self.connection.is_closed
+
+    def tell(self, news: peer_wire.News) -> None:
+        """Send news, now or when there is a connection; in between few are kept."""
+        if self.connection:
+            self.connection.tell(news)
+        elif len(self._news) < EARLY_MESSAGES:
+            self._news.append(news)
+
+    def _is_used(self, number: int) -> bool:
+        is_under_way = self.connection is not None and self.connection.is_used(number)
+        return is_under_way or number in self._requests
+
+    def ask(self, requests: Sequence[peer_wire.Request], hear: asking.Hear) -> None:
+        """Send requests, now or when there is a connection; see :meth:`asking.Asking.ask`.
+
+        Where there will be none they are lost; that is told in the next turn of the tasks.
+        """
+        if self.connection is not None and self.is_open:
+            self.connection.ask(requests, hear)
+            return
+        asking.check_numbers(requests, self._is_used)
+        self._requests.update({one.request_id: (one, hear) for one in requests})
+        if self.is_decided.is_set():
+            next_turn(self.end)
+
+    def cancel(self, request_ids: Sequence[int]) -> None:
+        """See :meth:`asking.Asking.cancel`."""
+        if self.connection is not None:
+            self.connection.cancel(request_ids)
+        for request_id in request_ids:
+            self._requests.pop(request_id, None)
+            self._hurried.discard(request_id)
+
+    def hurry(self, request_ids: Sequence[int]) -> None:
+        """See :meth:`asking.Asking.hurry`."""
+        if self.connection is not None:
+            self.connection.hurry(request_ids)
+        self._hurried.update(one for one in request_ids if one in self._requests)
+
+    def open(self, connection: asking.Asking) -> None:
+        """Have a connection, and say on it what has waited for it."""
+        self.connection = connection
+        self.is_decided.set()
+        for news in self._news:
+            connection.tell(news)
+        asked: dict[asking.Hear, list[peer_wire.Request]] = {}
+        for request, hear in self._requests.values():
+            asked.setdefault(hear, []).append(request)
+        self._requests = {}
+        for hear, requests in asked.items():
+            connection.ask(requests, hear)
+        connection.hurry(self._hurried)
+        self._hurried = set()
+
+    def end(self) -> None:
+        """Have no connection, or no more; who waits for one hears of it."""
+        self.is_decided.set()
+        failure = self.failure or (self.connection.failure if self.connection else None)
+        waiting, self._requests = self._requests, {}
+        heard = [(hear, asking.lost(one, self.peer, failure)) for one, hear in waiting.values()]
+        try:
+            asking.give_out(heard)
+        except Exception as error:  # a bug of who waits
+            self._faults.note("an answer of a peer", error)
+
+
+def next_turn(do: Callable[[], None]) -> None:
+    """Have something done in the next turn of the tasks, as if this task did it.
+
+    What that begins inherits this task's context: trio's own has nothing in it.
+    """
+    token = trio.lowlevel.current_trio_token()
+    token.run_sync_soon(contextvars.copy_context().run, do)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The floor of an exchange: plain Python that moves, checks and stores an image over the loopback.
+
+Each giver is a process of its own and answers requests of SPAN_BYTES from a file, by ``preadv``
+and ``sendall``.  The reader has one request open at each giver, receives into one buffer
+(``recv_into``), compares the BLAKE3 hash of each chunk with its CID, and writes to a preallocated
+file.  There are no messages, no tables and no FUSE: what an agent needs beyond this is its own.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+import resource
+import signal
+import socket
+import struct
+import time
+import traceback
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from acstor_common import geometry
+from acstor_common import ids
+
+LOOPBACK = "127.0.0.1"
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+SPAN_BYTES = geometry.MIB
+GB = 1e9
+DEADLINE_S = 60.0
+"""Nothing of this waits for longer on a socket."""
+_OFFSET = struct.Struct(">Q")
+_FIGURE = struct.Struct("d")
+_MEASURE = (1 << 64) - 1
+"""Instead of an offset: what was used so far does not count."""
+
+
+class Cost(NamedTuple):
+    """What it took to move some bytes.
+
+    :param reader_s: processor time of the reader, in seconds
+    :param givers_s: processor time of each giver, in seconds
+    """
+
+    length: int
+    took_s: float
+    reader_s: float
+    givers_s: tuple[float, ...]
+
+    @property
+    def by_end(self) -> list[float]:
+        """Processor seconds for a gigabyte of the reader, then of each giver."""
+        return [spent_s / (self.length / GB) for spent_s in (self.reader_s, *self.givers_s)]
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        """Processor seconds for a gigabyte of all ends."""
+        return sum(self.by_end)
+
+    @property
+    def gb_per_s(self) -> float:
+        """How fast it was."""
+        return self.length / GB / self.took_s
+
+
+def cpu_s() -> float:
+    """Return the processor time of this process, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+@contextlib.contextmanager
+def beside(work: Callable[[socket.socket], object]) -> Iterator[socket.socket]:
+    """Do something in a process of its own; gives a way to talk to it, on which no wait is endless.
+
+    The process is killed when the block ends.
+    """
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            ours.close()
+            work(theirs)
+            status = 0
+        except BaseException:  # of this process nobody else hears
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    theirs.close()  # so that we hear it when the process ends
+    ours.settimeout(DEADLINE_S)
+    try:
+        yield ours
+    finally:
+        ours.close()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def tell(pipe: socket.socket, figure: float) -> None:
+    """Tell the other side of ``beside`` a number."""
+    pipe.sendall(_FIGURE.pack(figure))
+
+
+def told(pipe: socket.socket) -> float:
+    """Return a number that the other side tells.
+
+    :raises ConnectionError: it has ended
+    """
+    raw = pipe.recv(_FIGURE.size, socket.MSG_WAITALL)
+    if len(raw) < _FIGURE.size:
+        raise ConnectionError("the process beside has ended")
+    figure: float = _FIGURE.unpack(raw)[0]
+    return figure
+
+
+def move(
+    image: pathlib.Path,
+    stored: pathlib.Path,
+    cids: Sequence[ids.Cid],
+    givers: int = 1,
+    *,
+    unmeasured: int = 0,
+    repeats: int = 1,
+) -> Cost:
+    """Move an image whose length is a multiple of SPAN_BYTES, each span from the next giver.
+
+    :param cids: of its chunks
+    :param unmeasured: how often it is moved before that counts
+    :param repeats: how often it is moved then
+    :raises ValueError: what came is not what the CIDs say
+    :raises OSError: a giver failed, or was silent for DEADLINE_S
+    """
+    with contextlib.ExitStack() as stack:
+        work = functools.partial(_give, image)
+        pipes = [stack.enter_context(beside(work)) for _ in range(givers)]
+        ports = [int(told(pipe)) for pipe in pipes]
+        with _Reader(stored, cids, ports) as reader:
+            for _ in range(unmeasured):
+                reader.read_all()
+            reader.measure()
+            began_s, used_s = time.perf_counter(), cpu_s()
+            for _ in range(repeats):
+                reader.read_all()
+            took_s, used_s = time.perf_counter() - began_s, cpu_s() - used_s
+        givers_s = tuple(told(pipe) for pipe in pipes)
+    return Cost(repeats * len(cids) * CHUNK, took_s, used_s, givers_s)
+
+
+def _give(image: pathlib.Path, pipe: socket.socket) -> None:
+    """Answer one reader until it hangs up; tell the port first, and in the end what it cost."""
+    view = memoryview(bytearray(SPAN_BYTES))
+    with socket.create_server((LOOPBACK, 0)) as listener, image.open("rb") as file:
+        listener.settimeout(DEADLINE_S)
+        tell(pipe, listener.getsockname()[1])
+        link, _ = listener.accept()
+        link.settimeout(DEADLINE_S)
+        began_s = cpu_s()
+        while len(asked := link.recv(_OFFSET.size, socket.MSG_WAITALL)) == _OFFSET.size:
+            (offset,) = _OFFSET.unpack(asked)
+            if offset == _MEASURE:
+                began_s = cpu_s()
+                continue
+            if os.preadv(file.fileno(), [view], offset) != SPAN_BYTES:
+                raise ValueError(f"{image} ends before {offset + SPAN_BYTES}")
+            link.sendall(view)
+        tell(pipe, cpu_s() - began_s)
+
+
+class _Reader:
+    """Reads the whole image, again and again."""
+
+    def __init__(self, stored: pathlib.Path, cids: Sequence[ids.Cid], ports: Sequence[int]) -> None:
+        self._cids = cids
+        self._offsets = range(0, len(cids) * CHUNK, SPAN_BYTES)
+        self._view = memoryview(bytearray(SPAN_BYTES))
+        self._stack = contextlib.ExitStack()
+        self._file = self._stack.enter_context(stored.open("wb"))
+        os.posix_fallocate(self._file.fileno(), 0, len(cids) * CHUNK)
+        self._links = [
+            self._stack.enter_context(socket.create_connection((LOOPBACK, port), DEADLINE_S))
+            for port in ports
+        ]
+
+    def __enter__(self) -> "_Reader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def measure(self) -> None:
+        """Let the givers count from now on."""
+        for link in self._links:
+            link.sendall(_OFFSET.pack(_MEASURE))
+
+    def read_all(self) -> None:
+        """Read the image once."""
+        count = len(self._links)
+        for link, offset in zip(self._links, self._offsets, strict=False):
+            link.sendall(_OFFSET.pack(offset))
+        for number, offset in enumerate(self._offsets):
+            link = self._links[number % count]
+            self._receive(link)
+            if number + count < len(self._offsets):
+                link.sendall(_OFFSET.pack(self._offsets[number + count]))
+            self._check(offset)
+            os.pwrite(self._file.fileno(), self._view, offset)
+
+    def _receive(self, link: socket.socket) -> None:
+        got = 0
+        while got < SPAN_BYTES:
+            count = link.recv_into(self._view[got:])
+            if not count:
+                raise ConnectionError("a giver has ended")
+            got += count
+
+    def _check(self, offset: int) -> None:
+        for at in range(0, SPAN_BYTES, CHUNK):
+            number = (offset + at) // CHUNK
+            if ids.cid_of(self._view[at : at + CHUNK]) != self._cids[number]:
+                raise ValueError(f"chunk {number} has other bytes than its CID says")

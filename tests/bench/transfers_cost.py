@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the exchange's core costs: processor time for a chunk, memory for what is under way.
+
+``python -m tests.bench.transfers_cost`` prints one line for each.  Batches are of 16 chunks, from
+``wanted`` to ``Complete``, without the shell: no bytes move.  Memory is that of ``tracemalloc``.
+"""
+
+import gc
+import random
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import blake3
+
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import host_keys
+from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import want
+from acstor_agent.core.transfers.giving import referrals
+from acstor_agent.core.transfers.telling import holders
+from acstor_common import ids
+from tests.fakes import one_machine
+
+BATCH = 16
+CHUNKS = 40_000
+TURNS = 7
+HOSTS = 64
+HOLDERS = 1_000_000
+GUEST = priority.Priority.GUEST
+
+
+def wants(count: int, first: int = 0) -> list[want.Want]:
+    """Return so many chunks of one image."""
+    found = []
+    for number in range(first, first + count):
+        cid = ids.Cid(blake3.blake3(number.to_bytes(8, "big")).digest()[:-1] + b"\0")
+        at = number * one_machine.CHUNK
+        found.append(want.Want(cid, ids.oid_of(cid), one_machine.IMAGE, at, one_machine.CHUNK))
+    return found
+
+
+def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float) -> int:
+    """Do what is to be done, at once; return how many batches were completed."""
+    completed = 0
+    for action in todo:
+        if isinstance(action, actions.Ask):
+            given = [(attempt.number, b"") for attempt in action.attempts]
+            completed += answer(machine, machine.core.chunks_arrived(now, action.host, given), now)
+        elif isinstance(action, actions.ReadSource):
+            told = [(index, b"") for index in range(len(action.wants))]
+            completed += answer(machine, machine.core.source_gave(now, action.number, told), now)
+        elif isinstance(action, actions.Store):
+            machine.core.stored(now, action.chunks)
+        elif isinstance(action, actions.Complete):
+            assert action.failure is None
+            completed += 1
+    return completed
+
+
+def us_a_chunk(one_home: bool) -> float:
+    """Return the microseconds of a chunk that a guest wants and a peer gives.
+
+    :param one_home: all chunks of a batch have one home, as where few hosts are
+    """
+    machine = one_machine.Machine(hosts=2 if one_home else HOSTS)
+    chunks = wants(CHUNKS)
+    if one_home:
+        chunks = [chunk for chunk in chunks if machine.core.parts.tables.home(chunk.oid) != "h1"]
+    now, done = 0.0, 0
+    began_s = time.process_time()
+    for at in range(0, len(chunks) - BATCH, BATCH):
+        now += 0.001
+        done += answer(machine, machine.core.wanted(now, chunks[at : at + BATCH], GUEST, at), now)
+        if machine.core.next_s is not None and machine.core.next_s <= now:
+            answer(machine, machine.core.tick(now), now)
+    took_s = time.process_time() - began_s
+    assert done * BATCH > len(chunks) - 2 * BATCH
+    return took_s / (done * BATCH) * 1e6
+
+
+def us_an_answer() -> float:
+    """Return the microseconds of a request of a peer for what is here."""
+    machine = one_machine.Machine(hosts=HOSTS)
+    chunks = [one_machine.chunk(number) for number in range(CHUNKS // 4)]
+    machine.cache.update(chunk.cid for chunk in chunks)
+    requests = [machine.request(number, "h2") for number in range(len(chunks))]
+    began_s = time.process_time()
+    for at in range(0, len(requests), BATCH):
+        now = at / 1000
+        todo = machine.core.peer_asked(now, "a", ids.HostId("h2"), requests[at : at + BATCH])
+        assert isinstance(todo[0], actions.Reply) and len(todo[0].answers) == BATCH
+        machine.core.delivered(now, ["a"])
+    return (time.process_time() - began_s) / len(requests) * 1e6
+
+
+def bytes_of(make: Callable[[], object]) -> int:
+    """Return the memory that something takes."""
+    gc.collect()
+    tracemalloc.start()
+    kept = make()
+    gc.collect()
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    del kept
+    return size
+
+
+def under_way() -> tuple[one_machine.Machine, int]:
+    """Return a machine that waits for many chunks."""
+    machine = one_machine.Machine(hosts=HOSTS)
+    for at in range(0, CHUNKS, BATCH):
+        machine.core.wanted(0.0, _CHUNKS[at : at + BATCH], GUEST, at)
+    return machine, len(machine.core)
+
+
+_CHUNKS: list[want.Want] = []
+
+
+def told(count: int, of_one: int) -> holders.Holders:
+    """Return ``count`` known holders that told, so many of each content."""
+    known = holders.Holders(host_keys.HostKeys(), oids=4 * count)
+    rng = random.Random(1)
+    for _ in range(count // of_one):
+        oid = ids.Oid(rng.getrandbits(64))
+        for host in rng.sample(range(100), of_one):
+            known.told(ids.HostId(f"h{host}"), [oid])
+    return known
+
+
+def given(count: int, of_one: int) -> referrals.Referrals:
+    """Return ``count`` hosts that were given contents, so many of each."""
+    known = referrals.Referrals(host_keys.HostKeys(), limit_bytes=1 << 40)
+    rng = random.Random(1)
+    for _ in range(count // of_one):
+        oid = ids.Oid(rng.getrandbits(64))
+        for host in range(of_one):
+            known.gave(oid, ids.HostId(f"h{host}"), priority.Priority.PEER)
+    return known
+
+
+def main() -> int:
+    """Measure and print."""
+    for what, cost in {
+        f"wanted, asked of {HOSTS} homes, arrived, completed": lambda: us_a_chunk(False),
+        "wanted, asked of one home, arrived, completed": lambda: us_a_chunk(True),
+        "asked by a peer, answered from the cache": us_an_answer,
+    }.items():
+        costs = [cost() for _ in range(TURNS)]
+        print(f"{what}: {statistics.median(costs):.1f} us a chunk (best {min(costs):.1f})")
+    _CHUNKS.extend(wants(CHUNKS))
+    size = bytes_of(under_way)
+    print(f"a chunk under way, wanted in batches of {BATCH}: {size / CHUNKS:.0f} bytes")
+    for make in (told, given):
+        for of_one in (1, 2, 4, 16, 1000):
+            if make is told and of_one > holders.HOLDERS:
+                continue
+            size = bytes_of(lambda make=make, of_one=of_one: make(HOLDERS, of_one))
+            each = f"{size / HOLDERS:.0f} bytes each"
+            print(f"{HOLDERS} known holders, {make.__name__}, {of_one} of a content: {each}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

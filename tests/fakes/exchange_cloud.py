@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchanges of several hosts, joined by calls instead of a network."""
+
+import contextlib
+import pathlib
+import random
+from collections.abc import AsyncIterator
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent.cache import cache_files
+from acstor_agent.chunks import asking as asking_
+from acstor_agent.chunks import exchange
+from acstor_agent.chunks import giving
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.transfers import settings
+from acstor_agent.core.transfers import transfers
+from acstor_agent.core.transfers import want as want_
+from acstor_agent.core.transfers.giving import rights
+from acstor_agent.peers.connection import asking
+from acstor_agent.sources import base
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+from tests.fakes import reading_source
+
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+CHUNK = 16 * 1024
+BYTES = random.Random(7).randbytes(40 * CHUNK)
+FROZEN_S = 60.0
+
+
+def bytes_of(chunk_no: int) -> bytes:
+    """Return a chunk of both images."""
+    return BYTES[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
+
+
+async def bring(
+    host: exchange.Exchange, wanted: want_.Want, priority: exchange.Priority
+) -> exchange.Fetched:
+    """Have a chunk brought that nobody waits for."""
+    with host.ahead(priority) as ahead:
+        ahead.ask([(None, wanted)])
+        [(_, outcome)] = await ahead.came()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+class MemorySource(reading_source.ReadingSource):
+    """Holds BYTES; counts reads; may be told to fail or to be slow."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.streams: list[Any] = []
+        self.askers: list[Any] = []
+        self.failure: Exception | None = None
+        self.deleted: set[ids.ImageId] = set()
+        self.delay_s = 0.01
+
+    where = "memory"
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Return the length of BYTES."""
+        return len(BYTES)
+
+    async def read(
+        self, blob: base.Blob, offset: int, length: int, content: ids.Content | None = None
+    ) -> bytes:
+        """Return some of BYTES."""
+        self.reads.append(offset)
+        self.askers.append(disk_io.asker())
+        self.streams.append(self.askers[-1].stream)
+        await trio.sleep(self.delay_s)
+        if self.failure:
+            raise self.failure
+        if blob.image_id in self.deleted:
+            raise errors.ChunkMissing(blob.name, self.where)
+        return BYTES[offset : offset + length]
+
+    async def aclose(self) -> None:
+        """Let go of nothing."""
+
+
+class Connection:
+    """What a host's exchange answers on."""
+
+    def __init__(self, cloud: "Cloud", host: ids.HostId, asked: ids.HostId) -> None:
+        self.host, self.peer, self._cloud, self._asked = host, str(host), cloud, asked
+        self.hears: dict[int, Any] = {}
+        self.is_closed = False
+
+    def reply(self, answers: Sequence[Any]) -> None:
+        """Let the asker hear."""
+        for answer in answers:
+            hear = self.hears.pop(answer.request_id, None)
+            if hear is not None:
+                if isinstance(answer, peer_wire.Chunk) and self._asked in self._cloud.lying:
+                    answer = answer._replace(data=bytes(len(answer.data)))
+                self._cloud.soon(hear, [answer])
+
+    def post(self, message: Any) -> None:
+        """Say nothing more."""
+
+    def close(self) -> None:
+        """End it."""
+        self.is_closed = True
+
+    async def delivered(self) -> None:
+        """Be delivered."""
+        await trio.lowlevel.checkpoint()
+
+
+class Net:
+    """What a host's exchange asks others by, as ``PeerNet`` is."""
+
+    def __init__(self, cloud: "Cloud", here: ids.HostId) -> None:
+        self._cloud, self._here = cloud, here
+
+    def ask(self, host: ids.HostId, address: str, requests: Sequence[Any], hear: Any) -> None:
+        """See ``PeerNet.ask``."""
+        for one in requests:
+            self._cloud.asked.append((self._here, host, one.priority, one.mode))
+        self._cloud.nursery.start_soon(self._ask, host, requests, hear)
+
+    async def _ask(self, host: ids.HostId, requests: Sequence[Any], hear: Any) -> None:
+        cloud = self._cloud
+        await trio.sleep(0.005)
+        if host in cloud.frozen:
+            await trio.sleep(FROZEN_S)
+        if host in cloud.slow:
+            await trio.sleep(1)
+        if host in cloud.dead or host in cloud.frozen:
+            why = errors.SourceUnreachable("a chunk", str(host), "refused")
+            hear([asking.Lost(one.request_id, why) for one in requests])
+            return
+        busy = cloud.busy.get(host, ())
+        named = [one for one in requests if busy and one.mode.may_refer]
+        if named:
+            hear([peer_wire.Refer(one.request_id, busy) for one in named])
+        left = [one for one in requests if one not in named]
+        if left:
+            connection = cloud.connections.setdefault(
+                (self._here, host), Connection(cloud, self._here, host)
+            )
+            connection.hears.update({one.request_id: hear for one in left})
+            cloud.hosts[host].giving.asked(
+                connection,  # type: ignore[arg-type]
+                left,
+                trio.current_time(),
+            )
+
+    def cancel(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+        """See ``PeerNet.cancel``."""
+        connection = self._cloud.connections.get((self._here, host))
+        if connection is not None:
+            known = [number for number in request_ids if connection.hears.pop(number, None)]
+            self._cloud.soon(self._cloud.hosts[host].giving.cancelled, connection, known)
+
+    def hurry(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+        """See ``PeerNet.hurry``."""
+        connection = self._cloud.connections.get((self._here, host))
+        if connection is not None:
+            known = [number for number in request_ids if number in connection.hears]
+            self._cloud.soon(self._cloud.hosts[host].giving.hurried, connection, known)
+
+    def tell(self, host: ids.HostId, address: str, news: Any) -> None:
+        """See ``PeerNet.tell``."""
+        self._cloud.told.append((self._here, host, news))
+        if self._cloud.is_heard:
+            self._cloud.soon(self._cloud.hosts[host].heard, self._here, news)
+
+
+class Cloud:
+    """The hosts.
+
+    :ivar asked: who asked whom, with what priority and in which mode
+    :ivar moved: what was received: by whom, from whom, how many bytes, in how many seconds
+    :ivar views: the tables of hosts that do not see ``ring`` and ``former``
+    :ivar is_heard: whether news arrive
+    :ivar unattached: images that hosts must look up, which ``learn`` does
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        nursery: trio.Nursery,
+        names: Sequence[str],
+        named: type[identity.Identity] = identity.ByContent,
+        **chosen: Any,
+    ) -> None:
+        self.nursery, self.source = nursery, MemorySource()
+        self.dead: set[str] = set()
+        self.lying: set[str] = set()
+        self.frozen: set[str] = set()
+        self.slow: set[str] = set()
+        self.busy: dict[str, tuple[ids.HostId, ...]] = {}
+        self.asked: list[tuple[str, str, Any, Any]] = []
+        self.told: list[tuple[str, str, Any]] = []
+        self.moved: list[tuple[str, str, int, float | None]] = []
+        self.is_heard = True
+        self.unattached: set[ids.ImageId] = set()
+        self.learn: giving.Learn = self._nothing
+        self.connections: dict[tuple[str, str], Connection] = {}
+        self.views: dict[str, tuple[ring.Ring, ring.Ring | None]] = {}
+        self.former: ring.Ring | None = None
+        self.ring = ring.Ring(
+            1, tuple(ring.RingHost(n, f"10.0.0.{i}:7201", 100) for i, n in enumerate(names, 1))
+        )
+        self.contents = {
+            (image_id, n * CHUNK): ids.Content(ids.cid_of(bytes_of(n)))
+            for image_id in (IMAGE, OTHER)
+            for n in range(40)
+        }
+        self.disks = {name: disk_io.DiskIo() for name in names}
+        self.caches = {
+            name: cache_files.CacheFiles.open(folder / name, 4 << 20, 1 << 20, io=io)
+            for name, io in self.disks.items()
+        }
+        self.attached = {IMAGE, OTHER}
+        self.names = {name: named() for name in names}
+        self.chosen = {
+            "background_limit": 4,
+            "copies_limit": 1,
+            "topology": neighbours.Topology.RING,
+            **chosen,
+        }
+        self.hosts = {name: self._host(ids.HostId(name)) for name in names}
+
+    def soon(self, call: Any, *args: Any) -> None:
+        """Call something in the next turn."""
+
+        async def later() -> None:
+            await trio.lowlevel.checkpoint()
+            call(*args)
+
+        self.nursery.start_soon(later)
+
+    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """Return what lies somewhere in an image, None if it must be looked up."""
+        if image_id in self.unattached:
+            return None
+        return self.contents.get((image_id, offset), ids.Content(ids.ZERO_CID))
+
+    async def _learn(self, host: ids.HostId, *place: Any) -> ids.Content:
+        return await self.learn(host, *place)
+
+    async def _nothing(self, host: ids.HostId, *place: Any) -> ids.Content:
+        raise errors.ChunkMissing("an image", "memory")
+
+    def _net(self, here: ids.HostId) -> Any:
+        return Net(self, here)
+
+    def _host(self, here: ids.HostId) -> exchange.Exchange:
+        def view() -> tuple[ring.Ring, ring.Ring | None]:
+            return self.views.get(here, (self.ring, self.former))
+
+        core = transfers.Transfers(
+            here,
+            self.ring,
+            cache=self.caches[here],
+            rights=rights.Rights(here, self.named, self.names[here], self.attached),
+            rng=random.Random(1),
+            settings=settings.Settings(**self.chosen),
+        )
+        made = exchange.Exchange(
+            here,
+            self.nursery,
+            core=core,
+            cache=self.caches[here],
+            source=base.Wrapper(self.source),
+            net=self._net(here),
+            tables=exchange.Tables(lambda: view()[0], lambda: view()[1]),
+            learn=self._learn,
+            moved=asking_.Moved(
+                lambda *what: self.moved.append((here, *what)), lambda host, count: None
+            ),
+        )
+        self.caches[here].on_gone(made.gone)
+        self.nursery.start_soon(made.run)
+        return made
+
+    def want(self, chunk_no: int, image_id: ids.ImageId = IMAGE) -> want_.Want:
+        """Return what to ask for to have a chunk."""
+        return self.want_at(chunk_no, chunk_no * CHUNK, image_id)
+
+    def want_at(self, chunk_no: int, offset: int, image_id: ids.ImageId) -> want_.Want:
+        """Return what to ask for to have a chunk that lies elsewhere in an image."""
+        cid = ids.cid_of(bytes_of(chunk_no))
+        self.contents[image_id, offset] = ids.Content(cid)
+        oid = next(iter(self.names.values())).oid(image_id, offset, cid)
+        return want_.Want(cid, oid, image_id, offset, CHUNK)
+
+    def home(self, wanted: want_.Want) -> ids.HostId:
+        """Return the home of a chunk."""
+        return self.ring.home_at(wanted.oid)  # type: ignore[return-value]
+
+    def others(self, wanted: want_.Want) -> list[str]:
+        """Return the other hosts."""
+        return [name for name in self.hosts if name != self.home(wanted)]
+
+    def placed(
+        self,
+        epoch: int,
+        threshold: int | None = None,
+        outer_threshold: int | None = None,
+        vnodes: dict[str, int] | None = None,
+    ) -> ring.Ring:
+        """Return the cloud's table with h1 and h2 in one pod, h3 and h4 in another."""
+        weights = vnodes or {}
+        hosts = tuple(
+            ring.RingHost(
+                h.host, h.address, weights.get(h.host, 100), "p1" if h.host < "h3" else "p2"
+            )
+            for h in self.ring.hosts
+        )
+        return ring.Ring(epoch, hosts, threshold, outer_threshold)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: pathlib.Path,
+    names: Sequence[str],
+    *args: Any,
+    kind: type[Cloud] = Cloud,
+    **chosen: Any,
+) -> AsyncIterator[Any]:
+    """Run hosts until the block ends."""
+    for name in names:
+        (folder / name).mkdir(mode=0o700)
+    async with trio.open_nursery() as nursery:
+        made = kind(folder, nursery, names, *args, **chosen)
+        for io in made.disks.values():
+            await nursery.start(io.serve)
+        for cache in made.caches.values():
+            await nursery.start(cache.run)
+        try:
+            yield made
+        finally:
+            nursery.cancel_scope.cancel()
+    for cache in made.caches.values():
+        await cache.aclose()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of what hosts give and tell in ``transfer_world``; bounds are written out here.
+
+The bounds are those of doc/source/contributor/transfers.rst, and not the product's own constants: a
+constant that is changed is found.
+"""
+
+from typing import Any
+
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import asker as asker_
+from acstor_agent.core.transfers import transfer as transfer_
+from acstor_common import ids
+from acstor_common import peer_request
+
+Mode = peer_request.Mode
+
+MIB = 1024 * 1024
+CHUNK = 65536
+HELD_WAIT_S = 2.0
+REQUESTS = 1024
+"""Of one host, that wait at another."""
+BEGUN = 512
+"""Transfers that go on because one host asked."""
+UNDELIVERED_BYTES = 16 * MIB + CHUNK + 4096
+"""Of answers on their way to one host, and in their turn."""
+MOST = REQUESTS, BEGUN, UNDELIVERED_BYTES
+OIDS = 512
+LOOK_S = 0.5
+"""A request may end so late."""
+KEYS = 32_768
+
+
+class Broken(Exception):
+    """A promise does not hold."""
+
+
+def check(host: Any) -> None:
+    """Check what a host holds for others.
+
+    Who waits, waits for what stands below it (``peer_request.Mode``): so there is no circle of
+    hosts that wait for each other, but for HELD, whose wait is short.
+    """
+    now, requests = host.world.now, host.core.requests
+    for transfer in host.core.parts.transfers.values():
+        for asker in transfer.askers:
+            _check_asker(host, transfer, asker)
+    waiting: dict[ids.HostId, int] = {}
+    for link in requests._links.values():
+        waiting[link.receiver.host] = waiting.get(link.receiver.host, 0) + len(link.askers)
+        for asker in link.askers.values():
+            if asker.deadline_s < now - LOOK_S - 1e-6:
+                raise Broken(
+                    f"{host.name}: a request of {asker.host} is {now - asker.deadline_s} late"
+                )
+    for found in requests.receivers.values():
+        what = found.requests, found.begun, found.undelivered
+        if found.requests != waiting.get(found.host, 0) or min(what) < 0:
+            raise Broken(f"{host.name}: {what} of {found.host}, {waiting.get(found.host, 0)} wait")
+        if any(n > most for n, most in zip(what, MOST, strict=True)):
+            raise Broken(f"{host.name}: {what} are here for {found.host}")
+    if len(host.core.parts.keys) > KEYS:
+        raise Broken(f"{host.name}: {len(host.core.parts.keys)} hosts have keys")
+
+
+def _check_asker(host: Any, transfer: transfer_.Transfer, asker: asker_.Asker) -> None:
+    if not asker.mode.reads_source:
+        if asker.deadline_s > host.world.now + HELD_WAIT_S:
+            raise Broken(f"{host.name}: {asker.host}, who was referred here, waits for long")
+    elif transfer.read is None:
+        if transfer.relay is None:
+            raise Broken(f"{host.name}: {asker.host} waits for what is not brought")
+        if asker.mode is Mode.RELAYED:
+            raise Broken(f"{host.name}: {asker.host}, a home, waits for another home")
+
+
+def check_tell(host: Any, tell: actions.Tell) -> None:
+    """Check to whom a host tells something unasked."""
+    if not _is_good(host, tell.host):
+        raise Broken(f"{host.name} tells {tell.host}, who has left or is left alone")
+    if max(map(len, tell[1:])) > OIDS or not any(tell[1:]):
+        raise Broken(f"{host.name} tells {tuple(map(len, tell[1:]))} OIDs at once")
+    if any(len(set(oids)) < len(oids) for oids in tell[1:]):
+        raise Broken(f"{host.name} tells {tell.host} of a content twice in a message")
+    if (tell.here or tell.gone) and tell.host not in neighbours_of(host) | host.told_before:
+        raise Broken(f"{host.name} tells {tell.host}, no neighbour, what is here or gone")
+
+
+def neighbours_of(host: Any) -> frozenset[ids.HostId]:
+    """Return whom a host may tell what is here."""
+    topology, near = host.settings.get("topology"), host.core.parts.tables.near
+    if topology is None:
+        return frozenset()
+    names = [ids.HostId(one.host) for one in near.hosts]
+    where = near.locations()
+    return frozenset(neighbours.neighbours(names, host.name, topology, locations=where))
+
+
+def check_given(host: Any, given: actions.Given, data: bytes) -> None:
+    """Check that nothing leaves but what its CID says, and by a name by which it came."""
+    want = given.want
+    if data != host.world.content_of(want.cid):
+        raise Broken(f"{host.name} gives what is not the content that it was asked for")
+    if given.data is not None or (want.cid, want.oid) in host.came:
+        return
+    is_of_content = want.oid == ids.oid_of(want.cid)
+    if want.cid not in host.found or not (is_of_content or want.image_id in (host.attached or ())):
+        raise Broken(f"{host.name} gives a chunk as one of an image by which it did not come")
+
+
+def check_referral(host: Any, asker: ids.HostId, hosts: tuple[ids.HostId, ...]) -> None:
+    """Check to whom a host sends another one."""
+    tables = host.core.parts.tables
+    for name in hosts:
+        if name in (asker, host.name) or not tables.is_near(name) or tables.is_spared(name):
+            raise Broken(f"{host.name} sends {asker} to {name}")
+        if not _is_good(host, name):
+            raise Broken(f"{host.name} sends {asker} to {name}, who has left or is left alone")
+
+
+def check_heard(host: Any, heard: actions.Heard) -> None:
+    """Check whom a host listens to."""
+    if not _is_good(host, heard.host):
+        raise Broken(f"{host.name} listens to {heard.host}, who has left or is left alone")
+
+
+def _is_good(host: Any, name: ids.HostId) -> bool:
+    parts = host.core.parts
+    return name in parts.tables.table and not parts.book.is_alone(name, host.world.now)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One machine of the exchange (``core/transfers``); all around it is in the hands of a test."""
+
+import random
+from collections.abc import Callable
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+from typing import TypeVar
+
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import failure
+from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import settings
+from acstor_agent.core.transfers import transfers
+from acstor_agent.core.transfers import want
+from acstor_agent.core.transfers.giving import rights
+from acstor_common import ids
+from acstor_common import peer_request
+from acstor_common import ring
+
+IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+OTHER = ids.ImageId("b3f10d1c-1a2b-4c3d-8e4f-5a6b7c8d9e0f")
+CHUNK = 65536
+Priority = priority.Priority
+Mode = peer_request.Mode
+A = TypeVar("A")
+
+
+def table(
+    count: int, epoch: int = 1, weights: Mapping[str, int] = MappingProxyType({}), **more: Any
+) -> ring.Ring:
+    """Return a table of the hosts ``h1``, ``h2`` and so on.
+
+    :param weights: v-nodes of some of them; the others have 40
+    """
+    hosts = tuple(
+        ring.RingHost(f"h{n}", f"10.0.{n >> 8}.{n & 255}:7201", weights.get(f"h{n}", 40))
+        for n in range(1, count + 1)
+    )
+    return ring.Ring(epoch, hosts, **more)
+
+
+def data_of(number: int) -> bytes:
+    """Return the bytes of a chunk: short ones, the machine never looks inside."""
+    return b"chunk %d" % number
+
+
+def chunk(number: int, image_id: ids.ImageId = IMAGE) -> want.Want:
+    """Return a chunk of an image; all images have the same."""
+    cid = ids.cid_of(data_of(number))
+    return want.Want(cid, ids.oid_of(cid), image_id, number * CHUNK, CHUNK)
+
+
+def named(image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+    """Say what lies in images: chunks of CHUNK bytes."""
+    if image_id not in (IMAGE, OTHER):
+        return None
+    if offset % CHUNK or length != CHUNK:
+        return ids.Content(ids.ZERO_CID)
+    return ids.Content(ids.cid_of(data_of(offset // CHUNK)))
+
+
+class Machine:
+    """A host ``h1`` among others; each event's actions are in ``last``.
+
+    :param names: what hosts mean by the same chunk
+    :param attached: images
+    :ivar cache: CIDs that are here
+    """
+
+    def __init__(self, hosts: int = 8, here: str = "h1", **more: Any) -> None:
+        self.here = ids.HostId(here)
+        self.now = 0.0
+        self.cache: set[ids.Cid] = set()
+        self.table = more.pop("table", None) or table(hosts)
+        names = more.pop("names", None) or identity.ByContent()
+        self.rights = rights.Rights(self.here, named, names, more.pop("attached", ()))
+        self.core = transfers.Transfers(
+            self.here,
+            self.table,
+            cache=self.cache,
+            rights=self.rights,
+            rng=random.Random(1),
+            settings=settings.Settings(**more),
+        )
+        self.last: list[actions.Action] = []
+
+    def __getattr__(self, event: str) -> Any:
+        """Feed an event at this moment."""
+
+        def feed(*arguments: Any, **more: Any) -> list[actions.Action]:
+            self.last = getattr(self.core, event)(self.now, *arguments, **more)
+            return self.last
+
+        return feed
+
+    def wait(self, seconds: float) -> list[actions.Action]:
+        """Let time pass; return all that is to be done meanwhile."""
+        end_s, found = self.now + seconds, []
+        while (next_s := self.core.next_s) is not None and next_s <= end_s:
+            self.now = max(self.now, next_s)
+            found += self.core.tick(self.now)
+        self.now = end_s
+        self.last = found
+        return found
+
+    def got(self, kind: type[A]) -> list[A]:
+        """Return the last actions of a kind."""
+        return [action for action in self.last if isinstance(action, kind)]
+
+    def asks(self) -> dict[str, list[tuple[int, peer_request.Mode]]]:
+        """Return who is to be asked: chunk numbers and modes, by host."""
+        found: dict[str, list[tuple[int, peer_request.Mode]]] = {}
+        for ask in self.got(actions.Ask):
+            for attempt in ask.attempts:
+                what = attempt.want.offset // CHUNK, attempt.mode
+                found.setdefault(ask.host, []).append(what)
+        return found
+
+    def attempt(self, index: int = 0) -> Any:
+        """Return one of the attempts that are to be sent."""
+        return [attempt for ask in self.got(actions.Ask) for attempt in ask.attempts][index]
+
+    def home_of(self, number: int) -> str:
+        """Return the home of a chunk."""
+        home = self.core.parts.tables.home(chunk(number).oid)
+        assert home is not None
+        return home
+
+    def chunk_of(self, home: str, skip: int = 0) -> int:
+        """Return the number of a chunk with a home."""
+        numbers = (n for n in range(10_000) if self.home_of(n) == home)
+        return [next(numbers) for _ in range(skip + 1)][-1]
+
+    def request(
+        self,
+        number: int,
+        host: str,
+        mode: peer_request.Mode = Mode.HOME,
+        request_id: int = 0,
+        image_id: ids.ImageId = IMAGE,
+        urgency: priority.Priority = Priority.PEER,
+        timeout_s: float = 30.0,
+    ) -> want.Request:
+        """Return what an honest peer sends."""
+        proof = peer_request.proof_of(chunk(number).cid, ids.HostId(host), self.here)
+        return want.Request(
+            request_id or number + 1,
+            image_id,
+            number * CHUNK,
+            CHUNK,
+            proof,
+            mode,
+            urgency,
+            timeout_s,
+        )
+
+    def ask_me(self, host: str, *requests: want.Request) -> list[actions.Action]:
+        """Let a peer ask on its connection, which has its name here."""
+        done: list[actions.Action] = self.peer_asked(host, ids.HostId(host), list(requests))
+        return done
+
+    def play(
+        self,
+        seconds: float,
+        peer: Callable[[ids.HostId, Any], Any] = lambda host, attempt: None,
+        source: Callable[[want.Want], Any] = lambda chunk: None,
+        step_s: float = 0.25,
+    ) -> dict[Any, actions.Complete]:
+        """Let peers and the source answer what is asked, at once; return who is answered.
+
+        :param peer: returns bytes, a Failure, or None for no answer; ``source`` too
+        """
+        end_s, done, todo = self.now + seconds, {}, list(self.last)
+        while True:
+            while todo:
+                action = todo.pop(0)
+                if isinstance(action, actions.Ask):
+                    for attempt in action.attempts:
+                        todo += self._answer(action.host, attempt, peer(action.host, attempt))
+                elif isinstance(action, actions.ReadSource):
+                    told = [(n, source(chunk)) for n, chunk in enumerate(action.wants)]
+                    known = [(n, what) for n, what in told if what is not None]
+                    todo += self.source_gave(action.number, known) if known else []
+                elif isinstance(action, actions.Store):
+                    todo += self.stored(action.chunks)
+                elif isinstance(action, actions.Complete):
+                    done[action.token] = action
+            if self.now >= end_s:
+                return done
+            todo = list(self.wait(min(step_s, end_s - self.now)))
+
+    def _answer(self, host: ids.HostId, attempt: Any, what: Any) -> list[actions.Action]:
+        if what is None:
+            return []
+        if isinstance(what, failure.Failure):
+            refused: list[actions.Action] = self.refused(host, [(attempt.number, what)])
+            return refused
+        given: list[actions.Action] = self.chunks_arrived(host, [(attempt.number, what)])
+        return given
+
+    def answers(self) -> list[Any]:
+        """Return what peers are answered now."""
+        return [answer for reply in self.got(actions.Reply) for answer in reply.answers]
+
+    def completes(self) -> list[actions.Complete]:
+        """Return who of this host is answered now."""
+        return self.got(actions.Complete)

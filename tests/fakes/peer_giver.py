@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One chunk asked of a peer by somebody who waits for it alone, and answers made by tasks.
+
+What agents do in batches, tests of connections often want one by one.
+"""
+
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import asking
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+
+Serve = Callable[[ids.HostId, peer_wire.Request], Awaitable[Any]]
+
+_REFUSALS = {
+    peer_wire.RefuseCode.MISSING: errors.ChunkMissing,
+    peer_wire.RefuseCode.WITHHELD: errors.ChunkRefused,
+}
+
+
+async def fetch(
+    net: peer_net.PeerNet,
+    host: ids.HostId,
+    address: str,
+    request: peer_wire.Request,
+    timeout_s: float,
+) -> Any:
+    """Return the bytes of a chunk, or whom to ask instead.
+
+    :raises errors.ChunkUnavailable: it is not given
+    :raises errors.RemoteProtocolError: the peer broke the rules
+    """
+    [outcome] = (await fetch_all(net, host, address, [request], timeout_s)).values()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+async def fetch_all(
+    net: peer_net.PeerNet,
+    host: ids.HostId,
+    address: str,
+    requests: Sequence[peer_wire.Request],
+    timeout_s: float,
+) -> dict[int, Any]:
+    """Return what comes of requests that leave together, by number: see :func:`fetch`, or why."""
+    timeout_ms = max(1, int(timeout_s * 1000))
+    left = {one.request_id for one in requests}
+    where, came = f"{host} ({address})", trio.Event()
+    outcomes: dict[int, Any] = {}
+
+    def hear(answers: list[asking.Answer]) -> None:
+        for answer in answers:
+            outcomes[answer.request_id] = outcome_of(answer, where)
+            left.discard(answer.request_id)
+        if not left:
+            came.set()
+
+    net.ask(host, address, [one._replace(timeout_ms=timeout_ms) for one in requests], hear)
+    with trio.move_on_after(timeout_s):
+        try:
+            await came.wait()
+        finally:
+            if left:
+                net.cancel(host, list(left))
+    why = f"no answer within {timeout_s:g} s"
+    return outcomes | {one: errors.SourceUnreachable("a chunk", where, why) for one in left}
+
+
+def outcome_of(answer: asking.Answer, where: str) -> Any:
+    """Return the bytes, whom to ask instead, or an error."""
+    match answer:
+        case peer_wire.Chunk(_, data):
+            return data
+        case peer_wire.Refuse(_, code):
+            return _REFUSALS.get(code, errors.SourceUnreachable)("a chunk", where, code.name)
+        case asking.Lost(_, failure):
+            return failure
+    return answer
+
+
+class TaskGiver:
+    """Answers each request in a task, with what ``serve`` returns.
+
+    :ivar asked: all requests
+    """
+
+    def __init__(self, serve: Serve, nursery: trio.Nursery) -> None:
+        self._serve, self._nursery = serve, nursery
+        self.asked_for: list[peer_wire.Request] = []
+        self._scopes: dict[tuple[Any, int], trio.CancelScope] = {}
+
+    def asked(self, connection: Any, requests: Sequence[peer_wire.Request], came_s: float) -> None:
+        """See ``answering.Giver``."""
+        for request in requests:
+            self.asked_for.append(request)
+            scope = self._scopes[connection, request.request_id] = trio.CancelScope()
+            scope.deadline = came_s + request.timeout_ms / 1000
+            self._nursery.start_soon(self._answer, connection, request, scope)
+
+    async def _answer(
+        self, connection: Any, request: peer_wire.Request, scope: trio.CancelScope
+    ) -> None:
+        code = peer_wire.RefuseCode.UNREACHABLE
+        answer: Any = None
+        with scope:
+            try:
+                data = await self._serve(connection.host, request)
+                answer = peer_wire.Chunk(request.request_id, data)
+            except errors.ChunkRefused:
+                code = peer_wire.RefuseCode.WITHHELD
+            except (errors.ChunkMissing, errors.ChunkInvalid):
+                code = peer_wire.RefuseCode.MISSING
+            except errors.AcstorError:
+                pass
+        if self._scopes.pop((connection, request.request_id), None) is scope:
+            connection.reply([answer or peer_wire.Refuse(request.request_id, code)])
+
+    def cancelled(self, connection: Any, request_ids: Sequence[int]) -> None:
+        """See ``answering.Giver``."""
+        for request_id in request_ids:
+            scope = self._scopes.pop((connection, request_id), None)
+            if scope is not None:
+                scope.cancel()
+
+    def hurried(self, connection: Any, request_ids: Sequence[int]) -> None:
+        """See ``answering.Giver``."""
+
+    def ended(self, connection: Any) -> None:
+        """See ``answering.Giver``."""
+        self.cancelled(connection, [number for link, number in self._scopes if link is connection])

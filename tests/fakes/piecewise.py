@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source that tells of one piece after the other, each as it is told to."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+import trio
+
+from acstor_agent.sources import base
+from acstor_common import errors
+
+
+class PiecewiseSource(base.Source):
+    """Blobs in memory.
+
+    :param fail: what becomes of the piece at an offset; of all others the bytes are told
+    :param delay_s: how long the piece at an offset, and those behind it, keep one waiting
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        where: str = "memory",
+        *,
+        fail: Mapping[int, type[errors.ChunkUnavailable]] | None = None,
+        delay_s: Mapping[int, float] | None = None,
+    ) -> None:
+        self._data, self._where = data, where
+        self.fail, self.delay_s = dict(fail or {}), dict(delay_s or {})
+        self.asked: list[list[int]] = []
+        self.cancelled = 0
+
+    @property
+    def where(self) -> str:
+        """The name of the place."""
+        return self._where
+
+    async def size_bytes(self, blob: base.Blob) -> int:
+        """Return the length of any blob."""
+        return len(self._data)
+
+    async def read_pieces(
+        self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
+    ) -> None:
+        """Tell of one piece after the other."""
+        self.asked.append([piece.offset for piece in pieces])
+        try:
+            for number, piece in enumerate(pieces):
+                await trio.sleep(self.delay_s.get(piece.offset, 0))
+                outcome: base.Outcome = self._data[piece.offset : piece.offset + piece.length]
+                if piece.offset in self.fail:
+                    what = blob.part(piece.offset, piece.length)
+                    outcome = self.fail[piece.offset](what, self.where, "by order")
+                told([(number, outcome)])
+        except trio.Cancelled:
+            self.cancelled += 1
+            raise
+
+    async def aclose(self) -> None:
+        """Let go of nothing."""

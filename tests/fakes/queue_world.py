@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cloud on slow links that have queues (``queue_network``): what the exchange takes on them."""
+
+from collections.abc import Callable
+from collections.abc import Hashable
+from typing import Any
+
+from acstor_common import ids
+from tests.fakes import queue_network
+from tests.fakes import transfer_hosts
+from tests.fakes import transfer_world
+
+PAYLOAD = 0.956
+"""Share of a link's bytes that is not headers."""
+SOURCE_STREAMS = 8
+
+
+class QueueWorld(transfer_world.World):
+    """Hosts and the source have links of one rate.
+
+    :param link_bytes_per_s: headers included
+    """
+
+    def __init__(
+        self, seed: int, hosts: int, chunks: int, link_bytes_per_s: float, burst_bytes: int
+    ) -> None:
+        super().__init__(seed, hosts, chunks)
+        self.network: Any = queue_network.QueueNetwork(
+            seed, link_bytes_per_s * PAYLOAD, burst_bytes
+        )
+        self._ranges = 0
+        self.network.attach(transfer_world.SOURCE)
+        for name in self.names:
+            self.network.attach(name)
+
+    def add(
+        self,
+        name: ids.HostId,
+        kind: type[transfer_world.Host] = transfer_world.Host,
+        **settings: Any,
+    ) -> transfer_world.Host:
+        """Put a host in its place."""
+        self.hosts[name] = kind(self, name, **settings)
+        return self.hosts[name]
+
+    def worsen(self, name: ids.HostId, kind: str) -> None:
+        """Let a host be dead, frozen (its kernel goes on), or slow, from now on."""
+        host = self.hosts[name]
+        host.is_dead = kind == "dead"
+        if kind == "frozen":
+            host.receive = lambda *what: None  # type: ignore[method-assign]
+        if kind in ("dead", "frozen"):
+            host.lives += 1
+        if kind == "slow":
+            self.network.slow_down(name, 20.0)
+
+    def _post(
+        self,
+        connection: Hashable,
+        sender: transfer_world.Host,
+        to: ids.HostId,
+        message: Any,
+        size_bytes: int,
+        urgency: int,
+    ) -> None:
+        assert isinstance(connection, tuple)
+        acknowledged: Callable[[], None] | None = None
+        if connection[0] == to and isinstance(message, transfer_hosts.Answers):
+
+            def acknowledged() -> None:
+                sender.acknowledged(connection)
+
+        def arrive() -> None:
+            self.hosts[to].receive(sender.name, connection, message)
+
+        # Each host's requests have a connection; answers go the other way on it.
+        name = "answers" if connection[0] == to else "requests"
+        self.network.send(sender.name, to, name, size_bytes, arrive, acknowledged)
+
+    def from_source(
+        self, host: transfer_world.Host, length: int, delay_s: float, arrive: Callable[[], None]
+    ) -> None:
+        """Ask the source, on one of some connections; it answers at once."""
+        self._ranges += 1
+        stream = f"{host.name}/{self._ranges % SOURCE_STREAMS}"
+
+        def answer() -> None:
+            self.network.send(transfer_world.SOURCE, host.name, stream, length, arrive)
+
+        self.network.send(host.name, transfer_world.SOURCE, stream, 150, answer)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests of ``transfer_hosts`` that read batches, and compare what they get."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import failure
+from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import want
+from tests.fakes import transfer_world
+
+Broken = transfer_world.Broken
+Priority = priority.Priority
+
+
+class Guest:
+    """Reads batches, one after the other, again after a crash, and compares."""
+
+    def __init__(
+        self,
+        run: Any,
+        host: transfer_world.Host,
+        batches: Sequence[Sequence[want.Want]],
+        window: int,
+        deadline_s: float,
+    ) -> None:
+        self.run, self.host, self.window, self.deadline_s = run, host, window, deadline_s
+        self.left = list(batches)[::-1]
+        self.under_way: dict[int, Sequence[want.Want]] = {}
+        self.answers = self.failures = 0
+        self._life = 0
+        self._last = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Say that all is read."""
+        return not self.left and not self.under_way
+
+    def begin_anew(self) -> None:
+        """Begin, or begin anew what was under way when the host was killed."""
+        self._life = self.host.lives
+        self.left += self.under_way.values()
+        self.under_way = {}
+        for _ in range(self.window):
+            self._next()
+
+    def _next(self) -> None:
+        if not self.left:
+            return
+        self._last += 1
+        number, batch = self._last, self.left.pop()
+        self.under_way[number] = batch
+        end_s = self.run.world.now + self.deadline_s
+
+        def done(answer: actions.Complete) -> None:
+            self._done(number, answer, end_s)
+
+        self.host.read(batch, Priority.GUEST, done, end_s)
+
+    def _done(self, number: int, answer: actions.Complete, end_s: float) -> None:
+        batch = self.under_way.pop(number, None)
+        if batch is None:
+            raise Broken(f"{self.host.name}: a read is answered twice")
+        now, world = self.run.world.now, self.run.world
+        if answer.failure is None:
+            if answer.chunks != [world.content_of(chunk.cid) for chunk in batch]:
+                raise Broken(f"{self.host.name}: wrong bytes")
+        elif answer.failure is not failure.Failure.LATE or now < end_s:
+            raise Broken(f"{self.host.name}: a read fails: {answer.failure!r} {answer.why}")
+        else:
+            self.failures += 1
+            self.left.append(batch)
+        if now > end_s + 0.01:
+            raise Broken(f"{self.host.name}: answered {now - end_s:.2f} s after the deadline")
+        self.answers += 1
+        world.later(self.host, self.run.rng.expovariate(200), self._next)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source of ``transfer_world``: ranges of some chunks, each of which is told of when it comes.
+
+Every chunk of a range has its own outcome, as in ``sources/coalesce``: a bad one does not take its
+neighbours along, and what was cancelled is told all the same.
+"""
+
+import collections
+import dataclasses
+from typing import Any
+
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import failure
+from acstor_agent.core.transfers import want
+from acstor_common import ids
+
+RANGE_CHUNKS = 16
+TIMEOUT_S = 30.0
+
+Failure = failure.Failure
+
+
+@dataclasses.dataclass
+class Source:
+    """How the source is.
+
+    :ivar way: ``""`` (well), ``slow``, ``fails``, ``hangs``
+    :ivar gone: images that it has not got any more
+    :ivar bad: chunks of which it gives wrong bytes
+    :ivar reads: of each content, so far
+    :ivar at_once: how often a host had a chunk read that another one had read already
+    """
+
+    way: str = ""
+    gone: set[ids.ImageId] = dataclasses.field(default_factory=set)
+    bad: set[ids.Cid] = dataclasses.field(default_factory=set)
+    delay_s: float = 0.002
+    reads: collections.Counter[ids.Cid] = dataclasses.field(default_factory=collections.Counter)
+    under_way: collections.Counter[ids.Cid] = dataclasses.field(default_factory=collections.Counter)
+    at_once: int = 0
+
+    def read(self, world: Any, host: Any, read: actions.ReadSource) -> None:
+        """Answer a host, as well as it can."""
+        for chunk in read.wants:
+            self.reads[chunk.cid] += 1
+            self.under_way[chunk.cid] += 1
+            self.at_once += self.under_way[chunk.cid] > 1
+        for first in range(0, len(read.wants), RANGE_CHUNKS):
+            self._read(world, host, read, first)
+
+    def _read(self, world: Any, host: Any, read: actions.ReadSource, first: int) -> None:
+        wants, life = read.wants[first : first + RANGE_CHUNKS], host.lives
+
+        def arrive() -> None:
+            for chunk in wants:
+                self.under_way[chunk.cid] -= 1
+            if host.lives == life:
+                world.later(host, 0.0, self._tell, world, host, read, first, wants)
+
+        delay_s = self.delay_s * (100 if self.way == "slow" else 1)
+        world.from_source(
+            host,
+            sum(chunk.length for chunk in wants),
+            TIMEOUT_S if self.way == "hangs" else delay_s,
+            arrive,
+        )
+
+    def _tell(
+        self,
+        world: Any,
+        host: Any,
+        read: actions.ReadSource,
+        first: int,
+        wants: list[want.Want],
+    ) -> None:
+        told = [(first + n, self._what(world, chunk)) for n, chunk in enumerate(wants)]
+        host.do(host.core.source_gave(world.now, read.number, told))
+        if first + len(wants) == len(read.wants):
+            host.do(host.core.source_ended(world.now, read.number))
+
+    def _what(self, world: Any, chunk: want.Want) -> Any:
+        if self.way in ("fails", "hangs"):
+            return Failure.UNREACHABLE
+        if chunk.image_id in self.gone:
+            return Failure.MISSING
+        return Failure.INVALID if chunk.cid in self.bad else world.content_of(chunk.cid)

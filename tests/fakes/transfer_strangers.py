@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts of ``transfer_hosts`` that are not honest, each in its own way."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import failure
+from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import want
+from acstor_common import ids
+from acstor_common import peer_request
+from tests.fakes import transfer_hosts
+from tests.fakes.transfer_hosts import Host
+
+Failure = failure.Failure
+Mode = peer_request.Mode
+Priority = priority.Priority
+
+BOAST_EVERY_S, BOAST_UNTIL_S = 1.0, 20.0
+FLOOD_EVERY_S, FLOOD_UNTIL_S = 0.02, 10.0
+FLOOD_REQUESTS = 192
+PROMISES_S = 60.0
+NOWHERE = ids.ImageId("00000000-0000-4000-8000-000000000000")
+
+
+class Boaster(Host):
+    """It says again and again that it has everything, and that others may let theirs go."""
+
+    def start(self) -> None:
+        """Begin, and tell everybody."""
+        super().start()
+        self._call(self._boast)
+
+    def _boast(self) -> None:
+        world = self.world
+        oids = tuple(chunk.oid for chunk in world.chunks[:512])
+        for host in world.names:
+            if host != self.name:
+                gone = tuple(world.rng.sample(oids, len(oids) // 4))
+                told = actions.Tell(host, oids, gone, oids)
+                self.send(
+                    host, told, transfer_hosts.MESSAGE_BYTES + 16 * len(oids), Priority.ADVERTISED
+                )
+        if world.now < BOAST_UNTIL_S:
+            world.later(self, BOAST_EVERY_S, self._boast)
+
+
+class Liar(Boaster):
+    """It gives wrong bytes."""
+
+    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+        """Give wrong bytes."""
+        return [
+            answer._replace(data=b"a lie") if isinstance(answer, actions.Given) else answer
+            for answer in answers
+        ]
+
+
+class Denier(Boaster):
+    """It says that it has everything, and then that it has not."""
+
+    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+        """Deny."""
+        return [actions.Refused(answer.number, Failure.MISSING) for answer in answers]
+
+
+class Babbler(Host):
+    """It answers twice, in another order, and what nobody asked for."""
+
+    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+        """Answer too much."""
+        rng = self.world.rng
+        said = [answer for answer in answers for _ in range(rng.randint(1, 2))]
+        for answer in answers:
+            said.append(answer._replace(number=rng.randrange(1 << 32)))
+            said.append(actions.Referred(rng.randrange(2000), (self.name, host)))
+            said.append(actions.Refused(rng.randrange(2000), Failure.MISSING))
+        rng.shuffle(said)
+        return said
+
+
+class Mute(Host):
+    """It asks, and answers nobody: nothing but a third of its answers leaves it."""
+
+    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+        """Keep silent, mostly."""
+        return [answer for answer in answers if self.world.rng.random() < 0.33]
+
+
+class Asker(Host):
+    """It asks on its own, beside what its guests read.
+
+    :ivar asked: requests so far
+    """
+
+    asked = 0
+
+    def ask(self, host: ids.HostId, chunk: want.Want, proof: bytes, mode: Mode) -> want.Request:
+        """Return a request by a number that the machine never takes."""
+        self.asked += 1
+        number = 1 << 31 | self.asked
+        place = chunk.image_id, chunk.offset, chunk.length
+        urgency = self.world.rng.choice((Priority.PEER, Priority.SOON, Priority.LATER))
+        return want.Request(
+            number, *place, proof, mode, urgency, self.world.rng.choice((1.0, 30.0))
+        )
+
+
+class Spy(Asker):
+    """It asks for whatever there is, without knowing any CID."""
+
+    def start(self) -> None:
+        """Begin to ask."""
+        super().start()
+        self._call(self._spy, 0)
+
+    def _spy(self, count: int) -> None:
+        rng = self.world.rng
+        for host in self.world.names:
+            if host != self.name:
+                mode = rng.choice(list(Mode))
+                spied = self.ask(host, rng.choice(self.world.secret), rng.randbytes(16), mode)
+                self.send(host, transfer_hosts.Asks([spied]), transfer_hosts.MESSAGE_BYTES)
+        if count < 50:
+            self.world.later(self, 0.2, self._spy, count + 1)
+
+    def _answered(self, host: ids.HostId, answers: list[Any]) -> None:
+        for answer in answers:
+            if isinstance(answer, actions.Given) and answer.data in self.world.secrets:
+                self.world.broken_promise(f"{host} gave {self.name} a chunk of a foreign image")
+        super()._answered(host, answers)
+
+
+class Flooder(Asker):
+    """It asks for far more than it may, for what is and for what is not, and cancels some of it."""
+
+    def start(self) -> None:
+        """Begin to ask."""
+        super().start()
+        self._call(self._flood)
+
+    def _flood(self) -> None:
+        world, rng = self.world, self.world.rng
+        host = rng.choice([name for name in world.names if name != self.name])
+        requests = []
+        for _ in range(FLOOD_REQUESTS):
+            chunk = rng.choice(world.chunks)
+            proof = transfer_hosts.proof_of(chunk.cid, self.name, host)
+            if rng.random() < 0.1:
+                chunk = chunk._replace(image_id=NOWHERE)
+            requests.append(self.ask(host, chunk, proof, rng.choice(list(Mode))))
+        self.send(host, transfer_hosts.Asks(requests), transfer_hosts.MESSAGE_BYTES)
+        if rng.random() < 0.3:
+            some = [request.number for request in requests if rng.random() < 0.5]
+            self.send(host, transfer_hosts.Cancels(some), transfer_hosts.MESSAGE_BYTES)
+        if world.now < FLOOD_UNTIL_S:
+            world.later(self, FLOOD_EVERY_S, self._flood)
+        else:
+            self._calm_down()
+
+    def _calm_down(self) -> None:
+        """Stop: what was asked for is not wanted any more."""
+
+
+class Deaf(Flooder):
+    """A flooder that reads none of the answers, until it has had enough."""
+
+    is_deaf = True
+
+    def start(self) -> None:
+        """Begin to ask, and to hear nothing."""
+        self.is_deaf = True
+        super().start()
+
+    def _calm_down(self) -> None:
+        self.is_deaf = False
+        for host in self.world.names:
+            if host != self.name:
+                self.world.break_(self.name, host)
+
+
+class Procrastinator(Host):
+    """It answers nothing, and says all the time that it works on it."""
+
+    def receive(self, host: ids.HostId, connection: Hashable, message: Any) -> None:
+        """Promise."""
+        if isinstance(message, transfer_hosts.Asks):
+            self._promise(host, connection)
+        else:
+            super().receive(host, connection, message)
+
+    def _promise(self, host: ids.HostId, connection: Hashable) -> None:
+        promise = transfer_hosts.Alive()
+        self.world.send_on(connection, self, host, promise, transfer_hosts.MESSAGE_BYTES)
+        if self.world.connection(host, self.name) == connection and self.world.now < PROMISES_S:
+            self.world.later(self, 0.5, self._promise, host, connection)
+
+
+class Busy(Host):
+    """It has too much to do for everybody."""
+
+    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+        """Say so."""
+        return [actions.Refused(answer.number, Failure.BUSY) for answer in answers]
+
+
+KINDS = (Liar, Babbler, Mute, Denier, Spy, Flooder, Deaf, Procrastinator, Busy)

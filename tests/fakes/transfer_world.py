@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What hosts of ``transfer_hosts`` share: images, the source, tables, connections, and who watches.
+
+A *connection* is who opened it, who accepted it, and how often it was opened; what is under way on
+one that breaks is lost, and both ends hear of it.
+"""
+
+import collections
+import random
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Hashable
+from typing import Any
+
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import peer_book
+from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import transfer as transfer_
+from acstor_agent.core.transfers import want
+from acstor_common import ids
+from acstor_common import peer_request
+from acstor_common import ring
+from tests.fakes import giving_checks
+from tests.fakes import link_network
+from tests.fakes import transfer_hosts
+from tests.fakes import transfer_source
+
+CHUNK = 65536
+SOURCE = "source"
+IMAGE = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+OTHER = ids.ImageId("b3f10d1c-1a2b-4c3d-8e4f-5a6b7c8d9e0f")
+SECRET = ids.ImageId("0f9e8d7c-6b5a-4c3d-8e1f-a0b1c2d3e4f5")
+SECRET_CHUNKS = 16
+IMAGES = (IMAGE, OTHER, SECRET)
+LOOK_EVERY = 16
+CREDIT_BYTES = 8 * 1024 * 1024
+SOURCE_CHUNKS = 128
+LONGEST_TIMES, LOOK_S = 4, 0.2
+"""So many times its timeout may a question take that is no home's, and so late it may be seen."""
+RELAY_S = 5.0
+"""A home's question may take so long before the source is read beside it, if a guest waits."""
+LANES = 5
+Broken = giving_checks.Broken
+Host = transfer_hosts.Host
+Mode = peer_request.Mode
+
+
+class Watch:
+    """Looks at what hosts do, and counts."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.asked_chunks = self.ask_messages = 0
+        self.origins: collections.Counter[str] = collections.Counter()
+
+    def asks(self, host: Host, ask: actions.Ask) -> None:
+        """A host asks."""
+        self.ask_messages += 1
+        self.asked_chunks += len(ask.attempts)
+        if not 1 <= len(ask.attempts) <= peer_request.MAX_BATCH:
+            raise Broken(f"{host.name} asks for {len(ask.attempts)} chunks at once")
+        if ask.host == host.name:
+            raise Broken(f"{host.name} asks itself")
+
+    def stored(self, host: Host, chunks: list[actions.Arrived]) -> None:
+        """A host has chunks."""
+        for chunk in chunks:
+            if chunk.data != self.world.content_of(chunk.want.cid):
+                raise Broken(f"{host.name} stores wrong bytes")
+            origin = (
+                "source" if chunk.giver is None else "home" if chunk.mode.reads_source else "peer"
+            )
+            self.origins[origin] += 1
+
+
+class World:
+    """A cloud.
+
+    :param chunks: of the image; a second one has every other chunk of it
+    :param link_bytes_per_s: of each host and of the source; None: no time
+    :param names: what hosts mean by the same chunk
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        hosts: int,
+        chunks: int,
+        *,
+        link_bytes_per_s: float | None = None,
+        latency_s: float = 0.0005,
+        names: type[identity.Identity] = identity.ByContent,
+        **table: Any,
+    ) -> None:
+        self.rng = random.Random(f"world/{seed}")
+        self.make_names = names
+        self._names = names()
+        self.network = link_network.LinkNetwork(
+            latency_s=latency_s, link_bytes_per_s=link_bytes_per_s
+        )
+        self.names = [ids.HostId(f"h{number}") for number in range(1, hosts + 1)]
+        self.data = [b"chunk %d of seed %d" % (number, seed) for number in range(chunks)]
+        self.chunks = [self._chunk(number, IMAGE, number) for number in range(chunks)]
+        self.others = [self._chunk(2 * n, OTHER, n) for n in range((chunks + 1) // 2)]
+        self.secrets = secrets = [b"secret %d" % number for number in range(SECRET_CHUNKS)]
+        self._content = {ids.cid_of(data): data for data in (*self.data, *secrets)}
+        self.secret = [
+            self._want(ids.cid_of(data), SECRET, number) for number, data in enumerate(secrets)
+        ]
+        self._named = {
+            (chunk.image_id, chunk.offset): ids.Content(chunk.cid)
+            for chunk in (*self.chunks, *self.others, *self.secret)
+        }
+        self.source = transfer_source.Source()
+        self.watch = Watch(self)
+        self.hosts: dict[ids.HostId, Host] = {}
+        self.location_of: Callable[[int], str] = table.get("location", lambda n: "")
+        self.table = self.make_table(1, table)
+        self._epochs: collections.Counter[frozenset[str]] = collections.Counter()
+        self._silent: dict[frozenset[str], list[Callable[[], None]]] = {}
+        self._events = 0
+        self.delays: dict[ids.HostId, float] = {}
+        self.network.attach(SOURCE, lambda sender, call: call())
+        self.promise_broken: str = ""
+        self.is_calm = True
+        self.look_ups = 0
+        self.store_s = 0.0
+
+    @property
+    def now(self) -> float:
+        """The time, in seconds."""
+        return self.network.now
+
+    def make_table(
+        self,
+        epoch: int,
+        more: dict[str, Any] | None = None,
+        without: Collection[ids.HostId] = (),
+    ) -> ring.Ring:
+        """Return a table with other weights, of all hosts but some."""
+        hosts = tuple(
+            ring.RingHost(
+                name,
+                f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}:7201",
+                40 if epoch == 1 else self.rng.choice((5, 40, 80)),
+                (more or {}).get("location", lambda n: "")(n),
+            )
+            for n, name in enumerate(self.names, 1)
+            if name not in without
+        )
+        known = {name: value for name, value in (more or {}).items() if name != "location"}
+        return ring.Ring(epoch, hosts, **known)
+
+    def add(self, name: ids.HostId, kind: type[Host] = Host, **settings: Any) -> Host:
+        """Put a host in its place."""
+        self.network.attach(name, lambda sender, call: call())
+        self.hosts[name] = kind(self, name, **settings)
+        return self.hosts[name]
+
+    # Contents
+
+    def _want(self, cid: ids.Cid, image_id: ids.ImageId, place: int) -> want.Want:
+        oid = self._names.oid(image_id, place * CHUNK, cid)
+        return want.Want(cid, oid, image_id, place * CHUNK, CHUNK)
+
+    def _chunk(self, number: int, image_id: ids.ImageId, place: int) -> want.Want:
+        return self._want(ids.cid_of(self.data[number]), image_id, place)
+
+    def content_of(self, cid: ids.Cid) -> bytes:
+        """Return what a CID says."""
+        return self._content[cid]
+
+    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """Say what an image has somewhere."""
+        zero = ids.Content(ids.ZERO_CID)
+        return self._named.get((image_id, offset), zero) if length == CHUNK else zero
+
+    # Time and messages
+
+    def later(self, host: Host, after_s: float, call: Callable[..., None], *what: Any) -> None:
+        """Call something of a host, if it lives on until then."""
+        life = host.lives
+
+        def live() -> None:
+            if host.lives == life and not host.is_dead:
+                call(*what)
+
+        self.network.call_at(self.now + after_s, live)
+
+    def connection(self, opener: str, other: str) -> Hashable:
+        """Return the connection that a host has opened to another one."""
+        return opener, other, self._epochs[frozenset((opener, other))]
+
+    def host_of(self, connection: Hashable) -> ids.HostId:
+        """Return who opened a connection: whose requests are answered on it."""
+        assert isinstance(connection, tuple)
+        return ids.HostId(connection[0])
+
+    def send(
+        self, sender: Host, to: ids.HostId, message: Any, size_bytes: int, urgency: int
+    ) -> bool:
+        """Send something on the sender's own connection; False: nobody is there."""
+        if to not in self.hosts or self.hosts[to].is_dead:
+            return False
+        connection = self.connection(sender.name, to)
+        self._post(connection, sender, to, message, size_bytes, urgency)
+        return True
+
+    def send_on(
+        self, connection: Hashable, sender: Host, to: ids.HostId, message: Any, size_bytes: int
+    ) -> None:
+        """Send answers on the connection of who asked; it is told when they have arrived."""
+        self._post(connection, sender, to, message, size_bytes, priority.Priority.GUEST)
+
+    def _post(
+        self,
+        connection: Hashable,
+        sender: Host,
+        to: ids.HostId,
+        message: Any,
+        size_bytes: int,
+        urgency: int,
+    ) -> None:
+        assert isinstance(connection, tuple)
+        pair, epoch = frozenset((sender.name, to)), connection[2]
+        is_answer = connection[0] == to
+
+        def arrive() -> None:
+            if self._epochs[pair] != epoch or to not in self.hosts or self.hosts[to].is_dead:
+                return
+            if pair in self._silent:
+                self._silent[pair].append(arrive)
+                return
+            if is_answer and isinstance(message, transfer_hosts.Answers):
+                if self.hosts[to].is_deaf:
+                    return
+                self.later(sender, 0.0005, sender.acknowledged, connection)
+            self.hosts[to].receive(sender.name, connection, message)
+
+        delay_s = self.delays.get(sender.name, 0.0) + self.delays.get(to, 0.0)
+        if delay_s:
+            self.network.send(sender.name, to, lambda: self._after(delay_s, arrive), size_bytes)
+        else:
+            self.network.send(sender.name, to, arrive, size_bytes, urgency)
+
+    def _after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.network.call_at(self.now + delay_s, call)
+
+    def break_(self, one: str, other: str) -> None:
+        """Break the connections between two hosts; both hear of it."""
+        pair = frozenset((one, other))
+        for host, peer in ((one, other), (other, one)):
+            found = self.hosts.get(ids.HostId(host))
+            if found is not None and not found.is_dead:
+                found.broken(ids.HostId(peer))
+        self._epochs[pair] += 1
+        if pair in self._silent:
+            self._silent[pair] = []
+
+    def silence(self, one: str, other: str) -> Callable[[], None]:
+        """Let two hosts hear nothing of each other for a while; then all of it."""
+        pair = frozenset((one, other))
+        self._silent.setdefault(pair, [])
+
+        def end() -> None:
+            for arrive in self._silent.pop(pair, []):
+                self.network.call_at(self.now, arrive)
+
+        return end
+
+    def kill(self, host: Host, is_wiped: bool) -> None:
+        """Kill a host; it is there again by ``start``."""
+        host.is_dead = True
+        host.lives += 1
+        for other in self.names:
+            if other != host.name and other in self.hosts:
+                self.break_(host.name, other)
+        if is_wiped:
+            host.cache.clear()
+
+    # The source
+
+    def read_source(self, host: Host, read: actions.ReadSource) -> None:
+        """Have the source answer."""
+        self.source.read(self, host, read)
+
+    def times_of_news(self) -> int:
+        """Return how often a message that nobody waits for arrives: it may be lost, or doubled."""
+        return 1 if self.is_calm else self.rng.choices((0, 1, 2), (15, 75, 10))[0]
+
+    def from_source(
+        self, host: Host, length: int, delay_s: float, arrive: Callable[[], None]
+    ) -> None:
+        """Send bytes of the source to a host, after a while."""
+        self._after(delay_s, lambda: self.network.send(SOURCE, host.name, arrive, length))
+
+    def broken_promise(self, why: str) -> None:
+        """Say that a promise does not hold."""
+        raise Broken(why)
+
+    # What must hold at any moment
+
+    def look_at(self, host: Host) -> None:
+        """Look at a host after some of its events."""
+        self._events += 1
+        if self._events % LOOK_EVERY == 0 and not host.is_dead:
+            check_host(host)
+
+    def check(self) -> None:
+        """Look at all hosts.
+
+        :raises Broken: a promise does not hold
+        """
+        for host in self.hosts.values():
+            if not host.is_dead:
+                check_host(host)
+
+    def left(self) -> dict[str, dict[str, int]]:
+        """Return what is under way still, of hosts where anything is."""
+        found = {}
+        for host in self.hosts.values():
+            parts = host.core.parts
+            peers = parts.book.all()
+            receivers = host.core.requests.receivers.values()
+            counts = {
+                "transfers": len(host.core),
+                "waiters": len(host.core.waiters),
+                "askers": len(host.core.requests),
+                "attempts": sum(len(peer.asks) for peer in peers),
+                "charged": sum(found.begun + found.requests for found in receivers),
+                "undelivered": sum(found.undelivered for found in receivers),
+                "answers": len(host.core.requests.uplink) + host.core.requests.uplink.used,
+                "news": len(parts.news),
+                "reads": len(parts.sources),
+                "kept": len(parts.kept),
+                "lanes": host.core.waiters.lanes.under_way,
+            }
+            if any(counts.values()):
+                found[host.name] = {what: count for what, count in counts.items() if count}
+        return found
+
+
+def check_host(host: Host) -> None:
+    """Check what must hold at one host between two events."""
+    giving_checks.check(host)
+    for transfer in host.core.parts.transfers.values():
+        _check_transfer(host, transfer)
+    for peer in host.core.parts.book.all():
+        _check_peer(host, peer)
+    _check_turns(host)
+    reads = host.core.parts.sources.under_way
+    if reads > SOURCE_CHUNKS:
+        raise Broken(f"{host.name}: {reads} chunks are read at a time")
+    ahead, most = host.core.waiters.lanes.under_way, host.settings.get("background_limit", 64)
+    if not 0 <= ahead <= LANES * most:
+        raise Broken(f"{host.name}: {ahead} chunks are fetched ahead at a time")
+
+
+def _check_turns(host: Host) -> None:
+    sources = host.core.parts.sources
+    waiting = [len(reads) for line in sources._openers.values() for reads in line.values()]
+    if sum(waiting) != len(sources._turns) or 0 in waiting:
+        raise Broken(f"{host.name}: {waiting} reads wait by opener, {len(sources._turns)} in all")
+
+
+def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:
+    in_time = [attempt.host for attempt in transfer.attempts if not attempt.is_late]
+    if len(in_time) > 1:
+        raise Broken(f"{host.name}: {in_time} are asked for one content, and none of them is late")
+    if transfer.is_idle:
+        raise Broken(f"{host.name}: nothing of {transfer.want.offset // CHUNK} is under way")
+    is_moving = transfer.attempts or transfer.relay or transfer.read is not None
+    if transfer.is_travelling and not is_moving:
+        raise Broken(f"{host.name}: a travel that goes nowhere")
+    relay, now = transfer.relay, host.world.now
+    if relay is not None and relay.mode is not Mode.RELAYED:
+        raise Broken(f"{host.name}: asks another home as a host")
+    if relay is not None and transfer.read is None and not relay.is_late:
+        guest_waits = any(asker.priority <= 1 for asker in transfer.askers)
+        if guest_waits and now - relay.at_s > RELAY_S + LOOK_S + host.settings["timeout_s"]:
+            raise Broken(f"{host.name}: a guest waits for another home since {relay.at_s}")
+
+
+def _check_peer(host: Host, peer: peer_book.Peer) -> None:
+    timeout_s = host.settings.get("timeout_s", 10.0)
+    for attempt in peer.asks.values():
+        waits_s = host.world.now - (host.world.now if attempt.sent_s is None else attempt.sent_s)
+        times = 1 if attempt.track is transfer_.Track.RELAY else LONGEST_TIMES
+        if waits_s > times * timeout_s + LOOK_S:
+            raise Broken(f"{host.name}: {peer.host} owes an answer since {waits_s:.1f} s")
+    if not 0 <= peer.under_bytes < CREDIT_BYTES + CHUNK:
+        raise Broken(f"{host.name}: {peer.under_bytes} bytes are under way with {peer.host}")
+    sent = sum(attempt.want.length for attempt in peer.asks.values() if attempt.sent_s is not None)
+    if sent != peer.under_bytes:
+        raise Broken(f"{host.name}: {sent} bytes are asked of {peer.host}, not {peer.under_bytes}")

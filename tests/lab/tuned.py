@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command of acstor as a process of its own, with other constants than the product's.
+
+    python -P tests/lab/tuned.py MODULE '{"acstor_glance.plan.RETRY_FIRST_S": 1}' ARGUMENT...
+
+What no operator turns is no option but a constant, and a test that cannot wait for it, or must
+have less of something, changes it here.  The one rule: the product knows nothing of this, so a
+constant can be changed only where the product looks it up in its module when it needs it.
+"""
+
+import importlib
+import json
+import pathlib
+import sys
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+BACKGROUND_LIMIT = "acstor_agent.chunks.exchange.AHEAD"
+BOOT_IDLE_S = "acstor_agent.core.boot.boot_memory.IDLE_S"
+BOOT_LONGEST_S = "acstor_agent.core.boot.boot_memory.LONGEST_S"
+BUILD_LONGEST_S = "acstor_glance.boot_images.LONGEST_S"
+FORMER_S = "acstor_agent.cloud.ring_keeper.FORMER_S"
+RECORD_IDLE_S = "acstor_agent.images.boot_recording.IDLE_S"
+RECORD_LONGEST_S = "acstor_agent.images.boot_recording.LONGEST_S"
+RETRY_FIRST_S = "acstor_glance.plan.RETRY_FIRST_S"
+SOURCE_TIMEOUT_S = "acstor_agent.core.sources.attempt_timeout.BASE_S"
+TRACES_NEEDED = "acstor_glance.boot_images.TRACES_NEEDED"
+
+Constants = Mapping[str, float]
+"""Values by the names above."""
+
+
+def argv(module: str, constants: Constants) -> Sequence[str | pathlib.Path]:
+    """Return what runs a command's module with ``constants``; its arguments follow."""
+    return [sys.executable, "-P", pathlib.Path(__file__), module, json.dumps(dict(constants))]
+
+
+def change(constants: Constants) -> None:
+    """Change constants in this process.
+
+    :raises AttributeError: there is no such constant
+    """
+    for name, value in constants.items():
+        module_name, _, constant = name.rpartition(".")
+        module = importlib.import_module(module_name)
+        setattr(module, constant, type(getattr(module, constant))(value))
+
+
+def main() -> Any:
+    """Run the command; return its exit status."""
+    module, constants, *arguments = sys.argv[1:]
+    change(json.loads(constants))
+    sys.argv = [module, *arguments]
+    return importlib.import_module(module).main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

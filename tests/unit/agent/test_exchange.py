@@ -1,0 +1,877 @@
+# SPDX-License-Identifier: Apache-2.0
+import contextlib
+import random
+
+import pytest
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent.chunks import exchange
+from acstor_agent.core import counters
+from acstor_agent.core.cache import public_cache
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.exchange import content_index
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.images import chunk_state
+from acstor_agent.core.transfers import failure
+from acstor_agent.core.transfers.fetching import lanes
+from acstor_agent.core.transfers.fetching import sources
+from acstor_agent.images import prefetching
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+from tests.fakes import exchange_cloud
+from tests.fakes import one_host
+
+CHUNK, IMAGE, OTHER = exchange_cloud.CHUNK, exchange_cloud.IMAGE, exchange_cloud.OTHER
+bytes_of = exchange_cloud.bytes_of
+Priority = exchange.Priority
+Origin = counters.Origin
+KeepClass = public_cache.KeepClass
+DOWN = errors.SourceUnreachable("x", "memory", "down")
+
+
+@pytest.fixture
+async def cloud(tmp_path):
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3", "h4")) as made:
+        yield made
+
+
+def read(cloud, name, wanted, deadline_s=10.0):
+    return cloud.hosts[name].fetch(wanted, Priority.GUEST, deadline_s)
+
+
+async def read_everywhere(cloud, chunk_nos, names=("h1", "h2", "h3", "h4")):
+    for chunk_no in chunk_nos:
+        for name in names:
+            assert (await read(cloud, name, cloud.want(chunk_no), 20)).data == bytes_of(chunk_no)
+
+
+def quarantine(cloud, name, host, kind=failure.Failure.INVALID):
+    book = cloud.hosts[name].core.parts.book
+    book.failed(host, kind, trio.current_time())
+
+
+async def test_whole_cloud_reads_a_chunk_from_the_source_once(cloud, autojump_clock):
+    got = []
+
+    async def one(name):
+        got.append(await read(cloud, name, cloud.want(0)))
+
+    async with trio.open_nursery() as nursery:
+        for name in cloud.hosts:
+            for _ in range(3):
+                nursery.start_soon(one, name)
+    assert cloud.source.reads == [0]
+    assert {bytes(fetched.data) for fetched in got} == {bytes_of(0)}
+    assert sum(fetched.origin is Origin.HOME for fetched in got) == 9
+
+
+async def test_batch_is_one_wish_and_comes_in_its_order(cloud, autojump_clock):
+    wants = [cloud.want(n) for n in (5, 3, 5, 20, 4)]
+    with cloud.hosts["h1"].wish(wants) as wish:
+        got = await wish.wait()
+    assert [bytes(one.data) for one in got] == [bytes_of(n) for n in (5, 3, 5, 20, 4)]
+    assert not len(cloud.hosts["h1"].core)
+
+
+async def test_chunk_that_came_is_in_the_cache(cloud, autojump_clock):
+    name = cloud.others(cloud.want(3))[0]
+    await read(cloud, name, cloud.want(3))
+    assert await cloud.caches[name].read_chunk(cloud.want(3).cid) == bytes_of(3)
+    assert (await read(cloud, name, cloud.want(3))).origin is Origin.CACHE
+
+
+async def test_next_host_takes_a_dead_homes_part(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    cloud.dead.add(cloud.home(wanted))
+    for name in cloud.others(wanted):
+        await read(cloud, name, wanted)
+    assert cloud.source.reads == [0]
+
+
+@pytest.mark.expect_log("is left alone for .* s: invalid")
+async def test_lying_peer_costs_time_and_no_byte(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    home, name = cloud.home(wanted), cloud.others(wanted)[0]
+    cloud.lying.add(home)
+    assert (await read(cloud, name, wanted)).data == bytes_of(0)
+    assert cloud.hosts[name].core.counters.invalid == 1
+    assert set(cloud.hosts[name].quarantined()) == {home}
+    cloud.asked.clear()
+    await read(cloud, name, cloud.want(1))
+    assert home not in {asked for _, asked, _, _ in cloud.asked}
+
+
+async def test_while_the_source_is_down_peers_that_hold_the_chunk_give_it(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    owners = cloud.ring.owners_of(wanted.cid, 4)
+    await read(cloud, owners[2], wanted)
+    cloud.caches[owners[0]].drop(wanted.cid)
+    cloud.source.failure = DOWN
+    fetched = await read(cloud, owners[0], wanted)
+    assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.PEER)
+
+
+@pytest.mark.allow_log("is left alone")
+async def test_source_that_comes_back_before_the_deadline_is_waited_for(cloud, autojump_clock):
+    cloud.source.failure = DOWN
+
+    async def mend():
+        await trio.sleep(3)
+        cloud.source.failure = None
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(mend)
+        assert (await read(cloud, "h1", cloud.want(0))).data == bytes_of(0)
+
+
+@pytest.mark.allow_log("is left alone")
+async def test_deadline_ends_a_read_and_says_why(cloud, autojump_clock):
+    cloud.source.failure = DOWN
+    began = trio.current_time()
+    with pytest.raises(errors.DeadlineExceeded, match=r"within 5 s.*down"):
+        await read(cloud, cloud.home(cloud.want(0)), cloud.want(0), 5)
+    assert trio.current_time() - began == pytest.approx(5, abs=0.1)
+
+
+@pytest.mark.expect_log("bytes of it are lost")
+async def test_chunk_that_nobody_has_is_not_waited_for(cloud, autojump_clock):
+    cloud.source.failure = errors.ChunkMissing("x", "memory")
+    began = trio.current_time()
+    with pytest.raises(errors.ChunkLost):
+        await read(cloud, "h1", cloud.want(0), 30)
+    assert trio.current_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [(DOWN, errors.SourceUnreachable), (errors.ChunkMissing("x", "memory"), errors.ChunkMissing)],
+    ids=["down", "missing"],
+)
+async def test_guest_who_can_do_without_waits_for_no_second_try(
+    cloud, autojump_clock, failure, kind
+):
+    wanted = cloud.want(0)
+    cloud.source.failure = failure
+    began_s, one = trio.current_time(), cloud.hosts["h1"]
+    with pytest.raises(kind):
+        await one.fetch(wanted, Priority.GUEST, 30, is_patient=False)
+    assert trio.current_time() - began_s < 1
+    assert len(one.core) == 0
+
+
+@pytest.mark.allow_log("is left alone")
+async def test_guest_who_can_do_without_ends_nobody_elses_wait(cloud, autojump_clock):
+    wanted, one, got = cloud.want(0), cloud.hosts["h1"], []
+    cloud.source.failure = DOWN
+
+    async def patient():
+        got.append(await read(cloud, "h1", wanted, 30))
+
+    async with trio.open_nursery() as nursery:
+        for at_s in (0.0, 0.0, 1.0):  # with him, and while he pauses
+            await trio.sleep(at_s)
+            nursery.start_soon(patient)
+            with pytest.raises(errors.SourceUnreachable):
+                await one.fetch(wanted, Priority.GUEST, 30, is_patient=False)
+        assert (got, trio.current_time() < 5) == ([], True)
+        cloud.source.failure = None
+    assert [fetched.data for fetched in got] == 3 * [bytes_of(0)]
+
+
+@pytest.mark.expect_log("bytes of it cannot be had")
+async def test_bytes_that_are_not_lost_yet_are_told_once_a_minute_for_each_image(
+    tmp_path, autojump_clock, caplog
+):
+    async with exchange_cloud.running(tmp_path, ("h1",), lost_after_s=900.0) as cloud:
+        cloud.source.deleted.update((IMAGE, OTHER))
+        for number in range(3):
+            with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
+                await read(cloud, "h1", cloud.want(number), 5)
+        [line] = [record.getMessage() for record in caplog.records]
+        assert f"image {IMAGE}: bytes of it cannot be had, guests that read them wait" in line
+        assert f"I/O errors in 900 s: chunk {cloud.want(0).cid.hex()[:12]} " in line
+        for image_id, count in ((OTHER, 2), (IMAGE, 3)):
+            await trio.sleep(exchange.TELLS_EVERY_S - 15)
+            with pytest.raises(errors.DeadlineExceeded):
+                await read(cloud, "h1", cloud.want(0, image_id), 5)
+            assert caplog.text.count("cannot be had") == count
+
+
+@pytest.mark.allow_log("bytes of it are lost")
+@pytest.mark.parametrize("is_by_peer", [False, True])
+async def test_image_that_its_owner_deletes_costs_readers_of_another_nothing(
+    cloud, autojump_clock, is_by_peer
+):
+    """Both have the same content, so they share a transfer, which may be the deleted one's."""
+    theirs, ours = cloud.want(0, OTHER), cloud.want(0)
+    cloud.source.deleted.add(OTHER)
+    home, other = cloud.home(theirs), cloud.others(theirs)[0]
+    got = []
+
+    async def reader_of_theirs():
+        try:
+            await read(cloud, other if is_by_peer else home, theirs, 1)
+        except (errors.ChunkMissing, errors.DeadlineExceeded):
+            pass
+
+    async def reader_of_ours():
+        await trio.sleep(cloud.source.delay_s / 2)
+        got.append((await read(cloud, home, ours)).data)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(reader_of_theirs)
+        for _ in range(3):
+            nursery.start_soon(reader_of_ours)
+    assert got == 3 * [bytes_of(0)]
+    assert len(cloud.source.reads) <= 4
+
+
+async def test_source_is_read_in_the_turn_of_who_wants_it(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    home, name = cloud.home(wanted), cloud.others(wanted)[0]
+    await exchange_cloud.bring(cloud.hosts[name], wanted, Priority.WHOLE)
+    assert cloud.source.streams == [requests.Stream(requests.Klass.PREFETCH, name)]
+    mine = next(n for n in range(1, 40) if cloud.home(cloud.want(n)) == home)
+    await read(cloud, home, cloud.want(mine))
+    assert cloud.source.streams[1].klass is requests.Klass.GUEST
+
+
+async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
+    host, io = cloud.hosts["h1"], cloud.disks["h1"]
+    io.change_policy("pregather")
+    mine = [n for n in range(40) if cloud.home(cloud.want(n)) == "h1"]
+    theirs = iter(n for n in range(40) if n not in mine)
+    urgencies = (Priority.GUEST, Priority.SOON, Priority.SEED, Priority.HYDRATE, Priority.WHOLE)
+    for priority in urgencies:
+        await exchange_cloud.bring(host, cloud.want(next(theirs)), priority)
+    told = cloud.want(next(theirs))
+    await read(cloud, "h3", told)
+    host.heard(ids.HostId("h3"), peer_wire.Advertise((told.oid,)))
+    await exchange_cloud.bring(host, told, Priority.ADVERTISED)
+    await read(cloud, "h2", cloud.want(mine[0]))
+    await exchange_cloud.bring(cloud.hosts["h2"], cloud.want(mine[1]), Priority.WHOLE)
+    await cloud.caches["h1"].aclose()
+    written = {  # records that change alone count as a byte
+        str(stream): count.bytes // CHUNK for stream, count in io.account.streams.items()
+    }
+    assert written == {
+        "background:agent": 2,
+        "prefetch:read-ahead": 1,
+        "prefetch:advertised": 1,
+        "prefetch:peers": 1,
+        "fill:pre-seed": 1,
+        "fill:hydrate": 1,
+        "fill:whole": 1,
+    }
+
+
+async def test_source_is_read_in_the_turn_of_the_most_urgent_who_joins(cloud, autojump_clock):
+    cloud.source.delay_s = 0.4  # sooner than anybody is late
+    wanted = cloud.want(0)
+    home, (first, second, _) = cloud.home(wanted), cloud.others(wanted)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(exchange_cloud.bring, cloud.hosts[first], wanted, Priority.WHOLE)
+        await trio.sleep(0.05)
+        (asker,) = cloud.source.askers
+        assert asker.stream == requests.Stream(requests.Klass.PREFETCH, first)
+        nursery.start_soon(read, cloud, second, wanted)
+        await trio.sleep(0.05)
+        assert asker.stream == requests.Stream(requests.Klass.PEER, second)
+        nursery.start_soon(read, cloud, home, wanted)
+        await trio.sleep(0.05)
+        assert asker.stream == requests.Stream(requests.Klass.GUEST, str(IMAGE))
+    assert len(cloud.source.reads) == 1
+
+
+async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
+    tmp_path, autojump_clock, monkeypatch
+):
+    monkeypatch.setattr(sources.Sources.__init__, "__defaults__", (2, 0))
+    took = {}
+    async with exchange_cloud.running(tmp_path, ("h1",)) as cloud, trio.open_nursery() as nursery:
+        cloud.source.delay_s = 1.0
+
+        async def guest(opener, numbers):
+            with disk_io.as_stream(requests.Stream(requests.Klass.GUEST, f"{IMAGE}/{opener}")):
+                with cloud.hosts["h1"].wish([cloud.want(n) for n in numbers]) as wish:
+                    await wish.wait()
+            took[opener] = trio.current_time()
+
+        nursery.start_soon(guest, 1, range(20))
+        await trio.sleep(0.5)
+        nursery.start_soon(guest, 2, range(20, 22))
+    assert took[2] < 4 and took[1] > 9
+    names = {stream.name for stream in cloud.source.streams}
+    assert names == {f"{IMAGE}/1", f"{IMAGE}/2"}
+
+
+async def test_reader_who_gives_up_does_not_stop_the_others(cloud, autojump_clock):
+    cloud.source.delay_s = 1.0
+    home, got = cloud.home(cloud.want(0)), []
+
+    async def patient():
+        got.append((await read(cloud, home, cloud.want(0))).data)
+
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(0.5):
+            nursery.start_soon(patient)
+            await read(cloud, home, cloud.want(0))
+    assert got == [bytes_of(0)]
+    assert cloud.source.reads == [0]
+
+
+async def test_two_homes_that_disagree_do_not_wait_for_each_other(cloud, autojump_clock):
+    """Each believes that the other one is the home, as while a new ring is on its way."""
+    cloud.views = {
+        "h1": (ring.Ring(2, (ring.RingHost("h2", "10.0.0.2:7201", 1),)), None),
+        "h2": (ring.Ring(3, (ring.RingHost("h1", "10.0.0.1:7201", 1),)), None),
+    }
+    with trio.fail_after(4):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, cloud, "h1", cloud.want(0))
+            nursery.start_soon(read, cloud, "h2", cloud.want(0))
+
+
+async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, autojump_clock):
+    cloud.source.delay_s = 1.0
+    name = cloud.others(cloud.want(0))[0]
+    host, most = cloud.hosts[name], 0
+
+    async def watch():
+        nonlocal most
+        while True:
+            asked = [one for one in cloud.asked if one[0] == name]
+            most = max(most, len(asked) - sum(host.has(cloud.want(n).cid) for n in range(20)))
+            await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch)
+        host.bring_soon([cloud.want(n) for n in range(20)])
+        await trio.sleep(30)
+        assert all(host.has(cloud.want(n).cid) for n in range(20))
+        nursery.cancel_scope.cancel()
+    assert 0 < most <= 4
+    assert {one[2] for one in cloud.asked if one[0] == name} == {peer_wire.Priority.SOON}
+    host.bring_soon([cloud.want(0)])
+    assert not len(host.core)
+
+
+# Racing
+
+
+@pytest.mark.expect_log("is left alone")
+async def test_frozen_home_is_raced_and_left_alone(cloud, autojump_clock):
+    home, name = cloud.home(cloud.want(0)), cloud.others(cloud.want(0))[0]
+    cloud.frozen.add(home)
+    began = trio.current_time()
+    for chunk_no in range(40):
+        await read(cloud, name, cloud.want(chunk_no))
+    assert trio.current_time() - began < 5
+    assert 1 <= cloud.hosts[name].core.counters.races <= 4
+
+
+@pytest.mark.expect_log("is left alone")
+async def test_slow_home_is_left_alone_though_it_answers_and_comes_back(cloud, autojump_clock):
+    home, name = cloud.home(cloud.want(0)), cloud.others(cloud.want(0))[0]
+    cloud.slow.add(home)
+    began = trio.current_time()
+    for chunk_no in range(40):
+        await read(cloud, name, cloud.want(chunk_no))
+    at_home = [n for n in range(40) if cloud.home(cloud.want(n)) == home]
+    assert trio.current_time() - began < len(at_home) / 2
+    assert cloud.hosts[name].core.counters.quarantines
+    cloud.slow.clear()
+    await trio.sleep(600)
+    for chunk_no in at_home:
+        cloud.caches[name].drop(cloud.want(chunk_no).cid)
+        await read(cloud, name, cloud.want(chunk_no))
+    assert not cloud.hosts[name].quarantined()
+
+
+async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock):
+    host = cloud.hosts[cloud.others(cloud.want(0))[0]]
+    cloud.source.delay_s = 0.4
+    for chunk_no in range(40):
+        await host.fetch(cloud.want(chunk_no), Priority.GUEST, 10)
+    assert host.core.counters.races <= 16 + 0.02 * 90
+
+
+# Referrals
+
+
+async def test_requester_follows_a_referral_and_then_asks_plainly(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    cloud.is_heard = False
+    home = cloud.home(wanted)
+    holder, asker, third = cloud.others(wanted)
+    await read(cloud, holder, wanted)
+    cloud.busy[home] = (ids.HostId(holder),)
+    fetched = await read(cloud, asker, wanted)
+    assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.PEER)
+    cloud.caches[holder].drop(wanted.cid)
+    fetched = await read(cloud, third, wanted)
+    assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.HOME)
+    assert cloud.source.reads == [0]
+    assert cloud.hosts[asker].counters.referrals == 1
+
+
+# Advertisements
+
+
+def advertised(cloud, name):
+    oids = {}
+    for teller, host, news in cloud.told:
+        if teller == name and isinstance(news, peer_wire.Advertise):
+            oids.setdefault(host, set()).update(news.prefixes)
+    return oids
+
+
+async def test_chunk_that_came_is_advertised_to_the_neighbours_on_the_ring(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    name = cloud.others(wanted)[0]
+    await read(cloud, name, wanted)
+    await trio.sleep(1)
+    ring_order = sorted(cloud.hosts)
+    at = ring_order.index(name)
+    around = {ring_order[at - 1], ring_order[(at + 1) % 4]}
+    told = advertised(cloud, name)
+    assert told == {key: {wanted.oid} for key in around - {cloud.home(wanted)}}
+    assert cloud.hosts[name].counters.advertised == len(told)
+
+
+async def test_host_that_joins_the_ring_is_told_what_is_here_already(cloud, autojump_clock):
+    wanted, whole = cloud.want(0), cloud.ring
+    name = cloud.others(wanted)[0]
+    alone = ring.Ring(0, tuple(host for host in whole.hosts if host.host == name))
+    cloud.views[name] = (alone, None)
+    await read(cloud, name, wanted)
+    await trio.sleep(5)
+    assert not advertised(cloud, name)
+    cloud.views.clear()
+    await trio.sleep(5)
+    assert len(advertised(cloud, name)) == 2
+
+
+async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    cloud.is_heard = False
+    holder, asker, _ = cloud.others(wanted)
+    await read(cloud, holder, wanted)
+    cloud.hosts[asker].heard(ids.HostId(holder), peer_wire.Advertise((wanted.oid,)))
+    assert cloud.hosts[asker].known() == [wanted.oid]
+    cloud.asked.clear()
+    assert (await read(cloud, asker, wanted)).origin is Origin.PEER
+    assert [(who, whom) for who, whom, _, _ in cloud.asked] == [(asker, holder)]
+
+
+async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
+    host = cloud.hosts["h1"]
+    cloud.frozen.update(cloud.hosts)  # what is only advertised never comes
+    far = [n for n in range(40) if cloud.home(cloud.want(n)) != "h1"][:8]
+    news = peer_wire.Advertise(tuple(cloud.want(n).oid for n in far))
+    host.heard(ids.HostId("h2"), news)
+    mine = next(n for n in range(40) if cloud.home(cloud.want(n)) == "h1")
+
+    async def prefetch(wanted):
+        with contextlib.suppress(errors.ChunkUnavailable):
+            await exchange_cloud.bring(host, wanted, Priority.ADVERTISED)
+
+    async with trio.open_nursery() as nursery:
+        for n in far:
+            nursery.start_soon(prefetch, cloud.want(n))
+        await trio.sleep(0.1)
+        assert len([one for one in cloud.asked if one[0] == "h1"]) <= lanes.ADVERTISED_AT_A_TIME
+        host.bring_soon([cloud.want(mine)])
+        await trio.sleep(1)
+        assert host.has(cloud.want(mine).cid)
+        nursery.cancel_scope.cancel()
+
+
+async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    liar, asker, _ = cloud.others(wanted)
+    host = cloud.hosts[asker]
+    host.heard(ids.HostId(liar), peer_wire.Advertise((wanted.oid,)))
+    failed, got = [], []
+
+    async def prefetch():
+        try:
+            await exchange_cloud.bring(host, wanted, Priority.ADVERTISED)
+        except errors.ChunkUnavailable as e:
+            failed.append(e)
+
+    async def pre_seed():
+        await trio.sleep(0.001)
+        got.append(await exchange_cloud.bring(host, wanted, Priority.SEED))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(prefetch)
+        nursery.start_soon(pre_seed)
+    assert failed == []  # more places were asked for the sake of the other
+    assert [one.data for one in got] == [bytes_of(0)] and host.has(wanted.cid)
+
+
+async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    holder, asker, _ = cloud.others(wanted)
+    cloud.hosts[asker].heard(ids.HostId(holder), peer_wire.Advertise((wanted.oid,)))
+    assert (await read(cloud, asker, wanted)).origin is Origin.HOME
+    assert cloud.hosts[asker].known() == []
+
+
+async def test_stranger_is_not_listened_to(cloud):
+    cloud.hosts["h1"].heard(ids.HostId("h99"), peer_wire.Advertise((1, 2, 3)))
+    assert cloud.hosts["h1"].known() == []
+
+
+# Several tables, several groups
+
+
+def homes(cloud, table, chunk_no):
+    return table.home_at(cloud.want(chunk_no).oid)
+
+
+def relayed(cloud):
+    return sum(mode is peer_wire.Mode.RELAYED for *_, mode in cloud.asked)
+
+
+async def test_each_pod_reads_a_chunk_from_the_source_once(cloud, autojump_clock):
+    cloud.ring = cloud.placed(2, threshold=1)
+    async with trio.open_nursery() as nursery:
+        for name in cloud.hosts:
+            nursery.start_soon(read_everywhere, cloud, range(8), (name,))
+    assert sorted(cloud.source.reads) == sorted(2 * [n * CHUNK for n in range(8)])
+    pod_of = {h.host: h.location for h in cloud.ring.hosts}
+    assert all(pod_of[asker] == pod_of[host] for asker, host, *_ in cloud.asked)
+
+
+async def test_with_an_outer_group_the_cloud_reads_once_and_each_pod_copies_once(
+    cloud, autojump_clock
+):
+    cloud.ring = cloud.placed(2, threshold=1, outer_threshold=2)
+    async with trio.open_nursery() as nursery:
+        for name in cloud.hosts:
+            nursery.start_soon(read_everywhere, cloud, range(8), (name,))
+    assert sorted(cloud.source.reads) == [n * CHUNK for n in range(8)]
+    pod_of = {h.host: h.location for h in cloud.ring.hosts}
+    between = [1 for asker, host, *_ in cloud.asked if pod_of[asker] != pod_of[host]]
+    assert len(between) == relayed(cloud) == 8
+    assert sum(host.counters.relayed_bytes for host in cloud.hosts.values()) == 8 * CHUNK
+
+
+async def test_while_the_source_is_down_far_hosts_give_what_they_hold(cloud, autojump_clock):
+    cloud.ring = cloud.placed(2, threshold=1)
+    await read_everywhere(cloud, [0], ("h1", "h2"))
+    cloud.source.failure = DOWN
+    assert (await read(cloud, "h3", cloud.want(0), 20)).origin is Origin.PEER
+
+
+async def test_new_homes_take_chunks_from_the_former_ones(cloud, autojump_clock):
+    before = cloud.ring
+    cloud.is_heard = False
+    await read_everywhere(cloud, range(40), ("h2",))
+    cloud.former, cloud.ring = before, cloud.placed(2, vnodes={"h1": 400})
+    moved = [n for n in range(40) if homes(cloud, cloud.ring, n) != homes(cloud, before, n) == "h3"]
+    assert moved
+    await read_everywhere(cloud, moved, ("h4",))
+    assert len(cloud.source.reads) == 40
+    assert relayed(cloud) == len(moved)
+
+
+@pytest.mark.parametrize("informed", range(16))
+async def test_whoever_has_the_new_table_already_the_source_is_read_once(
+    cloud, autojump_clock, informed
+):
+    """A table reaches hosts at different times: here each set of the four has it."""
+    before, after = cloud.ring, cloud.placed(2, vnodes={"h1": 400})
+    moved = [n for n in range(40) if homes(cloud, after, n) == "h1" != homes(cloud, before, n)]
+    for number, name in enumerate(cloud.hosts):
+        cloud.views[name] = (after, before) if informed >> number & 1 else (before, None)
+    rng = random.Random(informed)
+
+    async def soon(name, chunk_no):
+        await trio.sleep(rng.random() * 0.03)
+        await read_everywhere(cloud, [chunk_no], (name,))
+
+    async with trio.open_nursery() as nursery:
+        for chunk_no in moved:
+            for name in cloud.hosts:
+                nursery.start_soon(soon, name, chunk_no)
+    assert sorted(cloud.source.reads) == [n * CHUNK for n in moved]
+
+
+@pytest.mark.allow_log("is left alone")
+async def test_former_home_that_left_is_asked_until_it_fails_once(cloud, autojump_clock):
+    before = cloud.ring
+    cloud.is_heard = False
+    of_h4 = [n for n in range(40) if homes(cloud, before, n) == "h4"]
+    await read_everywhere(cloud, of_h4, ("h4",))
+    cloud.former = before
+    cloud.ring = ring.Ring(2, tuple(host for host in before.hosts if host.host != "h4"))
+    first, *others = of_h4
+    cloud.asked.clear()
+    await read_everywhere(cloud, [first], ("h1",))
+    assert len(cloud.source.reads) == len(of_h4)
+    cloud.dead.add("h4")
+    await read_everywhere(cloud, others, ("h1", "h2", "h3"))
+    asked = [host for _, host, *_ in cloud.asked]
+    assert 2 <= asked.count("h4") <= 4  # each of the three may learn it for itself
+    assert cloud.hosts["h1"].counters.source_bytes > 0
+
+
+async def test_another_image_with_the_same_content_is_a_hit_at_the_new_home(cloud, autojump_clock):
+    before = cloud.ring
+    await read_everywhere(cloud, range(40), ("h2",))
+    cloud.former, cloud.ring = before, cloud.placed(2, vnodes={"h1": 400})
+    for chunk_no in range(40):
+        elsewhere = cloud.want_at(chunk_no, (40 - chunk_no) * CHUNK, OTHER)
+        assert (await read(cloud, "h4", elsewhere, 20)).data
+    assert len(cloud.source.reads) == 40
+
+
+async def test_exchange_by_place_shares_nothing_between_images(tmp_path, autojump_clock):
+    names = ("h1", "h2", "h3")
+    async with exchange_cloud.running(tmp_path, names, identity.ByPlace) as made:
+        for chunk_no in range(10):
+            for name in ("h1", "h2"):
+                await read(made, name, made.want(chunk_no), 20)
+        assert len(made.source.reads) == 10
+        new_to_h3 = [n for n in range(10) if made.want(n).cid not in made.caches["h3"]]
+        for chunk_no in range(10):
+            await read(made, "h3", made.want(chunk_no, OTHER), 20)
+        assert made.source.reads[10:] == [n * CHUNK for n in new_to_h3] != []
+
+
+# What is gone, and copies
+
+
+async def test_neighbours_hear_what_is_gone_and_forget_it(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    name = cloud.others(wanted)[0]
+    await read(cloud, name, wanted)
+    await trio.sleep(2)
+    told = [host for host in advertised(cloud, name) if cloud.hosts[host].known() == [wanted.oid]]
+    assert told
+    cloud.caches[name].drop(wanted.cid)
+    await trio.sleep(2)
+    gone = peer_wire.Gone((wanted.oid,))
+    assert all((name, host, gone) in cloud.told for host in told)
+    assert not any(cloud.hosts[host].known() for host in told)
+    assert cloud.hosts[name].counters.taken_back == len(told)
+
+
+async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    cloud.is_heard = False
+    home, *askers = [cloud.home(wanted), *cloud.others(wanted)]
+    for asker in askers:
+        await read(cloud, asker, wanted)
+    await trio.sleep(8)
+    let_go = [one for one in cloud.told if isinstance(one[2], peer_wire.LetGo)]
+    assert let_go == [(home, asker, peer_wire.LetGo((wanted.oid,))) for asker in askers[:2]]
+    assert cloud.hosts[home].counters.copies_told == 2
+
+
+async def test_chunk_that_is_damaged_when_a_peer_wants_it_is_brought_anew(cloud, autojump_clock):
+    wanted = cloud.want(0)
+    home, name = cloud.home(wanted), cloud.others(wanted)[0]
+    await read(cloud, home, wanted)
+    real = cloud.caches[home].read_chunk
+
+    async def damaged(cid):
+        cloud.caches[home].drop(cid)
+        cloud.caches[home].read_chunk = real
+
+    cloud.caches[home].read_chunks_nowait = lambda cids: [None] * len(cids)
+    cloud.caches[home].read_chunk = damaged
+    assert (await read(cloud, name, wanted)).data == bytes_of(0)
+    assert cloud.source.reads == [0, 0]
+
+
+# Whoever has it, wherever he is
+
+
+@pytest.fixture
+async def wide_cloud(tmp_path):
+    names = [f"h{n}" for n in range(1, 10)]
+    async with exchange_cloud.running(tmp_path, names) as made:
+        yield made
+
+
+def far_holder(cloud, wanted):
+    """Return a reader, and a host that has the chunk and is asked by nobody as a rule."""
+    *_, holder, reader = cloud.ring.owners_of(wanted.cid, len(cloud.hosts))
+    cloud.caches[holder].store(wanted.cid, bytes_of(0), KeepClass.BORROWED)
+    return holder, reader
+
+
+async def test_chunk_of_an_image_that_is_gone_comes_from_any_host(wide_cloud, autojump_clock):
+    wanted = wide_cloud.want(0)
+    holder, reader = far_holder(wide_cloud, wanted)
+    wide_cloud.source.deleted.add(IMAGE)
+    fetched = await read(wide_cloud, reader, wanted)
+    assert (fetched.data, fetched.origin) == (bytes_of(0), Origin.PEER)
+    asked = (reader, holder, peer_wire.Priority.PEER, peer_wire.Mode.HELD_ONLY)
+    assert asked in wide_cloud.asked
+    assert await wide_cloud.caches[reader].read_chunk(wanted.cid) == bytes_of(0)
+
+
+@pytest.mark.allow_log("h. is left alone")
+async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_cloud, autojump_clock):
+    wanted = wide_cloud.want(0)
+    holder, reader = far_holder(wide_cloud, wanted)
+    wide_cloud.source.deleted.add(IMAGE)
+    wide_cloud.dead.add(holder)
+    came, told = [], []
+
+    async def wait():
+        with wide_cloud.hosts[reader].wish([wanted], told=told.append) as wish:
+            came.append((await wish.wait())[0].data)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.sleep(40)
+        assert not came
+        assert holder in told[-1]
+        wide_cloud.dead.clear()
+    assert came == [bytes_of(0)]
+
+
+@pytest.mark.allow_log("h. is left alone")
+async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock):
+    cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
+    came, told = [], []
+    name = cloud.home(cloud.want(0))
+
+    async def wait(host):
+        with host.wish([cloud.want(0)], told=told.append) as wish:
+            came.append((await wish.wait())[0].data)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(wait, cloud.hosts[name])
+        await trio.sleep(60)
+        assert not came
+        assert "from memory: refused" in told[-1]
+        cloud.source.failure = None
+        before = len(cloud.source.reads)
+    assert came == [bytes_of(0)] * 3
+    assert len(cloud.source.reads) == before + 1
+
+
+@pytest.mark.allow_log("h. is left alone")
+async def test_refusal_of_the_source_is_no_loss(cloud, autojump_clock):
+    cloud.source.failure = errors.ChunkRefused("x", "memory", "no credentials")
+    with trio.move_on_after(45) as waited:
+        await read(cloud, "h1", cloud.want(0), 1000)
+    assert waited.cancelled_caught
+    cloud.source.failure = None
+    assert (await read(cloud, "h1", cloud.want(0))).data == bytes_of(0)
+
+
+@pytest.mark.allow_log("h. is left alone")
+async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_away(
+    cloud, autojump_clock
+):
+    """It is left alone because it could not read the source for others."""
+    wanted = cloud.want(0)
+    home, reader = cloud.home(wanted), cloud.others(wanted)[0]
+    cloud.caches[home].store(wanted.cid, bytes_of(0), KeepClass.HOME)
+    cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
+    for _ in range(20):
+        quarantine(cloud, reader, home)
+        await trio.sleep(min(cloud.hosts[reader].quarantined()[home], 40))
+    assert cloud.hosts[reader].quarantined()[home] > 10
+    with trio.fail_after(5):
+        assert (await read(cloud, reader, wanted)).data == bytes_of(0)
+
+
+async def test_nothing_is_lost_without_a_table_where_there_are_others(tmp_path, autojump_clock):
+    async with exchange_cloud.running(tmp_path, ("h1",), has_others=True) as made:
+        made.ring, made.source.deleted = ring.Ring(0, ()), {IMAGE}
+        with pytest.raises(errors.DeadlineExceeded, match="no v-node table yet"):
+            await read(made, "h1", made.want(0), 5)
+
+
+@pytest.mark.expect_log("bytes of it cannot be had")
+async def test_absence_ends_when_the_source_gives_something(tmp_path, autojump_clock):
+    async with exchange_cloud.running(tmp_path, ("h1",), lost_after_s=900.0) as made:
+        made.source.deleted.add(IMAGE)
+        with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
+            await read(made, "h1", made.want(0), 5)
+        made.source.deleted.clear()
+        await read(made, "h1", made.want(1), 5)
+        await trio.sleep(1000)
+        made.source.deleted.add(IMAGE)
+        with pytest.raises(errors.DeadlineExceeded, match="lost if that is still so"):
+            await read(made, "h1", made.want(2), 5)
+
+
+async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, autojump_clock):
+    wants = [cloud.want(n) for n in range(8)]
+    name = cloud.others(wants[0])[0]
+    here = next(n for n in range(40) if cloud.home(cloud.want(n)) == name)
+    stored, store = {}, cloud.caches[name].store
+
+    def noted(cid, *more):
+        stored[cid] = disk_io.stream_of_later()
+        return store(cid, *more)
+
+    cloud.caches[name].store = noted
+    guest = requests.Stream(requests.Klass.GUEST, "a guest")
+    fill = requests.Stream(requests.Klass.FILL, "whole")
+    later = requests.Stream(requests.Klass.BACKGROUND, "agent")
+    wanted = {cloud.want(here): fill, wants[0]: fill, wants[1]: later, wants[2]: later}
+    with disk_io.as_stream(guest):
+        for want, stream in wanted.items():
+            if stream is fill:
+                await exchange_cloud.bring(cloud.hosts[name], want, Priority.WHOLE)
+    with disk_io.as_stream(fill):
+        for want, stream in wanted.items():
+            if stream is later:
+                await read(cloud, name, want)
+    assert stored == {want.cid: stream for want, stream in wanted.items()}
+
+
+@pytest.mark.expect_log("storing a chunk")
+async def test_cache_that_has_a_bug_keeps_no_chunk_back_and_nothing_in_memory(
+    cloud, autojump_clock
+):
+    wanted = cloud.want(0)
+    name = cloud.others(wanted)[0]
+    cloud.caches[name].store = None
+    assert (await read(cloud, name, wanted)).data == bytes_of(0)
+    assert not cloud.hosts[name].core.parts.kept
+
+
+async def test_former_table_that_counts_at_the_start_is_known_from_the_start(cloud):
+    cloud.former = cloud.placed(0)
+    started = cloud._host(ids.HostId("h1"))
+    started.bring_soon([cloud.want(0)])
+    assert started.core.parts.tables.former is cloud.former
+
+
+async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autojump_clock):
+    """What came counts as come, and what is next begins, while a holder does not answer."""
+    image_map = chunk_map.ChunkMap.parse(one_host.map_of(exchange_cloud.BYTES), "a map")
+    name, hung, good = "h1", "h2", "h4"  # these two are its neighbours
+    numbers = [n for n in range(40) if cloud.home(cloud.want(n)) == "h3"][:4]
+    oids = [cloud.want(n).oid for n in numbers]
+    for number in numbers:
+        await exchange_cloud.bring(cloud.hosts[good], cloud.want(number), Priority.WHOLE)
+    cloud.frozen.add(hung)
+    cloud.is_heard = False
+    cloud.hosts[name].heard(ids.HostId(hung), peer_wire.Advertise((oids[0],)))
+    cloud.hosts[name].heard(ids.HostId(good), peer_wire.Advertise(tuple(oids[1:])))
+    index = content_index.ContentIndex(map(image_map.cid, range(len(image_map))))
+    ahead = prefetching.Prefetching(
+        *(image_map, index, cloud.hosts[name], cloud.nursery, None, lambda cid: False)
+    )
+    ahead.advertised(oids)
+    await trio.sleep(2)
+    states = [ahead.states.state(number) for number in numbers]
+    assert states == [chunk_state.ChunkState.PREFETCH, *3 * [chunk_state.ChunkState.LOCAL]]

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host does for peers costs it no more than what they wait for."""
+
+import pytest
+import trio
+import trio.testing
+
+from acstor_agent import disk_io
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from tests.fakes import exchange_cloud
+
+CHUNK, IMAGE, OTHER = exchange_cloud.CHUNK, exchange_cloud.IMAGE, exchange_cloud.OTHER
+NOWHERE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13")
+HERE, PEER = "h1", "h2"
+ROUNDS = 50
+
+
+@pytest.fixture
+async def cloud(tmp_path):
+    async with exchange_cloud.running(tmp_path, (HERE, PEER)) as made:
+        yield made
+
+
+class Hung:
+    """Work that is never done.
+
+    :ivar under_way: how much of it there is; ``asked``: with what it was begun
+    """
+
+    def __init__(self):
+        self.under_way, self.asked = 0, []
+
+    async def __call__(self, *what):
+        self.asked.append(what)
+        self.under_way += 1
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.under_way -= 1
+
+
+def requests(numbers, image_id=IMAGE, timeout_ms=60_000, priority=peer_wire.Priority.PEER):
+    return [
+        peer_wire.Request(
+            *(number, image_id, number % 40 * CHUNK, CHUNK),
+            proof=peer_wire.proof_of(
+                ids.cid_of(exchange_cloud.bytes_of(number % 40)), ids.HostId(PEER), ids.HostId(HERE)
+            ),
+            mode=peer_wire.Mode.HELD,
+            priority=priority,
+            timeout_ms=timeout_ms,
+        )
+        for number in numbers
+    ]
+
+
+class Peer:
+    """A peer that asks ``h1`` on one connection after the other."""
+
+    def __init__(self, cloud):
+        self._cloud, self.giving = cloud, cloud.hosts[HERE].giving
+        self.heard = []
+        self.connect()
+
+    def connect(self):
+        self.connection = exchange_cloud.Connection(self._cloud, ids.HostId(PEER), HERE)
+
+    async def ask(self, some):
+        for one in some:
+            self.connection.hears[one.request_id] = self.heard.extend
+        self.giving.asked(self.connection, some, trio.current_time())
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def cancel(self, some):
+        self.giving.cancelled(self.connection, [one.request_id for one in some])
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def leave(self):
+        self.connection.is_closed = True
+        self.giving.ended(self.connection)
+        await trio.testing.wait_all_tasks_blocked()
+        self.connect()
+
+
+async def until(condition):
+    with trio.fail_after(5):
+        while not condition():  # noqa: ASYNC110  (several tasks bring it about)
+            await trio.sleep(0.001)
+
+
+def hung_disk(cloud):
+    """Let a host have chunks that its disk does not give."""
+    cache, disk = cloud.caches[HERE], Hung()
+    for number in range(40):
+        data = exchange_cloud.bytes_of(number)
+        cache.store(ids.cid_of(data), data)
+        cloud.names[HERE].note(ids.cid_of(data), cloud.want(number).oid)
+    cache.read_chunks_nowait = lambda cids: [None] * len(cids)
+    cache.read_chunk = disk
+    return disk
+
+
+async def test_reads_of_the_disk_that_a_peer_gives_up_do_not_pile_up(cloud):
+    disk, peer = hung_disk(cloud), Peer(cloud)
+    for begin in range(0, 8 * ROUNDS, 8):
+        some = requests(range(begin, begin + 8))
+        await peer.ask(some)
+        await peer.cancel(some)
+        assert disk.under_way == 0
+    assert len(disk.asked) > 2 * ROUNDS
+    await peer.ask(requests(range(8)))
+    await until(lambda: disk.under_way > 0)
+
+
+async def test_reads_of_the_disk_end_with_their_connection(cloud):
+    disk, peer = hung_disk(cloud), Peer(cloud)
+    for _ in range(ROUNDS):
+        await peer.ask(requests(range(8)))
+        await peer.leave()
+        assert disk.under_way == 0
+    assert len(disk.asked) > 2 * ROUNDS
+
+
+@pytest.mark.parametrize(("wired", "klass"), [("PEER", "PEER"), ("LATER", "PREFETCH")])
+async def test_disk_is_read_for_a_peer_in_its_turn(cloud, wired, klass):
+    disk, peer, streams = hung_disk(cloud), Peer(cloud), []
+
+    async def read_chunk(cid):
+        streams.append(str(disk_io.asker().stream))
+        await disk(cid)
+
+    cloud.caches[HERE].read_chunk = read_chunk
+    await peer.ask(requests([3], priority=peer_wire.Priority[wired]))
+    assert streams == [f"{klass.lower()}:{PEER}"]
+
+
+@pytest.mark.expect_log("waiting until a peer has its answers")
+async def test_fault_of_a_connection_costs_no_place_on_the_uplink(cloud):
+    peer = Peer(cloud)
+    cloud.caches[HERE].store(ids.cid_of(exchange_cloud.bytes_of(0)), exchange_cloud.bytes_of(0))
+    cloud.names[HERE].note(ids.cid_of(exchange_cloud.bytes_of(0)), cloud.want(0).oid)
+    peer.connection.delivered = None
+    await peer.ask(requests([0]))
+    await until(lambda: len(peer.heard) == 1)
+    assert peer.heard[0].data == exchange_cloud.bytes_of(0)
+    assert cloud.hosts[HERE].core.requests.uplink.used == 0
+
+
+# Images that are not attached
+
+
+async def test_look_ups_that_a_peer_gives_up_do_not_pile_up(cloud):
+    cloud.unattached, cloud.learn, peer = {IMAGE, OTHER}, Hung(), Peer(cloud)
+    for begin in range(0, 8 * ROUNDS, 8):
+        some = [*requests(range(begin, begin + 4)), *requests(range(begin + 4, begin + 8), OTHER)]
+        await peer.ask(some)
+        assert 0 < cloud.learn.under_way <= 8
+        await peer.cancel(some)
+    assert cloud.learn.under_way == 0
+
+
+async def test_look_ups_end_with_their_connection(cloud):
+    cloud.unattached, cloud.learn, peer = {IMAGE}, Hung(), Peer(cloud)
+    for _ in range(ROUNDS):
+        await peer.ask(requests(range(8)))
+        await peer.leave()
+    assert cloud.learn.under_way == 0
+
+
+async def test_look_ups_end_with_the_time_of_their_requests(cloud, autojump_clock):
+    cloud.unattached, cloud.learn, peer = {IMAGE}, Hung(), Peer(cloud)
+    await peer.ask(requests(range(8), timeout_ms=100))
+    await trio.sleep(5)
+    assert {answer.code for answer in peer.heard} == {peer_wire.RefuseCode.UNREACHABLE}
+    assert (len(peer.heard), cloud.learn.under_way) == (8, 0)
+
+
+async def test_image_whose_look_up_hangs_keeps_back_no_other(cloud):
+    cloud.unattached, cloud.learn, peer = {IMAGE, NOWHERE}, Hung(), Peer(cloud)
+    hung = cloud.learn
+
+    async def learn(host, image_id, offset, length):
+        if image_id == NOWHERE:
+            return await hung(host)
+        await trio.lowlevel.checkpoint()
+        return cloud.contents[image_id, offset]
+
+    cloud.learn = learn
+    await peer.ask([*requests(range(100, 104), NOWHERE), *requests(range(4))])
+    await until(lambda: len(peer.heard) == 4)
+    assert sorted(answer.request_id for answer in peer.heard) == [0, 1, 2, 3]
+    assert hung.under_way == 1
+
+
+async def test_number_that_is_used_again_gets_what_it_asks_for_now(cloud):
+    cloud.unattached, peer, may = {IMAGE}, Peer(cloud), trio.Event()
+
+    async def learn(host, image_id, offset, length):
+        await may.wait()
+        return cloud.contents[image_id, offset]
+
+    cloud.learn, seen = learn, []
+    looked_up = cloud.hosts[HERE].core.looked_up
+
+    def note(now, connection, found):
+        seen.extend(found)
+        return looked_up(now, connection, found)
+
+    cloud.hosts[HERE].core.looked_up = note
+    first, second = requests([7]), [requests([8])[0]._replace(request_id=7)]
+    await peer.ask(first)
+    await peer.cancel(first)
+    await peer.ask(second)
+    may.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert seen == [(7, cloud.contents[IMAGE, 8 * CHUNK])]
+
+
+@pytest.mark.expect_log("a look at an image")
+@pytest.mark.expect_log("refused, there is no chunk")
+async def test_look_up_that_is_a_bug_costs_one_answer(cloud):
+    cloud.unattached, peer = {IMAGE}, Peer(cloud)
+
+    async def learn(host, image_id, offset, length):
+        await trio.lowlevel.checkpoint()
+        if offset:
+            raise errors.ChunkMissing("an image", "memory")
+        raise ZeroDivisionError
+
+    cloud.learn = learn
+    await peer.ask(requests([0, 1]))
+    await trio.testing.wait_all_tasks_blocked()
+    codes = {answer.request_id: answer.code for answer in peer.heard}
+    assert codes == {0: peer_wire.RefuseCode.UNREACHABLE, 1: peer_wire.RefuseCode.MISSING}

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was asked for in the background, and a guest waits for it now: real TCP on the loopback."""
+
+import contextlib
+
+import pytest
+import trio
+
+from acstor_agent.core.transfers import priority
+from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import base
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+from tests.fakes import exchange_cloud
+from tests.unit.agent import test_peer_batches as batches
+from tests.unit.agent import test_peer_net as nets
+from tests.unit.agent.test_peer_batches import frames
+
+Priority = priority.Priority
+LATER = peer_wire.Priority.LATER
+BULK_HELLO = frames(peer_wire.Hello(nets.CLIENT, peer_wire.Klass.BULK, 1))
+
+
+def later(number):
+    return batches.request(number, priority=LATER)
+
+
+# Two agents
+
+
+class Joined(exchange_cloud.Cloud):
+    """Hosts that are joined by connections of their own."""
+
+    def _net(self, here):
+        self.nets = {**getattr(self, "nets", {}), here: peer_net.PeerNet(here, **ANYBODY)}
+        return self.nets[here]
+
+    async def join(self):
+        """Let each host answer, and know where the others are."""
+        table = []
+        for name, net in self.nets.items():
+            await self.nursery.start(net.run)
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            await self.nursery.start(net.serve_forever, self.hosts[name].giving, listeners)
+            table.append(ring.RingHost(name, nets.address_of(listeners[0]), 100))
+        self.ring = ring.Ring(2, tuple(table))
+
+
+ANYBODY = {"may_speak": nets.everybody}
+
+
+@pytest.fixture
+async def cloud(tmp_path):
+    chosen = {"kind": Joined, "background_limit": 64, "may_race": False}
+    async with exchange_cloud.running(tmp_path, ("h1", "h2"), **chosen) as made:
+        await made.join()
+        yield made
+
+
+async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
+    """A giver whose uplink stands still has a line; a guest wants what is last in it."""
+    giver, reader = cloud.hosts["h1"], cloud.hosts["h2"]
+    wants = [want for n in range(40) if cloud.home(want := cloud.want(n)) == "h1"]
+    for want in wants:
+        with giver.wish((want,)) as wish:
+            await wish.wait()
+    uplink = giver.core.requests.uplink
+    uplink.places.count = 0
+    with reader.wish(wants, Priority.WHOLE):
+        await nets.wait_until(lambda: len(uplink) == len(wants))
+        with reader.wish(wants[-1:]) as wish:
+            await nets.wait_until(lambda: Priority.PEER in priorities(giver))
+            uplink.places.count = 1
+            [connection] = cloud.nets["h1"]._answering
+            giver.feed(giver.core.delivered, [connection])
+            with trio.fail_after(3):
+                await wish.wait()
+            came = [want for want in wants if reader.has(want.cid)]
+    assert connection.klass is peer_wire.Klass.BULK  # it was asked for once
+    assert wants[-1] in came and len(came) < len(wants) / 2
+
+
+def priorities(giver):
+    """Return how urgent the requests of peers are."""
+    links = giver.core.requests._links.values()
+    return {asker.priority for link in links for asker in link.askers.values()}
+
+
+# Who asks
+
+
+async def hear_hurry(host):
+    while not any(isinstance(message, peer_wire.Hurry) for message in host.messages):
+        await host.hear_more()
+    return [m for m in host.messages if not isinstance(m, peer_wire.Hello)]
+
+
+@pytest.mark.parametrize("is_connected", [False, True])
+async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_request(is_connected):
+    said, heard = [], []
+
+    async def converse(host):
+        said.extend(await hear_hurry(host))
+
+    async with talking(converse) as client:
+        if is_connected:
+            line = client.net._line(nets.SERVER, client.address, nets.BULK)
+            await line.is_decided.wait()
+        asked = [later(n) for n in (1, 2, 3, 4)]
+        client.net.ask(nets.SERVER, client.address, asked, heard.extend)
+        client.net.hurry(nets.SERVER, [2, 3, 4, 99])
+        client.net.cancel(nets.SERVER, [3])
+        await nets.wait_until(lambda: said)
+        line = client.net._lines[nets.SERVER, nets.BULK]
+        assert not line._hurried and not line.connection._hurried
+    assert isinstance(said[0], peer_wire.Get)
+    assert [one.request_id for one in said[0].requests] == [1, 2, 4]
+    assert said[1:] == [peer_wire.Hurry((2, 4))]
+
+
+@contextlib.asynccontextmanager
+async def talking(converse):
+    """Let ``converse`` answer a client on a connection in bulk; gives the client."""
+
+    async def handler(stream):
+        await stream.send_all(frames(peer_wire.Hello(nets.SERVER, nets.BULK, 0)))
+        with contextlib.suppress(trio.BrokenResourceError):
+            await converse(batches.Host(stream))
+            await trio.sleep_forever()
+
+    async with nets.faking(handler) as address, nets.asking(address) as client:
+        yield client
+
+
+async def test_many_become_urgent_in_few_messages_and_those_that_are_answered_in_none():
+    said = []
+
+    async def converse(host):
+        asked = await host.hear(130)
+        await host.say(frames(batches.chunk(asked[0])))
+        while sum(len(m.request_ids) for m in said) < 129:
+            await host.hear_more()
+            said[:] = [m for m in host.messages if isinstance(m, peer_wire.Hurry)]
+
+    async with talking(converse) as client:
+        heard = []
+        asked = [later(n) for n in range(130)]
+        client.net.ask(nets.SERVER, client.address, asked, heard.extend)
+        await nets.wait_until(lambda: heard)
+        client.net.hurry(nets.SERVER, range(130))
+        client.net.hurry(ids.HostId("h9"), [5])  # who was never asked
+        await nets.wait_until(lambda: sum(len(m.request_ids) for m in said) == 129)
+    assert [len(m.request_ids) for m in said] == [64, 64, 1]
+    assert {n for m in said for n in m.request_ids} == set(range(1, 130))
+
+
+async def test_what_was_asked_for_urgently_is_not_said_to_be_urgent():
+    heard = []
+
+    async def converse(host):
+        await host.hear(2)
+        heard.extend(host.messages)
+
+    async with batches.asked_by(converse) as client:
+        for number in (1, 2):
+            asked = [batches.request(number)]
+            client.net.ask(nets.SERVER, client.address, asked, lambda answers: None)
+            client.net.hurry(nets.SERVER, [number])
+        await nets.wait_until(lambda: heard)
+    assert not any(isinstance(message, peer_wire.Hurry) for message in heard)
+
+
+# Who is asked
+
+
+class Waiting(batches.Here):
+    """Answers nothing."""
+
+    def answer(self, one):
+        return None
+
+
+async def test_giver_is_told_of_requests_that_wait_and_of_no_others():
+    giver = Waiting()
+    async with nets.serving(giver=giver) as (_net, address):
+        stream = await nets.dial(address)
+        asked = frames(peer_wire.Get((later(1), later(2), later(3))))
+        hurry = frames(peer_wire.Hurry((3, 77, 1)), peer_wire.Hurry((78, 2**32 - 1)))
+        await stream.send_all(BULK_HELLO + asked + hurry)
+        await nets.wait_until(lambda: giver.hurries)
+        await stream.send_all(frames(peer_wire.Cancel((3,)), peer_wire.Hurry((3, 2))))
+        await nets.wait_until(lambda: len(giver.hurries) == 2)
+        await stream.aclose()
+    assert giver.groups == [[1, 2, 3]]
+    assert giver.hurries == [[3, 1], [2]]
+
+
+async def test_hurry_for_what_came_with_it_finds_the_request_known_to_the_giver():
+    known, giver = [], Waiting()
+    giver.hurried = lambda connection, numbers: known.append((list(numbers), list(giver.groups)))
+    async with nets.serving(giver=giver) as (_net, address):
+        stream = await nets.dial(address)
+        await stream.send_all(
+            BULK_HELLO + frames(peer_wire.Get((later(1),)), peer_wire.Hurry((1,)))
+        )
+        await nets.wait_until(lambda: known)
+        await stream.aclose()
+    assert known == [([1], [[1]])]
+
+
+async def test_flood_of_hurries_leaves_turns_to_others_and_holds_nothing():
+    count, turns, giver = 20_000, 0, Waiting()
+    async with nets.serving(giver=giver) as (net, address):
+        stream = await nets.dial(address)
+        await stream.send_all(BULK_HELLO)
+        await stream.receive_some()
+        async with trio.open_nursery() as nursery:
+
+            async def count_turns():
+                nonlocal turns
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    turns += 1
+
+            nursery.start_soon(count_turns)
+            await stream.send_all(frames(*(peer_wire.Hurry((n, n + 1)) for n in range(count))))
+            await stream.send_all(frames(peer_wire.Ping(7)))
+            assert await stream.receive_some() == frames(peer_wire.Pong(7))
+            nursery.cancel_scope.cancel()
+        assert turns > count / base.PARTS_PER_TURN / 2
+        assert not giver.hurries and not net._budgets.requests.used
+        await nets.wait_until(lambda: not net._budgets.bytes.used)
+        await stream.aclose()
+
+
+async def test_hurry_waits_for_room_as_any_small_message():
+    giver = Waiting()
+    limits = peer_net.Limits(host_answer_bytes=batches.CHUNK + 3 * 128, answer_bytes=1 << 20)
+    async with nets.serving(giver=giver, limits=limits) as (net, address):
+        stream = await nets.dial(address)
+        asked = peer_wire.Get((later(1), later(2)))
+        hurry = peer_wire.Hurry((1,))
+        await stream.send_all(BULK_HELLO + frames(asked, hurry))
+        await nets.wait_until(lambda: giver.groups)
+        await trio.sleep(0.05)
+        assert giver.groups == [[1]] and not giver.hurries  # it came after what has to wait
+        [connection] = net._answering
+        connection.reply([batches.chunk(later(1))])
+        await nets.wait_until(lambda: giver.groups == [[1], [2]])
+        await stream.aclose()
+    assert not giver.hurries  # it is answered

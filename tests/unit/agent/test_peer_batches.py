@@ -1,0 +1,738 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many chunks in one message, and what a peer can make of that, over real TCP on the loopback."""
+
+import contextlib
+import os
+
+import pytest
+import trio
+
+from acstor_agent.peers import peer_net
+from acstor_agent.peers.connection import asking as asking_
+from acstor_common import errors
+from acstor_common import peer_wire
+from tests.fakes import peer_giver
+from tests.unit.agent import test_peer_net as nets
+
+CHUNK = 4096
+DATA = nets.DATA
+COUNT = peer_wire.MAX_BATCH
+RUDE = "server.example .* broke the protocol"
+
+
+def request(number, at=None, **changes):
+    offset = CHUNK * (number if at is None else at)
+    return nets.REQUEST._replace(request_id=number, offset=offset, length=CHUNK, **changes)
+
+
+def batch(numbers=range(1, COUNT + 1), **changes) -> bytes:
+    """Return one message that asks for many chunks."""
+    get = peer_wire.Get(tuple(request(number, **changes) for number in numbers))
+    return peer_wire.encode(get)[0]
+
+
+def chunk(asked: peer_wire.Request) -> peer_wire.Chunk:
+    return peer_wire.Chunk(asked.request_id, DATA[asked.offset : asked.offset + asked.length])
+
+
+def frames(*messages) -> bytes:
+    return b"".join(b"".join(map(bytes, peer_wire.encode(message))) for message in messages)
+
+
+class Here:
+    """Has everything in memory; notes in which groups it was asked."""
+
+    def __init__(self):
+        self.groups = []
+        self.hurries = []
+
+    def asked(self, connection, requests, came_s):
+        self.groups.append([one.request_id for one in requests])
+        connection.reply([answer for one in requests if (answer := self.answer(one))])
+
+    def answer(self, one):
+        return chunk(one)
+
+    def cancelled(self, connection, request_ids):
+        pass
+
+    def hurried(self, connection, request_ids):
+        self.hurries.append(list(request_ids))
+
+    def ended(self, connection):
+        pass
+
+
+class Host:
+    """An agent in a test's hands, which is asked: hears requests, and says what it likes."""
+
+    def __init__(self, stream):
+        self._stream = stream
+        self._to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
+        self.messages = []
+
+    async def hear(self, count):
+        """Return the first ``count`` requests, by offset, when they have come."""
+        while len(nets.requests_in(self.messages)) < count:
+            self.messages += self._to.feed(await self._stream.receive_some())
+        return sorted(nets.requests_in(self.messages), key=lambda one: one.offset)
+
+    async def hear_cancel(self):
+        """Return the first Cancel, when it has come."""
+        while True:
+            for message in self.messages:
+                if isinstance(message, peer_wire.Cancel):
+                    return message
+            await self.hear_more()
+
+    async def hear_more(self):
+        self.messages += self._to.feed(await self._stream.receive_some())
+
+    def cancelled(self):
+        """Return the numbers that were cancelled."""
+        cancels = [m for m in self.messages if isinstance(m, peer_wire.Cancel)]
+        return {number for cancel in cancels for number in cancel.request_ids}
+
+    async def say(self, data):
+        await self._stream.send_all(data)
+
+
+@contextlib.asynccontextmanager
+async def asked_by(converse, **options):
+    """Let ``converse`` answer a client; gives the client."""
+
+    async def handler(stream):
+        await stream.send_all(nets.SERVER_HELLO)
+        with contextlib.suppress(trio.BrokenResourceError):
+            await converse(Host(stream))
+            await trio.sleep_forever()
+
+    async with nets.faking(handler) as address, nets.asking(address, **options) as client:
+        yield client
+
+
+async def fetch_all(client, numbers, outcomes, *, timeout_s=3.0, mode=peer_wire.Mode.HOME_ONLY):
+    """Fetch chunks in one batch; note what comes of each."""
+    asked = [request(number, mode=mode) for number in numbers]
+    came = await peer_giver.fetch_all(client.net, nets.SERVER, client.address, asked, timeout_s)
+    for number, outcome in came.items():
+        is_right = not isinstance(outcome, Exception) and (
+            outcome == DATA[CHUNK * number :][:CHUNK]
+        )
+        outcomes[number] = "came" if is_right else outcome
+
+
+# Asking
+
+
+async def test_what_is_asked_in_one_turn_leaves_in_one_message_and_comes_in_any_order():
+    heard = []
+
+    async def converse(host):
+        asked = await host.hear(COUNT)
+        heard.extend(m for m in host.messages if isinstance(m, peer_wire.Get))
+        run = peer_wire.encode_chunks([chunk(one) for one in reversed(asked)])
+        await host.say(b"".join(run))
+
+    async with asked_by(converse) as client:
+        outcomes = {}
+        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        await fetch_all(client, range(COUNT), outcomes)
+    assert len(heard) == 1 and outcomes == dict.fromkeys(range(COUNT), "came")
+
+
+async def test_each_chunk_of_a_batch_is_answered_for_itself():
+    """With bytes, a refusal, a referral, or not at all."""
+
+    async def converse(host):
+        first, second, third, _ = await host.hear(4)
+        refused = peer_wire.Refuse(second.request_id, peer_wire.RefuseCode.MISSING)
+        referred = peer_wire.Refer(third.request_id, ("h7",))
+        await host.say(frames(referred, chunk(first), refused))
+
+    async with asked_by(converse) as client:
+        outcomes = {}
+        await fetch_all(client, range(4), outcomes, mode=peer_wire.Mode.HOME, timeout_s=0.3)
+    assert outcomes[0] == "came" and outcomes[2].hosts == ("h7",)
+    assert isinstance(outcomes[1], errors.ChunkMissing)
+    assert "no answer within 0.3 s" in str(outcomes[3])
+
+
+async def test_peer_that_says_again_and_again_that_it_lives_is_heard_now_and_then():
+    heard, came = [], trio.Event()
+
+    async def converse(host):
+        [asked] = await host.hear(1)
+        await host.say(frames(*[peer_wire.Ping(0)] * 1000, chunk(asked)))
+
+    def hear(answers):
+        heard.append(answers)
+        if answers:
+            came.set()
+
+    async with asked_by(converse) as client:
+        client.net.ask(nets.SERVER, client.address, [request(1)], hear)
+        with trio.fail_after(5):
+            await came.wait()
+    signs = heard.count([])
+    assert 1 <= signs <= 100 and len(heard) == signs + 1
+
+
+ANSWERS_TO_NOBODY = {
+    "never asked for": lambda asked: [peer_wire.Chunk(777, b"x")],
+    "refused, never asked for": lambda asked: [peer_wire.Refuse(777, peer_wire.RefuseCode.MISSING)],
+    "twice": lambda asked: [chunk(asked), chunk(asked)],
+    "given and refused": lambda asked: [
+        chunk(asked),
+        peer_wire.Refuse(asked.request_id, peer_wire.RefuseCode.BUSY),
+    ],
+}
+
+
+@pytest.mark.expect_log(RUDE)
+@pytest.mark.parametrize("name", ANSWERS_TO_NOBODY)
+async def test_answer_that_nobody_asked_for_ends_the_connection(name):
+    async def converse(host):
+        asked, _ = await host.hear(2)
+        await host.say(frames(*ANSWERS_TO_NOBODY[name](asked)))
+
+    async with asked_by(converse) as client:
+        outcomes = {}
+        await fetch_all(client, range(2), outcomes)
+        await nets.wait_until(lambda: client.net.connections[1] == 0)
+    assert isinstance(outcomes[1], errors.RemoteProtocolError)
+    assert "nobody asked" in outcomes[1].why
+    if "twice" in name or "given" in name:
+        assert outcomes[0] == "came"  # what was right before is not lost
+
+
+def late_answers(asked):
+    return [peer_wire.Chunk(one.request_id, bytes(one.length)) for one in asked[:4]]
+
+
+TOO_LATE = {
+    "chunks": late_answers,
+    "in another order": lambda asked: reversed(late_answers(asked)),
+    "refused and referred": lambda asked: [
+        peer_wire.Refuse(asked[0].request_id, peer_wire.RefuseCode.MISSING),
+        peer_wire.Refer(asked[1].request_id, ("h7",)),
+    ],
+    "none": lambda asked: [],
+}
+MORE_THAN_TOO_LATE = {
+    "one of them twice": lambda asked: [*late_answers(asked), late_answers(asked)[0]],
+    "as many, of numbers that never were": lambda asked: [
+        peer_wire.Chunk(900_000 + n, bytes(CHUNK)) for n in range(4)
+    ],
+    "longer by a byte": lambda asked: [peer_wire.Chunk(asked[0].request_id, bytes(CHUNK + 1))],
+    "shorter": lambda asked: [peer_wire.Chunk(asked[0].request_id, b"x")],
+}
+
+
+async def given_up(say):
+    """Answer four of eight requests when they were given up, the rest then; return what came."""
+
+    async def converse(host):
+        asked = await host.hear(8)
+        while len(cancelled := host.cancelled()) < 4:
+            await host.hear_more()
+        assert cancelled == {one.request_id for one in asked[:4]}
+        await host.say(frames(*say(asked), *map(chunk, asked[4:])))
+
+    async with asked_by(converse) as client:
+        late, in_time = {}, {}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: fetch_all(client, range(4), late, timeout_s=0.1))
+            nursery.start_soon(lambda: fetch_all(client, range(4, 8), in_time))
+        assert all(isinstance(e, errors.SourceUnreachable) for e in late.values())
+        return in_time, client.net.connections[1]
+
+
+@pytest.mark.parametrize("name", TOO_LATE)
+async def test_answers_that_come_too_late_are_dropped_and_the_connection_lives_on(name):
+    assert await given_up(TOO_LATE[name]) == (dict.fromkeys(range(4, 8), "came"), 1)
+
+
+@pytest.mark.expect_log(RUDE)
+@pytest.mark.parametrize("name", MORE_THAN_TOO_LATE)
+async def test_more_than_the_answers_to_what_was_given_up_ends_the_connection(name):
+    in_time, _ = await given_up(MORE_THAN_TOO_LATE[name])
+    assert {type(e) for e in in_time.values()} == {errors.RemoteProtocolError}
+
+
+def frame_of(*chunks) -> bytes:
+    """Return one frame with them, whatever their lengths."""
+    return b"".join(map(bytes, peer_wire._encode_chunks(chunks)))
+
+
+PADDED = {
+    "nobody asked": lambda asked: frame_of(chunk(asked), peer_wire.Chunk(99, bytes(1 << 19))),
+    "bytes of data": lambda asked: frame_of(chunk(asked), peer_wire.Chunk(99, bytes(1 << 20))),
+    "were asked for": lambda asked: frame_of(peer_wire.Chunk(asked.request_id, bytes(1 << 22))),
+}
+
+
+@pytest.mark.expect_log(RUDE)
+@pytest.mark.parametrize("why", PADDED)
+async def test_frame_with_more_than_was_asked_for_is_refused_by_its_head_and_that_is_told(why):
+    """Nothing of it is kept; the host is distrusted though nobody else waits for it."""
+    received, rude = [], []
+
+    async def converse(host):
+        [asked] = await host.hear(1)
+        await host.say(PADDED[why](asked)[:1000])
+
+    async with asked_by(converse, broke_rules=lambda *told: rude.append(told)) as client:
+        client.net.ask(nets.SERVER, client.address, [request(1)], received.extend)
+        await nets.wait_until(lambda: rude)
+    assert [type(answer) for answer in received] == [asking_.Lost]
+    [(host, error)] = rude
+    assert host == nets.SERVER and why in error.why
+
+
+async def test_chunk_does_not_hold_the_memory_of_those_that_nobody_wants_any_more():
+    async def converse(host):
+        asked = await host.hear(3)
+        await host.hear_cancel()
+        await host.say(frame_of(*map(chunk, asked)))
+        await host.say(frame_of(*map(chunk, (await host.hear(6))[3:])))
+
+    async with asked_by(converse) as client:
+        heard = []
+        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._asking()
+        for numbers, given_up in (((1, 2, 3), [1, 3]), ((4, 5, 6), [])):
+            connection.ask([request(n) for n in numbers], heard.extend)
+            await trio.sleep(0.05)  # they have left
+            connection.cancel(given_up)
+            await nets.wait_until(lambda: len(heard) == (1 if given_up else 4))  # noqa: B023
+    assert heard == [chunk(request(n)) for n in (2, 4, 5, 6)]
+    assert isinstance(heard[0].data, bytes)  # its own
+    assert len({id(answer.data.obj) for answer in heard[1:]}) == 1  # neighbours, all of use
+
+
+async def test_number_is_not_used_again_while_an_answer_to_it_may_come():
+    """The answer to what was cancelled would be taken for the answer to what was asked then."""
+
+    async def converse(host):
+        first, _ = await host.hear(2)
+        await host.hear_cancel()
+        await host.say(frames(chunk(first)))
+        await host.say(frames(chunk((await host.hear(3))[2])))
+
+    async with asked_by(converse) as client:
+        heard = []
+        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._asking()
+        connection.ask([request(7, at=1), request(8, at=2)], heard.extend)
+        with pytest.raises(errors.LocalProtocolError, match="request id 8 is still in use"):
+            connection.ask([request(8, at=3)], heard.extend)
+        await trio.sleep(0.05)
+        connection.cancel([7])
+        with pytest.raises(errors.LocalProtocolError, match="request id 7 is still in use"):
+            connection.ask([request(7, at=3)], heard.extend)
+        await nets.wait_until(lambda: not connection.is_used(7))  # its answer has come
+        connection.ask([request(7, at=3)], heard.extend)
+        await nets.wait_until(lambda: heard)
+        assert heard == [peer_wire.Chunk(7, chunk(request(0, at=3)).data)]
+
+
+async def test_of_what_was_given_up_the_oldest_is_forgotten(monkeypatch):
+    monkeypatch.setattr(asking_, "GIVEN_UP", 3)
+
+    async def converse(host):
+        await host.hear(5)
+
+    async with asked_by(converse) as client:
+        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._asking()
+        connection.ask([request(n) for n in range(5)], lambda answers: None)
+        await nets.wait_until(lambda: not connection._soon)
+        connection.cancel(range(5))
+        assert [connection.is_used(n) for n in range(5)] == [False, False, True, True, True]
+
+
+async def test_what_is_cancelled_of_a_batch_is_named_to_the_peer_and_the_rest_comes():
+    cancelled = []
+
+    async def converse(host):
+        asked = await host.hear(8)
+        cancelled.append(await host.hear_cancel())
+        wanted = {r.request_id for r in asked} - {n for m in cancelled for n in m.request_ids}
+        await host.say(frames(*(chunk(r) for r in asked if r.request_id in wanted)))
+
+    async with asked_by(converse) as client:
+        heard = []
+        async with trio.open_nursery() as nursery:
+            await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+            [connection] = client.net._asking()
+            connection.ask([request(n) for n in range(1, 9)], heard.extend)
+            await nets.wait_until(lambda: not connection._soon)
+            connection.cancel([1, 3, 5, 7])
+            await nets.wait_until(lambda: len(heard) == 4)
+            nursery.cancel_scope.cancel()
+    assert [message.request_ids for message in cancelled] == [(1, 3, 5, 7)]
+    assert [answer.request_id for answer in heard] == [2, 4, 6, 8]
+
+
+async def test_request_that_is_cancelled_before_it_left_never_leaves():
+    heard = []
+
+    async def converse(host):
+        await host.hear(1)
+        heard.extend(host.messages)
+
+    async with asked_by(converse) as client:
+        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        [connection] = client.net._asking()
+        for number in (1, 2):
+            connection.ask([request(number)], lambda answers: None)
+        connection.cancel([1])
+        await nets.wait_until(lambda: heard)
+    assert [m.request_id for m in nets.requests_in(heard)] == [2]
+    assert not any(isinstance(m, peer_wire.Cancel) for m in heard)
+
+
+async def test_lost_connection_is_told_for_each_request_once_and_later_ones_soon():
+    async def converse(host):
+        asked = await host.hear(COUNT)
+        await host.say(frames(chunk(asked[5])))
+        await host._stream.aclose()
+
+    async with asked_by(converse) as client:
+        heard = []
+        line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
+        line.ask([request(n) for n in range(COUNT)], heard.extend)
+        await nets.wait_until(lambda: len(heard) == COUNT)
+        line.ask([request(1000)], heard.extend)
+        assert len(heard) == COUNT  # nobody is told from within
+        await nets.wait_until(lambda: len(heard) == COUNT + 1)
+    assert heard[0] == chunk(request(5))
+    assert all(isinstance(answer, asking_.Lost) for answer in heard[1:])
+    numbers = [answer.request_id for answer in heard]
+    assert sorted(numbers) == [*range(COUNT), 1000] and numbers[-1] == 1000
+
+
+async def test_giver_that_keeps_most_of_a_batch_costs_those_their_time_alone():
+    async def converse(host):
+        asked = await host.hear(COUNT)
+        await host.say(frames(chunk(asked[7])))
+
+    async with asked_by(converse) as client:
+        outcomes = {}
+        began = trio.current_time()
+        await fetch_all(client, range(COUNT), outcomes, timeout_s=0.4)
+        assert trio.current_time() - began < 2
+    assert outcomes.pop(7) == "came"
+    assert all("no answer within 0.4 s" in str(e) for e in outcomes.values())
+
+
+async def test_what_is_asked_before_there_is_a_connection_leaves_when_there_is_one():
+    heard, asked = [], []
+
+    async def converse(host):
+        asked.extend(await host.hear(3))
+        await host.say(frames(*map(chunk, asked)))
+
+    async with asked_by(converse) as client:
+        at = nets.SERVER, client.address
+        client.net.ask(*at, [request(n) for n in (1, 2)], heard.extend)
+        client.net.ask(*at, [request(n) for n in (3, 4)], heard.extend)
+        client.net.cancel(nets.SERVER, [2])
+        await nets.wait_until(lambda: len(heard) == 3)
+        assert not client.net._asking()[0]._waiting
+    assert [one.request_id for one in asked] == [1, 3, 4]
+    assert sorted(heard) == [chunk(request(n)) for n in (1, 3, 4)]
+
+
+async def test_what_is_asked_of_who_cannot_be_reached_is_lost_each_once_with_the_reason():
+    heard = []
+    limits = peer_net.Limits(outgoing=1)
+    async with nets.asking("127.0.0.1:1", limits=limits) as client:
+        client.net.ask(nets.SERVER, client.address, [request(n) for n in range(8)], heard.extend)
+        urgent = [request(9, priority=peer_wire.Priority.LATER)]
+        client.net.ask(nets.SERVER, client.address, urgent, heard.extend)  # no room for another
+        assert not heard
+        await nets.wait_until(lambda: len(heard) == 9)
+        await trio.sleep(0.05)
+    heard.sort(key=lambda answer: answer.request_id)
+    assert [answer.request_id for answer in heard] == [*range(8), 9]
+    assert "in use" in str(heard.pop().failure)
+    assert all("cannot connect" in str(answer.failure) for answer in heard)
+
+
+async def test_what_is_asked_when_there_are_no_connections_any_more_is_lost():
+    """And who asks again when told so is told again, each time in a turn of its own."""
+    heard = []
+    async with nets.asking("127.0.0.1:1") as client:
+
+        def hear(answers):
+            heard.extend(answers)
+            if len(heard) < 2000:
+                client.net.ask(nets.SERVER, client.address, [request(len(heard))], hear)
+
+        await client.net.aclose()
+        await nets.wait_until(lambda: client.net._nursery is None)
+        client.net.ask(nets.SERVER, client.address, [request(0)], hear)
+        assert not heard
+        await nets.wait_until(lambda: len(heard) == 2000)
+        client.net.ask(nets.SERVER, client.address, [request(1), request(2)], heard.extend)
+        client.net.cancel(nets.SERVER, [1])
+        await nets.wait_until(lambda: len(heard) == 2001)
+        with pytest.raises(errors.SourceUnreachable):
+            await client.fetch(0, CHUNK)
+        assert not client.net._leaving
+    assert [answer.request_id for answer in heard] == [*range(2000), 2]
+    assert {type(answer.failure) for answer in heard} == {errors.SourceUnreachable}
+
+
+async def test_cancelled_at_a_host_that_has_moved_meanwhile_is_told_nothing():
+    heard = []
+
+    async def converse(host):
+        await host.hear(2)
+
+    async with asked_by(converse) as client:
+        client.net.ask(nets.SERVER, client.address, [request(1), request(2)], heard.extend)
+        await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
+        client.net.ask(nets.SERVER, "127.0.0.1:1", [request(3)], heard.extend)
+        client.net.cancel(nets.SERVER, [1])
+        await nets.wait_until(lambda: len(heard) == 2)
+        await trio.sleep(0.05)
+        assert not client.net._leaving
+    assert sorted(answer.request_id for answer in heard) == [2, 3]
+
+
+@pytest.mark.expect_log("(an answer of|a connection to) a peer has failed")
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_fault_of_one_who_waits_keeps_nothing_from_the_others(is_there):
+    heard = []
+
+    def hear(answers):
+        raise ZeroDivisionError
+
+    async def converse(host):
+        await host.hear(2)
+        await host._stream.aclose()
+
+    async with asked_by(converse) as client:
+        address = client.address if is_there else "127.0.0.1:1"
+        client.net.ask(nets.SERVER, address, [request(1)], hear)
+        client.net.ask(nets.SERVER, address, [request(2)], heard.extend)
+        await nets.wait_until(lambda: client.net.faults.count)
+    assert [answer.request_id for answer in heard] == [2]
+
+
+async def test_numbers_that_meet_are_a_fault_of_who_asks():
+    async with nets.asking("127.0.0.1:1") as client:
+        at = nets.SERVER, client.address
+        client.net.ask(*at, [request(1)], lambda answers: None)
+        for numbers in ([2, 1], [3, 3]):
+            with pytest.raises(errors.LocalProtocolError, match="still in use"):
+                client.net.ask(*at, [request(n) for n in numbers], lambda answers: None)
+
+
+# Answering
+
+
+async def hear_all(stream, count):
+    to, messages = peer_wire.Receiver("server", peer_wire.FROM_SERVER), []
+    data = b""
+    with trio.fail_after(5):
+        while len(messages) < count + 1:  # and Hello
+            came = await stream.receive_some()
+            data += came
+            messages += to.feed(came)
+    return messages[1:], data
+
+
+async def test_requests_that_came_together_are_looked_for_together_and_leave_in_one_frame():
+    server = Here()
+    async with nets.serving(giver=server) as (_net, address):
+        stream = await nets.dial(address)
+        await stream.send_all(nets.HELLO + batch())
+        chunks, data = await hear_all(stream, COUNT)
+        await stream.aclose()
+    assert chunks == [chunk(request(n)) for n in range(1, COUNT + 1)]
+    assert server.groups == [list(range(1, COUNT + 1))]
+    assert len(data) == len(nets.SERVER_HELLO) + 9 + COUNT * (8 + CHUNK)
+
+
+async def test_what_is_not_here_or_refused_does_not_hold_up_the_rest_of_its_batch():
+    class Mixed(Here):
+        def answer(self, one):
+            if one.request_id % 3 == 0:
+                return peer_wire.Refuse(one.request_id, peer_wire.RefuseCode.MISSING)
+            return None if one.request_id == 4 else super().answer(one)
+
+    async with nets.serving(giver=Mixed()) as (net, address):
+        stream = await nets.dial(address)
+        await stream.send_all(nets.HELLO + batch(range(1, 10)))
+        answers, _ = await hear_all(stream, 8)
+        refused = {a.request_id for a in answers if isinstance(a, peer_wire.Refuse)}
+        given = {a.request_id for a in answers if isinstance(a, peer_wire.Chunk)}
+        assert (refused, given) == ({3, 6, 9}, {1, 2, 5, 7, 8})
+        await stream.send_all(frames(peer_wire.Cancel((4, 5))))  # 5 was answered before
+        await nets.wait_until(lambda: not net._budgets.requests.used)
+        await stream.send_all(batch([4, 5]))  # numbers are free again
+        await nets.wait_until(lambda: net._budgets.requests.used == 1)
+        await stream.aclose()
+
+
+def slowly(each_s, begun):
+    """Return what has one answer after a while, and notes what it has begun."""
+
+    async def serve(host, get):
+        begun.append(get.request_id)
+        await trio.sleep(each_s)
+        return chunk(get).data
+
+    return serve
+
+
+async def test_nothing_is_begun_that_was_cancelled_while_it_waited_for_room():
+    begun = []
+    serve = slowly(0.1, begun)
+    async with nets.serving(serve, limits=peer_net.Limits(host_requests=1)) as (_, address):
+        stream = await nets.dial(address)
+        cancel = frames(peer_wire.Cancel((2, 3, 4)))
+        await stream.send_all(nets.HELLO + batch([1]) + batch(range(2, 6)) + cancel + batch([6]))
+        answers, _ = await hear_all(stream, 3)
+        await stream.aclose()
+    assert begun == [1, 5, 6] == [answer.request_id for answer in answers]
+
+
+async def test_cancel_makes_room_for_requests_that_came_with_it():
+    begun = []
+    serve = slowly(nets.PATIENT.serve_s, begun)
+    async with nets.serving(serve, limits=peer_net.Limits(host_requests=1)) as (_, address):
+        stream = await nets.dial(address)
+        await stream.send_all(nets.HELLO + batch([1]))
+        await nets.wait_until(lambda: begun == [1])
+        await stream.send_all(batch([2, 3]) + frames(peer_wire.Cancel((1, 3))))
+        await nets.wait_until(lambda: begun == [1, 2])
+        await stream.aclose()
+
+
+async def test_nothing_is_begun_whose_time_was_over_while_it_waited_for_room():
+    begun = []
+    serve = slowly(0.3, begun)
+    async with nets.serving(serve, limits=peer_net.Limits(host_requests=1)) as (
+        net,
+        address,
+    ):
+        stream = await nets.dial(address)
+        await stream.send_all(nets.HELLO + batch(range(1, 7), timeout_ms=200))
+        answers, _ = await hear_all(stream, 6)
+        assert not net._budgets.requests.used
+        await stream.aclose()
+    assert begun == [1]
+    late = peer_wire.RefuseCode.UNREACHABLE
+    assert sorted(answers) == [peer_wire.Refuse(number, late) for number in range(1, 7)]
+
+
+class Quiet(Here):
+    """Answers nothing; notes what it was told is not waited for any more."""
+
+    def __init__(self):
+        super().__init__()
+        self.cancels = []
+
+    def answer(self, one):
+        return None
+
+    def cancelled(self, connection, request_ids):
+        self.cancels.append(list(request_ids))
+
+
+async def test_giver_is_not_told_of_what_is_cancelled_in_vain():
+    server = Quiet()
+    async with nets.serving(giver=server) as (_net, address):
+        stream = await nets.dial(address)
+        nothing = frames(*[peer_wire.Cancel(tuple(range(100, 164)))] * 100)
+        await stream.send_all(nets.HELLO + batch([1, 2]) + nothing)
+        await nets.wait_until(lambda: server.groups)
+        await stream.send_all(nothing + frames(peer_wire.Cancel((1, 777))))
+        await nets.wait_until(lambda: server.cancels)
+        await stream.aclose()
+    assert server.cancels == [[1]]
+
+
+async def test_number_that_is_used_again_too_early_costs_the_server_nothing():
+    async with nets.serving(giver=Here()) as (_net, address):
+        stream = await nets.dial(address)
+        await stream.send_all(nets.HELLO + batch([5]) + frames(peer_wire.Cancel((5,))) + batch([5]))
+        answers, _ = await hear_all(stream, 1)
+        await stream.aclose()
+    assert answers == [chunk(request(5))]
+
+
+@pytest.mark.expect_log("client.example .* broke the protocol")
+@pytest.mark.parametrize(
+    "message",
+    [
+        batch([*range(1, 64)])[:-32] + batch([1])[-32:],
+        batch([1, 2]) + batch([3, 2]),
+        batch([1, 2])[:-24] + batch([1])[-24:],
+        batch([1]) + batch(range(2, 3), priority=peer_wire.Priority.LATER),
+    ],
+    ids=["number twice in it", "number that is open", "chunk twice in it", "priority"],
+)
+async def test_batch_against_the_rules_ends_its_connection(message):
+    async def serve(host, get):
+        await trio.sleep_forever()
+
+    async with nets.serving(serve) as (server, address):
+        stream = await nets.dial(address)
+        await stream.send_all(nets.HELLO)
+        assert await stream.receive_some() == nets.SERVER_HELLO
+        await stream.send_all(message)
+        with trio.fail_after(2), contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some():
+                pass
+        await stream.aclose()
+        await nets.wait_until(lambda: server.connections[0] == 0)
+        assert not server._budgets.requests.used and not server._budgets.bytes.used
+
+
+async def test_largest_batch_holds_no_more_than_its_host_may_and_leaves_room_for_others():
+    """64 chunks of 4 MiB, asked for in one message by who does not read."""
+    limit = 16 << 20
+    big = os.urandom(peer_wire.MAX_DATA_BYTES)
+
+    class Big(Here):
+        def answer(self, one):
+            return peer_wire.Chunk(one.request_id, memoryview(big)[: one.length])
+
+    limits = peer_net.Limits(answer_bytes=2 * limit, host_answer_bytes=limit)
+    async with nets.serving(giver=Big(), limits=limits) as (net, address):
+        stream = await nets.dial(address)
+        huge = [
+            nets.REQUEST._replace(request_id=n, offset=n << 22, length=len(big))
+            for n in range(COUNT)
+        ]
+        await stream.send_all(nets.HELLO + frames(peer_wire.Get(tuple(huge))))
+        await nets.wait_until(lambda: net._budgets.bytes.used > limit / 2)
+        await trio.sleep(0.1)
+        assert net._budgets.bytes.used <= limit
+        async with nets.asking(address, host="other.example") as client:
+            assert len(await client.fetch(0, CHUNK)) == CHUNK
+        got = 0  # and all of it comes to who reads on
+        with trio.fail_after(20):
+            while got < COUNT * len(big):
+                got += len(await stream.receive_some())
+        await stream.aclose()
+
+
+async def test_largest_batches_of_requests_that_wait_take_turns_with_their_host_alone():
+    async def serve(host, get):
+        await trio.sleep_forever()
+
+    limits = peer_net.Limits(host_requests=10)
+    async with nets.serving(serve, limits=limits) as (net, address):
+        stream = await nets.dial(address)
+        await stream.send_all(nets.HELLO + batch())
+        await nets.wait_until(lambda: net._budgets.requests.used == 10)
+        await trio.sleep(0.05)
+        assert net._budgets.requests.used == 10
+        await stream.aclose()

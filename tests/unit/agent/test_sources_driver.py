@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+import threading
+
+import pytest
+
+from acstor_agent.sources import base
+from acstor_agent.sources import driver
+from acstor_agent.sources import verify
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import faulty_source
+
+BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
+CHUNK = b"a chunk"
+CONTENT = ids.Content(ids.cid_of(CHUNK))
+KEY = ids.ScopeKey(b"k" * 32)
+CHUNKS = [bytes([number]) * 10 for number in range(4)]
+
+
+def source(**faults):
+    memory = faulty_source.MemorySource({BLOB: CHUNK})
+    return faulty_source.FaultySource(memory, **faults)
+
+
+def test_matching_chunk_passes_also_as_memoryview():
+    verify.check_chunk(memoryview(CHUNK), CONTENT, "chunk 5", "peer h2")
+
+
+def test_wrong_chunk_is_invalid_and_everything_is_named():
+    with pytest.raises(errors.ChunkInvalid) as caught:
+        verify.check_chunk(b"other", CONTENT, "chunk 5", "peer h2")
+    text = str(caught.value)
+    assert "chunk 5" in text and "peer h2" in text
+    assert CONTENT.cid.hex() in text and ids.cid_of(b"other").hex() in text
+
+
+async def test_corrupt_read_with_content_is_invalid():
+    outcomes = []
+    await source(corrupt=[1]).read_pieces(BLOB, [base.Piece(0, 7, CONTENT)], outcomes.extend)
+    [(_, outcome)] = outcomes
+    with pytest.raises(errors.ChunkInvalid, match=rf"{BLOB.name} bytes 0-6 .* memory"):
+        raise outcome
+
+
+async def test_read_that_gives_fewer_bytes_than_asked_may_pass():
+    outcomes = []
+    await source(truncate=[1]).read_pieces(BLOB, [base.Piece(0, 7, CONTENT)], outcomes.extend)
+    [(number, failure)] = outcomes
+    assert number == 0
+    assert type(failure) is errors.SourceUnreachable and "fewer bytes" in str(failure)
+
+
+async def test_read_without_content_is_not_looked_at():
+    assert await source(corrupt=[1]).read(BLOB, 0, len(CHUNK)) != CHUNK
+
+
+@pytest.mark.parametrize(
+    ("keys", "of", "why"),
+    [
+        ((KEY,), CHUNK, None),
+        ((KEY,), b"a chunx", "the CID is"),
+        ((), CHUNK, "the key of its CID .* is not known"),
+    ],
+)
+def test_keyed_chunk_is_checked_with_the_keys_that_come_with_it(keys, of, why):
+    keyed = ids.Content(ids.cid_of(CHUNK, KEY), keys)
+    told = []
+    run = driver.Run(BLOB, [base.Piece(0, 7, keyed)], "memory", told.extend)
+    run.put(of)
+    [(_, outcome)] = told
+    if why is None:
+        assert outcome == CHUNK
+    else:
+        with pytest.raises(errors.ChunkInvalid, match=why):
+            raise outcome
+
+
+def a_run(told, wrong=()):
+    pieces = [
+        base.Piece(5 + 10 * number, 10, ids.Content(ids.cid_of(b"x" if number in wrong else chunk)))
+        for number, chunk in enumerate(CHUNKS)
+    ]
+    run = driver.Run(BLOB, pieces, "memory", told.append)
+    for buffer, chunk in zip(run.buffers, CHUNKS, strict=True):
+        buffer[:] = chunk
+    return run
+
+
+def test_pieces_are_told_as_soon_as_they_are_whole():
+    told = []
+    run = a_run(told)
+    for count_bytes in (0, 9, 10, 29, 30, 30, 40):
+        run.filled(count_bytes)
+    assert told == [[(0, CHUNKS[0])], [(1, CHUNKS[1])], [(2, CHUNKS[2])], [(3, CHUNKS[3])]]
+    assert run.is_over
+
+
+def test_failure_is_told_of_the_rest_alone():
+    told = []
+    run = a_run(told)
+    run.filled(25)
+    failure = errors.SourceUnreachable("it", "there", "because")
+    run.failed(failure)
+    run.failed(failure)
+    assert told == [[(0, CHUNKS[0]), (1, CHUNKS[1])], [(2, failure), (3, failure)]]
+
+
+@pytest.mark.parametrize("checked_before_bytes", [0, 15, 40])
+def test_each_piece_is_checked_whether_the_driver_did_so_or_not(checked_before_bytes):
+    told = []
+    run = a_run(told, wrong={1, 3})
+    thread = threading.Thread(target=run.check, args=(checked_before_bytes,))
+    thread.start()
+    thread.join()
+    assert told == []
+    run.filled(40)
+    [answers] = told
+    assert [type(outcome) for _, outcome in answers] == [
+        bytearray,
+        errors.ChunkInvalid,
+        bytearray,
+        errors.ChunkInvalid,
+    ]
+
+
+async def test_driver_that_tells_nothing_is_told_of():
+    class Idle(driver.Driver):
+        where = "nowhere"
+        from_conf = size_bytes = aclose = None
+
+        async def fill(self, run):
+            pass
+
+    outcomes = []
+    await Idle().read_pieces(BLOB, [base.Piece(0, 7), base.Piece(9, 1)], outcomes.extend)
+    assert [(number, type(outcome)) for number, outcome in outcomes] == [
+        (0, errors.SourceUnreachable),
+        (1, errors.SourceUnreachable),
+    ]
