@@ -71,7 +71,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "what a host does not read is not bounded": (1, uplink, "UNDELIVERED_BYTES", 1 << 40),
     "what was delivered is not noted": (0, requests.Requests, "delivered", lambda *_: None),
     "what was looked up is not noted": (0, requests.Requests, "looked_up", lambda *_: None),
-    "anybody is named": (8, requests.Requests, "_is_named", lambda *_: True),
+    "anybody is named": (7, requests.Requests, "_is_named", lambda *_: True),
     "who has left is remembered": (2, host_keys.HostKeys, "forget", lambda *_: None),
     "anybody is told": (2, news.News, "_is_good", lambda *_: True),
     "lanes stand still": (5, lanes.Lanes, "take", lambda _: iter(())),
@@ -83,7 +83,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "what is answered elsewhere goes on": (1, asking.Asking, "cancel", lambda *_: None),
     "reads are not bounded": (7, sources.Sources.__init__, "__defaults__", (1 << 30, 16)),
     "deadlines are not kept": (2, waiters.Waiters, "is_late", lambda *_: None),
-    "nothing is tried again": (4, retries.Retries, "is_due", lambda *_: None),
+    "nothing is tried again": (14, retries.Retries, "is_due", lambda *_: None),
     "a travel does not end": (5, waiters.Waiters, "_end_travel", lambda *_: None),
     "what nobody wants is remembered": (1, parts.Parts, "drop_if_done", lambda *_: None),
     "what ended counts on": (0, parts.Parts, "uncharge", lambda *_: None),
@@ -91,7 +91,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "something else is given": (1, requests.Requests, "came", give_something_else),
     "all are told": (2, news, "neighbours", Everybody),
     "many are asked at once": (4, travels.Travels, "_is_active", lambda *_: False),
-    "predictions are not bounded": (4, prefetch.Prefetcher, "allowed", 1 << 30),
+    "predictions are not bounded": (8, prefetch.Prefetcher, "allowed", 1 << 30),
     "what comes is still under way": (3, chunk_state.ChunkStates, "under_way", 1),
 }
 
@@ -218,34 +218,37 @@ def test_guests_wait_little_behind_a_flood_of_background_and_it_goes_on():
     assert waits(True) < 10 * waits(False)
 
 
-@pytest.mark.parametrize("pattern", transfer_patterns.PATTERNS)
-def test_every_chunk_is_read_from_the_source_once(pattern):
-    done = transfer_patterns.simulate(pattern, 8, 64, 256)
+@pytest.mark.parametrize("name", transfer_patterns.NAMES)
+def test_every_chunk_is_read_from_the_source_once(name):
+    pattern = transfer_patterns.pattern(name, 8, 64, beyond=0)
+    done = transfer_patterns.play(pattern, burst_bytes=None)
     # Where all wait for the source, the first races are in vain: four for each host at most.
-    assert done.source <= (1.0625 if pattern == "sync-disjoint" else 1.0)
+    assert done.source <= (1.0625 if name == "sync-disjoint" else 1.0)
 
 
 def test_readers_who_follow_have_chunks_before_they_ask_and_those_who_diverge_waste_little():
-    follow = transfer_patterns.simulate("shifted-same", 6, 128, 256)
-    alone = transfer_patterns.simulate("shifted-same", 6, 128, 0)
-    diverge = transfer_patterns.simulate("sync-disjoint", 6, 128, 256)
+    same, disjoint = (
+        transfer_patterns.pattern(name, 6, 128) for name in ("shifted-same", "sync-disjoint")
+    )
+    follow = transfer_patterns.play(same, burst_bytes=None)
+    alone = transfer_patterns.play(same, 0, burst_bytes=None)
+    diverge = transfer_patterns.play(disjoint, burst_bytes=None)
     assert follow.prefetched > 0.2 and not alone.prefetched
     assert follow.completion <= 1.02 * alone.completion
     assert diverge.wasted <= 0.03
 
 
-@pytest.mark.parametrize("kind", ["dead", "frozen", "slow", "lying"])
+@pytest.mark.parametrize("kind", transfer_patterns.BAD)
 def test_one_bad_host_of_three_costs_the_others_little(kind):
     well = transfer_patterns.bad_peer("well", 3, 256)
     assert transfer_patterns.bad_peer(kind, 3, 256) < 1.2 * well
 
 
-def test_collective_read_on_slow_links_takes_what_it_takes_in_the_lab():
-    done = transfer_patterns.simulate("sync-same", 16, 256, 0, window=10, burst_bytes=32_768)
-    assert 1.3 < done.completion < 1.7  # 1.48 with 512 chunks in the lab
-    assert done.source <= 1.03
-
-
 def test_messages_of_a_host_do_not_grow_with_the_number_of_hosts():
-    few, many = (transfer_patterns.simulate("sync-same", n, 32, 0) for n in (16, 64))
+    few, many = (
+        transfer_patterns.play(
+            transfer_patterns.pattern("sync-same", hosts, 32), 0, burst_bytes=None
+        )
+        for hosts in (16, 64)
+    )
     assert many.messages < 1.2 * few.messages

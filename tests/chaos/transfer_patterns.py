@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows what the exchange's core does with the papers' access patterns, on links of 25 Mbit/s.
+"""Shows what the exchange's core does with the papers' access patterns, on slow links.
 
 ``python -m tests.chaos.transfer_patterns`` prints the tables of doc/source/contributor/gossip.rst:
 the patterns by limit of prefetching, on links with and without queues; the parameters of trust;
-what one bad host costs the others; and growth with the hosts.
+what one bad host costs the others; and growth with the hosts.  A pattern and its figures are those
+of the benchmarks (``tests.bench.patterns``), which play the same in the lab: benchmark M1 compares
+the two.
 """
 
 import argparse
 import itertools
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -18,109 +21,187 @@ import prettytable
 
 from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.exchange import prefetch
+from tests.bench import collective
+from tests.bench import patterns
 from tests.fakes import queue_world
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_readers
 from tests.fakes import transfer_strangers
 from tests.fakes import transfer_world
+from tests.lab import network
 
-LINK_BYTES_PER_S = 25e6 / 8
-PATTERNS = ("sync-same", "shifted-same", "sync-disjoint")
+LINK_MBIT = 25.0
+CHUNK = transfer_world.CHUNK
+BEYOND_CHUNKS = 128
+VNODES = 100
+DELAY_S = 1.0
+START_S = 0.01
+"""Hosts that begin at once do so within this."""
+LONGEST_S = 36_000.0
+SHOWN = (
+    *("completion", "throughput", "source", "unread", "prefetched", "wasted", "messages"),
+    "run_s",
+)
+AGENT: dict[str, Any] = {"timeout_s": 5.0, "copies_limit": 16}
+"""What agents have by default: ``peer_timeout_s`` and ``copies_limit``."""
+BAD = ("dead", "frozen", "slow", "lying")
+NAMES = ("sync-same", "shifted-same", "sync-disjoint")
 
 
 class Outcome(NamedTuple):
     """What a run cost; chunks of all hosts together where nothing else is said.
 
-    :param completion: time of the slowest guest / time that its bytes take on its link
-    :param throughput: mean of all guests but the first / link rate
-    :param source: chunks out of the source / different chunks read
+    :param figures: what benchmarks measure of the same pattern, by the same names
     :param prefetched: / chunks read
     :param wasted: prefetched and never read / chunks read
     :param messages: sent by a host, for a chunk that it read
     :param run_s: processor time of the simulation
     """
 
-    completion: float
-    throughput: float
-    source: float
+    figures: patterns.Outcome
     prefetched: float
     wasted: float
     messages: float
     run_s: float
 
+    @property
+    def completion(self) -> float:
+        """Until the last guest has read everything / the least that links need for that."""
+        return float(self.figures["completion"])
 
-def simulate(
-    pattern: str,
-    host_count: int,
-    chunk_count: int,
-    limit: int | None,
-    window: int = 8,
+    @property
+    def throughput(self) -> float:
+        """Mean of all guests but the first / link rate."""
+        return float(statistics.mean(self.figures["rate_over_link"]["each"][1:]))
+
+    @property
+    def source(self) -> float:
+        """Chunks out of the source / different chunks read."""
+        return float(self.figures["source_ratio"])
+
+    @property
+    def unread(self) -> float:
+        """Chunks that came for a guest and were never read / chunks read."""
+        return float(self.figures["unread_share"])
+
+
+def pattern(name: str, hosts: int, chunks: int, beyond: int = BEYOND_CHUNKS) -> patterns.Pattern:
+    """Return a pattern by its name, in which each host reads so many chunks.
+
+    :param beyond: chunks of the image that follow what is read, unless hosts read all of it
+    """
+    region_bytes, image_bytes = chunks * CHUNK, (chunks + beyond) * CHUNK
+    if name == "sync-disjoint":
+        return patterns.sync_disjoint(hosts, LINK_MBIT, region_bytes)
+    if name == "shifted-same":
+        return patterns.shifted_same(hosts, LINK_MBIT, region_bytes, image_bytes, DELAY_S)
+    return patterns.sync_same(hosts, LINK_MBIT, region_bytes, image_bytes)
+
+
+def make_world(
+    seed: int, hosts: int, chunks: int, link_bytes_s: float, burst_bytes: int | None
+) -> transfer_world.World:
+    """Return a cloud without hosts; ``burst_bytes`` as in :func:`play`."""
+    if burst_bytes is None:
+        return transfer_world.World(
+            seed, hosts, chunks, link_bytes_per_s=link_bytes_s, vnodes=VNODES
+        )
+    return queue_world.QueueWorld(seed, hosts, chunks, link_bytes_s, burst_bytes, vnodes=VNODES)
+
+
+def play(
+    wanted: patterns.Pattern,
+    limit: int | None = prefetch.LIMIT,
+    *,
     seed: int = 1,
-    burst_bytes: int | None = None,
+    burst_bytes: int | None = network.BURST_BYTES,
+    is_alone: bool = False,
     may_refer: bool = True,
     **trust: Any,
 ) -> Outcome:
-    """Let every host read ``chunk_count`` chunks; the source has the link of a host.
+    """Let hosts read as a pattern says; the source has the link of a host.
 
-    :param burst_bytes: links have queues, and token buckets of this depth; None: they have neither
+    :param limit: see :class:`prefetch.Prefetcher`
+    :param burst_bytes: links have queues, and token buckets of this depth, which is the lab's if
+        nothing else is said; None: they have neither
+    :param is_alone: no host knows of the others, as where there is no ring
     :param may_refer: homes may send who asks to others
     :param trust: see :class:`transfer_readers.Reader`
     """
     began_s = time.process_time()
-    is_disjoint = pattern == "sync-disjoint"
-    unique = chunk_count * (host_count if is_disjoint else 1)
-    world: transfer_world.World
-    if burst_bytes is None:
-        world = transfer_world.World(seed, host_count, unique, link_bytes_per_s=LINK_BYTES_PER_S)
-    else:
-        world = queue_world.QueueWorld(seed, host_count, unique, LINK_BYTES_PER_S, burst_bytes)
-    # Nothing is lost on slow links, it only waits.
-    settings: dict[str, Any] = {"topology": neighbours.Topology.RING, "timeout_s": 1e6}
+    chunks = wanted.image_bytes // CHUNK
+    world = make_world(seed, wanted.hosts, chunks, wanted.link_bytes_s, burst_bytes)
     readers = []
-    for number, name in enumerate(world.names):
-        first = number * chunk_count if is_disjoint else 0
-        host = world.add(name, **settings)
+    for name, reading in zip(world.names, wanted.readings, strict=True):
+        host = world.add(name, topology=neighbours.Topology.RING, **AGENT)
         host.may_refer = may_refer
-        chunk_nos = range(first, first + chunk_count)
+        if is_alone:
+            others = [other for other in world.names if other != name]
+            host.take_table(world.make_table(2, without=others), None)
         readers.append(
-            transfer_readers.Reader(world, host, chunk_nos, limit=limit, window=window, **trust)
+            transfer_readers.Reader(world, host, _chunk_nos(reading), limit=limit, **trust)
         )
-        start_s = number * 1.0 if pattern == "shifted-same" else world.rng.random() * 0.1
+        start_s = reading.delay_s + world.rng.random() * START_S
         world.later(host, start_s, readers[-1].start)
-    world.network.run(36_000.0, lambda: all(reader.is_done for reader in readers))
+    _run(world, readers)
+    return _outcome(wanted, world, readers, time.process_time() - began_s)
+
+
+def _chunk_nos(reading: collective.Reading) -> range:
+    ((start, length),) = reading.spans
+    return range(start // CHUNK, (start + length) // CHUNK)
+
+
+def _run(world: transfer_world.World, readers: Sequence[transfer_readers.Reader]) -> None:
+    world.network.run(LONGEST_S, lambda: all(reader.is_done for reader in readers))
     assert all(reader.is_done for reader in readers)
-    times_s = [reader.ended_s - reader.began_s for reader in readers]
-    link_s = chunk_count * transfer_world.CHUNK / LINK_BYTES_PER_S
-    reads = host_count * chunk_count
+
+
+def _outcome(
+    wanted: patterns.Pattern,
+    world: transfer_world.World,
+    readers: Sequence[transfer_readers.Reader],
+    run_s: float,
+) -> Outcome:
+    seen = [
+        collective.Seen(reader.began_s, reader.ended_s, reading.length)
+        for reader, reading in zip(readers, wanted.readings, strict=True)
+    ]
+    reads = sum(len(reader.chunk_nos) for reader in readers)
+    figures = {
+        **patterns.outcome(wanted, seen, CHUNK * sum(world.source.reads.values())),
+        "unread_share": sum(reader.unread for reader in readers) / reads,
+    }
     return Outcome(
-        max(times_s) / link_s,
-        sum(link_s / took_s for took_s in times_s[1:]) / len(times_s[1:]),
-        sum(world.source.reads.values()) / unique,
+        figures,
         sum(reader.prefetched for reader in readers) / reads,
         sum(reader.wasted for reader in readers) / reads,
         sum(world.network.sent[name] for name in world.names) / reads,
-        time.process_time() - began_s,
+        run_s,
     )
 
 
-def bad_peer(kind: str, host_count: int, chunk_count: int, window: int = 10) -> float:
+def bad_peer(
+    kind: str, host_count: int, chunk_count: int, link_mbit: float = LINK_MBIT, seed: int = 1
+) -> float:
     """Return the completion of all hosts but the last, which reads nothing and is not well.
 
-    :param kind: ``well``, ``dead``, ``frozen``, ``slow`` (a twentieth of the rate), ``lying``
+    :param kind: ``well``, or one of BAD; who is slow has a twentieth of the rate
     """
-    world = queue_world.QueueWorld(1, host_count, chunk_count, LINK_BYTES_PER_S, 32_768)
+    link_bytes_s = link_mbit * 1e6 / 8
+    world = make_world(seed, host_count, chunk_count, link_bytes_s, network.BURST_BYTES)
+    assert isinstance(world, queue_world.QueueWorld)
     *names, bad = world.names
     readers = []
     for name in names:
-        host = world.add(name, topology=neighbours.Topology.RING, timeout_s=5.0)
-        readers.append(transfer_readers.Reader(world, host, range(chunk_count), window=window))
-        world.later(host, world.rng.random() * 0.1, readers[-1].start)
+        host = world.add(name, topology=neighbours.Topology.RING, **AGENT)
+        readers.append(transfer_readers.Reader(world, host, range(chunk_count)))
+        world.later(host, world.rng.random() * START_S, readers[-1].start)
     liar = transfer_strangers.Liar if kind == "lying" else transfer_hosts.Host
-    world.add(bad, liar, topology=neighbours.Topology.RING, timeout_s=5.0)
+    world.add(bad, liar, topology=neighbours.Topology.RING, **AGENT)
     world.worsen(bad, kind)
-    world.network.run(3600.0, lambda: all(reader.is_done for reader in readers))
-    assert all(reader.is_done for reader in readers)
-    link_s = chunk_count * transfer_world.CHUNK / LINK_BYTES_PER_S
+    _run(world, readers)
+    link_s = chunk_count * CHUNK / link_bytes_s
     return max(reader.ended_s - reader.began_s for reader in readers) / link_s
 
 
@@ -133,17 +214,16 @@ class Row(NamedTuple):
     options: dict[str, Any]
 
 
-def table(rows: Sequence[Row], chunk_count: int) -> prettytable.PrettyTable:
-    """Return what runs cost."""
-    fields = ["pattern", "hosts", "what", *(field for field in Outcome._fields)]
-    shown = prettytable.PrettyTable(fields, align="r")
-    for pattern, hosts, what, options in rows:
-        done = simulate(pattern, hosts, chunk_count, window=10, **options)
-        shown.add_row([pattern, hosts, what, *(f"{figure:.3f}" for figure in done)])
+def table(rows: Sequence[Row], chunks: int, beyond: int = BEYOND_CHUNKS) -> prettytable.PrettyTable:
+    """Return what runs cost, on links without queues unless a row says otherwise."""
+    shown = prettytable.PrettyTable(["pattern", "hosts", "what", *SHOWN], align="r")
+    for name, hosts, what, options in rows:
+        done = play(pattern(name, hosts, chunks, beyond), **{"burst_bytes": None, **options})
+        shown.add_row([name, hosts, what, *(f"{getattr(done, field):.3f}" for field in SHOWN)])
     return shown
 
 
-def limits(chunk_count: int) -> None:
+def limits(chunks: int) -> None:
     """Show what the limits of prefetching do, on links without queues and with."""
     chosen: dict[str, dict[str, Any]] = {
         "0": {"limit": 0},
@@ -151,35 +231,32 @@ def limits(chunk_count: int) -> None:
         "256": {"limit": prefetch.LIMIT},
         "infinite": {"limit": None},
     }
-    rows = [Row(p, 16, *one) for p, one in itertools.product(PATTERNS, chosen.items())]
-    print("By limit, links without queues", table(rows, chunk_count), sep="\n")
-    for burst in (131_072, 32_768):
-        rows = [
-            Row(pattern, 16, name, {**chosen[name], "burst_bytes": burst})
-            for pattern, name in itertools.product(PATTERNS, ("0", "256"))
-        ]
-        print(f"By limit, token buckets of {burst} bytes", table(rows, chunk_count), sep="\n")
+    rows = [Row(name, 16, *one) for name, one in itertools.product(NAMES, chosen.items())]
+    print("By limit, links without queues", table(rows, chunks), sep="\n")
+    rows = [
+        Row(name, 16, what, {**chosen[what], "burst_bytes": network.BURST_BYTES})
+        for name, what in itertools.product(NAMES, ("0", "256"))
+    ]
+    print(f"By limit, token buckets of {network.BURST_BYTES} bytes", table(rows, chunks), sep="\n")
 
 
-def trust(chunk_count: int) -> None:
+def trust(chunks: int) -> None:
     """Show what FIRST and GAIN do to readers who follow each other, and to those who do not."""
     rows = [
-        Row(
-            pattern, 16, f"{first}, {gain}", {"limit": prefetch.LIMIT, "first": first, "gain": gain}
-        )
+        Row(name, 16, f"{first}, {gain}", {"first": first, "gain": gain})
         for first, gain in ((2, 1), (2, 2), (2, 4), (4, 2), (8, 2), (16, 2))
-        for pattern in ("shifted-same", "sync-disjoint")
+        for name in ("shifted-same", "sync-disjoint")
     ]
-    print("By FIRST and GAIN", table(rows, chunk_count), sep="\n")
+    print("By FIRST and GAIN", table(rows, chunks), sep="\n")
 
 
-def bad_hosts(chunk_count: int) -> None:
+def bad_hosts(chunks: int) -> None:
     """Show what one bad host costs the others."""
     shown = prettytable.PrettyTable(["hosts", "the last one is", "completion", "/ well"], align="r")
     for hosts in (3, 16):
-        well = bad_peer("well", hosts, chunk_count)
-        for kind in ("dead", "frozen", "slow", "lying"):
-            done = bad_peer(kind, hosts, chunk_count)
+        well = bad_peer("well", hosts, chunks)
+        for kind in BAD:
+            done = bad_peer(kind, hosts, chunks)
             shown.add_row([hosts, kind, f"{done:.3f}", f"{done / well:.3f}"])
     print("One bad host", shown, sep="\n")
 
@@ -189,10 +266,10 @@ def growth(most: int) -> None:
     rows = [
         Row("sync-same", count, what, {"limit": 0, "may_refer": what == "homes refer"})
         for what in ("homes answer", "homes refer")
-        for count in (16, 64, 256, 1000)
+        for count in (16, 64, 128, 256, 1000)
         if count <= most
     ]
-    print("By number of hosts, 64 chunks", table(rows, 64), sep="\n")
+    print("By number of hosts, 64 chunks", table(rows, 64, beyond=0), sep="\n")
 
 
 def main() -> int:

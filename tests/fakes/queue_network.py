@@ -6,8 +6,8 @@ hosts is a TCP connection with small queues in the kernel, a window that grows a
 queues are long, and acknowledgements that wait in the queues of the way back.  Who receives handles
 messages of a stream in their order, after a moment.
 
-Calibrated in the lab of 16 hosts at 25 Mbit/s, where the agents' collective read takes 1.48 times
-the limit: see doc/source/contributor/transfers.rst.
+Its parameters are the lab's; benchmark M1 says how far the patterns of P1, P2, P3 and P11 are from
+the lab on it (doc/source/contributor/benchmarks.rst).
 """
 
 import collections
@@ -85,7 +85,7 @@ class QueueNetwork:
         self,
         seed: int,
         link_bytes_per_s: float,
-        burst_bytes: int = 32_768,
+        burst_bytes: int,
         queue_s: float = 0.1,
     ) -> None:
         self.now = 0.0

@@ -22,9 +22,15 @@ class QueueWorld(transfer_world.World):
     """
 
     def __init__(
-        self, seed: int, hosts: int, chunks: int, link_bytes_per_s: float, burst_bytes: int
+        self,
+        seed: int,
+        hosts: int,
+        chunks: int,
+        link_bytes_per_s: float,
+        burst_bytes: int,
+        **table: Any,
     ) -> None:
-        super().__init__(seed, hosts, chunks)
+        super().__init__(seed, hosts, chunks, **table)
         self.network: Any = queue_network.QueueNetwork(
             seed, link_bytes_per_s * PAYLOAD, burst_bytes
         )

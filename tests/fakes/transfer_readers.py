@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guests of ``transfer_hosts`` that read an image, with prefetching as images do it."""
+"""Guests of ``transfer_hosts`` that read chunks of an image, as through a mirror.
+
+What reads is the kernel: two requests of 128 KiB are open while a guest goes on, since it asks for
+the next one when the guest comes to the one before.  What is fetched ahead of them, and because of
+neighbours, is decided by the cores that an agent's mirror has, which are called as it calls them.
+"""
 
 import collections
 import random
@@ -7,8 +12,10 @@ from collections.abc import Sequence
 
 from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import chunk_state
+from acstor_agent.core.images import readahead
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import want
 from acstor_common import ids
 from tests.fakes import transfer_world
 
@@ -16,18 +23,28 @@ Broken = transfer_world.Broken
 E = chunk_state.ChunkEvent
 S = chunk_state.ChunkState
 P = priority.Priority
+CHUNK = transfer_world.CHUNK
 
+REQUEST_CHUNKS = 2
+"""The kernel reads 128 KiB ahead, and asks for no more at once."""
+OPEN = 2
+"""Requests: the one that the guest waits for, and the next."""
+READ_AHEAD_BYTES = 8 << 20
+"""The default of ``read_ahead_limit_bytes``."""
+UNDER_WAY = 32
+"""As in ``images/prefetching``."""
 FOLLOWED = 0.5
 """So many runs have followers."""
 
 
 class Reader:
-    """Reads chunks one after the other, with read-ahead; what neighbours have is fetched ahead.
+    """Reads chunks once.
 
-    :param chunk_nos: in the order in which they are read
+    :param chunk_nos: of the image of ``world.chunks``, as they are read.  Of a range the kernel
+        asks for more than the guest reads, of anything else for one chunk at a time
     :param limit: see :class:`prefetch.Prefetcher`, as for ``first`` and ``gain``
-    :param window: chunks that are read or read ahead at a time
-    :param think_s: between two reads
+    :param think_s: so long a guest takes for each request
+    :ivar asked: numbers of the chunks that were asked for for this guest, for whatever reason
     """
 
     def __init__(
@@ -39,17 +56,17 @@ class Reader:
         limit: int | None = prefetch.LIMIT,
         first: int | None = prefetch.FIRST,
         gain: int = prefetch.GAIN,
-        window: int = 8,
         think_s: float = 0.0005,
-        at_once: int = 4,
     ) -> None:
         self.world, self.host, self.chunk_nos = world, host, chunk_nos
-        self._limits = limit, first, gain
+        self._limit, self._trust = limit, (first, gain)
+        self._is_on = limit != 0
+        self._think_s = think_s
         self.began_s = self.ended_s = 0.0
-        self.waits_s: list[float] = []
         self.prefetched = 0
-        self._window, self._think_s, self._at_once = window, think_s, at_once
-        self._done = 0
+        self.asked: set[int] = set()
+        self._requests, self._last = _requests(chunk_nos, len(world.chunks))
+        self._at = 0
         self._index = {chunk.oid: number for number, chunk in enumerate(world.chunks)}
         self._number = {chunk.cid: number for number, chunk in enumerate(world.chunks)}
         self._forget()
@@ -58,36 +75,44 @@ class Reader:
     def _forget(self) -> None:
         """Know nothing of any chunk: an agent begins."""
         self.states = chunk_state.ChunkStates(len(self.world.chunks))
-        self.prefetcher = prefetch.Prefetcher(self.states, *self._limits)
-        self._next, self._ahead, self._told = self._done, 0, self._done
-        self._under_way: collections.Counter[int] = collections.Counter()
+        self.prefetcher = prefetch.Prefetcher(self.states, self._limit, *self._trust)
+        self._ahead = readahead.ReadAhead(READ_AHEAD_BYTES)
+        self._came: set[int] = set()
+        self._next = self._at
 
     @property
     def is_done(self) -> bool:
-        """Say that all is read."""
-        return self._done == len(self.chunk_nos)
+        """Say whether all is read."""
+        return self._at == self._last
 
     @property
     def wasted(self) -> int:
         """Chunks that were prefetched and never read."""
-        return sum(state is chunk_state.ChunkState.LOCAL for state in self.states)
+        return sum(state is S.LOCAL for state in self.states)
+
+    @property
+    def unread(self) -> int:
+        """Chunks that came for this guest and were never read."""
+        others = self.asked.difference(self.chunk_nos)
+        return sum(self.world.chunks[number].cid in self.host.cache for number in others)
 
     def start(self) -> None:
         """Begin to read."""
         self.began_s = self.world.now
-        self._step()
+        self._ask_to(1)  # it has nothing before it, from which the next could be seen
 
     def begin_anew(self) -> None:
         """Go on where it was when the host was killed."""
         self._forget()
-        self._step()
+        if not self.is_done:
+            self._ask_to(self._at + 1)
 
     def check(self) -> None:
         """Check what is known of chunks.
 
         :raises Broken: counts are not those of the states, or more is at stake than is allowed
         """
-        states, limit = self.states, self._limits[0]
+        states = self.states
         counts = collections.Counter(states)
         local, under_way = counts[S.LOCAL], counts[S.PREFETCH]
         is_right = states.unmatched == local
@@ -96,55 +121,85 @@ class Reader:
         if not is_right or states.under_way != under_way:
             what = f"{states.unmatched} and {states.under_way} where there are"
             raise Broken(f"{self.host.name}: {what} {local} and {under_way} chunks")
-        if limit is not None and states.unmatched + states.under_way > limit:
+        if self._limit is not None and states.unmatched + states.under_way > self._limit:
             raise Broken(f"{self.host.name}: {states.unmatched} chunks are prefetched in vain")
 
-    def _step(self) -> None:
-        if self._next == len(self.chunk_nos):
+    # The kernel
+
+    def _ask_to(self, stop: int) -> None:
+        """Have all requests open before one."""
+        stop = min(stop, len(self._requests))
+        while self._next < stop:
+            self._next += 1
+            self._ask(self._next - 1)
+
+    def _go_on(self) -> None:
+        """Let the guest read what it waited for, and come to the next request."""
+        self._at += 1
+        if self.is_done:
+            self.ended_s = self.world.now
             return
-        number, self._next = self.chunk_nos[self._next], self._next + 1
-        began_s = self.world.now
-        self._read_ahead()
-        if self.states.can_happen(number, E.GUEST_READ):
-            self._read(number, began_s)
-        else:
-            if not self._under_way[number]:
+        self._ask_to(self._at + OPEN)
+        if self._at in self._came:
+            self._think()
+
+    def _think(self) -> None:
+        self.world.later(self.host, self._think_s, self._go_on)
+
+    # The mirror
+
+    def _ask(self, at: int) -> None:
+        """Read what one request of the kernel is for."""
+        numbers = self._requests[at]
+        self._read_ahead(numbers)
+        missing = self._missing(numbers)
+        if self._is_on:
+            for number in missing:
                 self.prefetcher.fetched_on_demand(number)
-            self._under_way[number] += 1
 
-            def done(answer: actions.Complete) -> None:
-                if answer.chunks != [self.world.data[number]]:
-                    raise Broken(f"{self.host.name}: a read gives {answer}")
-                self._under_way[number] -= 1
-                self.states.apply(number, E.DEMAND_ARRIVED)
-                self._read(number, began_s)
+        def done(answer: actions.Complete) -> None:
+            if answer.chunks != [self.world.data[number] for number in numbers]:
+                raise Broken(f"{self.host.name}: a read gives {answer}")
+            self._read(numbers)
+            self._came.add(at)
+            if at == self._at and not self.is_done:
+                self._think()
 
-            self.host.read([self.world.chunks[number]], P.GUEST, done)
-        self._prefetch()
+        self.asked.update(missing)
+        self.host.read(self._wants(numbers), P.GUEST, done)
 
-    def _read_ahead(self) -> None:
-        """Have what comes next; what the window has in it already is not asked for again."""
-        first = max(self._next, self._told)
-        self._told = self._next + self._window - 1
-        ahead = [
-            self.world.chunks[number]
-            for number in self.chunk_nos[first : self._told]
-            if not self.states.can_happen(number, E.GUEST_READ)
-        ]
+    def _missing(self, numbers: Sequence[int]) -> list[int]:
+        cache, chunks = self.host.cache, self.world.chunks
+        return [number for number in numbers if chunks[number].cid not in cache]
+
+    def _read_ahead(self, numbers: range) -> None:
+        """Have what comes next."""
+        length = len(numbers) * CHUNK
+        start, stop = self._ahead.read(numbers.start * CHUNK, length, self.world.now)
+        last = min(-(-stop // CHUNK), len(self.world.chunks))
+        ahead = self._missing(range(start // CHUNK, last))
         if ahead:
-            self.host.read(ahead, P.SOON, lambda answer: None)
+            self.asked.update(ahead)
+            self.host.read(self._wants(ahead), P.SOON, lambda answer: None)
 
-    def _read(self, number: int, began_s: float) -> None:
-        self.states.apply(number, E.GUEST_READ)
-        self.waits_s.append(self.world.now - began_s)
-        self._done += 1
-        self.ended_s = self.world.now
-        self.world.later(self.host, self._think_s, self._step)
+    def _wants(self, numbers: Sequence[int]) -> list[want.Want]:
+        return [self.world.chunks[number] for number in numbers]
+
+    def _read(self, numbers: range) -> None:
+        if not (self.states.unmatched or self.states.under_way):
+            return
+        matched = self.states.matched
+        for number in numbers:
+            self.states.apply(number, E.DEMAND_ARRIVED)
+        if self.states.matched != matched:
+            self._prefetch()
 
     def _heard(self, heard: actions.Heard) -> None:
-        for oid in heard.here:
-            if oid in self._index:
-                self.prefetcher.advertised(self._index[oid])
+        if not self._is_on:
+            return
+        found = [self._index[oid] for oid in heard.here if oid in self._index]
+        for number in self._missing(found):
+            self.prefetcher.advertised(number)
         self._prefetch()
 
     def _let_go(self, cids: Sequence[ids.Cid]) -> None:
@@ -153,26 +208,42 @@ class Reader:
                 self.states.apply(self._number[cid], E.EVICTED)
 
     def _prefetch(self) -> None:
-        for number in self.prefetcher.take(self._at_once - self._ahead):
-            self._ahead += 1
+        for number in self.prefetcher.take(UNDER_WAY - self.states.under_way):
 
             def done(answer: actions.Complete, number: int = number) -> None:
-                self._ahead -= 1
                 is_here = answer.failure is None
                 self.prefetched += is_here
                 self.states.apply(number, E.PREFETCH_ARRIVED if is_here else E.PREFETCH_FAILED)
                 self.world.later(self.host, 0.0, self._prefetch)
 
-            self.host.read([self.world.chunks[number]], P.ADVERTISED, done)
+            self.asked.update(self._missing([number]))
+            self.host.read(self._wants([number]), P.ADVERTISED, done)
+
+
+def _requests(chunk_nos: Sequence[int], chunks: int) -> tuple[list[range], int]:
+    """Return what the kernel asks for, and how many of it a guest reads.
+
+    >>> _requests(range(4), 8)
+    ([range(0, 2), range(2, 4), range(4, 6)], 2)
+    >>> _requests([3, 1], 8)
+    ([range(3, 4), range(1, 2)], 2)
+    """
+    if not isinstance(chunk_nos, range):
+        return [range(number, number + 1) for number in chunk_nos], len(chunk_nos)
+    # The kernel asks for one more than the guest reads, which it cannot know.
+    stop = min(chunk_nos.stop + REQUEST_CHUNKS, chunks)
+    starts = range(chunk_nos.start, stop, REQUEST_CHUNKS)
+    requests = [range(at, min(at + REQUEST_CHUNKS, stop)) for at in starts]
+    return requests, -(-len(chunk_nos) // REQUEST_CHUNKS)
 
 
 def followers(world: transfer_world.World, rng: random.Random) -> list[Reader]:
     """Let each host have a guest whose chunks are fetched ahead, in some runs."""
     readers = []
     for host in world.hosts.values() if rng.random() < FOLLOWED else ():
-        numbers = list(range(len(world.chunks)))
+        numbers: Sequence[int] = range(len(world.chunks))
         if rng.random() < 0.3:
-            rng.shuffle(numbers)
+            numbers = rng.sample(numbers, len(numbers))
         limit, first = rng.choice((0, 4, 64, None)), rng.choice((None, 2, 8))
         readers.append(Reader(world, host, numbers, limit=limit, first=first))
         world.later(host, rng.random() * 2, readers[-1].start)

@@ -80,6 +80,8 @@ class World:
     :param chunks: of the image; a second one has every other chunk of it
     :param link_bytes_per_s: of each host and of the source; None: no time
     :param names: what hosts mean by the same chunk
+    :param table: of the first v-node table: ``vnodes`` of each host (40), ``location`` of each by
+        its number, and what else ``ring.Ring`` has
     """
 
     def __init__(
@@ -139,17 +141,18 @@ class World:
         without: Collection[ids.HostId] = (),
     ) -> ring.Ring:
         """Return a table with other weights, of all hosts but some."""
+        known = dict(more or {})
+        location, vnodes = known.pop("location", lambda n: ""), known.pop("vnodes", 40)
         hosts = tuple(
             ring.RingHost(
                 name,
                 f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}:7201",
-                40 if epoch == 1 else self.rng.choice((5, 40, 80)),
-                (more or {}).get("location", lambda n: "")(n),
+                vnodes if epoch == 1 else self.rng.choice((5, 40, 80)),
+                location(n),
             )
             for n, name in enumerate(self.names, 1)
             if name not in without
         )
-        known = {name: value for name, value in (more or {}).items() if name != "location"}
         return ring.Ring(epoch, hosts, **known)
 
     def add(self, name: ids.HostId, kind: type[Host] = Host, **settings: Any) -> Host:
