@@ -86,12 +86,17 @@ def run(say: harness.Say) -> harness.Result:
 
 
 def watch(
-    images: collective.Images, deed: Deed | None, midway: bool, is_lying: bool
+    images: collective.Images,
+    deed: Deed | None,
+    midway: bool,
+    is_lying: bool,
+    region_bytes: int = REGION_BYTES,
+    link_mbit: float = LINK_MBIT,
 ) -> dict[str, Any]:
     """Let the others read while the bad host is what it is; tell what they saw."""
-    cloud = collective.Cloud(HOSTS, LINK_MBIT, images, [range(HOSTS)], [BAD] if is_lying else [])
+    cloud = collective.Cloud(HOSTS, link_mbit, images, [range(HOSTS)], [BAD] if is_lying else [])
     readings = {
-        number: collective.Reading(((0, REGION_BYTES),)) for number in range(HOSTS) if number != BAD
+        number: collective.Reading(((0, region_bytes),)) for number in range(HOSTS) if number != BAD
     }
     # In clear text, in which the liar speaks: what it costs does not depend on how it got there.
     with cloud.running(security="insecure"), contextlib.ExitStack() as stack:
@@ -116,7 +121,7 @@ def watch(
         return {
             "took_s": took_s,
             "fault": fault,
-            "source_ratio": cloud.source_bytes() / REGION_BYTES,
+            "source_ratio": cloud.source_bytes() / region_bytes,
             "exchange": [status["exchange"] for status in statuses],
         }
 
@@ -154,7 +159,9 @@ def revive(cloud: collective.Cloud) -> None:
 
 def slow(cloud: collective.Cloud) -> None:
     """Give the host a much slower link."""
-    cloud.network.shape(cloud.network.hosts[BAD], LINK_MBIT / SLOW_DIVISOR)
+    link_mbit = cloud.network.link_mbit
+    assert link_mbit is not None
+    cloud.network.shape(cloud.network.hosts[BAD], link_mbit / SLOW_DIVISOR)
 
 
 def vanish(cloud: collective.Cloud) -> None:
