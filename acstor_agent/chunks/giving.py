@@ -39,8 +39,6 @@ _CODES = {
     Failure.BUSY: peer_wire.RefuseCode.BUSY,
 }
 PRIORITIES = {wired: priority_.Priority[wired.name] for wired in peer_wire.Priority}
-LOOK_S = 0.005
-"""What is read from this host's disk for a peer is looked for so often."""
 WARN_EVERY_S = 10.0
 """A host's refused requests are told in the log so often; their number is told, too."""
 
@@ -64,6 +62,7 @@ class Giving:
         self._warned = log_limit.LogLimit(WARN_EVERY_S)
         self._looking = looking.Looking(feed, core, nursery, learn, faults)
         self._reads: dict[answering.Answering, dict[int, trio.CancelScope]] = {}
+        self._idle: dict[answering.Answering, trio.Event] = {}  # set when none of its reads is left
         self.doing: dict[type, Callable[[Any], None]] = {
             actions.Reply: self._reply,
             actions.Watch: self._watch,
@@ -110,6 +109,7 @@ class Giving:
             for number in request_ids:
                 if (scope := reads.pop(number, None)) is not None:
                     scope.cancel()
+            self._tell_if_idle(connection)
         self._feed(self._core.peer_cancelled, connection, request_ids)
 
     def hurried(self, connection: answering.Answering, request_ids: Sequence[int]) -> None:
@@ -121,6 +121,7 @@ class Giving:
         self._looking.end(connection)
         for scope in self._reads.pop(connection, {}).values():
             scope.cancel()
+        self._tell_if_idle(connection)
         self._feed(self._core.peer_left, connection)
 
     # What the core says
@@ -173,6 +174,11 @@ class Giving:
             self._feed(self._core.could_not_read, connection, given.number)
         else:
             self._send(connection, [_answer(given, data)])
+        self._tell_if_idle(connection)
+
+    def _tell_if_idle(self, connection: answering.Answering) -> None:
+        if not self._reads.get(connection) and connection in self._idle:
+            self._idle.pop(connection).set()
 
     def _send(self, connection: answering.Answering, answers: list[answering.Answer]) -> None:
         given = [len(one.data) for one in answers if isinstance(one, peer_wire.Chunk)]
@@ -199,7 +205,7 @@ class Giving:
         try:
             await connection.delivered()
             while self._reads.get(connection):
-                await trio.sleep(LOOK_S)
+                await self._idle.setdefault(connection, trio.Event()).wait()
                 await connection.delivered()
         except Exception as error:  # others are to have its places
             self._faults.note("waiting until a peer has its answers", error)

@@ -6,6 +6,7 @@ import trio
 import trio.testing
 
 from acstor_agent import disk_io
+from acstor_agent.core.transfers import actions
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -121,6 +122,26 @@ async def test_reads_of_the_disk_end_with_their_connection(cloud):
         await peer.leave()
         assert disk.under_way == 0
     assert len(disk.asked) > 2 * ROUNDS
+
+
+@pytest.mark.parametrize("end", ["cancel", "leave"])
+async def test_answers_that_hang_on_the_disk_are_waited_for_without_looking(
+    cloud, autojump_clock, end
+):
+    disk, peer, some, looks = hung_disk(cloud), Peer(cloud), requests(range(4)), []
+
+    async def look():
+        looks.append(disk.under_way)
+        await trio.lowlevel.checkpoint()
+
+    peer.connection.delivered = look
+    await peer.ask(some)
+    peer.giving.doing[actions.Watch](actions.Watch([peer.connection]))
+    await trio.sleep(10)
+    before = list(looks)
+    await (peer.cancel(some) if end == "cancel" else peer.leave())
+    assert 0 < len(before) <= 2 and before[-1] > 0  # the core may have looked, too
+    assert len(looks) > len(before) and not disk.under_way
 
 
 @pytest.mark.parametrize(("wired", "klass"), [("PEER", "PEER"), ("LATER", "PREFETCH")])
