@@ -28,8 +28,10 @@ import functools
 import ipaddress
 import itertools
 import re
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Annotated
 
@@ -225,6 +227,7 @@ class Ring:
         self._spared = {h.host for h in self.hosts if 2 * h.vnodes * len(self.hosts) < owned}
         self._points = array.array("Q", [point for point, _ in points])
         self._owner_of_point = array.array("H", [number for _, number in points])
+        self._ends = _ends_of_runs(self._owner_of_point)
 
     def __contains__(self, host: ids.HostId) -> bool:
         return host in self._addresses
@@ -320,10 +323,25 @@ class Ring:
         return self._ids[self._owner_of_point[at if at < len(self._points) else 0]]
 
     def _walk(self, oid: ids.Oid) -> Iterator[int]:
-        """Return the host number of each point, once round the ring from ``oid``."""
+        """Yield the host number of each run of points, once round the ring from ``oid``."""
         start = bisect.bisect_left(self._points, oid)
-        owners = memoryview(self._owner_of_point)
-        return itertools.chain(owners[start:], owners[:start])
+        for at, end in (start, len(self._points)), (0, start):
+            while at < end:
+                yield self._owner_of_point[at]
+                at = self._ends[at]
+
+
+def _ends_of_runs(owners: Iterable[int]) -> Sequence[int]:
+    """Return for each point where the points of its host that lie side by side end.
+
+    >>> list(_ends_of_runs([0, 0, 1, 0]))
+    [2, 2, 3, 4]
+    """
+    ends = array.array("I")
+    for _, run in itertools.groupby(owners):
+        length = len(list(run))
+        ends.extend(itertools.repeat(len(ends) + length, length))
+    return ends
 
 
 def _check(hosts: tuple[RingHost, ...]) -> None:
