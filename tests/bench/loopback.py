@@ -10,6 +10,7 @@ import mmap
 import os
 import pathlib
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import ring
 from tests.bench import harness
+from tests.bench import plain_sockets
 from tests.lab import agents
 from tests.lab import local
 
@@ -30,6 +32,10 @@ GB = 1e9
 DEADLINE_S = 300.0
 """No reading takes longer: then agents are killed, and their guests see errors."""
 STORED_DEADLINE_S = 60.0
+TOUCHED = 3
+"""So many times an image's bytes are touched before it is read: what is received, what the kernel
+keeps of the disk, what the reader asks for."""
+_PIECE = bytes(geometry.MIB)
 Figures = dict[str, Any]
 
 
@@ -150,6 +156,7 @@ def cost(
 
     :raises harness.CannotRun: it could not be read, or not be stored
     """
+    touch_memory(reader.folder, TOUCHED * image_bytes)
     before = [harness.cpu_seconds(agent.pid) for agent in payers]
     began = time.perf_counter()
     with bounded([reader]):
@@ -165,6 +172,37 @@ def cost(
         "by_agent": by_agent,
         "gb_per_s": gigabytes / took_s,
     }
+
+
+def plainly(
+    folder: pathlib.Path, images: local.ImageFolder, image_id: ids.ImageId, givers: int = 1
+) -> Figures:
+    """Move, check and store an image by plain Python; return what that cost both ends.
+
+    :param folder: where it is stored for that time
+    """
+    path, image_map = images.path(image_id), images.map_of(image_id)
+    cids = [image_map.cid(number) for number in range(len(image_map))]
+    touch_memory(folder, TOUCHED * path.stat().st_size)
+    stored = folder / "stored"
+    cost = plain_sockets.move(path, stored, cids, givers)
+    stored.unlink()
+    return {
+        "cpu_s_per_gb": cost.cpu_s_per_gb,
+        "by_agent": cost.by_end,
+        "gb_per_s": cost.gb_per_s,
+    }
+
+
+def touch_memory(folder: pathlib.Path, length: int) -> None:
+    """Have the kernel keep so many bytes of a file, which goes again, in memory.
+
+    A virtual machine may tell its host which pages are free (free page reporting).  The first
+    touch of each then costs several us, up to 2.5 s/GB, and whoever touches it first would pay.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(0, length, len(_PIECE)):
+            file.write(_PIECE)
 
 
 def settle(agent: agents.Agent) -> None:

@@ -27,7 +27,6 @@ from acstor_common import ids
 from acstor_common import ring
 from tests.bench import harness
 from tests.bench import loopback
-from tests.bench import plain_sockets
 from tests.lab import agents
 from tests.lab import local
 
@@ -124,24 +123,14 @@ class Play:
                 with cloud.running("reader", life=f"-{turn}") as reader:
                     loopback.attach(reader, self._image_id)
                     found.append((self._security, self._by_agents(reader, givers)))
-                found.append((FLOOR, self._plainly(image_map)))
+                plain = loopback.plainly(self._folder, self._images, self._image_id, self._peers)
+                found.append((FLOOR, plain))
         return found
 
     def _by_agents(self, reader: agents.Agent, givers: Sequence[agents.Agent]) -> loopback.Figures:
         length = self._images.path(self._image_id).stat().st_size
         figures = loopback.cost(reader, self._image_id, length, [reader, *givers])
         return {**figures, "peers_share": loopback.peers_share(reader, length, PEERS_SHARE)}
-
-    def _plainly(self, image_map: chunk_map.ChunkMap) -> loopback.Figures:
-        cids = [image_map.cid(number) for number in range(len(image_map))]
-        stored = self._folder / "stored"
-        cost = plain_sockets.move(self._images.path(self._image_id), stored, cids, self._peers)
-        stored.unlink()
-        return {
-            "cpu_s_per_gb": cost.cpu_s_per_gb,
-            "by_agent": cost.by_end,
-            "gb_per_s": cost.gb_per_s,
-        }
 
 
 def shares(

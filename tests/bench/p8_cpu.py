@@ -5,8 +5,10 @@ Links are unshaped (loopback) and the reader goes through the image once in
 1 MiB reads.  The processor time is that of whole agents, supervisors included:
 of the one that reads for the cache, of both ends for the peer, where every
 chunk is fetched, checked and stored, in each of the modes of ``peer_security``.
-The same image read from a file source stands beside it.  The modes take turns,
-and the least of ROUNDS turns counts: what else runs can only add.
+The same image read from a file source stands beside it, and so does plain Python
+that moves, checks and stores the same bytes (:mod:`tests.bench.plain_sockets`), the
+least that this machine allows.  The modes take turns, and the least of ROUNDS turns
+counts: what else runs can only add.
 """
 
 import contextlib
@@ -31,6 +33,7 @@ ROUNDS = 6
 HOME_VNODES = 200
 """Beside one of the host that reads, which must be on the table to be answered."""
 MODES = ("insecure", "authenticated", "secure")
+FLOOR = "plain Python"
 MORE = {"authenticated": 0.5, "secure": 1.5}
 """What each mode may cost beside clear text, in CPU seconds per GB."""
 
@@ -51,6 +54,8 @@ def run(say: harness.Say) -> harness.Result:
         costs: dict[str, dict[str, Any]] = {}
         for turn, security in itertools.product(range(ROUNDS), MODES):
             played = play(folder / f"{security}-{turn}", images, image_id, security)
+            if security == MODES[0]:
+                played[FLOOR] = loopback.plainly(folder, images, image_id)
             for way, figures in played.items():
                 say(
                     f"{way}: {figures['cpu_s_per_gb']:.2f} CPU s/GB, {figures['gb_per_s']:.2f} GB/s"
