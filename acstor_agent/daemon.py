@@ -57,6 +57,7 @@ from acstor_agent.mount import openers
 from acstor_agent.mount import rescue
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_net
+from acstor_agent.process import loop_turns
 from acstor_agent.process import supervisor
 from acstor_agent.sources import build
 from acstor_common import chunk_map
@@ -90,7 +91,7 @@ class Agent:
         self._conf, self._promises = conf, promised
         self._nursery = nursery
         self._optional = optional.Optional(nursery)
-        self._started_s = time.monotonic()
+        self._started_s, self._turns = time.monotonic(), loop_turns.LoopTurns()
         self._host = settings.host_id(own.host)
         # Options that every chunk needs; to look one up costs as much as to hash some KiB.
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
@@ -372,6 +373,7 @@ class Agent:
             "cache": status.of_cache(self._cache),
             "shares": status.of_shares(self._sharing, self._promises),
             "disk_io": status.of_disk_io(self._io),
+            "event_loop": status.of_latency(self._turns.latency),
             "troubles": status.of_troubles(self._optional.troubles, self._source.places()),
             "sources": status.of_sources(self._source.places()),
             "guests": status.of_guests(self._waiting, self._disks.writes, self._rescue.ended),

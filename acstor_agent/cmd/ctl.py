@@ -303,6 +303,8 @@ def _status(status: dict[str, Any]) -> str:
         "Lost": ", ".join(name for name, image in status["images"].items() if image["lost_reads"])
         or "nothing",
         "Disk policy": _disk_io(status["disk_io"]),
+        "Worker's turns": f"{1000 * status['event_loop']['p99_s']:g} ms at most in 99 %, the "
+        f"longest {1000 * status['event_loop']['longest_s']:.1f} ms",
         "Peers left alone": ", ".join(
             f"{host} ({left_s:.0f} s more)" for host, left_s in exchange["quarantined"].items()
         )

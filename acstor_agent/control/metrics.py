@@ -42,6 +42,11 @@ class Collector(registry.Collector):
         yield from _of_boots(status["boot"])
         yield from _of_cache(status["cache"])
         yield from _of_disk_io(status["disk_io"])
+        turns = core.HistogramMetricFamily(
+            "acstor_event_loop_turn_seconds", "How long everything waits for the worker at most"
+        )
+        turns.add_metric([], *_buckets(status["event_loop"]))
+        yield turns
         yield from _of_guests(status["guests"])
         yield from _of_sources(status["sources"])
         yield from _of_waits({**status["images"], **status["disks"]})
@@ -61,12 +66,9 @@ class Collector(registry.Collector):
         for reason, times in status["nova"]["fallbacks"].items():
             fallbacks.add_metric([reason], times)
         yield fallbacks
-        yield core.GaugeMetricFamily(
-            "acstor_ring_epoch", "Epoch of the v-node table in force", status["ring"]["epoch"]
-        )
-        yield core.GaugeMetricFamily(
-            "acstor_ring_hosts", "Hosts of the v-node table in force", status["ring"]["hosts"]
-        )
+        for name, text in (("epoch", "Epoch"), ("hosts", "Hosts")):
+            text = f"{text} of the v-node table in force"
+            yield core.GaugeMetricFamily(f"acstor_ring_{name}", text, status["ring"][name])
         yield from _of_identity(status["identity"])
 
 

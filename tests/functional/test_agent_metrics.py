@@ -58,6 +58,9 @@ def test_endpoint_agrees_with_status(images, start, port):
     )
     endless = one(samples, "acstor_read_seconds_bucket", image=image_id, le="+Inf")
     assert endless == shown["latency"]["count"] > 0
+    turns = one(samples, "acstor_event_loop_turn_seconds_count")
+    assert turns >= status["event_loop"]["count"] > 100
+    assert 0 < status["event_loop"]["longest_s"] < status["uptime_s"]
     for name in ("source_bytes", "served_bytes", "served_chunks", "invalid_chunks", "fallbacks"):
         assert one(samples, f"acstor_{name}_total") == status["exchange"][name]
     for name in ("stored_bytes", "disk_bytes", "limit_bytes", "chunks"):

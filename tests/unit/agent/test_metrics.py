@@ -9,6 +9,7 @@ from prometheus_client import parser
 from acstor_agent import disk_io
 from acstor_agent.control import metrics
 from acstor_agent.control import status
+from acstor_agent.core import counters
 from acstor_agent.core.images import image_uses
 from acstor_agent.images import waiting
 from acstor_agent.peers import peer_net
@@ -35,6 +36,12 @@ WHOLE = {
 }
 
 
+TURN = "acstor_event_loop_turn_seconds"
+TURNS = counters.Latency()
+TURNS.add(0.002)
+TURNS.add(0.3)
+
+
 def exposed(picture):
     registry = prometheus_client.CollectorRegistry()
     registry.register(metrics.Collector(lambda: picture))
@@ -55,6 +62,7 @@ async def picture_of(host):
         "boot": status.of_boots(host.boots),
         "cache": status.of_cache(host.cache),
         "disk_io": status.of_disk_io(host.io),
+        "event_loop": status.of_latency(TURNS),
         "guests": status.of_guests(host.waiting, waiting.Waiting(), 4),
         "disks": {},
         "refused": {"gets": 5, "looks": 3, "connections": 2, "handshakes": 7},
@@ -91,6 +99,9 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
     assert families["acstor_ring_epoch"].samples[0].value == 7
     assert families["acstor_images_detached"].samples[0].value == 5
     assert families["acstor_purged_chunks"].samples[0].value == 6
+    turns = {one.labels.get("le", one.name): one.value for one in families[TURN].samples}
+    assert (turns["0.001"], turns["0.0025"], turns["+Inf"]) == (0, 1, 2)
+    assert turns[f"{TURN}_sum"] == pytest.approx(0.302)
     for name, value in (
         ("certificate_not_after_seconds", 1_800_000_000),
         ("signers", 2),
@@ -160,6 +171,7 @@ def test_agent_without_images_has_metrics_too():
     picture["refused"] = {"gets": 0, "connections": 0}
     picture["guests"] = {"waiting_reads": 0, "waiting_writes": 0, "refused": 0, "ended": 0}
     picture["disks"] = {}
+    picture["event_loop"] = status.of_latency(counters.Latency())
     picture["shares"] = None
     picture["identity"] = {"certificate_not_after_s": None, "signers": 0, "enrolment": None}
     picture["exchange"] = dict.fromkeys(
