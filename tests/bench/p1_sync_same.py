@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""P1, P1b, P1c: Sync-Same of Nicolae 2016 (4.3.1): all hosts read the same region at once.
+"""P1, P1b, P1c, P1d: Sync-Same of Nicolae 2016 (4.3.1): all hosts read the same region at once.
 
 Beside acstor, in the same run: acstor with no prefetch and with prefetch without
 a limit; every host reading from the source directly on demand; a broadcast of
 the whole image by BitTorrent, then reading; and a copy of the whole image to
 each host, then reading.  The two that take as many times longer as there are
 hosts play a smaller copy of the pattern (see :mod:`tests.bench.patterns`).
+
+P1d is the pattern where links are fast and the processor limits: four hosts, 1 Gbit/s.
 
 ACSTOR_BENCH_HOSTS=1,2,4,8,16,32 adds a series over the number of hosts, with
 links that two cores can fill; then the picture is that series.
@@ -31,6 +33,7 @@ REGION_BYTES = 32 * geometry.MIB
 IMAGE_BYTES = 40 * geometry.MIB
 BASELINE_DIVISOR = 8
 COMPLETION_TARGET = 1.15
+FAST_HOSTS, FAST_MBIT, FAST_BYTES = 4, 1000, 256 * geometry.MIB
 SERIES_VARIABLE = "ACSTOR_BENCH_HOSTS"
 SECURITY_VARIABLE = "ACSTOR_BENCH_SECURITY"
 SERIES_SUM_MBIT = 400
@@ -83,6 +86,29 @@ def run(say: harness.Say) -> harness.Result:
         values,
         {"ways": found, "series": sweep},
         lambda picture: draw(picture, found, sweep),
+    )
+
+
+@harness.benchmark(
+    "P1d",
+    title="Sync-Same where the processor limits, 4 hosts at 1 Gbit/s: completion over the limit",
+    target="<= 5",
+    unit="times",
+)
+def run_fast(say: harness.Say) -> harness.Result:
+    """Let four hosts read 256 MiB over fast links: on one ring, and each alone."""
+    full = patterns.sync_same(FAST_HOSTS, FAST_MBIT, FAST_BYTES, FAST_BYTES)
+    ways: dict[str, tuple[patterns.Way, patterns.Pattern]] = {
+        "acstor": (patterns.with_acstor, full),
+        "acstor, insecure": (functools.partial(patterns.with_acstor, security="insecure"), full),
+        "direct": (patterns.direct, full),
+    }
+    found = patterns.play(ways, say)
+    title = f"Sync-Same: {FAST_HOSTS} hosts, links {FAST_MBIT} Mbit/s"
+    return harness.Result(
+        {"P1d": found["acstor"]["completion"]},
+        {"ways": found},
+        lambda picture: pictures.compare(picture, title, found, 1.0),
     )
 
 

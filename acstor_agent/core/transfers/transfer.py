@@ -78,10 +78,11 @@ class Attempt:
     :param want: in which image's name it is asked for
     :ivar sent_s: when it left this host; None: it waits in a line here
     :ivar connection: on which it was sent, as whoever sent it knows that
+    :ivar batch: those that are looked at together when one of them may be late
     """
 
     __slots__ = (
-        *("at_s", "connection", "host", "is_late", "is_over"),
+        *("at_s", "batch", "connection", "host", "is_late", "is_over"),
         *("mode", "number", "priority", "sent_s", "track", "transfer", "want"),
     )
 
@@ -106,6 +107,18 @@ class Attempt:
         self.sent_s: float | None = None
         self.connection: Hashable = None
         self.is_late = self.is_over = False
+        self.batch: dict[Attempt, None] = {}
+
+    def watch(self, batch: dict["Attempt", None]) -> None:
+        """Have it looked at with others, and with no others any more."""
+        self.batch.pop(self, None)
+        batch[self] = None
+        self.batch = batch
+
+    def end(self) -> None:
+        """Note that it is over; nothing remembers it until its time would have been over."""
+        self.is_over = True
+        self.batch.pop(self, None)
 
 
 class Transfer:

@@ -177,11 +177,11 @@ class Answers:
             parts.book.took(kind, attempt.host, silent_s)
             self._judge(attempt.host, Failure.UNREACHABLE, "another one was faster")
 
-    def look_at(self, attempts: list[Attempt]) -> None:
+    def look_at(self, batch: dict[Attempt, None]) -> None:
         """See which attempts are late, and which have not been answered in time."""
         parts, now = self._parts, self._parts.now
         silent: dict[ids.HostId, list[Attempt]] = {}
-        for attempt in attempts:
+        for attempt in list(batch):
             if attempt.is_over:
                 continue
             is_late = parts.asking.is_late(attempt, now)
@@ -198,6 +198,6 @@ class Answers:
             self._judge(host, Failure.UNREACHABLE, "it does not answer")
             for attempt in unanswered:
                 self._failed(attempt, Failure.UNREACHABLE)
-        left = [a for a in attempts if not a.is_over and not (a.is_late and a.host is None)]
+        left = [a for a in batch if not (a.is_late and a.host is None)]
         if left:
             parts.asking.look_again(left, now)

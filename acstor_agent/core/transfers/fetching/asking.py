@@ -7,6 +7,7 @@ the line of this host is nobody else's fault.
 """
 
 from collections.abc import Hashable
+from collections.abc import Sequence
 
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import deadlines as deadlines_
@@ -43,7 +44,7 @@ class Asking:
     ) -> None:
         self._out, self._deadlines, self._book = out, deadlines, book
         self.timeout_s = timeout_s
-        self._new: list[Attempt] = []
+        self._new: dict[Attempt, None] = {}
 
     def ask(
         self,
@@ -60,7 +61,7 @@ class Asking:
         if not peer.asks:
             peer.heard_s = now  # from now on silence counts
         peer.asks[attempt.number] = attempt
-        self._new.append(attempt)
+        attempt.watch(self._new)
         if not peer.line and peer.under_bytes + want.length <= peer_book.CREDIT_BYTES:
             self._send(peer, attempt, now)
         else:
@@ -72,7 +73,7 @@ class Asking:
         """Return an attempt at the source, which is looked at as others are."""
         mode = peer_request.Mode.HOME
         attempt = Attempt(0, transfer, None, mode, transfer.want, Track.TRAVEL, now)
-        self._new.append(attempt)
+        attempt.watch(self._new)
         return attempt
 
     def _send(self, peer: peer_book.Peer, attempt: Attempt, now: float) -> None:
@@ -86,7 +87,7 @@ class Asking:
         if attempt.is_over or attempt.priority is before:
             return
         if attempt.priority <= PEER < before:
-            self._new.append(attempt)  # from now on it may be late
+            attempt.watch(self._new)  # from now on it may be late
         if attempt.host is None:
             return
         if attempt.sent_s is None:
@@ -113,7 +114,7 @@ class Asking:
         if attempt.is_over:
             return
         if attempt.host is None:
-            attempt.is_over = True
+            attempt.end()
             return
         if attempt.sent_s is not None:
             self._out.cancel(attempt.host, attempt.number)
@@ -136,12 +137,12 @@ class Asking:
         waiting = []
         while (attempt := peer.line.take()) is not None:
             del peer.asks[attempt.number]
-            attempt.is_over = True
+            attempt.end()
             waiting.append(attempt)
         return waiting
 
     def _end(self, peer: peer_book.Peer, attempt: Attempt, now: float) -> None:
-        attempt.is_over = True
+        attempt.end()
         del peer.asks[attempt.number]
         if attempt.sent_s is None:
             peer.line.remove(attempt.priority, attempt.want.image_id, attempt)
@@ -198,15 +199,18 @@ class Asking:
             is_raced = any(attempt.priority <= PEER for attempt in self._new)
             after_s = self._book.soonest_late_s if is_raced else self.timeout_s
             self._deadlines.put(now + after_s, deadlines_.Due.ATTEMPTS, self._new)
-            self._new = []
+            self._new = {}
 
-    def look_again(self, attempts: list[Attempt], now: float) -> None:
+    def look_again(self, attempts: Sequence[Attempt], now: float) -> None:
         """Have attempts looked at when the first of them may be late, or over."""
+        batch: dict[Attempt, None] = {}
+        for attempt in attempts:
+            attempt.watch(batch)
         soonest_s = min(map(self._look_s, attempts))
         if soonest_s == float("inf"):
             soonest_s = now + self.timeout_s
         at_s = max(soonest_s, now + LOOK_S)
-        self._deadlines.put(at_s, deadlines_.Due.ATTEMPTS, attempts)
+        self._deadlines.put(at_s, deadlines_.Due.ATTEMPTS, batch)
 
     def _look_s(self, attempt: Attempt) -> float:
         is_raced = attempt.priority <= PEER and not attempt.is_late

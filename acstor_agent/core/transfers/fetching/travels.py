@@ -235,7 +235,7 @@ class Travels:
         """Go on after the source, if the travel has come to it."""
         for attempt in transfer.attempts:
             if attempt.host is None:
-                attempt.is_over = True
+                attempt.end()
                 transfer.attempts.remove(attempt)
                 self._failed(transfer, failure)
                 return
