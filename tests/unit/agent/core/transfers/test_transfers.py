@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this host wants for itself: who is asked, in which order, and how it ends."""
 
+import gc
+
 import pytest
 
 from acstor_agent.core.exchange import neighbours
@@ -8,6 +10,7 @@ from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import failure
 from acstor_agent.core.transfers import peer_book
 from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import transfer
 from acstor_common import ids
 from acstor_common import peer_request
 from tests.fakes import one_machine
@@ -23,6 +26,11 @@ H1, H2, H3 = map(ids.HostId, ("h1", "h2", "h3"))
 @pytest.fixture
 def machine():
     return one_machine.Machine()
+
+
+def alive(kind):
+    gc.collect()
+    return sum(type(one) is kind for one in gc.get_objects())
 
 
 def want(machine, number, token="a guest", urgency=Priority.GUEST):
@@ -53,6 +61,19 @@ def test_batch_is_asked_of_each_home_in_one_action_and_answered_once(machine):
     assert done.token == "a guest" and done.failure is None
     assert done.chunks == [data_of(n) for n in numbers]
     assert not len(machine.core) and not machine.core.waiters
+
+
+def test_what_has_come_is_remembered_by_nothing_though_its_time_is_not_over(machine):
+    """Not by the deadlines either: at 1 GB/s there are 80,000 chunks in five seconds."""
+    numbers = [n for n in range(64) if machine.home_of(n) != "h1"]
+    machine.wanted([chunk(n) for n in numbers], Priority.GUEST, "a guest")
+    assert alive(transfer.Attempt) == alive(transfer.Transfer) == len(numbers)
+    for attempt in [a for ask in machine.got(actions.Ask) for a in ask.attempts]:
+        give(machine, attempt, attempt.want.offset // one_machine.CHUNK)
+    assert len(machine.completes()) == 1 and len(machine.core.parts.deadlines)
+    del attempt
+    machine.last = []
+    assert alive(transfer.Attempt) == alive(transfer.Transfer) == 0
 
 
 def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
