@@ -16,6 +16,7 @@ class Tables:
     """The two tables, for ``here``.
 
     :ivar near: the ring of the hosts of this host's group
+    :ivar home: returns the home of a content; None if the table is empty
     """
 
     def __init__(self, here: ids.HostId, table: ring.Ring, former: ring.Ring | None = None) -> None:
@@ -29,6 +30,7 @@ class Tables:
         """
         self.table, self.former = table, former
         self.near = table.group_of(self.here)
+        self.home = self.near.home_at
         self._former_near = former.group_of(self.here) if former is not None else None
         self._given_up: set[ids.HostId] = set()
 
@@ -54,13 +56,9 @@ class Tables:
         """Note that a host failed; if it has left the ring, it is not asked any more."""
         self._given_up.add(host)
 
-    def home(self, oid: ids.Oid) -> ids.HostId | None:
-        """Return the home of a content; None if the table is empty."""
-        return self.near.home_at(oid)
-
     def is_home(self, oid: ids.Oid) -> bool:
         """Say whether this host is the home."""
-        return self.near.home_at(oid) == self.here
+        return self.home(oid) == self.here
 
     def home_mode(self, host: ids.HostId, oid: ids.Oid) -> peer_request.Mode:
         """Return how a host is asked as the home: one that is new may not know that it is."""

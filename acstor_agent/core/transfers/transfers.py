@@ -260,11 +260,14 @@ class Transfers:
     @_event
     def stored(self, chunks: Iterable[actions.Arrived]) -> None:
         """Contents are in the cache."""
+        note, kept = self.rights.names.note, self.parts.kept
+        contents: list[tuple[ids.Oid, ids.HostId | None]] = []
         for chunk in chunks:
             want = chunk.want
-            self.parts.kept.pop(want.key, None)
-            self.rights.names.note(want.cid, want.oid)
-            self.parts.news.have(want.oid, chunk.giver, self.parts.now)
+            kept.pop(want.key, None)
+            note(want.cid, want.oid)
+            contents.append((want.oid, chunk.giver))
+        self.parts.news.have(contents, self.parts.now)
 
     @_event
     def not_stored(self, chunks: Iterable[actions.Arrived]) -> None:

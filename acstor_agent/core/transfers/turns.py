@@ -45,14 +45,15 @@ class Turns(Generic[T]):
     def __len__(self) -> int:
         return self.length
 
-    def put(self, priority: priority_.Priority, who: Hashable, what: T) -> None:
-        """Let something wait for its turn, if it does not yet."""
+    def put(self, priority: priority_.Priority, who: Hashable, what: T) -> int:
+        """Let something wait for its turn, if it does not yet; return how much of his does."""
         line = self._lines[priority]
         queue = line.get(who)
         if queue is None:
             queue = line[who] = {}
         self.length += what not in queue
         queue[what] = None
+        return len(queue)
 
     def remove(self, priority: priority_.Priority, who: Hashable, what: T) -> bool:
         """Let something wait no more; say whether it did."""
@@ -65,10 +66,6 @@ class Turns(Generic[T]):
         if not queue:
             del line[who]
         return True
-
-    def waiting(self, priority: priority_.Priority, who: Hashable) -> int:
-        """Return how much of one waits for a reason."""
-        return len(self._lines[priority].get(who, ()))
 
     def take(self, is_urgent: bool = False, without: Hashable = None) -> T | None:
         """Return what is next, if anything is.

@@ -40,11 +40,7 @@ class Answers:
     def gave(self, host: ids.HostId, chunks: Iterable[tuple[int, Bytes]]) -> None:
         """Take what a peer gave, by the numbers of attempts."""
         parts, now = self._parts, self._parts.now
-        given = [
-            (attempt, data)
-            for number, data in chunks
-            if (attempt := parts.asking.take(host, number, now)) is not None
-        ]
+        given = parts.asking.take(host, chunks, now)
         if not given:
             return  # nobody asked, or nobody waits any more
         took_s = parts.book.gave(host, [attempt for attempt, _ in given], now)
@@ -59,21 +55,17 @@ class Answers:
 
     def refused(self, host: ids.HostId, failed: Iterable[tuple[int, Failure]]) -> None:
         """Take what a peer does not give."""
-        now = self._parts.now
-        ends = [(self._parts.asking.take(host, number, now), why) for number, why in failed]
-        self.ended([(attempt, why) for attempt, why in ends if attempt is not None])
+        self.ended(self._parts.asking.take(host, failed, self._parts.now))
 
     def referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
         """Ask those whom a peer names, if it may name others."""
-        attempt = self._parts.asking.take(host, number, self._parts.now)
-        if attempt is None:
-            return
-        if not attempt.mode.may_refer:
-            self.ended([(attempt, Failure.INVALID)])
-            return
-        self._parts.book.succeeded(host, self._parts.now)
-        if attempt.track is Track.TRAVEL:  # a trial has shown enough with that
-            self._waiters.travels.referred(attempt, hosts)
+        for attempt, named in self._parts.asking.take(host, ((number, hosts),), self._parts.now):
+            if not attempt.mode.may_refer:
+                self.ended([(attempt, Failure.INVALID)])
+                return
+            self._parts.book.succeeded(host, self._parts.now)
+            if attempt.track is Track.TRAVEL:  # a trial has shown enough with that
+                self._waiters.travels.referred(attempt, named)
 
     def ended(self, ends: list[tuple[Attempt, Failure]]) -> None:
         """Judge a peer by the worst of what it did, and go on with each content."""

@@ -80,18 +80,23 @@ class Travels:
             self._think(transfer, is_source_first)
             self.next(transfer)
             return
-        parts, want = self._parts, transfer.want
-        home = parts.tables.home(want.oid)
-        if home is None or home == parts.tables.here:
-            home, mode = None, Mode.HOME
-        else:
+        parts, want = self._parts, transfer.names[0]
+        home, mode = parts.tables.home(want.oid), Mode.HOME
+        if home == parts.tables.here:
+            home = None
+        elif home is not None:
             mode = parts.tables.home_mode(home, want.oid)
-        if parts.holders.of(want.oid) or (home is not None and not parts.is_usable(home)):
-            self._think(transfer)
-            self.next(transfer)
-        else:  # nearly always: the other places are thought about when they are needed
+        holders = parts.holders.of(want.oid)
+        if holders and holders != [home]:
+            is_simple = False
+        else:
+            is_simple = home is None or parts.book.is_usable(home, parts.now)
+        if is_simple:  # nearly always: the other places are thought about when they are needed
             transfer.table, transfer.places = None, _NOWHERE
             self._go(transfer, home, mode, want)
+        else:
+            self._think(transfer)
+            self.next(transfer)
 
     def hurry(self, transfer: Transfer) -> None:
         """Go on for a more urgent reason: all may be asked now, not holders alone."""

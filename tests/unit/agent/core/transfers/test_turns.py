@@ -47,11 +47,10 @@ def test_who_wants_much_waits_behind_himself():
 
 def test_what_is_removed_has_no_turn_and_what_is_put_twice_has_one():
     line = turns.Turns()
-    for number in (1, 2, 3, 2):
-        line.put(P.SOON, "image", number)
+    assert [line.put(P.SOON, "image", number) for number in (1, 2, 3, 2)] == [1, 2, 3, 3]
     assert line.remove(P.SOON, "image", 1) and not line.remove(P.SOON, "image", 1)
     assert not line.remove(P.GUEST, "image", 2)
-    assert (len(line), line.waiting(P.SOON, "image"), line.waiting(P.SOON, "other")) == (2, 2, 0)
+    assert len(line) == 2 and line.put(P.SOON, "image", 3) == 2
     assert [line.take_of(P.SOON), line.take(), line.take()] == [2, 3, None]
 
 
