@@ -147,10 +147,12 @@ class Answers:
     # Both
 
     def _came(self, transfer: transfer_.Transfer, data: Bytes, winner: Attempt | None) -> None:
-        relay = (transfer.relay,) if transfer.relay is not None else ()
-        for attempt in (*transfer.attempts, *relay):
+        for attempt in transfer.attempts.copy():
             if attempt.is_late and attempt is not winner and attempt.host is not None:
                 self._overtaken(attempt)
+        relay = transfer.relay
+        if relay is not None and relay.is_late and relay is not winner:
+            self._overtaken(relay)
         self._waiters.came(transfer, data, winner)
 
     def _overtaken(self, attempt: Attempt) -> None:

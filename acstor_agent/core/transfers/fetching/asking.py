@@ -168,7 +168,9 @@ class Asking:
         self._send_more(peer, now)
 
     def _send_more(self, peer: peer_book.Peer, now: float) -> None:
-        while peer.line.length and (not peer.under_bytes or peer.under_bytes < peer_book.CREDIT_BYTES):
+        while peer.line.length:
+            if peer.under_bytes >= peer_book.CREDIT_BYTES:
+                return
             attempt = peer.line.take()
             assert attempt is not None
             self._send(peer, attempt, now)
