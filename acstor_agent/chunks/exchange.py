@@ -18,6 +18,7 @@ import operator
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -206,9 +207,19 @@ class Exchange:
 
     def want(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> want_.Want:
         """Return what to ask for to have a chunk of an image."""
-        cut = image_map.geometry
-        place = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
-        return self.want_at(image_map, *place, image_map.cid(chunk_no))
+        return self.wants(image_map, (chunk_no,))[0]
+
+    def wants(self, image_map: chunk_map.ChunkMap, numbers: Iterable[int]) -> list[want_.Want]:
+        """Return what to ask for to have chunks of an image."""
+        cut, image_id, keys = image_map.geometry, image_map.image_id, image_map.scope_keys
+        size, end, oid = cut.chunk_bytes, cut.size_bytes, self._names.oid
+        found: list[want_.Want] = []
+        for chunk_no in numbers:
+            cid, offset = image_map.cid(chunk_no), chunk_no * size
+            length = size if offset + size <= end else end - offset
+            name = oid(image_id, offset, cid)
+            found.append(want_.Want(cid, name, image_id, offset, length, keys))
+        return found
 
     def want_at(
         self, image_map: chunk_map.ChunkMap, offset: int, length: int, cid: ids.Cid
@@ -322,27 +333,24 @@ class Exchange:
     # What the core says
 
     def _store(self, store: actions.Store) -> None:
-        stored: list[actions.Arrived] = []
-        refused: list[actions.Arrived] = []
+        kept: dict[bool, list[actions.Arrived]] = {}
         for priority, chunks in itertools.groupby(store.chunks, _PRIORITY_OF):
             with disk_io.as_stream(STREAMS.get(priority, disk_io.OURS)):
                 for chunk in chunks:
-                    (stored if self._keep(chunk) else refused).append(chunk)
-        if stored:
-            self.feed(self.core.stored, stored)
-        if refused:
-            self.feed(self.core.not_stored, refused)
+                    kept.setdefault(self._keep(chunk), []).append(chunk)
+        for is_kept, some in kept.items():
+            self.feed(self.core.stored if is_kept else self.core.not_stored, some)
         if not self._is_full and not self._cache.has_room:
             self._is_full = True
             self._nursery.start_soon(self._wait_for_room)
 
     def _keep(self, chunk: actions.Arrived) -> bool:
-        want, (data, origin) = chunk.want, chunk.data
-        if chunk.is_own:
+        want, (data, origin), giver, _, is_kept, is_own, _ = chunk
+        if is_own:
             self.counters.fetched[want.image_id].add(origin, want.length)
-        if chunk.giver is None:
+        if giver is None:
             self.counters.source_bytes += want.length
-        keep = KeepClass.HOME if chunk.is_kept else KeepClass.BORROWED
+        keep = KeepClass.HOME if is_kept else KeepClass.BORROWED
         try:
             return self._cache.store(want.cid, data, keep)
         except Exception as error:  # as if there were no room: it is given to who waits for it
