@@ -14,7 +14,6 @@ import collections
 import itertools
 import logging
 import math
-import operator
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
@@ -54,7 +53,6 @@ Fetched = wish_.Fetched
 Failure = wish_.Failure
 Priority = wish_.Priority
 Origin = counters.Origin
-KeepClass = public_cache.KeepClass
 
 AHEAD = 64
 """Chunks that are fetched ahead at a time, for each reason: of the usual ones 4 MiB, which a link
@@ -71,7 +69,7 @@ STREAMS = {
     Priority.LATER: requests.Stream(requests.Klass.PREFETCH, "peers"),
 }
 """Whose the writes to the disk are that come of it, where nobody waited for the chunk."""
-_PRIORITY_OF = operator.attrgetter("priority")
+_KEEP = public_cache.KeepClass.BORROWED, public_cache.KeepClass.HOME
 
 
 Event = Callable[..., list[actions.Action]]
@@ -256,6 +254,7 @@ class Exchange:
         wish = wish_.Wish(wants, deadline_s, told, self._give_up)
         until_s, guest = self.clock() + deadline_s, disk_io.guest()
         if why := self.feed(self.core.wanted, wants, priority, wish, until_s, is_patient, guest):
+            self._give_up(wish)  # what has begun before the core failed waits for nobody
             wish.complete(actions.Complete(wish, [], Failure.UNREACHABLE, why))
         return wish
 
@@ -334,7 +333,7 @@ class Exchange:
 
     def _store(self, store: actions.Store) -> None:
         kept: dict[bool, list[actions.Arrived]] = {}
-        for priority, chunks in itertools.groupby(store.chunks, _PRIORITY_OF):
+        for priority, chunks in itertools.groupby(store.chunks, lambda chunk: chunk.priority):
             with disk_io.as_stream(STREAMS.get(priority, disk_io.OURS)):
                 for chunk in chunks:
                     kept.setdefault(self._keep(chunk), []).append(chunk)
@@ -350,7 +349,7 @@ class Exchange:
             self.counters.fetched[want.image_id].add(origin, want.length)
         if giver is None:
             self.counters.source_bytes += want.length
-        keep = KeepClass.HOME if is_kept else KeepClass.BORROWED
+        keep = _KEEP[is_kept]
         try:
             return self._cache.store(want.cid, data, keep)
         except Exception as error:  # as if there were no room: it is given to who waits for it

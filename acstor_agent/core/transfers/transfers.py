@@ -176,6 +176,7 @@ class Transfers:
         :param token: who is to be told; None: nobody
         :param is_patient: a guest waits as long as bytes may still come; other reasons never do
         :param opener: who of those that have an image open; they have turns at the source
+        :raises errors.LocalProtocolError: the reason has no lane
         """
         self.waiters.wanted(batch, priority, token, deadline_s, is_patient, opener)
 
@@ -186,6 +187,7 @@ class Transfers:
         """As ``wanted``, but each of the contents is a batch of its own, with its own token.
 
         :param priority: a reason that has a lane
+        :raises errors.LocalProtocolError: it has none
         """
         for token, want in wants:
             self.waiters.wanted((want,), priority, token, math.inf, is_patient=False)

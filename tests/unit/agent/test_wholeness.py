@@ -16,6 +16,7 @@ from acstor_agent.core.images import promise
 from acstor_agent.core.images import whole_pace
 from acstor_agent.images import booting
 from acstor_agent.images import filling
+from acstor_agent.images import pre_seed
 from acstor_agent.images import promises
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import wholeness
@@ -781,7 +782,7 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
 async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_it_is_counted(
     tmp_path, fast, monkeypatch
 ):
-    monkeypatch.setattr(filling, "LOOKS_IN_A_ROW", 1)
+    monkeypatch.setattr(pre_seed, "LOOKS_IN_A_ROW", 1)
     async with still(tmp_path) as keeper:
         image = await keeper.use()
         await image.read(0, len(DATA))

@@ -27,6 +27,7 @@ from acstor_agent.core.transfers.fetching import retries as retries_
 from acstor_agent.core.transfers.fetching import searches as searches_
 from acstor_agent.core.transfers.fetching import through as through_
 from acstor_agent.core.transfers.fetching import travels as travels_
+from acstor_common import errors
 
 Failure = failure_.Failure
 Priority = priority_.Priority
@@ -74,8 +75,14 @@ class Waiters:
         is_patient: bool,
         opener: Hashable = None,
     ) -> None:
-        """Have contents brought that are not in the cache."""
+        """Have contents brought that are not in the cache.
+
+        :raises errors.LocalProtocolError: a host of its own wants nothing for this reason: it has
+            no lane, so it would never be its turn
+        """
         parts, is_guest = self._parts, priority is GUEST
+        if not is_guest and priority not in lanes_.LANES:
+            raise errors.LocalProtocolError(f"{priority.name} is no reason of a host's own")
         waiter = Waiter(token, list(batch), is_patient and is_guest, deadline_s)
         if token is not None:
             self._waiters[token] = waiter
