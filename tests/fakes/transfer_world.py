@@ -361,10 +361,11 @@ def check_host(host: Host) -> None:
 
 
 def _check_turns(host: Host) -> None:
-    sources = host.core.parts.sources
-    waiting = [len(reads) for line in sources._openers.values() for reads in line.values()]
-    if sum(waiting) != len(sources._turns) or 0 in waiting:
-        raise Broken(f"{host.name}: {waiting} reads wait by opener, {len(sources._turns)} in all")
+    turns = host.core.parts.sources._turns
+    queues = [queue for line in turns._lines for queue in line.values()]
+    waiting = [len(reads) for queue in queues for reads in queue.values()]
+    if sum(waiting) != len(turns) or 0 in waiting or {} in queues:
+        raise Broken(f"{host.name}: {waiting} reads wait by opener, {len(turns)} in all")
 
 
 def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:

@@ -32,6 +32,7 @@ class Tables:
         self.near = table.group_of(self.here)
         self.home = self.near.home_at
         self._former_near = former.group_of(self.here) if former is not None else None
+        self._outer = table.outer_group_of(self.here)
         self._given_up: set[ids.HostId] = set()
 
     @property
@@ -83,6 +84,8 @@ class Tables:
         self, oid: ids.Oid, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
         """Return whom this host asks, acting as the home, before the source."""
+        if self.former is None and self._outer is None and not is_moved:
+            return []  # nearly always
         found = homes.upstreams(self.table, self.former, self.here, oid, requester, is_moved)
         return [upstream.host for upstream in found]
 
