@@ -321,10 +321,13 @@ class Transfers:
         self.requests.could_not_read(connection, number)
 
     @_event
-    def delivered(self, connections: Iterable[Hashable]) -> None:
-        """All that was sent on connections has arrived."""
+    def delivered(self, connections: Iterable[Hashable], late_s: float = 0.0) -> None:
+        """All that was sent on connections has arrived.
+
+        :param late_s: how much later than it wanted to the shell has looked
+        """
         for connection in connections:
-            self.requests.delivered(connection)
+            self.requests.delivered(connection, late_s)
 
     # News, tables, time
 

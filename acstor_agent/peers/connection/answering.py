@@ -59,6 +59,9 @@ class Giver(Protocol):
     def hurried(self, connection: "Answering", request_ids: Sequence[int]) -> None:
         """Note that guests wait for these answers, of requests not answered yet, from now on."""
 
+    def drained(self, connection: "Answering") -> None:
+        """Note that the socket has taken answers that had to wait for it."""
+
     def ended(self, connection: "Answering") -> None:
         """Note that there will be nothing more on a connection, and that nothing can be sent."""
 
@@ -135,6 +138,10 @@ class Answering(base.Connection):
         held_bytes = self._answering_bytes + self.outbox_bytes
         held_bytes += MESSAGE_BYTES * (self._works + len(self._outbox) + len(self._run))
         self._charge(held_bytes)
+
+    def _drained(self) -> None:
+        """See :meth:`base.Connection._drained`."""
+        self._giver.drained(self)
 
     def _charge(self, held_bytes: int) -> None:
         if held_bytes != self._charged_bytes:

@@ -41,9 +41,6 @@ BULK_YIELDS_S = 0.05
 """How long bulk data lets demand data go first, each time."""
 NEARLY_BYTES = 16 * geometry.KIB
 """An answer of which so little has not arrived is out of the way of the next."""
-LOOK_FIRST_S, LOOK_LONGEST_S = 0.00025, 0.008
-"""How soon to look whether an answer has arrived: 64 KiB take 0.05 ms at 10 Gbit/s, 21 ms at 25
-Mbit/s."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,7 +155,6 @@ class Connection(abc.ABC):
         self._is_writing = False  # what is in the outbox is the writing task's
         self._has_outbox = trio.Event()
         self._has_changed = trio.Event()  # less is to be done or to be sent
-        self._has_sent = trio.Event()  # less is in the outbox
 
     @property
     @abc.abstractmethod
@@ -178,6 +174,9 @@ class Connection(abc.ABC):
 
     def _settle(self) -> None:  # noqa: B027  only where something is put off
         """Do what was put off while messages that came together were handled."""
+
+    def _drained(self) -> None:  # noqa: B027  likewise
+        """Note that the socket has taken what had to wait for it."""
 
     def _gather(self) -> None:  # noqa: B027  likewise
         """Post what has waited for its like; called by the writing task, each time it goes on."""
@@ -274,7 +273,6 @@ class Connection(abc.ABC):
     def close(self) -> None:
         """End the connection; nothing is sent on it from now on."""
         self.is_closed = True
-        self._has_sent.set()
         self._scope.cancel()
 
     async def _read(self, messages: list[peer_wire.Message] | None) -> None:
@@ -337,28 +335,20 @@ class Connection(abc.ABC):
                     self._gate.end()
             self._outbox_changed()
             self._has_changed.set()
-            self._has_sent.set()
-            self._has_sent = trio.Event()
+            if not self._outbox:
+                self._drained()
 
-    async def drained(self) -> None:
-        """Return when the socket has taken all that was posted, or the connection is closed."""
-        while self._outbox and not self.is_closed:
-            await self._has_sent.wait()
+    @property
+    def is_drained(self) -> bool:
+        """Say that the socket has taken all that was posted, or the connection is closed."""
+        return self.is_closed or not (self._outbox or self._run)
 
     @property
     def is_delivered(self) -> bool:
         """Say that nearly all that was posted has arrived, or the connection is closed."""
-        if self.is_closed or self._outbox or self._run:
+        if self.is_closed or not self.is_drained:
             return self.is_closed
         return self.link.undelivered_bytes <= NEARLY_BYTES
-
-    async def delivered(self) -> None:
-        """Return when :attr:`is_delivered` holds: the kernel tells nobody, so look at it."""
-        await self.drained()
-        wait_s = LOOK_FIRST_S
-        while not self.is_delivered:
-            await trio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LOOK_LONGEST_S)
 
     async def _wait_for_room(self, part: Part) -> None:
         self._is_full = True

@@ -269,16 +269,16 @@ class Requests:
                 self._bring(asker)
             self.uplink.unpark(asker.link.receiver)
 
-    def delivered(self, connection: Hashable) -> None:
-        """Note that all that was sent on a connection has arrived."""
+    def delivered(self, connection: Hashable, late_s: float) -> None:
+        """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
         if (link := self._links.get(connection)) is not None:
             link.given.clear()
-            self.uplink.delivered(link, self._parts.now)
+            self.uplink.delivered(link, self._parts.now, late_s)
             self._send_more()
 
-    def out_of_patience(self, what: tuple[asker_.Link, float]) -> None:
-        """Let others have the places of a connection that keeps them too long."""
-        self.uplink.out_of_patience(*what)
+    def out_of_patience(self, link: asker_.Link) -> None:
+        """Let others have the places of a connection if it keeps them too long."""
+        self.uplink.out_of_patience(link, self._parts.now)
         self._send_more()
 
     def _refuse(self, asker: Asker, failure: Failure, why: str = "") -> None:

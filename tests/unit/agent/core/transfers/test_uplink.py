@@ -80,6 +80,37 @@ def test_receiver_that_does_not_read_keeps_a_place_for_a_moment_only(machine):
     assert [reply.connection for reply in machine.got(actions.Reply)] == ["h3"]
 
 
+def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_for(machine):
+    places, deadlines = machine.core.requests.uplink.places, machine.core.parts.deadlines
+    machine.cache.update(chunk(n).cid for n in range(400))
+    before, answers = len(deadlines), 0
+    for n in range(100):
+        machine.ask_me("h2", machine.request(n, "h2", Mode.HELD_ONLY))
+        answers += len(machine.answers())
+        machine.wait(uplink.PATIENCE_S / 60)
+        machine.delivered(["h2"])
+    assert (places.count, answers) == (uplink.uplink_places.MANY, 100)
+    assert len(deadlines) <= before + 2  # one of its places, one of its requests
+    machine.ask_me("h2", machine.request(100, "h2", Mode.HELD_ONLY))
+    machine.wait(uplink.PATIENCE_S - 0.01)
+    assert places.count == uplink.uplink_places.MANY
+    machine.wait(0.02)
+    assert places.count == uplink.uplink_places.FEW
+
+
+def test_answer_is_not_late_because_it_was_looked_at_late(machine):
+    places = machine.core.requests.uplink.places
+    machine.cache.update(chunk(n).cid for n in range(9))
+    machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
+    machine.now += 0.1
+    machine.delivered(["h2"], 0.099)
+    assert places.count == uplink.uplink_places.MANY
+    machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
+    machine.now += 0.1
+    machine.delivered(["h2"], 0.05)
+    assert places.count == uplink.uplink_places.FEW
+
+
 def flood(machine, connection, host, count, first=0, **more):
     """Let a host ask for so many chunks that are here; return the bytes that it is given."""
     asked = [
