@@ -24,7 +24,6 @@ from collections.abc import Iterator
 
 import trio
 
-from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import peer_link
 from acstor_common import errors
 from acstor_common import geometry
@@ -217,26 +216,29 @@ class Connection(abc.ABC):
     def _send_nowait(self) -> None:
         """Send what can be sent now; a lost connection is noticed by the tasks that wait on it."""
         while self._outbox:
-            some = self._next_buffers()
             try:
-                sent = self.link.send_nowait(some)
+                sent = self.link.send_nowait(self._next_buffers())
             except OSError:
                 return
-            if not self._note_sent(some, sent):
+            if not sent or not self._note_sent(sent):
                 return
 
     def _next_buffers(self) -> list[peer_wire.Buffer]:
         return list(itertools.islice(self._outbox, peer_link.BUFFERS_PER_CALL))
 
-    def _note_sent(self, some: list[peer_wire.Buffer], sent: int) -> bool:
-        """Take what was sent of ``some`` out of the outbox; say whether that was all of it."""
+    def _note_sent(self, sent: int) -> bool:
+        """Take what was sent out of the outbox; say whether no buffer was sent in part."""
         self.outbox_bytes -= sent
         self._sent_bytes += sent
-        for _ in some:
-            self._outbox.popleft()
-        rest = buffers_.rest_of(some, sent)
-        self._outbox.extendleft(reversed(rest))
-        return not rest
+        outbox = self._outbox
+        while sent:
+            size = len(outbox[0])
+            if sent < size:
+                outbox[0] = memoryview(outbox[0])[sent:]
+                return False
+            outbox.popleft()
+            sent -= size
+        return True
 
     async def run(self, early: list[peer_wire.Message]) -> None:
         """Read and write until the connection ends; ``failure`` tells why, if not by itself.
@@ -281,11 +283,11 @@ class Connection(abc.ABC):
             self.last_progress = trio.current_time()
             with self._corked():
                 for part in self._parts(messages):
-                    if handled == PARTS_PER_TURN:
+                    if handled >= PARTS_PER_TURN:
                         handled = 0
                         self._uncork()
                         await trio.lowlevel.checkpoint()
-                    handled += 1
+                    handled += len(part.requests) if isinstance(part, peer_wire.Get) else 1
                     if not self._has_room(part):
                         self._uncork()
                         await self._wait_for_room(part)
@@ -324,8 +326,7 @@ class Connection(abc.ABC):
                 continue
             if self.klass is peer_wire.Klass.BULK:
                 await self._gate.wait()
-            some = self._next_buffers()
-            self._note_sent(some, await self.link.send_some(some))
+            self._note_sent(await self.link.send_some(self._next_buffers()))
             self.last_progress = trio.current_time()
             if self.klass is peer_wire.Klass.DEMAND:
                 self._gate.move()
