@@ -59,6 +59,7 @@ class Requests:
         self.receivers: dict[ids.HostId, asker_.Receiver] = {}
         self._links: dict[Hashable, asker_.Link] = {}
         self._is_looked_at = False
+        self._named: dict[ids.HostId, bool] = {}  # of hosts on the table in force
 
     def __len__(self) -> int:
         """Return how many requests wait, for anything."""
@@ -228,10 +229,11 @@ class Requests:
 
     def _is_named(self, host: ids.HostId) -> bool:
         """Say whether others may be sent to a host: near, on the table, neither bad nor spared."""
-        tables = self._parts.tables
-        if host not in tables.table or not tables.is_near(host) or tables.is_spared(host):
-            return False
-        return not self._parts.book.is_alone(host, self._parts.now)
+        is_named, tables = self._named.get(host), self._parts.tables
+        if is_named is None and host in tables.table:
+            is_named = tables.is_near(host) and not tables.is_spared(host)
+            self._named[host] = is_named
+        return bool(is_named) and not self._parts.book.is_alone(host, self._parts.now)
 
     def _is_referred(self, asker: Asker) -> bool:
         """Name hosts that can give a content sooner than this one, if there are any."""
@@ -352,6 +354,7 @@ class Requests:
 
     def follow_table(self) -> None:
         """Forget who is not to be asked by the table in force, and who does not ask any more."""
+        self._named = {}
         for host in self._parts.keys.known():
             if not self._is_named(host):
                 self._parts.keys.forget(host)
