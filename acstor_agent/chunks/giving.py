@@ -190,10 +190,11 @@ class Giving:
 
     def _send(self, connection: answering.Answering, answers: list[answering.Answer]) -> None:
         given = [len(one.data) for one in answers if isinstance(one, peer_wire.Chunk)]
-        self._counters.served_chunks += len(given)
-        self._counters.served_bytes += sum(given)
         if given:
-            self._moved.sent(connection.host, sum(given))
+            total = sum(given)
+            self._counters.served_chunks += len(given)
+            self._counters.served_bytes += total
+            self._moved.sent(connection.host, total)
         connection.reply(answers)
 
     def _warn(self, host: ids.HostId, request: want_.Request, why: str) -> None:

@@ -59,11 +59,11 @@ class Uplink:
     @property
     def is_busy(self) -> bool:
         """Say that who can had better ask somebody else."""
-        return len(self._turns) >= BUSY_QUEUE
+        return self._turns.length >= BUSY_QUEUE
 
     def has_place(self, receiver: Receiver) -> bool:
         """Say whether an answer may leave at once."""
-        is_free = not self._turns and self.used < self.places.count
+        is_free = not self._turns.length and self.used < self.places.count
         return is_free and receiver.undelivered < UNDELIVERED_BYTES
 
     def put(self, asker: Asker, now: float) -> None:
