@@ -85,10 +85,12 @@ class WriteBehind:
 
     def mark(self, slot: cache_slot.Slot) -> None:
         """Note that what the disk says of a slot is no longer so."""
-        if slot not in self._dirty:
-            self._dirty[slot] = disk_io.stream_of_later()
-            self._core.hold(slot)
-        self._work.set()
+        if slot in self._dirty:
+            return
+        if not self._dirty:
+            self._work.set()
+        self._dirty[slot] = disk_io.stream_of_later()
+        self._core.hold(slot)
 
     @property
     def has_room(self) -> bool:
@@ -162,11 +164,19 @@ class WriteBehind:
         unmade: dict[cache_slot.Slab, OSError],
         failed: dict[cache_slot.Slot, OSError],
     ) -> None:
+        """Let go of the slots, but of those that changed while the jobs were being done."""
         if failed:
             self._note_failures(jobs, unmade, failed)
-        for job in jobs:
-            if job.slot.slab not in unmade:
-                self._settle_job(job, failed.get(job.slot))
+        for slot, data, keep_class, was_gone in jobs:
+            if slot.slab in unmade:
+                continue
+            failure = failed.get(slot)
+            if failure is not None and data is not None:
+                self._core.drop(slot, is_place_bad=failure.errno == errno.EIO)
+            self._forget_data(slot)
+            has_changed = slot.is_gone is not was_gone or slot.keep_class is not keep_class
+            if failure is not None or not has_changed:
+                self._clean(slot)
         for slab, exc in unmade.items():
             self._lose_slab(slab, exc)
 
@@ -184,16 +194,6 @@ class WriteBehind:
             self._mends.met(exc)
         else:
             LOG.warning("%d chunks cannot be written: %s", len(failed), exc)
-
-    def _settle_job(self, job: slab_io.WriteJob, failure: OSError | None) -> None:
-        """Let go of the slot, unless it changed while the job was being done."""
-        slot = job.slot
-        if failure is not None and job.data is not None:
-            self._core.drop(slot, is_place_bad=failure.errno == errno.EIO)
-        has_changed = (slot.is_gone, slot.keep_class) != (job.is_gone, job.keep_class)
-        self._forget_data(slot)
-        if failure is not None or not has_changed:
-            self._clean(slot)
 
     def _forget_data(self, slot: cache_slot.Slot) -> None:
         if slot.data is not None:
