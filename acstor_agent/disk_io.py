@@ -76,12 +76,13 @@ def guest() -> str | None:
 
 @contextlib.contextmanager
 def as_work(work: turns.Asker) -> Iterator[None]:
-    """Let tasks that are started within the block do what ``work`` is for."""
-    former = _asker.set(work)
+    """Let tasks that are started within the block do what ``work`` is for, in its stream."""
+    before, former = _stream.set(work.stream), _asker.set(work)
     try:
         yield
     finally:
         _asker.reset(former)
+        _stream.reset(before)
 
 
 def stream_of_later() -> requests.Stream:
