@@ -311,7 +311,7 @@ class CoalesceSource(base.Wrapper):
     def _unreachable(
         self, blob: base.Blob, pieces: Sequence[base.Piece], why: str
     ) -> errors.SourceUnreachable:
-        length = sum(piece.length for piece in pieces)
+        length = sum([piece.length for piece in pieces])
         return errors.SourceUnreachable(blob.part(pieces[0].offset, length), self.where, why)
 
 
