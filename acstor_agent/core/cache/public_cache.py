@@ -107,7 +107,8 @@ class PublicCache:
         if cid in self.pins:
             group, actions = self._room_for_pinned(slot_bytes)
         else:
-            group, actions = self._room_in(slot_bytes, keep_class)
+            group = self._slabs.group(slot_bytes)
+            actions = [] if group.with_free else self._make_room(group, keep_class)
         slab = next(iter(group.with_free))
         slot_no = slab.free.pop()
         if not slab.free:
@@ -117,12 +118,6 @@ class PublicCache:
         self._list(slot)
         return Placement(slot, actions)
 
-    def _room_in(
-        self, slot_bytes: int, newcomer: int
-    ) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
-        group = self._slabs.group(slot_bytes)
-        return group, [] if group.with_free else self._make_room(group, newcomer)
-
     def _room_for_pinned(self, slot_bytes: int) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
         """Make room in a larger slot if there is none of the right size: each slab may be pinned.
 
@@ -130,8 +125,9 @@ class PublicCache:
         """
         larger = sorted(size for size in self._slabs.groups if size > slot_bytes)
         for size in (slot_bytes, *larger):
+            group = self._slabs.group(size)
             try:
-                return self._room_in(size, cache_slot.PINNED)
+                return group, [] if group.with_free else self._make_room(group, cache_slot.PINNED)
             except errors.CacheFull as e:
                 full = e
         group = self._slabs.group(slot_bytes)
