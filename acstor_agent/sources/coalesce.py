@@ -37,6 +37,7 @@ LOG = logging.getLogger(__name__)
 WAITING_LIMIT = 8192
 """Pieces that wait for a place: a guest has 512 at most, and so has a peer."""
 WARN_EVERY_S = 60.0
+_CLOSING = "the source is being closed"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -185,7 +186,8 @@ class CoalesceSource(base.Wrapper):
     async def aclose(self) -> None:
         """Stop the inner reads, tell those who wait, close the inner source."""
         for call in list(self._waiting):
-            self._fail(call, self._closed(call.blob, [one.piece for one in call.waiting.values()]))
+            pieces = [wanted.piece for wanted in call.waiting.values()]
+            self._fail(call, self._unreachable(call.blob, pieces, _CLOSING))
         for inner_read in self._running:
             inner_read.cancel()
         await self._inner.aclose()
@@ -291,22 +293,19 @@ class CoalesceSource(base.Wrapper):
 
     async def _perform(self, inner_read: _InnerRead, stream: requests.Stream) -> None:
         blob, pieces = inner_read.blob, inner_read.pieces
-        failure: Exception | None = None
+        failure, why = None, _CLOSING
         try:
             with inner_read.scope:
                 await self._inner.read_pieces(blob, pieces, inner_read.tell)
-                failure = self._unreachable(blob, pieces, "it told nothing of it")
+                why = "it told nothing of it"
         except Exception as error:  # whatever it is, it belongs to those who asked
             failure = error
         finally:
             self._running.remove(inner_read)
             self._turns.gave_back(stream)
             if left := inner_read.left():
-                failure = failure or self._closed(blob, pieces)
-                inner_read.tell([(number, failure) for number in left])
-
-    def _closed(self, blob: base.Blob, pieces: Sequence[base.Piece]) -> errors.SourceUnreachable:
-        return self._unreachable(blob, pieces, "the source is being closed")
+                outcome = failure or self._unreachable(blob, pieces, why)
+                inner_read.tell([(number, outcome) for number in left])
 
     def _unreachable(
         self, blob: base.Blob, pieces: Sequence[base.Piece], why: str

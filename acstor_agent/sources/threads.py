@@ -72,8 +72,11 @@ class Threads:
             raise
 
     async def enter(self, owner: object, of: Hashable) -> fence.Call:
-        """Wait for a free thread, and note that a call begins."""
-        await self._limiter.acquire_on_behalf_of(owner)
+        """Wait for a free thread, if none is, and note that a call begins."""
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(owner)
+        except trio.WouldBlock:
+            await self._limiter.acquire_on_behalf_of(owner)
         return self._fence.begin(of, self._clock())
 
     def exit(self, owner: object, call: fence.Call) -> None:
