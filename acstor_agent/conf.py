@@ -13,6 +13,7 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.conf
+from acstor_agent import variants
 from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import geometry
@@ -53,16 +54,6 @@ OPTS = [
         default=20 * 1024 * geometry.MIB,
         min=geometry.MIB,
         help="Upper bound of the public cache on disk, counted over the agent's own files only.",
-    ),
-    cfg.StrOpt(
-        "cache_policy",
-        default="lru",
-        choices=[
-            ("lru", "least recently used first"),
-            ("lfu", "least frequently used first"),
-            ("fifo", "oldest first"),
-        ],
-        help="Which chunk makes room for a new one, within its class (borrowed chunks go first).",
     ),
     cfg.StrOpt(
         "keep_images",
@@ -152,90 +143,21 @@ OPTS = [
         min=0,
         help="Memory that boot images may take while guests boot, all together; one takes some "
         "tens of MiB and serves all guests of its image. One that does not fit is not used. 0 "
-        "turns boot images off.",
+        "turns boot images off: none is used here, and what guests read when they boot is not "
+        "recorded. Otherwise numbers of chunks are, for three minutes at most, and sent to the "
+        "listener beside Glance, which makes boot images of them.",
     ),
-    cfg.BoolOpt(
-        "record_boots",
-        default=True,
-        help="Record what guests read of an image when they boot, so that a boot image can be made "
-        "of real boots. Only numbers of chunks are recorded and told, for three minutes at most.",
-    ),
-    cfg.IntOpt(
-        "read_ahead_limit_bytes",
-        default=8 * geometry.MIB,
-        min=0,
-        help="How far ahead of a sequential reader the agent fetches at most; 0 turns it off. "
-        "Beyond 384 KiB it is at most 1/90 of what the reader has read in order, and what all "
-        "readers of an image have left unread is at most 1/15 of what was read of it.",
-    ),
-    cfg.StrOpt(
-        "read_ahead_by",
-        default="order",
-        choices=[
-            ("order", "what follows a reader that reads in order"),
-            ("units", "all of the part of an image that is being read, in whatever order"),
-        ],
-        help="What is fetched before a guest asks for it. units takes 1 MB or 2 where reads are "
-        "dense, as vNavigator expects the next ones there: it may find more, and fetches up to "
-        "three times what guests read.",
-    ),
-    cfg.StrOpt(
-        "advertise_to",
-        default="ring",
-        choices=[
-            ("ring", "the hosts before and after this one in the order of the ring"),
-            ("nearest", "the nearest hosts by location"),
-            ("full", "every host: for small clouds"),
-            ("none", "nobody; what others advertise is not listened to either"),
-        ],
-        help="Whom this host tells which chunks it has. They may then ask it, and fetch ahead what "
-        "it has read.",
-    ),
-    cfg.IntOpt(
-        "unmatched_limit",
-        default=256,
-        min=-1,
-        help="Chunks of one image that may be fetched ahead because a neighbour advertised them "
-        "before a guest has read them; when their number is reached no more are fetched until "
-        "guests read some. 0 fetches nothing ahead, -1 sets no bound.",
-    ),
-    cfg.BoolOpt(
-        "race_slow_answers",
-        default=True,
-        help="Ask the next place as well when an answer takes several times what answers usually "
-        "take; at most 2 % of all fetches are made twice by this.",
-    ),
-    cfg.BoolOpt(
-        "follow_referrals",
-        default=True,
-        help="Let a host that has much to send name others that have the chunk, and ask them.",
-    ),
-    cfg.BoolOpt(
-        "content_exchange",
-        default=True,
-        help="Exchange by content: what images have in common, at whatever offset, has one home "
-        "and goes from any image to any other. If off, a chunk is an offset of an image, and "
-        "hosts exchange inside one image only. It must be the same on all hosts.",
-    ),
-    cfg.IntOpt(
-        "copies_limit",
-        default=16,
-        min=0,
-        help="When more hosts than this hold a chunk, its home tells the one that asked longest "
-        "ago to let it go first: of borrowed chunks, those that few hosts hold stay longest. 0 "
-        "turns it off.",
+    cfg.ListOpt(
+        "variants",
+        default=[],
+        item_type=types.String(choices=list(variants.MEANINGS.items())),
+        help="Ways of work other than the best ones that are known, for experiments that compare "
+        "them; a cloud that serves guests needs none. Guests read the same bytes with each.",
     ),
     cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",
         help="Address and port on which other agents reach this one.",
-    ),
-    cfg.FloatOpt(
-        "peer_timeout_s",
-        default=5.0,
-        min=0.05,
-        help="How long a peer that owes chunks may be silent before the next place is asked. A "
-        "peer that works on them shows that it lives; it has a third of read_deadline_s, or 10 s.",
     ),
     cfg.StrOpt(
         "peer_security",

@@ -107,7 +107,7 @@ class Agent:
             credentials=self._member.credentials(),
             ring_epoch=lambda: self._ring.ring.epoch,
             hosts_at=self._ring.hosts_at,
-            limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
+            limits=settings.peer_limits(),
         )
         self._source = build.build(own.sources, conf, nursery)
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
@@ -134,7 +134,7 @@ class Agent:
             net=self._peers,
             tables=exchange.Tables(self._ring.current, self._ring.former),
             learn=self._naming.learn,
-            may_refer=own.follow_referrals,
+            may_refer=settings.may_refer(own),
             heard=lambda heard: self._news.listened_to(heard),
             moved=asking.Moved(self._member.received, self._member.sent),
         )
@@ -383,7 +383,7 @@ class Agent:
         keys = self._named.keys(image_map)
         index = await trio.to_thread.run_sync(content_index.ContentIndex, keys)
         boots = self._boots.booting(image_map)
-        limit = settings.unmatched_limit(own.unmatched_limit)
+        limit = settings.unmatched_limit(own)
         ahead = prefetching.Prefetching(
             image_map, index, self._chunks, self._nursery, limit, boots.covers
         )

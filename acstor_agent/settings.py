@@ -14,17 +14,21 @@ from oslo_config import cfg
 
 from acstor_agent import disk_io
 from acstor_agent import identity_files
+from acstor_agent import variants
 from acstor_agent.chunks import exchange as exchange_
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.exchange import identity as identity_
 from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
 from acstor_agent.core.transfers import settings as settings_
 from acstor_agent.images import boot_recording
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
+from acstor_agent.variants import Variant
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import ring
 
@@ -48,6 +52,19 @@ PATIENCE_S = 30.0
 """How long a look-up waits for the chunk map of an image that nobody has open, where guests' reads
 wait without end; shorter than Nova's agent_timeout_s."""
 
+READ_AHEAD_LIMIT_BYTES = 8 * geometry.MIB
+"""How far ahead of a sequential reader to fetch at most: what 10 Gbit/s carry in 6 ms. Who has read
+less than 720 MiB in order is bound by his share of that before."""
+
+COPIES_LIMIT = 16
+"""Holders of a content that its home leaves alone. So many that no chunk is rare when some of them
+go, are busy or let it go unasked; in a full cache those that more hosts hold give way."""
+
+PEER_SILENCE_S = 5.0
+"""How long a peer may take for its Hello, or owe chunks and be silent, before the next place is
+asked. A peer that works on them says four times in this time that it lives, and a packet that was
+lost several times in a row has come."""
+
 SHARE_OF_PATIENCE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
 
@@ -70,8 +87,10 @@ def check(own: Options) -> None:
 
     What may work later, such as an address that is not there yet, is tried while guests are served.
 
-    :raises errors.Unusable: an address is none, or there is no such group
+    :raises errors.Unusable: an address is none, there is no such group, or variants exclude each
+        other
     """
+    variants.check(own.variants)
     for name in ("peer_listen", "metrics_listen"):
         if address := own[name]:
             try:
@@ -102,9 +121,11 @@ def disk_policy(chosen: str, folder: str) -> str:
 
 def read_ahead(own: Options) -> readahead.Predictor:
     """Return what says which part of an image to fetch before a guest asks for it."""
-    is_by_units = own.read_ahead_by == "units"
+    if Variant.NO_READ_AHEAD in own.variants:
+        return readahead.ReadAhead(0)
+    is_by_units = Variant.READ_AHEAD_BY_UNITS in own.variants
     make = unit_ahead.UnitAhead if is_by_units else readahead.ReadAhead
-    return make(own.read_ahead_limit_bytes)
+    return make(READ_AHEAD_LIMIT_BYTES)
 
 
 def whole_limits(own: Options) -> wholeness.Limits:
@@ -115,7 +136,7 @@ def whole_limits(own: Options) -> wholeness.Limits:
 
 def boot_limits(own: Options) -> boot_recording.Limits:
     """Return which boots are recorded, and for how long."""
-    longest_s = boot_recording.LONGEST_S if own.record_boots else 0.0
+    longest_s = boot_recording.LONGEST_S if own.boot_memory_limit_bytes else 0.0
     return boot_recording.Limits(longest_s, boot_recording.IDLE_S, boot_recording.BOOTS)
 
 
@@ -159,7 +180,7 @@ def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
 
 def naming(own: Options) -> identity_.Identity:
     """Return what hosts mean by the same chunk."""
-    return identity_.ByContent() if own.content_exchange else identity_.ByPlace()
+    return identity_.ByPlace() if Variant.BY_PLACE in own.variants else identity_.ByContent()
 
 
 def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
@@ -170,22 +191,46 @@ def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
     return settings_.Settings(
         timeout_s=patience_s(own) * SHARE_OF_PATIENCE,
         background_limit=exchange_.AHEAD,
-        copies_limit=own.copies_limit,
+        copies_limit=0 if Variant.NO_COPY_HINTS in own.variants else COPIES_LIMIT,
         lost_after_s=own.lost_after_s,
         has_others=has_others,
-        topology=topology(own.advertise_to),
-        may_race=own.race_slow_answers,
+        topology=topology(own),
+        may_race=Variant.NO_RACES not in own.variants,
     )
 
 
-def topology(name: str) -> neighbours.Topology | None:
+def topology(own: Options) -> neighbours.Topology | None:
     """Return whom to advertise to; None for nobody."""
-    return None if name == "none" else neighbours.Topology(name)
+    if Variant.NO_ADVERTISEMENTS in own.variants:
+        return None
+    if Variant.ADVERTISE_FULL in own.variants:
+        return neighbours.Topology.FULL
+    is_by_place = Variant.ADVERTISE_NEAREST in own.variants
+    return neighbours.Topology.NEAREST if is_by_place else neighbours.Topology.RING
 
 
-def unmatched_limit(chunks: int) -> int | None:
-    """Return how many chunks may be prefetched and unread; None for any number."""
-    return None if chunks < 0 else chunks
+def may_refer(own: Options) -> bool:
+    """Say whether busy hosts may name others to ask instead."""
+    return Variant.NO_REFERRALS not in own.variants
+
+
+def unmatched_limit(own: Options) -> int | None:
+    """Return how many chunks of an image may be prefetched and unread; None for any number."""
+    if Variant.NO_PREFETCH in own.variants:
+        return 0
+    return None if Variant.UNBOUNDED_PREFETCH in own.variants else prefetch.LIMIT
+
+
+def cache_policy(own: Options) -> str:
+    """Return which chunk makes room for a new one: the least recently used, unless said."""
+    if Variant.CACHE_LFU in own.variants:
+        return "lfu"
+    return "fifo" if Variant.CACHE_FIFO in own.variants else "lru"
+
+
+def peer_limits() -> peer_net.Limits:
+    """Return what bounds connections with peers."""
+    return peer_net.Limits(hello_s=PEER_SILENCE_S, silence_s=PEER_SILENCE_S)
 
 
 def peer_security(own: Options) -> peer_net.Security:

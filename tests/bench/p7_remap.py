@@ -56,7 +56,7 @@ COLLECTION_S = 2.0
 COLLECTIONS_BEFORE = 6
 DEADLINE_S = 120.0
 TARGET = 2.6
-HOMES_ONLY = {"advertise_to": "none", "follow_referrals": False, "race_slow_answers": False}
+HOMES_ONLY = {"variants": "no-advertisements,no-referrals,no-races"}
 WAYS: dict[str, tuple[dict[str, object], bool]] = {
     "homes only": (HOMES_ONLY, False),
     "homes only, remap": (HOMES_ONLY, True),
