@@ -14,7 +14,6 @@ from oslo_config import types
 
 import acstor_common.conf
 from acstor_agent import variants
-from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import geometry
 
@@ -157,7 +156,8 @@ OPTS = [
     cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",
-        help="Address and port on which other agents reach this one.",
+        help="Address and port (ip:port) on which other agents reach this one. The decision "
+        "service tells it them, so then it must be an address of this host, not 0.0.0.0.",
     ),
     cfg.StrOpt(
         "peer_security",
@@ -172,24 +172,12 @@ OPTS = [
         "Other than with insecure the agent does not start without a certificate.",
     ),
     cfg.StrOpt(
-        "peer_tls_ca",
-        help="PEM file of the authorities whose certificates are believed, one or several. Set all "
-        "three of peer_tls_ca, peer_tls_cert and peer_tls_key or none: then they are ca.pem, "
-        "cert.pem and key.pem in the folder identity of state_dir. Files that are replaced are "
-        "noticed, and no connection is lost.",
-    ),
-    cfg.StrOpt(
-        "peer_tls_cert",
-        help="PEM file of this host's certificate, of an Ed25519 key; its one DNS subjectAltName "
-        "is the option host.",
-    ),
-    cfg.StrOpt("peer_tls_key", help="PEM file of this host's private key."),
-    cfg.FloatOpt(
-        "peer_certificate_grace_s",
-        default=float(certificates.GRACE_S),
-        min=0.0,
-        help="How long after its end a host's certificate is taken nevertheless, so that hosts go "
-        "on while nobody can renew certificates.",
+        "identity_dir",
+        help="Folder with ca.pem (the authorities whose certificates are believed, one or "
+        "several), cert.pem (this host's certificate, of an Ed25519 key; its one DNS "
+        "subjectAltName is the option host) and key.pem. By default the folder identity of "
+        "state_dir; leave it so where the decision service gives certificates. Files that are "
+        "replaced are noticed, and no connection is lost.",
     ),
     cfg.StrOpt(
         "ring_file",
@@ -197,23 +185,10 @@ OPTS = [
         "without a table from the control socket) this host works alone, from its sources.",
     ),
     cfg.StrOpt(
-        "peer_address",
-        help="Address and port (ip:port) under which other hosts reach this agent, as the decision "
-        "service tells them. Without it peer_listen, which then must name an address.",
-    ),
-    cfg.StrOpt(
         "location",
         default="",
         help="Where this host stands, from the widest place to the narrowest, such as "
         "pod1/rack3, for the decision service. All hosts need as many levels.",
-    ),
-    cfg.FloatOpt(
-        "collection_s",
-        default=5.0,
-        min=0.1,
-        max=3600.0,
-        help="Time between two samples for the decision service; its option of the same name must "
-        "have this value. Samples are sent where [DEFAULT] transport_url names a message bus.",
     ),
     cfg.ListOpt(
         "traffic_interfaces",

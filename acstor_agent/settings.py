@@ -27,6 +27,7 @@ from acstor_agent.images import boot_recording
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
 from acstor_agent.variants import Variant
+from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -40,8 +41,8 @@ INSECURE = (
 )
 HOW_TO_GET_A_CERTIFICATE = (
     "Let this host enrol at the decision service, or put ca.pem, cert.pem and key.pem into the "
-    "folder identity of state_dir or where peer_tls_ca, peer_tls_cert and peer_tls_key say; where "
-    "nobody else is on the network, set peer_security = insecure"
+    "folder identity of state_dir or into identity_dir; where nobody else is on the network, set "
+    "peer_security = insecure"
 )
 MBIT_BYTES = 125_000
 MIRROR_GROUP = "kvm"
@@ -156,14 +157,14 @@ def reachable_at(own: Options) -> str:
 
     :raises errors.Unusable: they could not use it
     """
-    address: str = own.peer_address or own.peer_listen
+    address: str = own.peer_listen
     try:
         ip, _ = ring.parse_address(address)
     except ValueError as e:
-        raise errors.Unusable("[acstor_agent] peer_address", str(e)) from e
+        raise errors.Unusable("[acstor_agent] peer_listen", str(e)) from e
     if fault := ring.address_fault(ip):
         raise errors.Unusable(
-            "[acstor_agent] peer_address",
+            "[acstor_agent] peer_listen",
             f"the decision service cannot tell others to ask {address}: it is {fault}",
             "Set it to the address and port under which they reach this host",
         )
@@ -171,11 +172,9 @@ def reachable_at(own: Options) -> str:
 
 
 def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
-    """Return the files that prove who this host is: in the state folder, or where options say."""
-    usual = identity_files.files_in(pathlib.Path(own.state_dir) / "identity")
-    named = {"ca": own.peer_tls_ca, "certificate": own.peer_tls_cert, "key": own.peer_tls_key}
-    found = usual._replace(**{name: pathlib.Path(path) for name, path in named.items() if path})
-    return identity_files.IdentityFiles(here, found)
+    """Return the files that prove who this host is."""
+    folder = pathlib.Path(own.identity_dir or pathlib.Path(own.state_dir) / "identity")
+    return identity_files.IdentityFiles(here, identity_files.files_in(folder))
 
 
 def naming(own: Options) -> identity_.Identity:
@@ -261,7 +260,7 @@ def peer_credentials(
         if own.peer_security is not None:
             LOG.warning("[acstor_agent] peer_security = insecure: %s", INSECURE)
         return None
-    made = peer_net.Credentials(identity_, security, own.peer_certificate_grace_s)
+    made = peer_net.Credentials(identity_, security, certificates.GRACE_S)
     made.look()
     if not made.is_there and not may_come_later:
         files = ", ".join(str(path) for path in identity_.files[:3])

@@ -305,8 +305,7 @@ def test_agent_without_the_right_certificate_is_kept_out(tmp_path, images, image
             return {"security": "insecure" if fault == "clear text" else "authenticated"}
         for path, data in zip(identity_files.files_in(folder), found, strict=True):
             path.write_bytes(data)
-        tls = {f"peer_tls_{kind}": folder / f"{kind}.pem" for kind in ("ca", "cert", "key")}
-        return {"security": "secure", **tls}
+        return {"security": "secure", "identity_dir": folder}
 
     with hosts.cloud(tmp_path, images, ("h1", "h2"), each=each) as cloud:
         for agent in cloud.agents.values():

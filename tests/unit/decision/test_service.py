@@ -499,9 +499,8 @@ def test_a_certificate_that_the_service_did_not_issue_itself_is_not_enough(
     """The operator's own authority issues other certificates, too."""
     own = certificates.Authority.create("own", WALL_S, 10**8)
     (tmp_path / "ca.pem").write_bytes(own.certificate_pem)
-    (tmp_path / "ca.key").write_bytes(own.key_pem)
-    files = {"ca_cert_file": str(tmp_path / "ca.pem"), "ca_key_file": str(tmp_path / "ca.key")}
-    lone = Instance(configure(instance="one", **files), store)
+    (tmp_path / "ca.key.pem").write_bytes(own.key_pem)
+    lone = Instance(configure(instance="one", ca_dir=str(tmp_path)), store)
     key, h9 = certificates.new_key(), ids.HostId("h9")
     certificate = own.issue(certificates.request(h9, key), h9, WALL_S, 3600)
     lone.service.hear(sealed.seal(sample("h9", 1, 0, 0), signing.SAMPLE, key, certificate))
