@@ -113,7 +113,7 @@ OPTS = [
         "and a guest whose reads wait can be killed. Otherwise a read that cannot be answered in "
         "this time fails with EIO, so that QEMU's error policy can pause the guest. Bytes that are "
         "certainly nowhere are EIO before (lost_after_s). A look-up of an image that nobody has "
-        "open waits for its chunk map for this time, or for 30 s.",
+        "open waits for its chunk map for this time, 30 s at most.",
     ),
     cfg.FloatOpt(
         "lost_after_s",

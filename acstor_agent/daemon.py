@@ -147,7 +147,7 @@ class Agent:
             memory=boot_memory.BootMemory(
                 own.boot_memory_limit_bytes, boot_memory.IDLE_S, boot_memory.LONGEST_S
             ),
-            frame_patience_s=patience_s * settings.SHARE_OF_PATIENCE,
+            frame_patience_s=settings.place_timeout_s(own),
         )
         self._sharing = self._share_images() if own.keep_images == "cloud" else None
         self._news = news_.News(

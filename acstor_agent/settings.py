@@ -50,8 +50,8 @@ MIRROR_GROUP = "kvm"
 QEMU's user into it, and packages of nova-compute that of Nova."""
 
 PATIENCE_S = 30.0
-"""How long a look-up waits for the chunk map of an image that nobody has open, where guests' reads
-wait without end; shorter than Nova's agent_timeout_s."""
+"""How long a look-up waits for the chunk map of an image that nobody has open, at most; Nova waits
+45 s for the agent."""
 
 READ_AHEAD_LIMIT_BYTES = 8 * geometry.MIB
 """How far ahead of a sequential reader to fetch at most: what 10 Gbit/s carry in 6 ms. Who has read
@@ -80,7 +80,12 @@ def read_deadline_s(own: Options) -> float:
 
 def patience_s(own: Options) -> float:
     """Return how long those may wait who are told then that they cannot be served now."""
-    return float(own.read_deadline_s) or PATIENCE_S
+    return min(read_deadline_s(own), PATIENCE_S)
+
+
+def place_timeout_s(own: Options) -> float:
+    """Return how long one place may take for what a guest waits for."""
+    return (float(own.read_deadline_s) or PATIENCE_S) * SHARE_OF_PATIENCE
 
 
 def check(own: Options) -> None:
@@ -188,7 +193,7 @@ def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
     :param has_others: where there is no v-node table yet one is to come
     """
     return settings_.Settings(
-        timeout_s=patience_s(own) * SHARE_OF_PATIENCE,
+        timeout_s=place_timeout_s(own),
         background_limit=exchange_.AHEAD,
         copies_limit=0 if Variant.NO_COPY_HINTS in own.variants else COPIES_LIMIT,
         lost_after_s=own.lost_after_s,
