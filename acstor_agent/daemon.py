@@ -50,6 +50,7 @@ from acstor_agent.images import trace_spool
 from acstor_agent.images import unattached
 from acstor_agent.images import uses
 from acstor_agent.images import waiting
+from acstor_agent.images import whole_telling
 from acstor_agent.images import wholeness
 from acstor_agent.mount import fuse
 from acstor_agent.mount import fuse_connection
@@ -174,6 +175,7 @@ class Agent:
             self._images, look_for_open, self._disks.images, is_for_others=self._is_leased
         )
         self._whole = self._keep_whole(promised)
+        self._telling = self._whole.telling if self._whole else None
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
         self._recording = boot_recording.BootRecording(
             self._host,
@@ -228,7 +230,7 @@ class Agent:
             self._requests.hydrate,
             self._requests.wish,
             fetched,
-            functools.partial(wholeness.told, self._whole, self._uses),
+            functools.partial(whole_telling.told, self._telling, self._uses),
             self._uses.bases,
         )
         self._member.link(
@@ -246,8 +248,8 @@ class Agent:
             current_ring=self._ring.current,
             tell=self._chunks.tell,
             own=sharing.Own(
-                lambda: self._whole.used() if self._whole else [],
-                lambda image_id: self._whole.share_of(image_id) if self._whole else None,
+                lambda: self._telling.used() if self._telling else [],
+                lambda image_id: self._telling.share_of(image_id) if self._telling else None,
             ),
         )
 
