@@ -13,7 +13,7 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.conf
-from acstor_agent import variants
+from acstor_agent.core import variants
 from acstor_common import decision_api
 from acstor_common import geometry
 

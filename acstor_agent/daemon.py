@@ -28,7 +28,6 @@ from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
 from acstor_agent.control import optional
 from acstor_agent.control import status
-from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.exchange import content_index
 from acstor_agent.core.mount import inodes
 from acstor_agent.core.transfers import transfers
@@ -44,6 +43,7 @@ from acstor_agent.images import news as news_
 from acstor_agent.images import opened as opened_
 from acstor_agent.images import pre_seed
 from acstor_agent.images import prefetching
+from acstor_agent.images import promise_file
 from acstor_agent.images import promises
 from acstor_agent.images import sharing
 from acstor_agent.images import trace_spool
@@ -87,9 +87,8 @@ class Agent:
         rings: ring_keeper.RingKeeper,
     ) -> None:
         own = conf.acstor_agent
-        self._io = io
         self._conf, self._promises = conf, promised
-        self._nursery = nursery
+        self._io, self._nursery = io, nursery
         self._optional = optional.Optional(nursery)
         self._started_s = time.monotonic()
         self._host = settings.host_id(own.host)
@@ -145,9 +144,7 @@ class Agent:
             chunks=self._chunks,
             cache=cache,
             nursery=nursery,
-            memory=boot_memory.BootMemory(
-                own.boot_memory_limit_bytes, boot_memory.IDLE_S, boot_memory.LONGEST_S
-            ),
+            memory=settings.boot_memory_of(own),
             frame_patience_s=settings.place_timeout_s(own),
         )
         self._sharing = self._share_images() if own.keep_images == "cloud" else None
@@ -222,14 +219,13 @@ class Agent:
             change_policy=self._change_policy,
             switched_off=self._rescue.switched_off,
         )
-        fetched = self._chunks.counters.fetched.get
         self._tasks = image_tasks.ImageTasks(
             self._images,
             self._recording,
             self._requests.pre_seed,
             self._requests.hydrate,
             self._requests.wish,
-            fetched,
+            self._chunks.counters.fetched.get,
             functools.partial(whole_telling.told, self._telling, self._uses),
             self._uses.bases,
         )
@@ -264,7 +260,7 @@ class Agent:
         own = self._conf.acstor_agent
         if own.keep_images == "none":
             return None
-        promised.tell = functools.partial(self._optional.tell, promises.FILE)
+        promised.tell = functools.partial(self._optional.tell, promise_file.FILE)
         return wholeness.Wholeness(
             self._images,
             self._uses,

@@ -14,8 +14,8 @@ from oslo_config import cfg
 
 from acstor_agent import disk_io
 from acstor_agent import identity_files
-from acstor_agent import variants
 from acstor_agent.chunks import exchange as exchange_
+from acstor_agent.core import variants
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.exchange import identity as identity_
 from acstor_agent.core.exchange import neighbours
@@ -23,10 +23,10 @@ from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
 from acstor_agent.core.transfers import settings as settings_
+from acstor_agent.core.variants import Variant
 from acstor_agent.images import boot_recording
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
-from acstor_agent.variants import Variant
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import geometry
@@ -138,6 +138,12 @@ def whole_limits(own: Options) -> wholeness.Limits:
     """Return what bounds how fast images become whole, and when."""
     bytes_s = own.whole_limit_mbit * MBIT_BYTES or math.inf
     return wholeness.Limits(bytes_s, boot_memory.IDLE_S, boot_memory.LONGEST_S)
+
+
+def boot_memory_of(own: Options) -> boot_memory.BootMemory:
+    """Return what holds boot images while guests boot."""
+    limit_bytes: int = own.boot_memory_limit_bytes
+    return boot_memory.BootMemory(limit_bytes, boot_memory.IDLE_S, boot_memory.LONGEST_S)
 
 
 def boot_limits(own: Options) -> boot_recording.Limits:

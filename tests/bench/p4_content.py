@@ -22,7 +22,7 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_agent import variants
+from acstor_agent.core import variants
 from acstor_common import geometry
 from tests.bench import collective
 from tests.bench import harness

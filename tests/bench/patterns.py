@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent import variants
+from acstor_agent.core import variants
 from acstor_common import geometry
 from tests.bench import broadcast
 from tests.bench import collective

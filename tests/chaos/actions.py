@@ -16,7 +16,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Protocol
 
-from acstor_agent import variants
+from acstor_agent.core import variants
 from acstor_common import errors
 from tests.chaos import chaos_hosts
 from tests.chaos import guests

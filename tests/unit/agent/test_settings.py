@@ -6,12 +6,12 @@ import types
 import pytest
 
 from acstor_agent import settings
-from acstor_agent import variants
+from acstor_agent.core import variants
 from acstor_agent.core.exchange import identity
 from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
-from acstor_agent.variants import Variant
+from acstor_agent.core.variants import Variant
 from acstor_common import errors
 
 

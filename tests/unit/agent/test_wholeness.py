@@ -13,10 +13,11 @@ from acstor_agent.control import control_requests
 from acstor_agent.core.cloud import links
 from acstor_agent.core.images import image_uses
 from acstor_agent.core.images import promise
+from acstor_agent.core.images import room
 from acstor_agent.core.images import whole_pace
 from acstor_agent.images import booting
 from acstor_agent.images import filling
-from acstor_agent.images import promises
+from acstor_agent.images import promise_file
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import whole_telling
 from acstor_agent.images import wholeness
@@ -438,7 +439,7 @@ async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
 
 
 async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(keeper, monkeypatch):
-    def slow(path, raw, write=promises._write):
+    def slow(path, raw, write=promise_file._write):
         time.sleep(1.0)  # three slices
         write(path, raw)
 
@@ -446,7 +447,7 @@ async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(k
     keeper.is_waiting = True  # fetchers look all the time whether they may go on
     await keeper.use()
     left_bytes = (await keeper.wait("filling"))["left_bytes"]
-    monkeypatch.setattr(promises, "_write", slow)
+    monkeypatch.setattr(promise_file, "_write", slow)
     await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=600.0)
     shown = keeper.whole.telling.of(IMAGE)
     assert left_bytes - 8 * CHUNK <= shown["left_bytes"] <= left_bytes
@@ -714,9 +715,9 @@ async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, fast, mo
         await keeper.wait("whole", IMAGE)
         await keeper.use(OTHER)
         await keeper.wait("no room", OTHER)
-        looked, slots_of = [], promises.slots_of
+        looked, slots_of = [], room.slots_of
         monkeypatch.setattr(
-            promises, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
+            room, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
         )
         await trio.sleep(5 * wholeness.RECOUNT_S)
         assert not looked
