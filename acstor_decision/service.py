@@ -264,7 +264,7 @@ class Service:
             for host, sample in self._fresh.items()
             if ids.HostId(host) in self.members
         }
-        self._store.note_samples(rows, TRAFFIC_KEPT_S)
+        self._store.note_samples(rows)
         self._store.forget_traffic(self._wall() - TRAFFIC_KEPT_S)
         if self._clock() >= self._forgets_s:
             self._store.forget_images_of_silent(self._wall() - held_images.KEPT_S)

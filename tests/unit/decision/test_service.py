@@ -625,7 +625,7 @@ def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, stor
     cloud.collect(2)
     held = {IMAGE: decision_api.HeldImage(size_bytes=5)}
     gone = sample("h9", 1, 0.0, 0)
-    store.note_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)}, 0)
+    store.note_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)})
     cloud.collect(2)
     assert [row.host for row in store.image_hosts(IMAGE, 0)] == ["h9"]
     lone.now_s += held_images.KEPT_S + service.FORGET_EVERY_S
