@@ -98,3 +98,13 @@ def test_variants_that_exclude_each_other_are_refused(both):
     variants.check([both[0], "no-races"])
     with pytest.raises(errors.Unusable, match=f"variants: {both[0]} and {both[1]} exclude"):
         variants.check(both)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "patience_s", "place_s"),
+    [(0.0, 30.0, 10.0), (3.0, 3.0, 1.0), (90.0, 30.0, 30.0)],
+)
+def test_look_ups_end_before_nova_gives_the_agent_up(deadline_s, patience_s, place_s):
+    options = types.SimpleNamespace(read_deadline_s=deadline_s)
+    assert settings.patience_s(options) == patience_s
+    assert settings.place_timeout_s(options) == pytest.approx(place_s)
