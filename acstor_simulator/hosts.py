@@ -235,9 +235,9 @@ class Host:
         """Learn what images name that this host does not know: it knows all that there are."""
         numbers = [request.number for request in look_up.requests]
         nothing = [(number, ids.Content(ids.ZERO_CID)) for number in numbers]
-        self.call(self.look_up_ended, look_up.connection, nothing)
+        self.call(self.looked_up, look_up.connection, nothing)
 
-    def look_up_ended(self, connection: Hashable, found: list[tuple[int, Any]]) -> None:
+    def looked_up(self, connection: Hashable, found: list[tuple[int, Any]]) -> None:
         """Take what images name."""
         self.do(self.core.looked_up(self.world.now, connection, found))
 
@@ -276,6 +276,12 @@ class Host:
 
     def _delivered(self, connection: Hashable) -> None:
         self.do(self.core.delivered(self.world.now, [connection]))
+
+    def forget(self, host: ids.HostId) -> None:
+        """Forget what is on its way to a host: the connection has ended."""
+        for connection in [c for c in self._under if self.world.host_of(c) == host]:
+            del self._under[connection]
+            self._watched.discard(connection)
 
     def _say_alive(self, alive: actions.Alive) -> None:
         for connection in alive.connections:
@@ -318,7 +324,7 @@ class Host:
             match answer:
                 case actions.Given(number, _, data, _):
                     wanted = self.core.asked_of(host, number)
-                    if wanted is not None and data == self.world.content_of(wanted.cid):
+                    if wanted is not None and self._is_right(wanted, data):
                         good.append((number, data))
                     else:
                         refused.append((number, Failure.INVALID))
@@ -330,6 +336,9 @@ class Host:
             self.do(self.core.chunks_arrived(now, host, good))
         if refused:
             self.do(self.core.refused(now, host, refused))
+
+    def _is_right(self, wanted: want.Want, data: Any) -> bool:
+        return bool(data == self.world.content_of(wanted.cid))
 
     def take_table(self, table: Any, former: Any) -> None:
         """Put another table in force."""
