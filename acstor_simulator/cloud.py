@@ -52,6 +52,7 @@ class Host(hosts.Host):
     """
 
     world: "Cloud"
+    lag_s = 0.01
 
     def __init__(
         self,
@@ -61,9 +62,10 @@ class Host(hosts.Host):
         table: ring.Ring,
         settings: settings_.Settings,
         may_refer: bool,
+        urgency: priority.Priority,
     ) -> None:
         super().__init__(world, name)
-        self.number, self.may_refer = number, may_refer
+        self.number, self.may_refer, self._urgency = number, may_refer, urgency
         self.images: set[ids.ImageId] = set()
         self.waited: dict[ids.HostId | None, tuple[int, float]] = {}
         self._asked_s: dict[int, float] = {}
@@ -89,7 +91,7 @@ class Host(hosts.Host):
             assert answer.failure is None, answer.why
             self.call(done)
 
-        self.read((chunk,), priority.Priority.GUEST, answered)
+        self.read((chunk,), self._urgency, answered)
         return False
 
     def waited_for(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
@@ -157,9 +159,10 @@ class Cloud:
         table: ring.Ring,
         settings: settings_.Settings,
         may_refer: bool,
+        urgency: priority.Priority,
     ) -> Host:
         """Put the next host in its place."""
-        host = Host(self, name, len(self.hosts), table, settings, may_refer)
+        host = Host(self, name, len(self.hosts), table, settings, may_refer, urgency)
         self.hosts[name] = host
         return host
 

@@ -104,10 +104,12 @@ class Host:
     :ivar core: its machine, which who makes a host sets
     :ivar cache: bytes by CID
     :ivar may_refer: it may be referred
+    :ivar lag_s: so late its timers are, so that one does for many
     :ivar waiting: who is told when a batch is there, by its token
     """
 
     may_refer = True
+    lag_s = 0.0
     core: transfers.Transfers
 
     def __init__(self, world: Any, name: ids.HostId) -> None:
@@ -170,13 +172,13 @@ class Host:
             doing = self._doing.get(type(action))
             if doing is not None:  # else it is for the log
                 doing(action)
-        due_s = self.core.next_s
-        if due_s is not None and (self._tick_at is None or due_s < self._tick_at):
-            self._tick_at = due_s
-            self.world.later(self, max(0.0, due_s - self.world.now), self._tick, due_s)
+        next_s = self.core.next_s
+        if next_s is not None and (self._tick_at is None or next_s + self.lag_s < self._tick_at):
+            self._tick_at = at_s = next_s + self.lag_s
+            self.world.later(self, max(0.0, at_s - self.world.now), self._tick, at_s)
 
-    def _tick(self, due_s: float) -> None:
-        if self._tick_at == due_s:
+    def _tick(self, at_s: float) -> None:
+        if self._tick_at == at_s:
             self._tick_at = None
             self.do(self.core.tick(self.world.now))
 

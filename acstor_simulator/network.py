@@ -38,21 +38,25 @@ class Agenda:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
+        self._is_over = False
 
     def after(self, after_s: float, call: Callable[..., None], *what: Any) -> None:
         """Call something so many seconds from now."""
         self._count += 1
         heapq.heappush(self._heap, (self.now + after_s, self._count, call, what))
 
-    def run(self, until_s: float, is_done: Callable[[], bool] = lambda: False) -> None:
-        """Let things happen until it is ``until_s``, or nothing is left to do, or all is done."""
-        heap = self._heap
-        while heap and heap[0][0] <= until_s:
+    def run(self, until_s: float) -> None:
+        """Let things happen until it is ``until_s``, or one of them is a :meth:`stop`."""
+        heap, self._is_over = self._heap, False
+        while heap and heap[0][0] <= until_s and not self._is_over:
             self.now, _, call, what = heapq.heappop(heap)
             call(*what)
-            if is_done():
-                return
-        self.now = max(self.now, until_s)
+        if not self._is_over:
+            self.now = until_s
+
+    def stop(self) -> None:
+        """Let nothing more happen."""
+        self._is_over = True
 
 
 @dataclasses.dataclass(slots=True)

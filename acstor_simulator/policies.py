@@ -3,23 +3,25 @@
 
 ``none`` keeps nothing and reads the storage each time.  All others are the product's own exchange
 (``acstor_agent.core.transfers``), and differ in its options and in the ring that they are given:
-``local`` has none, so each host reads the storage for itself; ``collaborative`` has one of equal
-hosts for each pod, whatever the traffic, and what the papers' exchange has: no referrals, nothing
-advertised, no races; ``acstor`` has the options that agents have by default, and the ring that the
-decision service's cores make of the traffic (``acstor-switches``: of the load of switches too).
+
+* ``local`` has none, so each host reads the storage for itself;
+* ``collaborative`` has one of equal hosts for each pod, whatever the traffic, and no more than the
+  papers' exchange: no referrals, nothing advertised, no races, no guest who is better off at the
+  storage;
+* ``acstor`` has the options that agents have by default, and the ring that the decision service's
+  cores make of the traffic (``acstor-switches``: of the load of switches too).
 """
 
 from typing import NamedTuple
 
 from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers import settings as settings_
 from acstor_common import ring
 from acstor_simulator import cloud
 from acstor_simulator import rings
 
-AGENT = settings_.Settings(
-    timeout_s=5.0, copies_limit=16, lost_after_s=900.0, topology=neighbours.Topology.RING
-)
+AGENT = settings_.Settings(copies_limit=16, lost_after_s=900.0, topology=neighbours.Topology.RING)
 """What agents have by default."""
 PLAIN = AGENT._replace(copies_limit=0, topology=None, may_race=False)
 
@@ -27,6 +29,8 @@ PLAIN = AGENT._replace(copies_limit=0, topology=None, may_race=False)
 class Policy(NamedTuple):
     """What differs from one policy to the other.
 
+    :param urgency: of guests' reads; what nobody seems to wait for yet is asked of one place after
+        the other, and no host is judged by it
     :param keeps: hosts keep what they read
     :param exchanges: they ask each other
     :param follows_traffic: the decision service makes the ring
@@ -35,6 +39,7 @@ class Policy(NamedTuple):
 
     settings: settings_.Settings = PLAIN
     may_refer: bool = False
+    urgency: priority.Priority = priority.Priority.SOON
     keeps: bool = True
     exchanges: bool = True
     follows_traffic: bool = False
@@ -50,10 +55,10 @@ class Policy(NamedTuple):
         """Put all hosts in their places."""
         first = table.ring if self.exchanges else ring.Ring(0, ())
         for name in table.hosts:
-            world.add(name, first, self.settings, self.may_refer)
+            world.add(name, first, self.settings, self.may_refer, self.urgency)
 
 
-_ACSTOR = Policy(AGENT, may_refer=True, follows_traffic=True)
+_ACSTOR = Policy(AGENT, may_refer=True, urgency=priority.Priority.GUEST, follows_traffic=True)
 POLICIES = {
     "none": Policy(keeps=False, exchanges=False),
     "local": Policy(exchanges=False),

@@ -182,7 +182,7 @@ class _Run:
         self._world.agenda.after(COLLECTION_S, self._collect)
 
     def result(self) -> Result:
-        self._world.agenda.run(LONGEST_S, lambda: len(self._booted_s) == self._guests)
+        self._world.agenda.run(LONGEST_S)
         return Result(
             self._name,
             self._booted_s,
@@ -197,6 +197,8 @@ class _Run:
     def _note(self, booted_s: float) -> None:
         self._booted_s.append(booted_s)
         self._progress(len(self._booted_s))
+        if len(self._booted_s) == self._guests:
+            self._world.agenda.stop()
 
     def _others_s(self, host: int) -> float:
         return sum(link.others for link in self._nic(host))
