@@ -190,13 +190,15 @@ class Cloud:
         return ids.HostId(connection[0])
 
     def is_there(self, name: ids.HostId) -> bool:
-        """Say whether a host can be reached: all can."""
+        """Say whether a host can be reached."""
         return name in self.hosts
 
     def send(
         self, sender: Host, to: ids.HostId, message: Any, size_bytes: int, urgency: int
     ) -> bool:
         """Send something without chunks: it waits in no queue, and takes no room on links."""
+        if not self.is_there(to):
+            return False
         connection = self.connection(sender.name, to)
         self.agenda.after(MESSAGE_S, self.hosts[to].receive, sender.name, connection, message)
         return True

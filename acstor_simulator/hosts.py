@@ -29,6 +29,8 @@ proof_of = functools.lru_cache(maxsize=1 << 16)(peer_request.proof_of)
 
 MESSAGE_BYTES, REQUEST_BYTES = 80, 60
 """What a message takes on the wire, with the headers below it, and each request in it."""
+_FOR_OTHERS = actions.HurryRead, actions.CancelRead, actions.Told, actions.LeftAlone
+"""For the log, and for a source that reads some chunks before others."""
 
 
 class Asks(NamedTuple):
@@ -99,7 +101,7 @@ class World(Protocol):
 
 
 class Host:
-    """An honest host.
+    """An honest host, all of whose peers keep to the protocol, and which knows all images.
 
     :ivar core: its machine, which who makes a host sets
     :ivar cache: bytes by CID
@@ -128,8 +130,7 @@ class Host:
             actions.Alive: self._say_alive,
             actions.Tell: self._tell,
             actions.Heard: self._heard,
-            actions.LookUp: self._look_up,
-            actions.Drop: self._drop,
+            **dict.fromkeys(_FOR_OTHERS, lambda action: None),
         }
         self.begin()
 
@@ -169,9 +170,7 @@ class Host:
     def do(self, todo: list[actions.Action]) -> None:
         """Do it, and come back when something is due."""
         for action in todo:
-            doing = self._doing.get(type(action))
-            if doing is not None:  # else it is for the log
-                doing(action)
+            self._doing[type(action)](action)
         next_s = self.core.next_s
         if next_s is not None and (self._tick_at is None or next_s + self.lag_s < self._tick_at):
             self._tick_at = at_s = next_s + self.lag_s
@@ -233,16 +232,6 @@ class Host:
     def _heard(self, heard: actions.Heard) -> None:
         """Take it that others have something: nobody here wants to know."""
 
-    def _look_up(self, look_up: actions.LookUp) -> None:
-        """Learn what images name that this host does not know: it knows all that there are."""
-        numbers = [request.number for request in look_up.requests]
-        nothing = [(number, ids.Content(ids.ZERO_CID)) for number in numbers]
-        self.call(self.looked_up, look_up.connection, nothing)
-
-    def looked_up(self, connection: Hashable, found: list[tuple[int, Any]]) -> None:
-        """Take what images name."""
-        self.do(self.core.looked_up(self.world.now, connection, found))
-
     def _reply(self, reply: actions.Reply) -> None:
         connection, sent, size_bytes = reply.connection, [], MESSAGE_BYTES
         host = self.world.host_of(connection)
@@ -289,10 +278,6 @@ class Host:
         for connection in alive.connections:
             host = self.world.host_of(connection)
             self.world.send_on(connection, self, host, Alive(), MESSAGE_BYTES)
-
-    def _drop(self, drop: actions.Drop) -> None:
-        """End a connection whose opener broke the rules."""
-        raise AssertionError(f"{self.name}: {drop.why}")  # who is honest breaks none
 
     def send(
         self, host: ids.HostId, message: Any, size_bytes: int, urgency: int = Priority.GUEST

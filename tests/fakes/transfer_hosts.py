@@ -9,6 +9,7 @@ that it does not know.  Those that are not honest are in ``transfer_strangers``.
 
 import random
 from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class Host(hosts.Host):
 
     def __init__(self, world: Any, name: ids.HostId, **settings: Any) -> None:
         super().__init__(world, name)
+        self._doing |= {actions.LookUp: self._look_up, actions.Drop: self._drop}
         self.settings = settings
         self.lives = 0
         self.attached: set[ids.ImageId] | None = None
@@ -171,7 +173,10 @@ class Host(hosts.Host):
             for request in requests
         ]
         delay_s = world.source.delay_s * (1 if world.is_calm else world.rng.choice((1, 2000)))
-        world.later(self, delay_s, self.looked_up, look_up.connection, found)
+        world.later(self, delay_s, self._looked_up, look_up.connection, found)
+
+    def _looked_up(self, connection: Hashable, found: list[tuple[int, Any]]) -> None:
+        self.do(self.core.looked_up(self.world.now, connection, found))
 
     def _ask(self, ask: actions.Ask) -> None:
         self.world.watch.asks(self, ask)

@@ -33,7 +33,7 @@ def test_every_guest_boots_and_none_faster_than_it_thinks(policy: str) -> None:
 def test_storage_is_read_once_per_guest_host_or_chunk() -> None:
     read = {policy: run.simulate(SMALL, policy).storage_chunks for policy in run.POLICIES}
     different = len(
-        {step.cid for image in range(3) for step in traces.boot_trace(image, 120, 0.3, 1)}
+        {chunk.cid for image in range(3) for chunk in traces.boot_image(image, 120, 0.3, 1).chunks}
     )
     assert read["none"] == 24 * 120
     assert different < read["local"] <= 8 * different
