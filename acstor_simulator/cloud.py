@@ -23,6 +23,7 @@ from acstor_agent.core.transfers.giving import rights
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
+from acstor_simulator import ahead
 from acstor_simulator import hosts
 from acstor_simulator import network
 from acstor_simulator import topology
@@ -47,6 +48,7 @@ class Counts:
 class Host(hosts.Host):
     """One host, which notes how long its guests, or those of others, waited for whom.
 
+    :ivar images: that its guests have, and what is fetched ahead of them
     :ivar waited: chunks that came of late, and the seconds that they took, added up, by who gave
         them; None is the storage
     """
@@ -66,7 +68,7 @@ class Host(hosts.Host):
     ) -> None:
         super().__init__(world, name)
         self.number, self.may_refer, self._urgency = number, may_refer, urgency
-        self.images: set[ids.ImageId] = set()
+        self.images: dict[ids.ImageId, ahead.Ahead] = {}
         self.waited: dict[ids.HostId | None, tuple[int, float]] = {}
         self._asked_s: dict[int, float] = {}
         self.core = transfers.Transfers(
@@ -78,21 +80,37 @@ class Host(hosts.Host):
             settings=settings,
         )
 
+    def attach(self, image: traces.Image) -> None:
+        """Have a guest of an image."""
+        if image.image_id not in self.images:
+            self.images[image.image_id] = ahead.Ahead(self, image.chunks, self.cache)
+
     def have(self, chunk: want.Want, done: Callable[[], None]) -> bool:
         """Have a chunk for a guest.
 
         :param done: is called when it is there, unless it is now
         :return: it is there
         """
+        prefetching = self.images[chunk.image_id]
         if chunk.cid in self.cache:
+            prefetching.read(chunk)
             return True
+        prefetching.waited_for(chunk)
 
         def answered(answer: actions.Complete) -> None:
             assert answer.failure is None, answer.why
-            self.call(done)
+            self.call(given)
+
+        def given() -> None:
+            prefetching.read(chunk)
+            done()
 
         self.read((chunk,), self._urgency, answered)
         return False
+
+    def _heard(self, heard: actions.Heard) -> None:
+        for prefetching in self.images.values():
+            self.call(prefetching.heard, heard.here)
 
     def waited_for(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
         """Note how long somebody waited for chunks; for none if nobody waits any more."""

@@ -105,7 +105,7 @@ class _Guest:
         keeps: bool,
         booted: Callable[[float], None],
     ) -> None:
-        host.images.add(image.image_id)
+        host.attach(image)
         self._host, self._world, self._reads = host, host.world, image.reads
         self._keeps, self._booted = keeps, booted
         self._began_s = 0.0

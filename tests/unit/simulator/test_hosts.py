@@ -38,6 +38,7 @@ def make_world(policy: str = "acstor") -> cloud.Cloud:
 
 def read_all(world: cloud.Cloud, reader: cloud.Host, within_s: float = 60.0) -> None:
     """Let a host read the image, one chunk after the other."""
+    reader.attach(IMAGE)
     left = IMAGE.chunks[::-1]
 
     def read() -> None:
