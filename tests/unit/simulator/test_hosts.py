@@ -11,6 +11,7 @@ from oslo_config import cfg
 from acstor_agent import conf as agent_conf
 from acstor_agent import settings as agent_settings
 from acstor_agent.core.exchange import homes
+from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import failure
 from acstor_agent.core.transfers.giving import requests
@@ -88,6 +89,31 @@ def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch
     world = make_world()
     read_all(world, world.hosts[first.name])
     assert not heard
+
+
+def test_what_neighbours_have_is_fetched_ahead_as_far_as_it_proves_right() -> None:
+    world = make_world()
+    first, second, *_ = world.hosts.values()
+    second.attach(IMAGE)
+    read_all(world, first)
+    [prefetching] = second.images.values()
+    assert 1 <= prefetching.prefetched == prefetching.states.unmatched <= prefetch.FIRST
+    read_all(world, second)
+    assert prefetching.prefetched > prefetch.FIRST
+    assert prefetching.states.unmatched == prefetching.states.under_way == 0
+
+
+def test_what_cannot_be_fetched_ahead_is_asked_for_anew_when_a_guest_wants_it() -> None:
+    world = make_world()
+    first, second, *_ = world.hosts.values()
+    second.attach(IMAGE)
+    told = [chunk.oid for chunk in IMAGE.chunks]
+    second.do(second.core.heard(world.now, first.name, told, [], []))  # which is not true
+    world.agenda.run(5.0)
+    [prefetching] = second.images.values()
+    assert (prefetching.prefetched, prefetching.states.under_way) == (0, 0)
+    assert second.core.counters.denied
+    read_all(world, second)
 
 
 def test_options_of_acstor_are_what_agents_have_by_default() -> None:
