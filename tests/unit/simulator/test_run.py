@@ -11,7 +11,7 @@ from acstor_simulator import traces
 
 SMALL = run.Scenario(topology.Shape(1, 1, 8), guests=24, images=3, chunks=120, mean=0.0, cv=0.0)
 UNEVEN = dataclasses.replace(
-    SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=400
+    SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=200
 )
 
 
@@ -53,7 +53,7 @@ NARROW = run.Scenario(
     images=3,
     mean=20e6,
     cv=1.2,
-    chunks=200,
+    chunks=120,
     seed=3,
 )
 """Racks behind links that traffic fills, as in S4, section 5.8, but smaller."""
