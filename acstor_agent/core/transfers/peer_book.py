@@ -20,6 +20,7 @@ this host, which make all answers late, make no peer look slow.
 
 import collections
 import statistics
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -169,10 +170,10 @@ class PeerBook:
         peer = self._peers.get(host)
         return len(peer.asks) if peer else 0
 
-    def forget_others(self, hosts: frozenset[ids.HostId], now: float) -> None:
+    def forget_others(self, is_on_table: Callable[[ids.HostId], bool], now: float) -> None:
         """Forget the hosts that are on no table, where nothing is under way."""
         for host, peer in list(self._peers.items()):
-            if host not in hosts and not peer.asks and peer.until_s <= now:
+            if not is_on_table(host) and not peer.asks and peer.until_s <= now:
                 del self._peers[host]
                 self._alone.discard(host)
 

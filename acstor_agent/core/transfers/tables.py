@@ -32,11 +32,9 @@ class Tables:
         self._former_near = former.group_of(self.here) if former is not None else None
         self._given_up: set[ids.HostId] = set()
 
-    @property
-    def hosts(self) -> frozenset[ids.HostId]:
-        """All hosts of both."""
-        tables = (self.table, self.former) if self.former is not None else (self.table,)
-        return frozenset(ids.HostId(host.host) for table in tables for host in table.hosts)
+    def has(self, host: ids.HostId) -> bool:
+        """Say whether a host is on one of them."""
+        return host in self.table or (self.former is not None and host in self.former)
 
     def others(self) -> list[ids.HostId]:
         """Return all other hosts of the one in force."""

@@ -343,7 +343,7 @@ class Transfers:
     def table_changed(self, table: ring.Ring, former: ring.Ring | None) -> None:
         """Another v-node table is in force, or the former one counts no more."""
         self.parts.tables.change(table, former)
-        self.parts.book.forget_others(self.parts.tables.hosts, self.parts.now)
+        self.parts.book.forget_others(self.parts.tables.has, self.parts.now)
         self.requests.follow_table()
         self.parts.news.follow_table(self.parts.now)
 

@@ -140,9 +140,9 @@ def test_nobody_is_left_alone_for_longer_than_the_longest_quarantine(steps, seed
 def test_peer_that_left_is_remembered_while_it_is_left_alone():
     book = peer_book.PeerBook(Fixed())
     book.failed(H2, F.INVALID, 0.0)
-    book.forget_others(frozenset(), 1.0)
+    book.forget_others(lambda host: False, 1.0)
     assert book.is_alone(H2, 1.0)
-    book.forget_others(frozenset(), 61.0)
+    book.forget_others(lambda host: False, 61.0)
     assert not len(book) and book.is_usable(H2, 61.0)
 
 
