@@ -2,6 +2,7 @@
 """Simulated hosts do what the product's machine says, and nothing of their own."""
 
 import dataclasses
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from acstor_simulator import rings
 from acstor_simulator import run
 from acstor_simulator import topology
 from acstor_simulator import traces
+from tests.fakes import transfer_world
 
 IMAGE = traces.boot_image(0, 60, 0.0, seed=1)
 SHAPE = topology.Shape(1, 1, 4)
@@ -75,6 +77,15 @@ def test_rule_that_is_broken_in_the_core_is_seen_in_the_simulator(
     well = run.simulate(busy, "acstor")
     monkeypatch.setattr(*RULES[rule])
     assert run.simulate(busy, "acstor").storage_chunks > well.storage_chunks
+
+
+def test_shells_do_whatever_the_core_may_say() -> None:
+    every = set(typing.get_args(actions.Action))
+    simulated = next(iter(make_world().hosts.values()))
+    # Who knows all images looks nothing up, and who is honest is not dropped.
+    assert simulated._doing.keys() == every - {actions.LookUp, actions.Drop}
+    swarm = transfer_world.World(1, 1, 1)
+    assert swarm.add(swarm.names[0])._doing.keys() == every
 
 
 def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
