@@ -85,10 +85,11 @@ class Host(hosts.Host):
         if image.image_id not in self.images:
             self.images[image.image_id] = ahead.Ahead(self, image.chunks, self.cache)
 
-    def have(self, chunk: want.Want, done: Callable[[], None]) -> bool:
+    def have(self, chunk: want.Want, done: Callable[[], None], guest: Hashable = None) -> bool:
         """Have a chunk for a guest.
 
         :param done: is called when it is there, unless it is now
+        :param guest: has turns of his own at the storage
         :return: it is there
         """
         prefetching = self.images[chunk.image_id]
@@ -105,7 +106,7 @@ class Host(hosts.Host):
             prefetching.read(chunk)
             done()
 
-        self.read((chunk,), self._urgency, answered)
+        self.read((chunk,), self._urgency, answered, opener=guest)
         return False
 
     def _heard(self, heard: actions.Heard) -> None:

@@ -150,14 +150,15 @@ class Host:
         urgency: priority.Priority,
         done: Callable[[actions.Complete], None],
         deadline_s: float = float("inf"),
+        opener: Hashable = None,
     ) -> None:
         """Have chunks that are not in the cache.
 
         :param done: is told of the answer; it feeds this host nothing before it has returned
+        :param opener: whose turn it is at the source, of those who have the image open
         """
         self._tokens += 1
         self.waiting[self._tokens] = done
-        opener = f"{batch[0].image_id}/{self._tokens % 3}"
         now, token = self.world.now, self._tokens
         self.do(self.core.wanted(now, batch, urgency, token, deadline_s, True, opener))
 

@@ -135,7 +135,7 @@ class _Guest:
     def _has(self, chunk: want.Want) -> bool:
         """Say whether a chunk is here; else the guest goes on when it is."""
         if self._keeps:
-            return self._host.have(chunk, self._go_on)
+            return self._host.have(chunk, self._go_on, self)
         self._world.from_storage(self._host, chunk, self._go_on)
         return False
 

@@ -105,6 +105,7 @@ class Host(hosts.Host):
         urgency: priority.Priority,
         done: Callable[[actions.Complete], None],
         deadline_s: float = float("inf"),
+        opener: Hashable = None,
     ) -> None:
         """Have chunks; what is here is no business of the machine.
 
@@ -121,7 +122,8 @@ class Host(hosts.Host):
             done(answer)
 
         if wanted:
-            super().read(wanted, urgency, answered, deadline_s)
+            opener = f"{wanted[0].image_id}/{(self._tokens + 1) % 3}"
+            super().read(wanted, urgency, answered, deadline_s, opener)
         else:
             self.call(answered, actions.Complete(None, [], None, ""))
 
