@@ -114,7 +114,7 @@ class Host:
     lag_s = 0.0
     core: transfers.Transfers
 
-    def __init__(self, world: Any, name: ids.HostId) -> None:
+    def __init__(self, world: World, name: ids.HostId) -> None:
         self.world, self.name = world, name
         self.cache: dict[ids.Cid, Any] = {}
         self.waiting: dict[Hashable, Callable[[actions.Complete], None]] = {}
@@ -284,7 +284,7 @@ class Host:
         self, host: ids.HostId, message: Any, size_bytes: int, urgency: int = Priority.GUEST
     ) -> bool:
         """Send a message on this host's own connection; say whether there is one."""
-        return bool(self.world.send(self, host, message, size_bytes, urgency))
+        return self.world.send(self, host, message, size_bytes, urgency)
 
     # What comes
 
