@@ -60,6 +60,9 @@ AHEAD = 64
 of 1 Gbit/s moves in the 34 ms that an answer from afar may take."""
 LOOK_AT_TABLES_S = 1.0
 """A new v-node table is noticed after this time, also where nothing else happens."""
+STOOD_STILL_S, HEAR_S = 0.01, 0.05
+"""A host that wakes so much too late stood still: for so long it hears what has come meanwhile,
+before anybody is judged by his silence."""
 TELLS_EVERY_S = 60.0
 STREAMS = {
     Priority.SOON: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
@@ -199,6 +202,8 @@ class Exchange:
             self._sleep = trio.CancelScope(deadline=min(due_s or look_s, look_s))
             with self._sleep:
                 await trio.sleep_forever()
+            stood_still = self.clock() > self._sleep.deadline + STOOD_STILL_S
+            await trio.sleep(HEAR_S if stood_still else 0)  # what has come is heard first
             if why := self.feed(self.core.tick):
                 raise errors.LocalProtocolError(f"the exchange's time stands still: {why}")
 
