@@ -127,7 +127,9 @@ def test_host_that_leaves_both_tables_with_a_batch_may_still_answer_it(machine):
     assert len(machine.got(actions.Store)[0].chunks) == 4
     machine.lost(H2, None)
     asked = {n for ns in machine.asks().values() for n, _ in ns}
-    reads = {w.offset // one_machine.CHUNK for r in machine.got(actions.ReadSource) for w in r.wants}
+    reads = {
+        w.offset // one_machine.CHUNK for r in machine.got(actions.ReadSource) for w in r.wants
+    }
     assert asked | reads == set(numbers[4:]) and "h2" not in machine.asks()
 
 
