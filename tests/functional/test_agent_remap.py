@@ -109,7 +109,7 @@ def test_new_weights_under_readers_cost_no_second_read_of_the_source(tmp_path, i
             write(cloud, table)
         with reading(cloud, image_id, *NAMES):
             pass
-        # One home reads, whoever has which table (test_fetcher.py); but on a busy machine guests
+        # One home reads, whoever has which table (test_exchange.py); but on a busy machine guests
         # may find peers too slow and turn to the source: four of 192 chunks were seen.
         assert count(cloud, "source_bytes") <= len(DATA) + 8 * CHUNK
 

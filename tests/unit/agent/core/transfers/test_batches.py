@@ -103,6 +103,15 @@ def test_number_of_what_waits_here_is_no_number_that_a_peer_was_asked_by(machine
     assert unsent in machine.core.parts.book.of(H2).asks
 
 
+def test_what_came_is_stored_before_anybody_is_told(machine):
+    """Who is told may look for it in the cache at once."""
+    numbers, attempts = ask_batch(machine, 2)
+    machine.ask_me("h3", machine.request(numbers[0], "h3"))
+    machine.wanted([chunk(numbers[0])], P.GUEST, "one")
+    kinds = [type(action) for action in give(machine, attempts)]
+    assert kinds[0] is actions.Store and kinds.count(actions.Complete) == 2
+
+
 # A table that comes into force between a batch's request and its answer
 
 
