@@ -62,7 +62,9 @@ NOTES = 8
 """What is usual is computed anew after so many answers."""
 
 RACES_A_CHUNK, RACES_FIRST, RACES_MOST = 0.02, 4.0, 16.0
-"""At most 2 % of all fetches are made twice; at the start four, as two of a frozen peer tell it."""
+"""At most 2 % of all fetches are made twice; at the start four, as two of a frozen peer tell it.
+The source is none of these, unless it is known to be quick: where many hosts begin at once and it
+is slow, all would take homes that wait for it for frozen ones, and read it four times each."""
 
 HELD, HOME, SOURCE = 0, 1, 2
 _LIES = frozenset({failure_.Failure.INVALID})
@@ -128,7 +130,8 @@ class PeerBook:
         self._alone: set[ids.HostId] = set()  # or on trial since
         self._last_number = 0
         self._races_most = RACES_MOST if may_race else 0.0
-        self._races_left = min(RACES_FIRST, self._races_most)
+        self._first_races_left = RACES_FIRST if may_race else 0.0
+        self._races_left = 0.0
         self._usual_s: tuple[collections.OrderedDict[ids.HostId | None, float], ...] = (
             *(collections.OrderedDict() for _ in (HELD, HOME, SOURCE)),
         )
@@ -304,13 +307,25 @@ class PeerBook:
 
     @property
     def may_race(self) -> bool:
-        """Say whether there is a race left."""
-        return self._races_left >= 1.0
+        """Say whether there is a race left, for some places at least."""
+        return self._races_left >= 1.0 or self._first_races_left >= 1.0
 
-    def raced(self) -> None:
-        """Take one race out of the budget."""
-        self._races_left -= 1.0
+    def take_race(self, host: ids.HostId | None) -> bool:
+        """Take one race out of the budget; say whether there is one for a host, or the source."""
+        if self._first_races_left >= 1.0 and (host is not None or self._is_source_quick):
+            self._first_races_left -= 1.0
+        elif self._races_left >= 1.0:
+            self._races_left -= 1.0
+        else:
+            return False
         self.races += 1
+        return True
+
+    @property
+    def _is_source_quick(self) -> bool:
+        """Say whether the source has shown that it is not late where nothing else is known."""
+        usual_s = self._usual_s[SOURCE].get(None)
+        return usual_s is not None and TIMES * usual_s <= FIRST_GUESS_S
 
 
 def _sent_s(attempt: transfer_.Attempt) -> float:

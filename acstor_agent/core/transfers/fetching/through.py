@@ -104,9 +104,7 @@ class Through:
         book, now, urgency = self._parts.book, self._parts.now, most_urgent(relay.transfer)
         if relay.is_late or not urgency.is_urgent:
             return
-        if book.may_race:
-            book.raced()
-        elif now < relay.at_s + peer_book.LATEST_S:
+        if not book.take_race(None) and now < relay.at_s + peer_book.LATEST_S:
             return
         relay.is_late = True
         self.read(relay.transfer, urgency)

@@ -280,13 +280,16 @@ class Travels:
 
     def _race(self, transfer: Transfer, is_hopeless: bool) -> bool:
         """Ask the next place; say whether the budget allows it."""
-        if not is_hopeless and not self._parts.book.may_race:
+        book = self._parts.book
+        if not is_hopeless and not book.may_race:
             return False
         place = self._next_place(transfer)
-        if place is not None:
-            if not is_hopeless:
-                self._parts.book.raced()
-            self._go(transfer, *place)
+        if place is None:
+            return True
+        if not is_hopeless and not book.take_race(place.host):
+            transfer.table, transfer.places = None, _NOWHERE  # it is thought about again
+            return False
+        self._go(transfer, *place)
         return True
 
 

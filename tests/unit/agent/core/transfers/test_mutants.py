@@ -133,8 +133,12 @@ MUTANTS = {
         first.test_host_on_trial_is_raced_at_once_and_shows_how_it_is,
     ),
     "nothing is raced": (
-        *(Book, "may_race", False),
+        *(Book, "take_race", lambda *_: False),
         first.test_late_attempt_is_raced_and_the_winner_ends_it,
+    ),
+    "the first races are for the source, however slow it is": (
+        *(Book, "_is_source_quick", True),
+        book.test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick,
     ),
     "holders are not asked": (
         *(travels, "HOLDERS", 0),

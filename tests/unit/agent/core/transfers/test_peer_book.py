@@ -164,3 +164,26 @@ def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
         late_s(60.0, 60.0, 60.0)
     assert late_s(60.0, 60.0, 60.0) == 5.0
     assert book.late_s(peer_book.SOURCE) == 0.5
+
+
+def test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick():
+    book = peer_book.PeerBook(Fixed())
+    assert not book.take_race(None)
+    book.took(peer_book.SOURCE, None, 0.2)
+    assert book.may_race and not book.take_race(None)
+    assert [book.take_race(H2), book.take_race(H3)] == [True, True]
+    book.took(peer_book.SOURCE, None, 0.0)
+    for _ in range(3):
+        book.took(peer_book.SOURCE, None, 0.0)
+    assert [book.take_race(None), book.take_race(None), book.take_race(None)] == [True, True, False]
+    assert not book.take_race(H2) and not book.may_race
+    assert book.races == peer_book.RACES_FIRST
+
+
+def test_races_that_answers_allow_are_for_the_source_too_however_slow_it_is():
+    book = peer_book.PeerBook(Fixed())
+    book.took(peer_book.SOURCE, None, 3.0)
+    book.answered(99)  # 0.02 times that
+    assert [book.take_race(None), book.take_race(None)] == [True, False]
+    assert book.may_race
+    assert not peer_book.PeerBook(Fixed(), may_race=False).take_race(H2)
