@@ -23,7 +23,8 @@ Bytes = transfer_.Bytes
 Failure = failure_.Failure
 Track = transfer_.Track
 
-_DENIALS = frozenset({Failure.MISSING, Failure.INVALID})
+_HAS_IT_NOT = frozenset({Failure.MISSING, Failure.INVALID, Failure.BUSY})
+"""What makes a peer no holder any more; who is too busy to give it is none to guests either."""
 
 
 class Answers:
@@ -79,9 +80,13 @@ class Answers:
         """Judge a peer by the worst of what it did, and go on with each content."""
         if not ends:
             return
-        attempt, worst = min(ends, key=lambda end: (end[1] is not Failure.INVALID, end[1]))
-        assert attempt.host is not None
-        self._judge(attempt.host, worst, worst.name.lower())
+        host = ends[0][0].host
+        assert host is not None
+        worst = min(
+            (_fault(attempt, why) for attempt, why in ends),
+            key=lambda why: (why is not Failure.INVALID, why),
+        )
+        self._judge(host, worst, worst.name.lower())
         for attempt, why in ends:
             self._failed(attempt, why)
 
@@ -93,9 +98,10 @@ class Answers:
         """Go on after an attempt that gave nothing."""
         parts, transfer = self._parts, attempt.transfer
         assert attempt.host is not None
-        if failure in _DENIALS and parts.holders.denied(attempt.host, attempt.want.oid):
-            parts.book.listening.fine(attempt.host, peer_book.DENIAL_COST, parts.now)
-            self.denied += 1
+        if failure in _HAS_IT_NOT and parts.holders.denied(attempt.host, attempt.want.oid):
+            if failure is not Failure.BUSY:
+                parts.book.listening.fine(attempt.host, peer_book.DENIAL_COST, parts.now)
+                self.denied += 1
         if attempt.track is Track.TRAVEL and attempt in transfer.attempts:
             self._waiters.travels.attempt_failed(attempt, failure)
         elif attempt.track is Track.RELAY and transfer.relay is attempt:
@@ -201,3 +207,9 @@ class Answers:
         left = [a for a in attempts if not a.is_over and not (a.is_late and a.host is None)]
         if left:
             parts.asking.look_again(left, now)
+
+
+def _fault(attempt: Attempt, why: Failure) -> Failure:
+    """Return how a peer is judged: who only happens to have something may be too busy for it."""
+    is_honest = why is Failure.BUSY and not attempt.mode.reads_source
+    return Failure.MISSING if is_honest else why

@@ -27,7 +27,7 @@ from acstor_common import peer_request
 
 Asker = asker_.Asker
 Failure = failure_.Failure
-PEER = priority_.Priority.PEER
+PEER, LATER = priority_.Priority.PEER, priority_.Priority.LATER
 RELAYED = peer_request.Mode.RELAYED
 
 HELD_WAIT_S = 2.0
@@ -218,6 +218,9 @@ class Requests:
 
     def _give(self, asker: Asker) -> None:
         """Send a content in its turn, and remember who has it."""
+        if self._is_in_the_way(asker):
+            self._refuse(asker, Failure.BUSY)
+            return
         if asker.mode is not RELAYED and self._is_named(asker.host):
             self.referrals.gave(asker.want.oid, asker.host, asker.priority)
             self._note_copy(asker)
@@ -225,6 +228,15 @@ class Requests:
             self._answer(asker)
         else:
             self.uplink.put(asker, self._parts.now)
+
+    def _is_in_the_way(self, asker: Asker) -> bool:
+        """Say whether others wait for the uplink, and nobody for this: it may come from elsewhere.
+
+        So what is fetched ahead takes of uplinks what is left: hosts that read in step would give
+        each other what all of them want next, before what all of them wait for.
+        """
+        is_ahead = asker.priority is LATER and not asker.mode.reads_source
+        return is_ahead and self.uplink.is_busy
 
     def _is_named(self, host: ids.HostId) -> bool:
         """Say whether others may be sent to a host: near, on the table, neither bad nor spared."""

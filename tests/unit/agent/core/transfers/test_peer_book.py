@@ -187,3 +187,22 @@ def test_races_that_answers_allow_are_for_the_source_too_however_slow_it_is():
     assert [book.take_race(None), book.take_race(None)] == [True, False]
     assert book.may_race
     assert not peer_book.PeerBook(Fixed(), may_race=False).take_race(H2)
+
+
+def test_busy_peer_is_at_fault_only_if_it_was_asked_to_bring_something():
+    machine = one_machine.Machine(3)
+    numbers = [n for n in range(4000) if machine.home_of(n) == "h3"][:11]
+    numbers, others = numbers[:8], numbers[8:]
+    machine.core.parts.holders.told(H2, [chunk(n).oid for n in numbers])
+    machine.wanted([chunk(n) for n in numbers], P.ADVERTISED, "ahead")
+    for _ in numbers:
+        for attempt in [a for ask in machine.got(actions.Ask) for a in ask.attempts]:
+            assert attempt.host == H2
+            machine.refused(H2, [(attempt.number, F.BUSY)])
+    book = machine.core.parts.book
+    assert book.is_usable(H2, machine.now) and not book.quarantines
+    machine.wanted([chunk(n) for n in others], P.GUEST, "a guest")
+    asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts if a.host == H3]
+    for attempt in asked:
+        machine.refused(H3, [(attempt.number, F.BUSY)])
+    assert len(asked) == len(others) and book.is_alone(H3, machine.now)
