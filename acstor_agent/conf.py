@@ -13,7 +13,7 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.conf
-from acstor_common import certificates
+from acstor_agent.core import variants
 from acstor_common import decision_api
 from acstor_common import geometry
 
@@ -53,16 +53,6 @@ OPTS = [
         default=20 * 1024 * geometry.MIB,
         min=geometry.MIB,
         help="Upper bound of the public cache on disk, counted over the agent's own files only.",
-    ),
-    cfg.StrOpt(
-        "cache_policy",
-        default="lru",
-        choices=[
-            ("lru", "least recently used first"),
-            ("lfu", "least frequently used first"),
-            ("fifo", "oldest first"),
-        ],
-        help="Which chunk makes room for a new one, within its class (borrowed chunks go first).",
     ),
     cfg.StrOpt(
         "keep_images",
@@ -123,7 +113,7 @@ OPTS = [
         "and a guest whose reads wait can be killed. Otherwise a read that cannot be answered in "
         "this time fails with EIO, so that QEMU's error policy can pause the guest. Bytes that are "
         "certainly nowhere are EIO before (lost_after_s). A look-up of an image that nobody has "
-        "open waits for its chunk map for this time, or for 30 s.",
+        "open waits for its chunk map for this time, 30 s at most.",
     ),
     cfg.FloatOpt(
         "lost_after_s",
@@ -152,90 +142,22 @@ OPTS = [
         min=0,
         help="Memory that boot images may take while guests boot, all together; one takes some "
         "tens of MiB and serves all guests of its image. One that does not fit is not used. 0 "
-        "turns boot images off.",
+        "turns boot images off: none is used here, and what guests read when they boot is not "
+        "recorded. Otherwise numbers of chunks are, for three minutes at most, and sent to the "
+        "listener beside Glance, which makes boot images of them.",
     ),
-    cfg.BoolOpt(
-        "record_boots",
-        default=True,
-        help="Record what guests read of an image when they boot, so that a boot image can be made "
-        "of real boots. Only numbers of chunks are recorded and told, for three minutes at most.",
-    ),
-    cfg.IntOpt(
-        "read_ahead_limit_bytes",
-        default=8 * geometry.MIB,
-        min=0,
-        help="How far ahead of a sequential reader the agent fetches at most; 0 turns it off. "
-        "Beyond 384 KiB it is at most 1/90 of what the reader has read in order, and what all "
-        "readers of an image have left unread is at most 1/15 of what was read of it.",
-    ),
-    cfg.StrOpt(
-        "read_ahead_by",
-        default="order",
-        choices=[
-            ("order", "what follows a reader that reads in order"),
-            ("units", "all of the part of an image that is being read, in whatever order"),
-        ],
-        help="What is fetched before a guest asks for it. units takes 1 MB or 2 where reads are "
-        "dense, as vNavigator expects the next ones there: it may find more, and fetches up to "
-        "three times what guests read.",
-    ),
-    cfg.StrOpt(
-        "advertise_to",
-        default="ring",
-        choices=[
-            ("ring", "the hosts before and after this one in the order of the ring"),
-            ("nearest", "the nearest hosts by location"),
-            ("full", "every host: for small clouds"),
-            ("none", "nobody; what others advertise is not listened to either"),
-        ],
-        help="Whom this host tells which chunks it has. They may then ask it, and fetch ahead what "
-        "it has read.",
-    ),
-    cfg.IntOpt(
-        "unmatched_limit",
-        default=256,
-        min=-1,
-        help="Chunks of one image that may be fetched ahead because a neighbour advertised them "
-        "before a guest has read them; when their number is reached no more are fetched until "
-        "guests read some. 0 fetches nothing ahead, -1 sets no bound.",
-    ),
-    cfg.BoolOpt(
-        "race_slow_answers",
-        default=True,
-        help="Ask the next place as well when an answer takes several times what answers usually "
-        "take; at most 2 % of all fetches are made twice by this.",
-    ),
-    cfg.BoolOpt(
-        "follow_referrals",
-        default=True,
-        help="Let a host that has much to send name others that have the chunk, and ask them.",
-    ),
-    cfg.BoolOpt(
-        "content_exchange",
-        default=True,
-        help="Exchange by content: what images have in common, at whatever offset, has one home "
-        "and goes from any image to any other. If off, a chunk is an offset of an image, and "
-        "hosts exchange inside one image only. It must be the same on all hosts.",
-    ),
-    cfg.IntOpt(
-        "copies_limit",
-        default=16,
-        min=0,
-        help="When more hosts than this hold a chunk, its home tells the one that asked longest "
-        "ago to let it go first: of borrowed chunks, those that few hosts hold stay longest. 0 "
-        "turns it off.",
+    cfg.ListOpt(
+        "variants",
+        default=[],
+        item_type=types.String(choices=list(variants.MEANINGS.items())),
+        help="Ways of work other than the best ones that are known, for experiments that compare "
+        "them; a cloud that serves guests needs none. Guests read the same bytes with each.",
     ),
     cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",
-        help="Address and port on which other agents reach this one.",
-    ),
-    cfg.FloatOpt(
-        "peer_timeout_s",
-        default=5.0,
-        min=0.05,
-        help="How long a peer that owes chunks may be silent before the next place is asked. A "
-        "peer that works on them shows that it lives; it has a third of read_deadline_s, or 10 s.",
+        help="Address and port (ip:port) on which other agents reach this one. The decision "
+        "service tells it them, so then it must be an address of this host, not 0.0.0.0.",
     ),
     cfg.StrOpt(
         "peer_security",
@@ -250,24 +172,12 @@ OPTS = [
         "Other than with insecure the agent does not start without a certificate.",
     ),
     cfg.StrOpt(
-        "peer_tls_ca",
-        help="PEM file of the authorities whose certificates are believed, one or several. Set all "
-        "three of peer_tls_ca, peer_tls_cert and peer_tls_key or none: then they are ca.pem, "
-        "cert.pem and key.pem in the folder identity of state_dir. Files that are replaced are "
-        "noticed, and no connection is lost.",
-    ),
-    cfg.StrOpt(
-        "peer_tls_cert",
-        help="PEM file of this host's certificate, of an Ed25519 key; its one DNS subjectAltName "
-        "is the option host.",
-    ),
-    cfg.StrOpt("peer_tls_key", help="PEM file of this host's private key."),
-    cfg.FloatOpt(
-        "peer_certificate_grace_s",
-        default=float(certificates.GRACE_S),
-        min=0.0,
-        help="How long after its end a host's certificate is taken nevertheless, so that hosts go "
-        "on while nobody can renew certificates.",
+        "identity_dir",
+        help="Folder with ca.pem (the authorities whose certificates are believed, one or "
+        "several), cert.pem (this host's certificate, of an Ed25519 key; its one DNS "
+        "subjectAltName is the option host) and key.pem. By default the folder identity of "
+        "state_dir; leave it so where the decision service gives certificates. Files that are "
+        "replaced are noticed, and no connection is lost.",
     ),
     cfg.StrOpt(
         "ring_file",
@@ -275,23 +185,10 @@ OPTS = [
         "without a table from the control socket) this host works alone, from its sources.",
     ),
     cfg.StrOpt(
-        "peer_address",
-        help="Address and port (ip:port) under which other hosts reach this agent, as the decision "
-        "service tells them. Without it peer_listen, which then must name an address.",
-    ),
-    cfg.StrOpt(
         "location",
         default="",
         help="Where this host stands, from the widest place to the narrowest, such as "
         "pod1/rack3, for the decision service. All hosts need as many levels.",
-    ),
-    cfg.FloatOpt(
-        "collection_s",
-        default=5.0,
-        min=0.1,
-        max=3600.0,
-        help="Time between two samples for the decision service; its option of the same name must "
-        "have this value. Samples are sent where [DEFAULT] transport_url names a message bus.",
     ),
     cfg.ListOpt(
         "traffic_interfaces",

@@ -28,7 +28,6 @@ from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
 from acstor_agent.control import optional
 from acstor_agent.control import status
-from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.exchange import content_index
 from acstor_agent.core.mount import inodes
 from acstor_agent.core.transfers import transfers
@@ -44,12 +43,14 @@ from acstor_agent.images import news as news_
 from acstor_agent.images import opened as opened_
 from acstor_agent.images import pre_seed
 from acstor_agent.images import prefetching
+from acstor_agent.images import promise_file
 from acstor_agent.images import promises
 from acstor_agent.images import sharing
 from acstor_agent.images import trace_spool
 from acstor_agent.images import unattached
 from acstor_agent.images import uses
 from acstor_agent.images import waiting
+from acstor_agent.images import whole_telling
 from acstor_agent.images import wholeness
 from acstor_agent.mount import fuse
 from acstor_agent.mount import fuse_connection
@@ -87,9 +88,8 @@ class Agent:
         rings: ring_keeper.RingKeeper,
     ) -> None:
         own = conf.acstor_agent
-        self._io = io
         self._conf, self._promises = conf, promised
-        self._nursery = nursery
+        self._io, self._nursery = io, nursery
         self._optional = optional.Optional(nursery)
         self._started_s, self._turns = time.monotonic(), loop_turns.LoopTurns()
         self._host = settings.host_id(own.host)
@@ -108,7 +108,7 @@ class Agent:
             credentials=self._member.credentials(),
             ring_epoch=lambda: self._ring.ring.epoch,
             hosts_at=self._ring.hosts_at,
-            limits=peer_net.Limits(hello_s=own.peer_timeout_s, silence_s=own.peer_timeout_s),
+            limits=settings.peer_limits(),
         )
         self._source = build.build(own.sources, conf, nursery)
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
@@ -135,7 +135,7 @@ class Agent:
             net=self._peers,
             tables=exchange.Tables(self._ring.current, self._ring.former),
             learn=self._naming.learn,
-            may_refer=own.follow_referrals,
+            may_refer=settings.may_refer(own),
             heard=lambda heard: self._news.listened_to(heard),
             moved=asking.Moved(self._member.received, self._member.sent),
         )
@@ -145,10 +145,8 @@ class Agent:
             chunks=self._chunks,
             cache=cache,
             nursery=nursery,
-            memory=boot_memory.BootMemory(
-                own.boot_memory_limit_bytes, boot_memory.IDLE_S, boot_memory.LONGEST_S
-            ),
-            frame_patience_s=patience_s * settings.SHARE_OF_PATIENCE,
+            memory=settings.boot_memory_of(own),
+            frame_patience_s=settings.place_timeout_s(own),
         )
         self._sharing = self._share_images() if own.keep_images == "cloud" else None
         self._news = news_.News(
@@ -175,6 +173,7 @@ class Agent:
             self._images, look_for_open, self._disks.images, is_for_others=self._is_leased
         )
         self._whole = self._keep_whole(promised)
+        self._telling = self._whole.telling if self._whole else None
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
         self._recording = boot_recording.BootRecording(
             self._host,
@@ -221,15 +220,14 @@ class Agent:
             change_policy=self._change_policy,
             switched_off=self._rescue.switched_off,
         )
-        fetched = self._chunks.counters.fetched.get
         self._tasks = image_tasks.ImageTasks(
             self._images,
             self._recording,
             self._requests.pre_seed,
             self._requests.hydrate,
             self._requests.wish,
-            fetched,
-            functools.partial(wholeness.told, self._whole, self._uses),
+            self._chunks.counters.fetched.get,
+            functools.partial(whole_telling.told, self._telling, self._uses),
             self._uses.bases,
         )
         self._member.link(
@@ -247,8 +245,8 @@ class Agent:
             current_ring=self._ring.current,
             tell=self._chunks.tell,
             own=sharing.Own(
-                lambda: self._whole.used() if self._whole else [],
-                lambda image_id: self._whole.share_of(image_id) if self._whole else None,
+                lambda: self._telling.used() if self._telling else [],
+                lambda image_id: self._telling.share_of(image_id) if self._telling else None,
             ),
         )
 
@@ -263,7 +261,7 @@ class Agent:
         own = self._conf.acstor_agent
         if own.keep_images == "none":
             return None
-        promised.tell = functools.partial(self._optional.tell, promises.FILE)
+        promised.tell = functools.partial(self._optional.tell, promise_file.FILE)
         return wholeness.Wholeness(
             self._images,
             self._uses,
@@ -385,7 +383,7 @@ class Agent:
         keys = self._named.keys(image_map)
         index = await trio.to_thread.run_sync(content_index.ContentIndex, keys)
         boots = self._boots.booting(image_map)
-        limit = settings.unmatched_limit(own.unmatched_limit)
+        limit = settings.unmatched_limit(own)
         ahead = prefetching.Prefetching(
             image_map, index, self._chunks, self._nursery, limit, boots.covers
         )

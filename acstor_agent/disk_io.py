@@ -76,18 +76,19 @@ def guest() -> str | None:
 
 @contextlib.contextmanager
 def as_work(work: turns.Asker) -> Iterator[None]:
-    """Let tasks that are started within the block do what ``work`` is for."""
-    former = _asker.set(work)
+    """Let tasks that are started within the block do what ``work`` is for, in its stream."""
+    before, former = _stream.set(work.stream), _asker.set(work)
     try:
         yield
     finally:
         _asker.reset(former)
+        _stream.reset(before)
 
 
 def stream_of_later() -> requests.Stream:
     """Return the stream of a write that is put off: nobody waits for it, whoever caused it."""
     stream = _stream.get()
-    return max(stream, OURS, key=lambda one: one.klass)
+    return stream if stream.klass >= OURS.klass else OURS
 
 
 def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:

@@ -101,7 +101,7 @@ class Membership:
             own.location,
             message_bus=self._bus,
             meter=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit),
-            collection_s=own.collection_s,
+            collection_s=decision_api.COLLECTION_S,
             held=held,
             cids=cids,
             files=self.identity,

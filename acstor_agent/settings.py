@@ -15,16 +15,21 @@ from oslo_config import cfg
 from acstor_agent import disk_io
 from acstor_agent import identity_files
 from acstor_agent.chunks import exchange as exchange_
+from acstor_agent.core import variants
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.exchange import identity as identity_
 from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
 from acstor_agent.core.transfers import settings as settings_
+from acstor_agent.core.variants import Variant
 from acstor_agent.images import boot_recording
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
+from acstor_common import certificates
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import ring
 
@@ -36,8 +41,8 @@ INSECURE = (
 )
 HOW_TO_GET_A_CERTIFICATE = (
     "Let this host enrol at the decision service, or put ca.pem, cert.pem and key.pem into the "
-    "folder identity of state_dir or where peer_tls_ca, peer_tls_cert and peer_tls_key say; where "
-    "nobody else is on the network, set peer_security = insecure"
+    "folder identity of state_dir or into identity_dir; where nobody else is on the network, set "
+    "peer_security = insecure"
 )
 MBIT_BYTES = 125_000
 MIRROR_GROUP = "kvm"
@@ -45,8 +50,21 @@ MIRROR_GROUP = "kvm"
 QEMU's user into it, and packages of nova-compute that of Nova."""
 
 PATIENCE_S = 30.0
-"""How long a look-up waits for the chunk map of an image that nobody has open, where guests' reads
-wait without end; shorter than Nova's agent_timeout_s."""
+"""How long a look-up waits for the chunk map of an image that nobody has open, at most; Nova waits
+45 s for the agent."""
+
+READ_AHEAD_LIMIT_BYTES = 8 * geometry.MIB
+"""How far ahead of a sequential reader to fetch at most: what 10 Gbit/s carry in 6 ms. Who has read
+less than 720 MiB in order is bound by his share of that before."""
+
+COPIES_LIMIT = 16
+"""Holders of a content that its home leaves alone. So many that no chunk is rare when some of them
+go, are busy or let it go unasked; in a full cache those that more hosts hold give way."""
+
+PEER_SILENCE_S = 5.0
+"""How long a peer may take for its Hello, or owe chunks and be silent, before the next place is
+asked. A peer that works on them says four times in this time that it lives, and a packet that was
+lost several times in a row has come."""
 
 SHARE_OF_PATIENCE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
@@ -62,7 +80,12 @@ def read_deadline_s(own: Options) -> float:
 
 def patience_s(own: Options) -> float:
     """Return how long those may wait who are told then that they cannot be served now."""
-    return float(own.read_deadline_s) or PATIENCE_S
+    return min(read_deadline_s(own), PATIENCE_S)
+
+
+def place_timeout_s(own: Options) -> float:
+    """Return how long one place may take for what a guest waits for."""
+    return (float(own.read_deadline_s) or PATIENCE_S) * SHARE_OF_PATIENCE
 
 
 def check(own: Options) -> None:
@@ -70,8 +93,10 @@ def check(own: Options) -> None:
 
     What may work later, such as an address that is not there yet, is tried while guests are served.
 
-    :raises errors.Unusable: an address is none, or there is no such group
+    :raises errors.Unusable: an address is none, there is no such group, or variants exclude each
+        other
     """
+    variants.check(own.variants)
     for name in ("peer_listen", "metrics_listen"):
         if address := own[name]:
             try:
@@ -102,9 +127,11 @@ def disk_policy(chosen: str, folder: str) -> str:
 
 def read_ahead(own: Options) -> readahead.Predictor:
     """Return what says which part of an image to fetch before a guest asks for it."""
-    is_by_units = own.read_ahead_by == "units"
+    if Variant.NO_READ_AHEAD in own.variants:
+        return readahead.ReadAhead(0)
+    is_by_units = Variant.READ_AHEAD_BY_UNITS in own.variants
     make = unit_ahead.UnitAhead if is_by_units else readahead.ReadAhead
-    return make(own.read_ahead_limit_bytes)
+    return make(READ_AHEAD_LIMIT_BYTES)
 
 
 def whole_limits(own: Options) -> wholeness.Limits:
@@ -113,9 +140,15 @@ def whole_limits(own: Options) -> wholeness.Limits:
     return wholeness.Limits(bytes_s, boot_memory.IDLE_S, boot_memory.LONGEST_S)
 
 
+def boot_memory_of(own: Options) -> boot_memory.BootMemory:
+    """Return what holds boot images while guests boot."""
+    limit_bytes: int = own.boot_memory_limit_bytes
+    return boot_memory.BootMemory(limit_bytes, boot_memory.IDLE_S, boot_memory.LONGEST_S)
+
+
 def boot_limits(own: Options) -> boot_recording.Limits:
     """Return which boots are recorded, and for how long."""
-    longest_s = boot_recording.LONGEST_S if own.record_boots else 0.0
+    longest_s = boot_recording.LONGEST_S if own.boot_memory_limit_bytes else 0.0
     return boot_recording.Limits(longest_s, boot_recording.IDLE_S, boot_recording.BOOTS)
 
 
@@ -135,14 +168,14 @@ def reachable_at(own: Options) -> str:
 
     :raises errors.Unusable: they could not use it
     """
-    address: str = own.peer_address or own.peer_listen
+    address: str = own.peer_listen
     try:
         ip, _ = ring.parse_address(address)
     except ValueError as e:
-        raise errors.Unusable("[acstor_agent] peer_address", str(e)) from e
+        raise errors.Unusable("[acstor_agent] peer_listen", str(e)) from e
     if fault := ring.address_fault(ip):
         raise errors.Unusable(
-            "[acstor_agent] peer_address",
+            "[acstor_agent] peer_listen",
             f"the decision service cannot tell others to ask {address}: it is {fault}",
             "Set it to the address and port under which they reach this host",
         )
@@ -150,16 +183,14 @@ def reachable_at(own: Options) -> str:
 
 
 def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
-    """Return the files that prove who this host is: in the state folder, or where options say."""
-    usual = identity_files.files_in(pathlib.Path(own.state_dir) / "identity")
-    named = {"ca": own.peer_tls_ca, "certificate": own.peer_tls_cert, "key": own.peer_tls_key}
-    found = usual._replace(**{name: pathlib.Path(path) for name, path in named.items() if path})
-    return identity_files.IdentityFiles(here, found)
+    """Return the files that prove who this host is."""
+    folder = pathlib.Path(own.identity_dir or pathlib.Path(own.state_dir) / "identity")
+    return identity_files.IdentityFiles(here, identity_files.files_in(folder))
 
 
 def naming(own: Options) -> identity_.Identity:
     """Return what hosts mean by the same chunk."""
-    return identity_.ByContent() if own.content_exchange else identity_.ByPlace()
+    return identity_.ByPlace() if Variant.BY_PLACE in own.variants else identity_.ByContent()
 
 
 def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
@@ -168,24 +199,48 @@ def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
     :param has_others: where there is no v-node table yet one is to come
     """
     return settings_.Settings(
-        timeout_s=patience_s(own) * SHARE_OF_PATIENCE,
+        timeout_s=place_timeout_s(own),
         background_limit=exchange_.AHEAD,
-        copies_limit=own.copies_limit,
+        copies_limit=0 if Variant.NO_COPY_HINTS in own.variants else COPIES_LIMIT,
         lost_after_s=own.lost_after_s,
         has_others=has_others,
-        topology=topology(own.advertise_to),
-        may_race=own.race_slow_answers,
+        topology=topology(own),
+        may_race=Variant.NO_RACES not in own.variants,
     )
 
 
-def topology(name: str) -> neighbours.Topology | None:
+def topology(own: Options) -> neighbours.Topology | None:
     """Return whom to advertise to; None for nobody."""
-    return None if name == "none" else neighbours.Topology(name)
+    if Variant.NO_ADVERTISEMENTS in own.variants:
+        return None
+    if Variant.ADVERTISE_FULL in own.variants:
+        return neighbours.Topology.FULL
+    is_by_place = Variant.ADVERTISE_NEAREST in own.variants
+    return neighbours.Topology.NEAREST if is_by_place else neighbours.Topology.RING
 
 
-def unmatched_limit(chunks: int) -> int | None:
-    """Return how many chunks may be prefetched and unread; None for any number."""
-    return None if chunks < 0 else chunks
+def may_refer(own: Options) -> bool:
+    """Say whether busy hosts may name others to ask instead."""
+    return Variant.NO_REFERRALS not in own.variants
+
+
+def unmatched_limit(own: Options) -> int | None:
+    """Return how many chunks of an image may be prefetched and unread; None for any number."""
+    if Variant.NO_PREFETCH in own.variants:
+        return 0
+    return None if Variant.UNBOUNDED_PREFETCH in own.variants else prefetch.LIMIT
+
+
+def cache_policy(own: Options) -> str:
+    """Return which chunk makes room for a new one: the least recently used, unless said."""
+    if Variant.CACHE_LFU in own.variants:
+        return "lfu"
+    return "fifo" if Variant.CACHE_FIFO in own.variants else "lru"
+
+
+def peer_limits() -> peer_net.Limits:
+    """Return what bounds connections with peers."""
+    return peer_net.Limits(hello_s=PEER_SILENCE_S, silence_s=PEER_SILENCE_S)
 
 
 def peer_security(own: Options) -> peer_net.Security:
@@ -216,7 +271,7 @@ def peer_credentials(
         if own.peer_security is not None:
             LOG.warning("[acstor_agent] peer_security = insecure: %s", INSECURE)
         return None
-    made = peer_net.Credentials(identity_, security, own.peer_certificate_grace_s)
+    made = peer_net.Credentials(identity_, security, certificates.GRACE_S)
     made.look()
     if not made.is_there and not may_come_later:
         files = ", ".join(str(path) for path in identity_.files[:3])

@@ -59,7 +59,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
         own.cache_dir,
         own.cache_limit_bytes,
         slab_bytes,
-        own.cache_policy,
+        settings.cache_policy(own),
         io=io,
         pins=promised.pins,
     )

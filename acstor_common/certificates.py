@@ -30,8 +30,11 @@ from acstor_common import signing
 
 BACKDATE_S: Final = 300
 GRACE_S: Final = 7 * 86400
-"""How long after its end a certificate is taken where nothing else is said: who could renew it may
-have been away."""
+"""How long after its end a certificate is taken: who could renew it may have been away, for longer
+than a weekend. The decision service and the listener beside Glance count it alike."""
+CA_FILE: Final = "ca.pem"
+CA_KEY_FILE: Final = "ca.key.pem"
+"""What the certificate and the key of an authority are called in its folder."""
 MAX_CERTIFICATE_BYTES: Final = 16 * 1024
 MAX_BUNDLE_BYTES: Final = 256 * 1024
 _USES: Final = {

@@ -51,6 +51,9 @@ MAX_IMAGES = 1024
 MAX_WHY = 255
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
+COLLECTION_S = 5.0
+"""Between two samples of a host, and two rounds of the service, which all must agree about. 1,000
+hosts send 200 samples a second; of a burst that is shorter v-nodes would come back too late."""
 LEAST_INTERVAL_S = 0.001
 """Of a collection: bytes a second of a shorter one could be more than a float can be."""
 MAX_PAYLOAD = 4 * 1024 * 1024

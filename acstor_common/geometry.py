@@ -76,8 +76,9 @@ class Geometry:
         (3, None, None)
         """
         chunk_no, start = divmod(offset, self.chunk_bytes)
-        is_whole = not start and 0 <= chunk_no < self.chunk_count
-        return chunk_no if is_whole and length == self.chunk_length(chunk_no) else None
+        left = self.size_bytes - offset
+        is_whole = not start and 0 <= chunk_no and 0 < left
+        return chunk_no if is_whole and length == min(self.chunk_bytes, left) else None
 
     def pieces(self, offset: int, length: int) -> Iterator[Piece]:
         """Cut a byte range into its chunks; what lies past the end of the image is left out."""

@@ -102,9 +102,10 @@ class Content(NamedTuple):
 
     def matches(self, data: bytes | bytearray | memoryview) -> bool:
         """Say whether ``data`` is this content; a keyed one matches nothing without its key."""
-        if not is_keyed(self.cid):
-            return cid_of(data) == self.cid
-        return any(cid_of(data, key) == self.cid for key in self.keys)
+        cid, keys = self
+        if not is_keyed(cid):
+            return cid_of(data) == cid
+        return any(cid_of(data, key) == cid for key in keys)
 
 
 def cid_of(data: bytes | bytearray | memoryview, key: ScopeKey | None = None) -> Cid:

@@ -218,7 +218,8 @@ def encode_get(get: Get) -> bytes:
     shared = first.image_id, first.timeout_ms, first.mode, first.priority
     body = [_HEAD.pack(ids.image_id_bytes(first.image_id), *shared[1:])]
     for request_id, image_id, offset, length, proof, mode, priority, timeout_ms in get.requests:
-        _require((image_id, timeout_ms, mode, priority) == shared, "a Get of several kinds")
+        if (image_id, timeout_ms, mode, priority) != shared:
+            raise ValueError("a Get of several kinds")
         body.append(_CHUNK.pack(request_id, offset, length, proof))
     return b"".join(body)
 

@@ -25,6 +25,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import sealed
 from acstor_common import signing
+from acstor_decision import conf as decision_conf
 from acstor_decision import enrolments
 from acstor_decision import trust
 from acstor_decision.core import enrolment
@@ -90,29 +91,30 @@ class Keeper:
 
     def ca(self) -> bytes:
         """Return the authorities that hosts are to trust (PEM), the one that issues first."""
-        if self._own.ca_cert_file:
-            return self._own_ca(self._own.ca_cert_file)
+        if self._own.ca_dir:
+            return self._own_ca(pathlib.Path(self._own.ca_dir, certificates.CA_FILE))
         rows = _told(self._keys(CA), self._wall())
         return b"".join(row.certificate.encode() for row in rows)
 
-    def _own_ca(self, path: str) -> bytes:
-        bundle = _file(path, "ca_cert_file")
+    def _own_ca(self, path: pathlib.Path) -> bytes:
+        bundle = _file(path)
         try:
             certificates.read_ca(bundle)
         except errors.NotAuthentic as e:
-            raise errors.Unusable(f"[acstor_decision] ca_cert_file = {path}", e.why) from e
+            raise errors.Unusable(f"[acstor_decision] ca_dir: {path}", e.why) from e
         return bundle
 
     def authority(self) -> certificates.Authority:
         """Return the authority that issues now."""
-        if not self._own.ca_cert_file:
+        if not self._own.ca_dir:
             row = _in_use(self._keys(CA), self._wall())
             return certificates.Authority(row.certificate.encode(), row.secret_key.encode())
-        bundle, key = self.ca(), _file(self._own.ca_key_file, "ca_key_file")
+        bundle = self.ca()
+        key = _file(pathlib.Path(self._own.ca_dir, certificates.CA_KEY_FILE))
         try:
             return certificates.Authority(bundle, key)
         except errors.NotAuthentic as e:
-            raise errors.Unusable("[acstor_decision] ca_cert_file, ca_key_file", e.why) from e
+            raise errors.Unusable(f"[acstor_decision] ca_dir = {self._own.ca_dir}", e.why) from e
 
     def keys(self, kind: str) -> list[models.AuthorityKey]:
         """Return the keys of a kind in the database, the newest first; make the first one."""
@@ -236,8 +238,8 @@ class Keeper:
         :raises enrolment.Refused: it is not gone
         """
         now_s = self._wall()
-        row, own = self._store.host(host), self._own
-        if row and (row.seen_s or 0.0) >= now_s - own.dead_after * own.collection_s:
+        row = self._store.host(host)
+        if row and (row.seen_s or 0.0) >= now_s - decision_conf.silent_after_s(self._own):
             raise enrolment.Refused(
                 host,
                 None,
@@ -247,13 +249,11 @@ class Keeper:
         return self._store.forget_host(host, lambda row: enrolments.free(row, now_s))
 
 
-def _file(path: str, option: str) -> bytes:
-    if not path:
-        raise errors.Unusable(f"[acstor_decision] {option}", "it is not set")
+def _file(path: pathlib.Path) -> bytes:
     try:
-        return pathlib.Path(path).read_bytes()
+        return path.read_bytes()
     except OSError as e:
-        raise errors.Unusable(f"[acstor_decision] {option} = {path}", e.strerror or str(e)) from e
+        raise errors.Unusable(f"[acstor_decision] ca_dir: {path}", e.strerror or str(e)) from e
 
 
 def _made(kind: str, now_s: float, from_s: float) -> models.AuthorityKey:

@@ -12,6 +12,7 @@ from oslo_config import cfg
 from oslo_db import options as db_options
 
 from acstor_common import conf as common_conf
+from acstor_common import decision_api
 from acstor_decision.core import decider
 from acstor_decision.core import members
 
@@ -32,19 +33,12 @@ OPTS = [
         "instances on one host, mysql://user:password@host/database or etcd3+http://host:2379 for "
         "instances on several.",
     ),
-    cfg.FloatOpt(
-        "collection_s",
-        default=5.0,
-        min=0.1,
-        max=3600.0,
-        help="Time between two rounds. The agents' option of the same name must have this value.",
-    ),
     cfg.IntOpt(
         "dead_after",
         default=6,
         min=2,
-        help="Collections without a sample after which a host is taken off the ring. If more than "
-        "half of the hosts fall silent, all stay: then the bus has failed, not they.",
+        help="Collections, of 5 s each, without a sample after which a host is taken off the ring. "
+        "If more than half of the hosts fall silent, all stay: then the bus has failed, not they.",
     ),
     cfg.ListOpt(
         "allowed_hosts",
@@ -65,35 +59,12 @@ OPTS = [
         help="A host is overloaded when its links carry more than this share of their rate, in the "
         "busier direction, chunks included.",
     ),
-    cfg.IntOpt(
-        "overload_collections",
-        default=2,
-        min=1,
-        help="Overloaded collections in a row of one host after which v-nodes move. 1 lets every "
-        "burst move them.",
-    ),
-    cfg.FloatOpt(
-        "least_moved",
-        default=0.05,
-        min=0.0,
-        max=1.0,
-        help="Traffic moves v-nodes only if hosts that are overloaded lose more than this share of "
-        "theirs: what moves has to be fetched again.",
-    ),
     cfg.StrOpt(
         "switch_loads",
         default="none",
         help="What knows how busy the switches are: none, static, hosts, prometheus or the name of "
         "an installed plug-in. Where most switches of a level are busy, homes of racks ask those "
         "beneath it and not those of all hosts.",
-    ),
-    cfg.BoolOpt(
-        "spare_source",
-        default=True,
-        help="Whether the home of a group of near hosts asks, before it reads the source, the home "
-        "of all hosts, or that beneath a level whose switches are busy: then the source is read "
-        "once. False lets every group read the source for "
-        "itself, for where the way to the source is better than that between groups.",
     ),
     cfg.StrOpt(
         "enrolment",
@@ -114,28 +85,16 @@ OPTS = [
         "lets a stolen key be of use for a shorter time, also where nobody notices the theft.",
     ),
     cfg.StrOpt(
-        "ca_cert_file",
-        default="",
-        help="Certificate (PEM) of an authority of your own that issues the hosts' certificates; "
-        "others that hosts are to trust, a former one for instance, may stand behind it. Empty: "
-        "one is made at the first start and kept in the database.",
-    ),
-    cfg.StrOpt(
-        "ca_key_file",
-        default="",
-        help="Key (PEM, without a password) of the first certificate in ca_cert_file.",
+        "ca_dir",
+        help="Folder of an authority of your own that issues the hosts' certificates: ca.pem, its "
+        "certificate, behind which others may stand that hosts are to trust, a former one for "
+        "instance, and ca.key.pem, its key without a password. By default one is made at the "
+        "first start and kept in the database.",
     ),
     cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9465",
         help="Address and port of the Prometheus endpoint; empty turns it off.",
-    ),
-    cfg.IntOpt(
-        "traffic_history_s",
-        default=3600,
-        min=0,
-        help="For how many seconds the traffic of each collection is kept in the database. 1,000 "
-        "hosts make 200 rows a second.",
     ),
 ]
 
@@ -164,18 +123,18 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
     """Return what membership and overload are measured with."""
     return members.Limits(
-        collection_s=own.collection_s,
+        collection_s=decision_api.COLLECTION_S,
         dead_after=own.dead_after,
         overload_share=own.overload_share,
-        overload_collections=own.overload_collections,
         allowed=own.allowed_hosts,
     )
 
 
+def silent_after_s(own: cfg.ConfigOpts.GroupAttr) -> float:
+    """Return for how long a host may be silent before it is gone."""
+    return float(own.dead_after * decision_api.COLLECTION_S)
+
+
 def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.Policy:
     """Return what tables are decided by."""
-    return decider.Policy(
-        least_moved=own.least_moved,
-        may_remap=own.remap,
-        spares_source=own.spare_source,
-    )
+    return decider.Policy(may_remap=own.remap)

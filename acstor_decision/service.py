@@ -50,6 +50,9 @@ waits somewhat longer before it says that a host did not hear of one."""
 TOLD_WITHIN = 2
 """Collections in which a host that heard of a task tells so, and is heard."""
 FORGET_EVERY_S = 3600.0
+TRAFFIC_KEPT_S = 3600
+"""For so long the traffic of each collection stays in the database, to be looked at when something
+was slow. 1,000 hosts make 200 rows a second."""
 TABLES_KEPT = 200
 """V-node tables that stay in the database. One of 1,000 hosts has 84 KiB, or 321 KiB where every
 tenth v-node has moved."""
@@ -250,7 +253,7 @@ class Service:
             decision = decider.Decision(self.decider.table, decider.Reason.EPOCH, 0)
         if decision is not None:
             self._put_in_force(decision)
-        elif self._clock() - self._published_s > self.own.collection_s:
+        elif self._clock() - self._published_s > decision_api.COLLECTION_S:
             self._help_stragglers()
         self._give_again()
 
@@ -261,8 +264,8 @@ class Service:
             for host, sample in self._fresh.items()
             if ids.HostId(host) in self.members
         }
-        self._store.note_samples(rows, self.own.traffic_history_s)
-        self._store.forget_traffic(self._wall() - self.own.traffic_history_s)
+        self._store.note_samples(rows)
+        self._store.forget_traffic(self._wall() - TRAFFIC_KEPT_S)
         if self._clock() >= self._forgets_s:
             self._store.forget_images_of_silent(self._wall() - held_images.KEPT_S)
             self._forgets_s = self._clock() + FORGET_EVERY_S
@@ -343,7 +346,7 @@ class Service:
     def _give_again(self) -> None:
         """Give tasks again that were lost on their way, to hosts that can be heard."""
         now_s = self._wall()
-        due_s = now_s - TOLD_WITHIN * self.own.collection_s
+        due_s = now_s - TOLD_WITHIN * decision_api.COLLECTION_S
         for given in self._store.unheard_tasks(now_s - GIVE_AGAIN_S):
             if given.host not in self._fresh or given.given_s > due_s:
                 continue

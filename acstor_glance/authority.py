@@ -6,6 +6,7 @@ away, and what nobody has said yet is believed of nobody.
 """
 
 import logging
+import pathlib
 import threading
 
 import msgspec
@@ -21,6 +22,7 @@ from acstor_glance import proofs
 
 LOG = logging.getLogger(__name__)
 
+CA_FILE, SIGNERS_FILE = "ca.pem", "signers.pem"
 ASK_EVERY_S = 60.0
 ASK_AGAIN_S = 5.0
 MAX_ANSWER_BYTES = 1 << 22
@@ -77,13 +79,13 @@ class Authority:
         :raises OSError: a file cannot be read
         """
         own = self._conf.acstor_glance
-        if own.trusted_ca_file or own.trusted_signers_file:
-            ca, signers = (_read(path) for path in (own.trusted_ca_file, own.trusted_signers_file))
+        if own.trusted_dir:
+            ca, signers = (pathlib.Path(own.trusted_dir, name) for name in (CA_FILE, SIGNERS_FILE))
             try:
-                self._trust = checked(ca, signers, {})
+                told = _read(signers) if signers.exists() else b""
+                self._trust = checked(_read(ca), told, {})
             except errors.NotAuthentic as exc:
-                files = f"{own.trusted_ca_file}, {own.trusted_signers_file}"
-                raise errors.Unusable(files, str(exc)) from exc
+                raise errors.Unusable(own.trusted_dir, str(exc)) from exc
             return
         answer = self._service.get("/v1/authority", _Answer, MAX_ANSWER_BYTES)
         self._trust = checked(answer.ca.encode(), answer.signers.encode(), answer.revoked)
@@ -101,8 +103,6 @@ def checked(ca: bytes, signers: bytes, revoked: dict[str, int]) -> proofs.Trust:
     return proofs.Trust(ca, signing.read_public_keys(signers) if signers else (), revoked)
 
 
-def _read(path: str | None) -> bytes:
-    if not path:
-        return b""
-    with open(path, "rb") as file:
+def _read(path: pathlib.Path) -> bytes:
+    with path.open("rb") as file:
         return file.read(certificates.MAX_BUNDLE_BYTES)

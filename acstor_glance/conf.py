@@ -12,11 +12,8 @@ from typing import Any
 
 from keystoneauth1 import loading
 from oslo_config import cfg
-from oslo_config import types
 
 from acstor_common import conf as common_conf
-from acstor_common import errors
-from acstor_common import geometry
 from acstor_common import scope
 from acstor_glance import sandbox
 
@@ -29,13 +26,6 @@ OPTS = [
         help="Folder for chunk maps that wait for their image to become active, and for claims. "
         "Give the listener the user and the folder of the Glance service of its host: then it "
         "finishes what a Glance process that was stopped has begun.",
-    ),
-    cfg.Opt(
-        "chunk_size_bytes",
-        type=types.Integer(min=geometry.MIN_CHUNK_BYTES, max=geometry.MAX_CHUNK_BYTES),
-        default=geometry.DEFAULT_CHUNK_BYTES,
-        help="Chunk size of images that are prepared from now on; a power of two. Images share "
-        "content only with images of the same chunk size.",
     ),
     cfg.StrOpt(
         "dedup_scope",
@@ -68,14 +58,6 @@ OPTS = [
         "a file in one of them is read there, holes are skipped and a stopped run goes on where "
         "it was; others are read through Glance's API.",
     ),
-    cfg.IntOpt(
-        "reconcile_interval_s",
-        default=300,
-        min=1,
-        max=86400,
-        help="How often the listener goes through all images for those that no message told it "
-        "of, and through all artefacts for those that nobody needs any more.",
-    ),
     cfg.BoolOpt(
         "protect_used_images",
         default=True,
@@ -91,21 +73,11 @@ OPTS = [
         "Listeners on several hosts need a service that all of them reach; without one an image "
         "may be prepared twice, which wastes work and harms nothing.",
     ),
-    cfg.ListOpt(
-        "notification_topics",
-        default=["notifications"],
-        help="Topics of Glance's notifications: [oslo_messaging_notifications] topics there.",
-    ),
     cfg.StrOpt(
         "notification_exchange",
         default="glance",
-        help="Exchange of Glance's notifications: [DEFAULT] control_exchange there.",
-    ),
-    cfg.StrOpt(
-        "notification_pool",
-        default="acstor",
-        help="Name of the listeners' own queue, so that other consumers of the same topics get "
-        "every message too. All listeners of a cloud share one name.",
+        help="Exchange of Glance's notifications: [DEFAULT] control_exchange there. Their topics "
+        "are those of [oslo_messaging_notifications] topics here, as there.",
     ),
     cfg.StrOpt(
         "boot_images",
@@ -134,13 +106,10 @@ OPTS = [
         "message bus are believed; the one of Keystone's catalog by default.",
     ),
     cfg.StrOpt(
-        "trusted_ca_file",
-        help="PEM file of the authorities that issue the hosts' certificates, for clouds without "
-        "the decision service. With this or trusted_signers_file it is not asked.",
-    ),
-    cfg.StrOpt(
-        "trusted_signers_file",
-        help="PEM file of the public keys that sign requests to prepare an image.",
+        "trusted_dir",
+        help="For clouds without the decision service, which is not asked then: folder with "
+        "ca.pem, the authorities that issue the hosts' certificates, and, if there are any, "
+        "signers.pem, the public keys that sign requests to prepare an image.",
     ),
     cfg.StrOpt(
         "metrics_listen",
@@ -163,10 +132,8 @@ def load(conf: cfg.ConfigOpts, args: Sequence[str], prog: str, read: Callable[..
 
     :param read: a service's way to do so or a command's, of :mod:`acstor_common.conf`
     :raises cfg.Error: there is no such file, or some option's value makes no sense
-    :raises errors.Unusable: an option makes no sense
     """
     read(conf, args, prog, register_opts, [*list_opts(), (GROUP, _sign_in_options())])
-    check(conf)
 
 
 def _sign_in_options() -> list[cfg.Opt]:
@@ -194,17 +161,3 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 def state_dir(conf: cfg.ConfigOpts) -> pathlib.Path:
     """Return the folder of what must survive a restart."""
     return pathlib.Path(conf.acstor_glance.state_dir)
-
-
-def check(conf: cfg.ConfigOpts) -> None:
-    """Check what one option's type cannot.
-
-    :raises errors.Unusable: some value makes no sense
-    """
-    own = conf.acstor_glance
-    if not geometry.is_chunk_size(own.chunk_size_bytes):
-        raise errors.Unusable(
-            "[acstor_glance] chunk_size_bytes",
-            f"{own.chunk_size_bytes} is no power of two from {geometry.MIN_CHUNK_BYTES} to "
-            f"{geometry.MAX_CHUNK_BYTES}",
-        )

@@ -109,14 +109,13 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
 
     def _hash(self, staged: pathlib.Path, spool: glance_spool.Spool) -> tuple[artefacts.State, str]:
         """Make the map in the spool; return what is to be said on the image."""
-        own = self._conf.acstor_glance
         try:
             with self._naming() as naming:
                 summary = prehash.prehash(
                     staged,
                     spool.path(self._image_id),
                     self._image_id,
-                    chunk_bytes=own.chunk_size_bytes,
+                    chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
                     workers=prehash.SERVICE_THREADS,
                     naming=naming,
                 )

@@ -34,6 +34,10 @@ from acstor_glance import work_queue
 
 LOG = logging.getLogger(__name__)
 
+RECONCILE_INTERVAL_S = 300.0
+"""How often it goes through all images for those that no message told it of, and through all
+artefacts for those that nobody needs any more.  10,000 images are 100 pages of Glance's API."""
+
 SOON_S = 10.0
 """How long after a failure of Glance everything is looked at again."""
 
@@ -156,7 +160,7 @@ class Listener:
 
     def _until_next(self, retry_at: datetime.datetime | None) -> float:
         """Return how long to wait after a whole pass: for the next one, or a due attempt."""
-        interval_s = float(self._conf.reconcile_interval_s)
+        interval_s = RECONCILE_INTERVAL_S
         if retry_at is None:
             return interval_s
         due_s = (retry_at - datetime.datetime.now(datetime.UTC)).total_seconds()

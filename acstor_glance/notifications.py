@@ -23,6 +23,9 @@ from acstor_common import message_bus
 
 LOG = logging.getLogger(__name__)
 
+POOL = "acstor"
+"""Name of the listeners' own queue, which all of them share: other consumers of the same topics get
+every message, too."""
 EVENTS = ("image.activate", "image.update", "image.delete")
 
 Seen = Callable[[str, ids.ImageId], None]
@@ -92,12 +95,12 @@ class Listening:
         self._thread.start()
 
     def _start(self) -> None:
-        own = self._conf.acstor_glance
+        own, topics = self._conf.acstor_glance, self._conf.oslo_messaging_notifications.topics
         targets = [
             oslo_messaging.Target(topic=topic, exchange=own.notification_exchange)
-            for topic in own.notification_topics
+            for topic in topics
         ]
-        topics = ", ".join(own.notification_topics)
+        named = ", ".join(topics)
 
         def make() -> Any:
             return oslo_messaging.get_notification_listener(
@@ -105,13 +108,13 @@ class Listening:
                 targets,
                 [Endpoint(self._seen)],
                 executor="threading",
-                pool=own.notification_pool,
+                pool=POOL,
                 allow_requeue=True,
             )
 
-        self._listener = message_bus.start(make, topics, self._stopping)
+        self._listener = message_bus.start(make, named, self._stopping)
         if self._listener is not None:
-            LOG.info("listening for notifications on topics %s", topics)
+            LOG.info("listening for notifications on topics %s", named)
 
     def stop(self) -> None:
         """Take no more messages; those that were not taken wait in the pool's queue."""

@@ -55,6 +55,9 @@ READ_BYTES = 512 * geometry.KIB
 PIECE_BYTES = 1 * geometry.MIB
 """What is handed from the threads that name chunks to the one that computes the image's hash."""
 MAX_DEFAULT_WORKERS = 8
+SERVICE_CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
+"""Of the images that a service prepares. All have one size, since images share content only with
+those of the same."""
 SERVICE_THREADS = 2
 """Threads that hash an image's file beside a service. One computes the hash that Glance has of it,
 which takes longer than all else: naming the chunks beside it costs no time (benchmark P9c)."""

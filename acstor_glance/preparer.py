@@ -187,7 +187,7 @@ class Preparer:
                 self._hash_file(image, path, naming, counted)
                 return
             with self.spool.scratch() as file, self._images.opened(image["id"]) as pieces:
-                chunk_bytes = self._conf.chunk_size_bytes
+                chunk_bytes = prehash.SERVICE_CHUNK_BYTES
                 stream_prehash.write_map(image, pieces, chunk_bytes, file, counted, naming)
                 self._publish(image, file)
 
@@ -204,7 +204,7 @@ class Preparer:
             path,
             map_path,
             image_id,
-            chunk_bytes=self._conf.chunk_size_bytes,
+            chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
             os_hash=image_record.os_hash_of(image),
             workers=prehash.SERVICE_THREADS,
             progress=progress,

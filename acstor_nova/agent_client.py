@@ -18,6 +18,9 @@ from acstor_common import errors
 from acstor_common import geometry
 
 READ_BYTES = 64 * 1024
+TIMEOUT_S = 45.0
+"""How long Nova waits for an answer before it makes a disk without acstor.  The agent may still get
+an image's chunk map for 30 s, and says then that it cannot."""
 
 
 class AgentClient:

@@ -109,7 +109,7 @@ def _nova() -> Finding:
 def _agent(conf: cfg.ConfigOpts) -> Iterator[Finding]:
     own = conf.acstor
     try:
-        status = agent_client.AgentClient(own.control_socket, own.agent_timeout_s).status()
+        status = agent_client.AgentClient(own.control_socket, agent_client.TIMEOUT_S).status()
     except (errors.AgentUnreachable, errors.AgentRefused) as e:
         remedy = "Is acstor-agent running, and may this user (Nova's) use its socket?"
         yield Finding("agent", Level.ERROR, str(e), remedy)

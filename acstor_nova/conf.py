@@ -10,25 +10,6 @@ from oslo_config import cfg
 import acstor_common.conf
 
 OPTS = [
-    cfg.FloatOpt(
-        "agent_timeout_s",
-        default=45.0,
-        min=0.1,
-        help="How long Nova waits for an answer of the agent before it makes a disk without "
-        "acstor. It should be longer than 30 s, and than the agent's read_deadline_s: until then "
-        "the agent may still get an image's chunk map.",
-    ),
-    cfg.StrOpt(
-        "disk_cachemode",
-        default="writeback",
-        choices=[
-            ("writeback", "reads go through the page cache, which all instances share"),
-            ("none", "O_DIRECT: every read of a guest reaches the agent"),
-            ("nova", "what Nova chooses"),
-        ],
-        help="Cache mode of root disks that lie on a mirror. [libvirt] disk_cachemodes is "
-        "preferred where it names one for files.",
-    ),
     cfg.StrOpt(
         "disk_errors",
         default="pause",
@@ -47,12 +28,6 @@ OPTS = [
             ("attach", "only make it ready to be read"),
         ],
         help="What Nova's request to cache an image (openstack aggregate cache image) does.",
-    ),
-    cfg.FloatOpt(
-        "precache_timeout_s",
-        default=3600.0,
-        min=1,
-        help="How long such a request may take for one image.",
     ),
 ]
 

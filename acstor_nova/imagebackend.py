@@ -33,6 +33,11 @@ ASK_AGAIN_S = 0.5
 AGENT_WAIT_S = 60.0
 """How long the start of an instance on a mirror waits for an agent that is not there yet, as after
 a reboot of the host, where both start at once; then it fails."""
+CACHEMODE = "writeback"
+"""Of root disks on a mirror: reads go through the page cache, which all instances share.  Where an
+operator names one for files in [libvirt] disk_cachemodes, that is used."""
+PRECACHE_TIMEOUT_S = 3600.0
+"""How long a request to cache an image may take.  40 GB come over 100 Mbit/s in that time."""
 SWITCH_OFF_S = 2.0
 """An agent that hangs keeps no instance longer from being switched off."""
 ROOT_DISKS = frozenset({"disk", "disk.rescue"})
@@ -77,7 +82,7 @@ class Host:
     def agent(self) -> agent_client.AgentClient:
         """The agent; asking it may fail."""
         own = self.seams.conf.acstor
-        return agent_client.AgentClient(own.control_socket, own.agent_timeout_s)
+        return agent_client.AgentClient(own.control_socket, agent_client.TIMEOUT_S)
 
     def mirror_path(self, image_id: str) -> str:
         """Return where the agent shows an image."""
@@ -306,8 +311,8 @@ class MirrorBase:
     def _choose_cachemode(self, info: Any) -> None:
         conf = self.host.seams.conf
         by_hand = any(mode.startswith("file=") for mode in conf.libvirt.disk_cachemodes)
-        if not by_hand and conf.acstor.disk_cachemode != "nova":
-            info.driver_cache = conf.acstor.disk_cachemode
+        if not by_hand:
+            info.driver_cache = CACHEMODE
 
 
 def _pause_on_errors(info: Any) -> None:
@@ -345,5 +350,5 @@ def precache(host: Host, stock: Callable[[Any, str], bool], context: Any, image_
         host.fall_back(image_id, e.reason, e.why)
         return stock(context, image_id)
     if host.seams.conf.acstor.precache == "full":
-        host.agent.pre_seed(image_id, host.seams.conf.acstor.precache_timeout_s)
+        host.agent.pre_seed(image_id, PRECACHE_TIMEOUT_S)
     return is_new

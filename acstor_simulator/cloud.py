@@ -1,29 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts with caches, a storage, guests that boot: the world that policies act in.
+"""Hosts on a tree of switches, and a storage: the world that policies act in.
 
-What a host does with a chunk is what its agent does: it keeps what it fetched,
-asks for a chunk once however many of its guests want it, and a home reads the
-storage once however many hosts ask.  It notes how long it waited for whom, as its
+What a host does with a chunk its machine decides, ``acstor_agent.core.transfers``, as in an agent;
+here are the way of each message, and the storage.  A host notes how long it waited for whom, as its
 samples tell it.  What is left out is listed in doc/source/contributor/simulator.rst.
 """
 
-import collections
 import dataclasses
+import random
+from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Sequence
+from typing import Any
 
-import simpy
-
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import settings as settings_
+from acstor_agent.core.transfers import transfers
+from acstor_agent.core.transfers import want
+from acstor_agent.core.transfers.giving import rights
 from acstor_common import decision_api
 from acstor_common import ids
+from acstor_common import ring
+from acstor_simulator import ahead
+from acstor_simulator import hosts
 from acstor_simulator import network
 from acstor_simulator import topology
 from acstor_simulator import traces
 
-CHUNK_BYTES = 64 * 1024
-HOP_S = 0.0002
-"""A question and its answer between two hosts, without their bytes."""
+CHUNK_BYTES = traces.CHUNK_BYTES
+MESSAGE_S = 0.0001
+"""A message between two hosts, without the bytes of chunks."""
 STORAGE_S = 0.007
 """One range request to the image store, whatever its size (measured on Glance)."""
+NOTHING = ids.Content(ids.ZERO_CID)
 
 
 @dataclasses.dataclass
@@ -34,84 +45,225 @@ class Counts:
     peer: int = 0
 
 
-class Host:
-    """What one host has, what is on its way to it, and what it reads from the storage.
+class Host(hosts.Host):
+    """One host, which notes how long its guests, or those of others, waited for whom.
 
-    :ivar waited: seconds for each chunk of late, by who gave it; None is the storage
+    :ivar images: that its guests have, and what is fetched ahead of them
+    :ivar waited: chunks that came of late, and the seconds that they took, added up, by who gave
+        them; None is the storage
     """
 
-    def __init__(self) -> None:
-        self.cache: set[ids.Cid] = set()
-        self.on_the_way: dict[ids.Cid, simpy.Event] = {}
-        self.reads: dict[ids.Cid, simpy.Event] = {}
-        self.waited: collections.defaultdict[int | None, list[float]] = collections.defaultdict(
-            list
+    world: "Cloud"
+    lag_s = 0.01
+
+    def __init__(
+        self,
+        world: "Cloud",
+        name: ids.HostId,
+        number: int,
+        table: ring.Ring,
+        settings: settings_.Settings,
+        may_refer: bool,
+        urgency: priority.Priority,
+    ) -> None:
+        super().__init__(world, name)
+        self.number, self.may_refer, self._urgency = number, may_refer, urgency
+        self.images: dict[ids.ImageId, ahead.Ahead] = {}
+        self.waited: dict[ids.HostId | None, tuple[int, float]] = {}
+        self._asked_s: dict[int, float] = {}
+        self.core = transfers.Transfers(
+            name,
+            table,
+            cache=self.cache,
+            rights=rights.Rights(name, world.named, identity.ByContent(), self.images),
+            rng=random.Random(f"{world.seed}/{name}"),
+            settings=settings,
         )
 
-    def take_waited(self) -> dict[int | None, decision_api.Timed]:
+    def attach(self, image: traces.Image) -> None:
+        """Have a guest of an image."""
+        if image.image_id not in self.images:
+            self.images[image.image_id] = ahead.Ahead(self, image.chunks, self.cache)
+
+    def have(self, chunk: want.Want, done: Callable[[], None], guest: Hashable = None) -> bool:
+        """Have a chunk for a guest.
+
+        :param done: is called when it is there, unless it is now
+        :param guest: has turns of his own at the storage
+        :return: it is there
+        """
+        prefetching = self.images[chunk.image_id]
+        if chunk.cid in self.cache:
+            prefetching.read(chunk)
+            return True
+        prefetching.waited_for(chunk)
+
+        def answered(answer: actions.Complete) -> None:
+            assert answer.failure is None, answer.why
+            self.call(given)
+
+        def given() -> None:
+            prefetching.read(chunk)
+            done()
+
+        self.read((chunk,), self._urgency, answered, opener=guest)
+        return False
+
+    def _heard(self, heard: actions.Heard) -> None:
+        for prefetching in self.images.values():
+            self.call(prefetching.heard, heard.here)
+
+    def waited_for(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
+        """Note how long somebody waited for chunks; for none if nobody waits any more."""
+        count, before_s = self.waited.get(giver, (0, 0.0))
+        self.waited[giver] = count + chunks, before_s + took_s
+
+    def take_waited(self) -> dict[ids.HostId | None, decision_api.Timed]:
         """Return what came since the last call, by the peer that gave it; None is the storage."""
-        taken, self.waited = self.waited, collections.defaultdict(list)
+        taken, self.waited = self.waited, {}
         return {
-            giver: decision_api.Timed(len(waits) * CHUNK_BYTES, sum(waits))
-            for giver, waits in taken.items()
+            giver: decision_api.Timed(count * CHUNK_BYTES, took_s)
+            for giver, (count, took_s) in taken.items()
         }
+
+    def _ask(self, ask: actions.Ask) -> None:
+        urgent = (attempt.number for attempt in ask.attempts if attempt.priority.is_urgent)
+        self._asked_s.update(dict.fromkeys(urgent, self.world.now))
+        super()._ask(ask)
+
+    def _answered(self, host: ids.HostId, answers: list[Any]) -> None:
+        for answer in answers:
+            asked_s = self._asked_s.pop(answer.number, None)
+            if asked_s is not None and isinstance(answer, actions.Given):
+                self.waited_for(host, self.world.now - asked_s)
+        super()._answered(host, answers)
+
+    def _cancel(self, cancel: actions.Cancel) -> None:
+        asked = (self._asked_s.pop(number, None) for number in cancel.numbers)
+        given_up_s = [self.world.now - asked_s for asked_s in asked if asked_s is not None]
+        timeout_s = self.core.parts.asking.timeout_s
+        took_s = sum(s for s in given_up_s if s < timeout_s)  # else it does not answer at all
+        if took_s:
+            self.waited_for(cancel.host, took_s, chunks=0)
+        super()._cancel(cancel)
 
 
 class Cloud:
-    """The hosts and the network between them, at one moment of virtual time."""
+    """The hosts and the network between them, at one moment of virtual time.
 
-    def __init__(self, tree: topology.Tree) -> None:
-        self.env = simpy.Environment()
-        self.tree = tree
-        self.hosts = [Host() for _ in range(tree.shape.hosts)]
+    :param images: what each of them has, in the order of its chunks
+    """
+
+    def __init__(
+        self, tree: topology.Tree, images: Sequence[traces.Image] = (), seed: int = 0
+    ) -> None:
+        self.agenda = network.Agenda()
+        self.tree, self.seed = tree, seed
         self.counts = Counts()
+        self.hosts: dict[ids.HostId, Host] = {}
+        self._named = {
+            (image.image_id, chunk.offset): ids.Content(chunk.cid)
+            for image in images
+            for chunk in image.chunks
+        }
 
-    def from_storage(self, host: int, cid: ids.Cid) -> network.Waiting:
+    @property
+    def now(self) -> float:
+        """The time, in seconds."""
+        return self.agenda.now
+
+    def add(
+        self,
+        name: ids.HostId,
+        table: ring.Ring,
+        settings: settings_.Settings,
+        may_refer: bool,
+        urgency: priority.Priority,
+    ) -> Host:
+        """Put the next host in its place."""
+        host = Host(self, name, len(self.hosts), table, settings, may_refer, urgency)
+        self.hosts[name] = host
+        return host
+
+    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """Say what an image has somewhere."""
+        return self._named.get((image_id, offset), NOTHING)
+
+    def content_of(self, cid: ids.Cid) -> Any:
+        """Return what stands for the bytes of a chunk: its name."""
+        return cid
+
+    # Time and messages
+
+    def later(self, host: Any, after_s: float, call: Callable[..., None], *what: Any) -> None:
+        """Call something of a host after a while."""
+        self.agenda.after(after_s, call, *what)
+
+    def connection(self, opener: ids.HostId, other: ids.HostId) -> Hashable:
+        """Return the connection that a host has opened to another one."""
+        return opener, other
+
+    def host_of(self, connection: Hashable) -> ids.HostId:
+        """Return who opened a connection."""
+        assert isinstance(connection, tuple)
+        return ids.HostId(connection[0])
+
+    def is_there(self, name: ids.HostId) -> bool:
+        """Say whether a host can be reached."""
+        return name in self.hosts
+
+    def send(
+        self, sender: Host, to: ids.HostId, message: Any, size_bytes: int, urgency: int
+    ) -> bool:
+        """Send something without chunks: it waits in no queue, and takes no room on links."""
+        if not self.is_there(to):
+            return False
+        connection = self.connection(sender.name, to)
+        self.agenda.after(MESSAGE_S, self.hosts[to].receive, sender.name, connection, message)
+        return True
+
+    def send_on(
+        self, connection: Hashable, sender: Host, to: ids.HostId, message: Any, size_bytes: int
+    ) -> None:
+        """Send answers: chunks one after the other, each of which is there for itself."""
+        if not isinstance(message, hosts.Answers):
+            self.agenda.after(MESSAGE_S, self.hosts[to].receive, sender.name, connection, message)
+            return
+        given = [answer for answer in message.answers if isinstance(answer, actions.Given)]
+        others = [answer for answer in message.answers if not isinstance(answer, actions.Given)]
+        arrive, receiver = self._arrive, self.hosts[to]
+        if others:
+            self.agenda.after(MESSAGE_S, arrive, connection, sender, receiver, others, not given)
+        self.counts.peer += len(given)
+        way = self.tree.way(sender.number, receiver.number) if given else ()
+        for answer in given:
+            what = connection, sender, receiver, [answer], answer is given[-1]
+            network.send(self.agenda, way, answer.want.length, MESSAGE_S, arrive, *what)
+
+    def _arrive(
+        self, connection: Hashable, sender: Host, to: Host, answers: list[Any], is_last: bool
+    ) -> None:
+        to.receive(sender.name, connection, hosts.Answers(answers))
+        if is_last:
+            sender.acknowledged(connection)
+
+    # The storage
+
+    def read_source(self, host: Host, read: actions.ReadSource) -> None:
+        """Let the storage give each chunk for itself; it always does."""
+        for index, chunk in enumerate(read.wants):
+            self.from_storage(host, chunk, self._gave, host, read, index, self.now)
+
+    def _gave(self, host: Host, read: actions.ReadSource, index: int, asked_s: float) -> None:
+        if read.priority.is_urgent:
+            host.waited_for(None, self.now - asked_s)
+        told = [(index, self.content_of(read.wants[index].cid))]
+        host.do(host.core.source_gave(self.now, read.number, told))
+
+    def from_storage(
+        self, host: Host, chunk: want.Want, arrive: Callable[..., None], *what: Any
+    ) -> None:
         """Bring a chunk from the storage to a host, past all other hosts."""
         self.counts.storage += 1
-        began_s = self.env.now
-        way = self.tree.way_from_storage(host)
-        yield from network.send(self.env, way, CHUNK_BYTES, STORAGE_S)
-        self.hosts[host].waited[None].append(self.env.now - began_s)
-
-    def from_peer(self, host: int, peer: int) -> network.Waiting:
-        """Bring a chunk from one host's cache to another host."""
-        self.counts.peer += 1
-        yield from network.send(self.env, self.tree.way(peer, host), CHUNK_BYTES, HOP_S)
-
-    def have(self, host: int, cid: ids.Cid, bring: network.Waiting) -> network.Waiting:
-        """Wait until a host has a chunk in its cache.
-
-        :param bring: how it comes there; not used when it is there or on its way
-        """
-        place = self.hosts[host]
-        if cid not in place.cache:
-            yield from self._once(place.on_the_way, cid, bring)
-            place.cache.add(cid)
-
-    def read_through(self, host: int, cid: ids.Cid) -> network.Waiting:
-        """Wait until a host has a chunk that it reads from the storage, and from nobody else."""
-        place = self.hosts[host]
-        if cid not in place.cache:
-            yield from self._once(place.reads, cid, self.from_storage(host, cid))
-            place.cache.add(cid)
-
-    def _once(
-        self, under_way: dict[ids.Cid, simpy.Event], cid: ids.Cid, bring: network.Waiting
-    ) -> network.Waiting:
-        if cid in under_way:
-            yield under_way[cid]
-            return
-        arrived = under_way[cid] = self.env.event()
-        yield from bring
-        del under_way[cid]
-        arrived.succeed()
-
-
-@dataclasses.dataclass
-class Guest:
-    """One guest that boots: where, from what, and how long it took (None until then)."""
-
-    host: int
-    trace: Sequence[traces.Read]
-    booted_s: float | None = None
+        way = self.tree.way_from_storage(host.number)
+        network.send(self.agenda, way, chunk.length, STORAGE_S, arrive, *what)

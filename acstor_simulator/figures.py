@@ -98,7 +98,7 @@ def _figure_11() -> list[Case]:
         )
         for cv in CVS
         for number, (partners, reach) in enumerate(PATTERNS)
-        for policy in run.POLICIES
+        for policy in PAPER
     ]
 
 

@@ -6,10 +6,11 @@ agents would cast; what they decide is the ring from then on.
 """
 
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import NamedTuple
+from typing import Protocol
 
-from acstor_agent.core.exchange import homes
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
@@ -29,12 +30,20 @@ class Figures(NamedTuple):
     """What a host tells of a collection.
 
     :param others: bytes that are not chunks
-    :param peers: what it waited for, by the number of who gave it
+    :param peers: what it waited for, by who gave it
     """
 
     others: decision_api.Traffic
-    peers: dict[int, decision_api.Timed]
+    peers: dict[ids.HostId, decision_api.Timed]
     source: decision_api.Timed
+
+
+class Holding(Protocol):
+    """A host that holds chunks."""
+
+    @property
+    def cache(self) -> Collection[ids.Cid]:
+        """What it holds."""
 
 
 class Table:
@@ -46,73 +55,49 @@ class Table:
     def __init__(self, tree: topology.Tree, near: int | None = None) -> None:
         self.remaps = 0
         self.hosts = [ids.HostId(f"h{number}") for number in range(tree.shape.hosts)]
-        self._numbers = {host: number for number, host in enumerate(self.hosts)}
         self._tree = tree
         vnodes = max(1, min(VNODES, ring.MAX_POINTS // len(self.hosts)))
         hosts = (
             ring.RingHost(host, self.address(number), vnodes, tree.location_of(number))
             for number, host in enumerate(self.hosts)
         )
-        self.ring = ring.Ring(0, ())
-        self.use(ring.Ring(1, tuple(hosts), near))
-        self.former = self.ring
+        self.ring = ring.Ring(1, tuple(hosts), near)
 
     def address(self, number: int) -> str:
         """Return where the agent of a host would listen."""
         return f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:7201"
 
-    def use(self, table: ring.Ring) -> None:
-        """Find homes by this ring from now on, and remember the one before it."""
-        self.former, self.ring = self.ring, table
-        self._groups = [table.group_of(host) for host in self.hosts]
-        self._homes: dict[tuple[int, ids.Cid], int] = {}
-
-    def home_of(self, cid: ids.Cid, reader: int) -> int:
-        """Return the home of a chunk for a reader."""
-        group = self._groups[reader]
-        key = (id(group), cid)  # the group is kept as long as its homes
-        if key not in self._homes:
-            self._homes[key] = self._numbers[group.owners_of(cid, 1)[0]]
-        return self._homes[key]
-
-    def upstreams(self, cid: ids.Cid, home: int, requester: int) -> list[int]:
-        """Return whom a home asks before it reads the storage, as its agent would."""
-        asked_by = None if requester == home else self.hosts[requester]
-        found = homes.upstreams(self.ring, self.former, self.hosts[home], ids.oid_of(cid), asked_by)
-        return [self._numbers[upstream.host] for upstream in found]
-
-    def is_left_to(self, cid: ids.Cid, former: int, requester: int) -> bool:
-        """Say whether a former home leaves the storage to the home that asks it."""
-        return homes.is_left_to(
-            self.ring, self.former, self.hosts[former], ids.oid_of(cid), self.hosts[requester]
-        )
-
-    def collected(self, collection: int, figures: Sequence[Figures], interval_s: float) -> None:
-        """Note a collection: what each host would tell of it."""
+    def collected(
+        self, collection: int, figures: Sequence[Figures], interval_s: float
+    ) -> ring.Ring | None:
+        """Note a collection: what each host would tell of it; return the new ring, if any."""
+        return None
 
 
 class TrafficTable(Table):
     """The ring that the decision service makes of the traffic.
 
-    :param caches: the chunks that each host holds
+    :param held: the hosts, which say what chunks they hold
     :param follows_switches: whether busy switches shorten the ways (S4, Algorithm 2)
     """
 
     def __init__(
         self,
         tree: topology.Tree,
-        caches: Sequence[Collection[ids.Cid]],
+        held: Mapping[ids.HostId, Holding],
         follows_switches: bool = False,
     ) -> None:
         super().__init__(tree)
-        self._caches = caches
+        self._held = held
         self._follows_switches = follows_switches
         self._members = members.Members(members.Limits())
         self._decider = decider.Decider(
             decider.Policy(), self._members, decision_table.from_ring(self.ring)
         )
 
-    def collected(self, collection: int, figures: Sequence[Figures], interval_s: float) -> None:
+    def collected(
+        self, collection: int, figures: Sequence[Figures], interval_s: float
+    ) -> ring.Ring | None:
         """Cast every host's sample to the cores, and use the table that they decide on."""
         now_s = collection * interval_s
         for number, host in enumerate(self.hosts):
@@ -128,9 +113,9 @@ class TrafficTable(Table):
                 interval_s=interval_s,
                 link_bytes_s=int(self._tree.shape.host_rate),
                 total=told.others,
-                sketch=sketch.make(self._caches[number]),
+                sketch=sketch.make(self._held[host].cache),
                 peers={
-                    self.hosts[peer]: decision_api.Exchanged(timed.received, 0, timed)
+                    peer: decision_api.Exchanged(timed.received, 0, timed)
                     for peer, timed in told.peers.items()
                 },
                 source=told.source,
@@ -139,7 +124,9 @@ class TrafficTable(Table):
         loads = self._tree.switch_loads() if self._follows_switches else []
         self._decider.observe(threshold.busy_levels(loads))
         decision = self._decider.decide(now_s)
-        if decision is not None:
-            self._decider.adopt(decision)
-            self.use(decision_table.to_ring(decision.table, self.ring.epoch + 1))
-            self.remaps += 1
+        if decision is None:
+            return None
+        self._decider.adopt(decision)
+        self.ring = decision_table.to_ring(decision.table, self.ring.epoch + 1)
+        self.remaps += 1
+        return self.ring

@@ -6,11 +6,11 @@ Monitoring begins first, as in S4, section 5.6; the guests start together after
 """
 
 import dataclasses
-import itertools
 import random
 import statistics
 from collections.abc import Callable
 
+from acstor_agent.core.transfers import want
 from acstor_common import decision_api
 from acstor_simulator import cloud
 from acstor_simulator import network
@@ -75,23 +75,7 @@ class Result:
         return statistics.fmean(self.boot_s) if self.boot_s else float("nan")
 
 
-def _table(policy: str, world: cloud.Cloud) -> rings.Table:
-    if policy in TRAFFIC_POLICIES:
-        caches = [host.cache for host in world.hosts]
-        return rings.TrafficTable(world.tree, caches, policy == "acstor-switches")
-    return rings.Table(world.tree, rings.POD if policy == "collaborative" else None)
-
-
-def _policy(policy: str, world: cloud.Cloud, table: rings.Table) -> policies.Policy:
-    if policy == "none":
-        return policies.NoCache(world)
-    if policy == "local":
-        return policies.LocalCache(world)
-    return policies.Exchange(world, table)
-
-
-TRAFFIC_POLICIES = ("acstor", "acstor-switches")
-POLICIES = ("none", "local", "collaborative", *TRAFFIC_POLICIES)
+POLICIES = tuple(policies.POLICIES)
 """S4's four; the last one also follows the loads of switches (Algorithm 2)."""
 
 
@@ -107,91 +91,144 @@ def simulate(
     return _Run(scenario, policy, progress).result()
 
 
+class _Guest:
+    """One guest that boots: it thinks and reads, one chunk after the other.
+
+    :param keeps: its host keeps what it reads
+    :param booted: is told how many seconds it needed
+    """
+
+    def __init__(
+        self,
+        host: cloud.Host,
+        image: traces.Image,
+        keeps: bool,
+        booted: Callable[[float], None],
+    ) -> None:
+        host.attach(image)
+        self._host, self._world, self._reads = host, host.world, image.reads
+        self._keeps, self._booted = keeps, booted
+        self._began_s = 0.0
+        self._at = 0
+
+    def start(self) -> None:
+        """Begin to boot."""
+        self._began_s = self._world.now
+        self._think()
+
+    def _think(self) -> None:
+        """Go on where it is, as far as it need not wait."""
+        while self._at < len(self._reads):
+            think_s, chunk = self._reads[self._at]
+            if think_s:
+                self._world.agenda.after(think_s, self._read)
+                return
+            if not self._has(chunk):
+                return
+            self._at += 1
+        self._booted(self._world.now - self._began_s)
+
+    def _read(self) -> None:
+        if self._has(self._reads[self._at].chunk):
+            self._go_on()
+
+    def _has(self, chunk: want.Want) -> bool:
+        """Say whether a chunk is here; else the guest goes on when it is."""
+        if self._keeps:
+            return self._host.have(chunk, self._go_on, self)
+        self._world.from_storage(self._host, chunk, self._go_on)
+        return False
+
+    def _go_on(self) -> None:
+        self._at += 1
+        self._think()
+
+
 class _Run:
     def __init__(self, scenario: Scenario, policy: str, progress: Callable[[int], None]) -> None:
         rng = random.Random(scenario.seed)
         self._tree = topology.Tree(scenario.shape)
-        self._world = cloud.Cloud(self._tree)
-        hosts = scenario.shape.hosts
+        count = scenario.shape.hosts
         self._loads = traffic.draw_loads(
-            hosts, scenario.mean, scenario.cv, 2 * scenario.shape.host_rate, rng
+            count, scenario.mean, scenario.cv, 2 * scenario.shape.host_rate, rng
         )
         traffic.spread(self._tree, self._loads, scenario.partners, scenario.reach, rng)
-        trace_of = [
-            traces.boot_trace(image, scenario.chunks, scenario.common, scenario.seed)
+        images = [
+            traces.boot_image(image, scenario.chunks, scenario.common, scenario.seed)
             for image in range(scenario.images)
         ]
-        self._guests = [
-            cloud.Guest(number % hosts, rng.choice(trace_of)) for number in range(scenario.guests)
+        how = policies.POLICIES[policy]
+        self._world = cloud.Cloud(self._tree, images, scenario.seed)
+        self._table = how.make_table(self._world)
+        how.make_hosts(self._world, self._table)
+        self._hosts = list(self._world.hosts.values())
+        guests = [
+            _Guest(self._hosts[number % count], rng.choice(images), how.keeps, self._note)
+            for number in range(scenario.guests)
         ]
-        starts_s = [rng.uniform(0, GUESTS_START_WITHIN_S) for _ in self._guests]
-        self._name = policy
-        self._table = _table(policy, self._world)
-        self._policy = _policy(policy, self._world, self._table)
+        for guest in guests:
+            start_s = QUIET_S + rng.uniform(0, GUESTS_START_WITHIN_S)
+            self._world.agenda.after(start_s, guest.start)
+        self._name, self._guests = policy, len(guests)
         self._progress = progress
-        self._booted = 0
+        self._booted_s: list[float] = []
         self._traffic_cv: list[float] = []
-        env = self._world.env
-        env.process(self._collect())
-        self._all_booted = env.all_of(
-            [
-                env.process(self._boot(guest, QUIET_S + start_s))
-                for guest, start_s in zip(self._guests, starts_s, strict=True)
-            ]
-        )
+        self._collections = 0
+        self._others = [
+            decision_api.Traffic(*(int(link.others * COLLECTION_S) for link in self._nic(host)))
+            for host in range(count)
+        ]
+        self._before = [0] * count
+        self._world.agenda.after(COLLECTION_S, self._collect)
 
     def result(self) -> Result:
-        env = self._world.env
-        env.run(until=env.any_of([self._all_booted, env.timeout(LONGEST_S)]))
-        booted = [guest.booted_s for guest in self._guests if guest.booted_s is not None]
+        self._world.agenda.run(LONGEST_S)
         return Result(
             self._name,
-            booted,
-            len(self._guests) - len(booted),
+            self._booted_s,
+            self._guests - len(self._booted_s),
             self._world.counts.storage,
             self._world.counts.peer,
             self._traffic_cv,
-            traffic.cv_of([self._others(host) for host in range(len(self._loads))]),
+            traffic.cv_of([self._others_s(host) for host in range(len(self._hosts))]),
             self._table.remaps,
         )
 
-    def _boot(self, guest: cloud.Guest, start_s: float) -> network.Waiting:
-        env = self._world.env
-        yield env.timeout(start_s)
-        for think_s, cid in guest.trace:
-            if think_s:
-                yield env.timeout(think_s)
-            yield from self._policy.read(guest.host, cid)
-        guest.booted_s = env.now - start_s
-        self._booted += 1
-        self._progress(self._booted)
+    def _note(self, booted_s: float) -> None:
+        self._booted_s.append(booted_s)
+        self._progress(len(self._booted_s))
+        if len(self._booted_s) == self._guests:
+            self._world.agenda.stop()
 
-    def _others(self, host: int) -> float:
+    def _others_s(self, host: int) -> float:
         return sum(link.others for link in self._nic(host))
 
-    def _collect(self) -> network.Waiting:
-        """Give the table each collection's traffic, as agents' samples would, for ever."""
-        hosts = range(len(self._loads))
-        others = [
-            decision_api.Traffic(*(int(link.others * COLLECTION_S) for link in self._nic(host)))
-            for host in hosts
-        ]
-        before = [0] * len(hosts)
-        for collection in itertools.count(1):
-            yield self._world.env.timeout(COLLECTION_S)
-            now = [sum(link.chunk_bytes for link in self._nic(host)) for host in hosts]
-            totals = [
-                self._others(host) + (now[host] - before[host]) / COLLECTION_S for host in hosts
-            ]
-            before = now
-            self._traffic_cv.append(traffic.cv_of(totals))
-            figures = [self._figures(host, others[host]) for host in hosts]
-            self._table.collected(collection, figures, COLLECTION_S)
+    def _collect(self) -> None:
+        """Give the table a collection's traffic, as agents' samples would, and what it decides."""
+        numbers = range(len(self._hosts))
+        now = [sum(link.chunk_bytes for link in self._nic(host)) for host in numbers]
+        self._traffic_cv.append(
+            traffic.cv_of(
+                [
+                    self._others_s(host) + (now[host] - self._before[host]) / COLLECTION_S
+                    for host in numbers
+                ]
+            )
+        )
+        self._before = now
+        self._collections += 1
+        former, figures = self._table.ring, [self._figures(host) for host in numbers]
+        table = self._table.collected(self._collections, figures, COLLECTION_S)
+        if table is not None:
+            for host in self._hosts:
+                host.take_table(table, former)
+        self._world.agenda.after(COLLECTION_S, self._collect)
 
-    def _figures(self, host: int, others: decision_api.Traffic) -> rings.Figures:
-        waited = self._world.hosts[host].take_waited()
+    def _figures(self, host: int) -> rings.Figures:
+        waited = self._hosts[host].take_waited()
         source = waited.pop(None, decision_api.Timed())
-        return rings.Figures(others, {n: w for n, w in waited.items() if n is not None}, source)
+        peers = {name: timed for name, timed in waited.items() if name is not None}
+        return rings.Figures(self._others[host], peers, source)
 
     def _nic(self, host: int) -> tuple[network.Link, network.Link]:
         """Return the links of a host's cable: into it, out of it."""

@@ -9,10 +9,13 @@ one distribution do.
 """
 
 import random
+import uuid
 from typing import NamedTuple
 
+from acstor_agent.core.transfers import want
 from acstor_common import ids
 
+CHUNK_BYTES = 64 * 1024
 CHUNKS = 976
 THINK_S = 14.0
 RUN = 6
@@ -23,16 +26,26 @@ class Read(NamedTuple):
     """One read of a guest: it thinks, then needs a chunk."""
 
     think_s: float
-    cid: ids.Cid
+    chunk: want.Want
 
 
-def boot_trace(image: int, chunks: int, common: float, seed: int) -> list[Read]:
-    """Return what a guest of an image reads while it boots.
+class Image(NamedTuple):
+    """An image, and what each of its guests reads while it boots."""
 
-    The same for every guest of the image; ``common`` of its chunks are in all images.
+    image_id: ids.ImageId
+    reads: list[Read]
 
-    >>> one, other = (boot_trace(image, 100, 0.3, seed=1) for image in (1, 2))
-    >>> len({read.cid for read in one} & {read.cid for read in other})
+    @property
+    def chunks(self) -> list[want.Want]:
+        """What is read, in its order."""
+        return [read.chunk for read in self.reads]
+
+
+def boot_image(image: int, chunks: int, common: float, seed: int) -> Image:
+    """Return an image by its number; ``common`` of its chunks are in all images.
+
+    >>> one, other = (boot_image(image, 100, 0.3, seed=1) for image in (1, 2))
+    >>> len({chunk.cid for chunk in one.chunks} & {chunk.cid for chunk in other.chunks})
     30
     """
     rng = random.Random(f"{seed}/{image}")
@@ -41,7 +54,14 @@ def boot_trace(image: int, chunks: int, common: float, seed: int) -> list[Read]:
     rng.shuffle(names)
     think_s = [rng.expovariate(1.0) if rng.random() < 1 / RUN else 0.0 for _ in names]
     scale = THINK_S / (sum(think_s) or 1.0)
-    return [
-        Read(scale * think, ids.cid_of(name.encode()))
-        for think, name in zip(think_s, names, strict=True)
+    image_id = ids.ImageId(str(uuid.UUID(int=image + 1)))
+    reads = [
+        Read(scale * think, _chunk(image_id, number, name))
+        for number, (think, name) in enumerate(zip(think_s, names, strict=True))
     ]
+    return Image(image_id, reads)
+
+
+def _chunk(image_id: ids.ImageId, number: int, name: str) -> want.Want:
+    cid = ids.cid_of(name.encode())
+    return want.Want(cid, ids.oid_of(cid), image_id, number * CHUNK_BYTES, CHUNK_BYTES)

@@ -67,8 +67,7 @@ acstor_configure_agent() {
     iniset "$conf" acstor_agent cache_limit_bytes "$ACSTOR_CACHE_LIMIT_BYTES"
     iniset "$conf" acstor_agent control_group "$(id -gn "$STACK_USER")"
     sudo usermod -a -G kvm "$STACK_USER"  # nova-compute looks at mirrors, which are for this group
-    iniset "$conf" acstor_agent peer_listen "0.0.0.0:$ACSTOR_PEER_PORT"
-    iniset "$conf" acstor_agent peer_address "$ACSTOR_PEER_ADDRESS:$ACSTOR_PEER_PORT"
+    iniset "$conf" acstor_agent peer_listen "$ACSTOR_PEER_ADDRESS:$ACSTOR_PEER_PORT"
     iniset "$conf" acstor_agent sources glance
     # unstack ends it with the cloud, whatever guests there are
     iniset "$conf" acstor_agent stop_with_guests unmount

@@ -146,11 +146,13 @@ class CacheFiles:
     # Reading
 
     async def read(self, parts: Sequence[slab_io.Part], buffer: memoryview) -> list[ids.Cid]:
-        """Fill ``buffer`` with ``parts``, back to back, in a thread.
+        """Fill ``buffer`` with ``parts``, back to back; in a thread if that takes waiting.
 
         :return: chunks that proved bad or have left the cache; they are no longer in it, and the
             buffer is good only if there are none
         """
+        if self.read_nowait(parts, buffer):
+            return []
         slots = [slot for slot, _, _ in parts]
         gone = [slot.cid for slot in slots if slot.is_gone]
         if gone:
@@ -248,8 +250,8 @@ class CacheFiles:
         """
         if cid == ids.ZERO_CID:
             return False
-        if self.promote(cid, keep_class):
-            return True
+        if cid in self._core:
+            return self.promote(cid, keep_class)
         if not (self._mends.takes_chunks and self._behind.can_take(len(data))):
             self._refused += 1
             return False

@@ -8,7 +8,6 @@ Methods without ``async`` never wait and must be called from the event loop's th
 
 import errno
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 
 import trio
@@ -29,7 +28,7 @@ LOG = logging.getLogger(__name__)
 PENDING_LIMIT_BYTES = 32 * geometry.MIB
 BATCH_BYTES = 8 * geometry.MIB
 BATCH_JOBS = 512  # below IOV_MAX, so that neighbours need one call
-GATHER_S = 0.01
+GATHER_S = 0.02
 """How long the writer lets chunks gather before each batch: one thread hop then serves many."""
 
 Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
@@ -85,10 +84,12 @@ class WriteBehind:
 
     def mark(self, slot: cache_slot.Slot) -> None:
         """Note that what the disk says of a slot is no longer so."""
-        if slot not in self._dirty:
-            self._dirty[slot] = disk_io.stream_of_later()
-            self._core.hold(slot)
-        self._work.set()
+        if slot in self._dirty:
+            return
+        if not self._dirty:
+            self._work.set()
+        self._dirty[slot] = disk_io.stream_of_later()
+        self._core.hold(slot)
 
     @property
     def has_room(self) -> bool:
@@ -128,11 +129,11 @@ class WriteBehind:
             async with self._mends.writing:
                 actions, self._actions = self._actions, []
                 stream = next(iter(self._dirty.values()), None)
-                jobs = list(self._next_jobs(stream))
+                jobs, batch_bytes = self._next_jobs(stream)
                 with disk_io.as_stream(stream):
                     unmade, failed = await self._io.run(
                         self._io.place(*slab_io.where(jobs[0].slot)) if jobs else 0,
-                        max(1, sum(len(job.data or b"") for job in jobs)),
+                        max(1, batch_bytes),
                         True,
                         self._files.perform_batch,
                         actions,
@@ -143,18 +144,23 @@ class WriteBehind:
         self._room.set()
         self._room = trio.Event()
 
-    def _next_jobs(self, stream: requests.Stream | None) -> Iterator[slab_io.WriteJob]:
-        """Yield the oldest jobs; where a scheduler tells streams apart, those of one stream."""
-        batch_bytes = count = 0
+    def _next_jobs(self, stream: requests.Stream | None) -> tuple[list[slab_io.WriteJob], int]:
+        """Return the oldest jobs, and how many bytes of chunks they write.
+
+        Where a scheduler tells streams apart they are those of one stream.
+        """
+        jobs: list[slab_io.WriteJob] = []
+        batch_bytes = 0
         for slot, its in self._dirty.items():
-            if batch_bytes >= BATCH_BYTES or count == BATCH_JOBS:
-                return
+            if batch_bytes >= BATCH_BYTES or len(jobs) == BATCH_JOBS:
+                break
             if its != stream and self._io.is_scheduling:
                 continue
-            count += 1
             data = None if slot.is_gone else slot.data
-            batch_bytes += len(data or b"")
-            yield slab_io.WriteJob(slot, data, slot.keep_class, slot.is_gone)
+            if data is not None:
+                batch_bytes += slot.length
+            jobs.append(slab_io.WriteJob(slot, data, slot.keep_class, slot.is_gone))
+        return jobs, batch_bytes
 
     def _settle(
         self,
@@ -162,11 +168,17 @@ class WriteBehind:
         unmade: dict[cache_slot.Slab, OSError],
         failed: dict[cache_slot.Slot, OSError],
     ) -> None:
+        """Let go of the slots, but of those that changed while the jobs were being done."""
         if failed:
             self._note_failures(jobs, unmade, failed)
-        for job in jobs:
-            if job.slot.slab not in unmade:
-                self._settle_job(job, failed.get(job.slot))
+        for slot, data, keep_class, was_gone in jobs:
+            if slot.slab in unmade:
+                continue
+            failure = failed.get(slot)
+            if failure is not None and data is not None:
+                self._core.drop(slot, is_place_bad=failure.errno == errno.EIO)
+            has_changed = slot.is_gone is not was_gone or slot.keep_class is not keep_class
+            self._let_go(slot, has_changed and failure is None)
         for slab, exc in unmade.items():
             self._lose_slab(slab, exc)
 
@@ -185,24 +197,14 @@ class WriteBehind:
         else:
             LOG.warning("%d chunks cannot be written: %s", len(failed), exc)
 
-    def _settle_job(self, job: slab_io.WriteJob, failure: OSError | None) -> None:
-        """Let go of the slot, unless it changed while the job was being done."""
-        slot = job.slot
-        if failure is not None and job.data is not None:
-            self._core.drop(slot, is_place_bad=failure.errno == errno.EIO)
-        has_changed = (slot.is_gone, slot.keep_class) != (job.is_gone, job.keep_class)
-        self._forget_data(slot)
-        if failure is not None or not has_changed:
-            self._clean(slot)
-
-    def _forget_data(self, slot: cache_slot.Slot) -> None:
+    def _let_go(self, slot: cache_slot.Slot, is_dirty: bool = False) -> None:
+        """Forget a slot's bytes, and the slot where it has no more to write."""
         if slot.data is not None:
             slot.data = None
             self.pending_bytes -= slot.length
-
-    def _clean(self, slot: cache_slot.Slot) -> None:
-        del self._dirty[slot]
-        self._core.release(slot)
+        if not is_dirty:
+            del self._dirty[slot]
+            self._core.release(slot)
 
     def _lose_slab(self, slab: cache_slot.Slab, exc: OSError) -> None:
         """Go on without a slab that could not be made; its chunks look for other places."""
@@ -212,8 +214,7 @@ class WriteBehind:
         again = [(s.cid, s.data, s.keep_class) for s in stranded if not s.is_gone]
         self._core.lose_slab(slab)
         for slot in stranded:
-            self._forget_data(slot)
-            self._clean(slot)
+            self._let_go(slot)
         for cid, data, keep_class in again:
             if data is not None:
                 self._store(cid, data, keep_class)

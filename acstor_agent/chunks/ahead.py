@@ -57,6 +57,7 @@ class Ahead(Generic[T]):
         ones = [_One(self, thing, (want,)) for thing, want in things]
         self._left.update(dict.fromkeys(ones))
         if ones and (why := self._begin([(one, one.wants[0]) for one in ones])):
+            self._give_up(ones)  # what has begun before the core failed waits for nobody
             for one in ones:
                 self.complete(one, actions.Complete(one, [], wish.Failure.UNREACHABLE, why))
 

@@ -57,17 +57,16 @@ FAILURES = {
 }
 
 
-PRIORITIES = {priority_.Priority[wired.name]: wired for wired in peer_wire.Priority}
+PRIORITIES = {
+    priority: peer_wire.Priority[priority.at_peer.name] for priority in priority_.Priority
+}
 
+_URGENT = peer_wire.Priority.PEER
+_RELAYED = peer_wire.Mode.RELAYED
+_ORIGINS = {mode: Origin.HOME if mode.reads_source else Origin.PEER for mode in peer_wire.Mode}
 
-class Asked(NamedTuple):
-    """A question under way.
-
-    :param asked_s: when it was asked; None: no guest waited for it then
-    """
-
-    attempt: transfer.Attempt
-    asked_s: float | None
+Asked = tuple[transfer.Attempt, float | None]
+"""A question under way, and when it was asked; None: no guest waited for it then."""
 
 
 class Asking:
@@ -113,24 +112,26 @@ class Asking:
                 self._hears.clear()  # each is made anew for whoever is asked
             hear = self._hears[host] = functools.partial(self._hear, host)
         now, timeout_ms = trio.current_time(), int(1000 * self._core.parts.asking.timeout_s)
-        requests: dict[peer_wire.Klass, list[peer_wire.Request]] = {}
+        urgent: list[peer_wire.Request] = []
+        others: list[peer_wire.Request] = []
         for attempt in ask.attempts:
-            number, want = attempt.number, attempt.want
-            self._asked[number] = Asked(attempt, now if attempt.priority.is_urgent else None)
-            proof = peer_wire.proof_of(want.cid, self._here, host)
+            number, priority = attempt.number, PRIORITIES[attempt.priority]
+            self._asked[number] = attempt, now if priority is _URGENT else None
+            cid, _, image_id, offset, length, _ = attempt.want
+            proof = peer_wire.proof_of(cid, self._here, host)
             mode = attempt.mode if self._may_refer else attempt.mode.plain
-            priority = PRIORITIES[attempt.priority.at_peer]
-            place = want.image_id, want.offset, want.length
+            place = image_id, offset, length
             request = peer_wire.Request(number, *place, proof, mode, priority, timeout_ms)
-            requests.setdefault(priority.klass, []).append(request)
-        for some in requests.values():
-            self._net.ask(host, address, some, hear)
+            (urgent if priority is _URGENT else others).append(request)
+        for some in (urgent, others):
+            if some:
+                self._net.ask(host, address, some, hear)
 
     def _cancel(self, cancel: actions.Cancel) -> None:
         now, took_s = trio.current_time(), 0.0
         for number in cancel.numbers:
             asked = self._asked.pop(number, None)
-            given_up_s = now - asked.asked_s if asked and asked.asked_s is not None else math.inf
+            given_up_s = now - asked[1] if asked and asked[1] is not None else math.inf
             if given_up_s < self._core.parts.asking.timeout_s:  # else it does not answer at all
                 took_s += given_up_s
         if took_s:
@@ -147,16 +148,19 @@ class Asking:
             if asked is None:
                 continue
             attempt, asked_s = asked
-            if isinstance(answer, peer_wire.Chunk):  # wrong ones have moved, too
-                moved.append((len(answer.data), asked_s))
-            outcome = self._outcome(attempt, answer)
-            if isinstance(outcome, wish.Fetched):
-                came.append((attempt.number, outcome))
-            elif isinstance(outcome, Failure):
-                failed.append((attempt.number, outcome))
-            else:
+            if isinstance(answer, peer_wire.Chunk):
+                data, mode = answer.data, attempt.mode
+                moved.append((len(data), asked_s))  # wrong ones have moved, too
+                if not attempt.want.content.matches(data):
+                    failed.append((attempt.number, Failure.INVALID))
+                    continue
+                self._counters.relayed_bytes += len(data) if mode is _RELAYED else 0
+                came.append((attempt.number, wish.Fetched(data, _ORIGINS[mode])))
+            elif isinstance(answer, peer_wire.Refer):
                 self._counters.referrals += 1
-                self._feed(self._core.referred, host, attempt.number, outcome.hosts)
+                self._feed(self._core.referred, host, attempt.number, answer.hosts)
+            else:
+                failed.append((attempt.number, _failure_of(answer)))
         if moved:
             self._count(host, moved)
         if came:
@@ -175,24 +179,6 @@ class Asking:
             self._moved.received(host, waited_for, sum(now - asked_s for _, asked_s in timed))
         if count > waited_for:
             self._moved.received(host, count - waited_for, None)
-
-    def _outcome(
-        self, attempt: transfer.Attempt, answer: asking.Answer
-    ) -> wish.Fetched | Failure | peer_wire.Refer:
-        """Return what an answer is, after a look at its bytes."""
-        match answer:
-            case peer_wire.Chunk(_, data):
-                if not attempt.want.content.matches(data):
-                    return Failure.INVALID
-                mode = attempt.mode
-                self._counters.relayed_bytes += len(data) if mode.is_relayed else 0
-                return wish.Fetched(data, Origin.HOME if mode.reads_source else Origin.PEER)
-            case peer_wire.Refuse(_, code):
-                return FAILURES[code]
-            case asking.Lost(_, why):
-                LOG.debug("%s", why)
-                return Failure.UNREACHABLE
-        return answer
 
     # News
 
@@ -215,3 +201,10 @@ class Asking:
         parts = self._core.parts
         if host in parts.tables.table and not parts.book.is_alone(host, now):
             self._net.tell(host, parts.tables.table.address_of(host), news)
+
+
+def _failure_of(answer: peer_wire.Refuse | asking.Lost) -> Failure:
+    if isinstance(answer, peer_wire.Refuse):
+        return FAILURES[answer.code]
+    LOG.debug("%s", answer.failure)
+    return Failure.UNREACHABLE

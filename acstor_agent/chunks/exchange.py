@@ -14,10 +14,10 @@ import collections
 import itertools
 import logging
 import math
-import operator
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -53,13 +53,15 @@ Fetched = wish_.Fetched
 Failure = wish_.Failure
 Priority = wish_.Priority
 Origin = counters.Origin
-KeepClass = public_cache.KeepClass
 
 AHEAD = 64
 """Chunks that are fetched ahead at a time, for each reason: of the usual ones 4 MiB, which a link
 of 1 Gbit/s moves in the 34 ms that an answer from afar may take."""
 LOOK_AT_TABLES_S = 1.0
 """A new v-node table is noticed after this time, also where nothing else happens."""
+STOOD_STILL_S, HEAR_S = 0.01, 0.05
+"""A host that wakes so much too late stood still: for so long it hears what has come meanwhile,
+before anybody is judged by his silence."""
 TELLS_EVERY_S = 60.0
 STREAMS = {
     Priority.SOON: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
@@ -70,7 +72,7 @@ STREAMS = {
     Priority.LATER: requests.Stream(requests.Klass.PREFETCH, "peers"),
 }
 """Whose the writes to the disk are that come of it, where nobody waited for the chunk."""
-_PRIORITY_OF = operator.attrgetter("priority")
+_KEEP = public_cache.KeepClass.BORROWED, public_cache.KeepClass.HOME
 
 
 Event = Callable[..., list[actions.Action]]
@@ -199,6 +201,8 @@ class Exchange:
             self._sleep = trio.CancelScope(deadline=min(due_s or look_s, look_s))
             with self._sleep:
                 await trio.sleep_forever()
+            stood_still = self.clock() > self._sleep.deadline + STOOD_STILL_S
+            await trio.sleep(HEAR_S if stood_still else 0)  # what has come is heard first
             if why := self.feed(self.core.tick):
                 raise errors.LocalProtocolError(f"the exchange's time stands still: {why}")
 
@@ -206,9 +210,19 @@ class Exchange:
 
     def want(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> want_.Want:
         """Return what to ask for to have a chunk of an image."""
-        cut = image_map.geometry
-        place = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
-        return self.want_at(image_map, *place, image_map.cid(chunk_no))
+        return self.wants(image_map, (chunk_no,))[0]
+
+    def wants(self, image_map: chunk_map.ChunkMap, numbers: Iterable[int]) -> list[want_.Want]:
+        """Return what to ask for to have chunks of an image."""
+        cut, image_id, keys = image_map.geometry, image_map.image_id, image_map.scope_keys
+        size, end, oid = cut.chunk_bytes, cut.size_bytes, self._names.oid
+        found: list[want_.Want] = []
+        for chunk_no in numbers:
+            cid, offset = image_map.cid(chunk_no), chunk_no * size
+            length = size if offset + size <= end else end - offset
+            name = oid(image_id, offset, cid)
+            found.append(want_.Want(cid, name, image_id, offset, length, keys))
+        return found
 
     def want_at(
         self, image_map: chunk_map.ChunkMap, offset: int, length: int, cid: ids.Cid
@@ -245,6 +259,7 @@ class Exchange:
         wish = wish_.Wish(wants, deadline_s, told, self._give_up)
         until_s, guest = self.clock() + deadline_s, disk_io.guest()
         if why := self.feed(self.core.wanted, wants, priority, wish, until_s, is_patient, guest):
+            self._give_up(wish)  # what has begun before the core failed waits for nobody
             wish.complete(actions.Complete(wish, [], Failure.UNREACHABLE, why))
         return wish
 
@@ -322,27 +337,24 @@ class Exchange:
     # What the core says
 
     def _store(self, store: actions.Store) -> None:
-        stored: list[actions.Arrived] = []
-        refused: list[actions.Arrived] = []
-        for priority, chunks in itertools.groupby(store.chunks, _PRIORITY_OF):
+        kept: dict[bool, list[actions.Arrived]] = {}
+        for priority, chunks in itertools.groupby(store.chunks, lambda chunk: chunk.priority):
             with disk_io.as_stream(STREAMS.get(priority, disk_io.OURS)):
                 for chunk in chunks:
-                    (stored if self._keep(chunk) else refused).append(chunk)
-        if stored:
-            self.feed(self.core.stored, stored)
-        if refused:
-            self.feed(self.core.not_stored, refused)
+                    kept.setdefault(self._keep(chunk), []).append(chunk)
+        for is_kept, some in kept.items():
+            self.feed(self.core.stored if is_kept else self.core.not_stored, some)
         if not self._is_full and not self._cache.has_room:
             self._is_full = True
             self._nursery.start_soon(self._wait_for_room)
 
     def _keep(self, chunk: actions.Arrived) -> bool:
-        want, (data, origin) = chunk.want, chunk.data
-        if chunk.is_own:
+        want, (data, origin), giver, _, is_kept, is_own, _ = chunk
+        if is_own:
             self.counters.fetched[want.image_id].add(origin, want.length)
-        if chunk.giver is None:
+        if giver is None:
             self.counters.source_bytes += want.length
-        keep = KeepClass.HOME if chunk.is_kept else KeepClass.BORROWED
+        keep = _KEEP[is_kept]
         try:
             return self._cache.store(want.cid, data, keep)
         except Exception as error:  # as if there were no room: it is given to who waits for it

@@ -15,6 +15,7 @@ from acstor_agent import disk_io
 from acstor_agent import faults as faults_
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import asking
+from acstor_agent.chunks import delivering
 from acstor_agent.chunks import looking
 from acstor_agent.chunks import wish
 from acstor_agent.core import counters as counters_
@@ -62,10 +63,11 @@ class Giving:
         self._warned = log_limit.LogLimit(WARN_EVERY_S)
         self._looking = looking.Looking(feed, core, nursery, learn, faults)
         self._reads: dict[answering.Answering, dict[int, trio.CancelScope]] = {}
-        self._idle: dict[answering.Answering, trio.Event] = {}  # set when none of its reads is left
+        self._delivering = delivering.Delivering(feed, core, self._reads.__contains__, faults)
+        nursery.start_soon(self._delivering.run)
         self.doing: dict[type, Callable[[Any], None]] = {
             actions.Reply: self._reply,
-            actions.Watch: self._watch,
+            actions.Watch: self._delivering.begin,
             actions.LookUp: self._looking.begin,
             actions.Alive: self._show_life,
             actions.Drop: self._drop,
@@ -109,7 +111,7 @@ class Giving:
             for number in request_ids:
                 if (scope := reads.pop(number, None)) is not None:
                     scope.cancel()
-            self._tell_if_idle(connection)
+            self._note_reads(connection)
         self._feed(self._core.peer_cancelled, connection, request_ids)
 
     def hurried(self, connection: answering.Answering, request_ids: Sequence[int]) -> None:
@@ -121,8 +123,12 @@ class Giving:
         self._looking.end(connection)
         for scope in self._reads.pop(connection, {}).values():
             scope.cancel()
-        self._tell_if_idle(connection)
+        self._delivering.end(connection)
         self._feed(self._core.peer_left, connection)
+
+    def drained(self, connection: answering.Answering) -> None:
+        """See :meth:`answering.Giver.drained`."""
+        self._delivering.look_soon(connection)
 
     # What the core says
 
@@ -174,18 +180,21 @@ class Giving:
             self._feed(self._core.could_not_read, connection, given.number)
         else:
             self._send(connection, [_answer(given, data)])
-        self._tell_if_idle(connection)
+        self._note_reads(connection)
 
-    def _tell_if_idle(self, connection: answering.Answering) -> None:
-        if not self._reads.get(connection) and connection in self._idle:
-            self._idle.pop(connection).set()
+    def _note_reads(self, connection: answering.Answering) -> None:
+        """Forget a connection of whose reads none is left."""
+        if not self._reads.get(connection):
+            self._reads.pop(connection, None)
+            self._delivering.look_soon(connection)
 
     def _send(self, connection: answering.Answering, answers: list[answering.Answer]) -> None:
         given = [len(one.data) for one in answers if isinstance(one, peer_wire.Chunk)]
-        self._counters.served_chunks += len(given)
-        self._counters.served_bytes += sum(given)
         if given:
-            self._moved.sent(connection.host, sum(given))
+            total = sum(given)
+            self._counters.served_chunks += len(given)
+            self._counters.served_bytes += total
+            self._moved.sent(connection.host, total)
         connection.reply(answers)
 
     def _warn(self, host: ids.HostId, request: want_.Request, why: str) -> None:
@@ -195,21 +204,6 @@ class Giving:
                 "%s asked for %d bytes of image %s at %d: refused, %s (and %d like it)",
                 *(host, request.length, request.image_id, request.offset, why, untold),
             )
-
-    def _watch(self, watch: actions.Watch) -> None:
-        connection: Any
-        for connection in watch.connections:
-            self._nursery.start_soon(self._wait_for, connection)
-
-    async def _wait_for(self, connection: answering.Answering) -> None:
-        try:
-            await connection.delivered()
-            while self._reads.get(connection):
-                await self._idle.setdefault(connection, trio.Event()).wait()
-                await connection.delivered()
-        except Exception as error:  # others are to have its places
-            self._faults.note("waiting until a peer has its answers", error)
-        self._feed(self._core.delivered, [connection])
 
     def _show_life(self, alive: actions.Alive) -> None:
         connection: Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the source for the core: a task for each read, which is of many chunks."""
+"""Reads the source for the core: a task for each blob of a read, which is of many chunks."""
 
 import collections
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class Reading:
     ) -> None:
         self._feed, self._core, self._source = feed, core, source
         self._nursery, self._counters, self._faults = nursery, counters, faults
-        self._scopes: dict[int, trio.CancelScope] = {}
+        self._scopes: dict[int, list[trio.CancelScope]] = {}
         self._askers: dict[int, turns.Asker] = {}
         self.said: collections.OrderedDict[ids.ImageId, str] = collections.OrderedDict()
         self.doing: dict[type, Callable[[Any], None]] = {
@@ -61,47 +61,48 @@ class Reading:
         }
 
     def _begin(self, read: actions.ReadSource) -> None:
-        scope = self._scopes[read.number] = trio.CancelScope()
+        """Begin a task for what is of the image, and one for what is of its boot image."""
+        parts: tuple[list[int], list[int]] = ([], [])
+        for number, want in enumerate(read.wants):
+            parts[want.offset >= base.AT_BOOT_IMAGE].append(number)
         asker = self._askers[read.number] = turns.Asker(_stream(read))
-        with disk_io.as_stream(asker.stream), disk_io.as_work(asker):
-            self._nursery.start_soon(self._read, read, scope)
+        scopes = self._scopes[read.number] = [trio.CancelScope() for part in parts if part]
+        with disk_io.as_work(asker):
+            for numbers, scope in zip(filter(None, parts), scopes.copy(), strict=True):
+                self._nursery.start_soon(self._read, read, numbers, scope)
 
     def _hurry(self, hurry: actions.HurryRead) -> None:
         if (asker := self._askers.get(hurry.number)) is not None:
             asker.hurry(_stream(hurry))
 
     def _cancel(self, cancel: actions.CancelRead) -> None:
-        if (scope := self._scopes.get(cancel.number)) is not None:
+        for scope in self._scopes.get(cancel.number, ()):
             scope.cancel()
 
-    async def _read(self, read: actions.ReadSource, scope: trio.CancelScope) -> None:
-        """Read chunks of one image, and feed what becomes of them as it comes."""
-        blobs: dict[base.Blob, dict[int, base.Piece]] = {}  # of its boot image, too
-        for number, want in enumerate(read.wants):
-            blob, offset = base.blob_at(read.image_id, want.offset)
-            piece = base.Piece(offset, want.length, want.content)
-            blobs.setdefault(blob, {})[number] = piece
-        try:
-            with scope:
-                async with trio.open_nursery() as nursery:
-                    for blob, pieces in blobs.items():
-                        nursery.start_soon(self._read_blob, read, blob, pieces)
-        finally:
-            del self._scopes[read.number], self._askers[read.number]
-            self._feed(self._core.source_ended, read.number)
-
-    async def _read_blob(
-        self, read: actions.ReadSource, blob: base.Blob, pieces: dict[int, base.Piece]
+    async def _read(
+        self, read: actions.ReadSource, numbers: list[int], scope: trio.CancelScope
     ) -> None:
-        began_s, numbers = trio.current_time(), list(pieces)
+        """Read chunks of one blob, and feed what becomes of them as it comes."""
+        wants = [read.wants[number] for number in numbers]
+        blob, offset = base.blob_at(read.image_id, wants[0].offset)
+        begin = wants[0].offset - offset
+        pieces = [base.Piece(want.offset - begin, want.length, want.content) for want in wants]
+        began_s = trio.current_time()
 
         def told(answers: base.Answers) -> None:
             self._told(read, began_s, [(numbers[at], outcome) for at, outcome in answers])
 
         try:
-            await self._source.read_pieces(blob, list(pieces.values()), told)
+            with scope:
+                await self._source.read_pieces(blob, pieces, told)
         except Exception as error:
             self._said(read.image_id, self._faults.note("a read of the source", error))
+        finally:
+            scopes = self._scopes[read.number]
+            scopes.remove(scope)
+            if not scopes:
+                del self._scopes[read.number], self._askers[read.number]
+                self._feed(self._core.source_ended, read.number)
 
     def _told(
         self,
@@ -109,17 +110,19 @@ class Reading:
         began_s: float,
         answers: Sequence[tuple[int, base.Outcome]],
     ) -> None:
-        took_s = trio.current_time() - began_s
         gave: list[tuple[int, Any]] = []
+        given_bytes = given = 0
         for number, outcome in answers:
             if isinstance(outcome, Exception):
                 gave.append((number, wish.failure_of(outcome)))
                 self._said(read.image_id, str(outcome))
             else:
-                if read.priority.is_urgent:
-                    self._counters.source_timed_bytes += len(outcome)
-                    self._counters.source_s += took_s
+                given += 1
+                given_bytes += len(outcome)
                 gave.append((number, wish.Fetched(outcome, counters_.Origin.SOURCE)))
+        if read.priority.is_urgent:
+            self._counters.source_timed_bytes += given_bytes
+            self._counters.source_s += given * (trio.current_time() - began_s)
         self._feed(self._core.source_gave, read.number, gave)
 
     def _said(self, image_id: ids.ImageId, why: str) -> None:

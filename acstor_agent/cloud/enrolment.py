@@ -102,13 +102,11 @@ def from_conf(
     """
     if not is_configured(conf):
         return None
-    folder = files.files.certificate.parent
-    if files.files != identity_files.files_in(folder):
+    if conf.acstor_agent.identity_dir:
         raise errors.Unusable(
             f"[{GROUP}]",
-            "certificates that it gets would not be where peer_tls_ca, peer_tls_cert and "
-            "peer_tls_key point",
-            "Leave out these options, or the whole section",
+            "the certificates of [acstor_agent] identity_dir would be replaced",
+            "Leave out that option, or the whole section",
         )
     return Enrolment(here, files, _adapter(conf), revoked=revoked)
 

@@ -21,8 +21,6 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import whole_file
 
-CA_FILE = "ca.pem"
-CA_KEY_FILE = "ca.key.pem"
 DAY_S = 86400
 CA_DAYS = 3660
 MAX_DAYS = 3660
@@ -75,19 +73,21 @@ def _host(text: str) -> ids.HostId:
 
 def _init(given: argparse.Namespace) -> None:
     folder: pathlib.Path = given.folder
-    if (folder / CA_KEY_FILE).exists():
+    if (folder / certificates.CA_KEY_FILE).exists():
         raise errors.Unusable(
             str(folder), "there is an authority already", "Take another folder for a new one"
         )
     made = certificates.Authority.create(given.name, time.time(), CA_DAYS * DAY_S)
-    whole_file.write_secrets(folder, {CA_FILE: made.certificate_pem, CA_KEY_FILE: made.key_pem})
+    whole_file.write_secrets(
+        folder, {certificates.CA_FILE: made.certificate_pem, certificates.CA_KEY_FILE: made.key_pem}
+    )
     _show(given)
 
 
 def _issue(given: argparse.Namespace) -> None:
     folder: pathlib.Path = given.folder
-    bundle = (folder / CA_FILE).read_bytes()
-    authority = certificates.Authority(bundle, (folder / CA_KEY_FILE).read_bytes())
+    bundle = (folder / certificates.CA_FILE).read_bytes()
+    authority = certificates.Authority(bundle, (folder / certificates.CA_KEY_FILE).read_bytes())
     key, now_s = certificates.new_key(), time.time()
     request = certificates.request(given.host, key)
     certificate = authority.issue(request, given.host, now_s, given.days * DAY_S)
@@ -97,7 +97,7 @@ def _issue(given: argparse.Namespace) -> None:
 
 
 def _show(given: argparse.Namespace) -> None:
-    for found in certificates.read_ca((given.folder / CA_FILE).read_bytes()):
+    for found in certificates.read_ca((given.folder / certificates.CA_FILE).read_bytes()):
         print(certificates.described(found))
 
 

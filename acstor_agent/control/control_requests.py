@@ -164,7 +164,7 @@ class ControlRequests:
             await self._whole.unask(parsed)
         else:
             await self._whole.set_pace(parsed, pace, within_s)
-        return {"image_id": parsed, **(self._whole.of(parsed) or {})}
+        return {"image_id": parsed, **(self._whole.telling.of(parsed) or {})}
 
     async def wish(self, task: decision_api.ImageTask) -> dict[str, Any]:
         """Do what an operator asked for over the bus about an image that is to be whole here.

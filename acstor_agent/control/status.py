@@ -75,7 +75,7 @@ def of_images(
             fetched.get(image_id),
             images.touched_ns(image_id),
             uses.of(image_id),
-            whole.of(image_id) if whole else None,
+            whole.telling.of(image_id) if whole else None,
             late.get(image_id),
             images.size_bytes(image_id),
         )

@@ -60,6 +60,18 @@ class LongestQueueDrop(Generic[Who, Token]):
             self._tokens.pop(who, None)
             self._weights.pop(who, None)
 
+    def lighten(self, who: Who, token: Token, weight: int) -> None:
+        """Let a part of one that waits do so no more.
+
+        :param weight: of that part; one of which nothing is left has left
+        """
+        tokens = self._tokens[who]
+        if tokens[token] == weight:
+            self.leave(who, token)
+        else:
+            tokens[token] -= weight
+            self._add(who, -weight)
+
     def _add(self, who: Who, weight: int) -> None:
         self._weights[who] += weight
         self.total += weight

@@ -75,7 +75,7 @@ class BootRecording:
         """
         if not self._limits.longest_s:
             raise errors.Unusable(
-                "record_boots", "is false, so nothing is recorded here", "Set it to true"
+                "boot_memory_limit_bytes", "is 0, so nothing is recorded here", "Set it to more"
             )
         self._ask(image_id, self._sent.get(image_id, 0) + boots)
 

@@ -47,8 +47,6 @@ FAILURES = 8
 """Chunks that may fail before a slice ends early."""
 YIELD_S = 0.25
 YIELD_TICK_S = 0.005
-LOOKS_IN_A_ROW = 200
-"""Chunks that are looked for before others have their turn: about a millisecond."""
 
 Pace = promise_.Pace
 
@@ -174,7 +172,7 @@ class Filler:
         :param unwritten: gets those that are in memory only
         First come those that this host is the home of, as in :mod:`pre_seed`.
         """
-        missing, homes = [], []
+        missing, homes = [], bytearray()
         for looked_at, number in enumerate(numbers, 1):
             if image_map.cid(number) not in self._cache:
                 is_home = self._chunks.is_home_of(self._chunks.want(image_map, number))
@@ -182,9 +180,9 @@ class Filler:
                 homes.append(is_home)
             elif not self._cache.is_written(image_map.cid(number)):
                 unwritten.append(number)
-            if looked_at % LOOKS_IN_A_ROW == 0:
+            if looked_at % pre_seed.LOOKS_IN_A_ROW == 0:
                 await trio.lowlevel.checkpoint()
-        order = pre_seed.chunks_in_order(len(missing), homes.__getitem__, self._first_chunk)
+        order = pre_seed.chunks_in_order(homes, self._first_chunk)
         return [missing[at] for at in order]
 
     async def fill(

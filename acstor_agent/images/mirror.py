@@ -2,7 +2,7 @@
 """One image, readable as if it were here: zeros and cached chunks at once, others when they come.
 
 A read that hits costs one look-up a chunk and one pread a contiguous run, and
-waits for nothing.  Its answer lies in a buffer that the next read uses again, of
+waits for nothing.  The answer lies in a buffer that another read uses again, of
 whatever image: it must be handed on before anything is awaited.
 """
 
@@ -37,6 +37,10 @@ MAX_READ_BYTES = 1 * geometry.MIB
 _ZEROS = bytes(MAX_READ_BYTES)
 _SCRATCH = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
 """The answer to a read that hits, of whatever image: one is handed on before the next is made."""
+_BUFFERS: list[memoryview] = []
+"""For reads that wait: memory that is new costs more than the bytes that are put there."""
+BUFFERS = 32
+"""Are kept, as many as reads of one guest are worked on."""
 _LOCAL_ORIGIN = {
     read_plan.StepKind.ZERO: counters.Origin.ZERO,
     read_plan.StepKind.MEMORY: counters.Origin.BOOT,
@@ -131,9 +135,12 @@ class Mirror:
         if offset + length > self.size_bytes or length > MAX_READ_BYTES:
             length = max(0, min(length, self.size_bytes - offset, MAX_READ_BYTES))
         self._read_ahead(offset, length, began_s)  # before the wait: it is on its way meanwhile
-        data: wish_.Bytes | None = self._read_nowait(offset, length)
+        data: wish_.Bytes | None = self._read_chunk_nowait(offset, length)
         if data is None:
-            data = await self._read(offset, length, guest)
+            steps = self._plan(offset, length)
+            data = self._read_steps_nowait(steps, length)
+            if data is None:
+                data = await self._read(offset, length, guest, is_here=not _is_missing(steps))
         self.prefetch.read(offset, length)
         self.counters.latency.add(time.perf_counter() - began_s)
         return data
@@ -142,49 +149,46 @@ class Mirror:
         pieces = self.map.geometry.pieces(offset, length)
         return read_plan.plan(pieces, self.map.cid, self._cache.lookup, self.boots.in_memory)
 
-    def _read_nowait(self, offset: int, length: int) -> memoryview | None:
-        """Answer from zeros and cached chunks without waiting; None if that cannot be done."""
+    def _read_chunk_nowait(self, offset: int, length: int) -> memoryview | None:
+        """Answer from one cached chunk, as most reads are: a look-up and a pread."""
         chunk_no, start = divmod(offset, self._chunk_bytes)
-        if 0 < length <= self._chunk_bytes - start and not self.boots.in_memory:
-            slot = self._cache.lookup(self.map.cid(chunk_no))
-            if slot is not None:  # one cached chunk, as most reads: a look-up and a pread
-                return self._read_slot_nowait(slot, start, length)
-        return self._read_steps_nowait(offset, length)
-
-    def _read_slot_nowait(
-        self, slot: cache_slot.Slot, start: int, length: int
-    ) -> memoryview | None:
-        view = _SCRATCH[:length]
-        if not self._cache.read_nowait([(slot, start, start + length)], view):
+        if not 0 < length <= self._chunk_bytes - start or self.boots.in_memory:
+            return None
+        slot, view = self._cache.lookup(self.map.cid(chunk_no)), _SCRATCH[:length]
+        if slot is None or not self._cache.read_nowait([(slot, start, start + length)], view):
             return None
         self.counters.read.add(counters.Origin.CACHE, length)
         return view
 
-    def _read_steps_nowait(self, offset: int, length: int) -> memoryview | None:
-        steps = self._plan(offset, length)
+    def _read_steps_nowait(self, steps: list[_Step], length: int) -> memoryview | None:
+        """Answer from zeros and cached chunks without waiting; None if that cannot be done."""
         if len(steps) == 1 and steps[0].data is not None:  # one chunk of the boot image: no copy
             self.counters.read.add(counters.Origin.BOOT, length)
             return steps[0].data
         view = _SCRATCH[:length]
-        for step in steps:
-            start, stop = step.start, step.stop
-            if step.kind is read_plan.StepKind.ZERO:
-                view[start:stop] = _ZEROS[: stop - start]
-            elif step.data is not None:
-                view[start:stop] = step.data
-            elif step.parts is None or not self._cache.read_nowait(step.parts, view[start:stop]):
-                return None
+        if _is_missing(steps) or not all(self._put_nowait(step, view) for step in steps):
+            return None
         for step in steps:
             self.counters.read.add(_LOCAL_ORIGIN[step.kind], step.stop - step.start)
         return view
 
-    async def _read(self, offset: int, length: int, guest: requests.Stream | None) -> bytearray:
-        """Wait for what is not here; the answer has a buffer of its own."""
+    def _put_nowait(self, step: _Step, view: memoryview) -> bool:
+        """Fill in what is here; say whether that could be done without waiting."""
+        part = view[step.start : step.stop]
+        if step.parts is not None:
+            return self._cache.read_nowait(step.parts, part)
+        part[:] = step.data if step.data is not None else _ZEROS[: len(part)]
+        return True
+
+    async def _read(
+        self, offset: int, length: int, guest: requests.Stream | None, is_here: bool
+    ) -> memoryview:
+        """Wait for what is not here, or not in memory."""
         self.counters.in_flight += 1
         try:
             if guest is None:
                 return await self._filled(offset, length)
-            async with self._waiting.turn(guest, is_here=self._is_here(offset, length)):
+            async with self._waiting.turn(guest, is_here=is_here):
                 return await self._filled(offset, length)
         except errors.ReaderGone:
             raise
@@ -195,17 +199,19 @@ class Mirror:
         finally:
             self.counters.in_flight -= 1
 
-    def _is_here(self, offset: int, length: int) -> bool:
-        steps = self._plan(offset, length)
-        return all(step.kind is not read_plan.StepKind.FETCH for step in steps)
-
-    async def _filled(self, offset: int, length: int) -> bytearray:
-        buffer = bytearray(length)
-        await self._fill(offset, memoryview(buffer))
-        return buffer
+    async def _filled(self, offset: int, length: int) -> memoryview:
+        if length <= geometry.DEFAULT_CHUNK_BYTES:
+            view = memoryview(bytearray(length))
+            await self._fill(offset, view)
+            return view
+        buffer = _BUFFERS.pop() if _BUFFERS else memoryview(mmap.mmap(-1, MAX_READ_BYTES))
+        await self._fill(offset, buffer[:length])
+        if len(_BUFFERS) < BUFFERS:  # not where it failed: a thread may be filling it still
+            _BUFFERS.append(buffer)
+        return buffer[:length]
 
     async def _fill(self, offset: int, view: memoryview) -> None:
-        """Fill ``view``, which is zeros, with the range from ``offset``; one failure ends it.
+        """Fill ``view`` with the range from ``offset``; one failure ends it.
 
         All that must come is on its way, as one wish, before anything is waited for.
         """
@@ -231,8 +237,7 @@ class Mirror:
         numbers = [step.piece.chunk_no for step in steps if step.piece is not None]
         for chunk_no in numbers:
             self.prefetch.waited_for(chunk_no)
-        wants = [self.want(chunk_no) for chunk_no in numbers]
-        guest = wish_.Priority.GUEST
+        wants, guest = self._chunks.wants(self.map, numbers), wish_.Priority.GUEST
         return self._chunks.wish(wants, guest, self._deadline_s, waiting_.noter())
 
     def _put_all(
@@ -243,7 +248,9 @@ class Mirror:
 
     def _put(self, step: _Step, view: memoryview, fetched: wish_.Fetched) -> None:
         if step.piece is not None:
-            data = memoryview(fetched.data)[step.piece.start : step.piece.stop]
+            data, length = fetched.data, step.stop - step.start
+            if len(data) != length:
+                data = memoryview(data)[step.piece.start : step.piece.stop]
             view[step.start : step.stop] = data
         self.counters.read.add(fetched.origin, step.stop - step.start)
 
@@ -251,7 +258,6 @@ class Mirror:
         """Fill in what is here, or comes with a boot image."""
         left: list[_Step] = []
         for step in steps:
-            part = view[step.start : step.stop]
             if step.kind is read_plan.StepKind.FETCH and step.piece is not None:
                 fetched = await self.boots.bring(self.map.cid(step.piece.chunk_no))
                 if fetched is None:
@@ -259,11 +265,12 @@ class Mirror:
                 else:
                     self._put(step, view, fetched)
                 continue
-            if step.data is not None:
-                part[:] = step.data
-            elif step.parts is not None and await self._cache.read(step.parts, part):
-                await self._fill(offset + step.start, part)  # some slots proved bad: they are gone
-                continue
+            part = view[step.start : step.stop]
+            if not self._put_nowait(step, view):
+                assert step.parts is not None
+                if await self._cache.read(step.parts, part):
+                    await self._fill(offset + step.start, part)  # some proved bad: they are gone
+                    continue
             self.counters.read.add(_LOCAL_ORIGIN[step.kind], len(part))
         await self._fill_left(offset, view, left)
 
@@ -284,13 +291,18 @@ class Mirror:
         start, stop = self._ahead.read(offset, length, now_s)
         if start == stop:
             return
-        cut = self.map.geometry
-        waited_for = range(offset // cut.chunk_bytes, (offset + length - 1) // cut.chunk_bytes + 1)
-        wants = (
-            self.want(piece.chunk_no)
-            for piece in cut.pieces(start, stop - start)
-            if piece.chunk_no not in waited_for
-        )
+        size = self._chunk_bytes
+        waited_for = range(offset // size, (offset + length - 1) // size + 1)
+        numbers = [
+            chunk_no
+            for chunk_no in range(start // size, -(-min(stop, self.size_bytes) // size))
+            if chunk_no not in waited_for
+        ]
+        wants, covers = self._chunks.wants(self.map, numbers), self.boots.covers
         self._chunks.bring_soon(
-            [want for want in wants if want.cid != ids.ZERO_CID and not self.boots.covers(want.cid)]
+            [want for want in wants if want.cid != ids.ZERO_CID and not covers(want.cid)]
         )
+
+
+def _is_missing(steps: list[_Step]) -> bool:
+    return any([step.kind is read_plan.StepKind.FETCH for step in steps])

@@ -23,20 +23,16 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.core.cache import cache_pins
-from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.images import promise as promise_
+from acstor_agent.core.images import room
 from acstor_agent.core.images import shares as shares_
-from acstor_agent.images import mirrors
-from acstor_agent.sources import base
+from acstor_agent.images import promise_file
 from acstor_common import chunk_map
-from acstor_common import errors
 from acstor_common import ids
 from acstor_common import ring
-from acstor_common import whole_file
 
 LOG = logging.getLogger(__name__)
 
-FILE = "promises.json"
 FOR_OTHERS = 2
 """One part of so many of the cache's limit may be promised for the instances of other hosts."""
 FORMER_S = 3600.0
@@ -51,14 +47,7 @@ AT_A_TIME = 1000
 """Contents that are pinned before others have their turn: less than a millisecond."""
 
 Promise = promise_.Promise
-Contents = Mapping[ids.Cid, int]
-"""What is to be had of an image, each content once, with its length."""
-
-
-def slots_of(contents: Contents, pins: cache_pins.Pins) -> dict[int, int]:
-    """Return how many slots of each size contents take that are not pinned yet."""
-    fresh = (length for cid, length in contents.items() if cid not in pins)
-    return dict(collections.Counter(map(cache_slab.slot_bytes_for, fresh)))
+Contents = room.Contents
 
 
 class Promises:
@@ -85,7 +74,7 @@ class Promises:
         """How often what is pinned was changed: only then there may be other room."""
         self.tell: Callable[[str], None] = lambda why: None
         """Is told, whenever the file is written, why that was in vain, or nothing."""
-        self._path, self._maps_dir = state_dir / FILE, state_dir / "maps"
+        self._file = promise_file.PromiseFile(state_dir)
         self._limit_bytes, self._slab_bytes = limit_bytes, min(slab_bytes, limit_bytes)
         self._shares, self._clock = shares, clock
         self._kept: dict[ids.ImageId, Promise] = {}
@@ -102,12 +91,11 @@ class Promises:
 
         A promise whose chunk map is lost pins nothing before its image is attached again.
         """
-        whole_file.remove_leftovers(self._path.parent, self._path.name)
-        kept = self._read()
-        promised = self._derived() if kept is None else kept
+        kept = self._file.read()
+        promised = self._file.derived() if kept is None else kept
         # What others use must not take the room of what is used here.
         for image_id, one in sorted(promised.items(), key=lambda item: item[1].is_for_others):
-            image_map = self._map_of(image_id)
+            image_map = self._file.map_of(image_id)
             if image_map is None:
                 if kept is not None:
                     self._kept[image_id] = one
@@ -118,7 +106,7 @@ class Promises:
                 continue
             part = self._part_of(image_map, self._table_for(one))
             contents = part.contents()
-            lacking_bytes = self._lacking_bytes(slots_of(contents, self.pins))
+            lacking_bytes = self._lacking_bytes(room.slots_of(contents, self.pins))
             if kept is None and lacking_bytes:
                 continue
             self._kept[image_id] = one
@@ -133,14 +121,6 @@ class Promises:
             image_id: self._kept[image_id] for image_id in promised if image_id in self._kept
         }
 
-    def _map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap | None:
-        try:
-            path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
-            return mirrors.open_map(path, image_id)
-        except (OSError, errors.ChunkMapFormatError) as e:
-            LOG.warning("image %s: promised to be whole, but its map is lost: %s", image_id, e)
-            return None
-
     def _add(self, contents: Contents) -> None:
         for cid, length in contents.items():
             self.pins.add(cid, length)
@@ -153,7 +133,7 @@ class Promises:
 
     def _lacks_for_others(self, one: Promise, part: shares_.Part, contents: Contents) -> bool:
         slots = collections.Counter(self.pins.slots) + collections.Counter(
-            slots_of(contents, self.pins)
+            room.slots_of(contents, self.pins)
         )
         return bool(
             self._too_many_for_others(one, part)
@@ -165,26 +145,6 @@ class Promises:
         if self.may_grow and more:
             return 0
         return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
-
-    def _read(self) -> dict[ids.ImageId, Promise] | None:
-        """Return what the file says; None if it is lost."""
-        try:
-            return promise_.decode(self._path.read_bytes(), str(self._path))
-        except FileNotFoundError:
-            return None
-        except (OSError, errors.FormatError) as e:
-            LOG.warning("%s; promises are made anew for what is attached", e)
-            return None
-
-    def _derived(self) -> dict[ids.ImageId, Promise]:
-        stamps = {}
-        for path in self._maps_dir.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
-            try:
-                stamps[ids.parse_image_id(path.stem)] = path.stat().st_mtime
-            except (ValueError, OSError):
-                continue  # Mirrors tells of it
-        last = sorted(stamps, key=lambda image_id: stamps[image_id], reverse=True)
-        return {image_id: Promise(image_id, stamps[image_id]) for image_id in last}
 
     # What is promised
 
@@ -309,7 +269,7 @@ class Promises:
             return too_many_bytes
         image_id = ids.ImageId(promised.image_id)
         contents = await trio.to_thread.run_sync(part.contents)
-        slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
+        slots = await trio.to_thread.run_sync(room.slots_of, contents, self.pins)
         gives_way = any(one.is_for_others for one in self._kept.values())
         if gives_way and cache.lacking_bytes(slots) and not promised.is_for_others:
             for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
@@ -319,7 +279,7 @@ class Promises:
                     image_id,
                 )
                 await self._take_back(one, cache)
-            slots = await trio.to_thread.run_sync(slots_of, contents, self.pins)
+            slots = await trio.to_thread.run_sync(room.slots_of, contents, self.pins)
         return cache.lacking_bytes(slots)
 
     async def _merge_oldest(
@@ -334,32 +294,20 @@ class Promises:
                 await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
 
     def _in_the_way(self, wanted: ids.ImageId, contents: Contents) -> list[ids.ImageId]:
-        """Return which images kept for other hosts give way to one that is used here, newest first.
+        """Return which images kept for other hosts give way to one used here, newest first."""
 
-        None do where all of them were not enough, unless the cache may grow for the rest.
-        """
-        slots = collections.Counter(self.pins.slots)
-        slots.update(slots_of(contents, self.pins))
-        taken: collections.Counter[ids.Cid] = collections.Counter()
-        freed: set[ids.Cid] = set()
-        found: dict[ids.ImageId, set[ids.Cid]] = {}
-        for image_id, one in reversed(self.all().items()):
-            if not one.is_for_others or image_id == wanted or image_id not in self._pinned:
-                continue
-            if not cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes):
-                break
-            found[image_id] = set()
-            for part in (self._pinned[image_id], *self._formers(image_id)):
-                for cid, length in part.contents().items():
-                    taken[cid] += 1
-                    found[image_id].add(cid)
-                    if taken[cid] == self.pins.count(cid) and cid not in contents:
-                        freed.add(cid)
-                        slots[cache_slab.slot_bytes_for(length)] -= 1
-        is_enough = not cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
-        if not (is_enough or self.may_grow):
-            return []
-        return [image_id for image_id, cids in found.items() if not cids.isdisjoint(freed)]
+        def lacking_bytes(slots: room.Slots) -> int:
+            return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
+
+        kept = (
+            (
+                image_id,
+                (part.contents() for part in (self._pinned[image_id], *self._formers(image_id))),
+            )
+            for image_id, one in reversed(self.all().items())
+            if one.is_for_others and image_id != wanted and image_id in self._pinned
+        )
+        return room.in_the_way(contents, kept, self.pins, lacking_bytes, may_grow=self.may_grow)
 
     def _formers(self, image_id: ids.ImageId) -> list[shares_.Part]:
         return [part for _, part in self._former.get(image_id, [])]
@@ -432,9 +380,8 @@ class Promises:
 
     async def _save(self) -> None:
         """Write the file; a disk that does not take it is told of, and guests go on."""
-        raw = promise_.encode(self._kept.values())
         try:
-            await trio.to_thread.run_sync(_write, self._path, raw)
+            await trio.to_thread.run_sync(self._file.write, self.all())
         except OSError as e:
             self.tell(f"cannot be written: {e.strerror}; a restart would not know of all promises")
         else:
@@ -448,8 +395,3 @@ async def _for_each(contents: Contents, do: cache_files.Pin) -> None:
         if not number % AT_A_TIME:
             with trio.CancelScope(shield=True):  # half of it would be neither
                 await trio.lowlevel.checkpoint()
-
-
-def _write(path: pathlib.Path, raw: bytes) -> None:
-    with whole_file.written(path, 0o600) as file:
-        file.write(raw)

@@ -16,31 +16,26 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 from typing import NamedTuple
 
-import msgspec
 import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
-from acstor_agent.core import counters
-from acstor_agent.core.boot import activity
 from acstor_agent.core.cloud import links
-from acstor_agent.core.images import keepers
 from acstor_agent.core.images import leases
 from acstor_agent.core.images import promise as promise_
 from acstor_agent.core.images import whole_pace
-from acstor_agent.images import booting
 from acstor_agent.images import filling
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import promises as promises_
 from acstor_agent.images import sharing as sharing_
 from acstor_agent.images import uses as uses_
+from acstor_agent.images import whole_boots
+from acstor_agent.images import whole_telling
 from acstor_common import errors
 from acstor_common import ids
-from acstor_common import whole_image
 
 LOG = logging.getLogger(__name__)
 
@@ -52,10 +47,7 @@ CLOUD_S = 5.0
 ATTACH_S = 10.0
 ATTACHING_S = 1.0
 """When chunk maps that have to be had took so long, the next ones wait for the next look."""
-_HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
-
 Pace = promise_.Pace
-State = whole_image.State
 
 
 class Limits(NamedTuple):
@@ -106,15 +98,25 @@ class Wholeness:
             chunks=chunks,
             cache=cache,
             quiet_s=quiet_s,
-            is_boot=lambda: any(map(self._is_booting, list(self._known))),
+            is_boot=lambda: any(map(self._boots.is_on, list(self._known))),
             look=look,
             limit_bytes_s=limits.bytes_s,
             first_chunk=first_chunk,
             clock=clock,
         )
         self._known: dict[ids.ImageId, filling.Progress] = {}
-        self._boots: dict[ids.ImageId, activity.BootActivity] = {}
-        self._current: ids.ImageId | None = None
+        self._boots = whole_boots.WholeBoots(
+            images, limits.boot_idle_s, limits.boot_longest_s, clock
+        )
+        self.telling = whole_telling.WholeTelling(
+            self._known,
+            promises,
+            uses,
+            sharing,
+            is_booting=self._boots.is_on,
+            look_at_unwritten=self._filler.look_at_unwritten,
+            clock=clock,
+        )
         self._attach_by_s = math.inf
         self._changed = trio.Event()
         self._has_begun = False
@@ -162,10 +164,11 @@ class Wholeness:
         for image_id in self._known.keys() - every:
             del self._known[image_id]
         self._promises.forget_found(self._known)
-        for image_id in self._boots.keys() - self._known.keys():
-            del self._boots[image_id]
+        self._boots.forget_others(self._known.keys())
         for known in list(self._known.values()):
-            if self._clock() >= known.cloud_looked_s + CLOUD_S and self._look_at_cloud(known):
+            if self._clock() >= known.cloud_looked_s + CLOUD_S and self.telling.look_at_cloud(
+                known
+            ):
                 await trio.lowlevel.checkpoint()  # it takes 1 ms for 1,000 hosts
 
     def _is_used(self, image_id: ids.ImageId, one: promise_.Promise | None) -> bool:
@@ -179,7 +182,7 @@ class Wholeness:
 
     async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
         known = self._known.setdefault(image_id, filling.Progress())
-        self._note_boot(image_id)
+        self._boots.note(image_id)
         self._filler.look_at_unwritten(known)
         await self._look_at_deadline(image_id, known)
         is_due = self._clock() - known.counted_s >= RECOUNT_S
@@ -284,28 +287,6 @@ class Wholeness:
                 left,
             )
 
-    def _note_boot(self, image_id: ids.ImageId) -> None:
-        image = self._images.get_nowait(image_id)
-        if image is None:
-            return
-        boot = self._boots.get(image_id)
-        if boot is None:
-            boot = activity.BootActivity(self._limits.boot_idle_s, self._limits.boot_longest_s)
-            self._boots[image_id] = boot
-        boot.begun(image.boots.begun_s)
-        requests = image.counters.read.requests
-        fetched = sum(count for origin, count in requests.items() if origin not in _HERE)
-        is_waited_for = bool(image.counters.in_flight)
-        boot.fetched(fetched, is_waited_for=is_waited_for, now_s=self._clock())
-
-    def _is_booting(self, image_id: ids.ImageId) -> bool:
-        image, boot = self._images.get_nowait(image_id), self._boots.get(image_id)
-        if image is None or boot is None:
-            return False
-        boot.begun(image.boots.begun_s)
-        is_expected = image.boots.state in (booting.State.LOADING, booting.State.READY)
-        return boot.is_on(self._clock(), is_expected=is_expected)
-
     # Filling
 
     def _next(self) -> ids.ImageId | None:
@@ -323,7 +304,7 @@ class Wholeness:
                 continue
             if known.part is not self._promises.pinned(image_id):
                 continue  # what is missing of it is counted first
-            if promised[image_id].pace is Pace.HURRY or not self._is_booting(image_id):
+            if promised[image_id].pace is Pace.HURRY or not self._boots.is_on(image_id):
                 return image_id
         return None
 
@@ -341,11 +322,11 @@ class Wholeness:
         part, known = self._promises.pinned(image_id), self._known[image_id]
         if part is None:
             return
-        self._current, before = image_id, len(known.to_do)
+        self.telling.current, before = image_id, len(known.to_do)
         try:
             why = await self._filler.fill(part, known, self._due_besides(known))
         finally:
-            self._current = None
+            self.telling.current = None
         if why:
             LOG.info("image %s: does not become whole: %s", image_id, why)
             known.backoff.failed(why, self._clock(), known.deadline)
@@ -407,140 +388,3 @@ class Wholeness:
         """Let go of an image that is not used any more, or not mirrored."""
         await self._promises.take_back(image_id, self._cache)
         self._known.pop(image_id, None)
-
-    # What other hosts are told
-
-    def used(self) -> list[ids.ImageId]:
-        """Return the images that instances of this host use."""
-        return [image_id for image_id, known in self._known.items() if known.is_used]
-
-    def share_of(self, image_id: ids.ImageId) -> sharing_.Share | None:
-        """Return how far this host's share of an image is; None if that is not known."""
-        known = self._known.get(image_id)
-        if known is None:
-            return None
-        if known.lacking_bytes:
-            return sharing_.Share(sharing_.State.NO_ROOM, 0, 0, None)
-        if known.part is None or known.left_bytes is None:
-            return None
-        is_failing = known.left_bytes and known.backoff.failure
-        state = sharing_.State.FAILING if is_failing else sharing_.State.KEPT
-        if image_id == self._current and not known.left_bytes:
-            return None  # it is counted soon
-        self._filler.look_at_unwritten(known)
-        left_bytes = min(known.left_bytes + known.unwritten_bytes, known.total_bytes)
-        return sharing_.Share(state, known.total_bytes, left_bytes, known.part.table)
-
-    def _in_cloud(self, known: filling.Progress) -> keepers.Cloud | None:
-        """Return how far an image is in the cloud; None if it is kept whole here."""
-        part = known.part
-        if self._sharing is None or part is None or part.table is None:
-            return None
-        report = self._sharing.report(part.map.image_id)
-        copies = self._sharing.copies()
-        return keepers.cloud_of(
-            report, copies, part.image_bytes, known.total_bytes, known.to_come_bytes
-        )
-
-    def _look_at_cloud(self, known: filling.Progress) -> bool:
-        """Note how fast an image comes in the cloud; say whether there was anything to look at."""
-        known.cloud_looked_s = self._clock()
-        if (cloud := self._in_cloud(known)) is None or cloud.left_bytes is None:
-            return False
-        before, known.cloud_left_bytes = known.cloud_left_bytes, cloud.left_bytes
-        if before is not None:
-            known.cloud_speed.came(max(0, before - cloud.left_bytes))
-        known.cloud_speed.look(self._clock())
-        return True
-
-    # What is told, from any thread
-
-    def is_for_others(self, image_id: ids.ImageId) -> bool:
-        """Say whether an image is kept here for the instances of other hosts alone."""
-        promised = self._promises.get(image_id)
-        if self._sharing is None or self._uses.is_seen(image_id):
-            return False
-        return promised.is_for_others if promised else self._uses.is_only_for_others(image_id)
-
-    def of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
-        """Return how far an image is; None if it need not become whole here."""
-        known, promised = self._known.get(image_id), self._promises.get(image_id)
-        if known is None or self.is_for_others(image_id):
-            return None
-        left_bytes = known.to_come_bytes  # once: the event loop's thread goes on
-        total_bytes, speed = max(known.total_bytes, left_bytes or 0), known.speed
-        state, why = self._state(image_id, known, promised, left_bytes)
-        if (cloud := self._in_cloud(known)) is not None:
-            left_bytes, total_bytes, speed = cloud.left_bytes, cloud.total_bytes, known.cloud_speed
-            state, why = _state_in_cloud(cloud, state, why)
-        is_filling = state is State.FILLING
-        takes_s = speed.left_s(left_bytes or 0) if is_filling else None
-        deadline, now_s = known.deadline, self._clock()
-        return {
-            "state": state.value,
-            "why": why,
-            "total_bytes": total_bytes,
-            "left_bytes": left_bytes,
-            "share": whole_image.share(total_bytes, left_bytes),
-            "bytes_s": round(speed.bytes_s) if is_filling else 0,
-            "left_s": takes_s,
-            "due_in_s": round(deadline.left_s(now_s), 1) if deadline else None,
-            "is_late": deadline.is_late(takes_s, now_s) if deadline else None,
-            "lacking_bytes": known.lacking_bytes,
-            "is_shared": cloud is not None,
-            "is_asked": bool(promised and promised.is_asked),
-            "pace": (promised.pace if promised else Pace.USUAL).value,
-        }
-
-    def _state(
-        self,
-        image_id: ids.ImageId,
-        known: filling.Progress,
-        promised: promise_.Promise | None,
-        left_bytes: int | None,
-    ) -> tuple[State, str]:
-        failure: whole_pace.Failure | None = known.backoff.failure
-        if known.lacking_bytes:
-            return State.NO_ROOM, f"the cache lacks {known.lacking_bytes} bytes"
-        if promised is not None and left_bytes == 0 and image_id != self._current:
-            return State.WHOLE, ""
-        if promised is not None and promised.pace is Pace.PAUSED:
-            return State.PAUSED, "by the operator"
-        if failure is not None:
-            return State.FAILING, failure.why
-        if image_id == self._current or known.left_bytes == 0:
-            return State.FILLING, ""
-        return (State.BOOTING if self._is_booting(image_id) else State.QUEUED), ""
-
-
-def _state_in_cloud(cloud: keepers.Cloud, state: State, why: str) -> tuple[State, str]:
-    """Return the state of an image whose share here is in this one."""
-    if state is not State.WHOLE:
-        return state, why
-    if cloud.is_whole:
-        return State.WHOLE, cloud.why
-    if cloud.trouble in (sharing_.State.NO_ROOM, sharing_.State.CROWDED):
-        return State.NO_ROOM, cloud.why
-    if cloud.trouble is not sharing_.State.KEPT:
-        return State.FAILING, cloud.why
-    return State.FILLING, cloud.why or "other hosts fetch their shares"
-
-
-def told(whole: Wholeness | None, uses: uses_.Uses, image_id: ids.ImageId) -> whole_image.Whole:
-    """Return how far an image is, as other services are told it; from any thread.
-
-    :param whole: None: images are not kept whole here
-    """
-    if whole is not None and whole.is_for_others(image_id):
-        return whole_image.Whole(
-            state=State.NOT_KEPT, is_used=False, why="its share is kept for other hosts"
-        )
-    is_used = uses.is_used(image_id)
-    shown = whole.of(image_id) if whole is not None else None
-    if shown is None:
-        why = "keep_images is none" if whole is None else "nothing has shown yet that it is used"
-        return whole_image.Whole(
-            state=State.NOT_KEPT, is_used=is_used, why=why if is_used else "not used"
-        )
-    why = shown["why"][: whole_image.MAX_WHY]
-    return msgspec.convert({**shown, "is_used": is_used, "why": why}, whole_image.Whole)

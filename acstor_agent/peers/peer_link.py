@@ -39,7 +39,7 @@ CALLS_PER_TURN = 16
 RECORDS_PER_CALL = 64
 """Records of TLS that count as another call: they are as short as the other side likes."""
 BUFFERS_PER_CALL = 64
-NOT_SENT_BYTES, MOST_NOT_SENT_BYTES = 16 * geometry.KIB, 256 * geometry.KIB
+NOT_SENT_BYTES, MOST_NOT_SENT_BYTES = 16 * geometry.KIB, 512 * geometry.KIB
 """What the kernel may keep of a connection unsent; the rest stays here, where it can be seen."""
 NOT_SENT_S = 0.0005
 """More than the least only if it leaves in this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10.  The kernel

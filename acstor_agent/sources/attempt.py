@@ -53,10 +53,11 @@ class AttemptSource(base.Wrapper):
             nonlocal has_failed
             for number, outcome in answers:
                 left.discard(number)
-                has_failed = has_failed or isinstance(outcome, Exception)
+                if isinstance(outcome, Exception):
+                    has_failed = True
             told(answers)
 
-        deadline_s = self._timeout.deadline_s(sum(piece.length for piece in pieces))
+        deadline_s = self._timeout.deadline_s(sum([piece.length for piece in pieces]))
         began_s = trio.current_time()
         with trio.move_on_after(deadline_s):
             await self._inner.read_pieces(blob, pieces, note)

@@ -28,6 +28,8 @@ TAIL_BYTES = 32
 class BlobKind(enum.Enum):
     """What a source is asked for; the value is the file name's ending."""
 
+    __hash__ = object.__hash__  # enum's own, of the name, is slow, and blobs are keys
+
     IMAGE = ".raw"
     CHUNK_MAP = ".acmap"
     BOOT_IMAGE = ".acboot"

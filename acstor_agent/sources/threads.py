@@ -64,15 +64,19 @@ class Threads:
         limiter = cast(trio.CapacityLimiter, ticket)  # any object with its methods will do
         try:
             return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
-        finally:
+        except trio.Cancelled:
             if ticket.call is not None:
                 self._fence.leave(ticket.call)
                 # Not here, where the log would name the cancellation as a fault.
                 trio.lowlevel.current_trio_token().run_sync_soon(self._tell)
+            raise
 
     async def enter(self, owner: object, of: Hashable) -> fence.Call:
-        """Wait for a free thread, and note that a call begins."""
-        await self._limiter.acquire_on_behalf_of(owner)
+        """Wait for a free thread, if none is, and note that a call begins."""
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(owner)
+        except trio.WouldBlock:
+            await self._limiter.acquire_on_behalf_of(owner)
         return self._fence.begin(of, self._clock())
 
     def exit(self, owner: object, call: fence.Call) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from oslo_config import cfg
 
 from acstor_common import conf as common_conf
+from acstor_common import decision_api
 from acstor_common import errors
 from acstor_decision import conf as decision_conf
 from acstor_decision import leadership
@@ -63,7 +64,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     own = conf.acstor_decision
     loads = base.load(own.switch_loads, conf)
     store = database.Database(conf)
-    lead = leadership.Leadership(own.coordination_url, own.instance, own.collection_s)
+    lead = leadership.Leadership(own.coordination_url, own.instance, decision_api.COLLECTION_S)
     bus: rpc.Rpc
     made = service.Service(
         conf,
@@ -87,7 +88,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     bus.start()
     LOG.info("%s serves", own.instance)
     try:
-        _rounds(made, own.collection_s, stopping)
+        _rounds(made, decision_api.COLLECTION_S, stopping)
     finally:
         lead.step_down()
         bus.stop()

@@ -135,11 +135,11 @@ def _day(at_s: float) -> str:
 
 
 def _renew(store: database.Database, arguments: argparse.Namespace) -> None:
-    if arguments.kind == authority.CA and arguments.conf.acstor_decision.ca_cert_file:
+    if arguments.kind == authority.CA and arguments.conf.acstor_decision.ca_dir:
         raise errors.Unusable(
-            "[acstor_decision] ca_cert_file",
+            "[acstor_decision] ca_dir",
             "the authority is one of your own, and renewed where it is kept",
-            "Put the certificate of the former one behind the new one in the file",
+            "Put the certificate of the former one behind the new one in ca.pem",
         )
     row = _keeper(store, arguments).renew(arguments.kind, at_once=arguments.stolen)
     print(f"{arguments.kind} {row.number} signs from {_day(row.signs_from_s)} on")

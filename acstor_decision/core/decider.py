@@ -43,9 +43,9 @@ class Policy:
         lies about its traffic gets no more
     :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal:
         the equation divides by it, and what is left of the headers of chunks lies below
-    :param least_moved: share of overloaded hosts' v-nodes that these must lose, else none move
+    :param least_moved: share of overloaded hosts' v-nodes that these must lose, else none move:
+        what moves has to be fetched again
     :param may_remap: False: traffic moves nothing
-    :param spares_source: homes that have to be near ask a farther one before the source
     """
 
     vnodes_per_host: int = 100
@@ -53,7 +53,6 @@ class Policy:
     traffic_floor: float = 0.1
     least_moved: float = 0.05
     may_remap: bool = True
-    spares_source: bool = True
 
 
 class Place(NamedTuple):
@@ -131,9 +130,7 @@ class Decider:
         self._busy = self._busy if busy is None else busy
         levels = {host: location.parse(place.location) for host, place in self.table.places.items()}
         self._observe_places(levels)
-        asked_for = threshold.thresholds_for(
-            levels.values(), self._busy, spares_source=self.policy.spares_source
-        )
+        asked_for = threshold.thresholds_for(levels.values(), self._busy)
         self._asked_times = self._asked_times + 1 if asked_for == self._asked_for else 1
         self._asked_for = asked_for
 

@@ -51,11 +51,12 @@ class Limits:
     :param collection_s: time between two samples of a host
     :param dead_after: collections without a sample after which a host is gone
     :param overload_share: of its link's rate either way, above which a host is overloaded
-    :param overload_collections: overloaded collections in a row after which v-nodes move
+    :param overload_collections: overloaded collections in a row after which v-nodes move; after
+        one of them every burst would
     :param allowed: patterns of the host ids that may join
     """
 
-    collection_s: float = 5.0
+    collection_s: float = decision_api.COLLECTION_S
     dead_after: int = 6
     overload_share: float = 0.8
     overload_collections: int = 2

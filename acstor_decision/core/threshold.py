@@ -62,9 +62,7 @@ def busy_levels(levels: Levels) -> tuple[int, ...]:
     return tuple(sorted({max(level, NEAREST) for level, switches in known if _are_busy(switches)}))
 
 
-def thresholds_for(
-    places: Collection[location.Levels], busy: Collection[int], *, spares_source: bool = True
-) -> Thresholds:
+def thresholds_for(places: Collection[location.Levels], busy: Collection[int]) -> Thresholds:
     """Return how near homes have to be.
 
     >>> racks = [(pod, rack) for pod in "ab" for rack in "cd" for host in range(8)]
@@ -77,11 +75,10 @@ def thresholds_for(
 
     :param places: where each host stands
     :param busy: levels, as :func:`busy_levels` returns them
-    :param spares_source: homes ask a farther one before the source
     """
     near = _nearest_company(places)
-    if near is None or not spares_source:
-        return Thresholds(near)
+    if near is None:
+        return Thresholds()
     return Thresholds(near, min((level for level in busy if level > near), default=EVERYWHERE))
 
 

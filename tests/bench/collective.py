@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent import conf as agent_conf
 from acstor_common import ids
 from tests.bench import harness
 from tests.lab import agents
@@ -258,11 +257,6 @@ def wait_listening(host: network.Host, port: int) -> None:
         return f":{port} " in host.run(["ss", "-Hltn"])
 
     runs.wait_for(is_listening, LISTEN_DEADLINE_S, f"port {port} of {host.name}", str)
-
-
-def has_option(name: str) -> bool:
-    """Say whether the agent has an option of this name."""
-    return any(option.name == name for option in agent_conf.OPTS)
 
 
 def moved_bytes(status: Mapping[str, Any]) -> dict[str, int]:

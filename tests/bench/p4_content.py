@@ -12,18 +12,17 @@ nothing does not care what others read), a ring for each group (collab-simple),
 one ring for all (collab-dedup); for its three splits.  The first figure is the
 time of the groups apart over their time together, half and half.  The second is
 what looking at content costs one group that cannot gain by it: the time with
-``content_exchange`` over that without, the means of some turns taken
-alternately.  Without that option there is nothing to compare, and the second
-figure is not a number, which meets no target.
+exchange by content over that with the variant ``by-place``, the means of some
+turns taken alternately.
 """
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib import figure
 
+from acstor_agent.core import variants
 from acstor_common import geometry
 from tests.bench import collective
 from tests.bench import harness
@@ -36,7 +35,7 @@ LINK_MBIT = 50
 COMMON_BYTES = 24 * geometry.MIB + 12_345
 SPLITS = {"all": 0, "25 %": HOSTS // 4, "50 %": HOSTS // 2}
 """How many hosts read the second image."""
-OPTION = "content_exchange"
+APART: dict[str, object] = {"variants": variants.Variant.BY_PLACE}
 SHARE_NEEDED = 0.95
 """Where less is common the groups' times say nothing about exchange by content.  The allocator lays
 large files on chunk boundaries; one of 4 MiB and a few bytes had no chunk in common."""
@@ -84,8 +83,9 @@ def run(say: harness.Say) -> harness.Result:
         },
         "cost": cost,
     }
-    percent = cost["percent"] if cost else math.nan
-    return harness.Result({"P4": (gain, percent)}, details, lambda picture: draw(picture, found))
+    return harness.Result(
+        {"P4": (gain, cost["percent"])}, details, lambda picture: draw(picture, found)
+    )
 
 
 class Scene:
@@ -104,10 +104,9 @@ class Scene:
     def compare(self, split: str, others: int) -> dict[str, patterns.Outcome]:
         """Play the ways that share with ``others`` hosts at the second image."""
         apart = [range(HOSTS - others), range(HOSTS - others, HOSTS)]
-        by_place = {OPTION: False} if collective.has_option(OPTION) else {}
-        ways: dict[str, tuple[list[range], dict[str, bool]]] = {
+        ways: dict[str, tuple[list[range], dict[str, object]]] = {
             "together": ([range(HOSTS)], {}),
-            "groups apart": ([group for group in apart if group], by_place),
+            "groups apart": ([group for group in apart if group], APART),
         }
         return {
             name: self.play(f"{split}, {name}", others, groups, **options)
@@ -129,16 +128,13 @@ class Scene:
         self._say(f"{name}: {patterns.words(found)}")
         return found
 
-    def cost_percent(self) -> dict[str, Any] | None:
-        """Return what looking at content costs one group; None if it cannot be turned off."""
-        if not collective.has_option(OPTION):
-            self._say(f"the agent has no option {OPTION}: its cost cannot be measured")
-            return None
+    def cost_percent(self) -> dict[str, Any]:
+        """Return what looking at content costs one group."""
         took: dict[bool, list[float]] = {True: [], False: []}
         for turn in range(COST_TURNS):
             for is_on in (True, False) if turn % 2 else (False, True):
-                name = f"single group, {OPTION} {is_on}"
-                found = self.play(name, 0, [range(HOSTS)], **{OPTION: is_on})
+                name = f"single group, by {'content' if is_on else 'place'}"
+                found = self.play(name, 0, [range(HOSTS)], **({} if is_on else APART))
                 took[is_on].append(found["completion"])
         ratio = statistics.mean(took[True]) / statistics.mean(took[False])
         return {"percent": 100 * (ratio - 1), "with": took[True], "without": took[False]}

@@ -37,9 +37,9 @@ RANDOM_READS = 5000
 SMALL, LARGE = 4096, geometry.MIB
 LONG = {tuned.RECORD_IDLE_S: 600, tuned.RECORD_LONGEST_S: 600}
 AGENTS: dict[str, dict[str, object]] = {
-    "acstor": {"record_boots": False, "disk_policy": "none"},
+    "acstor": {"boot_memory_limit_bytes": 0, "disk_policy": "none"},
     "recording": {"constants": LONG, "disk_policy": "none"},
-    "scheduling": {"record_boots": False, "disk_policy": "pregather"},
+    "scheduling": {"boot_memory_limit_bytes": 0, "disk_policy": "pregather"},
 }
 """The agents that are measured, by what they do beside serving; ``acstor`` is the figure."""
 

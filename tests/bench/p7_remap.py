@@ -44,6 +44,7 @@ from tests.lab import local
 from tests.lab import network
 from tests.lab import runs
 from tests.lab import traffic
+from tests.lab import tuned
 from tests.lab import watch
 
 HOSTS = int(os.environ.get("ACSTOR_BENCH_P7_HOSTS", "16"))
@@ -56,7 +57,7 @@ COLLECTION_S = 2.0
 COLLECTIONS_BEFORE = 6
 DEADLINE_S = 120.0
 TARGET = 2.6
-HOMES_ONLY = {"advertise_to": "none", "follow_referrals": False, "race_slow_answers": False}
+HOMES_ONLY = {"variants": "no-advertisements,no-referrals,no-races"}
 WAYS: dict[str, tuple[dict[str, object], bool]] = {
     "homes only": (HOMES_ONLY, False),
     "homes only, remap": (HOMES_ONLY, True),
@@ -195,13 +196,14 @@ def running(images: collective.Images, options: dict[str, object], remap: bool) 
     cloud = collective.Cloud(HOSTS, LINK_MBIT, images)
     cloud.network.source_mbit = SOURCE_MBIT
     policy = {"overload_share": OVERLOAD_SHARE, "dead_after": 60, "remap": remap}
+    constants = {tuned.COLLECTION_S: COLLECTION_S}
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(cloud.network)
         server = image_server.ImageServer(net.source, images.files.folder)
         cloud.server = stack.enter_context(server)
-        service = decision.Service(net, collection_s=COLLECTION_S, **policy)
+        service = decision.Service(net, constants=constants, **policy)
         stack.enter_context(service)
-        own = {"collection_s": COLLECTION_S, **options}
+        own = {"constants": constants, **options}
         joined = service.join(net.hosts, LINK_MBIT, server.url, **own)
         cloud.agents = dict(enumerate(joined))
         yield Scene(cloud, stack.enter_context(watch.Watch(service)))

@@ -18,14 +18,17 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from acstor_agent.core import variants
 from acstor_common import geometry
 from tests.bench import broadcast
 from tests.bench import collective
 from tests.bench import harness
 from tests.lab import local
 
-UNMATCHED_OPTION = "unmatched_limit"
-NO_LIMIT = -1
+PREFETCH_VARIANTS = {
+    "acstor-0": variants.Variant.NO_PREFETCH,
+    "acstor-inf": variants.Variant.UNBOUNDED_PREFETCH,
+}
 BROADCAST_DEADLINE_S = 120.0
 Outcome = dict[str, Any]
 Way = Callable[["Pattern"], Outcome]
@@ -233,13 +236,10 @@ def outcome(pattern: Pattern, seen: Sequence[collective.Seen], source_bytes: int
 
 
 def prefetch_ways() -> dict[str, Way]:
-    """Return acstor with no prefetch and with prefetch without a limit, where that can be set."""
-    if not collective.has_option(UNMATCHED_OPTION):
-        return {}
-    limits = {"acstor-0": 0, "acstor-inf": NO_LIMIT}
+    """Return acstor with no prefetch and with prefetch without a limit."""
     return {
-        name: lambda played, limit=limit: with_acstor(played, **{UNMATCHED_OPTION: limit})
-        for name, limit in limits.items()
+        name: lambda played, variant=variant: with_acstor(played, variants=variant)
+        for name, variant in PREFETCH_VARIANTS.items()
     }
 
 

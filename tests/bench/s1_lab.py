@@ -32,6 +32,7 @@ from tests.bench import harness
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 
 PART_BYTES = 12 * geometry.MIB
 PARTS = 5
@@ -127,7 +128,7 @@ def started(folder: pathlib.Path) -> Iterator[Lab]:
         sources="file",
         peer_listen=f"{local.LOOPBACK}:{port}",
         metrics_listen="",
-        read_ahead_limit_bytes=0,
+        variants="no-read-ahead",
         disk_policy="none",
     )
     with agent:
@@ -153,7 +154,7 @@ def measure(lab: Lab, policy: str, say: harness.Say) -> dict[str, Any]:
         lab.zeros,
         name="h2",
         ring_file=lab.ring_file,
-        peer_timeout_s=DEADLINE_S,
+        constants={tuned.PEER_SILENCE_S: DEADLINE_S},
         read_deadline_s=DEADLINE_S,
     ) as peer:
         peer.wait_ready()

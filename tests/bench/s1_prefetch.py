@@ -23,7 +23,7 @@ from typing import NamedTuple
 import prettytable
 from matplotlib import figure
 
-from acstor_agent import conf as agent_conf
+from acstor_agent import settings
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
 from acstor_common import geometry
@@ -38,7 +38,7 @@ from tests.lab import guest_image
 LINK_BYTES_S = 100e6 / 8
 ROUND_TRIP_S = 0.001
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
-LIMIT_BYTES = next(o.default for o in agent_conf.OPTS if o.name == "read_ahead_limit_bytes")
+LIMIT_BYTES = settings.READ_AHEAD_LIMIT_BYTES
 TOTAL = 128 * workloads.MIB
 """Bytes of a sequential application; random ones make requests in proportion."""
 PREDICTORS: dict[str, Callable[[], readahead.Predictor]] = {

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Protocol
 
+from acstor_agent.core import variants
 from acstor_common import errors
 from tests.chaos import chaos_hosts
 from tests.chaos import guests
@@ -31,16 +32,15 @@ CLOCK_OFF_S = {"minutes": 3600.0, "days": 40 * 86400.0, "years": 25 * 365 * 8640
 """No clock is set further from the right time, ahead or behind; some years are beyond 2038."""
 SPARE_READ_S = 300.0
 """The spare image is read in so long, whatever breaks meanwhile."""
-OTHER_OPTIONS = {
-    "cache_policy": ("lru", "lfu", "fifo"),
-    "read_ahead_by": ("order", "units"),
-    "read_ahead_limit_bytes": (0, 1 << 20, 16 << 20),
-    "copies_limit": (0, 1, 3),
-    "unmatched_limit": (0, 64, 512),
-    "race_slow_answers": (False, True),
-    "follow_referrals": (False, True),
-    "advertise_to": ("ring", "none"),
-}
+OTHER_VARIANTS = (
+    ("", variants.Variant.CACHE_LFU, variants.Variant.CACHE_FIFO),
+    ("", variants.Variant.NO_READ_AHEAD, variants.Variant.READ_AHEAD_BY_UNITS),
+    ("", variants.Variant.NO_COPY_HINTS),
+    ("", variants.Variant.NO_PREFETCH, variants.Variant.UNBOUNDED_PREFETCH),
+    ("", variants.Variant.NO_RACES),
+    ("", variants.Variant.NO_REFERRALS),
+    ("", variants.Variant.NO_ADVERTISEMENTS),
+)
 """What an upgrade may change; all of it may differ among the hosts of a cloud."""
 
 
@@ -134,7 +134,8 @@ def _upgrade(world: World, step: plan.Step, rng: random.Random) -> Undo:
     host.end_supervisor(signal.SIGTERM)
     match step.way:
         case "other options":
-            host.configure({name: rng.choice(values) for name, values in OTHER_OPTIONS.items()})
+            chosen = filter(None, map(rng.choice, OTHER_VARIANTS))
+            host.configure({"variants": ",".join(chosen)})
         case "other version":  # there, and the next time back
             host.tree = None if host.tree else world.next_tree
     return host.start

@@ -33,7 +33,7 @@ MIB = 1 << 20
 READY = "READY=1"
 START_S = 120.0
 END_S = 60.0
-CONSTANTS = {tuned.BOOT_IDLE_S: 2.0}
+CONSTANTS = {tuned.BOOT_IDLE_S: 2.0, tuned.COPIES_LIMIT: 1, tuned.PEER_SILENCE_S: 0.5}
 DISK_BYTES = 256 * MIB
 FILE_LIMIT_BYTES = 1 * MIB
 _EXTRA_FIELD = re.compile(r"^(VmRSS|Threads):\s+(\d+)", re.MULTILINE)

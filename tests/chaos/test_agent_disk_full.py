@@ -72,7 +72,11 @@ def test_full_disk_stops_caching_and_nothing_else(tmp_path, images):
 def test_disk_that_fills_while_neighbours_chunks_are_prefetched(tmp_path, images):
     image_id = images.add(DATA)
     with small_disk(tmp_path / "disk", 6 * MIB) as disk:
-        small = {"cache_dir": disk / "cache", "cache_limit_bytes": LIMIT, "unmatched_limit": -1}
+        small = {
+            "cache_dir": disk / "cache",
+            "cache_limit_bytes": LIMIT,
+            "variants": "unbounded-prefetch",
+        }
         with hosts.cloud(
             tmp_path, images, ("h1", "h2"), each=lambda name: small if name == "h1" else {}
         ) as cloud:

@@ -17,6 +17,7 @@ from tests.fakes import bad_network
 from tests.fakes import hosts
 from tests.fakes import lying_peer
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
@@ -25,9 +26,8 @@ DATA = local.random_bytes(6 * MIB + 4321, seed=21, zero_share=0.1)
 NAMES = ("h1", "h2", "h3")
 LOST, LATE = 0.15, 0.15
 IMPATIENT = {
-    "peer_timeout_s": 0.5,
     "read_deadline_s": 12.0,  # a peer has a third of it
-    "copies_limit": 1,
+    "constants": {tuned.COPIES_LIMIT: 1},
 }
 
 

@@ -24,6 +24,7 @@ from tests.fakes import http_server
 from tests.fakes import lying_peer
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
@@ -33,8 +34,7 @@ SEED = int(os.environ.get("ACSTOR_TEST_SEED", "1"))
 CHAOS_S = 7.0
 OPTIONS = {
     "cache_limit_bytes": 4 * MIB,
-    "peer_timeout_s": 0.5,
-    "read_ahead_limit_bytes": MIB,
+    "constants": {tuned.READ_AHEAD_LIMIT_BYTES: MIB},
 }
 
 

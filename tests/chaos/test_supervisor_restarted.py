@@ -76,7 +76,7 @@ def test_reads_that_wait_for_the_source_go_on_waiting(tmp_path, kernel):
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(http_server.serve({}))
         changes = {
-            "acstor_agent": {"sources": "http", "read_ahead_limit_bytes": 0},
+            "acstor_agent": {"sources": "http", "variants": "no-read-ahead"},
             "source_http": {"url": server.url, "timeout_s": 0.3},
         }
         keeper = descriptor_keeper.DescriptorKeeper(tmp_path / "notify")

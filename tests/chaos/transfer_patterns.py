@@ -43,7 +43,7 @@ SHOWN = (
     "run_s",
 )
 AGENT: dict[str, Any] = {"timeout_s": 5.0, "copies_limit": 16}
-"""What agents have by default: ``peer_timeout_s`` and ``copies_limit``."""
+"""What agents have."""
 BAD = ("dead", "frozen", "slow", "lying")
 NAMES = ("sync-same", "shifted-same", "sync-disjoint")
 

@@ -124,7 +124,6 @@ class World:
         own = {
             "sources": "http",
             "ring_file": self._ring_file,
-            "peer_timeout_s": 0.5,
             **SETTINGS[self.seed % len(SETTINGS)],
         }
         changes = {

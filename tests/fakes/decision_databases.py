@@ -149,10 +149,10 @@ class Suite:
 
     def test_samples_are_noted_and_drains_outlive_them(self, store: database.Database) -> None:
         assert not store.set_drained("h1", True)
-        store.note_samples({h: (sample(h), 1) for h in ("h2", "h1")}, 60)
+        store.note_samples({h: (sample(h), 1) for h in ("h2", "h1")})
         assert [host.host for host in store.hosts()] == ["h1", "h2"]
         assert store.set_drained("h1", True) and store.set_drained("h1", True)
-        store.note_samples({"h1": (sample("h1", 1005.0, ring_epoch=7), 2)}, 60)
+        store.note_samples({"h1": (sample("h1", 1005.0, ring_epoch=7), 2)})
         found = store.host("h1")
         assert found is not None and found.is_drained
         assert (found.first_seen_s, found.seen_s, found.ring_epoch) == (1000.0, 1005.0, 7)
@@ -180,8 +180,8 @@ class Suite:
             whole=FILLING,
         )
         told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
-        store.note_samples({h: (sample(h, images=told[h]), 0) for h in told}, 60)
-        store.note_samples({"h1": (sample("h1", 1001.0), 0)}, 60)  # says nothing of images
+        store.note_samples({h: (sample(h, images=told[h]), 0) for h in told})
+        store.note_samples({"h1": (sample("h1", 1001.0), 0)})  # says nothing of images
         assert [image.image_id for image in store.images("", 9, 0)] == ids
         first = store.image(ids[0], 0)
         assert first is not None and (first.hosts, first.warm_hosts) == (2, 1)
@@ -193,7 +193,7 @@ class Suite:
         assert [row.host for row in rows] == ["h1", "h2"]
         assert [held_images.whole_of(row) for row in rows] == [OWNED, FILLING]
         assert store.images(ids[0], 1, 0)[0].image_id == ids[1]
-        store.note_samples({"h2": (sample("h2", 1000.5, images={}), 0)}, 60)
+        store.note_samples({"h2": (sample("h2", 1000.5, images={}), 0)})
         assert store.image(ids[2], 0) is None
         assert store.image(ids[0], 1000.9) == store.image(ids[0], 0)
         assert store.images("", 9, 1002.0) == []
@@ -212,7 +212,7 @@ class Suite:
         }
         held = {host: decision_api.HeldImage(whole=whole) for host, whole in by_host.items()}
         told = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
-        store.note_samples(told, 60)
+        store.note_samples(told)
         found = store.image(image_id, 0)
         assert found is not None and (found.using_hosts, found.whole_hosts) == (4, 1)
         rows = store.image_hosts(image_id, 0)
@@ -235,7 +235,7 @@ class Suite:
                 image_id: decision_api.HeldImage(whole=whole)
                 for image_id, whole in by_host[host].items()
             }
-            store.note_samples({host: (sample(host, sent_s, images=held), 0)}, 60)
+            store.note_samples({host: (sample(host, sent_s, images=held), 0)})
         # Those of the host that is known longest come first; of what one says nothing it may use.
         in_order = [ids[2], ids[4], ids[1], ids[3]]
         assert store.needed_images(1000, 0, 9) == (in_order, True, 2000.0, 1000.0, 0)
@@ -243,13 +243,13 @@ class Suite:
         assert store.needed_images(1000, 1500, 2) == (in_order[:2], False, 2000.0, 1000.0, 1)
         assert store.needed_images(1500, 1500, 9)[:2] == ([ids[1], ids[2], ids[3]], True)
         assert store.needed_images(1500, 1500, 9).silent_hosts == 0
-        store.note_samples({"h2": (sample("h2", 3000.0, images={}), 0)}, 60)
+        store.note_samples({"h2": (sample("h2", 3000.0, images={}), 0)})
         assert store.needed_images(1500, 0, 9) == ([], True, 3000.0, 1000.0, 0)
 
     def test_host_that_is_revoked_needs_nothing(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         held = {image_id: decision_api.HeldImage(whole=FILLING)}
-        store.note_samples({"h1": (sample("h1", 1000.0, images=held), 0)}, 60)
+        store.note_samples({"h1": (sample("h1", 1000.0, images=held), 0)})
         for state, needed in (("enrolled", [image_id]), ("revoked", [])):
             store.change_enrolment("h1", functools.partial(_in_state, state))
             assert store.needed_images(0, 0, 9).image_ids == needed
@@ -259,7 +259,7 @@ class Suite:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         held = {image_id: decision_api.HeldImage(size_bytes=9)}
         for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
-            store.note_samples({host: (sample(host, sent_s, images=held), 0)}, 60)
+            store.note_samples({host: (sample(host, sent_s, images=held), 0)})
         store.forget_images_of_silent(1000.0)
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1", "h2"]
         store.forget_images_of_silent(1500.0)
@@ -273,7 +273,7 @@ class Suite:
         )
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         hosts = [f"h{n}" for n in range(1, 6)]
-        store.note_samples({h: (sample(h, images={image_id: huge}), 0) for h in hosts}, 60)
+        store.note_samples({h: (sample(h, images={image_id: huge}), 0) for h in hosts})
         [found] = store.images("", 9, 0)
         assert found.cached_bytes >= 4 * most and found.read.source >= 4 * most
 
@@ -300,15 +300,14 @@ class Suite:
                 image_id: decision_api.HeldImage(task=told),
                 other_id: decision_api.HeldImage(task=msgspec.structs.replace(told, request=3)),
             }
-            store.note_samples({"h2": (sample("h2", images=held), 0)}, 60)
+            store.note_samples({"h2": (sample("h2", images=held), 0)})
             assert store.unheard_tasks(10.0) == left
         assert store.unheard_tasks(10.5) == []
         assert store.unheard_tasks(0) == []
 
     def test_traffic_is_kept_for_a_while(self, store: database.Database) -> None:
         for second in range(10):
-            store.note_samples({h: (sample(h, float(second)), 0) for h in ("h1", "h2")}, 60)
-        store.note_samples({"h1": (sample("h1", 11.0), 0)}, 0)
+            store.note_samples({h: (sample(h, float(second)), 0) for h in ("h1", "h2")})
         assert len(store.traffic(0)) == 20
         assert len(store.traffic(5, ["h2"])) == 5
         store.forget_traffic(8)
@@ -322,20 +321,20 @@ class Suite:
     def test_what_two_leaders_note_is_there_once(self, store: database.Database) -> None:
         for epoch in (7, 8):
             both = {h: (sample(h, 5.0, ring_epoch=epoch), 0) for h in ("h1", "h2")}
-            store.note_samples(both, 60)
+            store.note_samples(both)
         assert len(store.traffic(0)) == 2
         assert {host.ring_epoch for host in store.hosts()} == {8}
 
     def test_writers_at_once_lose_nothing(self, store: database.Database) -> None:
         """Rows are taken in various orders: what MariaDB answers with deadlocks."""
         hosts = [f"h{n}" for n in range(1, 13)]
-        store.note_samples({h: (sample(h), 0) for h in hosts}, 0)
+        store.note_samples({h: (sample(h), 0) for h in hosts})
         failures: list[Exception] = []
 
         def collect() -> None:
             try:
                 for second in range(15):
-                    store.note_samples({h: (sample(h, 2000.0 + second), 0) for h in hosts}, 0)
+                    store.note_samples({h: (sample(h, 2000.0 + second), 0) for h in hosts})
             except Exception as e:
                 failures.append(e)
 
@@ -403,7 +402,7 @@ class Suite:
 
     def test_a_host_is_forgotten_with_all_that_it_told(self, store: database.Database) -> None:
         store.change_enrolment("h1", lambda _: models.Enrolment(host="h1", state="waiting"))
-        store.note_samples({"h1": (sample("h1"), 0)}, 3600)
+        store.note_samples({"h1": (sample("h1"), 0)})
         assert store.forget_host("h1", lambda _: False)
         assert (store.host("h1"), store.enrolment("h1")) == (None, None)
         assert not store.forget_host("h1", lambda _: False)

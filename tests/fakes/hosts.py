@@ -27,6 +27,7 @@ import pytest
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 
 LIFE_S = 40.0
 """No agent of a test lives longer."""
@@ -168,12 +169,14 @@ def cloud(
 
     :param in_ring_only: ports of hosts on the ring that are no agents of this cloud
     :param each: more options for one agent, by its name
+    :param options: for all of them; peers are waited for half a second unless ``constants`` say so
     """
     made = Cloud(folder, names)
     write_ring(made.ring_file, {**made.ports, **(in_ring_only or {})})
     with contextlib.ExitStack() as stack:
         for name, port in made.ports.items():
-            own = {"peer_timeout_s": 0.5, **options, **each(name)}
+            own = {**options, **each(name)}
+            own["constants"] = {tuned.PEER_SILENCE_S: 0.5, **own.get("constants", {})}
             agent = local.agent(
                 folder / name, images, name=name, peer_port=port, ring_file=made.ring_file, **own
             )

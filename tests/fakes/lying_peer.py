@@ -87,60 +87,92 @@ LIES: Sequence[Lie] = (
 )
 
 
+Answer = Callable[[socket.socket, Sequence[peer_wire.Request]], None]
+"""Answers the requests of one message."""
+
+
 class LyingPeer:
     """What a test holds of the peer."""
 
-    def __init__(self, name: str, port: int) -> None:
+    def __init__(self, name: str, port: int, version: int = peer_wire.MAJOR_VERSION) -> None:
         self.name = name
         self.port = port
+        self.version = version
         self.gets = 0
+        self.links: list[socket.socket] = []
 
 
 @contextlib.contextmanager
 def lying(name: str, seed: int, lies: Sequence[Lie] = LIES) -> Iterator[LyingPeer]:
     """Run a peer called ``name`` on a free port of the loopback until the block ends."""
+
+    def begin(number: int) -> Answer:
+        rng = random.Random(f"{seed}/{number}")
+
+        def answer(link: socket.socket, requests: Sequence[peer_wire.Request]) -> None:
+            for request in requests:
+                rng.choice(lies)(link, request, rng)
+
+        return answer
+
+    with _running(name, begin) as peer:
+        yield peer
+
+
+@contextlib.contextmanager
+def answering(
+    name: str, answer: Answer, version: int = peer_wire.MAJOR_VERSION
+) -> Iterator[LyingPeer]:
+    """Run a peer that answers as a test says; see :func:`lying`.
+
+    :param version: of the protocol, that its frames say
+    """
+    with _running(name, lambda number: answer, version) as peer:
+        yield peer
+
+
+@contextlib.contextmanager
+def _running(
+    name: str, begin: Callable[[int], Answer], version: int = peer_wire.MAJOR_VERSION
+) -> Iterator[LyingPeer]:
+    """Run a peer.
+
+    :param begin: returns what answers on the connection of a number, from 1
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        peer = LyingPeer(name, listener.getsockname()[1])
-        links: list[socket.socket] = []
-        accepting = threading.Thread(target=_accept, args=(listener, peer, seed, lies, links))
+        peer = LyingPeer(name, listener.getsockname()[1], version)
+        accepting = threading.Thread(target=_accept, args=(listener, peer, begin))
         accepting.start()
         try:
             yield peer
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             accepting.join()
-            for link in links:
+            for link in peer.links:
                 with contextlib.suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
 
 
-def _accept(
-    listener: socket.socket,
-    peer: LyingPeer,
-    seed: int,
-    lies: Sequence[Lie],
-    links: list[socket.socket],
-) -> None:
+def _accept(listener: socket.socket, peer: LyingPeer, begin: Callable[[int], Answer]) -> None:
     with contextlib.suppress(OSError):
         while True:
             link, _ = listener.accept()
-            links.append(link)
-            rng = random.Random(f"{seed}/{len(links)}")
-            arguments = (link, peer, rng, lies)
+            peer.links.append(link)
+            arguments = (link, peer, begin(len(peer.links)))
             threading.Thread(target=_converse, args=arguments, daemon=True).start()
 
 
-def _converse(
-    link: socket.socket, peer: LyingPeer, rng: random.Random, lies: Sequence[Lie]
-) -> None:
+def _converse(link: socket.socket, peer: LyingPeer, answer: Answer) -> None:
     receiver = peer_wire.Receiver("agent", peer_wire.FROM_CLIENT)
     with link, contextlib.suppress(OSError, errors.RemoteProtocolError):
         while data := link.recv(65536):
             for message in receiver.feed(data):
                 match message:
                     case peer_wire.Hello(_, klass, _):
-                        send(link, peer_wire.Hello(ids.HostId(peer.name), klass, 1))
+                        hello = peer_wire.Hello(ids.HostId(peer.name), klass, 1)
+                        frame = bytearray(b"".join(peer_wire.encode(hello)))
+                        frame[2] = peer.version
+                        link.sendall(frame)
                     case peer_wire.Get(requests):
-                        for request in requests:
-                            peer.gets += 1
-                            rng.choice(lies)(link, request, rng)
+                        peer.gets += len(requests)
+                        answer(link, requests)

@@ -133,6 +133,9 @@ class TaskGiver:
     def hurried(self, connection: Any, request_ids: Sequence[int]) -> None:
         """See ``answering.Giver``."""
 
+    def drained(self, connection: Any) -> None:
+        """See ``answering.Giver``."""
+
     def ended(self, connection: Any) -> None:
         """See ``answering.Giver``."""
         self.cancelled(connection, [number for link, number in self._scopes if link is connection])

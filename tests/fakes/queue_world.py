@@ -6,8 +6,8 @@ from collections.abc import Hashable
 from typing import Any
 
 from acstor_common import ids
+from acstor_simulator import hosts as shells
 from tests.fakes import queue_network
-from tests.fakes import transfer_hosts
 from tests.fakes import transfer_world
 
 PAYLOAD = 0.956
@@ -71,7 +71,7 @@ class QueueWorld(transfer_world.World):
     ) -> None:
         assert isinstance(connection, tuple)
         acknowledged: Callable[[], None] | None = None
-        if connection[0] == to and isinstance(message, transfer_hosts.Answers):
+        if connection[0] == to and isinstance(message, shells.Answers):
 
             def acknowledged() -> None:
                 sender.acknowledged(connection)

@@ -30,7 +30,7 @@ REQUEST_CHUNKS = 2
 OPEN = 2
 """Requests: the one that the guest waits for, and the next."""
 READ_AHEAD_BYTES = 8 << 20
-"""The default of ``read_ahead_limit_bytes``."""
+"""That of agents."""
 UNDER_WAY = 32
 """As in ``images/prefetching``."""
 FOLLOWED = 0.5

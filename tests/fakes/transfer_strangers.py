@@ -10,7 +10,7 @@ from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers import want
 from acstor_common import ids
 from acstor_common import peer_request
-from tests.fakes import transfer_hosts
+from acstor_simulator import hosts as shells
 from tests.fakes.transfer_hosts import Host
 
 Failure = failure.Failure
@@ -30,7 +30,7 @@ class Boaster(Host):
     def start(self) -> None:
         """Begin, and tell everybody."""
         super().start()
-        self._call(self._boast)
+        self.call(self._boast)
 
     def _boast(self) -> None:
         world = self.world
@@ -39,9 +39,7 @@ class Boaster(Host):
             if host != self.name:
                 gone = tuple(world.rng.sample(oids, len(oids) // 4))
                 told = actions.Tell(host, oids, gone, oids)
-                self.send(
-                    host, told, transfer_hosts.MESSAGE_BYTES + 16 * len(oids), Priority.ADVERTISED
-                )
+                self.send(host, told, shells.MESSAGE_BYTES + 16 * len(oids), Priority.ADVERTISED)
         if world.now < BOAST_UNTIL_S:
             world.later(self, BOAST_EVERY_S, self._boast)
 
@@ -113,7 +111,7 @@ class Spy(Asker):
     def start(self) -> None:
         """Begin to ask."""
         super().start()
-        self._call(self._spy, 0)
+        self.call(self._spy, 0)
 
     def _spy(self, count: int) -> None:
         rng = self.world.rng
@@ -121,7 +119,7 @@ class Spy(Asker):
             if host != self.name:
                 mode = rng.choice(list(Mode))
                 spied = self.ask(host, rng.choice(self.world.secret), rng.randbytes(16), mode)
-                self.send(host, transfer_hosts.Asks([spied]), transfer_hosts.MESSAGE_BYTES)
+                self.send(host, shells.Asks([spied]), shells.MESSAGE_BYTES)
         if count < 50:
             self.world.later(self, 0.2, self._spy, count + 1)
 
@@ -138,7 +136,7 @@ class Flooder(Asker):
     def start(self) -> None:
         """Begin to ask."""
         super().start()
-        self._call(self._flood)
+        self.call(self._flood)
 
     def _flood(self) -> None:
         world, rng = self.world, self.world.rng
@@ -146,14 +144,14 @@ class Flooder(Asker):
         requests = []
         for _ in range(FLOOD_REQUESTS):
             chunk = rng.choice(world.chunks)
-            proof = transfer_hosts.proof_of(chunk.cid, self.name, host)
+            proof = shells.proof_of(chunk.cid, self.name, host)
             if rng.random() < 0.1:
                 chunk = chunk._replace(image_id=NOWHERE)
             requests.append(self.ask(host, chunk, proof, rng.choice(list(Mode))))
-        self.send(host, transfer_hosts.Asks(requests), transfer_hosts.MESSAGE_BYTES)
+        self.send(host, shells.Asks(requests), shells.MESSAGE_BYTES)
         if rng.random() < 0.3:
             some = [request.number for request in requests if rng.random() < 0.5]
-            self.send(host, transfer_hosts.Cancels(some), transfer_hosts.MESSAGE_BYTES)
+            self.send(host, shells.Cancels(some), shells.MESSAGE_BYTES)
         if world.now < FLOOD_UNTIL_S:
             world.later(self, FLOOD_EVERY_S, self._flood)
         else:
@@ -185,14 +183,14 @@ class Procrastinator(Host):
 
     def receive(self, host: ids.HostId, connection: Hashable, message: Any) -> None:
         """Promise."""
-        if isinstance(message, transfer_hosts.Asks):
+        if isinstance(message, shells.Asks):
             self._promise(host, connection)
         else:
             super().receive(host, connection, message)
 
     def _promise(self, host: ids.HostId, connection: Hashable) -> None:
-        promise = transfer_hosts.Alive()
-        self.world.send_on(connection, self, host, promise, transfer_hosts.MESSAGE_BYTES)
+        promise = shells.Alive()
+        self.world.send_on(connection, self, host, promise, shells.MESSAGE_BYTES)
         if self.world.connection(host, self.name) == connection and self.world.now < PROMISES_S:
             self.world.later(self, 0.5, self._promise, host, connection)
 

@@ -21,6 +21,7 @@ from acstor_agent.core.transfers import want
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import ring
+from acstor_simulator import hosts as shells
 from tests.fakes import giving_checks
 from tests.fakes import link_network
 from tests.fakes import transfer_hosts
@@ -200,11 +201,15 @@ class World:
         assert isinstance(connection, tuple)
         return ids.HostId(connection[0])
 
+    def is_there(self, name: ids.HostId) -> bool:
+        """Say whether a host can be reached."""
+        return name in self.hosts and not self.hosts[name].is_dead
+
     def send(
         self, sender: Host, to: ids.HostId, message: Any, size_bytes: int, urgency: int
     ) -> bool:
         """Send something on the sender's own connection; False: nobody is there."""
-        if to not in self.hosts or self.hosts[to].is_dead:
+        if not self.is_there(to):
             return False
         connection = self.connection(sender.name, to)
         self._post(connection, sender, to, message, size_bytes, urgency)
@@ -235,7 +240,7 @@ class World:
             if pair in self._silent:
                 self._silent[pair].append(arrive)
                 return
-            if is_answer and isinstance(message, transfer_hosts.Answers):
+            if is_answer and isinstance(message, shells.Answers):
                 if self.hosts[to].is_deaf:
                     return
                 self.later(sender, 0.0005, sender.acknowledged, connection)
@@ -361,10 +366,11 @@ def check_host(host: Host) -> None:
 
 
 def _check_turns(host: Host) -> None:
-    sources = host.core.parts.sources
-    waiting = [len(reads) for line in sources._openers.values() for reads in line.values()]
-    if sum(waiting) != len(sources._turns) or 0 in waiting:
-        raise Broken(f"{host.name}: {waiting} reads wait by opener, {len(sources._turns)} in all")
+    turns = host.core.parts.sources._turns
+    queues = [queue for line in turns._lines for queue in line.values()]
+    waiting = [len(reads) for queue in queues for reads in queue.values()]
+    if sum(waiting) != len(turns) or 0 in waiting or {} in queues:
+        raise Broken(f"{host.name}: {waiting} reads wait by opener, {len(turns)} in all")
 
 
 def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:

@@ -20,6 +20,7 @@ from tests.fakes import nova_hosts
 from tests.lab import guest_image
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import cloud
 from tests.lab.openstack import installed
@@ -92,7 +93,8 @@ def listen(
     listeners: list[acstor_glance.Listener] = []
 
     def start(name: str = "listener", **options: Any) -> acstor_glance.Listener:
-        options.setdefault("notification_pool", f"test-{tmp_path.name}")
+        own = {tuned.NOTIFICATION_POOL: f"test-{tmp_path.name}"}
+        options["constants"] = {**own, **options.get("constants", {})}
         listener = acstor_glance.Listener(name, glance.lab, tmp_path, **options)
         listeners.append(listener)
         listener.start()

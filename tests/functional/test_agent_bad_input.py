@@ -128,7 +128,7 @@ def test_chunk_that_does_not_match_is_an_error_and_the_others_are_readable(image
     with images.path(IMAGE).open("r+b") as file:
         file.seek(7 * CHUNK + 5)
         file.write(b"forged")
-    agent = start(read_deadline_s=0.7, read_ahead_limit_bytes=0)
+    agent = start(read_deadline_s=0.7, variants="no-read-ahead")
     path = agent.image_path(IMAGE)
     assert errno_of(read, path, 7) == errno.EIO
     for chunk_no in (*range(7), *range(8, 20)):
@@ -142,7 +142,7 @@ def test_chunk_that_does_not_match_is_an_error_and_the_others_are_readable(image
 def test_image_that_shrinks_in_use_fails_where_it_ends_and_nowhere_else(images, start):
     data = local.random_bytes(20 * CHUNK)
     images.add(data, IMAGE)
-    agent = start(read_deadline_s=0.7, read_ahead_limit_bytes=0)
+    agent = start(read_deadline_s=0.7, variants="no-read-ahead")
     path = agent.image_path(IMAGE)
     assert read(path, 15) == data[15 * CHUNK : 16 * CHUNK]
     os.truncate(images.path(IMAGE), 10 * CHUNK)

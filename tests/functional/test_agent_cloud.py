@@ -8,6 +8,7 @@ import pathlib
 import socket
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -23,12 +24,18 @@ from tests.fakes import slow_link
 from tests.lab import agents
 from tests.lab import identities
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
 MIB = geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(12 * MIB)
+
+
+def patient(silence_s: float) -> dict[str, Any]:
+    """Return options of agents that wait so long for peers that are silent."""
+    return {"constants": {tuned.PEER_SILENCE_S: silence_s}}
 
 
 @pytest.fixture
@@ -83,9 +90,9 @@ def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, nam
 
     with http_server.serve(files) as server:
         server.always = witness
-        options = hosts.http_options(server.url, 5) | {"peer_timeout_s": 5}
+        options = hosts.http_options(server.url, 5) | patient(5)
         # A race on a slow machine may read a chunk twice; it has tests and a budget of its own.
-        with hosts.cloud(tmp_path, images, names, race_slow_answers=False, **options) as cloud:
+        with hosts.cloud(tmp_path, images, names, variants="no-races", **options) as cloud:
             assert read_everywhere(cloud, image_id) == [DATA] * len(names)
             statuses = cloud.statuses()
     assert sum(stop - start for start, stop in asked) == len(DATA)
@@ -96,7 +103,7 @@ def test_source_is_read_once_for_the_whole_cloud(tmp_path, images, image_id, nam
 
 
 def test_next_host_takes_the_place_of_a_dead_home(tmp_path, images, image_id):
-    with hosts.cloud(tmp_path, images, read_ahead_limit_bytes=0) as cloud:
+    with hosts.cloud(tmp_path, images, variants="no-read-ahead") as cloud:
         cloud["h3"].stop()
         *chunks, again = owned_by(cloud, "h3")[:17]
         later = iter(owned_by(cloud, "h3")[17:])
@@ -126,7 +133,7 @@ def test_next_host_takes_the_place_of_a_dead_home(tmp_path, images, image_id):
 
 @pytest.mark.parametrize("is_connected", [True, False])
 def test_frozen_home_costs_the_peer_timeout_and_no_error(tmp_path, images, image_id, is_connected):
-    with hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as cloud:
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), variants="no-read-ahead") as cloud:
         first, *others = owned_by(cloud, "h2")[:5]
         path = cloud["h1"].image_path(image_id)
         path.stat()
@@ -159,7 +166,7 @@ def test_source_down_leaves_what_peers_hold(tmp_path, images, image_id):
 @pytest.mark.parametrize("lie", lying_peer.LIES)
 def test_peer_that_lies_costs_time_and_never_bytes(tmp_path, images, image_id, lie):
     with lying_peer.lying("liar", seed=1, lies=[lie]) as peer:
-        options = {"in_ring_only": {"liar": peer.port}, "peer_timeout_s": 0.3}
+        options = {"in_ring_only": {"liar": peer.port}, **patient(0.3)}
         with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
             assert cloud["h1"].image_path(image_id).read_bytes() == DATA
             status = cloud["h1"].status()
@@ -240,7 +247,7 @@ def test_host_that_leaves_the_ring_while_it_is_asked_is_just_not_asked(tmp_path,
     """The first home answers late; the second one has left the ring when its turn comes."""
     with lying_peer.lying("slow", seed=1, lies=[lying_peer.silence]) as slow:
         ghosts = {"slow": slow.port, "gone": local.unused_port()}
-        options = {"in_ring_only": ghosts, "peer_timeout_s": 2.2, "read_ahead_limit_bytes": 0}
+        options = {"in_ring_only": ghosts, **patient(2.2), "variants": "no-read-ahead"}
         with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
             agent = cloud["h1"]
             agent.ctl("ensure", image_id)
@@ -259,7 +266,7 @@ def test_host_that_leaves_the_ring_while_it_is_asked_is_just_not_asked(tmp_path,
 
 def test_guests_ask_the_source_first_where_peers_are_clearly_slower(tmp_path, images, image_id):
     with (
-        hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as cloud,
+        hosts.cloud(tmp_path, images, ("h1", "h2"), variants="no-read-ahead") as cloud,
         slow_link.slow_link(cloud.ports["h1"], delay_s=0.15) as slow_port,
     ):
         agent = cloud["h2"]
@@ -279,7 +286,7 @@ def test_guests_ask_the_source_first_where_peers_are_clearly_slower(tmp_path, im
 
 @pytest.mark.parametrize("security", ["secure", "authenticated"])
 def test_agents_with_certificates_of_one_authority_exchange(tmp_path, images, image_id, security):
-    with hosts.cloud(tmp_path, images, peer_timeout_s=5, security=security) as cloud:
+    with hosts.cloud(tmp_path, images, security=security, **patient(5)) as cloud:
         assert read_everywhere(cloud, image_id) == [DATA] * 3
         statuses = cloud.statuses().values()
         assert sum(status["exchange"]["source_bytes"] for status in statuses) == len(DATA)
@@ -298,8 +305,7 @@ def test_agent_without_the_right_certificate_is_kept_out(tmp_path, images, image
             return {"security": "insecure" if fault == "clear text" else "authenticated"}
         for path, data in zip(identity_files.files_in(folder), found, strict=True):
             path.write_bytes(data)
-        tls = {f"peer_tls_{kind}": folder / f"{kind}.pem" for kind in ("ca", "cert", "key")}
-        return {"security": "secure", **tls}
+        return {"security": "secure", "identity_dir": folder}
 
     with hosts.cloud(tmp_path, images, ("h1", "h2"), each=each) as cloud:
         for agent in cloud.agents.values():

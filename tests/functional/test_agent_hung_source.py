@@ -28,7 +28,7 @@ SOON_S = 25.0
 """A lot for some chunks, also on a busy machine, and less than one time-out of a source."""
 WAIT_S = 60.0
 LIFE_S = 150.0
-OPTIONS = {"read_ahead_limit_bytes": 0, "read_deadline_s": 100.0, "life_s": LIFE_S}
+OPTIONS = {"variants": "no-read-ahead", "read_deadline_s": 100.0, "life_s": LIFE_S}
 
 
 def given_up_after(least_s: float) -> tuned.Constants:

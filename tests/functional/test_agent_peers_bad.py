@@ -66,7 +66,7 @@ def shut_down_listener(pid: int, port: int) -> None:
 
 
 def test_agent_whose_endpoint_died_opens_it_again(tmp_path, images, image_id):
-    with hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as cloud:
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), variants="no-read-ahead") as cloud:
         pid = cloud["h2"].worker_pid()
         for times in (1, 2):
             shut_down_listener(pid, cloud.ports["h2"])
@@ -207,7 +207,7 @@ def test_neighbour_that_comes_and_goes_costs_time_and_never_bytes(tmp_path, imag
 def test_two_hosts_with_one_id_cost_source_reads_and_no_bytes(tmp_path, images, image_id):
     """A copied configuration: the twin takes itself for the home of h2's chunks."""
     with (
-        hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as cloud,
+        hosts.cloud(tmp_path, images, ("h1", "h2"), variants="no-read-ahead") as cloud,
         hosts.running(tmp_path / "twin", images, name="h2", ring_file=cloud.ring_file) as twin,
     ):
         everyone = [cloud["h1"], cloud["h2"], twin]
@@ -229,7 +229,7 @@ def test_two_hosts_with_one_id_cost_source_reads_and_no_bytes(tmp_path, images, 
 
 def test_host_for_which_time_jumped_goes_on(tmp_path, images, image_id):
     """Stopped for longer than every patience: for it the clock jumps, and all timeouts fire."""
-    options = {"peer_timeout_s": 0.3, "read_deadline_s": 10.0}
+    options = {"constants": {tuned.PEER_SILENCE_S: 0.3}, "read_deadline_s": 10.0}
     with hosts.cloud(tmp_path, images, ("h1", "h2"), **options) as cloud:
         reader_got: list[bool] = []
         path = cloud["h1"].image_path(image_id)

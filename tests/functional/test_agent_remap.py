@@ -15,6 +15,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from tests.fakes import hosts
 from tests.lab import local
+from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 
@@ -23,8 +24,10 @@ CHUNK = geometry.DEFAULT_CHUNK_BYTES
 DATA = local.random_bytes(12 * MIB, seed=9)
 NAMES = ("h1", "h2", "h3", "h4")
 PODS = {"h1": "site/pod1", "h2": "site/pod1", "h3": "site/pod2", "h4": "site/pod2"}
-ONCE = {"race_slow_answers": False, "peer_timeout_s": 5}
+ONCE = {"variants": "no-races", "constants": {tuned.PEER_SILENCE_S: 5}}
 """A race, or a peer that is given up on a slow machine, may read the source twice."""
+QUIET = {**ONCE, "variants": "no-races,no-advertisements"}
+FEW_COPIES = {tuned.COPIES_LIMIT: 1}
 
 
 def located(cloud: hosts.Cloud, epoch: int, **fields: Any) -> dict[str, Any]:
@@ -117,7 +120,7 @@ def test_new_weights_under_readers_cost_no_second_read_of_the_source(tmp_path, i
 def test_image_read_before_the_change_is_not_read_again_after_it(tmp_path, images, image_id):
     """Neither the image itself nor another one with the same chunks at other offsets."""
     swapped = images.add(DATA[4 * MIB :] + DATA[: 4 * MIB])
-    with hosts.cloud(tmp_path, images, NAMES, advertise_to="none", **ONCE) as cloud:
+    with hosts.cloud(tmp_path, images, NAMES, **QUIET) as cloud:
         with reading(cloud, image_id, "h2"):
             pass
         assert count(cloud, "source_bytes") == len(DATA)
@@ -146,7 +149,7 @@ def test_host_that_leaves_the_ring_under_readers_still_gives_what_it_has(
 
 
 def test_host_that_died_is_taken_off_the_ring_under_readers(tmp_path, images, image_id):
-    with hosts.cloud(tmp_path, images, NAMES, peer_timeout_s=1) as cloud:
+    with hosts.cloud(tmp_path, images, NAMES, constants={tuned.PEER_SILENCE_S: 1}) as cloud:
         with reading(cloud, image_id, "h1", "h2") as readers:
             wait_half_way(readers)
             hosts.kill_agent(cloud["h4"])
@@ -209,7 +212,7 @@ def test_full_caches_take_back_what_they_told(tmp_path, images, image_id):
 def test_home_counts_every_holder_whether_it_had_the_chunk_already_or_not(
     tmp_path, images, image_id
 ):
-    options = {"copies_limit": 1, "advertise_to": "none", "follow_referrals": False, "life_s": 60}
+    options = {"variants": "no-advertisements,no-referrals", "constants": FEW_COPIES, "life_s": 60}
     with hosts.cloud(tmp_path, images, NAMES, **options) as cloud:
         with reading(cloud, image_id, *NAMES):
             pass
@@ -221,7 +224,7 @@ def test_home_counts_every_holder_whether_it_had_the_chunk_already_or_not(
 
 
 def test_home_tells_holders_beyond_the_limit_to_let_go(tmp_path, images, image_id):
-    with hosts.cloud(tmp_path, images, NAMES, copies_limit=1, life_s=60) as cloud:
+    with hosts.cloud(tmp_path, images, NAMES, constants=FEW_COPIES, life_s=60) as cloud:
         with reading(cloud, image_id, *NAMES):
             pass
         hosts.wait_until(lambda: count(cloud, "copies_let_go") > 0, "chunks that may go", 30)

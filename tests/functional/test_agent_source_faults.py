@@ -32,7 +32,7 @@ def web(images):
 
 
 def begin(start, server, **options):
-    defaults = {"read_deadline_s": 1.0, "read_ahead_limit_bytes": 0}
+    defaults = {"read_deadline_s": 1.0, "variants": "no-read-ahead"}
     return start(**{**defaults, **options}, **hosts.http_options(server.url, 0.3))
 
 

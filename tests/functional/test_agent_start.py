@@ -23,7 +23,8 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     ("section", "option", "value", "said"),
     [
-        ("acstor_agent", "cache_policy", "random", "cache_policy"),
+        ("acstor_agent", "variants", "cache-random", "variants"),
+        ("acstor_agent", "variants", "cache-lfu,cache-fifo", "cache-fifo and cache-lfu exclude"),
         ("acstor_agent", "read_deadline_s", "-1", "read_deadline_s"),
         ("acstor_agent", "cache_limit_bytes", "a lot", "cache_limit_bytes"),
         ("acstor_agent", "host", "no host!", "[acstor_agent] host: not a host id: 'no host!'"),
@@ -57,7 +58,6 @@ def test_http_source_without_a_url_is_named(tmp_path):
 def test_insecure_is_said_where_others_reach_the_agent(start):
     agent = start(
         peer_listen=f"0.0.0.0:{local.unused_port()}",
-        peer_address=f"192.0.2.1:{agents.PEER_PORT}",
         peer_security="insecure",
     )
     assert "peer_security = insecure: whoever reaches this host's port" in agent.log()
@@ -78,9 +78,7 @@ def test_certificate_that_is_none_is_named(tmp_path):
     (tmp_path / "key.pem").write_bytes(good.key)
     tls = {
         "peer_security": "secure",
-        "peer_tls_ca": tmp_path / "ca.pem",
-        "peer_tls_cert": tmp_path / "cert.pem",
-        "peer_tls_key": tmp_path / "key.pem",
+        "identity_dir": tmp_path,
     }
     status, words = hosts.refuse(hosts.configure(tmp_path, {"acstor_agent": tls}))
     assert status == 1

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that makes reads faster can be switched off, and then the bytes are the same."""
+"""Whatever is done in another way than is best, the bytes are the same."""
 
 import concurrent.futures
+from typing import Any
 
 import pytest
 
+from acstor_agent.core.variants import Variant
 from acstor_common import geometry
 from tests.fakes import hosts
 from tests.lab import local
@@ -12,32 +14,37 @@ from tests.lab import tuned
 
 pytestmark = hosts.needs_fuse
 DATA = local.random_bytes(6 * geometry.MIB + 777, seed=5, zero_share=0.2)
-SWITCHES = {
-    "advertise_to": "none",
-    "unmatched_limit": 0,
-    "read_ahead_limit_bytes": 0,
-    "read_ahead_by": "units",
-    "follow_referrals": False,
-    "race_slow_answers": False,
-    "content_exchange": False,
-    "constants": {tuned.FORMER_S: 0},
+FORMER = "former table"
+SIMPLE = {
+    Variant.NO_ADVERTISEMENTS,
+    Variant.NO_PREFETCH,
+    Variant.NO_READ_AHEAD,
+    Variant.NO_REFERRALS,
+    Variant.NO_RACES,
+    Variant.NO_COPY_HINTS,
+    Variant.BY_PLACE,
+    Variant.CACHE_FIFO,
+    FORMER,
 }
+"""As little as can be."""
 
 
-@pytest.mark.parametrize("off", [*({name} for name in SWITCHES), set(SWITCHES), set()])
-def test_bytes_are_the_same_with_and_without(tmp_path, off):
+@pytest.mark.parametrize("chosen", [*({name} for name in (*Variant, FORMER)), SIMPLE, set()])
+def test_bytes_are_the_same_with_and_without(tmp_path, chosen):
     images = local.ImageFolder(tmp_path / "images")
     image_id = images.add(DATA)
-    options = {name: SWITCHES[name] for name in off}
+    options: dict[str, Any] = {"variants": ",".join(sorted(chosen - {FORMER}))}
+    if FORMER in chosen:
+        options["constants"] = {tuned.FORMER_S: 0}
     with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), **options) as cloud:
         paths = [agent.image_path(image_id) for agent in cloud.agents.values()]
         with concurrent.futures.ThreadPoolExecutor() as threads:
             assert list(threads.map(lambda path: path.read_bytes() == DATA, paths)) == [True] * 3
         statuses = cloud.statuses().values()
     assert sum(status["read"]["home"]["bytes"] for status in statuses) > 0
-    if "race_slow_answers" in off:
+    if Variant.NO_RACES in chosen:
         assert all(status["exchange"]["races"] == 0 for status in statuses)
-    if "follow_referrals" in off:
+    if Variant.NO_REFERRALS in chosen:
         assert all(status["exchange"]["referrals_followed"] == 0 for status in statuses)
-    if {"advertise_to", "follow_referrals"} <= off:  # then nobody knows of another holder
+    if {Variant.NO_ADVERTISEMENTS, Variant.NO_REFERRALS} <= chosen:  # nobody knows other holders
         assert all(status["fetched"]["peer"]["bytes"] == 0 for status in statuses)

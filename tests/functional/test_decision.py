@@ -38,6 +38,7 @@ from tests.lab import network
 from tests.lab import relay
 from tests.lab import runs
 from tests.lab import traffic
+from tests.lab import tuned
 from tests.lab.openstack import cloud as openstack
 from tests.lab.openstack import mariadb as mariadb_lab
 from tests.lab.openstack import rabbitmq as rabbitmq_lab
@@ -193,7 +194,7 @@ def cloud(
                 wait(instance.leads, "an instance that leads", made.logs)
         broker = f"rabbit://guest:guest@{door.address}/"
         for host in net.hosts:
-            options = {"peer_timeout_s": 1.0, "location": PLACES[host.name]}
+            options = {"constants": {tuned.PEER_SILENCE_S: 1.0}, "location": PLACES[host.name]}
             agent = decision.agent(
                 host, made.instances[0], None, broker, LINK_MBIT, server.url, **options
             )

@@ -111,9 +111,8 @@ def cloud(
                 images,
                 broker,
                 LINK_MBIT,
-                peer_timeout_s=2.0,
                 keep_images="host" if host.name == "h2" else "none",
-                constants={tuned.BOOT_IDLE_S: DEADLINE_S * 10},
+                constants={tuned.BOOT_IDLE_S: DEADLINE_S * 10, tuned.PEER_SILENCE_S: 2.0},
             )
             made.agents[host.name] = stack.enter_context(agent)
         for agent in made.agents.values():

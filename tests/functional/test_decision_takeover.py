@@ -9,6 +9,7 @@ import pytest
 
 from tests.lab import decision
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import cloud as openstack
 from tests.lab.openstack import etcd as etcd_lab
 
@@ -43,10 +44,17 @@ def etcd(openstack_lab: openstack.Cloud) -> etcd_lab.Etcd:
 
 @pytest.mark.parametrize("service", [_file, _mysql, _etcd])
 def test_another_leads_within_two_collections(service, tmp_path, request):
-    options = {"collection_s": COLLECTION_S, "coordination_url": service(tmp_path, request)}
+    url, constants = service(tmp_path, request), {tuned.COLLECTION_S: COLLECTION_S}
     database = f"sqlite:///{tmp_path}/decision.sqlite"
     one, two = (
-        decision.Instance(tmp_path, name, "kombu+memory:////", database, **options)
+        decision.Instance(
+            tmp_path,
+            name,
+            "kombu+memory:////",
+            database,
+            constants=constants,
+            coordination_url=url,
+        )
         for name in ("one", "two")
     )
     with one:

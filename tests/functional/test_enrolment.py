@@ -130,7 +130,7 @@ def test_a_certificate_is_renewed_while_chunks_are_exchanged_and_a_revoked_host_
     for name in ("h1", "h2"):
         state_dir = tmp_path / name / "agent" / "state"
         enrolled_earlier(keeper, keystone_glance, state_dir, name, LIFE_S / 2)
-    options = {"security": "secure", "read_ahead_limit_bytes": 0, "advertise_to": "none"}
+    options = {"security": "secure", "variants": "no-read-ahead,no-advertisements"}
     with hosts.cloud(
         tmp_path, images, ("h1", "h2"), sections=enrolling, life_s=150, **options
     ) as two:

@@ -37,7 +37,7 @@ from tests.lab.openstack import uploads
 
 Listen = Callable[..., acstor_glance.Listener]
 BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
-SOON = {tuned.RETRY_FIRST_S: 1}
+SOON = {tuned.RETRY_FIRST_S: 1, tuned.RECONCILE_INTERVAL_S: 2}
 
 
 def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
@@ -80,7 +80,7 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
     image_id = glance.upload(data)
     keys = cloud_keys.CloudKeys()
     (tmp_path / "ca.pem").write_bytes(keys.authority.certificate_pem)
-    listener = listen(constants={tuned.TRACES_NEEDED: 1}, trusted_ca_file=tmp_path / "ca.pem")
+    listener = listen(constants={tuned.TRACES_NEEDED: 1}, trusted_dir=tmp_path)
     glance.wait_state(image_id)
     booted = data[: 32 * uploads.CHUNK]
 
@@ -151,7 +151,7 @@ def building(listener: acstor_glance.Listener) -> int:
 def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
-    options = {"boot_images": "built", "reconcile_interval_s": 2}
+    options = {"boot_images": "built"}
     first = listen("first", **options, constants=SOON | {tuned.BUILD_LONGEST_S: 600})
     image_id = glance.upload(boot_sectors.image(boot_sectors.FLOOD_CONSOLE, 4 * geometry.MIB))
     glance.wait_state(image_id)
@@ -184,8 +184,8 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
 def test_boot_image_that_was_damaged_or_deleted_is_found_and_made_anew(
     glance: uploads.Images, listen: Listen
 ) -> None:
-    soon = {tuned.BUILD_LONGEST_S: 10}
-    listener = listen(boot_images="built", reconcile_interval_s=2, constants=soon)
+    soon = {tuned.BUILD_LONGEST_S: 10, tuned.RECONCILE_INTERVAL_S: 2}
+    listener = listen(boot_images="built", constants=soon)
     image_id = glance.upload(boot_sectors.image(boot_sectors.HANG, 4 * geometry.MIB))
 
     def another(known: set[str]) -> str:
@@ -219,7 +219,7 @@ def test_image_that_does_not_boot_says_so_and_is_not_tried_again(
     glance: uploads.Images, listen: Listen
 ) -> None:
     soon = SOON | {tuned.BUILD_LONGEST_S: 5}
-    listen(boot_images="built", reconcile_interval_s=2, constants=soon)
+    listen(boot_images="built", constants=soon)
     image_id = glance.upload(bytes(4 * geometry.MIB))
     record = glance.wait(
         image_id, lambda record: "1 never" == record.get("acstor_boot_retry"), "the builder's word"

@@ -45,7 +45,8 @@ def test_racing_listeners_prepare_each_image_once(glance: uploads.Images, listen
         data = uploads.some_bytes(seed=seed)
         data_of[glance.upload(data)] = data
     # Two pools: each of them hears of every image, and each finds all of them when it starts.
-    both = [listen(f"l{n}", notification_pool=f"race-{uuid.uuid4()}", workers=2) for n in (1, 2)]
+    pools = [{tuned.NOTIFICATION_POOL: f"race-{uuid.uuid4()}"} for _ in range(2)]
+    both = [listen(f"l{n}", constants=pool, workers=2) for n, pool in enumerate(pools, 1)]
     late = uploads.some_bytes(seed=17)
     data_of[glance.upload(late)] = late
     for image_id, data in data_of.items():
@@ -56,7 +57,7 @@ def test_racing_listeners_prepare_each_image_once(glance: uploads.Images, listen
 
 
 def test_listener_outlives_the_broker(glance: uploads.Images, listen: Listen) -> None:
-    listener = listen(reconcile_interval_s=3)
+    listener = listen(constants={tuned.RECONCILE_INTERVAL_S: 3})
     glance.lab.rabbitmq.stop()
     data = uploads.some_bytes(seed=21)
     with uploads.threaded(lambda: glance.upload(data)) as uploading:  # Glance waits for its broker

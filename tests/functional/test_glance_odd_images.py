@@ -22,6 +22,7 @@ from acstor_glance import spool
 from tests.fakes import hosts
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import glance as glance_service
@@ -127,7 +128,7 @@ def test_image_of_a_tebibyte_is_hashed_by_its_data_and_read_to_its_end(
     chunk_bytes = geometry.MAX_CHUNK_BYTES
     waiting = spool.Spool(tmp_path / "state").path(image_id)
     prehash.prehash(glance.lab.glance.images / image_id, waiting, image_id, chunk_bytes=chunk_bytes)
-    listen(chunk_size_bytes=chunk_bytes, dedup_scope="cloud")
+    listen(constants={tuned.SERVICE_CHUNK_BYTES: chunk_bytes}, dedup_scope="cloud")
     record = glance.wait_state(image_id)
     artefact_id = record[artefacts.Kind.CHUNK_MAP.pointer]
     raw = glance.admin.get(f"/images/{artefact_id}/file").content

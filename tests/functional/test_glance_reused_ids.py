@@ -61,7 +61,7 @@ def test_guest_of_a_deleted_image_never_reads_what_came_under_its_id(
     image_id = glance.upload(old)
     glance.wait_state(image_id)
     nothing = local.ImageFolder(tmp_path / "nothing")
-    options = {"keep_images": "none", "read_deadline_s": 1.0, "read_ahead_limit_bytes": 0}
+    options = {"keep_images": "none", "read_deadline_s": 1.0, "variants": "no-read-ahead"}
     with deactivation.with_glance(glance, tmp_path / "host", nothing, **options) as agent:
         agent.wait_ready()
         deactivation.ensure(agent, image_id)

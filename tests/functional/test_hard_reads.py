@@ -64,7 +64,7 @@ class Away:
         self._serving = contextlib.ExitStack()
         stack.callback(self._serving.close)
         self.come_back()
-        options = {"read_ahead_limit_bytes": 0, "life_s": LIFE_S, **options}
+        options = {"variants": "no-read-ahead", "life_s": LIFE_S, **options}
         self.agent: agents.Agent = start(**options, **hosts.http_options(self.server.url, 0.3))
         self.path = self.agent.image_path(self.image_id)
         assert os.stat(self.path).st_size == len(DATA)
@@ -249,7 +249,7 @@ def test_image_that_is_gone_is_not_lost_while_a_host_is_silent(images, tmp_path)
     image_id = images.add(DATA)
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
-        options = {"read_ahead_limit_bytes": 0, "life_s": LIFE_S, "advertise_to": "none"}
+        options = {"variants": "no-read-ahead,no-advertisements", "life_s": LIFE_S}
         options["lost_after_s"] = 0
         options |= hosts.http_options(server.url, 0.3)
         with hosts.cloud(tmp_path, images, ("h1", "h2"), **options) as cloud:

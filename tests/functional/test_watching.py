@@ -21,6 +21,7 @@ from tests.fakes import hosts
 from tests.lab import decision
 from tests.lab import local
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import rabbitmq
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -135,7 +136,7 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
             f"h{number}",
             sections={"DEFAULT": {"transport_url": broker}},
             metrics_listen=f"{local.LOOPBACK}:{port}",
-            collection_s=decision.COLLECTION_S,
+            constants={tuned.COLLECTION_S: decision.COLLECTION_S},
             traffic_interfaces="lo",
             keep_images="host",
         )

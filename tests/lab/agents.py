@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Self
 
+from acstor_agent import conf
 from acstor_common import errors
 from acstor_common import geometry
 from tests.lab import console
@@ -122,6 +123,8 @@ class Agent:
             **({"peer_security": self._security} if self._security else {}),
             **options,
         }
+        if unknown := agent.keys() - {option.dest for option in conf.OPTS}:
+            raise TypeError(f"no options of [acstor_agent]: {', '.join(sorted(unknown))}")
         shared = {"control_socket": self.control_socket, "mount_point": self.mount_point}
         return {"acstor": dict(shared), "acstor_agent": agent, "source_http": {"url": source_url}}
 

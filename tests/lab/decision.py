@@ -21,6 +21,7 @@ from tests.lab import local
 from tests.lab import network
 from tests.lab import relay
 from tests.lab import runs
+from tests.lab import tuned
 from tests.lab.openstack import rabbitmq
 
 STOP_DEADLINE_S = 15.0
@@ -41,6 +42,7 @@ class Instance:
     """Context manager: one acstor-decision.
 
     :param sections: more sections of its configuration
+    :param constants: that differ from the lab's
     :param options: of [acstor_decision]
     """
 
@@ -51,6 +53,8 @@ class Instance:
         broker: str,
         database: str,
         sections: Mapping[str, Mapping[str, object]] | None = None,
+        *,
+        constants: tuned.Constants | None = None,
         **options: object,
     ) -> None:
         self.name = name
@@ -59,10 +63,10 @@ class Instance:
         own = {
             "instance": name,
             "coordination_url": f"file://{folder}/coordination",
-            "collection_s": COLLECTION_S,
             "metrics_listen": "",
             **options,
         }
+        self._constants = {tuned.COLLECTION_S: COLLECTION_S, **(constants or {})}
         self._sections = {
             "DEFAULT": {"transport_url": broker},
             "acstor_decision": own,
@@ -80,9 +84,10 @@ class Instance:
 
     def start(self) -> None:
         """Start (again); the log goes on where it was."""
+        argv = tuned.argv("acstor_decision.cmd.decision", self._constants)
         with self._log.open("ab") as out:
             self._process = subprocess.Popen(
-                [agents.BIN / "acstor-decision", "--config-file", self.config_file],
+                [*argv, "--config-file", self.config_file],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -117,13 +122,16 @@ class Service:
 
     Everything of them lies in the folder of the network's run, and goes with it.
 
+    :param constants: that differ from the lab's
     :param options: of [acstor_decision]
     """
 
-    def __init__(self, net: network.Network, **options: object) -> None:
+    def __init__(
+        self, net: network.Network, *, constants: tuned.Constants | None = None, **options: object
+    ) -> None:
         self.folder = net.run.folder / "decision"
         self.database = self.folder / "decision.sqlite"
-        self._net, self._options = net, options
+        self._net, self._constants, self._options = net, constants, options
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -137,7 +145,14 @@ class Service:
             door = stack.enter_context(relay.Relay(self._net.source, broker.port))
             self.url = f"rabbit://guest:guest@{door.address}/"
             database = f"sqlite:///{self.database}"
-            self._instance = Instance(self.folder, "one", broker.url, database, **self._options)
+            self._instance = Instance(
+                self.folder,
+                "one",
+                broker.url,
+                database,
+                constants=self._constants,
+                **self._options,
+            )
             stack.enter_context(self._instance)
             self._stack = stack.pop_all()
         return self
@@ -146,7 +161,7 @@ class Service:
         self._stack.close()
 
     def join(
-        self, hosts: Sequence[network.Host], link_mbit: float, source_url: str, **options: object
+        self, hosts: Sequence[network.Host], link_mbit: float, source_url: str, **options: Any
     ) -> list[agents.Agent]:
         """Run an agent on each of some hosts; wait until all have a ring with all of them.
 
@@ -186,6 +201,8 @@ def agent(
     broker: str,
     link_mbit: float,
     source_url: str = "",
+    *,
+    constants: tuned.Constants | None = None,
     **options: object,
 ) -> agents.Agent:
     """Return an agent that is joined with the service and enrolled there, not started yet.
@@ -193,6 +210,7 @@ def agent(
     :param instance: of the service
     :param images: what it reads if there is no image server
     :param source_url: the image server
+    :param constants: that differ from the lab's
     """
     sections: dict[str, Mapping[str, Any]] = {
         "DEFAULT": {"transport_url": broker},
@@ -203,11 +221,11 @@ def agent(
     own: dict[str, object] = {
         "sources": "http" if source_url else "file",
         "metrics_listen": "",
-        "collection_s": COLLECTION_S,
         "traffic_interfaces": "eth0",
         "link_mbit": link_mbit,
         **options,
     }
-    made = agents.Agent(host, source_url, sections=sections, **own)
+    known = {tuned.COLLECTION_S: COLLECTION_S, **(constants or {})}
+    made = agents.Agent(host, source_url, sections=sections, constants=known, **own)
     manage(instance.config_file, "authority", "issue", host.name, "--out", made.identity)
     return made

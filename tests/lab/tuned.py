@@ -20,14 +20,22 @@ BACKGROUND_LIMIT = "acstor_agent.chunks.exchange.AHEAD"
 BOOT_IDLE_S = "acstor_agent.core.boot.boot_memory.IDLE_S"
 BOOT_LONGEST_S = "acstor_agent.core.boot.boot_memory.LONGEST_S"
 BUILD_LONGEST_S = "acstor_glance.boot_images.LONGEST_S"
+COLLECTION_S = "acstor_common.decision_api.COLLECTION_S"
+COPIES_LIMIT = "acstor_agent.settings.COPIES_LIMIT"
 FORMER_S = "acstor_agent.cloud.ring_keeper.FORMER_S"
+NOTIFICATION_POOL = "acstor_glance.notifications.POOL"
+PEER_SILENCE_S = "acstor_agent.settings.PEER_SILENCE_S"
+PEER_VERSION = "acstor_common.peer_wire.MAJOR_VERSION"
+READ_AHEAD_LIMIT_BYTES = "acstor_agent.settings.READ_AHEAD_LIMIT_BYTES"
+RECONCILE_INTERVAL_S = "acstor_glance.listener.RECONCILE_INTERVAL_S"
 RECORD_IDLE_S = "acstor_agent.images.boot_recording.IDLE_S"
 RECORD_LONGEST_S = "acstor_agent.images.boot_recording.LONGEST_S"
 RETRY_FIRST_S = "acstor_glance.plan.RETRY_FIRST_S"
+SERVICE_CHUNK_BYTES = "acstor_glance.prehash.SERVICE_CHUNK_BYTES"
 SOURCE_TIMEOUT_S = "acstor_agent.core.sources.attempt_timeout.BASE_S"
 TRACES_NEEDED = "acstor_glance.boot_images.TRACES_NEEDED"
 
-Constants = Mapping[str, float]
+Constants = Mapping[str, float | str]
 """Values by the names above."""
 
 

@@ -34,6 +34,7 @@ from tests.fakes import cloud_keys
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
+from tests.lab import tuned
 from tests.lab.openstack import rabbitmq as rabbitmq_lab
 
 pytestmark = hosts.needs_fuse
@@ -130,14 +131,21 @@ def cloud(
         "DEFAULT": {"transport_url": bus.rabbit.url},
         "oslo_messaging_rabbit": {"rabbit_retry_interval": 1, "rabbit_retry_backoff": 0},
     }
-    options = {"collection_s": 0.5, "traffic_interfaces": "lo", "link_mbit": 1000}
+    often = {tuned.COLLECTION_S: 0.5}
+    options = {"traffic_interfaces": "lo", "link_mbit": 1000}
     with contextlib.ExitStack() as stack:
         running = {}
         for name, port in ports.items():
             folder = tmp_path / name
             keys.give(folder / "agent" / "state", name)
             made = local.agent(
-                folder, images, name=name, peer_port=port, sections=sections, **options
+                folder,
+                images,
+                name=name,
+                peer_port=port,
+                sections=sections,
+                constants=often,
+                **options,
             )
             running[name] = stack.enter_context(made)
             stack.enter_context(hosts.bounded(running[name], 120.0))

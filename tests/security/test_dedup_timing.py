@@ -78,7 +78,7 @@ def attacked(
     files = {path.name: path.read_bytes() for path in images.folder.iterdir()}
     with http_server.serve(files) as server:
         server.always = http_server.slow(SOURCE_S)
-        given = {"read_ahead_limit_bytes": 0, **hosts.http_options(server.url)}
+        given = {"variants": "no-read-ahead", **hosts.http_options(server.url)}
         with hosts.running(folder / "h1", images, **given) as agent:
             assert agent.image_path(cloud.victim).read_bytes() == VICTIM
             yield agent
@@ -151,7 +151,7 @@ def test_hosts_exchange_private_chunks_and_none_of_another_project_s(
 ) -> None:
     images = local.ImageFolder(tmp_path / "images")
     cloud = Cloud(images, dedup_scope)
-    with hosts.cloud(tmp_path, images, ("h1", "h2"), read_ahead_limit_bytes=0) as two:
+    with hosts.cloud(tmp_path, images, ("h1", "h2"), variants="no-read-ahead") as two:
         assert two["h1"].image_path(cloud.victim).read_bytes() == VICTIM
         assert two["h2"].image_path(cloud.victim).read_bytes() == VICTIM
         before = source_bytes(two)

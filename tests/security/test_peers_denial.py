@@ -49,7 +49,7 @@ def resident_bytes(pid: int | None) -> int:
 
 def test_idle_strangers_do_not_keep_out_hosts(tmp_path, images, image_id):
     with hosts.cloud(
-        tmp_path, images, ("h1", "h2"), security="secure", read_ahead_limit_bytes=0, life_s=90
+        tmp_path, images, ("h1", "h2"), security="secure", variants="no-read-ahead", life_s=90
     ) as cloud:
         cloud["h1"].ctl("ensure", image_id)
         with contextlib.ExitStack() as stack:
@@ -127,7 +127,7 @@ def test_hundred_peers_that_do_not_read_leave_the_agent_within_its_memory(
 
 def test_certificates_that_are_replaced_under_load_cost_no_connection(tmp_path, images, image_id):
     with hosts.cloud(
-        tmp_path, images, ("h1", "h2"), security="secure", read_ahead_limit_bytes=0
+        tmp_path, images, ("h1", "h2"), security="secure", variants="no-read-ahead"
     ) as cloud:
         path = cloud["h2"].image_path(image_id)
         with path.open("rb", buffering=0) as file:
@@ -184,7 +184,7 @@ def test_bit_that_was_changed_on_its_way_costs_a_connection_and_no_wrong_byte(
     tmp_path, images, image_id, security
 ):
     with hosts.cloud(
-        tmp_path, images, ("h1", "h2"), security=security, read_ahead_limit_bytes=0, life_s=60
+        tmp_path, images, ("h1", "h2"), security=security, variants="no-read-ahead", life_s=60
     ) as cloud:
         proxy = FlippingProxy(cloud.ports["h1"])
         hosts.write_ring(cloud.ring_file, {**cloud.ports, "h1": proxy.port}, epoch=2)

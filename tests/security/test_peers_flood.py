@@ -96,7 +96,7 @@ def test_flood_of_handshakes_costs_little_and_hosts_are_served_beside_it(
     tmp_path, images, image_id
 ):
     with hosts.cloud(
-        tmp_path, images, ("h1", "h2"), security="secure", read_ahead_limit_bytes=0, life_s=90
+        tmp_path, images, ("h1", "h2"), security="secure", variants="no-read-ahead", life_s=90
     ) as cloud:
         pid, port = cloud["h1"].worker_pid(), cloud.ports["h1"]
         answered: list[int] = []

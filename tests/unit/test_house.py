@@ -151,7 +151,7 @@ def test_sample_names_every_option_and_an_agent_can_read_it(tmp_path: pathlib.Pa
     log.register_options(conf)
     agent_conf.register_opts(conf)
     conf(["--config-file", str(sample)], default_config_files=[], default_config_dirs=[])
-    assert conf.acstor_agent.cache_policy == "lru"
+    assert conf.acstor_agent.keep_images == "host"
 
 
 def test_sample_of_the_decision_service_names_every_option(tmp_path: pathlib.Path) -> None:

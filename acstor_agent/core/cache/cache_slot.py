@@ -119,11 +119,6 @@ class Slot:
         self.sequence = 0
         self.used_at = 0
 
-    @property
-    def rank(self) -> int:
-        """Return how dear the chunk is among all."""
-        return PINNED if self.is_pinned else self.keep_class
-
 
 class Order(abc.ABC):
     """In which order the slots of one size and one class make room."""

@@ -107,15 +107,16 @@ class PublicCache:
         if cid in self.pins:
             group, actions = self._room_for_pinned(slot_bytes)
         else:
-            group, actions = self._room_in(slot_bytes, keep_class)
+            group = self._slabs.group(slot_bytes)
+            actions = [] if group.with_free else self._make_room(group, keep_class)
         slab = next(iter(group.with_free))
-        return Placement(self._fill(slab, cid, length, keep_class), actions)
-
-    def _room_in(
-        self, slot_bytes: int, newcomer: int
-    ) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
-        group = self._slabs.group(slot_bytes)
-        return group, [] if group.with_free else self._make_room(group, newcomer)
+        slot_no = slab.free.pop()
+        if not slab.free:
+            del group.with_free[slab]
+        slot = cache_slot.Slot(cid, length, keep_class, slab, slot_no)
+        self._tick = slot.sequence = slot.used_at = slab.used_at = self._tick + 1
+        self._list(slot)
+        return Placement(slot, actions)
 
     def _room_for_pinned(self, slot_bytes: int) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
         """Make room in a larger slot if there is none of the right size: each slab may be pinned.
@@ -124,8 +125,9 @@ class PublicCache:
         """
         larger = sorted(size for size in self._slabs.groups if size > slot_bytes)
         for size in (slot_bytes, *larger):
+            group = self._slabs.group(size)
             try:
-                return self._room_in(size, cache_slot.PINNED)
+                return group, [] if group.with_free else self._make_room(group, cache_slot.PINNED)
             except errors.CacheFull as e:
                 full = e
         group = self._slabs.group(slot_bytes)
@@ -270,17 +272,6 @@ class PublicCache:
         slot.sequence = slot.used_at = slab.used_at = self._tick = sequence
         self._list(slot)
 
-    def _fill(
-        self, slab: cache_slot.Slab, cid: ids.Cid, length: int, keep_class: KeepClass
-    ) -> cache_slot.Slot:
-        slot_no = slab.free.pop()
-        if not slab.free:
-            del slab.group.with_free[slab]
-        slot = cache_slot.Slot(cid, length, keep_class, slab, slot_no)
-        self._tick = slot.sequence = slot.used_at = slab.used_at = self._tick + 1
-        self._list(slot)
-        return slot
-
     def _enter_class(self, slot: cache_slot.Slot) -> None:
         slot.is_parked = slot.is_pinned = slot.cid in self.pins
         if not slot.is_parked:
@@ -293,10 +284,12 @@ class PublicCache:
         self._count(slot, -1)
 
     def _count(self, slot: cache_slot.Slot, by: int) -> None:
-        slot.slab.group.chunks[slot.rank] += by
-        slot.slab.class_counts[slot.rank] += by
-        self.class_chunks[slot.keep_class] += by
-        self.class_bytes[slot.keep_class] += by * slot.length
+        slab, keep_class = slot.slab, slot.keep_class
+        rank = cache_slot.PINNED if slot.is_pinned else keep_class
+        slab.group.chunks[rank] += by
+        slab.class_counts[rank] += by
+        self.class_chunks[keep_class] += by
+        self.class_bytes[keep_class] += by * slot.length
         if slot.is_pinned:
             self.pinned_chunks += by
             self.pinned_bytes += by * slot.length

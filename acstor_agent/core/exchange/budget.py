@@ -38,6 +38,16 @@ class Budget:
             return amount <= free
         return own + amount <= min(self._most, free - self._total // 4)
 
+    def may_take_in_parts(self, sharer: Hashable, amount: int) -> bool:
+        """Say whether a sharer may have ``amount`` more, in whatever parts it is taken.
+
+        >>> budget = Budget(total=8, most=6)
+        >>> budget.may_take_in_parts("h1", 3), budget.may_take_in_parts("h1", 4)
+        (True, False)
+        """
+        own, free = self._taken.get(sharer, 0), self._total - self.used - amount
+        return own + amount <= min(self._most, free - self._total // 4)
+
     def take(self, sharer: Hashable, amount: int) -> None:
         """Note that a sharer has so much more, or less where ``amount`` is negative."""
         self.used += amount

@@ -41,7 +41,7 @@ def owners(table: ring.Ring, here: ids.HostId, oid: ids.Oid, limit: int) -> tupl
 
 def home(table: ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
     """Return the home of a content as ``here`` sees it; None if the table is empty."""
-    return next(iter(table.group_of(here).owners_at(oid, 1)), None)
+    return table.group_of(here).home_at(oid)
 
 
 def outer_home(table: ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:

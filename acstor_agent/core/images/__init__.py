@@ -6,6 +6,6 @@ To be read in this order:
 * one read: ``chunk_state``, ``read_plan``;
 * what follows it: ``readahead``, ``unit_ahead``;
 * which images are used, and what hosts keep of them: ``image_uses``, ``promise``, ``shares``,
-  ``leases``, ``keepers``;
+  ``room``, ``leases``, ``keepers``;
 * how fast they become whole: ``whole_pace``.
 """

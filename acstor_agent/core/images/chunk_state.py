@@ -93,8 +93,6 @@ TRANSITIONS: dict[ChunkState, dict[ChunkEvent, ChunkState]] = {
     },
 }
 
-_MAY_LEAVE = frozenset({_S.LOCAL, _S.READ})
-
 
 def next_state(state: ChunkState, event: ChunkEvent) -> ChunkState:
     """Return the state that follows ``state`` when ``event`` happens.
@@ -183,10 +181,6 @@ class ChunkStates:
     def can_happen(self, chunk_no: int, event: ChunkEvent) -> bool:
         """Say whether ``event`` is legal in the chunk's state."""
         return _CODE_AFTER[event][self._codes[chunk_no]] is not None
-
-    def may_leave(self, chunk_no: int) -> bool:
-        """Say whether the mirror's bytes of this chunk are here and are those of the image."""
-        return self.state(chunk_no) in _MAY_LEAVE
 
     def apply(self, chunk_no: int, event: ChunkEvent) -> ChunkState:
         """Let ``event`` happen to a chunk and return its new state.

@@ -2,8 +2,8 @@
 """The exchange of one host: whom to ask for a chunk, whom to answer, in which order, how long.
 
 Sans-IO, as h11 is: events in, actions out, each for many chunks at once; no clock, no randomness
-that is not given, and bytes are never looked into.  The agent, the swarm and the simulator are to
-drive the same rules.  doc/source/contributor/transfers.rst has every rule and its place.
+that is not given, and bytes are never looked into.  The agent, the swarm and the simulator drive
+the same rules.  doc/source/contributor/transfers.rst has every rule and its place.
 
 What a shell builds on: ``transfers.Transfers`` and ``actions``
 ----------------------------------------------------------------

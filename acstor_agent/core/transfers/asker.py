@@ -31,11 +31,12 @@ class Link:
     :ivar places: on the uplink that its answers take
     :ivar undelivered: bytes that are on their way
     :ivar watched_s: since when it is known how long they take; None: it is not looked after
+    :ivar is_due: it is looked at when the time of its places is over
     :ivar alive_s: when it was last said that requests are being worked on
     """
 
     __slots__ = (
-        *("alive_s", "askers", "connection", "given", "is_slow"),
+        *("alive_s", "askers", "connection", "given", "is_due", "is_slow"),
         *("places", "receiver", "undelivered", "watched_s"),
     )
 
@@ -44,7 +45,7 @@ class Link:
         self.askers: dict[int, Asker] = {}
         self.given: dict[int, Asker] = {}
         self.places = self.undelivered = 0
-        self.is_slow = False
+        self.is_due = self.is_slow = False
         self.watched_s: float | None = None
         self.alive_s = 0.0
 

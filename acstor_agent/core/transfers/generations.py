@@ -8,7 +8,6 @@ half of what is allowed was used since, and no entry has links to others, as in 
 
 from collections.abc import Callable
 from collections.abc import Hashable
-from typing import Any
 from typing import Generic
 from typing import TypeVar
 
@@ -16,15 +15,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def _one(_: Any) -> int:
-    return 1
-
-
 class Generations(Generic[K, V]):
     """The table.
 
     :param limit: weight of all entries at most
-    :param weigh: says the weight of a value, which does not change
+    :param weigh: says the weight of a value, which does not change; None: each weighs 1
 
     >>> table = Generations(limit=4)
     >>> for key in "abc":
@@ -37,7 +32,7 @@ class Generations(Generic[K, V]):
 
     __slots__ = ("_half", "_old", "_weigh", "_weight", "_young")
 
-    def __init__(self, limit: int, weigh: Callable[[V], int] = _one) -> None:
+    def __init__(self, limit: int, weigh: Callable[[V], int] | None = None) -> None:
         self._half, self._weigh = limit // 2, weigh
         self._weight = 0
         self._young: dict[K, V] = {}
@@ -58,7 +53,8 @@ class Generations(Generic[K, V]):
 
     def put(self, key: K, value: V) -> None:
         """Set a value."""
-        self.pop(key)
+        if key in self._young or key in self._old:
+            self.pop(key)
         self._add(key, value)
 
     def pop(self, key: K) -> V | None:
@@ -66,7 +62,7 @@ class Generations(Generic[K, V]):
         value = self._young.pop(key, None)
         if value is None:
             return self._old.pop(key, None)
-        self._weight -= self._weigh(value)
+        self._weight -= 1 if self._weigh is None else self._weigh(value)
         return value
 
     def keys(self) -> list[K]:
@@ -74,7 +70,7 @@ class Generations(Generic[K, V]):
         return [*self._old, *self._young]
 
     def _add(self, key: K, value: V) -> None:
-        weight = self._weigh(value)
+        weight = 1 if self._weigh is None else self._weigh(value)
         self._weight += weight
         if self._weight > self._half and self._young:
             self._old, self._young, self._weight = self._young, {}, weight

@@ -20,6 +20,7 @@ this host, which make all answers late, make no peer look slow.
 
 import collections
 import statistics
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,7 +63,9 @@ NOTES = 8
 """What is usual is computed anew after so many answers."""
 
 RACES_A_CHUNK, RACES_FIRST, RACES_MOST = 0.02, 4.0, 16.0
-"""At most 2 % of all fetches are made twice; at the start four, as two of a frozen peer tell it."""
+"""At most 2 % of all fetches are made twice; at the start four, as two of a frozen peer tell it.
+The source is none of these, unless it is known to be quick: where many hosts begin at once and it
+is slow, all would take homes that wait for it for frozen ones, and read it four times each."""
 
 HELD, HOME, SOURCE = 0, 1, 2
 _LIES = frozenset({failure_.Failure.INVALID})
@@ -128,7 +131,8 @@ class PeerBook:
         self._alone: set[ids.HostId] = set()  # or on trial since
         self._last_number = 0
         self._races_most = RACES_MOST if may_race else 0.0
-        self._races_left = min(RACES_FIRST, self._races_most)
+        self._first_races_left = RACES_FIRST if may_race else 0.0
+        self._races_left = 0.0
         self._usual_s: tuple[collections.OrderedDict[ids.HostId | None, float], ...] = (
             *(collections.OrderedDict() for _ in (HELD, HOME, SOURCE)),
         )
@@ -169,10 +173,10 @@ class PeerBook:
         peer = self._peers.get(host)
         return len(peer.asks) if peer else 0
 
-    def forget_others(self, hosts: frozenset[ids.HostId], now: float) -> None:
+    def forget_others(self, is_on_table: Callable[[ids.HostId], bool], now: float) -> None:
         """Forget the hosts that are on no table, where nothing is under way."""
         for host, peer in list(self._peers.items()):
-            if host not in hosts and not peer.asks and peer.until_s <= now:
+            if not is_on_table(host) and not peer.asks and peer.until_s <= now:
                 del self._peers[host]
                 self._alone.discard(host)
 
@@ -304,13 +308,25 @@ class PeerBook:
 
     @property
     def may_race(self) -> bool:
-        """Say whether there is a race left."""
-        return self._races_left >= 1.0
+        """Say whether there is a race left, for some places at least."""
+        return self._races_left >= 1.0 or self._first_races_left >= 1.0
 
-    def raced(self) -> None:
-        """Take one race out of the budget."""
-        self._races_left -= 1.0
+    def take_race(self, host: ids.HostId | None) -> bool:
+        """Take one race out of the budget; say whether there is one for a host, or the source."""
+        if self._first_races_left >= 1.0 and (host is not None or self._is_source_quick):
+            self._first_races_left -= 1.0
+        elif self._races_left >= 1.0:
+            self._races_left -= 1.0
+        else:
+            return False
         self.races += 1
+        return True
+
+    @property
+    def _is_source_quick(self) -> bool:
+        """Say whether the source has shown that it is not late where nothing else is known."""
+        usual_s = self._usual_s[SOURCE].get(None)
+        return usual_s is not None and TIMES * usual_s <= FIRST_GUESS_S
 
 
 def _sent_s(attempt: transfer_.Attempt) -> float:

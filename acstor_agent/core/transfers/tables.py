@@ -16,6 +16,7 @@ class Tables:
     """The two tables, for ``here``.
 
     :ivar near: the ring of the hosts of this host's group
+    :ivar home: returns the home of a content; None if the table is empty
     """
 
     def __init__(self, here: ids.HostId, table: ring.Ring, former: ring.Ring | None = None) -> None:
@@ -29,14 +30,14 @@ class Tables:
         """
         self.table, self.former = table, former
         self.near = table.group_of(self.here)
+        self.home = self.near.home_at
         self._former_near = former.group_of(self.here) if former is not None else None
+        self._outer = table.outer_group_of(self.here)
         self._given_up: set[ids.HostId] = set()
 
-    @property
-    def hosts(self) -> frozenset[ids.HostId]:
-        """All hosts of both."""
-        tables = (self.table, self.former) if self.former is not None else (self.table,)
-        return frozenset(ids.HostId(host.host) for table in tables for host in table.hosts)
+    def has(self, host: ids.HostId) -> bool:
+        """Say whether a host is on one of them."""
+        return host in self.table or (self.former is not None and host in self.former)
 
     def others(self) -> list[ids.HostId]:
         """Return all other hosts of the one in force."""
@@ -54,13 +55,9 @@ class Tables:
         """Note that a host failed; if it has left the ring, it is not asked any more."""
         self._given_up.add(host)
 
-    def home(self, oid: ids.Oid) -> ids.HostId | None:
-        """Return the home of a content; None if the table is empty."""
-        return self.near.home_at(oid)
-
     def is_home(self, oid: ids.Oid) -> bool:
         """Say whether this host is the home."""
-        return self.near.home_at(oid) == self.here
+        return self.home(oid) == self.here
 
     def home_mode(self, host: ids.HostId, oid: ids.Oid) -> peer_request.Mode:
         """Return how a host is asked as the home: one that is new may not know that it is."""
@@ -85,6 +82,8 @@ class Tables:
         self, oid: ids.Oid, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
         """Return whom this host asks, acting as the home, before the source."""
+        if self.former is None and self._outer is None and not is_moved:
+            return []  # nearly always
         found = homes.upstreams(self.table, self.former, self.here, oid, requester, is_moved)
         return [upstream.host for upstream in found]
 

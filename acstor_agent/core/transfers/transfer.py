@@ -115,6 +115,10 @@ class Attempt:
         batch[self] = None
         self.batch = batch
 
+    def is_excused(self, failure: failure_.Failure) -> bool:
+        """Say whether a failure is none: who merely has something may be too busy to give it."""
+        return failure is failure_.Failure.BUSY and not self.mode.reads_source
+
     def end(self) -> None:
         """Note that it is over; nothing remembers it until its time would have been over."""
         self.is_over = True

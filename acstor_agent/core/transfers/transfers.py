@@ -176,6 +176,7 @@ class Transfers:
         :param token: who is to be told; None: nobody
         :param is_patient: a guest waits as long as bytes may still come; other reasons never do
         :param opener: who of those that have an image open; they have turns at the source
+        :raises errors.LocalProtocolError: the reason has no lane
         """
         self.waiters.wanted(batch, priority, token, deadline_s, is_patient, opener)
 
@@ -186,6 +187,7 @@ class Transfers:
         """As ``wanted``, but each of the contents is a batch of its own, with its own token.
 
         :param priority: a reason that has a lane
+        :raises errors.LocalProtocolError: it has none
         """
         for token, want in wants:
             self.waiters.wanted((want,), priority, token, math.inf, is_patient=False)
@@ -260,11 +262,14 @@ class Transfers:
     @_event
     def stored(self, chunks: Iterable[actions.Arrived]) -> None:
         """Contents are in the cache."""
+        note, kept = self.rights.names.note, self.parts.kept
+        contents: list[tuple[ids.Oid, ids.HostId | None]] = []
         for chunk in chunks:
             want = chunk.want
-            self.parts.kept.pop(want.key, None)
-            self.rights.names.note(want.cid, want.oid)
-            self.parts.news.have(want.oid, chunk.giver, self.parts.now)
+            kept.pop(want.key, None)
+            note(want.cid, want.oid)
+            contents.append((want.oid, chunk.giver))
+        self.parts.news.have(contents, self.parts.now)
 
     @_event
     def not_stored(self, chunks: Iterable[actions.Arrived]) -> None:
@@ -321,10 +326,13 @@ class Transfers:
         self.requests.could_not_read(connection, number)
 
     @_event
-    def delivered(self, connections: Iterable[Hashable]) -> None:
-        """All that was sent on connections has arrived."""
+    def delivered(self, connections: Iterable[Hashable], late_s: float = 0.0) -> None:
+        """All that was sent on connections has arrived.
+
+        :param late_s: how much later than it wanted to the shell has looked
+        """
         for connection in connections:
-            self.requests.delivered(connection)
+            self.requests.delivered(connection, late_s)
 
     # News, tables, time
 
@@ -343,7 +351,7 @@ class Transfers:
     def table_changed(self, table: ring.Ring, former: ring.Ring | None) -> None:
         """Another v-node table is in force, or the former one counts no more."""
         self.parts.tables.change(table, former)
-        self.parts.book.forget_others(self.parts.tables.hosts, self.parts.now)
+        self.parts.book.forget_others(self.parts.tables.has, self.parts.now)
         self.requests.follow_table()
         self.parts.news.follow_table(self.parts.now)
 

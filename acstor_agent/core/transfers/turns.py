@@ -3,7 +3,8 @@
 
 The rules: the most urgent first, but of LOWER_EVERY turns one is that of what is less urgent, those
 reasons in turn, so nothing starves; and within a reason everybody has a turn after the other (round
-robin: Nagle, RFC 970, 1985), so who wants much waits behind himself.
+robin: Nagle, RFC 970, 1985), so who wants much waits behind himself.  Several may share one's
+turns; they have them one after the other in the same way.
 """
 
 import collections
@@ -14,7 +15,8 @@ from typing import TypeVar
 from acstor_agent.core.transfers import priority as priority_
 
 T = TypeVar("T", bound=Hashable)
-_Line = collections.OrderedDict[Hashable, dict[T, None]]
+_Queue = collections.OrderedDict[Hashable, dict[T, None]]
+_Line = collections.OrderedDict[Hashable, _Queue[T]]
 
 LOWER_EVERY = 4
 _LINES = len(priority_.Priority)
@@ -27,8 +29,9 @@ class Turns(Generic[T]):
 
     >>> turns = Turns()
     >>> for who, what in (("h1", 1), ("h1", 2), ("h2", 3)):
-    ...     turns.put(priority_.Priority.PEER, who, what)
+    ...     waiting = turns.put(priority_.Priority.PEER, who, what)
     >>> turns.put(priority_.Priority.LATER, "h9", 9)
+    1
     >>> [turns.take() for _ in range(5)]
     [1, 3, 2, 9, None]
     """
@@ -45,30 +48,42 @@ class Turns(Generic[T]):
     def __len__(self) -> int:
         return self.length
 
-    def put(self, priority: priority_.Priority, who: Hashable, what: T) -> None:
-        """Let something wait for its turn, if it does not yet."""
+    def put(
+        self, priority: priority_.Priority, who: Hashable, what: T, sharer: Hashable = None
+    ) -> int:
+        """Let something wait for its turn, if it does not yet; return how much does, with it.
+
+        :param who: whose turn it takes
+        :param sharer: who of those that share his turns
+        :return: what waits of the sharer
+        """
         line = self._lines[priority]
         queue = line.get(who)
         if queue is None:
-            queue = line[who] = {}
-        self.length += what not in queue
-        queue[what] = None
+            queue = line[who] = collections.OrderedDict()
+        some = queue.get(sharer)
+        if some is None:
+            some = queue[sharer] = {}
+        self.length += what not in some
+        some[what] = None
+        return len(some)
 
-    def remove(self, priority: priority_.Priority, who: Hashable, what: T) -> bool:
+    def remove(
+        self, priority: priority_.Priority, who: Hashable, what: T, sharer: Hashable = None
+    ) -> bool:
         """Let something wait no more; say whether it did."""
         line = self._lines[priority]
         queue = line.get(who)
-        if queue is None or what not in queue:
+        some = queue.get(sharer) if queue is not None else None
+        if queue is None or some is None or what not in some:
             return False
-        del queue[what]
+        del some[what]
         self.length -= 1
-        if not queue:
-            del line[who]
+        if not some:
+            del queue[sharer]
+            if not queue:
+                del line[who]
         return True
-
-    def waiting(self, priority: priority_.Priority, who: Hashable) -> int:
-        """Return how much of one waits for a reason."""
-        return len(self._lines[priority].get(who, ()))
 
     def take(self, is_urgent: bool = False, without: Hashable = None) -> T | None:
         """Return what is next, if anything is.
@@ -111,8 +126,13 @@ class Turns(Generic[T]):
     def _pop(self, number: int, who: Hashable) -> T:
         line = self._lines[number]
         queue = line[who]
-        what = next(iter(queue))
-        del queue[what]
+        sharer, some = next(iter(queue.items()))
+        what = next(iter(some))
+        del some[what]
+        if some:
+            queue.move_to_end(sharer)
+        else:
+            del queue[sharer]
         if queue:
             line.move_to_end(who)
         else:

@@ -59,6 +59,9 @@ class Giver(Protocol):
     def hurried(self, connection: "Answering", request_ids: Sequence[int]) -> None:
         """Note that guests wait for these answers, of requests not answered yet, from now on."""
 
+    def drained(self, connection: "Answering") -> None:
+        """Note that the socket has taken answers that had to wait for it."""
+
     def ended(self, connection: "Answering") -> None:
         """Note that there will be nothing more on a connection, and that nothing can be sent."""
 
@@ -106,35 +109,48 @@ class Answering(base.Connection):
         return not self._works and not self.outbox_bytes
 
     def _parts(self, messages: list[peer_wire.Message]) -> Iterable[base.Part]:
-        """Return requests one by one: there may be room for some of a message's only."""
+        """Return requests one by one where there is room for some of a message's only."""
         self._came_s = trio.current_time()
-        if any(isinstance(message, peer_wire.Cancel) for message in messages):
+        if any([isinstance(message, peer_wire.Cancel) for message in messages]):
             messages = _not_cancelled(messages)
-        return itertools.chain.from_iterable(
-            message.requests if isinstance(message, peer_wire.Get) else (message,)
-            for message in messages
-        )
+        return itertools.chain.from_iterable(map(self._in_parts, messages))
+
+    def _in_parts(self, message: peer_wire.Message) -> Iterable[base.Part]:
+        if isinstance(message, peer_wire.Get) and not self._has_room(message):
+            return message.requests
+        return (message,)
 
     def _is_over(self, request: peer_wire.Request) -> bool:
         """Say whether nobody waits any more for a request that came last."""
         return trio.current_time() - self._came_s >= request.timeout_ms / 1000
 
     def _has_room(self, part: base.Part) -> bool:
+        budgets, sharer = self._budgets, self._sharer
+        if isinstance(part, peer_wire.Get) and not self._is_over(part.requests[0]):
+            count = len(part.requests)
+            total = sum([one.length for one in part.requests]) + count * MESSAGE_BYTES
+            return budgets.requests.may_take_in_parts(
+                sharer, count
+            ) and budgets.bytes.may_take_in_parts(sharer, total)
         if isinstance(part, peer_wire.Request) and not self._is_over(part):
-            return self._budgets.requests.may_take(
-                self._sharer, 1
-            ) and self._budgets.bytes.may_take(self._sharer, part.length + MESSAGE_BYTES)
+            return budgets.requests.may_take(sharer, 1) and budgets.bytes.may_take(
+                sharer, part.length + MESSAGE_BYTES
+            )
         if isinstance(part, peer_wire.Cancel):
             return True
         if isinstance(part, peer_wire.News):
-            return self._budgets.news.level(self._sharer, trio.current_time()) >= 1
-        return self._budgets.bytes.may_take(self._sharer, MESSAGE_BYTES)
+            return budgets.news.level(sharer, trio.current_time()) >= 1
+        return budgets.bytes.may_take(sharer, MESSAGE_BYTES)
 
     def _outbox_changed(self) -> None:
         """Charge the host with what is being read for it and what waits for it."""
         held_bytes = self._answering_bytes + self.outbox_bytes
         held_bytes += MESSAGE_BYTES * (self._works + len(self._outbox) + len(self._run))
         self._charge(held_bytes)
+
+    def _drained(self) -> None:
+        """See :meth:`base.Connection._drained`."""
+        self._giver.drained(self)
 
     def _charge(self, held_bytes: int) -> None:
         if held_bytes != self._charged_bytes:
@@ -163,15 +179,16 @@ class Answering(base.Connection):
 
     def _handle(self, part: base.Part) -> None:
         match part:
+            case peer_wire.Get(requests):
+                self._take(requests)
             case peer_wire.Request():
-                self._take(part)
+                self._take((part,))
             case peer_wire.Cancel(request_ids):
                 self._settle()  # the giver must know what is cancelled
                 known = [number for number in request_ids if number in self._open]
                 if known:
                     self._giver.cancelled(self, known)
-                for number in known:
-                    self._release(self._open.pop(number))
+                    self._release([self._open.pop(number) for number in known])
             case peer_wire.Hurry(request_ids):
                 self._settle()
                 known = [number for number in request_ids if number in self._open]
@@ -183,18 +200,21 @@ class Answering(base.Connection):
                 self._budgets.news.take(self._sharer, 1, trio.current_time())
                 self._heard(self.host, part)
 
-    def _take(self, request: peer_wire.Request) -> None:
-        if request.request_id in self._open:
-            raise errors.RemoteProtocolError(self.peer, f"request id {request.request_id} twice")
-        if self._is_over(request):
-            self.post(peer_wire.Refuse(request.request_id, peer_wire.RefuseCode.UNREACHABLE))
+    def _take(self, requests: Sequence[peer_wire.Request]) -> None:
+        """Take requests of one message, for which there is room."""
+        asked = {one.request_id: one.length for one in requests}
+        if twice := self._open.keys() & asked.keys():
+            raise errors.RemoteProtocolError(self.peer, f"request id {min(twice)} twice")
+        if self._is_over(requests[0]):
+            for number in asked:
+                self.post(peer_wire.Refuse(number, peer_wire.RefuseCode.UNREACHABLE))
             return
-        self._open[request.request_id] = request.length
-        self._works += 1
-        self._budgets.requests.take(self._sharer, 1)
-        self._answering_bytes += request.length
+        self._open.update(asked)
+        self._works += len(asked)
+        self._budgets.requests.take(self._sharer, len(asked))
+        self._answering_bytes += sum(asked.values())
         self._outbox_changed()
-        self._asked.append(request)
+        self._asked += requests
 
     def _settle(self) -> None:
         """Tell the giver what came."""
@@ -204,18 +224,26 @@ class Answering(base.Connection):
 
     def reply(self, answers: Iterable[Answer]) -> None:
         """Answer requests that wait for it, together as far as may be."""
-        with self._corked():
-            for answer in answers:
-                length = self._open.pop(answer.request_id, None)
-                if length is not None:
-                    self.post(answer)
-                    self._release(length)
+        awaited: list[Answer] = []
+        lengths: list[int] = []
+        for answer in answers:
+            length = self._open.pop(answer.request_id, None)
+            if length is not None:
+                awaited.append(answer)
+                lengths.append(length)
+        if awaited:
+            self._last_post = trio.current_time()
+            self._release(lengths)
+            with self._corked():
+                for answer in awaited:
+                    super().post(answer)
 
-    def _release(self, length: int) -> None:
+    def _release(self, lengths: Sequence[int]) -> None:
+        """Note that requests for so many bytes each are not worked on any more."""
         if self._works:  # none when the connection has ended: all was given back
-            self._works -= 1
-            self._budgets.requests.take(self._sharer, -1)
-            self._answering_bytes -= length
+            self._works -= len(lengths)
+            self._budgets.requests.take(self._sharer, -len(lengths))
+            self._answering_bytes -= sum(lengths)
             self._outbox_changed()
         self._has_changed.set()
 

@@ -145,11 +145,21 @@ class Asking(base.Connection):
         if self.outbox_bytes < UNTOLD_BYTES:
             self.post(message)
 
+    def _parts(self, messages: list[peer_wire.Message]) -> list[peer_wire.Message]:
+        """Take the chunks, which were looked at before they came; return what else there is.
+
+        :raises errors.RemoteProtocolError: one came twice
+        """
+        others: list[peer_wire.Message] = []
+        for message in messages:
+            if isinstance(message, peer_wire.Chunk):
+                self._answer(message)
+            else:
+                others.append(message)
+        return others
+
     def _handle(self, part: base.Part) -> None:
         match part:
-            case peer_wire.Chunk(request_id, data):
-                self._check(request_id, len(data))
-                self._answer(part)
             case peer_wire.Refuse():
                 self._answer(part)
             case peer_wire.Refer(request_id):
@@ -163,24 +173,18 @@ class Asking(base.Connection):
 
     def _expects(self, chunks: Sequence[tuple[int, int]]) -> bool:
         """Look at chunks before they are received; see :data:`peer_wire.Expects`."""
+        are_awaited = True
         for request_id, length in chunks:
-            self._check(request_id, length)
-        return all([request_id in self._waiting for request_id, _ in chunks])
-
-    def _check(self, request_id: int, length: int) -> None:
-        """Raise the error for a chunk that was not asked for, or not like this."""
-        asked_bytes = self._asked_bytes(request_id)
-        if asked_bytes is None:
-            raise self._rude("an answer that nobody asked for (Chunk)")
-        if length != asked_bytes:
-            raise self._rude(f"{length} bytes where {asked_bytes} were asked for")
-
-    def _asked_bytes(self, request_id: int) -> int | None:
-        """Return how much the request asks for that an answer with this number answers, if any."""
-        if request_id in self._soon:
-            return None
-        waiting = self._waiting.get(request_id)
-        return waiting[0].length if waiting else self._given_up.get(request_id)
+            waiting = self._waiting.get(request_id)
+            if waiting is not None and request_id not in self._soon:
+                asked_bytes: int | None = waiting[0].length
+            else:
+                asked_bytes, are_awaited = self._given_up.get(request_id), False
+            if asked_bytes is None:
+                raise self._rude("an answer that nobody asked for (Chunk)")
+            if length != asked_bytes:
+                raise self._rude(f"{length} bytes where {asked_bytes} were asked for")
+        return are_awaited
 
     def _answer(self, answer: peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer) -> None:
         """Give an answer to who waits for it; if nobody does any more, drop it.

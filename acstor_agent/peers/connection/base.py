@@ -24,7 +24,6 @@ from collections.abc import Iterator
 
 import trio
 
-from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import peer_link
 from acstor_common import errors
 from acstor_common import geometry
@@ -41,9 +40,6 @@ BULK_YIELDS_S = 0.05
 """How long bulk data lets demand data go first, each time."""
 NEARLY_BYTES = 16 * geometry.KIB
 """An answer of which so little has not arrived is out of the way of the next."""
-LOOK_FIRST_S, LOOK_LONGEST_S = 0.00025, 0.008
-"""How soon to look whether an answer has arrived: 64 KiB take 0.05 ms at 10 Gbit/s, 21 ms at 25
-Mbit/s."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,7 +154,6 @@ class Connection(abc.ABC):
         self._is_writing = False  # what is in the outbox is the writing task's
         self._has_outbox = trio.Event()
         self._has_changed = trio.Event()  # less is to be done or to be sent
-        self._has_sent = trio.Event()  # less is in the outbox
 
     @property
     @abc.abstractmethod
@@ -178,6 +173,9 @@ class Connection(abc.ABC):
 
     def _settle(self) -> None:  # noqa: B027  only where something is put off
         """Do what was put off while messages that came together were handled."""
+
+    def _drained(self) -> None:  # noqa: B027  likewise
+        """Note that the socket has taken what had to wait for it."""
 
     def _gather(self) -> None:  # noqa: B027  likewise
         """Post what has waited for its like; called by the writing task, each time it goes on."""
@@ -218,26 +216,29 @@ class Connection(abc.ABC):
     def _send_nowait(self) -> None:
         """Send what can be sent now; a lost connection is noticed by the tasks that wait on it."""
         while self._outbox:
-            some = self._next_buffers()
             try:
-                sent = self.link.send_nowait(some)
+                sent = self.link.send_nowait(self._next_buffers())
             except OSError:
                 return
-            if not self._note_sent(some, sent):
+            if not sent or not self._note_sent(sent):
                 return
 
     def _next_buffers(self) -> list[peer_wire.Buffer]:
         return list(itertools.islice(self._outbox, peer_link.BUFFERS_PER_CALL))
 
-    def _note_sent(self, some: list[peer_wire.Buffer], sent: int) -> bool:
-        """Take what was sent of ``some`` out of the outbox; say whether that was all of it."""
+    def _note_sent(self, sent: int) -> bool:
+        """Take what was sent out of the outbox; say whether no buffer was sent in part."""
         self.outbox_bytes -= sent
         self._sent_bytes += sent
-        for _ in some:
-            self._outbox.popleft()
-        rest = buffers_.rest_of(some, sent)
-        self._outbox.extendleft(reversed(rest))
-        return not rest
+        outbox = self._outbox
+        while sent:
+            size = len(outbox[0])
+            if sent < size:
+                outbox[0] = memoryview(outbox[0])[sent:]
+                return False
+            outbox.popleft()
+            sent -= size
+        return True
 
     async def run(self, early: list[peer_wire.Message]) -> None:
         """Read and write until the connection ends; ``failure`` tells why, if not by itself.
@@ -274,7 +275,6 @@ class Connection(abc.ABC):
     def close(self) -> None:
         """End the connection; nothing is sent on it from now on."""
         self.is_closed = True
-        self._has_sent.set()
         self._scope.cancel()
 
     async def _read(self, messages: list[peer_wire.Message] | None) -> None:
@@ -283,11 +283,11 @@ class Connection(abc.ABC):
             self.last_progress = trio.current_time()
             with self._corked():
                 for part in self._parts(messages):
-                    if handled == PARTS_PER_TURN:
+                    if handled >= PARTS_PER_TURN:
                         handled = 0
                         self._uncork()
                         await trio.lowlevel.checkpoint()
-                    handled += 1
+                    handled += len(part.requests) if isinstance(part, peer_wire.Get) else 1
                     if not self._has_room(part):
                         self._uncork()
                         await self._wait_for_room(part)
@@ -326,8 +326,7 @@ class Connection(abc.ABC):
                 continue
             if self.klass is peer_wire.Klass.BULK:
                 await self._gate.wait()
-            some = self._next_buffers()
-            self._note_sent(some, await self.link.send_some(some))
+            self._note_sent(await self.link.send_some(self._next_buffers()))
             self.last_progress = trio.current_time()
             if self.klass is peer_wire.Klass.DEMAND:
                 self._gate.move()
@@ -337,28 +336,20 @@ class Connection(abc.ABC):
                     self._gate.end()
             self._outbox_changed()
             self._has_changed.set()
-            self._has_sent.set()
-            self._has_sent = trio.Event()
+            if not self._outbox:
+                self._drained()
 
-    async def drained(self) -> None:
-        """Return when the socket has taken all that was posted, or the connection is closed."""
-        while self._outbox and not self.is_closed:
-            await self._has_sent.wait()
+    @property
+    def is_drained(self) -> bool:
+        """Say that the socket has taken all that was posted, or the connection is closed."""
+        return self.is_closed or not (self._outbox or self._run)
 
     @property
     def is_delivered(self) -> bool:
         """Say that nearly all that was posted has arrived, or the connection is closed."""
-        if self.is_closed or self._outbox or self._run:
+        if self.is_closed or not self.is_drained:
             return self.is_closed
         return self.link.undelivered_bytes <= NEARLY_BYTES
-
-    async def delivered(self) -> None:
-        """Return when :attr:`is_delivered` holds: the kernel tells nobody, so look at it."""
-        await self.drained()
-        wait_s = LOOK_FIRST_S
-        while not self.is_delivered:
-            await trio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LOOK_LONGEST_S)
 
     async def _wait_for_room(self, part: Part) -> None:
         self._is_full = True

@@ -5,7 +5,6 @@ The rule: every listener of a cloud has the same options but for its ports, as i
 """
 
 import pathlib
-import sys
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -40,7 +39,7 @@ def plugin_sections(lab: cloud.Cloud, state_dir: pathlib.Path, **changed: object
 class Listener(daemon.Daemon):
     """``acstor-glance-listener`` as a process of its own.
 
-    :param constants: that differ from the product's
+    :param constants: that differ from the lab's
     :param changed: options of [acstor_glance] that differ from the lab's
     """
 
@@ -53,13 +52,10 @@ class Listener(daemon.Daemon):
         **changed: object,
     ) -> None:
         super().__init__(name, folder)
-        self._constants = constants or {}
+        self._constants = {tuned.RECONCILE_INTERVAL_S: RECONCILE_S, **(constants or {})}
         self.port = daemon.port_of(folder, name)
         self.conf_file = folder / f"{name}.conf"
-        defaults = {
-            "reconcile_interval_s": RECONCILE_S,
-            "metrics_listen": f"{daemon.LOOPBACK}:{self.port}",
-        }
+        defaults = {"metrics_listen": f"{daemon.LOOPBACK}:{self.port}"}
         self._sections: ini.Sections = {
             "DEFAULT": {"transport_url": lab.rabbitmq.url, "debug": False},
             "acstor_glance": options(lab, folder / "state", **{**defaults, **changed}),
@@ -76,9 +72,7 @@ class Listener(daemon.Daemon):
     def argv(self) -> Sequence[str | pathlib.Path]:
         """Return the command to run."""
         module = "acstor_glance.cmd.listener"
-        plain = [sys.executable, "-m", module]
-        command = tuned.argv(module, self._constants) if self._constants else plain
-        return [*command, "--config-file", self.conf_file]
+        return [*tuned.argv(module, self._constants), "--config-file", self.conf_file]
 
     def is_ready(self) -> bool:
         """Say whether it listens on the broker."""

@@ -387,10 +387,10 @@ def test_a_way_that_cannot_be_is_refused_by_name(tmp_path, files, text):
 
 
 def test_certificates_of_two_sources_are_refused(tmp_path, files):
-    conf = configured(tmp_path, SOURCE + "[enrolment]\nauth_section = source_glance\n")
-    elsewhere = files.files._replace(ca=tmp_path / "ca.pem")
-    with pytest.raises(errors.Unusable, match="Leave out these options"):
-        enrolment.from_conf(conf, H1, identity_files.IdentityFiles(H1, elsewhere), dict)
+    own = f"[acstor_agent]\nidentity_dir = {tmp_path}\n"
+    conf = configured(tmp_path, own + SOURCE + "[enrolment]\nauth_section = source_glance\n")
+    with pytest.raises(errors.Unusable, match="identity_dir would be replaced"):
+        enrolment.from_conf(conf, H1, files, dict)
 
 
 @pytest.mark.expect_log("no new certificate: no answer within 300 s; trying again")

@@ -112,7 +112,23 @@ async def test_fault_at_a_wish_ends_that_one_alone(asker, autojump_clock):
     host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
     with pytest.raises(errors.SourceUnreachable, match="Error: "):
         await host.fetch(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
+    assert not host.core.waiters
     assert (await host.fetch(asker.cloud.want(1), exchange.Priority.GUEST)).data
+
+
+@pytest.mark.expect_log("has failed")
+@pytest.mark.parametrize("priority", [exchange.Priority.PEER, exchange.Priority.LATER])
+async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
+    asker, autojump_clock, priority
+):
+    host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
+    with pytest.raises(errors.SourceUnreachable, match="no reason of a host's own"):
+        await host.fetch(wanted, priority)
+    with host.ahead(priority) as ahead:
+        ahead.ask([("it", wanted)])
+        ((thing, outcome),) = await ahead.came()
+    assert thing == "it" and isinstance(outcome, errors.SourceUnreachable)
+    assert not len(host.core) and not host.core.waiters
 
 
 @pytest.mark.expect_log("has failed")
@@ -129,4 +145,5 @@ async def test_fault_at_what_is_fetched_ahead_ends_what_was_asked_with_it_alone(
             outcomes.update(await ahead.came())
     failed = [n for n, outcome in outcomes.items() if isinstance(outcome, errors.AcstorError)]
     assert failed == [0, 1] and "Error: " in str(outcomes[0])
+    assert not host.core.waiters
     assert [outcomes[n].data for n in (2, 3)] == [exchange_cloud.bytes_of(n) for n in (2, 3)]

@@ -85,6 +85,28 @@ class Peer:
         self.connect()
 
 
+class Looked:
+    """A connection at which it is looked whether all has arrived.
+
+    :ivar looks: when; ``is_there``: what they see; None: a fault
+    """
+
+    is_drained = is_there = True
+
+    def __init__(self, connection):
+        self._connection, self.looks = connection, []
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    @property
+    def is_delivered(self):
+        self.looks.append(trio.current_time())
+        if self.is_there is None:
+            raise OSError("a fault")
+        return self.is_there
+
+
 async def until(condition):
     with trio.fail_after(5):
         while not condition():  # noqa: ASYNC110  (several tasks bring it about)
@@ -128,20 +150,50 @@ async def test_reads_of_the_disk_end_with_their_connection(cloud):
 async def test_answers_that_hang_on_the_disk_are_waited_for_without_looking(
     cloud, autojump_clock, end
 ):
-    disk, peer, some, looks = hung_disk(cloud), Peer(cloud), requests(range(4)), []
-
-    async def look():
-        looks.append(disk.under_way)
-        await trio.lowlevel.checkpoint()
-
-    peer.connection.delivered = look
+    disk, peer, some = hung_disk(cloud), Peer(cloud), requests(range(4))
+    connection = peer.connection = Looked(peer.connection)
     await peer.ask(some)
-    peer.giving.doing[actions.Watch](actions.Watch([peer.connection]))
+    peer.giving.doing[actions.Watch](actions.Watch([connection]))
     await trio.sleep(10)
-    before = list(looks)
+    assert disk.under_way and not connection.looks
     await (peer.cancel(some) if end == "cancel" else peer.leave())
-    assert 0 < len(before) <= 2 and before[-1] > 0  # the core may have looked, too
-    assert len(looks) > len(before) and not disk.under_way
+    await trio.sleep(1)
+    assert (len(connection.looks), disk.under_way) == (int(end == "cancel"), 0)
+
+
+async def test_connection_is_looked_at_less_and_less_often_and_not_while_something_waits_here(
+    cloud, autojump_clock
+):
+    peer = Peer(cloud)
+    connection, giving = Looked(peer.connection), peer.giving
+    connection.is_drained = connection.is_there = False
+    giving.doing[actions.Watch](actions.Watch([connection]))
+    await trio.sleep(10)
+    assert not connection.looks
+    began_s = trio.current_time()
+    connection.is_drained = True
+    giving.drained(connection)
+    await trio.sleep(0.1)
+    times = [round(1000 * (at_s - began_s)) for at_s in connection.looks]
+    assert times[:6] == [1, 3, 7, 15, 23, 31]
+    connection.is_there = True
+    await trio.sleep(0.1)
+    giving.drained(connection)  # it is not watched any more
+    told = len(connection.looks)
+    await trio.sleep(1)
+    assert len(connection.looks) == told <= len(times) + 1
+
+
+async def test_connection_that_has_ended_is_not_looked_at(cloud, autojump_clock):
+    peer = Peer(cloud)
+    connection = Looked(peer.connection)
+    connection.is_there = False
+    peer.giving.doing[actions.Watch](actions.Watch([connection]))
+    await trio.sleep(0.1)
+    peer.giving.ended(connection)
+    told = len(connection.looks)
+    await trio.sleep(1)
+    assert len(connection.looks) == told > 0
 
 
 @pytest.mark.parametrize(("wired", "klass"), [("PEER", "PEER"), ("LATER", "PREFETCH")])
@@ -157,16 +209,17 @@ async def test_disk_is_read_for_a_peer_in_its_turn(cloud, wired, klass):
     assert streams == [f"{klass.lower()}:{PEER}"]
 
 
-@pytest.mark.expect_log("waiting until a peer has its answers")
+@pytest.mark.expect_log("looking whether a peer has its answers")
 async def test_fault_of_a_connection_costs_no_place_on_the_uplink(cloud):
     peer = Peer(cloud)
     cloud.caches[HERE].store(ids.cid_of(exchange_cloud.bytes_of(0)), exchange_cloud.bytes_of(0))
     cloud.names[HERE].note(ids.cid_of(exchange_cloud.bytes_of(0)), cloud.want(0).oid)
-    peer.connection.delivered = None
+    peer.connection = Looked(peer.connection)
+    peer.connection.is_there = None
     await peer.ask(requests([0]))
     await until(lambda: len(peer.heard) == 1)
     assert peer.heard[0].data == exchange_cloud.bytes_of(0)
-    assert cloud.hosts[HERE].core.requests.uplink.used == 0
+    await until(lambda: cloud.hosts[HERE].core.requests.uplink.used == 0)
 
 
 # Images that are not attached

@@ -148,15 +148,10 @@ def test_signers_that_are_none_are_said_once(files, folder, keys, clock, watched
     assert len(watched_log.messages) == 1
 
 
-def test_files_may_lie_elsewhere(tmp_path, folder, keys):
+def test_files_that_were_put_there_by_hand_need_no_signers(tmp_path, keys):
     made = keys.host("h1")
-    (tmp_path / "a.pem").write_bytes(made.ca)
-    (tmp_path / "c.pem").write_bytes(made.certificate)
-    (tmp_path / "k.pem").write_bytes(made.key)
-    usual = identity_files.files_in(folder)
-    named = usual._replace(
-        ca=tmp_path / "a.pem", certificate=tmp_path / "c.pem", key=tmp_path / "k.pem"
-    )
-    files = identity_files.IdentityFiles(H1, named)
+    for name, data in (("ca", made.ca), ("cert", made.certificate), ("key", made.key)):
+        (tmp_path / f"{name}.pem").write_bytes(data)
+    files = identity_files.IdentityFiles(H1, identity_files.files_in(tmp_path))
     assert files.current().certificate.host == "h1"
     assert files.signers() == ()

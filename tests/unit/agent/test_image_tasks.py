@@ -284,10 +284,10 @@ async def test_boots_are_recorded_as_often_as_was_asked(host):
     assert (told.state, told.done) == (State.DONE, 2)
 
 
-@pytest.mark.expect_log("cannot record_boots: record_boots: is false")
+@pytest.mark.expect_log("cannot record_boots: boot_memory_limit_bytes: is 0")
 async def test_boots_are_not_recorded_where_that_is_switched_off(tmp_path):
     async with one_host.one_host(tmp_path) as parts:
         made = Host(parts, LIMITS._replace(longest_s=0.0))
         made.tasks.take(task(1, Kind.RECORD_BOOTS))
         told = await made.told()
-    assert told.state is State.FAILED and "record_boots: is false" in told.why
+    assert told.state is State.FAILED and "boot_memory_limit_bytes: is 0" in told.why

@@ -9,6 +9,7 @@ import trio.testing
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_ahead
+from acstor_agent.images import mirror
 from acstor_common import errors
 from acstor_common import geometry
 from tests.fakes import one_host
@@ -67,6 +68,44 @@ async def test_cached_read_waits_for_nothing(image):
         scope.cancel()  # whatever waits now is cancelled
         assert bytes(await image.read(0, 4 * CHUNK)) == DATA[: 4 * CHUNK]
     assert not scope.cancelled_caught
+
+
+async def test_buffer_that_is_used_again_has_nothing_of_the_read_before(image, monkeypatch):
+    used = memoryview(bytearray(b"\xff" * mirror.MAX_READ_BYTES))
+    monkeypatch.setattr(mirror, "_BUFFERS", [used])
+    found = await image.read(0, len(DATA))
+    assert bytes(found) == DATA and found.obj is used.obj and mirror._BUFFERS == [used]
+    assert bytes(await image.read(0, len(DATA))) == DATA
+
+
+async def test_reads_that_wait_together_have_buffers_of_their_own(host, image, monkeypatch):
+    monkeypatch.setattr(mirror, "_BUFFERS", [])
+    monkeypatch.setattr(mirror, "BUFFERS", 2)
+    right = []
+
+    async def one(offset):
+        right.append(await read(image, offset, 8 * CHUNK) == DATA[offset : offset + 8 * CHUNK])
+
+    async with trio.open_nursery() as nursery:
+        for chunk_no in (0, 3, 8, 15):
+            nursery.start_soon(one, chunk_no * CHUNK)
+    assert right == [True] * 4 and len(mirror._BUFFERS) == 2
+
+
+async def test_buffer_of_a_read_that_failed_is_used_by_nobody(
+    host, image, monkeypatch, autojump_clock
+):
+    monkeypatch.setattr(mirror, "_BUFFERS", [])
+    host.source._share = 1.0
+    with pytest.raises(errors.DeadlineExceeded):
+        await image.read(0, len(DATA))
+    assert not mirror._BUFFERS
+
+
+async def test_what_is_in_memory_is_put_beside_what_is_fetched_without_a_thread(image, monkeypatch):
+    await image.read(0, 4 * CHUNK)
+    monkeypatch.setattr(image._cache, "read", None)  # that is with a thread
+    assert await read(image, 0, 8 * CHUNK) == DATA[: 8 * CHUNK]
 
 
 async def test_readers_of_one_chunk_share_its_fetch(host, image):

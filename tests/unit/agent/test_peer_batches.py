@@ -59,6 +59,9 @@ class Here:
     def hurried(self, connection, request_ids):
         self.hurries.append(list(request_ids))
 
+    def drained(self, connection):
+        pass
+
     def ended(self, connection):
         pass
 

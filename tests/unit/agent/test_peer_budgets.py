@@ -265,6 +265,23 @@ def test_sum_is_never_above_the_total_and_a_newcomer_finds_room(wishes):
     assert shared.used == 0 and not shared._taken
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), max_size=20),
+    st.lists(st.integers(1, 20), min_size=1, max_size=8),
+)
+def test_what_may_be_taken_in_parts_may_be_taken_part_by_part(wishes, parts):
+    shared = budget.Budget(total=100, most=70)
+    for sharer, amount in wishes:
+        if shared.may_take(sharer, amount):
+            shared.take(sharer, amount)
+    may_take = shared.may_take_in_parts(0, sum(parts))
+    for amount in parts:
+        if not shared.may_take(0, amount):
+            assert not may_take
+            break
+        shared.take(0, amount)
+
+
 def test_one_gets_half_and_many_share_the_rest():
     shared = budget.Budget(total=128, most=128)
     for sharer in ("greedy", "second", "third"):

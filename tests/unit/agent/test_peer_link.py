@@ -181,7 +181,7 @@ async def test_kernel_keeps_more_unsent_only_while_that_leaves_at_once(credentia
             kept.append(kept_unsent(link))
             link._note_pace(40_000, 0.001)  # 40 MB/s
             kept.append(kept_unsent(link))
-            assert [n >> 10 for n in kept] == [16, 32, 64, 128, 256, 256, 256, 16, 16]
+            assert [n >> 10 for n in kept] == [16, 32, 64, 128, 256, 512, 512, 16, 16]
 
 
 async def test_one_short_wait_on_a_slow_link_lets_the_kernel_keep_little_more():

@@ -26,7 +26,7 @@ CLIENT, SERVER, DATA, DEMAND = nets.CLIENT, nets.SERVER, nets.DATA, nets.DEMAND
 asking, serving, wait_until = nets.asking, nets.serving, nets.wait_until
 SECURE, AUTHENTICATED, INSECURE = peer_net.Security
 DAY_S = 86400
-GRACE_S = 7 * DAY_S
+GRACE_S = certificates.GRACE_S
 OURS, THEIRS = (
     certificates.Authority.create(name, time.time(), 365 * DAY_S) for name in ("ours", "theirs")
 )
@@ -452,7 +452,6 @@ class Own:
 
     def __init__(self, peer_listen="0.0.0.0:7201", peer_security=None):
         self.peer_listen, self.peer_security = peer_listen, peer_security
-        self.peer_certificate_grace_s = GRACE_S
 
 
 def files_of(found):

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import collections
+
 import pytest
 import trio
 
@@ -102,3 +104,25 @@ async def test_empty_image_is_done_at_once(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(b"")
         assert (await seed(host))["done_bytes"] == 0
+
+
+async def test_others_have_their_turns_while_homes_are_looked_for(host, monkeypatch):
+    monkeypatch.setattr(pre_seed, "LOOKS_IN_A_ROW", 8)
+    turns, looks = 0, collections.Counter()
+
+    def is_home(want):
+        looks[turns] += 1
+        return False
+
+    async with trio.open_nursery() as nursery:
+
+        async def others():
+            nonlocal turns
+            while True:
+                turns += 1
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(others)
+        await seed(host, is_home=is_home)
+        nursery.cancel_scope.cancel()
+    assert sum(looks.values()) == -(-len(DATA) // CHUNK) and max(looks.values()) <= 2 * 8

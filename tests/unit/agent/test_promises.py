@@ -8,7 +8,9 @@ import trio
 
 from acstor_agent.core.exchange import identity
 from acstor_agent.core.images import promise
+from acstor_agent.core.images import room
 from acstor_agent.core.images import shares
+from acstor_agent.images import promise_file
 from acstor_agent.images import promises as promises_
 from acstor_common import geometry
 from acstor_common import ids
@@ -118,7 +120,7 @@ async def test_lost_file_is_made_up_for_by_what_is_attached_the_latest_first(tmp
         await make(host, IMAGE)
         await make(host, OTHER)
     os.utime(tmp_path / "maps" / f"{IMAGE}.acmap", (1000, 1000))
-    path = tmp_path / promises_.FILE
+    path = tmp_path / promise_file.FILE
     if raw is None:
         path.unlink()
     else:
@@ -159,13 +161,13 @@ async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch)
     told = []
     host.promises.tell = told.append
     with monkeypatch.context() as patch:
-        patch.setattr(promises_, "_write", full)
+        patch.setattr(promise_file, "_write", full)
         assert await make(host, IMAGE) == 0
         assert "No space left" in told[-1]
         assert promised_bytes(host) == 2 * MIB
     await make(host, OTHER)
     assert not told[-1]
-    assert set(promise.decode((tmp_path / promises_.FILE).read_bytes(), "")) == {IMAGE, OTHER}
+    assert set(promise.decode((tmp_path / promise_file.FILE).read_bytes(), "")) == {IMAGE, OTHER}
 
 
 async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
@@ -307,9 +309,9 @@ async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_p
 async def test_where_no_image_can_give_way_none_is_looked_for(tmp_path, monkeypatch):
     async with keeping(tmp_path, MIB) as host:
         host.add(DATA)
-        looked, slots_of = [], promises_.slots_of
+        looked, slots_of = [], room.slots_of
         monkeypatch.setattr(
-            promises_, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
+            room, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
         )
         assert await make(host, IMAGE) > 0
         assert len(looked) == 1

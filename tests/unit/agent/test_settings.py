@@ -6,6 +6,12 @@ import types
 import pytest
 
 from acstor_agent import settings
+from acstor_agent.core import variants
+from acstor_agent.core.exchange import identity
+from acstor_agent.core.exchange import neighbours
+from acstor_agent.core.images import readahead
+from acstor_agent.core.images import unit_ahead
+from acstor_agent.core.variants import Variant
 from acstor_common import errors
 
 
@@ -20,7 +26,85 @@ from acstor_common import errors
     ],
 )
 def test_an_address_that_nobody_could_use_is_not_told_to_others(address, fault):
-    own = types.SimpleNamespace(peer_address=address, peer_listen="10.0.0.1:7201")
-    with pytest.raises(errors.Unusable, match=rf"peer_address: .*it is {fault}"):
-        settings.reachable_at(own)
-    assert settings.reachable_at(types.SimpleNamespace(**vars(own) | {"peer_address": ""}))
+    with pytest.raises(errors.Unusable, match=rf"peer_listen: .*it is {fault}"):
+        settings.reachable_at(types.SimpleNamespace(peer_listen=address))
+    assert settings.reachable_at(types.SimpleNamespace(peer_listen="10.0.0.1:7201"))
+
+
+def own(*chosen):
+    return types.SimpleNamespace(variants=[str(variant) for variant in chosen])
+
+
+def test_each_variant_changes_what_it_says_and_nothing_else():
+    def everything(options):
+        made = settings.exchange(
+            types.SimpleNamespace(**vars(options), read_deadline_s=0.0, lost_after_s=900.0),
+            has_others=True,
+        )
+        return {
+            "advertise": made.topology,
+            "copies": made.copies_limit,
+            "races": made.may_race,
+            "referrals": settings.may_refer(options),
+            "prefetch": settings.unmatched_limit(options),
+            "ahead": type(settings.read_ahead(options)),
+            "ahead of 64 reads": fetched_ahead(options),
+            "names": type(settings.naming(options)),
+            "cache": settings.cache_policy(options),
+        }
+
+    usual = everything(own())
+    changed = {
+        variant: {name: now for name, now in everything(own(variant)).items() if now != usual[name]}
+        for variant in Variant
+    }
+    assert changed.pop(Variant.NO_READ_AHEAD) == {"ahead of 64 reads": 0}
+    by_units = changed.pop(Variant.READ_AHEAD_BY_UNITS)
+    assert by_units.pop("ahead") is unit_ahead.UnitAhead
+    assert usual["ahead"] is readahead.ReadAhead and usual["ahead of 64 reads"] > 0
+    assert changed == {
+        Variant.NO_ADVERTISEMENTS: {"advertise": None},
+        Variant.ADVERTISE_NEAREST: {"advertise": neighbours.Topology.NEAREST},
+        Variant.ADVERTISE_FULL: {"advertise": neighbours.Topology.FULL},
+        Variant.NO_PREFETCH: {"prefetch": 0},
+        Variant.UNBOUNDED_PREFETCH: {"prefetch": None},
+        Variant.NO_REFERRALS: {"referrals": False},
+        Variant.NO_RACES: {"races": False},
+        Variant.NO_COPY_HINTS: {"copies": 0},
+        Variant.BY_PLACE: {"names": identity.ByPlace},
+        Variant.CACHE_LFU: {"cache": "lfu"},
+        Variant.CACHE_FIFO: {"cache": "fifo"},
+    }
+    assert set(variants.MEANINGS) == set(Variant)
+
+
+def fetched_ahead(options):
+    """Return what is fetched ahead of one who reads 8 MiB in order."""
+    ahead = settings.read_ahead(options)
+    ranges = [ahead.read(number << 17, 1 << 17, 0.0) for number in range(64)]
+    return sum(stop - start for start, stop in ranges)
+
+
+@pytest.mark.parametrize(
+    "both",
+    [
+        ("advertise-full", "no-advertisements"),
+        ("no-prefetch", "unbounded-prefetch"),
+        ("no-read-ahead", "read-ahead-by-units"),
+        ("cache-fifo", "cache-lfu"),
+    ],
+)
+def test_variants_that_exclude_each_other_are_refused(both):
+    variants.check([both[0], "no-races"])
+    with pytest.raises(errors.Unusable, match=f"variants: {both[0]} and {both[1]} exclude"):
+        variants.check(both)
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "patience_s", "place_s"),
+    [(0.0, 30.0, 10.0), (3.0, 3.0, 1.0), (90.0, 30.0, 30.0)],
+)
+def test_look_ups_end_before_nova_gives_the_agent_up(deadline_s, patience_s, place_s):
+    options = types.SimpleNamespace(read_deadline_s=deadline_s)
+    assert settings.patience_s(options) == patience_s
+    assert settings.place_timeout_s(options) == pytest.approx(place_s)

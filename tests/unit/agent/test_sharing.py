@@ -19,6 +19,7 @@ from acstor_agent.images import filling
 from acstor_agent.images import promises
 from acstor_agent.images import sharing
 from acstor_agent.images import uses as uses_
+from acstor_agent.images import whole_telling
 from acstor_agent.images import wholeness
 from acstor_common import geometry
 from acstor_common import ids
@@ -74,7 +75,9 @@ class Keeper:
             host.mirrors,
             current_ring=lambda: place.table,
             tell=lambda host_id, news: self.told.append((host_id, news)),
-            own=sharing.Own(lambda: self.whole.used(), lambda one: self.whole.share_of(one)),
+            own=sharing.Own(
+                lambda: self.whole.telling.used(), lambda one: self.whole.telling.share_of(one)
+            ),
             clock=trio.current_time,
             wall_clock=lambda: place.wall_s,
         )
@@ -171,8 +174,8 @@ async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place
         assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
         assert share.total_bytes == keeper.promised_bytes()
         assert keeper.host.promises.get(IMAGE).is_for_others
-        assert keeper.whole.of(IMAGE) is None  # nobody uses it here
-        assert not keeper.whole.used()
+        assert keeper.whole.telling.of(IMAGE) is None  # nobody uses it here
+        assert not keeper.whole.telling.used()
         assert not keeper.answers(H3)  # who did not ask
         keeper.asks(H3, IMAGE)
         keeper.asks(H2, IMAGE, lease_s=0)
@@ -346,8 +349,8 @@ async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(
             keeper.asks(H2, IMAGE)
             await until(lambda: keeper.host.promises.pinned(IMAGE))
             await until(lambda: not keeper.host.cache.pinned_missing)
-            await until(lambda: keeper.whole.share_of(IMAGE) is not None)
-            share = keeper.whole.share_of(IMAGE)
+            await until(lambda: keeper.whole.telling.share_of(IMAGE) is not None)
+            share = keeper.whole.telling.share_of(IMAGE)
             assert share.left_bytes == share.total_bytes
         await keeper.answer(H2)
 
@@ -366,7 +369,7 @@ async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, plac
         keeper.asks(H2, OTHER)
         await keeper.answer(H2, OTHER)
         await keeper.use(IMAGE)
-        await until(lambda: (keeper.whole.of(IMAGE) or {}).get("left_bytes") == 200 * CHUNK)
+        await until(lambda: (keeper.whole.telling.of(IMAGE) or {}).get("left_bytes") == 200 * CHUNK)
         await keeper.answer(H2, OTHER, peer_keeping.ShareState.NO_ROOM)
         assert keeper.promised_bytes() == 200 * CHUNK
 
@@ -397,7 +400,7 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
         assert asked == {host: (peer_keeping.Lease(IMAGE, 86400),) for host in (H2, H3)}
 
         def shown():
-            return keeper.whole.of(IMAGE)
+            return keeper.whole.telling.of(IMAGE)
 
         await until(lambda: shown()["why"] == "h2 has not answered")
         assert shown()["state"] == "filling" and shown()["total_bytes"] == 2 * 200 * CHUNK
@@ -416,11 +419,13 @@ async def test_operator_who_asks_for_an_image_has_all_of_it(tmp_path, place):
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
         await keeper.whole.ask(await keeper.host.mirrors.attach(IMAGE))
-        await until(lambda: (keeper.whole.of(IMAGE) or {}).get("state") == "whole")
-        assert keeper.whole.of(IMAGE)["total_bytes"] == 200 * CHUNK == keeper.promised_bytes()
-        assert keeper.whole.of(IMAGE)["is_shared"] is False  # though others keep it, too
+        await until(lambda: (keeper.whole.telling.of(IMAGE) or {}).get("state") == "whole")
+        assert (
+            keeper.whole.telling.of(IMAGE)["total_bytes"] == 200 * CHUNK == keeper.promised_bytes()
+        )
+        assert keeper.whole.telling.of(IMAGE)["is_shared"] is False  # though others keep it, too
         await keeper.whole.unask(IMAGE)
-        await until(lambda: keeper.whole.of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
+        await until(lambda: keeper.whole.telling.of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
 
 
 async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_nothing_more(
@@ -470,13 +475,13 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
         keeper.asks(H2, IMAGE)
         await keeper.host.promises._set(promise.Promise(IMAGE, 1.0, is_for_others=True))
         await keeper.answer(H2, state=peer_keeping.ShareState.NO_ROOM)
-        assert not wholeness.told(keeper.whole, keeper.uses, IMAGE).is_used
+        assert not whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE).is_used
         await keeper.use(IMAGE)
-        told = wholeness.told(keeper.whole, keeper.uses, IMAGE)
-        assert (told.is_used, told.state) == (True, wholeness.State.NO_ROOM)
+        told = whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE)
+        assert (told.is_used, told.state) == (True, whole_telling.State.NO_ROOM)
         await until(lambda: not keeper.host.promises.get(IMAGE).is_for_others)
         assert not keeper.host.promises.pinned(IMAGE)
-        assert keeper.whole.used() == [IMAGE]
+        assert keeper.whole.telling.used() == [IMAGE]
 
 
 async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_no_more(
@@ -488,7 +493,7 @@ async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_n
         await keeper.uses.look()
         keeper.asks(H2, IMAGE, lease_s=0)
         await until(lambda: not keeper.host.promises.all())
-        told = wholeness.told(keeper.whole, keeper.uses, IMAGE)
-        assert (told.is_used, told.state) == (False, wholeness.State.NOT_KEPT)
+        told = whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE)
+        assert (told.is_used, told.state) == (False, whole_telling.State.NOT_KEPT)
         await keeper.use(IMAGE)
-        assert wholeness.told(keeper.whole, keeper.uses, IMAGE).is_used
+        assert whole_telling.told(keeper.whole.telling, keeper.uses, IMAGE).is_used

@@ -452,6 +452,49 @@ async def test_many_pieces_become_several_reads_beside_each_other(clock, nursery
     assert (inner.in_flight_most, call.is_right) == (4, True)
 
 
+@pytest.mark.expect_log("10 reads wait for it already, most of them for background:agent")
+async def test_of_too_many_pieces_those_of_the_newest_call_fail_and_not_what_is_read(
+    clock, nursery, monkeypatch
+):
+    monkeypatch.setattr(coalesce, "WAITING_LIMIT", 10)
+    inner = slow()
+    source = coalesce.CoalesceSource(inner, nursery, in_flight=1, max_bytes=400)
+    first = Asked(source, nursery, *range(8))
+    await trio.testing.wait_all_tasks_blocked()
+    assert (inner.reads, len(source._queue), source._queue.total) == ([(0, 400)], 1, 4)
+    second = Asked(source, nursery, *range(2, 9))  # two of them are in flight
+    await trio.testing.wait_all_tasks_blocked()
+    assert (source._queue.total, second.told) == (9, [])
+    third = Asked(source, nursery, 3, 20, 21)
+    await trio.sleep(9)
+    assert [(n, type(outcome)) for n, outcome in third.told] == [
+        (1, errors.SourceCrowded),
+        (2, errors.SourceCrowded),
+        (0, bytearray),
+    ]
+    assert first.is_right and second.is_right
+    assert inner.reads == [(0, 400), (400, 400), (800, 100)]
+    assert (source._waiting, source._wanted, source._queue.total) == ({}, {}, 0)
+
+
+async def test_read_that_was_given_up_and_has_not_ended_is_joined_by_nobody(clock, nursery):
+    class Stubborn(piecewise.PiecewiseSource):
+        async def read_pieces(self, blob, pieces, told):
+            with trio.CancelScope(shield=True):
+                await super().read_pieces(blob, pieces, told)
+
+    inner = Stubborn(DATA, delay_s={0: 5.0})
+    source = coalesce.CoalesceSource(inner, nursery)
+    first = Asked(source, nursery, 0, 1)
+    await trio.sleep(1)
+    first.scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    second = Asked(source, nursery, 0, 1)
+    await trio.sleep(7)
+    assert (first.told, second.is_right, second.told_s) == ([], True, {0: 6, 1: 6})
+    assert (inner.asked, source._wanted) == ([[0, 100]] * 2, {})
+
+
 async def test_who_gives_up_takes_only_what_nobody_else_wants(clock, nursery):
     inner = piecewise.PiecewiseSource(DATA, delay_s={0: 5.0, 1_000: 5.0})
     source = coalesce.CoalesceSource(inner, nursery, in_flight=1)

@@ -13,11 +13,14 @@ from acstor_agent.control import control_requests
 from acstor_agent.core.cloud import links
 from acstor_agent.core.images import image_uses
 from acstor_agent.core.images import promise
+from acstor_agent.core.images import room
 from acstor_agent.core.images import whole_pace
 from acstor_agent.images import booting
 from acstor_agent.images import filling
-from acstor_agent.images import promises
+from acstor_agent.images import pre_seed
+from acstor_agent.images import promise_file
 from acstor_agent.images import uses as uses_
+from acstor_agent.images import whole_telling
 from acstor_agent.images import wholeness
 from acstor_common import decision_api
 from acstor_common import errors
@@ -83,16 +86,16 @@ class Keeper:
         return links.Look(float(self.looks), [], LINK_BYTES_S)
 
     def state(self, image_id=IMAGE):
-        shown = self.whole.of(image_id)
+        shown = self.whole.telling.of(image_id)
         return shown and shown["state"]
 
     async def wait(self, state, image_id=IMAGE):
         await until(lambda: self.state(image_id) == state)
-        return self.whole.of(image_id)
+        return self.whole.telling.of(image_id)
 
     def told(self, image_id=IMAGE):
         """What other services are told."""
-        return wholeness.told(self.whole, self.uses, image_id)
+        return whole_telling.told(self.whole.telling, self.uses, image_id)
 
     async def use(self, image_id=IMAGE):
         image = await self.host.mirrors.attach(image_id)
@@ -155,15 +158,15 @@ async def test_image_that_is_used_becomes_whole(keeper):
 
 async def test_an_image_in_use_is_told_as_used_though_it_is_not_kept_whole_or_fails(keeper):
     await keeper.use()
-    told = wholeness.told(None, keeper.uses, IMAGE)
-    assert (told.state, told.is_used) == (wholeness.State.NOT_KEPT, True)
+    told = whole_telling.told(None, keeper.uses, IMAGE)
+    assert (told.state, told.is_used) == (whole_telling.State.NOT_KEPT, True)
     assert told.why == "keep_images is none"
     await keeper.wait("whole")
     known = keeper.whole._known[IMAGE]
     known.left_bytes = CHUNK
     known.backoff.failed("x" * 999, trio.current_time())
     told = keeper.told()
-    assert (told.state, told.is_used) == (wholeness.State.FAILING, True)
+    assert (told.state, told.is_used) == (whole_telling.State.FAILING, True)
     assert told.why == "x" * whole_image.MAX_WHY
 
 
@@ -184,7 +187,7 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
             await made.wait("whole", IMAGE)
             assert host.promises.get(OTHER) is None
             told = made.told(OTHER)
-            assert told.is_used and told.state is wholeness.State.NOT_KEPT and told.why
+            assert told.is_used and told.state is whole_telling.State.NOT_KEPT and told.why
             nursery.start_soon(made.uses.run)
             await until(lambda: made.uses._has_looked)
             await made.whole._settle()
@@ -427,17 +430,17 @@ async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
     await keeper.wait("filling")
     began_s = trio.current_time()
     await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=4.0)
-    assert 3.0 < keeper.whole.of(IMAGE)["due_in_s"] <= 4.0
+    assert 3.0 < keeper.whole.telling.of(IMAGE)["due_in_s"] <= 4.0
     shown = await keeper.wait("whole")
     assert trio.current_time() - began_s > 2.0  # and not as fast as it can
     assert image.held().missing_bytes == 0
-    await until(lambda: keeper.whole.of(IMAGE)["due_in_s"] is None)
+    await until(lambda: keeper.whole.telling.of(IMAGE)["due_in_s"] is None)
     assert keeper.host.promises.get(IMAGE).within_s == 0
     assert shown["pace"] == "hurry"
 
 
 async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(keeper, monkeypatch):
-    def slow(path, raw, write=promises._write):
+    def slow(path, raw, write=promise_file._write):
         time.sleep(1.0)  # three slices
         write(path, raw)
 
@@ -445,9 +448,9 @@ async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(k
     keeper.is_waiting = True  # fetchers look all the time whether they may go on
     await keeper.use()
     left_bytes = (await keeper.wait("filling"))["left_bytes"]
-    monkeypatch.setattr(promises, "_write", slow)
+    monkeypatch.setattr(promise_file, "_write", slow)
     await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=600.0)
-    shown = keeper.whole.of(IMAGE)
+    shown = keeper.whole.telling.of(IMAGE)
     assert left_bytes - 8 * CHUNK <= shown["left_bytes"] <= left_bytes
     assert 590.0 < shown["due_in_s"] <= 600.0
 
@@ -491,13 +494,13 @@ async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can
     await keeper.wait("failing")
     await keeper.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=0.3)
     await until(lambda: "not whole in" in caplog.text)
-    shown = keeper.whole.of(IMAGE)
+    shown = keeper.whole.telling.of(IMAGE)
     assert shown["is_late"] is True and shown["due_in_s"] <= 0
     await trio.sleep(0.5)
     assert caplog.text.count("not whole in") == 1
     source._fail = range(0)
     await keeper.wait("whole")
-    await until(lambda: keeper.whole.of(IMAGE)["is_late"] is None)
+    await until(lambda: keeper.whole.telling.of(IMAGE)["is_late"] is None)
 
 
 @pytest.mark.parametrize(
@@ -513,7 +516,9 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
         await made.wait("filling")
         await made.whole.set_pace(IMAGE, wholeness.Pace.HURRY, within_s=3600.0)
         made.wall_jumped_s = jumped_s
-        assert 3500 < made.whole.of(IMAGE)["due_in_s"] <= 3600  # while it runs nothing jumps
+        assert (
+            3500 < made.whole.telling.of(IMAGE)["due_in_s"] <= 3600
+        )  # while it runs nothing jumps
         kept = made.host.promises.get(IMAGE)
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
         assert host.promises.get(IMAGE) == kept
@@ -522,7 +527,7 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
         again.wall_jumped_s = jumped_s
         await host.mirrors.attach(IMAGE)
         await again.whole._keep(IMAGE, is_for_others=False)
-        shown = again.whole.of(IMAGE)
+        shown = again.whole.telling.of(IMAGE)
         assert least_s - 60 <= shown["due_in_s"] <= most_s
         assert shown["is_late"] is (jumped_s > 0)
 
@@ -546,7 +551,7 @@ async def test_paused_image_stays_as_it_is_until_it_is_resumed(keeper):
     keeper.host.mirrors.get_nowait(IMAGE).boots.state = booting.State.DROPPED
     await trio.sleep(1)
     assert keeper.state() == "paused"
-    assert keeper.whole.of(IMAGE)["left_bytes"] == 40 * CHUNK + 777
+    assert keeper.whole.telling.of(IMAGE)["left_bytes"] == 40 * CHUNK + 777
     await keeper.whole.set_pace(IMAGE, wholeness.Pace.USUAL)
     await keeper.wait("whole")
 
@@ -573,7 +578,7 @@ async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper
     host.blobs[blob] = b"?" + DATA[1:]
     await keeper.use()
     shown = await keeper.wait("failing")
-    await until(lambda: keeper.whole.of(IMAGE)["left_bytes"] == CHUNK)
+    await until(lambda: keeper.whole.telling.of(IMAGE)["left_bytes"] == CHUNK)
     assert "the source" in shown["why"]
     host.blobs[blob] = kept
     await keeper.wait("whole")
@@ -620,7 +625,9 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
         host.source._delay, host.source._delay_s = range(1000), 0.1  # longer than a slice in all
         image = await keeper.use()
         image.boots.state = booting.State.READY
-        await until(lambda: keeper.state() and keeper.whole.of(IMAGE)["left_bytes"])  # is promised
+        await until(
+            lambda: keeper.state() and keeper.whole.telling.of(IMAGE)["left_bytes"]
+        )  # is promised
         others = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
         for data in others:
             await host.cache.wait_for_room()
@@ -628,10 +635,10 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
             assert host.cache.store(ids.cid_of(data), data)
         image.boots.state = booting.State.DROPPED
         await keeper.wait("failing")
-        await until(lambda: "no room" in keeper.whole.of(IMAGE)["why"])
+        await until(lambda: "no room" in keeper.whole.telling.of(IMAGE)["why"])
         backoff = keeper.whole._known[IMAGE].backoff
         await until(lambda: backoff._pause_s == whole_pace.LONGEST_PAUSE_S)
-        assert keeper.whole.of(IMAGE)["left_bytes"] > 30 * CHUNK
+        assert keeper.whole.telling.of(IMAGE)["left_bytes"] > 30 * CHUNK
         for data in others:
             host.cache.unpin(ids.cid_of(data), CHUNK)
         await keeper.wait("whole")
@@ -709,9 +716,9 @@ async def test_room_is_looked_for_only_when_there_may_be_more(tmp_path, fast, mo
         await keeper.wait("whole", IMAGE)
         await keeper.use(OTHER)
         await keeper.wait("no room", OTHER)
-        looked, slots_of = [], promises.slots_of
+        looked, slots_of = [], room.slots_of
         monkeypatch.setattr(
-            promises, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
+            room, "slots_of", lambda *found: looked.append(found) or slots_of(*found)
         )
         await trio.sleep(5 * wholeness.RECOUNT_S)
         assert not looked
@@ -781,7 +788,7 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
 async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_it_is_counted(
     tmp_path, fast, monkeypatch
 ):
-    monkeypatch.setattr(filling, "LOOKS_IN_A_ROW", 1)
+    monkeypatch.setattr(pre_seed, "LOOKS_IN_A_ROW", 1)
     async with still(tmp_path) as keeper:
         image = await keeper.use()
         await image.read(0, len(DATA))
@@ -790,7 +797,7 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
 
         async def look():
             while True:
-                keeper.whole.share_of(IMAGE)
+                keeper.whole.telling.share_of(IMAGE)
                 await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as nursery:
@@ -803,7 +810,7 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
             nursery.cancel_scope.cancel()
         told = keeper.told()
         assert keeper.whole._known[IMAGE].left_bytes == 0
-        assert (told.state, told.left_bytes) == (wholeness.State.FILLING, told.total_bytes)
+        assert (told.state, told.left_bytes) == (whole_telling.State.FILLING, told.total_bytes)
         monkeypatch.setattr(keeper.host.cache, "is_written", is_written)
         with trio.fail_after(PATIENCE_S):
             while not keeper.told().is_whole:

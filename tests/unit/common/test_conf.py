@@ -148,7 +148,7 @@ def test_every_section_of_the_agent_has_its_typing_errors_named(tmp_path):
 @pytest.mark.parametrize("of_the_api", [False, True])
 def test_decision_service_and_its_api_warn(tmp_path, of_the_api):
     file = tmp_path / "d.conf"
-    file.write_text("[acstor_decision]\ncollections = 5\n[acstor_decision_api]\nauth = none\n")
+    file.write_text("[acstor_decision]\nremaps = 5\n[acstor_decision_api]\nauth = none\n")
     code = (
         "import acstor_decision.cmd, sys; from acstor_decision.cmd import decision;"
         "from acstor_decision.api import conf; from oslo_config import cfg;"
@@ -158,8 +158,8 @@ def test_decision_service_and_its_api_warn(tmp_path, of_the_api):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = [line for line in done.stdout.splitlines() if "there is no" in line]
     assert len(found) == 1
-    assert "no [acstor_decision] collections," in found[0]
-    assert found[0].endswith("did you mean [acstor_decision] collection_s?")
+    assert "no [acstor_decision] remaps," in found[0]
+    assert found[0].endswith("did you mean [acstor_decision] remap?")
 
 
 def test_listener_takes_all_ways_to_sign_in_and_names_the_rest(tmp_path):

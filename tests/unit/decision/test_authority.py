@@ -282,23 +282,23 @@ def test_a_host_whose_clock_is_ahead_by_a_day_is_told_so_by_now(cloud):
 def test_an_authority_of_the_operators_own_issues_from_its_files(configure, store, tmp_path):
     own = certificates.Authority.create("own", 1_700_000_000, 999 * DAY_S)
     former = certificates.Authority.create("former", 1_700_000_000, 999 * DAY_S)
-    cert, key = tmp_path / "ca.pem", tmp_path / "ca.key"
+    cert, key = tmp_path / "ca.pem", tmp_path / "ca.key.pem"
     cert.write_bytes(own.certificate_pem + former.certificate_pem)
     key.write_bytes(own.key_pem)
-    cloud = Cloud(configure(ca_cert_file=str(cert), ca_key_file=str(key)), store)
+    cloud = Cloud(configure(ca_dir=str(tmp_path)), store)
     issued = cloud.enrol()
     cloud.read(issued, own.certificate_pem)
     assert issued.ca == cert.read_bytes()
     assert store.authority_keys(authority.CA) == []
     key.write_bytes(former.key_pem)
-    with pytest.raises(errors.Unusable, match=r"ca_cert_file.*its key is another one's"):
+    with pytest.raises(errors.Unusable, match=r"ca_dir = .*its key is another one's"):
         cloud.enrol()
     cert.write_bytes(cloud_keys.own_authority(oid.ExtendedKeyUsageOID.CLIENT_AUTH)[0])
-    with pytest.raises(errors.Unusable, match=rf"ca_cert_file = {cert}: .*leaves out serverAuth"):
+    with pytest.raises(errors.Unusable, match=rf"ca_dir: {cert}: .*leaves out serverAuth"):
         cloud.enrol()
     cert.write_bytes(own.certificate_pem)
     key.unlink()
-    with pytest.raises(errors.Unusable, match=r"ca_key_file.*No such file"):
+    with pytest.raises(errors.Unusable, match=rf"ca_dir: {key}: No such file"):
         cloud.enrol()
 
 

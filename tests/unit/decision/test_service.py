@@ -499,9 +499,8 @@ def test_a_certificate_that_the_service_did_not_issue_itself_is_not_enough(
     """The operator's own authority issues other certificates, too."""
     own = certificates.Authority.create("own", WALL_S, 10**8)
     (tmp_path / "ca.pem").write_bytes(own.certificate_pem)
-    (tmp_path / "ca.key").write_bytes(own.key_pem)
-    files = {"ca_cert_file": str(tmp_path / "ca.pem"), "ca_key_file": str(tmp_path / "ca.key")}
-    lone = Instance(configure(instance="one", **files), store)
+    (tmp_path / "ca.key.pem").write_bytes(own.key_pem)
+    lone = Instance(configure(instance="one", ca_dir=str(tmp_path)), store)
     key, h9 = certificates.new_key(), ids.HostId("h9")
     certificate = own.issue(certificates.request(h9, key), h9, WALL_S, 3600)
     lone.service.hear(sealed.seal(sample("h9", 1, 0, 0), signing.SAMPLE, key, certificate))
@@ -626,7 +625,7 @@ def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, stor
     cloud.collect(2)
     held = {IMAGE: decision_api.HeldImage(size_bytes=5)}
     gone = sample("h9", 1, 0.0, 0)
-    store.note_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)}, 0)
+    store.note_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)})
     cloud.collect(2)
     assert [row.host for row in store.image_hosts(IMAGE, 0)] == ["h9"]
     lone.now_s += held_images.KEPT_S + service.FORGET_EVERY_S

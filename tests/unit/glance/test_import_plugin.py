@@ -111,13 +111,16 @@ def test_other_formats_are_refused(
 
 
 def test_empty_and_sparse_files_are_hashed(
-    conf: cfg.ConfigOpts, staged: pathlib.Path, tmp_path: pathlib.Path
+    conf: cfg.ConfigOpts,
+    staged: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(prehash, "SERVICE_CHUNK_BYTES", geometry.MAX_CHUNK_BYTES)
     for size_bytes in (0, 1 << 40):
         staged.write_bytes(b"")
         with staged.open("r+b") as file:
             file.truncate(size_bytes)
-        conf.set_override("chunk_size_bytes", geometry.MAX_CHUNK_BYTES, "acstor_glance")
         wrapper = Wrapper()
         run(wrapper, staged)
         assert wrapper.properties["acstor_state"] == "hashed"

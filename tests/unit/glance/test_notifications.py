@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A message names images to look at, and whatever else it says is not believed."""
 
-import pytest
+import pathlib
+import threading
 
+import oslo_messaging
+import pytest
+from oslo_config import cfg
+
+from acstor_glance import conf as glance_conf
 from acstor_glance import notifications
 from tests.fakes import glance_records as records
 
@@ -51,3 +57,40 @@ def test_endpoint_passes_images_on_and_takes_the_message() -> None:
 def test_only_what_changes_images_is_taken(event: str, is_taken: bool) -> None:
     rule = notifications.Endpoint.filter_rule
     assert rule.match({}, "image.host", event, {}, {}) is is_taken
+
+
+def test_what_glance_says_on_the_topics_of_the_configuration_is_heard(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "listener.conf"
+    path.write_text(
+        "[DEFAULT]\ntransport_url = kombu+memory:////\n"
+        "[oslo_messaging_notifications]\ntopics = for-acstor\n"
+        "[acstor_glance]\nnotification_exchange = images\n"
+    )
+    conf = cfg.ConfigOpts()
+    glance_conf.register_opts(conf)
+    conf(["--config-file", str(path)], default_config_files=[], default_config_dirs=[])
+    heard = threading.Event()
+    seen: list[tuple[str, str]] = []
+
+    def see(event: str, image_id: str) -> None:
+        seen.append((event, image_id))
+        heard.set()
+
+    listening = notifications.Listening(conf, see)
+    listening.start()
+    conf.set_override("control_exchange", "images")  # Glance's own
+    transport = oslo_messaging.get_notification_transport(conf)
+    try:
+        teller = oslo_messaging.Notifier(
+            transport, "image.host", driver="messagingv2", topics=["for-acstor"]
+        )
+        for _ in range(50):  # it may not listen yet
+            teller.info({}, "image.update", {"id": OTHER_ID})
+            if heard.wait(0.2):
+                break
+    finally:
+        listening.stop()
+        transport.cleanup()
+    assert seen[0] == ("image.update", OTHER_ID)

@@ -15,6 +15,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_glance import conf as glance_conf
 from acstor_glance import plan
+from acstor_glance import prehash
 from acstor_glance import preparer as glance_preparer
 from acstor_glance import scopes
 from acstor_glance import verifier
@@ -30,12 +31,12 @@ def data(*numbers: int) -> bytes:
 
 
 @pytest.fixture
-def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
+def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigOpts:
+    monkeypatch.setattr(prehash, "SERVICE_CHUNK_BYTES", CHUNK)
     conf = cfg.ConfigOpts()
     glance_conf.register_opts(conf)
     conf([], default_config_files=[], default_config_dirs=[])
     conf.set_override("state_dir", str(tmp_path), "acstor_glance")
-    conf.set_override("chunk_size_bytes", CHUNK, "acstor_glance")
     return conf
 
 

@@ -45,7 +45,7 @@ class Machine:
             f"[DEFAULT]\nconfig_source = acstor\ninstances_path = {self.folder}/instances\n"
             f"[libvirt]\nimages_type = {images_type}\n"
             f"[acstor]\ndriver = acstor\ncontrol_socket = {self.folder}/control.sock\n"
-            f"mount_point = {self.mount_point}\nagent_timeout_s = 20\n"
+            f"mount_point = {self.mount_point}\n"
         )
 
     def status(self, mount_point=None):

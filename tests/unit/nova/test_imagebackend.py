@@ -15,6 +15,7 @@ import pytest
 from oslo_config import cfg
 
 from acstor_common import control_wire
+from acstor_nova import agent_client
 from acstor_nova import conf as nova_conf
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
@@ -81,7 +82,6 @@ class Nova:
         self.socket = folder / "control.sock"
         for name, value in (("control_socket", self.socket), ("mount_point", folder / "mirror")):
             self.conf.set_override(name, str(value), group="acstor")
-        self.conf.set_override("agent_timeout_s", 20.0, group="acstor")
         self.mirror = folder / "mirror/images" / f"{IMAGE}.raw"
         self.mirror.parent.mkdir(parents=True)
         self.mirror.write_bytes(bytes(SIZE))
@@ -236,9 +236,9 @@ def test_reason_that_an_older_agent_refuses_keeps_no_other_from_being_told(nova,
 
 
 @pytest.mark.expect_log("agent-unreachable")
-def test_agent_that_hangs_is_waited_for_once(nova, agent):
+def test_agent_that_hangs_is_waited_for_once(nova, agent, monkeypatch):
     agent.answers[control_wire.Ensure] = lambda request: b""
-    nova.conf.set_override("agent_timeout_s", 0.2, group="acstor")
+    monkeypatch.setattr(agent_client, "TIMEOUT_S", 0.2)
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
     assert agent.asked == [control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)]
@@ -340,11 +340,10 @@ def test_start_goes_on_when_the_agent_comes(nova, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("own", "by_nova", "mode"),
-    [("none", [], "none"), ("nova", [], "given"), ("writeback", ["file=directsync"], "given")],
+    ("by_nova", "mode"),
+    [([], "writeback"), (["block=none"], "writeback"), (["file=none"], "given")],
 )
-def test_cachemode_is_the_operator_s(nova, agent, own, by_nova, mode):
-    nova.conf.set_override("disk_cachemode", own, group="acstor")
+def test_cachemode_is_the_operator_s(nova, agent, by_nova, mode):
     nova.conf.set_override("disk_cachemodes", by_nova, group="libvirt")
     assert nova.spawn().libvirt_info("given").driver_cache == mode
 

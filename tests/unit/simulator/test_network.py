@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-import simpy
 
 from acstor_simulator import network
 
@@ -10,18 +9,33 @@ CHUNK = 64 * 1024
 
 def run(*sendings: tuple[list[network.Link], float]) -> list[float]:
     """Send one chunk along each way, beginning at its time; return when each was there."""
-    env = simpy.Environment()
+    agenda = network.Agenda()
     arrived = [0.0] * len(sendings)
 
-    def one(number: int, way: list[network.Link], begin_s: float) -> network.Waiting:
-        yield env.timeout(begin_s)
-        yield from network.send(env, way, CHUNK, 0.0)
-        arrived[number] = env.now
+    def note(number: int) -> None:
+        arrived[number] = agenda.now
 
     for number, (way, begin_s) in enumerate(sendings):
-        env.process(one(number, way, begin_s))
-    env.run()
+        agenda.after(begin_s, network.send, agenda, way, CHUNK, 0.0, note, number)
+    agenda.run(until_s=60.0)
     return arrived
+
+
+def test_things_of_one_moment_happen_in_the_order_of_their_coming() -> None:
+    agenda, seen = network.Agenda(), list[str]()
+    agenda.after(1.0, seen.append, "first")
+    agenda.after(1.0, seen.append, "second")
+    agenda.after(0.5, agenda.after, 0.5, seen.append, "third")
+    agenda.run(until_s=1.0)
+    assert seen == ["first", "second", "third"]
+
+
+def test_who_stops_the_agenda_is_the_last_to_be_called() -> None:
+    agenda, seen = network.Agenda(), list[str]()
+    agenda.after(1.0, agenda.stop)
+    agenda.after(1.0, seen.append, "too late")
+    agenda.run(until_s=2.0)
+    assert (seen, agenda.now) == ([], 1.0)
 
 
 def test_chunk_takes_its_bytes_over_the_rate_that_others_leave() -> None:

@@ -11,7 +11,7 @@ from acstor_simulator import traces
 
 SMALL = run.Scenario(topology.Shape(1, 1, 8), guests=24, images=3, chunks=120, mean=0.0, cv=0.0)
 UNEVEN = dataclasses.replace(
-    SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=400
+    SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=200
 )
 
 
@@ -33,7 +33,7 @@ def test_every_guest_boots_and_none_faster_than_it_thinks(policy: str) -> None:
 def test_storage_is_read_once_per_guest_host_or_chunk() -> None:
     read = {policy: run.simulate(SMALL, policy).storage_chunks for policy in run.POLICIES}
     different = len(
-        {step.cid for image in range(3) for step in traces.boot_trace(image, 120, 0.3, 1)}
+        {chunk.cid for image in range(3) for chunk in traces.boot_image(image, 120, 0.3, 1).chunks}
     )
     assert read["none"] == 24 * 120
     assert different < read["local"] <= 8 * different
@@ -53,7 +53,7 @@ NARROW = run.Scenario(
     images=3,
     mean=20e6,
     cv=1.2,
-    chunks=200,
+    chunks=120,
     seed=3,
 )
 """Racks behind links that traffic fills, as in S4, section 5.8, but smaller."""

@@ -23,7 +23,8 @@ Bytes = transfer_.Bytes
 Failure = failure_.Failure
 Track = transfer_.Track
 
-_DENIALS = frozenset({Failure.MISSING, Failure.INVALID})
+_HAS_IT_NOT = frozenset({Failure.MISSING, Failure.INVALID, Failure.BUSY})
+"""What makes a peer no holder any more; who is too busy to give it is none to guests either."""
 
 
 class Answers:
@@ -40,11 +41,7 @@ class Answers:
     def gave(self, host: ids.HostId, chunks: Iterable[tuple[int, Bytes]]) -> None:
         """Take what a peer gave, by the numbers of attempts."""
         parts, now = self._parts, self._parts.now
-        given = [
-            (attempt, data)
-            for number, data in chunks
-            if (attempt := parts.asking.take(host, number, now)) is not None
-        ]
+        given = parts.asking.take(host, chunks, now)
         if not given:
             return  # nobody asked, or nobody waits any more
         took_s = parts.book.gave(host, [attempt for attempt, _ in given], now)
@@ -59,29 +56,29 @@ class Answers:
 
     def refused(self, host: ids.HostId, failed: Iterable[tuple[int, Failure]]) -> None:
         """Take what a peer does not give."""
-        now = self._parts.now
-        ends = [(self._parts.asking.take(host, number, now), why) for number, why in failed]
-        self.ended([(attempt, why) for attempt, why in ends if attempt is not None])
+        self.ended(self._parts.asking.take(host, failed, self._parts.now))
 
     def referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
         """Ask those whom a peer names, if it may name others."""
-        attempt = self._parts.asking.take(host, number, self._parts.now)
-        if attempt is None:
-            return
-        if not attempt.mode.may_refer:
-            self.ended([(attempt, Failure.INVALID)])
-            return
-        self._parts.book.succeeded(host, self._parts.now)
-        if attempt.track is Track.TRAVEL:  # a trial has shown enough with that
-            self._waiters.travels.referred(attempt, hosts)
+        for attempt, named in self._parts.asking.take(host, ((number, hosts),), self._parts.now):
+            if not attempt.mode.may_refer:
+                self.ended([(attempt, Failure.INVALID)])
+                return
+            self._parts.book.succeeded(host, self._parts.now)
+            if attempt.track is Track.TRAVEL:  # a trial has shown enough with that
+                self._waiters.travels.referred(attempt, named)
 
     def ended(self, ends: list[tuple[Attempt, Failure]]) -> None:
         """Judge a peer by the worst of what it did, and go on with each content."""
         if not ends:
             return
-        attempt, worst = min(ends, key=lambda end: (end[1] is not Failure.INVALID, end[1]))
-        assert attempt.host is not None
-        self._judge(attempt.host, worst, worst.name.lower())
+        host = ends[0][0].host
+        assert host is not None
+        worst = min(
+            (Failure.MISSING if a.is_excused(why) else why for a, why in ends),
+            key=lambda why: (why is not Failure.INVALID, why),
+        )
+        self._judge(host, worst, worst.name.lower())
         for attempt, why in ends:
             self._failed(attempt, why)
 
@@ -93,9 +90,10 @@ class Answers:
         """Go on after an attempt that gave nothing."""
         parts, transfer = self._parts, attempt.transfer
         assert attempt.host is not None
-        if failure in _DENIALS and parts.holders.denied(attempt.host, attempt.want.oid):
-            parts.book.listening.fine(attempt.host, peer_book.DENIAL_COST, parts.now)
-            self.denied += 1
+        if failure in _HAS_IT_NOT and parts.holders.denied(attempt.host, attempt.want.oid):
+            if failure is not Failure.BUSY:
+                parts.book.listening.fine(attempt.host, peer_book.DENIAL_COST, parts.now)
+                self.denied += 1
         if attempt.track is Track.TRAVEL and attempt in transfer.attempts:
             self._waiters.travels.attempt_failed(attempt, failure)
         elif attempt.track is Track.RELAY and transfer.relay is attempt:
@@ -155,10 +153,12 @@ class Answers:
     # Both
 
     def _came(self, transfer: transfer_.Transfer, data: Bytes, winner: Attempt | None) -> None:
-        relay = (transfer.relay,) if transfer.relay is not None else ()
-        for attempt in (*transfer.attempts, *relay):
+        for attempt in transfer.attempts.copy():
             if attempt.is_late and attempt is not winner and attempt.host is not None:
                 self._overtaken(attempt)
+        relay = transfer.relay
+        if relay is not None and relay.is_late and relay is not winner:
+            self._overtaken(relay)
         self._waiters.came(transfer, data, winner)
 
     def _overtaken(self, attempt: Attempt) -> None:

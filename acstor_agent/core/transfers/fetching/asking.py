@@ -7,7 +7,9 @@ the line of this host is nobody else's fault.
 """
 
 from collections.abc import Hashable
+from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import TypeVar
 
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import deadlines as deadlines_
@@ -23,6 +25,8 @@ LONGEST_TIMES = 4
 """So many times as long may an attempt take where the peer shows life meanwhile."""
 LOOK_S = 0.1
 """Attempts that are late are looked at so often."""
+
+T = TypeVar("T")
 
 Attempt = transfer_.Attempt
 Track = transfer_.Track
@@ -57,13 +61,16 @@ class Asking:
     ) -> Attempt:
         """Ask a peer, as soon as it owes this host less than its credit."""
         peer = self._book.of(host)
-        attempt = Attempt(self._book.new_number(peer), transfer, host, mode, want, track, now)
+        number = self._book.new_number(peer)
+        attempt = Attempt(number, transfer, host, mode, want, track, now)
         if not peer.asks:
             peer.heard_s = now  # from now on silence counts
-        peer.asks[attempt.number] = attempt
+        peer.asks[number] = attempt
         attempt.watch(self._new)
-        if not peer.line and peer.under_bytes + want.length <= peer_book.CREDIT_BYTES:
-            self._send(peer, attempt, now)
+        under_bytes = peer.under_bytes + want.length
+        if not peer.line.length and under_bytes <= peer_book.CREDIT_BYTES:
+            attempt.sent_s, peer.under_bytes = now, under_bytes
+            self._out.ask(host, attempt)
         else:
             peer.line.put(attempt.priority, want.image_id, attempt)
             self._send_more(peer, now)
@@ -99,15 +106,26 @@ class Asking:
 
     # Ends
 
-    def take(self, host: ids.HostId, number: int, now: float) -> Attempt | None:
-        """End an attempt that a host has answered; None if it was not asked, or not any more."""
-        peer = self._book.get(host)
-        attempt = peer.asks.get(number) if peer else None
-        if peer is None or attempt is None or attempt.sent_s is None:
-            return None
-        peer.heard_s = now
-        self._end(peer, attempt, now)
-        return attempt
+    def take(
+        self, host: ids.HostId, answers: Iterable[tuple[int, T]], now: float
+    ) -> list[tuple[Attempt, T]]:
+        """End attempts that a host has answered, by their numbers; return them, with the answers.
+
+        What was not asked, or not any more, is left out.
+        """
+        peer, taken = self._book.get(host), []
+        for number, answer in answers if peer is not None else ():
+            assert peer is not None
+            attempt = peer.asks.get(number)
+            if attempt is not None and attempt.sent_s is not None:
+                attempt.end()
+                del peer.asks[number]
+                peer.under_bytes -= attempt.want.length
+                taken.append((attempt, answer))
+        if peer is not None and taken:
+            peer.heard_s = now
+            self._send_more(peer, now)
+        return taken
 
     def cancel(self, attempt: Attempt, now: float) -> None:
         """End an attempt because nobody waits for it."""
@@ -148,11 +166,12 @@ class Asking:
             peer.line.remove(attempt.priority, attempt.want.image_id, attempt)
             return
         peer.under_bytes -= attempt.want.length
-        if peer.line:
-            self._send_more(peer, now)
+        self._send_more(peer, now)
 
     def _send_more(self, peer: peer_book.Peer, now: float) -> None:
-        while peer.line and (not peer.under_bytes or peer.under_bytes < peer_book.CREDIT_BYTES):
+        while peer.line.length:
+            if peer.under_bytes >= peer_book.CREDIT_BYTES:
+                return
             attempt = peer.line.take()
             assert attempt is not None
             self._send(peer, attempt, now)

@@ -45,10 +45,9 @@ class Lanes:
 
     def put(self, transfer: Transfer, lane: Priority) -> Transfer | None:
         """Let a transfer wait in a lane; return the one that is forgotten, if there is one."""
-        image_id = transfer.want.image_id
+        image_id = transfer.names[0].image_id
         transfer.lane, transfer.lane_of = lane, image_id
-        self.waiting.put(lane, image_id, transfer)
-        if lane not in GUESSES or self.waiting.waiting(lane, image_id) <= WISHES:
+        if self.waiting.put(lane, image_id, transfer) <= WISHES or lane not in GUESSES:
             return None
         oldest = self.waiting.take_of(lane, image_id)
         assert oldest is not None

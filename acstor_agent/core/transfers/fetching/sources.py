@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads of the source, in turns: so many chunks at a time, and the rest waits here.
 
-The rules beside those of ``turns``: of an image's turns each who has it open has one after the
-other, so one guest's many reads do not keep another waiting; and of what may be read at a time a
+The rules beside those of ``turns``: those who have an image open share its turns, so one guest's
+many reads do not keep another waiting; and of what may be read at a time a
 share is kept free from any one image or host, and one from all who are no guests, else the next
 guest would wait behind reads that the source may not answer.  Neighbours in an image become one
 range in the source's own shell.
@@ -22,8 +22,6 @@ CHUNKS = 128
 SPARED = 16
 
 _Kind = tuple[ids.ImageId, priority_.Priority, Hashable]
-_Line = tuple[priority_.Priority, Hashable]
-_Openers = collections.OrderedDict[Hashable, dict["Read", None]]
 
 
 class Read:
@@ -62,7 +60,6 @@ class Sources:
     def __init__(self, out: actions.Out, chunks: int = CHUNKS, spared: int = SPARED) -> None:
         self._out, self._limit, self._most = out, chunks, chunks - spared
         self._turns: turns.Turns[Read] = turns.Turns()
-        self._openers: dict[_Line, _Openers] = {}
         self._reads: dict[int, dict[int, Read]] = {}
         self._last_number = 0
         self._held: collections.Counter[Hashable] = collections.Counter()
@@ -93,43 +90,7 @@ class Sources:
         :param opener: who of those that share them
         """
         read = Read(want, priority, who, now, opener)
-        self._put(read)
-        return read
-
-    def _put(self, read: Read) -> None:
-        self._turns.put(read.priority, read.who, read)
-        openers = self._openers.setdefault((read.priority, read.who), collections.OrderedDict())
-        openers.setdefault(read.opener, {})[read] = None
-
-    def _remove(self, read: Read) -> bool:
-        """Let a read wait no more; say whether it did."""
-        if not self._turns.remove(read.priority, read.who, read):
-            return False
-        self._leave(read)
-        return True
-
-    def _leave(self, read: Read) -> None:
-        """Take a read out of its opener's; he is the last to have the next turn."""
-        openers = self._openers[read.priority, read.who]
-        del openers[read.opener][read]
-        if openers[read.opener]:
-            openers.move_to_end(read.opener)
-        else:
-            del openers[read.opener]
-            if not openers:
-                del self._openers[read.priority, read.who]
-
-    def _take(self, is_urgent: bool) -> Read | None:
-        """Return what is next: the oldest read of the opener whose turn it is."""
-        first = self._turns.take(is_urgent, self._full)
-        if first is None:
-            return None
-        openers = self._openers[first.priority, first.who]
-        read = next(iter(next(iter(openers.values()))))
-        if read is not first:
-            self._turns.remove(read.priority, read.who, read)
-            self._turns.put(first.priority, first.who, first)
-        self._leave(read)
+        self._turns.put(priority, who, read, opener)
         return read
 
     def hurry(
@@ -141,14 +102,14 @@ class Sources:
         read.urgency = priority
         if read.number:
             self._out.others.append(actions.HurryRead(read.number, priority, opener or who))
-        elif self._remove(read):
+        elif self._turns.remove(read.priority, read.who, read, read.opener):
             read.priority, read.who, read.opener = priority, who, opener
-            self._put(read)
+            self._turns.put(priority, who, read, opener)
 
     def forget(self, read: Read) -> None:
         """Note that nobody wants a read any more."""
         if not read.number:
-            self._remove(read)
+            self._turns.remove(read.priority, read.who, read, read.opener)
         elif self.answered(read.number, read.index) and read.number not in self._reads:
             self._out.others.append(actions.CancelRead(read.number))
 
@@ -157,9 +118,9 @@ class Sources:
         if not self._turns.length:
             return
         begun: dict[_Kind, list[Read]] = {}
-        while self._turns and self.under_way < self._limit:
+        while self._turns.length and self.under_way < self._limit:
             is_urgent = self._held_by_others >= self._most
-            read = self._take(is_urgent)
+            read = self._turns.take(is_urgent, self._full)
             if read is None:
                 break
             self._hold(read, 1)

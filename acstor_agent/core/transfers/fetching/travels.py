@@ -80,18 +80,23 @@ class Travels:
             self._think(transfer, is_source_first)
             self.next(transfer)
             return
-        parts, want = self._parts, transfer.want
-        home = parts.tables.home(want.oid)
-        if home is None or home == parts.tables.here:
-            home, mode = None, Mode.HOME
-        else:
+        parts, want = self._parts, transfer.names[0]
+        home, mode = parts.tables.home(want.oid), Mode.HOME
+        if home == parts.tables.here:
+            home = None
+        elif home is not None:
             mode = parts.tables.home_mode(home, want.oid)
-        if parts.holders.of(want.oid) or (home is not None and not parts.is_usable(home)):
-            self._think(transfer)
-            self.next(transfer)
-        else:  # nearly always: the other places are thought about when they are needed
+        holders = parts.holders.of(want.oid)
+        if holders and holders != [home]:
+            is_simple = False
+        else:
+            is_simple = home is None or parts.book.is_usable(home, parts.now)
+        if is_simple:  # nearly always: the other places are thought about when they are needed
             transfer.table, transfer.places = None, _NOWHERE
             self._go(transfer, home, mode, want)
+        else:
+            self._think(transfer)
+            self.next(transfer)
 
     def hurry(self, transfer: Transfer) -> None:
         """Go on for a more urgent reason: all may be asked now, not holders alone."""
@@ -221,7 +226,7 @@ class Travels:
         """Go on with the next name, or the next place."""
         transfer, parts = attempt.transfer, self._parts
         transfer.attempts.remove(attempt)
-        self.fallbacks += 1
+        self.fallbacks += not attempt.is_excused(failure)
         if attempt.priority is GUEST:
             self.preference.peers_took(parts.now - attempt.at_s, parts.now)
         if failure in through_.IS_OF_THE_NAME:
@@ -280,13 +285,16 @@ class Travels:
 
     def _race(self, transfer: Transfer, is_hopeless: bool) -> bool:
         """Ask the next place; say whether the budget allows it."""
-        if not is_hopeless and not self._parts.book.may_race:
+        book = self._parts.book
+        if not is_hopeless and not book.may_race:
             return False
         place = self._next_place(transfer)
-        if place is not None:
-            if not is_hopeless:
-                self._parts.book.raced()
-            self._go(transfer, *place)
+        if place is None:
+            return True
+        if not is_hopeless and not book.take_race(place.host):
+            transfer.table, transfer.places = None, _NOWHERE  # it is thought about again
+            return False
+        self._go(transfer, *place)
         return True
 
 

@@ -27,6 +27,7 @@ from acstor_agent.core.transfers.fetching import retries as retries_
 from acstor_agent.core.transfers.fetching import searches as searches_
 from acstor_agent.core.transfers.fetching import through as through_
 from acstor_agent.core.transfers.fetching import travels as travels_
+from acstor_common import errors
 
 Failure = failure_.Failure
 Priority = priority_.Priority
@@ -74,8 +75,14 @@ class Waiters:
         is_patient: bool,
         opener: Hashable = None,
     ) -> None:
-        """Have contents brought that are not in the cache."""
+        """Have contents brought that are not in the cache.
+
+        :raises errors.LocalProtocolError: a host of its own wants nothing for this reason: it has
+            no lane, so it would never be its turn
+        """
         parts, is_guest = self._parts, priority is GUEST
+        if not is_guest and priority not in lanes_.LANES:
+            raise errors.LocalProtocolError(f"{priority.name} is no reason of a host's own")
         waiter = Waiter(token, list(batch), is_patient and is_guest, deadline_s)
         if token is not None:
             self._waiters[token] = waiter
@@ -161,18 +168,22 @@ class Waiters:
         parts = self._parts
         if parts.transfers.get(transfer.key) is not transfer:
             return  # it came twice in one event
-        want = winner.want if winner is not None else transfer.want
-        is_kept = parts.tables.is_home(want.oid)
-        if transfer.askers and not is_kept:
-            is_kept = any(asker.mode.reads_source for asker in transfer.askers)
-        giver, mode = (winner.host, winner.mode) if winner is not None else (None, None)
-        is_own = transfer.is_travelling or bool(transfer.waiters)
-        is_for_all = is_own and not transfer.askers  # nearly always
-        priority = transfer.priority if is_for_all else through_.most_urgent(transfer)
+        if winner is not None:
+            want, giver, mode = winner.want, winner.host, winner.mode
+        else:
+            want, giver, mode = transfer.names[0], None, None
+        waiters, askers = transfer.waiters, transfer.askers
+        is_kept = parts.tables.home(want.oid) == parts.tables.here
+        is_own = transfer.is_travelling or bool(waiters)
+        if askers or not is_own:
+            is_kept = is_kept or any(asker.mode.reads_source for asker in askers)
+            priority = through_.most_urgent(transfer)
+        else:  # nearly always
+            priority = transfer.priority
         arrived = actions.Arrived(want, data, giver, mode, is_kept, is_own, priority)
         parts.kept[transfer.key] = arrived
         parts.out.store(arrived)
-        for waiter, index in transfer.take_waiters():
+        for waiter, index in transfer.take_waiters() if waiters else ():
             if waiter.is_done:
                 continue
             waiter.got[index] = data
@@ -182,7 +193,7 @@ class Waiters:
         if transfer.tries or transfer.retry is not None or transfer.search is not None:
             self.retries.came()
         self._end(transfer)
-        if transfer.askers:
+        if askers:
             self._askers.came(transfer, data)
 
     def _end(self, transfer: Transfer) -> None:
@@ -199,7 +210,8 @@ class Waiters:
 
     def _end_travel(self, transfer: Transfer) -> None:
         for attempt in transfer.attempts:
-            self._parts.asking.cancel(attempt, self._parts.now)
+            if not attempt.is_over:
+                self._parts.asking.cancel(attempt, self._parts.now)
         transfer.attempts.clear()
         transfer.is_travelling = False
         if transfer.retry is not None:

@@ -27,7 +27,7 @@ from acstor_common import peer_request
 
 Asker = asker_.Asker
 Failure = failure_.Failure
-PEER = priority_.Priority.PEER
+PEER, LATER = priority_.Priority.PEER, priority_.Priority.LATER
 RELAYED = peer_request.Mode.RELAYED
 
 HELD_WAIT_S = 2.0
@@ -59,6 +59,7 @@ class Requests:
         self.receivers: dict[ids.HostId, asker_.Receiver] = {}
         self._links: dict[Hashable, asker_.Link] = {}
         self._is_looked_at = False
+        self._named: dict[ids.HostId, bool] = {}  # of hosts on the table in force
 
     def __len__(self) -> int:
         """Return how many requests wait, for anything."""
@@ -218,6 +219,9 @@ class Requests:
 
     def _give(self, asker: Asker) -> None:
         """Send a content in its turn, and remember who has it."""
+        if self._is_in_the_way(asker):
+            self._refuse(asker, Failure.BUSY)
+            return
         if asker.mode is not RELAYED and self._is_named(asker.host):
             self.referrals.gave(asker.want.oid, asker.host, asker.priority)
             self._note_copy(asker)
@@ -226,12 +230,22 @@ class Requests:
         else:
             self.uplink.put(asker, self._parts.now)
 
+    def _is_in_the_way(self, asker: Asker) -> bool:
+        """Say whether others wait for the uplink, and nobody for this: it may come from elsewhere.
+
+        So what is fetched ahead takes of uplinks what is left: hosts that read in step would give
+        each other what all of them want next, before what all of them wait for.
+        """
+        is_ahead = asker.priority is LATER and not asker.mode.reads_source
+        return is_ahead and self.uplink.is_busy
+
     def _is_named(self, host: ids.HostId) -> bool:
         """Say whether others may be sent to a host: near, on the table, neither bad nor spared."""
-        tables = self._parts.tables
-        if host not in tables.table or not tables.is_near(host) or tables.is_spared(host):
-            return False
-        return not self._parts.book.is_alone(host, self._parts.now)
+        is_named, tables = self._named.get(host), self._parts.tables
+        if is_named is None and host in tables.table:
+            is_named = tables.is_near(host) and not tables.is_spared(host)
+            self._named[host] = is_named
+        return bool(is_named) and not self._parts.book.is_alone(host, self._parts.now)
 
     def _is_referred(self, asker: Asker) -> bool:
         """Name hosts that can give a content sooner than this one, if there are any."""
@@ -269,16 +283,16 @@ class Requests:
                 self._bring(asker)
             self.uplink.unpark(asker.link.receiver)
 
-    def delivered(self, connection: Hashable) -> None:
-        """Note that all that was sent on a connection has arrived."""
+    def delivered(self, connection: Hashable, late_s: float) -> None:
+        """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
         if (link := self._links.get(connection)) is not None:
             link.given.clear()
-            self.uplink.delivered(link, self._parts.now)
+            self.uplink.delivered(link, self._parts.now, late_s)
             self._send_more()
 
-    def out_of_patience(self, what: tuple[asker_.Link, float]) -> None:
-        """Let others have the places of a connection that keeps them too long."""
-        self.uplink.out_of_patience(*what)
+    def out_of_patience(self, link: asker_.Link) -> None:
+        """Let others have the places of a connection if it keeps them too long."""
+        self.uplink.out_of_patience(link, self._parts.now)
         self._send_more()
 
     def _refuse(self, asker: Asker, failure: Failure, why: str = "") -> None:
@@ -352,6 +366,7 @@ class Requests:
 
     def follow_table(self) -> None:
         """Forget who is not to be asked by the table in force, and who does not ask any more."""
+        self._named = {}
         for host in self._parts.keys.known():
             if not self._is_named(host):
                 self._parts.keys.forget(host)

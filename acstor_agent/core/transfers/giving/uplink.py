@@ -59,11 +59,11 @@ class Uplink:
     @property
     def is_busy(self) -> bool:
         """Say that who can had better ask somebody else."""
-        return len(self._turns) >= BUSY_QUEUE
+        return self._turns.length >= BUSY_QUEUE
 
     def has_place(self, receiver: Receiver) -> bool:
         """Say whether an answer may leave at once."""
-        is_free = not self._turns and self.used < self.places.count
+        is_free = not self._turns.length and self.used < self.places.count
         return is_free and receiver.undelivered < UNDELIVERED_BYTES
 
     def put(self, asker: Asker, now: float) -> None:
@@ -120,11 +120,11 @@ class Uplink:
                 self._unwatched.pop(link, None)
                 self._watch(link, now)
 
-    def delivered(self, link: Link, now: float) -> None:
-        """Note that all that was sent on a connection has arrived."""
+    def delivered(self, link: Link, now: float, late_s: float) -> None:
+        """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
         if link.watched_s is not None:
             together = max(1.0, link.places / TOGETHER)
-            self.places.arrived((now - link.watched_s) / together)
+            self.places.arrived((now - late_s - link.watched_s) / together)
         self.forget(link, now)
 
     def forget(self, link: Link, now: float) -> None:
@@ -139,18 +139,29 @@ class Uplink:
         if not self._watched and self._unwatched:
             self._watch(self._unwatched.popitem(last=False)[0], now)
 
-    def out_of_patience(self, link: Link, since_s: float) -> None:
-        """Take the places of who has kept them too long."""
-        if link.watched_s == since_s:
-            self.places.under_way(PATIENCE_S)
-            self.used -= link.places
-            link.places, link.is_slow = 0, True
+    def out_of_patience(self, link: Link, now: float) -> None:
+        """Take the places of a connection if it has kept them too long."""
+        link.is_due = False
+        if link.watched_s is None or link.is_slow:
+            return
+        if now < link.watched_s + PATIENCE_S:
+            self._look_later(link, link.watched_s)
+            return
+        self.places.under_way(PATIENCE_S)
+        self.used -= link.places
+        link.places, link.is_slow = 0, True
 
     def _watch(self, link: Link, now: float) -> None:
         link.watched_s = now
         self._watched += 1
         self._out.watch(link.connection)
-        self._deadlines.put(now + PATIENCE_S, deadlines_.Due.PATIENCE, (link, now))
+        if not link.is_due:
+            self._look_later(link, now)
+
+    def _look_later(self, link: Link, since_s: float) -> None:
+        """Look whether a connection still keeps places then; there is one entry of each."""
+        link.is_due = True
+        self._deadlines.put(since_s + PATIENCE_S, deadlines_.Due.PATIENCE, link)
 
 
 def _cost(asker: Asker) -> int:

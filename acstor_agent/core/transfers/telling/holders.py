@@ -70,10 +70,19 @@ class Holders:
 
     def of(self, oid: ids.Oid) -> list[ids.HostId]:
         """Return who says that it has a content, in the order in which they said so."""
-        known = self._told.get(oid)
-        if known is None:
-            return []
-        return [host for key in _split(known) if (host := self._keys.host(key)) is not None]
+        keys = self._told.get(oid)
+        return self.named(keys) if keys else []
+
+    def keys(self, oid: ids.Oid) -> bytes:
+        """Return the keys of those who say that they have a content: equal ones, equal hosts."""
+        return self._told.get(oid) or b""
+
+    def named(self, keys: bytes) -> list[ids.HostId]:
+        """Return whose keys these are, without those who are forgotten."""
+        if len(keys) <= _KEY:  # nearly always
+            one = self._keys.host(keys)
+            return [one] if one is not None else []
+        return [host for key in _split(keys) if (host := self._keys.host(key)) is not None]
 
     def known(self) -> list[ids.Oid]:
         """Return all contents that others have told of, for an image that is attached later."""

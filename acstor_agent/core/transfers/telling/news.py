@@ -128,20 +128,30 @@ class News:
             batch = {oid: self._told.get(oid) or () for oid in last[at : at + BATCH_OIDS]}
             self._send(batch, {}, new, now)
 
-    def have(self, oid: ids.Oid, giver: ids.HostId | None, now: float) -> None:
-        """Tell of a content that is here now.
+    def have(self, contents: Iterable[tuple[ids.Oid, ids.HostId | None]], now: float) -> None:
+        """Tell of contents that are here now.
 
-        :param giver: who gave it; None for the source
+        :param contents: each with who gave it; None for the source
         """
-        if self._topology is None or oid in self._told:
+        if self._topology is None:
             return
-        untold = self._gone.pop(oid, None)  # they have not heard yet that it was gone
-        if untold is None:
-            knowing = (giver, *self._holders.of(oid))
-            untold = tuple({host: None for host in knowing if host in self._neighbours})
-            if self._neighbours:
-                self._put(self._here, oid, untold, now)
-        self._told.put(oid, untold)
+        knowing: dict[tuple[ids.HostId | None, bytes], _Untold] = {}  # the same for most of them
+        for oid, giver in contents:
+            if oid in self._told:
+                continue
+            untold = self._gone.pop(oid, None)  # they have not heard yet that it was gone
+            if untold is None:
+                who = giver, self._holders.keys(oid)
+                untold = knowing.get(who)
+                if untold is None:
+                    untold = knowing[who] = self._neighbours_among(*who)
+                if self._neighbours:
+                    self._put(self._here, oid, untold, now)
+            self._told.put(oid, untold)
+
+    def _neighbours_among(self, giver: ids.HostId | None, keys: bytes) -> _Untold:
+        hosts = (giver, *self._holders.named(keys))
+        return tuple({host: None for host in hosts if host in self._neighbours})
 
     def gone(self, oid: ids.Oid, now: float) -> None:
         """Take back what was told of a content that is not here any more."""

@@ -69,11 +69,6 @@ def test_late_or_doubled_prefetch_changes_only_what_waits_for_it(state):
     assert after is (S.LOCAL if state is S.PREFETCH else state)
 
 
-@pytest.mark.parametrize("state", S)
-def test_only_bytes_of_the_image_that_are_here_may_leave(state):
-    assert states_with(state).may_leave(0) == (state in (S.LOCAL, S.READ))
-
-
 def test_overwritten_prefetch_is_not_unmatched_any_more():
     states = states_with(S.LOCAL)
     assert states.unmatched == 1
@@ -102,7 +97,7 @@ def test_a_prefetch_is_judged_once_by_what_became_of_it(events, matched, evicted
 def test_forgiven_chunk_stays_local_and_counts_no_more():
     states = states_with(S.LOCAL)
     states.forgive()
-    assert states.state(0) is S.LOCAL and states.may_leave(0)
+    assert states.state(0) is S.LOCAL
     assert states.unmatched == 0
     states.apply(0, E.PREFETCH_ARRIVED)
     assert states.unmatched == 0

@@ -126,7 +126,7 @@ def sample(number: int, **fields: Any) -> decision_api.Sample:
 
 
 def note(store: database.Database, *samples: decision_api.Sample, overloaded: int = 0) -> None:
-    store.note_samples({one.host: (one, overloaded) for one in samples}, 3600)
+    store.note_samples({one.host: (one, overloaded) for one in samples})
 
 
 def publish(

@@ -119,9 +119,9 @@ def test_a_host_that_may_not_join_gets_no_certificate(api_configuration, store, 
     assert ask(client, path=path).status_code == 200
 
 
-@pytest.mark.expect_log("a request failed: .*ca_cert_file.*No such file")
+@pytest.mark.expect_log("a request failed: .*ca_dir.*No such file")
 def test_an_authority_that_cannot_be_used_is_for_the_log(api_configuration, store, glance, bus):
-    api_configuration.set_override("ca_cert_file", "/nonexistent/ca.pem", "acstor_decision")
+    api_configuration.set_override("ca_dir", "/nonexistent", "acstor_decision")
     client = app.make_plain_app(api_configuration, store, glance, bus).test_client()
     answer = ask(client)
     assert answer.status_code == 503 and "nonexistent" not in answer.text

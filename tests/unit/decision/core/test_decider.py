@@ -229,9 +229,8 @@ def test_a_flapping_host_is_let_in_once_it_stays():
 RACKS = {f"h{n}": f"pod{n % 2}/rack{n % 4}" for n in range(1, 9)}
 
 
-@pytest.mark.parametrize(("spares_source", "outer"), [(True, 2), (False, None)])
-def test_thresholds_count_when_they_were_asked_for_twice(spares_source, outer):
-    cloud = Cloud(8, spares_source=spares_source)
+def test_thresholds_count_when_they_were_asked_for_twice():
+    cloud = Cloud(8)
     cloud.places = RACKS
     cloud.collect({})
     cloud.decider.observe([])
@@ -240,9 +239,9 @@ def test_thresholds_count_when_they_were_asked_for_twice(spares_source, outer):
         cloud.decider.observe([2])
     [decision] = cloud.collect({})
     assert (decision.reason, decision.moved) == (Reason.THRESHOLD, 0)
-    assert decision.table.thresholds == Thresholds(1, outer)
+    assert decision.table.thresholds == Thresholds(1, 2)
     published = table.to_ring(decision.table, 2)
-    assert (published.threshold, published.outer_threshold) == (1, outer)
+    assert (published.threshold, published.outer_threshold) == (1, 2)
     assert table.from_ring(published) == decision.table
     cloud.places = dict.fromkeys(RACKS, "pod1/rack1")
     cloud.collect({})

@@ -59,4 +59,3 @@ def places(*hosts_of_racks: int, levels: int = 2) -> list[location.Levels]:
 )
 def test_hosts_of_the_nearest_places_with_company_are_groups(where, busy, wanted):
     assert threshold.thresholds_for(where, busy) == wanted
-    assert threshold.thresholds_for(where, busy, spares_source=False) == (wanted[0], None)

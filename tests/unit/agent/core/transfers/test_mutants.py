@@ -21,10 +21,12 @@ from acstor_agent.core.transfers.fetching import sources
 from acstor_agent.core.transfers.fetching import through
 from acstor_agent.core.transfers.fetching import travels
 from acstor_agent.core.transfers.fetching import waiters
+from acstor_agent.core.transfers.giving import requests
 from tests.fakes import one_machine
 from tests.unit.agent.core.transfers import test_names as names
 from tests.unit.agent.core.transfers import test_peer_book as book
 from tests.unit.agent.core.transfers import test_transfers as first
+from tests.unit.agent.core.transfers import test_uplink as line
 from tests.unit.agent.core.transfers import test_waiting as waiting
 
 Book, Waiters = peer_book.PeerBook, waiters.Waiters
@@ -133,8 +135,16 @@ MUTANTS = {
         first.test_host_on_trial_is_raced_at_once_and_shows_how_it_is,
     ),
     "nothing is raced": (
-        *(Book, "may_race", False),
+        *(Book, "take_race", lambda *_: False),
         first.test_late_attempt_is_raced_and_the_winner_ends_it,
+    ),
+    "the first races are for the source, however slow it is": (
+        *(Book, "_is_source_quick", True),
+        book.test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick,
+    ),
+    "what is fetched ahead is in the way": (
+        *(requests.Requests, "_is_in_the_way", lambda *_: False),
+        line.test_what_nobody_waits_for_is_refused_when_it_comes_while_others_wait,
     ),
     "holders are not asked": (
         *(travels, "HOLDERS", 0),

@@ -140,9 +140,9 @@ def test_nobody_is_left_alone_for_longer_than_the_longest_quarantine(steps, seed
 def test_peer_that_left_is_remembered_while_it_is_left_alone():
     book = peer_book.PeerBook(Fixed())
     book.failed(H2, F.INVALID, 0.0)
-    book.forget_others(frozenset(), 1.0)
+    book.forget_others(lambda host: False, 1.0)
     assert book.is_alone(H2, 1.0)
-    book.forget_others(frozenset(), 61.0)
+    book.forget_others(lambda host: False, 61.0)
     assert not len(book) and book.is_usable(H2, 61.0)
 
 
@@ -164,3 +164,47 @@ def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
         late_s(60.0, 60.0, 60.0)
     assert late_s(60.0, 60.0, 60.0) == 5.0
     assert book.late_s(peer_book.SOURCE) == 0.5
+
+
+def test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick():
+    book = peer_book.PeerBook(Fixed())
+    assert not book.take_race(None)
+    book.took(peer_book.SOURCE, None, 0.2)
+    assert book.may_race and not book.take_race(None)
+    assert [book.take_race(H2), book.take_race(H3)] == [True, True]
+    book.took(peer_book.SOURCE, None, 0.0)
+    for _ in range(3):
+        book.took(peer_book.SOURCE, None, 0.0)
+    assert [book.take_race(None), book.take_race(None), book.take_race(None)] == [True, True, False]
+    assert not book.take_race(H2) and not book.may_race
+    assert book.races == peer_book.RACES_FIRST
+
+
+def test_races_that_answers_allow_are_for_the_source_too_however_slow_it_is():
+    book = peer_book.PeerBook(Fixed())
+    book.took(peer_book.SOURCE, None, 3.0)
+    book.answered(99)  # 0.02 times that
+    assert [book.take_race(None), book.take_race(None)] == [True, False]
+    assert book.may_race
+    assert not peer_book.PeerBook(Fixed(), may_race=False).take_race(H2)
+
+
+def test_busy_peer_is_at_fault_only_if_it_was_asked_to_bring_something():
+    machine = one_machine.Machine(3)
+    numbers = [n for n in range(4000) if machine.home_of(n) == "h3"][:11]
+    numbers, others = numbers[:8], numbers[8:]
+    machine.core.parts.holders.told(H2, [chunk(n).oid for n in numbers])
+    machine.wanted([chunk(n) for n in numbers], P.ADVERTISED, "ahead")
+    for _ in numbers:
+        for attempt in [a for ask in machine.got(actions.Ask) for a in ask.attempts]:
+            assert attempt.host == H2
+            machine.refused(H2, [(attempt.number, F.BUSY)])
+    book = machine.core.parts.book
+    assert book.is_usable(H2, machine.now) and not book.quarantines
+    assert machine.core.counters.fallbacks == 0
+    machine.wanted([chunk(n) for n in others], P.GUEST, "a guest")
+    asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts if a.host == H3]
+    for attempt in asked:
+        machine.refused(H3, [(attempt.number, F.BUSY)])
+    assert len(asked) == len(others) and book.is_alone(H3, machine.now)
+    assert machine.core.counters.fallbacks >= len(others)

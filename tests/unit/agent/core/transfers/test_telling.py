@@ -188,8 +188,7 @@ def test_of_what_was_told_long_ago_it_is_not_known_that_it_was_told():
     told = machine.core.parts.news._told
     for first in range(0, 2 * news.TOLD_OIDS, 512):
         oids = [ids.Oid(n + 1) for n in range(first, first + 512)]
-        for oid in oids:
-            machine.core.parts.news.have(oid, None, machine.now)
+        machine.core.parts.news.have([(oid, None) for oid in oids], machine.now)
         assert len(told) <= news.TOLD_OIDS
     assert ids.Oid(1) not in told and ids.Oid(2 * news.TOLD_OIDS) in told
 

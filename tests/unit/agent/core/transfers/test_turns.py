@@ -45,13 +45,24 @@ def test_who_wants_much_waits_behind_himself():
     assert [line.take() for _ in range(4)] == [0, "first", 1, "second"]
 
 
+def test_who_share_ones_turns_have_them_one_after_the_other():
+    line = turns.Turns()
+    for number in range(3):
+        line.put(P.GUEST, "image", number, "greedy")
+    line.put(P.GUEST, "other", 7)
+    assert line.put(P.GUEST, "image", 8, "modest") == 1
+    assert not line.remove(P.GUEST, "image", 8) and len(line) == 5  # not of nobody's sharing
+    assert [line.take() for _ in range(6)] == [0, 7, 8, 1, 2, None]
+    line.put(P.GUEST, "image", 9, "modest")
+    assert line.remove(P.GUEST, "image", 9, "modest") and not len(line)
+
+
 def test_what_is_removed_has_no_turn_and_what_is_put_twice_has_one():
     line = turns.Turns()
-    for number in (1, 2, 3, 2):
-        line.put(P.SOON, "image", number)
+    assert [line.put(P.SOON, "image", number) for number in (1, 2, 3, 2)] == [1, 2, 3, 3]
     assert line.remove(P.SOON, "image", 1) and not line.remove(P.SOON, "image", 1)
     assert not line.remove(P.GUEST, "image", 2)
-    assert (len(line), line.waiting(P.SOON, "image"), line.waiting(P.SOON, "other")) == (2, 2, 0)
+    assert len(line) == 2 and line.put(P.SOON, "image", 3) == 2
     assert [line.take_of(P.SOON), line.take(), line.take()] == [2, 3, None]
 
 

@@ -31,7 +31,7 @@ def test_guest_of_a_peer_makes_its_request_urgent(machine):
     machine.cache.update(chunk(n).cid for n in numbers)
     machine.core.requests.uplink.places.count = 0
     for n in numbers:
-        machine.ask_me("h2", machine.request(n, "h2", Mode.HELD_ONLY, urgency=Priority.LATER))
+        machine.ask_me("h2", machine.request(n, "h2", Mode.HOME_ONLY, urgency=Priority.LATER))
     machine.peer_hurried("h2", [numbers[2] + 1, 12345])
     machine.ask_me("h3", machine.request(numbers[0], "h3", Mode.HELD_ONLY, urgency=Priority.SOON))
     machine.core.requests.uplink.places.count = 64
@@ -56,7 +56,8 @@ def test_urgent_answers_go_first_but_others_are_not_starved(machine, monkeypatch
     machine.cache.update(chunk(n).cid for n in range(40))
     only = Mode.HELD_ONLY
     machine.ask_me("h9", machine.request(0, "h9", only))
-    background = [machine.request(n, "h2", only, urgency=Priority.LATER) for n in range(1, 5)]
+    home, later = Mode.HOME_ONLY, Priority.LATER
+    background = [machine.request(n, "h2", home, urgency=later) for n in range(1, 5)]
     machine.ask_me("h2", *background)
     machine.ask_me("h3", *(machine.request(n, "h3", only) for n in range(10, 30)))
     order, last = [], "h9"
@@ -78,6 +79,37 @@ def test_receiver_that_does_not_read_keeps_a_place_for_a_moment_only(machine):
     assert not machine.answers()
     machine.wait(uplink.PATIENCE_S + 0.01)
     assert [reply.connection for reply in machine.got(actions.Reply)] == ["h3"]
+
+
+def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_for(machine):
+    places, deadlines = machine.core.requests.uplink.places, machine.core.parts.deadlines
+    machine.cache.update(chunk(n).cid for n in range(400))
+    before, answers = len(deadlines), 0
+    for n in range(100):
+        machine.ask_me("h2", machine.request(n, "h2", Mode.HELD_ONLY))
+        answers += len(machine.answers())
+        machine.wait(uplink.PATIENCE_S / 60)
+        machine.delivered(["h2"])
+    assert (places.count, answers) == (uplink.uplink_places.MANY, 100)
+    assert len(deadlines) <= before + 2  # one of its places, one of its requests
+    machine.ask_me("h2", machine.request(100, "h2", Mode.HELD_ONLY))
+    machine.wait(uplink.PATIENCE_S - 0.01)
+    assert places.count == uplink.uplink_places.MANY
+    machine.wait(0.02)
+    assert places.count == uplink.uplink_places.FEW
+
+
+def test_answer_is_not_late_because_it_was_looked_at_late(machine):
+    places = machine.core.requests.uplink.places
+    machine.cache.update(chunk(n).cid for n in range(9))
+    machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
+    machine.now += 0.1
+    machine.delivered(["h2"], 0.099)
+    assert places.count == uplink.uplink_places.MANY
+    machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
+    machine.now += 0.1
+    machine.delivered(["h2"], 0.05)
+    assert places.count == uplink.uplink_places.FEW
 
 
 def flood(machine, connection, host, count, first=0, **more):
@@ -215,3 +247,34 @@ def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
     machine.ask_me("h3")
     machine.delivered(["h3"])
     assert machine.answers()[0].failure is Failure.MISSING
+
+
+@pytest.mark.parametrize("mode", [Mode.HELD, Mode.HELD_ONLY])
+def test_what_nobody_waits_for_is_refused_while_others_wait_for_the_uplink(machine, mode):
+    machine.cache.update(chunk(n).cid for n in range(4))
+    machine.core.requests.uplink.places.count = 1
+    later = Priority.LATER
+    machine.ask_me("h2", machine.request(0, "h2", mode, urgency=later))
+    assert isinstance(machine.answers()[0], actions.Given)  # the uplink is free
+    machine.ask_me("h3", machine.request(1, "h3", mode))  # its guest waits, and so does it
+    assert not machine.answers()
+    machine.ask_me("h2", machine.request(2, "h2", mode, urgency=later))
+    (refused,) = machine.answers()
+    assert refused.failure is Failure.BUSY
+    home = machine.request(3, "h2", Mode.HOME_ONLY, urgency=later)
+    machine.ask_me("h2", home)  # who is asked as the home has a turn for everybody
+    assert not machine.answers()
+    assert len(machine.core.requests.uplink) == 2
+
+
+def test_what_nobody_waits_for_is_refused_when_it_comes_while_others_wait(machine):
+    number = machine.chunk_of("h3")
+    machine.wanted([chunk(number)], Priority.GUEST, "a guest")
+    attempt = machine.attempt()
+    machine.ask_me("h2", machine.request(number, "h2", Mode.HELD, urgency=Priority.LATER))
+    machine.cache.add(chunk(0).cid)
+    machine.core.requests.uplink.places.count = 0
+    machine.ask_me("h4", machine.request(0, "h4", Mode.HELD))
+    machine.chunks_arrived(attempt.host, [(attempt.number, data_of(number))])
+    (refused,) = machine.answers()
+    assert refused.failure is Failure.BUSY

@@ -13,6 +13,7 @@ from acstor_agent.core.transfers import failure
 from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers import transfer
 from acstor_agent.core.transfers.fetching import lanes
+from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_request
 from tests.fakes import one_machine
@@ -35,6 +36,15 @@ def test_empty_batch_is_complete_at_once(machine):
     assert machine.completes() == [actions.Complete("a guest", [], None, "")]
     assert not machine.core.waiters
     assert not machine.wanted([], P.SOON, None)
+
+
+@pytest.mark.parametrize("priority", [P.PEER, P.LATER])
+def test_reasons_of_other_hosts_are_refused_before_anything_begins(machine, priority):
+    with pytest.raises(errors.LocalProtocolError, match=priority.name):
+        machine.wanted([chunk(1)], priority, "who")
+    with pytest.raises(errors.LocalProtocolError, match=priority.name):
+        machine.each_wanted([("who", chunk(1))], priority)
+    assert not len(machine.core) and not machine.core.waiters
 
 
 def test_dead_home_does_not_keep_a_guest_from_asking_every_host():

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent can do in another way than is best, so that experiments can compare both.
+
+The one rule: guests read the same bytes with each of them.
+"""
+
+import enum
+from collections.abc import Collection
+
+from acstor_common import errors
+
+
+class Variant(enum.StrEnum):
+    """One thing that is done in another way; the values are those of the option ``variants``."""
+
+    NO_ADVERTISEMENTS = "no-advertisements"
+    ADVERTISE_NEAREST = "advertise-nearest"
+    ADVERTISE_FULL = "advertise-full"
+    NO_PREFETCH = "no-prefetch"
+    UNBOUNDED_PREFETCH = "unbounded-prefetch"
+    NO_READ_AHEAD = "no-read-ahead"
+    READ_AHEAD_BY_UNITS = "read-ahead-by-units"
+    NO_REFERRALS = "no-referrals"
+    NO_RACES = "no-races"
+    NO_COPY_HINTS = "no-copy-hints"
+    BY_PLACE = "by-place"
+    CACHE_LFU = "cache-lfu"
+    CACHE_FIFO = "cache-fifo"
+
+
+MEANINGS = {
+    Variant.NO_ADVERTISEMENTS: "nobody is told which chunks are here, and nobody is listened to",
+    Variant.ADVERTISE_NEAREST: "the nearest hosts by location are told, not those beside it on "
+    "the ring",
+    Variant.ADVERTISE_FULL: "every host is told",
+    Variant.NO_PREFETCH: "nothing is fetched ahead because a neighbour advertised it",
+    Variant.UNBOUNDED_PREFETCH: "all that neighbours advertise is fetched ahead",
+    Variant.NO_READ_AHEAD: "nothing is fetched ahead of who reads in order",
+    Variant.READ_AHEAD_BY_UNITS: "all of the part of an image that is being read is fetched, in "
+    "whatever order",
+    Variant.NO_REFERRALS: "a busy host names no others to ask instead",
+    Variant.NO_RACES: "a slow answer is waited for until it fails",
+    Variant.NO_COPY_HINTS: "no holder is told to let chunks go that many hosts hold",
+    Variant.BY_PLACE: "a chunk is an offset of an image, and hosts exchange inside one image only; "
+    "on all hosts or on none",
+    Variant.CACHE_LFU: "the chunk that was used least makes room for a new one",
+    Variant.CACHE_FIFO: "the oldest chunk makes room for a new one",
+}
+
+_ALTERNATIVES = (
+    {Variant.NO_ADVERTISEMENTS, Variant.ADVERTISE_NEAREST, Variant.ADVERTISE_FULL},
+    {Variant.NO_PREFETCH, Variant.UNBOUNDED_PREFETCH},
+    {Variant.NO_READ_AHEAD, Variant.READ_AHEAD_BY_UNITS},
+    {Variant.CACHE_LFU, Variant.CACHE_FIFO},
+)
+
+
+def check(chosen: Collection[str]) -> None:
+    """Refuse variants that exclude each other.
+
+    :raises errors.Unusable: two of them are answers to the same question
+    """
+    for alternatives in _ALTERNATIVES:
+        both = sorted(alternatives & set(chosen))
+        if len(both) > 1:
+            why = f"{' and '.join(both)} exclude each other"
+            raise errors.Unusable("[acstor_agent] variants", why, "Leave one of them")

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of promises, and the chunk maps beside it that say what they are of.  It blocks.
+
+The one rule: what cannot be read is told and made up for; it ends nothing.
+"""
+
+import logging
+import pathlib
+from collections.abc import Mapping
+
+from acstor_agent.core.images import promise as promise_
+from acstor_agent.images import mirrors
+from acstor_agent.sources import base
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import whole_file
+
+LOG = logging.getLogger(__name__)
+
+FILE = "promises.json"
+
+Promises = dict[ids.ImageId, promise_.Promise]
+
+
+class PromiseFile:
+    """What the state folder says of promises."""
+
+    def __init__(self, state_dir: pathlib.Path) -> None:
+        self._path, self._maps_dir = state_dir / FILE, state_dir / "maps"
+
+    def read(self) -> Promises | None:
+        """Return what the file says; None if it is lost."""
+        whole_file.remove_leftovers(self._path.parent, self._path.name)
+        try:
+            return promise_.decode(self._path.read_bytes(), str(self._path))
+        except FileNotFoundError:
+            return None
+        except (OSError, errors.FormatError) as e:
+            LOG.warning("%s; promises are made anew for what is attached", e)
+            return None
+
+    def write(self, promised: Mapping[ids.ImageId, promise_.Promise]) -> None:
+        """Write the file.
+
+        :raises OSError: the disk does not take it; the former one is as it was
+        """
+        _write(self._path, promise_.encode(promised.values()))
+
+    def derived(self) -> Promises:
+        """Return promises of all attached images, those touched last first."""
+        stamps = {}
+        for path in self._maps_dir.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
+            try:
+                stamps[ids.parse_image_id(path.stem)] = path.stat().st_mtime
+            except (ValueError, OSError):
+                continue  # Mirrors tells of it
+        last = sorted(stamps, key=lambda image_id: stamps[image_id], reverse=True)
+        return {image_id: promise_.Promise(image_id, stamps[image_id]) for image_id in last}
+
+    def map_of(self, image_id: ids.ImageId) -> chunk_map.ChunkMap | None:
+        """Return the chunk map of an image; None if it is lost."""
+        try:
+            path = self._maps_dir / base.Blob(image_id, base.BlobKind.CHUNK_MAP).name
+            return mirrors.open_map(path, image_id)
+        except (OSError, errors.ChunkMapFormatError) as e:
+            LOG.warning("image %s: promised to be whole, but its map is lost: %s", image_id, e)
+            return None
+
+
+def _write(path: pathlib.Path, raw: bytes) -> None:
+    with whole_file.written(path, 0o600) as file:
+        file.write(raw)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host fetches ahead for its guests of one image, because neighbours have it.
+
+As in an agent's mirror, the cores of chunk states and of prefetching say what; here it is asked
+for, and what comes of it is noted.
+"""
+
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Sequence
+
+from acstor_agent.core.exchange import prefetch
+from acstor_agent.core.images import chunk_state
+from acstor_agent.core.transfers import actions
+from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import want
+from acstor_common import ids
+from acstor_simulator import hosts
+
+UNDER_WAY = 32
+"""Chunks of an image at a time, as an agent has them."""
+
+_E = chunk_state.ChunkEvent
+
+
+class Ahead:
+    """The prefetch of one image on one host.
+
+    :param chunks: of the image; a content that it has several times counts as its first
+    :param here: what the host has in its cache
+    :ivar prefetched: chunks that came
+    """
+
+    def __init__(
+        self, host: hosts.Host, chunks: Sequence[want.Want], here: Collection[ids.Cid]
+    ) -> None:
+        self.states = chunk_state.ChunkStates(len(chunks))
+        self.prefetcher = prefetch.Prefetcher(self.states)
+        self.prefetched = 0
+        self._host, self._chunks, self._here = host, chunks, here
+        self._index = {chunk.oid: number for number, chunk in reversed([*enumerate(chunks)])}
+
+    def heard(self, oids: Iterable[ids.Oid]) -> None:
+        """Note what neighbours have, and fetch what is of use here."""
+        for oid in oids:
+            number = self._index.get(oid)
+            if number is not None and self._chunks[number].cid not in self._here:
+                self.prefetcher.advertised(number)
+        self._fetch_some()
+
+    def waited_for(self, chunk: want.Want) -> None:
+        """Note that a guest has to wait for a chunk."""
+        self.prefetcher.fetched_on_demand(self._index[chunk.oid])
+
+    def read(self, chunk: want.Want) -> None:
+        """Note that a guest was given a chunk: its prefetch has proved right."""
+        if not (self.states.unmatched or self.states.under_way):
+            return
+        matched = self.states.matched
+        self.states.apply(self._index[chunk.oid], _E.DEMAND_ARRIVED)
+        if self.states.matched != matched:
+            self._fetch_some()
+
+    def _fetch_some(self) -> None:
+        for number in self.prefetcher.take(UNDER_WAY - self.states.under_way):
+            if self._chunks[number].cid in self._here:
+                self.states.apply(number, _E.PREFETCH_ARRIVED)
+                continue
+
+            def done(answer: actions.Complete, number: int = number) -> None:
+                self._host.call(self._done, number, answer.failure is None)
+
+            self._host.read([self._chunks[number]], priority.Priority.ADVERTISED, done)
+
+    def _done(self, number: int, is_here: bool) -> None:
+        self.prefetched += is_here
+        self.states.apply(number, _E.PREFETCH_ARRIVED if is_here else _E.PREFETCH_FAILED)
+        self._fetch_some()

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real agents and what may happen within a batch of chunks: a lie, a new table, another version."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from acstor_common import geometry
+from acstor_common import peer_wire
+from tests.fakes import hosts
+from tests.fakes import lying_peer
+from tests.lab import local
+from tests.lab import tuned
+
+pytestmark = hosts.needs_fuse
+
+MIB = geometry.MIB
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+DATA = local.random_bytes(8 * MIB, seed=5)
+NEXT = {"constants": {tuned.PEER_VERSION: peer_wire.MAJOR_VERSION + 1}}
+
+
+@pytest.fixture
+def image_id(images):
+    return images.add(DATA)
+
+
+class Giver:
+    """A host that gives right bytes, but for one chunk of its first long batch.
+
+    :ivar batches: how many chunks each message asked for
+    :ivar lies: offsets at which others were given
+    :ivar may_answer: clear: it thinks
+    """
+
+    def __init__(self, is_liar=False):
+        self.batches, self.lies = [], []
+        self._is_liar = is_liar
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def answer(self, link, requests):
+        self.batches.append(len(requests))
+        self.may_answer.wait(20)
+        chunks = [[r.request_id, DATA[r.offset : r.offset + r.length]] for r in requests]
+        if self._is_liar and not self.lies and len(requests) >= 2:
+            self.lies.append(requests[1].offset)
+            chunks[1][1] = bytes(len(chunks[1][1]))
+        run = [peer_wire.Chunk(*chunk) for chunk in chunks]
+        with contextlib.suppress(OSError):
+            link.sendall(b"".join(peer_wire.encode_chunks(run)))
+
+
+def failed_reads(cloud, image_id):
+    return sum(s["images"][image_id]["failed_reads"] for s in cloud.statuses().values())
+
+
+def test_lie_inside_a_batch_costs_its_teller_his_trust_and_no_other_chunk(
+    tmp_path, images, image_id
+):
+    giver = Giver(is_liar=True)
+    with lying_peer.answering("liar", giver.answer) as peer:
+        options = {"in_ring_only": {"liar": peer.port}, "variants": "no-races"}
+        with hosts.cloud(tmp_path, images, ("h1",), **options) as cloud:
+            assert cloud["h1"].image_path(image_id).read_bytes() == DATA
+            exchange = cloud["h1"].status()["exchange"]
+            assert giver.lies, giver.batches
+            assert exchange["invalid_chunks"] == 1 and exchange["quarantined"]["liar"] > 10
+            assert "liar is left alone" in cloud["h1"].log()
+            assert failed_reads(cloud, image_id) == 0
+            got = cloud["h1"].status()["fetched"]["home"]["bytes"]
+            assert got >= CHUNK  # those beside the wrong one were taken
+            assert exchange["source_bytes"] + got == len(DATA)
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["homes move", "the giver leaves"])
+def test_table_that_changes_before_the_answer_costs_no_read(tmp_path, images, image_id, stays):
+    giver = Giver()
+    with lying_peer.answering("h9", giver.answer) as peer:
+        ghosts = {"h9": peer.port}
+        patient = {tuned.PEER_SILENCE_S: 8.0}
+        options = {"in_ring_only": ghosts, "variants": "no-races", "constants": patient}
+        with hosts.cloud(tmp_path, images, ("h1", "h2"), **options) as cloud:
+            got = {}
+
+            def read(name):
+                got[name] = cloud[name].image_path(image_id).read_bytes() == DATA
+
+            giver.may_answer.clear()
+            readers = [threading.Thread(target=read, args=(name,)) for name in ("h1", "h2")]
+            for reader in readers:
+                reader.start()
+            hosts.wait_until(lambda: giver.batches, "a batch that waits for its answer")
+            weights = {"h1": 300, "h2": 300, "h9": 5}
+            ports = {**cloud.ports, **(ghosts if stays else {})}
+            hosts.write_ring(cloud.ring_file, ports, epoch=2, vnodes=weights)
+            hosts.wait_until(
+                lambda: {s["ring"]["epoch"] for s in cloud.statuses().values()} == {2}, "the table"
+            )
+            giver.may_answer.set()
+            for reader in readers:
+                reader.join(30)
+            assert got == {"h1": True, "h2": True} and failed_reads(cloud, image_id) == 0
+            statuses = cloud.statuses().values()
+            assert sum(s["fetched"]["home"]["bytes"] for s in statuses) > 0
+            assert not any(s["exchange"]["quarantined"] for s in statuses)
+            assert all(s["exchange"]["invalid_chunks"] == 0 for s in statuses)
+
+
+def test_hosts_of_two_versions_refuse_each_other_by_name_and_read_the_source(
+    tmp_path, images, image_id
+):
+    """One host of three is upgraded first; then it goes back, and the cloud is whole again."""
+
+    def each(name):
+        return NEXT if name == "h3" else {}
+
+    with hosts.cloud(tmp_path, images, each=each, life_s=90) as cloud:
+        for name in ("h1", "h3", "h2"):
+            assert cloud[name].image_path(image_id).read_bytes() == DATA
+        assert failed_reads(cloud, image_id) == 0
+        statuses = cloud.statuses()
+        for name, status in statuses.items():
+            assert status["exchange"]["invalid_chunks"] == 0, name  # it does not lie
+        assert statuses["h3"]["exchange"]["source_bytes"] == len(DATA)
+        assert statuses["h3"]["exchange"]["served_chunks"] == 0
+        assert statuses["h1"]["exchange"]["served_chunks"] > 0  # to h2
+        ours, theirs = peer_wire.MAJOR_VERSION, peer_wire.MAJOR_VERSION + 1
+        assert f"it speaks version {theirs} of the peer protocol, this host {ours}" in (
+            cloud["h1"].log() + cloud["h2"].log()
+        )
+        assert f"it speaks version {ours} of the peer protocol, this host {theirs}" in (
+            cloud["h3"].log()
+        )
+        assert set(statuses["h1"]["exchange"]["quarantined"]) <= {"h3"}
+
+        cloud["h3"].stop()
+        cloud["h3"].constants = {}
+        cloud["h3"].start()
+        cloud["h3"].wait_ready()
+        more = images.add(local.random_bytes(4 * MIB, seed=6))
+
+        def is_asked():
+            cloud["h1"].ctl("ensure", more)
+            cloud["h1"].image_path(more).read_bytes()
+            return cloud["h3"].status()["exchange"]["served_chunks"] > 0
+
+        hosts.wait_until(is_asked, "what the host of the same version gives again", 30)
+
+
+def test_host_that_stands_still_now_and_then_blames_nobody(tmp_path, images, image_id):
+    """A second at a time, twice as long as it waits for a peer: others go on and answer."""
+    options = {"variants": "no-read-ahead", "constants": {tuned.PEER_SILENCE_S: 0.5}}
+    with hosts.cloud(tmp_path, images, ("h1", "h2", "h3"), life_s=90, **options) as cloud:
+        for name in ("h2", "h3"):
+            assert cloud[name].image_path(image_id).read_bytes() == DATA
+        got = []
+
+        def read():
+            with cloud["h1"].image_path(image_id).open("rb", buffering=0) as file:
+                while data := file.read(CHUNK):
+                    got.append(data)
+                    time.sleep(0.02)
+
+        cloud["h1"].ctl("ensure", image_id)
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(4):
+            with hosts.frozen(cloud["h1"].worker_pid()):
+                time.sleep(1.0)
+            time.sleep(0.3)
+        reader.join(60)
+        assert b"".join(got) == DATA and failed_reads(cloud, image_id) == 0
+        assert not cloud["h1"].status()["exchange"]["quarantined"]
+        assert "is left alone" not in cloud["h1"].log()

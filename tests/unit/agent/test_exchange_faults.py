@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One host's exchange and a peer that goes wrong within a batch: real TCP, real time.
+
+The peer runs in threads of its own, so it answers while this host's event loop stands still.
+"""
+
+import contextlib
+import sys
+import threading
+import time
+
+import pytest
+import trio
+
+from acstor_agent.core.transfers import priority
+from acstor_agent.peers import peer_net
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import peer_wire
+from acstor_common import ring
+from tests.fakes import exchange_cloud
+from tests.fakes import lying_peer
+from tests.unit.agent import test_peer_net as nets
+
+CHUNK, H2 = exchange_cloud.CHUNK, ids.HostId("h2")
+Priority = priority.Priority
+TIMEOUT_S = 1.0
+COUNT = 8
+
+
+class OneOfTwo(exchange_cloud.Cloud):
+    """A host among two; what it asks ``h2`` goes over a connection."""
+
+    def _net(self, here):
+        self.nets = {
+            **getattr(self, "nets", {}),
+            here: peer_net.PeerNet(
+                here,
+                may_speak=nets.everybody,
+                broke_rules=lambda host, error: self.hosts[here].broke_rules(host, error.why),
+            ),
+        }
+        return self.nets[here]
+
+    def put_in_force(self, epoch, ports, vnodes=None):
+        """Put a table in force, without one before it."""
+        weights = vnodes or {}
+        self.ring = ring.Ring(
+            epoch,
+            tuple(
+                ring.RingHost(name, f"127.0.0.1:{port}", weights.get(name, 100))
+                for name, port in ports.items()
+            ),
+        )
+
+
+class Peer:
+    """How ``h2`` answers: right, but for what a test says of some chunks.
+
+    :ivar odd: what is done instead of the answer to some chunks, by number
+    :ivar asked: the chunks of each message that came
+    """
+
+    def __init__(self):
+        self.odd = {}
+        self.asked = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def answer(self, link, requests):
+        numbers = [one.offset // CHUNK for one in requests]
+        self.asked.append(numbers)
+        self.may_answer.wait(20)
+        chunks = []
+        for number, request in zip(numbers, requests, strict=True):
+            if number in self.odd:
+                self.odd[number](link, request, chunks)
+            else:
+                data = exchange_cloud.bytes_of(number)
+                chunks.append(peer_wire.Chunk(request.request_id, data))
+        link.sendall(b"".join(peer_wire.encode_chunks(chunks)))
+
+
+@contextlib.asynccontextmanager
+async def asking_one(folder, **chosen):
+    """Run a host that has a peer; gives both, and the chunks whose home the peer is."""
+    peer = Peer()
+    more = {"timeout_s": TIMEOUT_S, "topology": None, **chosen}
+    with lying_peer.answering("h2", peer.answer) as at:
+        async with exchange_cloud.running(folder, ("h1",), kind=OneOfTwo, **more) as cloud:
+            await cloud.nursery.start(cloud.nets["h1"].run)
+            ports = {"h1": 1, "h2": at.port}
+            cloud.put_in_force(2, ports)
+            cloud.ports = ports
+            cloud.peers = [n for n in range(40) if cloud.home(cloud.want(n)) == "h2"]
+            try:
+                yield cloud, peer
+            finally:
+                peer.may_answer.set()
+
+
+async def read(cloud, numbers, deadline_s=15.0, within_s=12.0):
+    """Read chunks in one batch; fails if one byte is wrong."""
+    wants = [cloud.want(n) for n in numbers]
+    with trio.fail_after(within_s), cloud.hosts["h1"].wish(wants, deadline_s=deadline_s) as wish:
+        came = await wish.wait()
+    assert [bytes(chunk.data) for chunk in came] == [exchange_cloud.bytes_of(n) for n in numbers]
+
+
+def counters(cloud):
+    return cloud.hosts["h1"].core.counters
+
+
+def from_source(cloud):
+    """Return how many chunks the source has given."""
+    return cloud.hosts["h1"].counters.source_bytes // CHUNK
+
+
+def wrong_bytes(link, request, chunks):
+    """Give others, in the middle of right ones."""
+    chunks.append(peer_wire.Chunk(request.request_id, bytes(CHUNK)))
+
+
+def refuses(code):
+    def refuse(link, request, chunks):
+        lying_peer.send(link, peer_wire.Refuse(request.request_id, code))
+
+    return refuse
+
+
+def is_silent(link, request, chunks):
+    """Forget it."""
+
+
+# A batch of which one chunk ...
+
+
+@pytest.mark.parametrize(
+    "what",
+    [refuses(peer_wire.RefuseCode.MISSING), refuses(peer_wire.RefuseCode.BUSY), is_silent],
+    ids=["missing", "busy", "silent"],
+)
+async def test_one_chunk_that_does_not_come_costs_one_read_and_no_trust(tmp_path, what):
+    async with asking_one(tmp_path) as (cloud, peer):
+        numbers = cloud.peers[:COUNT]
+        peer.odd[numbers[3]] = what
+        await read(cloud, numbers)
+        assert [n for asked in peer.asked for n in asked] == numbers  # each was asked once
+        assert cloud.source.reads == [numbers[3] * CHUNK]
+        assert not cloud.hosts["h1"].quarantined() and not counters(cloud).invalid
+
+
+@pytest.mark.expect_log("is left alone for .*: invalid")
+async def test_one_wrong_chunk_costs_the_peer_its_trust_and_its_neighbours_nothing(tmp_path):
+    async with asking_one(tmp_path, may_race=False) as (cloud, peer):
+        numbers = cloud.peers[:COUNT]
+        peer.odd[numbers[3]] = wrong_bytes
+        await read(cloud, numbers)
+        assert cloud.source.reads == [numbers[3] * CHUNK]  # the others of the frame were right
+        assert counters(cloud).invalid == 1
+        assert cloud.hosts["h1"].quarantined()["h2"] > 30
+        asked = len(peer.asked)
+        await read(cloud, cloud.peers[COUNT : 2 * COUNT])
+        assert len(peer.asked) == asked and from_source(cloud) == 1 + COUNT
+
+
+async def test_chunk_that_nobody_waits_for_any_more_takes_no_other_of_its_batch_along(tmp_path):
+    """One guest of two who share a batch is killed; what was asked for him is stored."""
+    async with asking_one(tmp_path) as (cloud, peer):
+        peer.may_answer.clear()
+        host, numbers = cloud.hosts["h1"], cloud.peers[:COUNT]
+        with host.wish([cloud.want(n) for n in numbers]):
+            await nets.wait_until(lambda: peer.asked)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, cloud, numbers[2:4])
+            await trio.sleep(0.05)
+            peer.may_answer.set()
+        await nets.wait_until(lambda: all(host.has(cloud.want(n).cid) for n in numbers))
+        assert [n for asked in peer.asked for n in asked] == numbers
+        assert not cloud.source.reads and not len(host.core)
+
+
+# A table that changes between a batch's request and its answer
+
+
+async def test_answers_to_what_was_asked_by_the_table_before_are_taken(tmp_path):
+    """All homes move while the peer thinks."""
+    async with asking_one(tmp_path) as (cloud, peer):
+        peer.may_answer.clear()
+        numbers = cloud.peers[:COUNT]
+        peer.odd[numbers[3]] = refuses(peer_wire.RefuseCode.MISSING)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, cloud, numbers)
+            await nets.wait_until(lambda: peer.asked)
+            cloud.put_in_force(3, cloud.ports, {"h1": 4000, "h2": 1})
+            cloud.hosts["h1"].feed(cloud.hosts["h1"].core.tick)  # whatever happens first
+            assert cloud.hosts["h1"].core.parts.tables.table.epoch == 3
+            peer.may_answer.set()
+        assert cloud.source.reads == [numbers[3] * CHUNK]
+        assert [n for asked in peer.asked for n in asked] == numbers
+
+
+async def test_host_that_leaves_the_table_with_a_batch_is_waited_for_and_not_asked_again(tmp_path):
+    async with asking_one(tmp_path) as (cloud, peer):
+        peer.may_answer.clear()
+        numbers = cloud.peers[:COUNT]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, cloud, numbers)
+            await nets.wait_until(lambda: peer.asked)
+            cloud.put_in_force(3, {"h1": 1})
+            cloud.hosts["h1"].feed(cloud.hosts["h1"].core.tick)
+            peer.may_answer.set()
+        assert not cloud.source.reads
+        await read(cloud, cloud.peers[COUNT : 2 * COUNT])
+        assert from_source(cloud) == COUNT and len(peer.asked) == 1
+
+
+# A thousand waiters
+
+
+async def test_thousand_waiters_of_one_chunk_are_answered_and_ask_once(tmp_path):
+    async with asking_one(tmp_path) as (cloud, peer):
+        peer.may_answer.clear()
+        host, number = cloud.hosts["h1"], cloud.peers[0]
+        wishes = [host.wish([cloud.want(number)]) for _ in range(1000)]
+        await nets.wait_until(lambda: peer.asked)
+        for wish in wishes[::2]:  # every other guest is killed
+            wish.__exit__(None, None, None)
+        peer.may_answer.set()
+        for wish in wishes[1::2]:
+            with trio.fail_after(5):
+                assert (await wish.wait())[0].data == exchange_cloud.bytes_of(number)
+        assert peer.asked == [[number]] and not cloud.source.reads
+        assert not host.core.waiters and not len(host.core)
+
+
+# An event loop that stands still
+
+
+async def test_answers_that_came_while_this_host_stood_still_are_in_time(tmp_path):
+    """Nothing is held against a peer whose answer lies in the socket when this host goes on.
+
+    But for a host that stands still once more while it looks; without that look it is half of them.
+    """
+    async with asking_one(tmp_path, timeout_s=0.5) as (cloud, peer):
+        await read(cloud, cloud.peers[:1])  # connected
+        await trio.sleep(0.3)
+        for number in cloud.peers[1:11]:
+            before = len(peer.asked)
+            peer.may_answer.clear()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read, cloud, [number])
+                await nets.wait_until(lambda before=before: len(peer.asked) > before)
+                threading.Timer(0.1, peer.may_answer.set).start()
+                time.sleep(0.6)  # noqa: ASYNC251  that is what is tested
+            await trio.sleep(0.3)
+        assert len(cloud.source.reads) <= 2 and not counters(cloud).quarantines
+
+
+async def test_guests_have_their_bytes_beside_what_takes_the_interpreter(tmp_path):
+    """Threads compute all the time; each turn of the loop waits for the interpreter's lock."""
+    is_over = False
+
+    def compute():
+        while not is_over:
+            sum(range(1000))
+
+    before_s = sys.getswitchinterval()
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    sys.setswitchinterval(0.02)
+    for thread in threads:
+        thread.start()
+    try:
+        async with asking_one(tmp_path) as (cloud, peer):
+            for at in range(0, 12, 4):
+                await read(cloud, cloud.peers[at : at + 4], within_s=20.0)
+            assert not cloud.hosts["h1"].quarantined()
+            with pytest.raises(errors.DeadlineExceeded):
+                peer.odd = dict.fromkeys(range(40), is_silent)
+                cloud.source.delay_s = 60.0
+                began_s = trio.current_time()
+                await read(cloud, cloud.peers[12:13], deadline_s=1.0, within_s=20.0)
+            assert trio.current_time() - began_s < 3.0
+    finally:
+        is_over = True
+        sys.setswitchinterval(before_s)
+        for thread in threads:
+            thread.join()
