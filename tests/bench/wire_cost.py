@@ -139,6 +139,9 @@ class Giver:
     def hurried(self, connection: answering.Answering, request_ids: Sequence[int]) -> None:
         """Nothing waits."""
 
+    def drained(self, connection: answering.Answering) -> None:
+        """Nothing is watched."""
+
     def ended(self, connection: answering.Answering) -> None:
         """Nothing is kept."""
 

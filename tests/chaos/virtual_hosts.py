@@ -152,7 +152,8 @@ class Server:
     """What answers other hosts; it lies if it is told to."""
 
     def __init__(self, real: giving.Giving, rng: random.Random) -> None:
-        self.asked, self.cancelled, self.ended = real.asked, real.cancelled, real.ended
+        self.asked, self.cancelled, self.hurried = real.asked, real.cancelled, real.hurried
+        self.ended, self.drained = real.ended, real.drained
         self.is_lying = False
         self._send, self._rng = real._send, rng
         real._send = self._say  # type: ignore[method-assign]
