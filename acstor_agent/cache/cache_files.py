@@ -146,13 +146,11 @@ class CacheFiles:
     # Reading
 
     async def read(self, parts: Sequence[slab_io.Part], buffer: memoryview) -> list[ids.Cid]:
-        """Fill ``buffer`` with ``parts``, back to back; in a thread if that takes waiting.
+        """Fill ``buffer`` with ``parts``, back to back, in a thread.
 
         :return: chunks that proved bad or have left the cache; they are no longer in it, and the
             buffer is good only if there are none
         """
-        if self.read_nowait(parts, buffer):
-            return []
         slots = [slot for slot, _, _ in parts]
         gone = [slot.cid for slot in slots if slot.is_gone]
         if gone:

@@ -99,24 +99,6 @@ def flip_a_bit(folder: pathlib.Path, cid: ids.Cid) -> None:
     raise AssertionError("the chunk is in no slab file")
 
 
-async def test_what_needs_no_wait_is_read_without_a_thread(disk_path):
-    async with running(disk_path) as cache:
-        for cid, chunk in zip(CIDS[:2], CHUNKS[:2], strict=True):
-            assert cache.store(cid, chunk)
-        cache._reader_threads.total_tokens = 1
-        await cache._reader_threads.acquire_on_behalf_of("who reads what the disk does not give")
-        buffer = bytearray(100 * KIB)
-        for is_on_disk in (False, True):
-            slots = [cache.lookup(cid) for cid in CIDS[:2]]
-            assert [slot.data is None for slot in slots] == 2 * [is_on_disk]
-            parts = [(slots[0], 14 * KIB, 64 * KIB), (slots[1], 0, 50 * KIB)]
-            with trio.fail_after(5):
-                assert await cache.read(parts, memoryview(buffer)) == []
-            assert bytes(buffer) == CHUNKS[0][14 * KIB :] + CHUNKS[1][: 50 * KIB]
-            await settle(cache)
-        cache._reader_threads.release_on_behalf_of("who reads what the disk does not give")
-
-
 async def test_chunk_is_answered_from_memory_and_then_from_disk(tmp_path):
     async with running(tmp_path) as cache:
         assert cache.store(CIDS[0], CHUNKS[0])
