@@ -34,6 +34,8 @@ IMAGE_BYTES = 40 * geometry.MIB
 BASELINE_DIVISOR = 8
 COMPLETION_TARGET = 1.15
 FAST_HOSTS, FAST_MBIT, FAST_BYTES = 4, 1000, 256 * geometry.MIB
+FAST_TARGET = 5.24
+"""Half of what it was before the exchange was one core (10.48)."""
 SERIES_VARIABLE = "ACSTOR_BENCH_HOSTS"
 SECURITY_VARIABLE = "ACSTOR_BENCH_SECURITY"
 SERIES_SUM_MBIT = 400
@@ -92,7 +94,7 @@ def run(say: harness.Say) -> harness.Result:
 @harness.benchmark(
     "P1d",
     title="Sync-Same where the processor limits, 4 hosts at 1 Gbit/s: completion over the limit",
-    target="<= 5",
+    target=f"<= {FAST_TARGET}",
     unit="times",
 )
 def run_fast(say: harness.Say) -> harness.Result:
