@@ -32,8 +32,9 @@ from acstor_common import geometry
 from acstor_common import peer_seal
 from acstor_common import peer_wire
 
-LOW_WATER_BYTES = 256 * geometry.KIB
-"""A receiver is not woken for less than this, or than the rest of a shorter frame."""
+LOW_WATER_BYTES, LEAST_LOW_WATER_BYTES = 256 * geometry.KIB, 4 * geometry.KIB
+"""A receiver is not woken for less than the first, or than the rest of a shorter frame, unless that
+is less than the second: then it is not worth a call of the kernel."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 RECORDS_PER_CALL = 64
@@ -44,8 +45,8 @@ NOT_SENT_BYTES, MOST_NOT_SENT_BYTES = 16 * geometry.KIB, 512 * geometry.KIB
 NOT_SENT_S = 0.0005
 """More than the least only if it leaves in this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10.  The kernel
 asks for more when half of it has left; to be asked costs this host about 0.1 ms."""
-TLS_BYTES_PER_CALL = 64 * geometry.KIB
-"""What is received at a time, of TLS from the side that gives chunks."""
+TLS_BYTES_PER_CALL = 68 * geometry.KIB
+"""What is received at a time, of TLS from the side that gives chunks: 64 KiB, and what is around."""
 TLS_BYTES_AHEAD = 64 * geometry.KIB
 """What is encrypted at a time: it is in memory twice until the kernel has taken it."""
 
@@ -90,6 +91,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._low_water_bytes = 1
+        self._is_empty = False  # the last call has received all there was
         self._not_sent_bytes = NOT_SENT_BYTES
         self._calls = 0
         self._early = b""  # came with the handshake
@@ -105,12 +107,14 @@ class Link:
             if messages := self._feed(receiver, early):
                 return messages
         while True:
-            try:
-                messages = self._receive_nowait(receiver)
-            except BlockingIOError:
+            if self._is_empty:
                 self._set_low_water(self._expected_bytes(receiver))
                 self._calls = 0
                 await trio.lowlevel.wait_readable(self._sock)
+            try:
+                messages = self._receive_nowait(receiver)
+            except BlockingIOError:
+                self._is_empty = True
                 continue
             if messages is None:
                 return None
@@ -126,7 +130,9 @@ class Link:
 
         None when the other side has closed.
         """
-        count = self._sock.recvmsg_into(receiver.get_buffers())[0]
+        buffers = receiver.get_buffers()
+        count = self._sock.recvmsg_into(buffers)[0]
+        self._is_empty = count < sum(map(len, buffers))
         return receiver.received(count) if count else None
 
     def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
@@ -138,7 +144,9 @@ class Link:
         return receiver.wanted_bytes
 
     def _set_low_water(self, expected_bytes: int) -> None:
-        low_water_bytes = min(expected_bytes, LOW_WATER_BYTES)
+        low_water_bytes = 1
+        if expected_bytes >= LEAST_LOW_WATER_BYTES:
+            low_water_bytes = min(expected_bytes, LOW_WATER_BYTES)
         if low_water_bytes != self._low_water_bytes:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
             self._low_water_bytes = low_water_bytes
@@ -284,6 +292,7 @@ class TlsLink(Link):
         if self._session.is_over:
             return None
         data = self._sock.recv(self._call_bytes)
+        self._is_empty = len(data) < self._call_bytes
         return self._feed(receiver, data) if data else None
 
     def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
@@ -292,7 +301,9 @@ class TlsLink(Link):
         messages: list[peer_wire.Message] = []
         records = self._session.records
         try:
-            while count := self._session.read_into(*receiver.get_buffers()):
+            while self._session.has_more and (
+                count := self._session.read_into(*receiver.get_buffers())
+            ):
                 messages += receiver.received(count)
         except ssl.SSLError:
             self._say_why()

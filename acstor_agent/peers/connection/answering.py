@@ -186,6 +186,7 @@ class Answering(base.Connection):
                 if known:
                     self._giver.cancelled(self, known)
                     self._release([self._open.pop(number) for number in known])
+                    self._outbox_changed()
             case peer_wire.Hurry(request_ids):
                 self._settle()
                 known = [number for number in request_ids if number in self._open]
@@ -238,7 +239,6 @@ class Answering(base.Connection):
             self._works -= len(lengths)
             self._budgets.requests.take(self._sharer, -len(lengths))
             self._answering_bytes -= sum(lengths)
-            self._outbox_changed()
         self._has_changed.set()
 
 

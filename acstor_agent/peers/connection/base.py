@@ -180,7 +180,7 @@ class Connection(abc.ABC):
 
     def post(self, *messages: peer_wire.Message) -> None:
         """Send ``messages``, or put them in the outbox if the socket is full; never waits."""
-        if self.is_closed:
+        if self.is_closed or not messages:
             return
         for message in messages:
             if isinstance(message, peer_wire.Chunk):
