@@ -292,8 +292,9 @@ class TlsLink(Link):
         if self._session.is_over:
             return None
         data = self._sock.recv(self._call_bytes)
-        self._is_empty = len(data) < self._call_bytes
-        return self._feed(receiver, data) if data else None
+        messages = self._feed(receiver, data) if data else None
+        self._is_empty = len(data) < self._call_bytes and not self._session.is_over
+        return messages
 
     def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
         """See :meth:`Link._feed`."""

@@ -378,21 +378,31 @@ async def test_what_is_cancelled_of_a_batch_is_named_to_the_peer_and_the_rest_co
     assert [answer.request_id for answer in heard] == [2, 4, 6, 8]
 
 
-async def test_request_that_is_cancelled_before_it_left_never_leaves():
-    heard = []
+def fill(connection):
+    """Send until the socket is full."""
+    while not connection.outbox_bytes:
+        connection.post(*[peer_wire.Ping(0)] * 1024)
+
+
+async def test_requests_leave_together_if_the_socket_was_full_without_those_that_were_cancelled():
+    reads, heard = trio.Event(), []
 
     async def converse(host):
-        await host.hear(1)
+        await reads.wait()
+        await host.hear(2)
         heard.extend(host.messages)
 
     async with asked_by(converse) as client:
         await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._asking()
-        for number in (1, 2):
+        fill(connection)
+        for number in (1, 2, 3):
             connection.ask([request(number)], lambda answers: None)
         connection.cancel([1])
+        reads.set()
         await nets.wait_until(lambda: heard)
-    assert [m.request_id for m in nets.requests_in(heard)] == [2]
+    asked = [[one.request_id for one in m.requests] for m in heard if isinstance(m, peer_wire.Get)]
+    assert asked == [[2, 3]]
     assert not any(isinstance(m, peer_wire.Cancel) for m in heard)
 
 
