@@ -249,17 +249,18 @@ class Receiver:
             self._filled += taken
             count -= taken
         self._end += count
-        while self._step(messages):
+        while (self._data or self._end - self._start >= HEADER_BYTES) and self._step(messages):
             pass
         return messages
 
     def _step(self, messages: list[Message]) -> bool:
-        """Use what is in the small buffer for one frame; False if more must come first."""
+        """Use what is in the small buffer for one frame; False if more must come first.
+
+        There is a header in it, or the data of a frame is on its way.
+        """
         if self._data is not None:
             return self._give_chunks(self._data, messages)
         have = self._end - self._start
-        if have < HEADER_BYTES:
-            return False
         magic, major_version, type_, body_bytes = _HEADER.unpack_from(self._small, self._start)
         if magic != MAGIC or major_version != MAJOR_VERSION:
             raise self._error(_why_no_frame(magic, major_version))
