@@ -46,7 +46,7 @@ NOT_SENT_S = 0.0005
 """More than the least only if it leaves in this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10.  The kernel
 asks for more when half of it has left; to be asked costs this host about 0.1 ms."""
 TLS_BYTES_PER_CALL = 68 * geometry.KIB
-"""What is received at a time, of TLS from the side that gives chunks: 64 KiB, and what is around."""
+"""What is received at a time, of TLS from the side that gives chunks: one, and what is around it."""
 TLS_BYTES_AHEAD = 64 * geometry.KIB
 """What is encrypted at a time: it is in memory twice until the kernel has taken it."""
 
@@ -323,10 +323,8 @@ class TlsLink(Link):
         records are, so that until then it is among what is to be sent next time.
         """
         said, total = 0, sum(map(len, buffers))
-        while True:
+        while self._records or said < total:
             if not self._records:
-                if said == total:
-                    return said
                 part = buffers_.pieces_of(buffers_.rest_of(buffers, said), TLS_BYTES_AHEAD)
                 self._records = [self._session.encrypt(buffer) for buffer in part]
                 self._ahead_bytes = sum(map(len, part))
@@ -337,6 +335,7 @@ class TlsLink(Link):
                 self._ahead_bytes -= sent
                 return said + sent
             said += self._ahead_bytes
+        return said
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:

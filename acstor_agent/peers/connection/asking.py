@@ -105,8 +105,11 @@ class Asking(base.Connection):
             self._waiting[request.request_id] = request, hear
         if self._is_writing:
             self._soon.update((request.request_id, request) for request in requests)
-        else:
+            return
+        try:
             self.post(*peer_wire.batches(requests))
+        except errors.LocalProtocolError as error:  # a bug of who asks
+            self.fail(error)
 
     def hurry(self, request_ids: Iterable[int]) -> None:
         """Tell the peer that guests wait for the answers to these requests, if they still may come.

@@ -378,6 +378,28 @@ async def test_what_is_cancelled_of_a_batch_is_named_to_the_peer_and_the_rest_co
     assert [answer.request_id for answer in heard] == [2, 4, 6, 8]
 
 
+@pytest.mark.expect_log("a request to a peer has failed")
+@pytest.mark.parametrize("is_connected", [False, True])
+async def test_request_that_cannot_be_said_loses_all_on_the_connection_and_is_noted(is_connected):
+    """None of them would be told apart from what was said before."""
+    heard = []
+
+    async def converse(host):
+        await trio.sleep_forever()
+
+    async with asked_by(converse) as client:
+        line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
+        if is_connected:
+            await line.is_decided.wait()
+        line.ask([request(1)], heard.extend)
+        line.ask([request(2, timeout_ms=0)], heard.extend)
+        await nets.wait_until(lambda: len(heard) == 2)
+        await nets.wait_until(lambda: not client.net._lines)
+        assert client.net.faults.count == 1
+    assert sorted(one.request_id for one in heard) == [1, 2]
+    assert all("a Get without time" in str(one.failure) for one in heard)
+
+
 def fill(connection):
     """Send until the socket is full."""
     while not connection.outbox_bytes:
