@@ -13,12 +13,12 @@ when it must: trio's own socket methods take one turn of the scheduler per call,
 which is a third of the cost of a chunk.
 """
 
+import array
 import contextlib
 import fcntl
 import secrets
 import socket
 import ssl
-import sys
 import termios
 
 import trio
@@ -32,9 +32,8 @@ from acstor_common import geometry
 from acstor_common import peer_seal
 from acstor_common import peer_wire
 
-LOW_WATER_BYTES, LEAST_LOW_WATER_BYTES = 256 * geometry.KIB, 4 * geometry.KIB
-"""A receiver is not woken for less than the first, or than the rest of a shorter frame, unless that
-is less than the second: then it is not worth a call of the kernel."""
+LOW_WATER_BYTES = 256 * geometry.KIB
+"""A receiver is not woken for less than this, or than the rest of a shorter frame."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 RECORDS_PER_CALL = 64
@@ -46,12 +45,14 @@ NOT_SENT_S = 0.0005
 """More than the least only if it leaves in this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10.  The kernel
 asks for more when half of it has left; to be asked costs this host about 0.1 ms."""
 TLS_BYTES_PER_CALL = 68 * geometry.KIB
-"""What is received at a time, of TLS from the side that gives chunks: one, and what is around it."""
+"""What is received at a time, of TLS from the side that gives chunks: one with its headers."""
 TLS_BYTES_AHEAD = 64 * geometry.KIB
 """What is encrypted at a time: it is in memory twice until the kernel has taken it."""
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a link raises when the connection is lost."""
+
+_OUTQ = array.array("i", [0])  # what the kernel answers
 
 _ANOTHER_MODE = "it does not speak TLS, and this host does: peer_security differs"
 _NOT_BELIEVED = "it does not believe this host's certificate"
@@ -144,9 +145,8 @@ class Link:
         return receiver.wanted_bytes
 
     def _set_low_water(self, expected_bytes: int) -> None:
-        low_water_bytes = 1
-        if expected_bytes >= LEAST_LOW_WATER_BYTES:
-            low_water_bytes = min(expected_bytes, LOW_WATER_BYTES)
+        is_short = expected_bytes <= buffers_.SHORT_BYTES  # not worth a call of the kernel
+        low_water_bytes = 1 if is_short else min(expected_bytes, LOW_WATER_BYTES)
         if low_water_bytes != self._low_water_bytes:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
             self._low_water_bytes = low_water_bytes
@@ -188,7 +188,8 @@ class Link:
     @property
     def undelivered_bytes(self) -> int:
         """What the kernel has taken and the other side has not acknowledged yet."""
-        return int.from_bytes(fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        fcntl.ioctl(self._sock, termios.TIOCOUTQ, _OUTQ)
+        return _OUTQ[0]
 
     async def writable(self) -> None:
         """Return when the kernel keeps less than half unsent of what it may."""

@@ -202,7 +202,9 @@ class Connection(abc.ABC):
             buffers = peer_wire.encode_chunks(run, self.link.sending)
             self._outbox.extend(buffers)
             self.outbox_bytes += sum(map(len, buffers)) - sum([len(data) for _, data in run])
-        if self._outbox and not self._is_writing:
+        if not self._outbox:
+            return
+        if not self._is_writing:
             if self.klass is peer_wire.Klass.DEMAND or self._gate.is_open:
                 self._send_nowait()
             if self._outbox:
