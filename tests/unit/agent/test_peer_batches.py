@@ -400,6 +400,23 @@ async def test_request_that_cannot_be_said_loses_all_on_the_connection_and_is_no
     assert all("a Get without time" in str(one.failure) for one in heard)
 
 
+async def test_what_is_asked_leaves_at_once():
+    hosts = []
+
+    async def converse(host):
+        hosts.append(host)
+        await trio.sleep_forever()
+
+    async with asked_by(converse) as client:
+        line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
+        await line.is_decided.wait()
+        await nets.wait_until(lambda: hosts)
+        [host] = hosts
+        client.net.ask(nets.SERVER, client.address, [request(1)], lambda answers: None)
+        host.messages += host._to.feed(os.read(host._stream.socket.fileno(), 4096))
+        assert nets.requests_in(host.messages) == [request(1)]
+
+
 def fill(connection):
     """Send until the socket is full."""
     while not connection.outbox_bytes:
