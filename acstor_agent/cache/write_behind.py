@@ -28,10 +28,12 @@ LOG = logging.getLogger(__name__)
 PENDING_LIMIT_BYTES = 32 * geometry.MIB
 BATCH_BYTES = 8 * geometry.MIB
 BATCH_JOBS = 512  # below IOV_MAX, so that neighbours need one call
+ENOUGH_BYTES = 2 * geometry.MIB
+"""Are written at once: more are no cheaper, and have left the processor's cache by then."""
 GATHER_S = 0.5
-"""How long the writer lets chunks gather that are less than a batch: a hop to its thread costs the
-event loop as much as ten chunks, and on slow links so many come in that time.  What a process that
-is killed loses by it others have still."""
+"""How long the writer lets fewer than that gather: a hop to its thread is as dear for few chunks as
+for many, and on slow links one comes in 20 to 40 ms.  A process that is killed loses them, as it
+loses all that is not written: they are fetched again."""
 
 Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
 
@@ -62,7 +64,7 @@ class WriteBehind:
         self._io = io
         self._store = store
         self._pending_limit_bytes = pending_limit_bytes
-        self._enough_bytes = min(BATCH_BYTES, pending_limit_bytes)
+        self._enough_bytes = min(ENOUGH_BYTES, pending_limit_bytes)
         self._actions: list[public_cache.SlabAction] = []
         self._dirty: dict[cache_slot.Slot, requests.Stream] = {}
         self._work, self._enough = trio.Event(), trio.Event()
