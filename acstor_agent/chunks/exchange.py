@@ -174,13 +174,15 @@ class Exchange:
         return why
 
     def _feed(self, event: Event, what: tuple[Any, ...]) -> str:
+        why = ""
         try:
             found = event(self.clock(), *what)
         except Exception as error:  # what it was about ends, and no more
-            return self.faults.note(f"the exchange, told {event.__name__}", error)
+            why = self.faults.note(f"the exchange, told {event.__name__}", error)
+            found = self.core.mend(self.clock(), why)
         for action in found:
             self._do(action)
-        return ""
+        return why
 
     def _do(self, action: actions.Action) -> None:
         try:

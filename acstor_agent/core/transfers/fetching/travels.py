@@ -185,8 +185,7 @@ class Travels:
             host
             for host in hosts
             if host not in (tables.here, home)
-            and not tables.is_spared(host)
-            and tables.is_near(host)
+            and tables.is_giver(host)
             and not parts.book.is_alone(host, parts.now)
         ]
         pending = parts.book.pending
