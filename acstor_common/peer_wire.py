@@ -261,8 +261,11 @@ class Receiver:
         if have < HEADER_BYTES:
             return False
         magic, major_version, type_, body_bytes = _HEADER.unpack_from(self._small, self._start)
-        if magic != MAGIC or major_version != MAJOR_VERSION:
-            raise self._error(_why_no_frame(magic, major_version))
+        if magic != MAGIC:
+            raise self._error(_why_no_frame(magic))
+        if major_version != MAJOR_VERSION:
+            why = f"it speaks version {major_version} of the peer protocol, this host"
+            raise errors.OtherVersion(self.peer, f"{why} {MAJOR_VERSION}")
         if type_ == Type.CHUNK:
             return self._begin_chunks(have, body_bytes)
         if type_ not in _KNOWN:
@@ -393,9 +396,7 @@ class Receiver:
         return errors.RemoteProtocolError(self.peer, why)
 
 
-def _why_no_frame(magic: int, major_version: int) -> str:
+def _why_no_frame(magic: int) -> str:
     if magic in _TLS_RECORDS:
         return "it speaks TLS, and this host clear text: peer_security differs"
-    if magic != MAGIC:
-        return f"no frame begins with {magic:#06x}"
-    return f"it speaks version {major_version} of the peer protocol, this host {MAJOR_VERSION}"
+    return f"no frame begins with {magic:#06x}"

@@ -227,7 +227,7 @@ class PeerNet:
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
-        except errors.NotAuthentic as error:
+        except (errors.NotAuthentic, errors.OtherVersion) as error:
             LOG.warning("Connection to %s dropped: %s", line.peer, error)
             line.failure = errors.SourceUnreachable("a connection", line.peer, str(error))
         except errors.RemoteProtocolError as error:
