@@ -65,8 +65,6 @@ class Asking:
         peer = self._book.of(host)
         number = self._book.new_number(peer)
         attempt = Attempt(number, transfer, host, mode, want, track, now)
-        if not peer.asks:
-            peer.heard_s = now  # from now on silence counts
         peer.asks[number] = attempt
         attempt.watch(self._new)
         under_bytes = peer.under_bytes + want.length
