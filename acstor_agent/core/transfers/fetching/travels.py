@@ -101,7 +101,6 @@ class Travels:
     def hurry(self, transfer: Transfer) -> None:
         """Go on for a more urgent reason: all may be asked now, not holders alone."""
         parts = self._parts
-        transfer.table = None  # places are thought about anew when there are none left
         for attempt in transfer.attempts.copy():
             parts.asking.hurry(attempt, transfer.priority)
             if transfer.priority is GUEST:
