@@ -150,11 +150,7 @@ class Agent:
         )
         self._sharing = self._share_images() if own.keep_images == "cloud" else None
         self._news = news_.News(
-            self._chunks,
-            self._images,
-            cache,
-            self._sharing,
-            self._is_for_others,
+            self._chunks, self._images, cache, self._sharing, self._is_for_others
         )
         cache.on_gone(self._news.gone)
         self._waiting = waiting.Waiting(deadline_s=deadline_s)

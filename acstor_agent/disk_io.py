@@ -18,7 +18,6 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import TypeVar
 
 import trio
@@ -46,21 +45,35 @@ _stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar("strea
 _asker: contextvars.ContextVar[turns.Asker | None] = contextvars.ContextVar("asker", default=None)
 
 
-@contextlib.contextmanager
-def as_stream(stream: requests.Stream | None) -> Iterator[None]:
+class _Belonging:
+    """A block in which what is done is for somebody else."""
+
+    __slots__ = ("_asker", "_before", "_former", "_stream")
+
+    def __init__(self, stream: requests.Stream | None, work: turns.Asker | None = None) -> None:
+        self._stream, self._asker = stream, work
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._before, self._former = _stream.set(self._stream), _asker.set(self._asker)
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            _asker.reset(self._former)
+            _stream.reset(self._before)
+
+
+def as_stream(stream: requests.Stream | None) -> _Belonging:
     """Let what is done within the block belong to a stream; None leaves it where it is.
 
     So does what tasks do that are started there.
     """
-    if stream is None:
-        yield
-        return
-    before, former = _stream.set(stream), _asker.set(None)
-    try:
-        yield
-    finally:
-        _asker.reset(former)
-        _stream.reset(before)
+    return _Belonging(stream)
+
+
+def as_work(work: turns.Asker) -> _Belonging:
+    """Let tasks that are started within the block do what ``work`` is for, in its stream."""
+    return _Belonging(work.stream, work)
 
 
 def asker() -> turns.Asker:
@@ -72,17 +85,6 @@ def guest() -> str | None:
     """Return the name of the guest for whom that is which is done here; None: for no guest."""
     klass, name = _stream.get()
     return name if klass is requests.Klass.GUEST else None
-
-
-@contextlib.contextmanager
-def as_work(work: turns.Asker) -> Iterator[None]:
-    """Let tasks that are started within the block do what ``work`` is for, in its stream."""
-    before, former = _stream.set(work.stream), _asker.set(work)
-    try:
-        yield
-    finally:
-        _asker.reset(former)
-        _stream.reset(before)
 
 
 def stream_of_later() -> requests.Stream:

@@ -27,11 +27,11 @@ from acstor_agent.core.variants import Variant
 from acstor_agent.images import boot_recording
 from acstor_agent.images import wholeness
 from acstor_agent.peers import peer_net
+from acstor_common import addresses
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
-from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def check(own: Options) -> None:
     for name in ("peer_listen", "metrics_listen"):
         if address := own[name]:
             try:
-                ring.parse_address(address)
+                addresses.parse(address)
             except ValueError as e:
                 raise errors.Unusable(f"[acstor_agent] {name}", f"{address}: {e}") from e
     for name in ("control_group", "mirror_group"):
@@ -170,10 +170,10 @@ def reachable_at(own: Options) -> str:
     """
     address: str = own.peer_listen
     try:
-        ip, _ = ring.parse_address(address)
+        ip, _ = addresses.parse(address)
     except ValueError as e:
         raise errors.Unusable("[acstor_agent] peer_listen", str(e)) from e
-    if fault := ring.address_fault(ip):
+    if fault := addresses.fault_of(ip):
         raise errors.Unusable(
             "[acstor_agent] peer_listen",
             f"the decision service cannot tell others to ask {address}: it is {fault}",
@@ -251,7 +251,7 @@ def peer_security(own: Options) -> peer_net.Security:
     if own.peer_security is not None:
         return peer_net.Security(own.peer_security)
     try:
-        ip, _ = ring.parse_address(own.peer_listen)
+        ip, _ = addresses.parse(own.peer_listen)
     except ValueError as e:
         raise errors.Unusable("[acstor_agent] peer_listen", f"{own.peer_listen}: {e}") from e
     is_alone = ipaddress.ip_address(ip).is_loopback

@@ -48,6 +48,7 @@ class TlsSession:
         self._record_bytes = 0  # of the record that OpenSSL was given last
         self._received = _NOTHING  # what OpenSSL has not been given
         self._missing_bytes = 0  # of the record whose beginning it has been given
+        self._is_begun = False  # there is more in the record that was read last
 
     def handshake(self) -> bool:
         """Go on with the handshake as far as that goes; say whether it is done.
@@ -97,6 +98,11 @@ class TlsSession:
         return self._incoming.pending + len(self._received)
 
     @property
+    def has_more(self) -> bool:
+        """Say whether there may be something to read of what was put."""
+        return self._is_begun or bool(self._received)
+
+    @property
     def readable_bytes(self) -> int:
         """Return how much is decrypted and was not read."""
         return self._tls.pending()
@@ -114,11 +120,11 @@ class TlsSession:
         :raises ssl.SSLError: it is not what the other side has encrypted
         :raises OSError: it is of little else than TLS itself: new keys, session tickets
         """
-        tls, length = self._tls, len(space)
+        read, length = self._tls.read, len(space)
         filled = 0
-        while filled < length and (tls.pending() or self._next_record()):
+        while filled < length and (self._is_begun or self._next_record()):
             try:
-                count: int = tls.read(length - filled, space[filled:])  # type: ignore[assignment]
+                count: int = read(length - filled, space[filled:])  # type: ignore[assignment]
             except ssl.SSLWantReadError:  # it was a record of TLS itself
                 self._note_wordless()
                 continue
@@ -126,9 +132,11 @@ class TlsSession:
                 self.is_over = True
                 break
             filled += count
+            self._is_begun = filled == length and self._tls.pending() > 0
             if not more:
                 break
-        self._wordless_bytes = max(0, self._wordless_bytes - filled)
+        if self._wordless_bytes:
+            self._wordless_bytes = max(0, self._wordless_bytes - filled)
         return filled
 
     def _note_wordless(self) -> None:
@@ -141,17 +149,16 @@ class TlsSession:
 
     def _next_record(self) -> bool:
         """Give OpenSSL what is here of the next record; say whether that is all of it."""
-        received = self._received
-        if not self._missing_bytes:
+        received, missing_bytes = self._received, self._missing_bytes
+        if not missing_bytes:
             if len(received) < _HEADER_BYTES:
                 self._received = memoryview(bytes(received))  # the rest of its buffer can go
                 return False
             rest_bytes = received[3] << 8 | received[4]
-            self._missing_bytes = _HEADER_BYTES + min(rest_bytes, _MAX_REST_BYTES)
-            self._record_bytes = self._missing_bytes
+            missing_bytes = _HEADER_BYTES + min(rest_bytes, _MAX_REST_BYTES)
+            self._record_bytes = missing_bytes
             self.records += 1
-        part = received[: self._missing_bytes]
-        self._incoming.write(part)
-        self._received = received[len(part) :]
-        self._missing_bytes -= len(part)
+        given_bytes = self._incoming.write(received[:missing_bytes])
+        self._received = received[given_bytes:]
+        self._missing_bytes = missing_bytes - given_bytes
         return not self._missing_bytes

@@ -46,7 +46,7 @@ _EVEN_BYTES = bytes(range(0, 256, 2))
 
 _read_cid = struct.Struct(f"{ids.CID_BYTES}s").unpack_from
 
-
+_Fault = errors.ChunkMapFormatError
 Buffer = bytes | memoryview
 """What a map is read from; a mapped file is given as a memoryview of it."""
 
@@ -178,13 +178,8 @@ class ChunkMap:
     """
 
     __slots__ = (
-        "_buffer",
-        "_count",
-        "geometry",
-        "image_id",
-        "os_hash_algo",
-        "os_hash_value",
-        "scope_keys",
+        *("_buffer", "_count", "geometry", "image_id"),
+        *("os_hash_algo", "os_hash_value", "scope_keys"),
     )
 
     def __init__(
@@ -290,20 +285,13 @@ def _parse_header(
     """Check the header by itself: what it is first, then its checksum, then each field."""
     header = _unpack_header(view, what)
     if header.algorithm != ALGORITHM_BLAKE3_256:
-        raise errors.ChunkMapFormatError(
-            what, _AT_ALGORITHM, f"CID algorithm {header.algorithm} is not known"
-        )
+        raise _Fault(what, _AT_ALGORITHM, f"CID algorithm {header.algorithm} is not known")
     if not geometry.is_chunk_size(header.chunk_bytes):
-        raise errors.ChunkMapFormatError(
-            what, _AT_CHUNK_BYTES, f"chunks of {header.chunk_bytes} bytes are not allowed"
-        )
+        raise _Fault(what, _AT_CHUNK_BYTES, f"chunks of {header.chunk_bytes} bytes are not allowed")
     cut = geometry.Geometry(header.size_bytes, header.chunk_bytes)
     if header.chunk_count != cut.chunk_count:
-        raise errors.ChunkMapFormatError(
-            what,
-            _AT_CHUNK_COUNT,
-            f"{header.chunk_count} chunks do not fit an image of {cut.size_bytes} bytes",
-        )
+        why = f"{header.chunk_count} chunks do not fit an image of {cut.size_bytes} bytes"
+        raise _Fault(what, _AT_CHUNK_COUNT, why)
     image_id = ids.image_id_from_bytes(header.image_id)
     return image_id, cut, _parse_os_hash(header, what), _parse_keys(header, what)
 
@@ -311,43 +299,40 @@ def _parse_header(
 def _unpack_header(view: memoryview, what: str) -> _Header:
     """Return the fields of a header that is whole and of a known version."""
     if not view.nbytes or view[: len(MAGIC)] != MAGIC[: view.nbytes]:
-        raise errors.ChunkMapFormatError(what, 0, "not a chunk map")
+        raise _Fault(what, 0, "not a chunk map")
     if view.nbytes < HEADER_BYTES:
-        raise errors.ChunkMapFormatError(what, view.nbytes, "truncated in the header")
+        raise _Fault(what, view.nbytes, "truncated in the header")
     header = _Header(*_HEADER.unpack_from(view))
     if header.version != VERSION:
-        raise errors.ChunkMapFormatError(
-            what, _AT_VERSION, f"format version {header.version} is not known (only {VERSION} is)"
-        )
+        why = f"format version {header.version} is not known (only {VERSION} is)"
+        raise _Fault(what, _AT_VERSION, why)
     if blake3.blake3(view[: _HEADER.size]).digest() != view[_HEADER.size : HEADER_BYTES]:
-        raise errors.ChunkMapFormatError(what, _HEADER.size, "the header's checksum does not match")
+        raise _Fault(what, _HEADER.size, "the header's checksum does not match")
     return header
 
 
 def _parse_os_hash(header: _Header, what: str) -> OsHash:
     length = header.os_hash_value_bytes
     if length > MAX_OS_HASH_VALUE_BYTES:
-        raise errors.ChunkMapFormatError(
-            what, _AT_OS_HASH_LENGTH, f"an image hash of {length} bytes is too long"
-        )
+        raise _Fault(what, _AT_OS_HASH_LENGTH, f"an image hash of {length} bytes is too long")
     algo = header.os_hash_algo.rstrip(b"\0").decode("ascii", "replace")
     os_hash = OsHash(algo, header.os_hash_value[:length])
     why = fault_of_os_hash(os_hash)
     if why:
-        raise errors.ChunkMapFormatError(what, AT_OS_HASH_ALGO, why)
+        raise _Fault(what, AT_OS_HASH_ALGO, why)
     return os_hash
 
 
 def _parse_keys(header: _Header, what: str) -> ScopeKeys:
     count, size = header.key_count, ids.SCOPE_KEY_BYTES
     if count > MAX_SCOPE_KEYS:
-        raise errors.ChunkMapFormatError(what, _AT_KEY_COUNT, f"{count} scope keys are too many")
+        raise _Fault(what, _AT_KEY_COUNT, f"{count} scope keys are too many")
     keys = tuple(ids.ScopeKey(header.keys[size * n : size * (n + 1)]) for n in range(count))
     why = _fault_of_keys(keys)
     if any(header.keys[size * count :]):
         why = "there are bytes behind the last scope key"
     if why:
-        raise errors.ChunkMapFormatError(what, _AT_KEYS, why)
+        raise _Fault(what, _AT_KEYS, why)
     return keys
 
 
@@ -380,33 +365,25 @@ def _check_expected(
     what: str,
 ) -> None:
     if expected_image_id is not None and image_id != expected_image_id:
-        raise errors.ChunkMapFormatError(
-            what, _AT_IMAGE_ID, f"map of image {image_id}, not of {expected_image_id}"
-        )
+        raise _Fault(what, _AT_IMAGE_ID, f"map of image {image_id}, not of {expected_image_id}")
     if expected_size_bytes is not None and cut.size_bytes != expected_size_bytes:
-        raise errors.ChunkMapFormatError(
-            what,
-            AT_SIZE_BYTES,
-            f"map of an image of {cut.size_bytes} bytes, not of {expected_size_bytes}",
-        )
+        why = f"map of an image of {cut.size_bytes} bytes, not of {expected_size_bytes}"
+        raise _Fault(what, AT_SIZE_BYTES, why)
 
 
 def _check_length(view: memoryview, cut: geometry.Geometry, what: str) -> None:
     expected_bytes = length_bytes(cut)
     if view.nbytes < expected_bytes:
-        raise errors.ChunkMapFormatError(
-            what, view.nbytes, f"truncated: {view.nbytes} of {expected_bytes} bytes"
-        )
+        raise _Fault(what, view.nbytes, f"truncated: {view.nbytes} of {expected_bytes} bytes")
     if view.nbytes > expected_bytes:
-        raise errors.ChunkMapFormatError(
-            what, expected_bytes, f"too long: {view.nbytes} bytes instead of {expected_bytes}"
-        )
+        why = f"too long: {view.nbytes} bytes instead of {expected_bytes}"
+        raise _Fault(what, expected_bytes, why)
 
 
 def _check_trailer(view: memoryview, what: str) -> None:
     body_bytes = view.nbytes - TRAILER_BYTES
     if blake3.blake3(view[:body_bytes]).digest() != view[body_bytes:]:
-        raise errors.ChunkMapFormatError(what, body_bytes, "the map's checksum does not match")
+        raise _Fault(what, body_bytes, "the map's checksum does not match")
 
 
 def _check_cids(view: memoryview, scope_keys: ScopeKeys, what: str) -> None:
@@ -416,4 +393,4 @@ def _check_cids(view: memoryview, scope_keys: ScopeKeys, what: str) -> None:
     ends = bytes(view[HEADER_BYTES + ids.CID_BYTES - 1 : -TRAILER_BYTES : ids.CID_BYTES])
     if odd := ends.translate(None, _EVEN_BYTES):
         offset = HEADER_BYTES + ends.index(odd[0]) * ids.CID_BYTES
-        raise errors.ChunkMapFormatError(what, offset, "a keyed CID, and the map has no scope key")
+        raise _Fault(what, offset, "a keyed CID, and the map has no scope key")

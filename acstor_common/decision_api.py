@@ -27,6 +27,7 @@ from typing import TypeVar
 
 import msgspec
 
+from acstor_common import addresses
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
@@ -265,7 +266,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
-        ring.parse_address(self.address)
+        addresses.parse(self.address)
         location.parse(self.location)
         for peer in self.peers:
             ids.parse_host_id(peer)
@@ -341,7 +342,7 @@ def way_fault(url: str) -> str:
     where = urllib.parse.urlsplit(url)
     host = where.hostname or ""
     with contextlib.suppress(ValueError):
-        if ring.is_loopback(host):
+        if addresses.is_loopback(host):
             return ""
     if where.scheme != "http" or host == "localhost":
         return ""

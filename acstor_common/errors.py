@@ -161,6 +161,13 @@ class RemoteProtocolError(ProtocolError):
         return f"{self.peer} broke the protocol: {self.why}"
 
 
+class OtherVersion(RemoteProtocolError):
+    """The other side speaks another version of the protocol: leave it alone, it broke no rule."""
+
+    def __str__(self) -> str:
+        return f"{self.peer} cannot be understood: {self.why}"
+
+
 class NotAuthentic(AcstorError):
     """Who says so cannot be proven: use nothing of it, and tell the log who tried.
 

@@ -14,8 +14,8 @@ from wsgiref import simple_server
 
 import prometheus_client
 
+from acstor_common import addresses
 from acstor_common import errors
-from acstor_common import ring
 
 CONNECTIONS = 16
 TIMEOUT_S = 10.0
@@ -70,7 +70,7 @@ def serve(
     """
     prometheus_client.ProcessCollector(registry=own)
     try:
-        server = _Server(ring.parse_address(address))
+        server = _Server(addresses.parse(address))
     except (ValueError, OSError) as e:
         raise errors.Unusable(option, f"{address}: {e}") from e
     server.set_app(prometheus_client.make_wsgi_app(own))

@@ -249,20 +249,24 @@ class Receiver:
             self._filled += taken
             count -= taken
         self._end += count
-        while self._step(messages):
+        while (self._data or self._end - self._start >= HEADER_BYTES) and self._step(messages):
             pass
         return messages
 
     def _step(self, messages: list[Message]) -> bool:
-        """Use what is in the small buffer for one frame; False if more must come first."""
+        """Use what is in the small buffer for one frame; False if more must come first.
+
+        There is a header in it, or the data of a frame is on its way.
+        """
         if self._data is not None:
             return self._give_chunks(self._data, messages)
         have = self._end - self._start
-        if have < HEADER_BYTES:
-            return False
         magic, major_version, type_, body_bytes = _HEADER.unpack_from(self._small, self._start)
-        if magic != MAGIC or major_version != MAJOR_VERSION:
-            raise self._error(_why_no_frame(magic, major_version))
+        if magic != MAGIC:
+            raise self._error(_why_no_frame(magic))
+        if major_version != MAJOR_VERSION:
+            why = f"it speaks version {major_version} of the peer protocol, this host"
+            raise errors.OtherVersion(self.peer, f"{why} {MAJOR_VERSION}")
         if type_ == Type.CHUNK:
             return self._begin_chunks(have, body_bytes)
         if type_ not in _KNOWN:
@@ -393,9 +397,7 @@ class Receiver:
         return errors.RemoteProtocolError(self.peer, why)
 
 
-def _why_no_frame(magic: int, major_version: int) -> str:
+def _why_no_frame(magic: int) -> str:
     if magic in _TLS_RECORDS:
         return "it speaks TLS, and this host clear text: peer_security differs"
-    if magic != MAGIC:
-        return f"no frame begins with {magic:#06x}"
-    return f"it speaks version {major_version} of the peer protocol, this host {MAJOR_VERSION}"
+    return f"no frame begins with {magic:#06x}"

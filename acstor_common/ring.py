@@ -25,7 +25,6 @@ import array
 import bisect
 import collections
 import functools
-import ipaddress
 import itertools
 import re
 from collections.abc import Iterable
@@ -37,6 +36,7 @@ from typing import Annotated
 
 import msgspec
 
+from acstor_common import addresses
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import location
@@ -124,51 +124,6 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Return the IP address and the port of ``text``.
-
-    >>> parse_address("10.0.0.1:7201"), parse_address("[::1]:7201")
-    (('10.0.0.1', 7201), ('::1', 7201))
-
-    :raises ValueError: it is not ``ip:port`` or ``[ipv6]:port`` with a port from 1 to 65535
-    """
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):([0-9]{1,5})", text, re.ASCII)
-    try:
-        if not match or not 1 <= int(match[3]) <= 65535:
-            raise ValueError(text)
-        ip = ipaddress.IPv6Address(match[1]) if match[1] else ipaddress.IPv4Address(match[2])
-    except ValueError:
-        raise ValueError(f"not an address (ip:port is expected): {text[:64]!r}") from None
-    return str(ip), int(match[3])
-
-
-def is_loopback(ip: str) -> bool:
-    """Say whether an address leads to whoever uses it.
-
-    >>> is_loopback("127.0.0.2"), is_loopback("::ffff:127.0.0.1"), is_loopback("10.0.0.1")
-    (True, True, False)
-    """
-    return _plain(ip).is_loopback
-
-
-def address_fault(ip: str) -> str:
-    """Return why no host of another network gets to an address; "" if it may be of one.
-
-    >>> address_fault("169.254.169.254"), address_fault("::"), address_fault("10.0.0.1")
-    ('link-local', 'unspecified', '')
-    """
-    for kind in ("unspecified", "multicast", "link_local"):
-        if getattr(_plain(ip), f"is_{kind}"):
-            return kind.replace("_", "-")
-    return ""
-
-
-def _plain(ip: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return an address, without the IPv6 around one of IPv4."""
-    found = ipaddress.ip_address(ip)
-    return getattr(found, "ipv4_mapped", None) or found
-
-
 class Ring:
     """A v-node table and the points that follow from it.
 
@@ -245,7 +200,7 @@ class Ring:
 
     @functools.cached_property
     def _hosts_by_ip(self) -> collections.Counter[str]:
-        return collections.Counter(parse_address(host.address)[0] for host in self.hosts)
+        return collections.Counter(addresses.parse(host.address)[0] for host in self.hosts)
 
     def is_spared(self, host: ids.HostId) -> bool:
         """Say whether ``host`` has less than half of an even share of the v-nodes.
@@ -348,7 +303,7 @@ def _check(hosts: tuple[RingHost, ...]) -> None:
     seen: set[object] = set()
     for host in hosts:
         ids.parse_host_id(host.host)
-        address = parse_address(host.address)
+        address = addresses.parse(host.address)
         for thing in (host.host, address):
             if thing in seen:
                 raise ValueError(f"{thing!r} is there twice")

@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from acstor_common import boot_frames
 from acstor_common import boot_image
 from acstor_common import boot_trace
 from acstor_common import chunk_map
@@ -170,7 +171,7 @@ def check_chunks(
     boot_image.check_binding(head.header, boot_image.Binding.of(image_map), what)
     for frame in head.frames:
         stored = raw[frame.offset : frame.offset + frame.stored_bytes]
-        boot_image.unpack_checked(image_map, frame, stored, what)
+        boot_frames.unpack_checked(image_map, frame, stored, what)
 
 
 def _read_chunk(image: int, image_map: chunk_map.ChunkMap, chunk_no: int) -> bytes:

@@ -17,7 +17,7 @@ import pathlib
 from collections.abc import Collection
 
 from acstor_common import artefacts
-from acstor_common import boot_image
+from acstor_common import boot_frames
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
@@ -68,7 +68,7 @@ def export(
     read = {kind: _read(images, artefact["id"]) for kind, artefact in found.items() if artefact}
     image_map = artefacts.parse_chunk_map(image, read[artefacts.Kind.CHUNK_MAP])
     if raw := read.get(artefacts.Kind.BOOT_IMAGE):
-        boot_image.check([raw], f"boot image of image {image['id']}", image_map.scope_keys)
+        boot_frames.check([raw], f"boot image of image {image['id']}", image_map.scope_keys)
     for kind, raw in read.items():
         if _write_artefact(raw, stem.with_suffix(ENDINGS[kind])):
             outcome = Outcome.EXPORTED

@@ -10,7 +10,7 @@ import io
 import tempfile
 
 from acstor_common import artefacts
-from acstor_common import boot_image
+from acstor_common import boot_frames
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import image_record
@@ -94,7 +94,7 @@ def _check_boot_image(
     what = f"boot image {artefact_id}"
     with images.opened(artefact_id) as pieces:
         raw = b"".join(pieces)
-    head = boot_image.check([raw], what, image_map.scope_keys)
+    head = boot_frames.check([raw], what, image_map.scope_keys)
     boot_builder.check_chunks(raw, head, image_map, what)
 
 

@@ -8,6 +8,7 @@ for, and what comes of it is noted.
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Any
 
 from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import chunk_state
@@ -28,14 +29,20 @@ class Ahead:
 
     :param chunks: of the image; a content that it has several times counts as its first
     :param here: what the host has in its cache
-    :ivar prefetched: chunks that came
+    :param trust: see :class:`prefetch.Prefetcher`
+    :ivar asked: chunks that were prefetched, by number; ``prefetched``: so many of them came
     """
 
     def __init__(
-        self, host: hosts.Host, chunks: Sequence[want.Want], here: Collection[ids.Cid]
+        self,
+        host: hosts.Host,
+        chunks: Sequence[want.Want],
+        here: Collection[ids.Cid],
+        *trust: Any,
     ) -> None:
         self.states = chunk_state.ChunkStates(len(chunks))
-        self.prefetcher = prefetch.Prefetcher(self.states)
+        self.prefetcher = prefetch.Prefetcher(self.states, *trust)
+        self.asked: set[int] = set()
         self.prefetched = 0
         self._host, self._chunks, self._here = host, chunks, here
         self._index = {chunk.oid: number for number, chunk in reversed([*enumerate(chunks)])}
@@ -52,12 +59,17 @@ class Ahead:
         """Note that a guest has to wait for a chunk."""
         self.prefetcher.fetched_on_demand(self._index[chunk.oid])
 
-    def read(self, chunk: want.Want) -> None:
-        """Note that a guest was given a chunk: its prefetch has proved right."""
+    def let_go(self, chunk: want.Want) -> None:
+        """Note that a chunk has left the cache."""
+        self.states.apply(self._index[chunk.oid], _E.EVICTED)
+
+    def read(self, chunks: Iterable[want.Want]) -> None:
+        """Note that a guest was given chunks: their prefetch has proved right."""
         if not (self.states.unmatched or self.states.under_way):
             return
         matched = self.states.matched
-        self.states.apply(self._index[chunk.oid], _E.DEMAND_ARRIVED)
+        for chunk in chunks:
+            self.states.apply(self._index[chunk.oid], _E.DEMAND_ARRIVED)
         if self.states.matched != matched:
             self._fetch_some()
 
@@ -70,6 +82,7 @@ class Ahead:
             def done(answer: actions.Complete, number: int = number) -> None:
                 self._host.call(self._done, number, answer.failure is None)
 
+            self.asked.add(number)
             self._host.read([self._chunks[number]], priority.Priority.ADVERTISED, done)
 
     def _done(self, number: int, is_here: bool) -> None:

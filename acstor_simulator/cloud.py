@@ -94,7 +94,7 @@ class Host(hosts.Host):
         """
         prefetching = self.images[chunk.image_id]
         if chunk.cid in self.cache:
-            prefetching.read(chunk)
+            prefetching.read((chunk,))
             return True
         prefetching.waited_for(chunk)
 
@@ -103,7 +103,7 @@ class Host(hosts.Host):
             self.call(given)
 
         def given() -> None:
-            prefetching.read(chunk)
+            prefetching.read((chunk,))
             done()
 
         self.read((chunk,), self._urgency, answered, opener=guest)

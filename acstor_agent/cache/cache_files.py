@@ -256,6 +256,7 @@ class CacheFiles:
         try:
             slot, actions = self._core.place(cid, len(data), keep_class)
         except errors.CacheFull:
+            self._behind.hurry()  # what waits to be written has its place for as long
             self._refused += 1
             return False
         slot.data = data

@@ -28,8 +28,12 @@ LOG = logging.getLogger(__name__)
 PENDING_LIMIT_BYTES = 32 * geometry.MIB
 BATCH_BYTES = 8 * geometry.MIB
 BATCH_JOBS = 512  # below IOV_MAX, so that neighbours need one call
-GATHER_S = 0.02
-"""How long the writer lets chunks gather before each batch: one thread hop then serves many."""
+ENOUGH_BYTES = 2 * geometry.MIB
+"""Are written at once: more are no cheaper, and have left the processor's cache by then."""
+GATHER_S = 0.5
+"""How long the writer lets fewer than that gather: a hop to its thread is as dear for few chunks as
+for many, and on slow links one comes in 20 to 40 ms.  A process that is killed loses them, as it
+loses all that is not written: they are fetched again."""
 
 Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
 
@@ -60,9 +64,10 @@ class WriteBehind:
         self._io = io
         self._store = store
         self._pending_limit_bytes = pending_limit_bytes
+        self._enough_bytes = min(ENOUGH_BYTES, pending_limit_bytes)
         self._actions: list[public_cache.SlabAction] = []
         self._dirty: dict[cache_slot.Slot, requests.Stream] = {}
-        self._work = trio.Event()
+        self._work, self._enough = trio.Event(), trio.Event()
         self._room = trio.Event()
         self._writer_thread = trio.CapacityLimiter(1)
 
@@ -86,10 +91,19 @@ class WriteBehind:
         """Note that what the disk says of a slot is no longer so."""
         if slot in self._dirty:
             return
-        if not self._dirty:
-            self._work.set()
         self._dirty[slot] = disk_io.stream_of_later()
         self._core.hold(slot)
+        self._work.set()
+        if self._is_enough:
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Write what there is without waiting for more."""
+        self._enough.set()
+
+    @property
+    def _is_enough(self) -> bool:
+        return self.pending_bytes >= self._enough_bytes or len(self._dirty) >= BATCH_JOBS
 
     @property
     def has_room(self) -> bool:
@@ -105,12 +119,17 @@ class WriteBehind:
         """Bring new chunks to disk, for ever."""
         while True:
             await self._work.wait()
-            if self.pending_bytes < BATCH_BYTES:
-                await trio.sleep(GATHER_S)
-            if self._dirty or self._actions:
-                await self._write_batch()
-            else:
-                self._work = trio.Event()
+            with trio.move_on_after(GATHER_S):
+                await self._enough.wait()
+            due = len(self._dirty)  # what comes while that is written gathers again
+            while self._dirty or self._actions:
+                due -= await self._write_batch()
+                if due <= 0:
+                    break
+            if not self._is_enough:
+                self._enough = trio.Event()
+                if not (self._dirty or self._actions):
+                    self._work = trio.Event()
 
     async def flush(self) -> None:
         """Write what is pending."""
@@ -124,7 +143,8 @@ class WriteBehind:
             async with self._mends.writing:
                 self._files.close()
 
-    async def _write_batch(self) -> None:
+    async def _write_batch(self) -> int:
+        """Do the actions and the oldest jobs; return how many jobs that were."""
         with trio.CancelScope(shield=True):
             async with self._mends.writing:
                 actions, self._actions = self._actions, []
@@ -143,6 +163,7 @@ class WriteBehind:
                 self._settle(jobs, unmade, failed)
         self._room.set()
         self._room = trio.Event()
+        return len(jobs)
 
     def _next_jobs(self, stream: requests.Stream | None) -> tuple[list[slab_io.WriteJob], int]:
         """Return the oldest jobs, and how many bytes of chunks they write.

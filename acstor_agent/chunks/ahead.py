@@ -65,8 +65,15 @@ class Ahead(Generic[T]):
         """Return the things whose chunks have not come."""
         return [one.thing for one in self._left]
 
+    def wake(self) -> None:
+        """Let who waits for what comes go on, with nothing."""
+        self._more.set()
+
     async def came(self) -> list[tuple[T, Outcome]]:
-        """Return which have come since, or why they do not; wait until there is one."""
+        """Return which have come since, or why they do not; wait until there is one.
+
+        :returns: nothing if :meth:`wake` was called
+        """
         if self._came:
             await trio.lowlevel.cancel_shielded_checkpoint()  # what has come is told
         else:

@@ -11,7 +11,6 @@ the source and of this host's disk have tasks of their own, many chunks in each.
 """
 
 import collections
-import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -31,11 +30,10 @@ from acstor_agent.chunks import ahead as ahead_
 from acstor_agent.chunks import asking
 from acstor_agent.chunks import giving
 from acstor_agent.chunks import reading
+from acstor_agent.chunks import storing
 from acstor_agent.chunks import wish as wish_
 from acstor_agent.core import counters
 from acstor_agent.core import log_limit
-from acstor_agent.core.cache import public_cache
-from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import transfers
 from acstor_agent.core.transfers import want as want_
@@ -63,16 +61,6 @@ STOOD_STILL_S, HEAR_S = 0.01, 0.05
 """A host that wakes so much too late stood still: for so long it hears what has come meanwhile,
 before anybody is judged by his silence."""
 TELLS_EVERY_S = 60.0
-STREAMS = {
-    Priority.SOON: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
-    Priority.SEED: requests.Stream(requests.Klass.FILL, "pre-seed"),
-    Priority.HYDRATE: requests.Stream(requests.Klass.FILL, "hydrate"),
-    Priority.ADVERTISED: requests.Stream(requests.Klass.PREFETCH, "advertised"),
-    Priority.WHOLE: requests.Stream(requests.Klass.FILL, "whole"),
-    Priority.LATER: requests.Stream(requests.Klass.PREFETCH, "peers"),
-}
-"""Whose the writes to the disk are that come of it, where nobody waited for the chunk."""
-_KEEP = public_cache.KeepClass.BORROWED, public_cache.KeepClass.HOME
 
 
 Event = Callable[..., list[actions.Action]]
@@ -126,22 +114,23 @@ class Exchange:
         self._tables, self._in_force = tables, (known.table, known.former)
         self._names = core.rights.names
         self._events: collections.deque[tuple[Event, tuple[Any, ...]]] = collections.deque()
-        self._is_feeding = self._is_full = False
+        self._is_feeding = False
         self._sleep = trio.CancelScope()
         self._told = log_limit.LogLimit(TELLS_EVERY_S)
         self._reading = reading.Reading(
             self.feed, core, source, nursery, self.counters, self.faults
         )
+        self._storing = storing.Storing(self.feed, core, cache, nursery, self.counters, self.faults)
         self._asking = asking.Asking(here, self.feed, core, net, may_refer, moved, self.counters)
         self.giving = giving.Giving(
             self.feed, core, cache, nursery, learn, moved, self.counters, self.faults
         )
         self._doing: dict[type, Callable[[Any], None]] = {
-            actions.Store: self._store,
             actions.Complete: self._complete,
             actions.Told: self._tell_waiter,
             actions.Heard: heard,
             actions.LeftAlone: self._say_left_alone,
+            **self._storing.doing,
             **self._reading.doing,
             **self._asking.doing,
             **self.giving.doing,
@@ -174,13 +163,15 @@ class Exchange:
         return why
 
     def _feed(self, event: Event, what: tuple[Any, ...]) -> str:
+        why = ""
         try:
             found = event(self.clock(), *what)
         except Exception as error:  # what it was about ends, and no more
-            return self.faults.note(f"the exchange, told {event.__name__}", error)
+            why = self.faults.note(f"the exchange, told {event.__name__}", error)
+            found = self.core.mend(self.clock(), why)
         for action in found:
             self._do(action)
-        return ""
+        return why
 
     def _do(self, action: actions.Action) -> None:
         try:
@@ -335,38 +326,6 @@ class Exchange:
         self._asking.tell_now(host, news, self.clock())
 
     # What the core says
-
-    def _store(self, store: actions.Store) -> None:
-        kept: dict[bool, list[actions.Arrived]] = {}
-        for priority, chunks in itertools.groupby(store.chunks, lambda chunk: chunk.priority):
-            with disk_io.as_stream(STREAMS.get(priority, disk_io.OURS)):
-                for chunk in chunks:
-                    kept.setdefault(self._keep(chunk), []).append(chunk)
-        for is_kept, some in kept.items():
-            self.feed(self.core.stored if is_kept else self.core.not_stored, some)
-        if not self._is_full and not self._cache.has_room:
-            self._is_full = True
-            self._nursery.start_soon(self._wait_for_room)
-
-    def _keep(self, chunk: actions.Arrived) -> bool:
-        want, (data, origin), giver, _, is_kept, is_own, _ = chunk
-        if is_own:
-            self.counters.fetched[want.image_id].add(origin, want.length)
-        if giver is None:
-            self.counters.source_bytes += want.length
-        keep = _KEEP[is_kept]
-        try:
-            return self._cache.store(want.cid, data, keep)
-        except Exception as error:  # as if there were no room: it is given to who waits for it
-            self.faults.note("storing a chunk", error)
-            return False
-
-    async def _wait_for_room(self) -> None:
-        """Let nothing be fetched ahead until the disk has caught up."""
-        self.feed(self.core.has_room, False)
-        await self._cache.wait_for_room()
-        self._is_full = False
-        self.feed(self.core.has_room, True)
 
     def _complete(self, complete: actions.Complete) -> None:
         wish: Any = complete.token

@@ -124,7 +124,8 @@ class Giving:
         for scope in self._reads.pop(connection, {}).values():
             scope.cancel()
         self._delivering.end(connection)
-        self._feed(self._core.peer_left, connection)
+        if self._feed(self._core.peer_left, connection):
+            self._feed(self._core.peer_left, connection)  # nobody else says it again
 
     def drained(self, connection: answering.Answering) -> None:
         """See :meth:`answering.Giver.drained`."""

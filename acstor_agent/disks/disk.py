@@ -108,10 +108,12 @@ class Disk:
         if len(stretches) == 1 and (kept := self._read_nowait(stretches[0])) is not None:
             return kept
         is_here = all(one.origin is disk_plan.Origin.DISK for one in stretches)
-        async with self._reads.turn(self._guest, is_here=is_here):
-            buffer = bytearray(length)
-            await self._fill(_places(stretches, memoryview(buffer)))
-            return buffer
+        return await self._reads.turn(self._guest, self._read, stretches, length, is_here=is_here)
+
+    async def _read(self, stretches: Sequence[disk_plan.Stretch], length: int) -> bytearray:
+        buffer = bytearray(length)
+        await self._fill(_places(stretches, memoryview(buffer)))
+        return buffer
 
     def _plan_read(self, offset: int, length: int) -> list[disk_plan.Stretch]:
         header = self.header
@@ -166,9 +168,9 @@ class Disk:
         chunks = disk_plan.chunks_of(self.header.cut, offset, len(data))
         if not self._writes.has_room(len(data)) and self._write_nowait(offset, data, chunks):
             return len(data)
-        async with self._writes.turn(self._guest, len(data)), self._alone(chunks):
-            if chunks:
-                await self._write(offset, data)
+        await self._writes.turn(
+            self._guest, self._write, offset, data, chunks, more_bytes=len(data)
+        )
         return len(data)
 
     def _write_nowait(self, offset: int, data: bytes, chunks: range) -> bool:
@@ -193,7 +195,12 @@ class Disk:
         self.written_chunks += len(plan.fresh)
         self._unsynced.update(plan.fresh)
 
-    async def _write(self, offset: int, data: bytes) -> None:
+    async def _write(self, offset: int, data: bytes, chunks: range) -> None:
+        async with self._alone(chunks):
+            if chunks:
+                await self._write_alone(offset, data)
+
+    async def _write_alone(self, offset: int, data: bytes) -> None:
         plan = self._plan_write(offset, data)
         before, after = (bytearray(_length(side)) for side in (plan.before, plan.after))
         if before or after:

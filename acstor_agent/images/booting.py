@@ -29,6 +29,7 @@ from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images import boot_head
 from acstor_agent.sources import base
+from acstor_common import boot_frames
 from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -355,7 +356,7 @@ class Booting:
         patience_s = self._host.frame_patience_s
         fetched = await chunks.fetch(want, priority, patience_s, is_patient=False)
         found = await trio.to_thread.run_sync(
-            boot_image.unpack_checked, self._map, frame, fetched.data, self._what
+            boot_frames.unpack_checked, self._map, frame, fetched.data, self._what
         )
         return found, fetched.origin
 

@@ -188,8 +188,7 @@ class Mirror:
         try:
             if guest is None:
                 return await self._filled(offset, length)
-            async with self._waiting.turn(guest, is_here=is_here):
-                return await self._filled(offset, length)
+            return await self._waiting.turn(guest, self._filled, offset, length, is_here=is_here)
         except errors.ReaderGone:
             raise
         except errors.AcstorError as e:
@@ -272,7 +271,8 @@ class Mirror:
                     await self._fill(offset + step.start, part)  # some proved bad: they are gone
                     continue
             self.counters.read.add(_LOCAL_ORIGIN[step.kind], len(part))
-        await self._fill_left(offset, view, left)
+        if left:
+            await self._fill_left(offset, view, left)
 
     async def _fill_left(self, offset: int, view: memoryview, steps: list[_Step]) -> None:
         """Fill in what no boot image brought: it may have come otherwise, while that was tried."""

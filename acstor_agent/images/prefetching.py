@@ -8,14 +8,15 @@ parents: the first chunk of the image with a content stands for all of them.
 
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Sequence
 
 import trio
 
+from acstor_agent.chunks import ahead as ahead_
 from acstor_agent.chunks import exchange
 from acstor_agent.core.exchange import content_index
 from acstor_agent.core.exchange import prefetch
 from acstor_agent.core.images import chunk_state
+from acstor_agent.core.transfers import want as want_
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
@@ -51,6 +52,8 @@ class Prefetching:
         self._chunks = chunks
         self._nursery = nursery
         self._is_covered = is_covered
+        self._next: list[int] = []
+        self._ahead: ahead_.Ahead[int] | None = None
 
     def advertised(self, prefixes: Iterable[ids.Oid]) -> None:
         """Note what neighbours have; fetch what is of use here."""
@@ -99,27 +102,43 @@ class Prefetching:
             self._fetch_some()
 
     def _fetch_some(self) -> None:
-        numbers = list(self.prefetcher.take(UNDER_WAY - self.states.under_way))
-        if numbers:
-            self._nursery.start_soon(self._fetch, numbers)
+        self._next += self.prefetcher.take(UNDER_WAY - self.states.under_way)
+        if not self._next:
+            return
+        if self._ahead is None:
+            self._ahead = self._chunks.ahead(exchange.Priority.ADVERTISED)
+            self._nursery.start_soon(self._fetch, self._ahead)
+        else:
+            self._ahead.wake()  # one that hangs keeps no other back
 
-    async def _fetch(self, numbers: Sequence[int]) -> None:
-        """Have chunks brought, all at once, and note what comes of each."""
-        wants = {chunk_no: self._chunks.want(self._map, chunk_no) for chunk_no in numbers}
-        left = {n: want for n, want in wants.items() if not self._chunks.has(want.cid)}
-        for chunk_no in wants.keys() - left.keys():
-            self.states.apply(chunk_no, _E.PREFETCH_ARRIVED)
+    async def _fetch(self, ahead: ahead_.Ahead[int]) -> None:
+        """Have chunks brought as long as there are any, and note what comes of each."""
+        left: set[int] = set()
         try:
-            with self._chunks.ahead(exchange.Priority.ADVERTISED) as ahead:
-                ahead.ask(left.items())
-                while ahead:
-                    for chunk_no, outcome in await ahead.came():
-                        del left[chunk_no]
+            with ahead:
+                while self._next or ahead:
+                    asked = self._not_here()
+                    left.update(chunk_no for chunk_no, _ in asked)
+                    ahead.ask(asked)
+                    for chunk_no, outcome in await ahead.came() if ahead else ():
+                        left.discard(chunk_no)
                         is_here = not isinstance(outcome, errors.AcstorError)
                         event = _E.PREFETCH_ARRIVED if is_here else _E.PREFETCH_FAILED
                         self.states.apply(chunk_no, event)
-                    self._fetch_some()  # one that hangs keeps no other back
+                    self._fetch_some()
         finally:
+            self._ahead = None
             for chunk_no in left:  # a guest that needs one asks again and is told
                 self.states.apply(chunk_no, _E.PREFETCH_FAILED)
-        self._fetch_some()
+
+    def _not_here(self) -> list[tuple[int, want_.Want]]:
+        """Return what of the next is to be fetched."""
+        found = []
+        for chunk_no in self._next:
+            want = self._chunks.want(self._map, chunk_no)
+            if self._chunks.has(want.cid):
+                self.states.apply(chunk_no, _E.PREFETCH_ARRIVED)
+            else:
+                found.append((chunk_no, want))
+        self._next = []
+        return found

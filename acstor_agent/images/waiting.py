@@ -7,14 +7,14 @@ request of the guest that has most fails.  The rule: what is in memory is answer
 here, and what is on this host's disk has a line of its own.
 """
 
-import contextlib
 import contextvars
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+import types
+from collections.abc import Awaitable
 from collections.abc import Callable
-from collections.abc import Iterator
+from typing import TypeVar
 
 import trio
 
@@ -26,6 +26,8 @@ from acstor_common import errors
 from acstor_common import geometry
 
 LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 AT_ONCE = 32
 """Requests of one guest that are worked on: at 1 MiB each these are 512 chunks on their way."""
@@ -75,10 +77,10 @@ class Waiting:
         self.refused = 0
         self.table = waits.Waits() if table is None else table
         self._deadline_s, self._at_once = deadline_s, at_once
-        self._queue: longest_queue.LongestQueueDrop[requests.Stream, _Token] = (
+        self._queue: longest_queue.LongestQueueDrop[requests.Stream, _Known] = (
             longest_queue.LongestQueueDrop(limit_bytes)
         )
-        self._lines: dict[tuple[requests.Stream, bool], trio.CapacityLimiter] = {}
+        self._lines: dict[tuple[requests.Stream, bool], _Line] = {}
         self._told_s = -TELLS_EVERY_S
         self._elsewhere, self._elsewhere_s = 0, -math.inf
 
@@ -93,11 +95,15 @@ class Waiting:
         """Say whether one more may wait without anybody being refused."""
         return self._queue.total + REQUEST_BYTES + more_bytes <= self._queue.limit
 
-    @contextlib.asynccontextmanager
     async def turn(
-        self, guest: requests.Stream, more_bytes: int = 0, is_here: bool = False
-    ) -> AsyncIterator[None]:
-        """Wait for the guest's turn; what is done within the block is the guest's.
+        self,
+        guest: requests.Stream,
+        work: Callable[..., Awaitable[T]],
+        *args: object,
+        more_bytes: int = 0,
+        is_here: bool = False,
+    ) -> T:
+        """Wait for the guest's turn and return what ``work(*args)`` does, which is the guest's.
 
         :param more_bytes: what the request holds while it waits
         :param is_here: it waits for this host's disk only, so not behind those that do not
@@ -107,60 +113,53 @@ class Waiting:
         """
         self._elsewhere += not is_here
         try:
-            with self.known(guest, more_bytes):
-                async with self._line(guest, is_here):
-                    with disk_io.as_stream(guest):
-                        yield
+            with self.known(guest, more_bytes), disk_io.as_stream(guest):
+                line = self._lines.get((guest, is_here))
+                if line is None:
+                    line = self._lines[guest, is_here] = _Line(self._at_once)
+                if line.places:
+                    line.places -= 1
+                else:
+                    await self._stand_in(line, guest)
+                try:
+                    await trio.lowlevel.checkpoint_if_cancelled()
+                    return await work(*args)
+                finally:
+                    if line.leave() == self._at_once:
+                        del self._lines[guest, is_here]
         finally:
             if not is_here:
                 self._elsewhere -= 1
                 self._elsewhere_s = trio.current_time()
 
-    @contextlib.contextmanager
-    def known(self, guest: requests.Stream, more_bytes: int = 0) -> Iterator[None]:
-        """Have a request known as one that waits, and so ended when it must.
+    async def _stand_in(self, line: "_Line", guest: requests.Stream) -> None:
+        with trio.move_on_after(self._deadline_s):
+            await line.others.park()
+            return
+        raise errors.DeadlineExceeded(f"the turn of {guest}", self._deadline_s)
+
+    def known(self, guest: requests.Stream, more_bytes: int = 0) -> "_Known":
+        """Have a request known within a block as one that waits, and so ended when it must.
 
         One that is known already is not known twice.
 
         :raises errors.Crowded: see :meth:`turn`
         :raises errors.ReaderGone: see :meth:`turn`
         """
-        if _wait.get() is not None:
-            yield
-            return
-        token = _Token()
-        with token.scope:
-            for loser in self._queue.enter(guest, token, REQUEST_BYTES + more_bytes):
-                loser.end(errors.Crowded(str(guest)))
-            wait = self.table.begin(guest, time.monotonic(), token)
-            former = _wait.set(wait)
-            try:
-                yield
-            finally:
-                _wait.reset(former)
-                self.table.end(wait)
-                self._queue.leave(guest, token)
-        if token.scope.cancelled_caught and token.why is not None:
-            if isinstance(token.why, errors.Crowded):
-                self._tell(guest)
-            raise token.why
+        return _Known(self, guest, REQUEST_BYTES + more_bytes)
 
-    @contextlib.asynccontextmanager
-    async def _line(self, guest: requests.Stream, is_here: bool) -> AsyncIterator[None]:
-        which = guest, is_here
-        line = self._lines.setdefault(which, trio.CapacityLimiter(self._at_once))
-        try:
-            with trio.move_on_after(self._deadline_s) as late:
-                await line.acquire()
-            if late.cancelled_caught:
-                raise errors.DeadlineExceeded(f"the turn of {guest}", self._deadline_s)
-            try:
-                yield
-            finally:
-                line.release()
-        finally:
-            if not line.borrowed_tokens and not line.statistics().tasks_waiting:
-                self._lines.pop(which, None)
+    def begin(self, known: "_Known", guest: requests.Stream, count_bytes: int) -> waits.Wait:
+        """Let a request be known; of too many those that must go are told."""
+        for loser in self._queue.enter(guest, known, count_bytes):
+            loser.end(errors.Crowded(str(guest)))
+        return self.table.begin(guest, time.monotonic(), known)
+
+    def finish(self, known: "_Known", wait: waits.Wait) -> None:
+        """Forget a request."""
+        self.table.end(wait)
+        self._queue.leave(wait.guest, known)
+        if isinstance(known.why, errors.Crowded):
+            self._tell(wait.guest)
 
     def _tell(self, guest: requests.Stream) -> None:
         self.refused += 1
@@ -174,19 +173,56 @@ class Waiting:
             )
 
 
-class _Token:
-    """What ends one request that waits."""
+class _Line:
+    """Requests of one guest: those that are worked on, and the others, which wait their turn."""
 
-    __slots__ = ("scope", "why")
+    __slots__ = ("others", "places")
 
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope()
+    def __init__(self, places: int) -> None:
+        self.places, self.others = places, trio.lowlevel.ParkingLot()
+
+    def leave(self) -> int:
+        """Give a place to who waits longest; return how many are free."""
+        if not self.others.unpark():
+            self.places += 1
+        return self.places
+
+
+class _Known:
+    """One request that waits, and what ends it."""
+
+    __slots__ = ("_bytes", "_former", "_guest", "_scope", "_wait", "_waiting", "why")
+
+    def __init__(self, waiting: Waiting, guest: requests.Stream, count_bytes: int) -> None:
+        self._waiting, self._guest, self._bytes = waiting, guest, count_bytes
+        self._scope: trio.CancelScope | None = None
         self.why: errors.AcstorError | None = None
+
+    def __enter__(self) -> None:
+        if _wait.get() is None:
+            self._scope = trio.CancelScope()
+            self._scope.__enter__()
+            self._wait = self._waiting.begin(self, self._guest, self._bytes)
+            self._former = _wait.set(self._wait)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+    ) -> None:
+        if self._scope is None:
+            return
+        _wait.reset(self._former)
+        self._waiting.finish(self, self._wait)
+        if self._scope.__exit__(kind, error, traceback) and self.why is not None:
+            raise self.why from None
 
     def end(self, why: errors.AcstorError) -> None:
         """Let the request fail."""
+        assert self._scope is not None
         self.why = why
-        self.scope.cancel()
+        self._scope.cancel()
 
 
 def end(table: waits.Waits, guest: requests.Stream, until_s: float) -> int:
@@ -196,6 +232,6 @@ def end(table: waits.Waits, guest: requests.Stream, until_s: float) -> int:
     """
     ended = [wait for wait in table.of(guest) if wait.since_s <= until_s]
     for wait in ended:
-        assert isinstance(wait.token, _Token)
+        assert isinstance(wait.token, _Known)
         wait.token.end(errors.ReaderGone(str(guest)))
     return len(ended)

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import trio
 
+from acstor_common import addresses
 from acstor_common import errors
-from acstor_common import ring
 
 LOG = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ async def open_at(address: str) -> list[trio.SocketListener]:
     :raises errors.Unusable: nobody can listen there
     """
     try:
-        host, port = ring.parse_address(address)
+        host, port = addresses.parse(address)
         return await trio.open_tcp_listeners(port, host=host)
     except (ValueError, OSError) as e:
         raise errors.Unusable("[acstor_agent] peer_listen", f"{address}: {e}") from e

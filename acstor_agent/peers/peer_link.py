@@ -13,12 +13,12 @@ when it must: trio's own socket methods take one turn of the scheduler per call,
 which is a third of the cost of a chunk.
 """
 
+import array
 import contextlib
 import fcntl
 import secrets
 import socket
 import ssl
-import sys
 import termios
 
 import trio
@@ -44,13 +44,15 @@ NOT_SENT_BYTES, MOST_NOT_SENT_BYTES = 16 * geometry.KIB, 512 * geometry.KIB
 NOT_SENT_S = 0.0005
 """More than the least only if it leaves in this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10.  The kernel
 asks for more when half of it has left; to be asked costs this host about 0.1 ms."""
-TLS_BYTES_PER_CALL = 64 * geometry.KIB
-"""What is received at a time, of TLS from the side that gives chunks."""
+TLS_BYTES_PER_CALL = 68 * geometry.KIB
+"""What is received at a time, of TLS from the side that gives chunks: one with its headers."""
 TLS_BYTES_AHEAD = 64 * geometry.KIB
 """What is encrypted at a time: it is in memory twice until the kernel has taken it."""
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """What a link raises when the connection is lost."""
+
+_OUTQ = array.array("i", [0])  # what the kernel answers
 
 _ANOTHER_MODE = "it does not speak TLS, and this host does: peer_security differs"
 _NOT_BELIEVED = "it does not believe this host's certificate"
@@ -90,6 +92,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._low_water_bytes = 1
+        self._is_empty = False  # the last call has received all there was
         self._not_sent_bytes = NOT_SENT_BYTES
         self._calls = 0
         self._early = b""  # came with the handshake
@@ -105,12 +108,14 @@ class Link:
             if messages := self._feed(receiver, early):
                 return messages
         while True:
-            try:
-                messages = self._receive_nowait(receiver)
-            except BlockingIOError:
+            if self._is_empty:
                 self._set_low_water(self._expected_bytes(receiver))
                 self._calls = 0
                 await trio.lowlevel.wait_readable(self._sock)
+            try:
+                messages = self._receive_nowait(receiver)
+            except BlockingIOError:
+                self._is_empty = True
                 continue
             if messages is None:
                 return None
@@ -126,7 +131,9 @@ class Link:
 
         None when the other side has closed.
         """
-        count = self._sock.recvmsg_into(receiver.get_buffers())[0]
+        buffers = receiver.get_buffers()
+        count = self._sock.recvmsg_into(buffers)[0]
+        self._is_empty = count < sum(map(len, buffers))
         return receiver.received(count) if count else None
 
     def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
@@ -138,7 +145,8 @@ class Link:
         return receiver.wanted_bytes
 
     def _set_low_water(self, expected_bytes: int) -> None:
-        low_water_bytes = min(expected_bytes, LOW_WATER_BYTES)
+        is_short = expected_bytes <= buffers_.SHORT_BYTES  # not worth a call of the kernel
+        low_water_bytes = 1 if is_short else min(expected_bytes, LOW_WATER_BYTES)
         if low_water_bytes != self._low_water_bytes:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
             self._low_water_bytes = low_water_bytes
@@ -180,7 +188,8 @@ class Link:
     @property
     def undelivered_bytes(self) -> int:
         """What the kernel has taken and the other side has not acknowledged yet."""
-        return int.from_bytes(fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        fcntl.ioctl(self._sock, termios.TIOCOUTQ, _OUTQ)
+        return _OUTQ[0]
 
     async def writable(self) -> None:
         """Return when the kernel keeps less than half unsent of what it may."""
@@ -284,7 +293,9 @@ class TlsLink(Link):
         if self._session.is_over:
             return None
         data = self._sock.recv(self._call_bytes)
-        return self._feed(receiver, data) if data else None
+        messages = self._feed(receiver, data) if data else None
+        self._is_empty = len(data) < self._call_bytes and not self._session.is_over
+        return messages
 
     def _feed(self, receiver: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
         """See :meth:`Link._feed`."""
@@ -292,7 +303,9 @@ class TlsLink(Link):
         messages: list[peer_wire.Message] = []
         records = self._session.records
         try:
-            while count := self._session.read_into(*receiver.get_buffers()):
+            while self._session.has_more and (
+                count := self._session.read_into(*receiver.get_buffers())
+            ):
                 messages += receiver.received(count)
         except ssl.SSLError:
             self._say_why()
@@ -311,10 +324,8 @@ class TlsLink(Link):
         records are, so that until then it is among what is to be sent next time.
         """
         said, total = 0, sum(map(len, buffers))
-        while True:
+        while self._records or said < total:
             if not self._records:
-                if said == total:
-                    return said
                 part = buffers_.pieces_of(buffers_.rest_of(buffers, said), TLS_BYTES_AHEAD)
                 self._records = [self._session.encrypt(buffer) for buffer in part]
                 self._ahead_bytes = sum(map(len, part))
@@ -325,6 +336,7 @@ class TlsLink(Link):
                 self._ahead_bytes -= sent
                 return said + sent
             said += self._ahead_bytes
+        return said
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:

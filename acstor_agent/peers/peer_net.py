@@ -224,10 +224,12 @@ class PeerNet:
                 await connection.run(early)
                 if isinstance(connection.failure, errors.RemoteProtocolError):
                     self._note_rude(line, connection.failure)
+                elif isinstance(connection.failure, errors.LocalProtocolError):
+                    self.faults.note("a request to a peer", connection.failure)
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
-        except errors.NotAuthentic as error:
+        except (errors.NotAuthentic, errors.OtherVersion) as error:
             LOG.warning("Connection to %s dropped: %s", line.peer, error)
             line.failure = errors.SourceUnreachable("a connection", line.peer, str(error))
         except errors.RemoteProtocolError as error:

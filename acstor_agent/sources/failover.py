@@ -393,8 +393,6 @@ def most_useful(
         return failures[0]
     present = (kind for kind in _MOST_USEFUL_FIRST if any(isinstance(f, kind) for f in failures))
     kind = next(present, errors.ChunkMissing)
-    return kind(
-        what or failures[0].what,
-        ", ".join(failure.where for failure in failures),
-        "; ".join(f"{failure.where}: {failure.why}" for failure in failures),
-    )
+    where = ", ".join(failure.where for failure in failures)
+    why = "; ".join(f"{failure.where}: {failure.why}" for failure in failures)
+    return kind(what or failures[0].what, where, why)

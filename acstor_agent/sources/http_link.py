@@ -210,9 +210,12 @@ class Link:
             server, target = place_of(asked.where)
         except ValueError as error:
             raise asked.unreachable(str(error)) from error
-        ranged = [("Range", asked.header)] if asked.length else []
-        head = [("Host", server.authority), *self._headers, *ranged, *headers.items()]
-        request = _request(asked, target, head)
+        try:
+            head = ("Host", server.authority), *self._headers, *headers.items()
+            request = _request(target, head)
+        except (h11.LocalProtocolError, UnicodeEncodeError):  # their words have the values in them
+            why = f"a value of {', '.join(name for name, _ in head)} makes no sense in HTTP"
+            raise asked.unreachable(f"no request can be made of it: {why}") from None
         stream, is_clean = None, False
         await self._take_turn()
         try:
@@ -289,7 +292,8 @@ class Answer:
         """Send the request, and receive the head of its answer."""
         sent = self._http.send(request)
         assert sent is not None  # it is for events that end the connection
-        self._http.send(h11.EndOfMessage())
+        if self._asked.length:  # its last line, which is of numbers alone: the others are the same
+            sent = b"%bRange: %b\r\n\r\n" % (sent[:-2], self._asked.header.encode())
         await self._stream.send(sent)
         for _ in range(1 + MOST_HINTS):
             event = await self._next_event()
@@ -361,18 +365,14 @@ class Answer:
         return event
 
 
-def _request(asked: http_range.Asked, target: str, headers: list[tuple[str, str]]) -> h11.Request:
-    """Return the head of a request.
+@functools.lru_cache(URLS_REMEMBERED)
+def _request(target: str, headers: tuple[tuple[str, str], ...]) -> h11.Request:
+    """Return the head of a request, but for its range.
 
-    :raises errors.SourceUnreachable: there can be none, as when Keystone's token is no text for a
-        header; what h11 says of that has the token in it, and is said to nobody
+    :raises h11.LocalProtocolError: there can be none
+    :raises UnicodeEncodeError: there can be none, as when Keystone's token is no text for a header
     """
-    try:
-        return h11.Request(method="GET", target=target, headers=headers)
-    except (h11.LocalProtocolError, UnicodeEncodeError):
-        names = ", ".join(name for name, _ in headers)
-        why = f"no request can be made of it: a value of {names} makes no sense in HTTP"
-        raise asked.unreachable(why) from None
+    return h11.Request(method="GET", target=target, headers=list(headers))
 
 
 def _reason(error: Exception) -> str:

@@ -155,6 +155,8 @@ def pause_s(headers: Named) -> float:
     (3.0, 5.0, 0.0)
     """
     after = headers.get("Retry-After", "")
+    if not after:
+        return 0.0
     if _SECONDS.fullmatch(after):
         return min(float(after), RETRY_AFTER_LIMIT_S)
     try:

@@ -16,6 +16,7 @@ import statistics
 from collections.abc import Iterable
 from collections.abc import Sequence
 
+from acstor_common import addresses
 from acstor_common import decision_api
 from acstor_common import ids
 from acstor_common import ring
@@ -25,9 +26,9 @@ CLOCK_SLACK_S = 30.0
 SAMPLES_TO_JOIN = 2
 
 _cached = functools.lru_cache(2 * ring.MAX_HOSTS)
-_home = _cached(ring.parse_address)
+_home = _cached(addresses.parse)
 """Where an address leads, however it is spelt: ``:7201`` and ``:07201`` are one port."""
-_is_loopback, _address_fault = _cached(ring.is_loopback), _cached(ring.address_fault)
+_is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses.fault_of)
 
 
 class Refusal(enum.Enum):

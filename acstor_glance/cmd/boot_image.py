@@ -20,6 +20,7 @@ from typing import Any
 import tqdm
 
 from acstor_common import arguments
+from acstor_common import boot_frames
 from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -202,10 +203,10 @@ def verify(options: argparse.Namespace) -> dict[str, Any]:
         if any(ids.is_keyed(frame.cid) for frame in head.frames):
             why = "its frames are named in a scope, whose key the chunk map has"
             raise errors.Unusable(what, why, "Give the chunk map with --map")
-        head = boot_image.check([raw], what)
+        head = boot_frames.check([raw], what)
     else:
         with _map_of(options.map) as image_map:
-            head = boot_image.check([raw], what, image_map.scope_keys)
+            head = boot_frames.check([raw], what, image_map.scope_keys)
             boot_builder.check_chunks(raw, head, image_map, what)
     return {**_facts(head), "checked": "chunk map" if options.map else "checksums"}
 

@@ -7,6 +7,7 @@ import os
 import pathlib
 from typing import Any
 
+from acstor_common import boot_frames
 from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -47,7 +48,7 @@ def prepare(folder: pathlib.Path, say: harness.Say) -> Prepared:
     summary = boot_builder.build(image, map_of, images.boot_image_path(image_id))
     say(f"built: {summary}")
     raw = images.boot_image_path(image_id).read_bytes()
-    head = boot_image.check([raw], "the boot image")
+    head = boot_frames.check([raw], "the boot image")
     return Prepared(images, image_id, image, head, dataclasses.asdict(summary))
 
 

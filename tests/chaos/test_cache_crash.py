@@ -24,6 +24,7 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.cache import slab_io
+from acstor_agent.cache import write_behind
 from acstor_agent.core.cache import public_cache
 from acstor_common import ids
 
@@ -126,7 +127,8 @@ def check(folder: pathlib.Path, expected: set[ids.Cid]) -> set[ids.Cid]:
 
 
 async def live(folder: pathlib.Path) -> None:
-    """Store, promote and drop without end."""
+    """Store, promote and drop without end, and write often, to be killed often while it writes."""
+    write_behind.GATHER_S = 0.02
     dice = random.Random(os.getpid())
     cache = open_cache(folder)
     async with trio.open_nursery() as nursery:

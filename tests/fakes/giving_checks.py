@@ -113,7 +113,7 @@ def check_referral(host: Any, asker: ids.HostId, hosts: tuple[ids.HostId, ...]) 
     """Check to whom a host sends another one."""
     tables = host.core.parts.tables
     for name in hosts:
-        if name in (asker, host.name) or not tables.is_near(name) or tables.is_spared(name):
+        if name in (asker, host.name) or not tables.is_near(name) or tables.table.is_spared(name):
             raise Broken(f"{host.name} sends {asker} to {name}")
         if not _is_good(host, name):
             raise Broken(f"{host.name} sends {asker} to {name}, who has left or is left alone")

@@ -3,7 +3,8 @@
 
 What reads is the kernel: two requests of 128 KiB are open while a guest goes on, since it asks for
 the next one when the guest comes to the one before.  What is fetched ahead of them, and because of
-neighbours, is decided by the cores that an agent's mirror has, which are called as it calls them.
+neighbours (``acstor_simulator.ahead``), is decided by the cores that an agent's mirror has, which
+are called as it calls them.
 """
 
 import collections
@@ -17,10 +18,10 @@ from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers import want
 from acstor_common import ids
+from acstor_simulator import ahead
 from tests.fakes import transfer_world
 
 Broken = transfer_world.Broken
-E = chunk_state.ChunkEvent
 S = chunk_state.ChunkState
 P = priority.Priority
 CHUNK = transfer_world.CHUNK
@@ -31,8 +32,6 @@ OPEN = 2
 """Requests: the one that the guest waits for, and the next."""
 READ_AHEAD_BYTES = 8 << 20
 """That of agents."""
-UNDER_WAY = 32
-"""As in ``images/prefetching``."""
 FOLLOWED = 0.5
 """So many runs have followers."""
 
@@ -44,7 +43,6 @@ class Reader:
         asks for more than the guest reads, of anything else for one chunk at a time
     :param limit: see :class:`prefetch.Prefetcher`, as for ``first`` and ``gain``
     :param think_s: so long a guest takes for each request
-    :ivar asked: numbers of the chunks that were asked for for this guest, for whatever reason
     """
 
     def __init__(
@@ -63,19 +61,19 @@ class Reader:
         self._is_on = limit != 0
         self._think_s = think_s
         self.began_s = self.ended_s = 0.0
-        self.prefetched = 0
-        self.asked: set[int] = set()
         self._requests, self._last = _requests(chunk_nos, len(world.chunks))
         self._at = 0
-        self._index = {chunk.oid: number for number, chunk in enumerate(world.chunks)}
-        self._number = {chunk.cid: number for number, chunk in enumerate(world.chunks)}
+        self._chunks = {chunk.cid: chunk for chunk in world.chunks}
+        self._asked: set[int] = set()
+        self._lives: list[ahead.Ahead] = []
         self._forget()
         host.heard, host.let_go = self._heard, self._let_go
 
     def _forget(self) -> None:
         """Know nothing of any chunk: an agent begins."""
-        self.states = chunk_state.ChunkStates(len(self.world.chunks))
-        self.prefetcher = prefetch.Prefetcher(self.states, self._limit, *self._trust)
+        what = self.host, self.world.chunks, self.host.cache
+        self._prefetching = ahead.Ahead(*what, self._limit, *self._trust)
+        self._lives.append(self._prefetching)
         self._ahead = readahead.ReadAhead(READ_AHEAD_BYTES)
         self._came: set[int] = set()
         self._next = self._at
@@ -88,12 +86,18 @@ class Reader:
     @property
     def wasted(self) -> int:
         """Chunks that were prefetched and never read."""
-        return sum(state is S.LOCAL for state in self.states)
+        return sum(state is S.LOCAL for state in self._prefetching.states)
+
+    @property
+    def prefetched(self) -> int:
+        """Chunks that came because neighbours have them."""
+        return sum(life.prefetched for life in self._lives)
 
     @property
     def unread(self) -> int:
         """Chunks that came for this guest and were never read."""
-        others = self.asked.difference(self.chunk_nos)
+        asked = self._asked.union(*(life.asked for life in self._lives))
+        others = asked.difference(self.chunk_nos)
         return sum(self.world.chunks[number].cid in self.host.cache for number in others)
 
     def start(self) -> None:
@@ -112,11 +116,11 @@ class Reader:
 
         :raises Broken: counts are not those of the states, or more is at stake than is allowed
         """
-        states = self.states
+        states, prefetcher = self._prefetching.states, self._prefetching.prefetcher
         counts = collections.Counter(states)
         local, under_way = counts[S.LOCAL], counts[S.PREFETCH]
         is_right = states.unmatched == local
-        if self.prefetcher.reactivations:  # these forgive chunks that stay LOCAL
+        if prefetcher.reactivations:  # these forgive chunks that stay LOCAL
             is_right = states.unmatched <= local
         if not is_right or states.under_way != under_way:
             what = f"{states.unmatched} and {states.under_way} where there are"
@@ -154,18 +158,18 @@ class Reader:
         self._read_ahead(numbers)
         missing = self._missing(numbers)
         if self._is_on:
-            for number in missing:
-                self.prefetcher.fetched_on_demand(number)
+            for chunk in self._wants(missing):
+                self._prefetching.waited_for(chunk)
 
         def done(answer: actions.Complete) -> None:
             if answer.chunks != [self.world.data[number] for number in numbers]:
                 raise Broken(f"{self.host.name}: a read gives {answer}")
-            self._read(numbers)
+            self._prefetching.read(self._wants(numbers))
             self._came.add(at)
             if at == self._at and not self.is_done:
                 self._think()
 
-        self.asked.update(missing)
+        self._asked.update(missing)
         self.host.read(self._wants(numbers), P.GUEST, done)
 
     def _missing(self, numbers: Sequence[int]) -> list[int]:
@@ -179,45 +183,20 @@ class Reader:
         last = min(-(-stop // CHUNK), len(self.world.chunks))
         ahead = self._missing(range(start // CHUNK, last))
         if ahead:
-            self.asked.update(ahead)
+            self._asked.update(ahead)
             self.host.read(self._wants(ahead), P.SOON, lambda answer: None)
 
     def _wants(self, numbers: Sequence[int]) -> list[want.Want]:
         return [self.world.chunks[number] for number in numbers]
 
-    def _read(self, numbers: range) -> None:
-        if not (self.states.unmatched or self.states.under_way):
-            return
-        matched = self.states.matched
-        for number in numbers:
-            self.states.apply(number, E.DEMAND_ARRIVED)
-        if self.states.matched != matched:
-            self._prefetch()
-
     def _heard(self, heard: actions.Heard) -> None:
-        if not self._is_on:
-            return
-        found = [self._index[oid] for oid in heard.here if oid in self._index]
-        for number in self._missing(found):
-            self.prefetcher.advertised(number)
-        self._prefetch()
+        if self._is_on:
+            self._prefetching.heard(heard.here)
 
     def _let_go(self, cids: Sequence[ids.Cid]) -> None:
         for cid in cids:
-            if cid in self._number:
-                self.states.apply(self._number[cid], E.EVICTED)
-
-    def _prefetch(self) -> None:
-        for number in self.prefetcher.take(UNDER_WAY - self.states.under_way):
-
-            def done(answer: actions.Complete, number: int = number) -> None:
-                is_here = answer.failure is None
-                self.prefetched += is_here
-                self.states.apply(number, E.PREFETCH_ARRIVED if is_here else E.PREFETCH_FAILED)
-                self.world.later(self.host, 0.0, self._prefetch)
-
-            self.asked.update(self._missing([number]))
-            self.host.read(self._wants([number]), P.ADVERTISED, done)
+            if cid in self._chunks:
+                self._prefetching.let_go(self._chunks[cid])
 
 
 def _requests(chunk_nos: Sequence[int], chunks: int) -> tuple[list[range], int]:

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from acstor_common import boot_image
+from acstor_common import boot_frames
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
@@ -59,7 +59,7 @@ def build(
     image, image_map = prepared(folder, data)
     output = image.with_suffix(".acboot")
     summary = boot_builder.build(image, image_map, output, limits=limits)
-    head = boot_image.check([output.read_bytes()], str(output))
+    head = boot_frames.check([output.read_bytes()], str(output))
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         image.with_suffix(ending).name for ending in (".raw", ".acmap", ".acboot")
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from acstor_common import artefacts
-from acstor_common import boot_image
+from acstor_common import boot_frames
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
@@ -176,7 +176,7 @@ def test_build_that_is_killed_midway_leaves_nothing_and_is_made_up_for(
         for kind in (BOOT_IMAGE, artefacts.Kind.CHUNK_MAP)
     )
     keys = chunk_map.ChunkMap.parse(map_bytes, "the chunk map").scope_keys
-    assert 0 in boot_image.check([stored], "the boot image", keys).trace
+    assert 0 in boot_frames.check([stored], "the boot image", keys).trace
     assert list((tmp_path / "state/boot").iterdir()) == []
 
 

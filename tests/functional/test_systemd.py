@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from acstor_common import boot_image
+from acstor_common import boot_frames
 from acstor_common import errors
 from acstor_common import ids
 from acstor_glance import prehash
@@ -349,7 +349,7 @@ def test_builder_works_with_the_rights_of_the_listeners_unit(unit, controller):
     others = "ExecStartPre=/usr/bin/test ! -r /etc/acstor/acstor-agent.conf"
     log = controller("acstor-glance.conf", "[acstor_glance]\n", readable, others, *lines)
     made = unit.host.path("/var/lib/acstor-glance/image.acboot")
-    assert 0 in boot_image.check([made.read_bytes()], str(made)).trace, log()
+    assert 0 in boot_frames.check([made.read_bytes()], str(made)).trace, log()
     assert made.parent.stat().st_mode & 0o777 == 0o700
 
 

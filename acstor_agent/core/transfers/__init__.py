@@ -12,7 +12,8 @@ Each event is a method that takes the time first (seconds of one clock that neve
 returns the actions, which are carried out in their order before the next event is fed; an action
 may be begun in a thread or a task, and its outcome is an event of its own.  ``next_s`` says when
 ``tick`` is due.  No event raises: what names an unknown number, index, token or connection changes
-nothing.
+nothing.  One that raises all the same is a fault of the machine: ``mend(now, why)`` ends what it
+has left half done, and returns actions as an event does.
 
 * ``wanted(now, batch, priority, token, deadline_s, is_patient)``, ``cancelled(now, token)`` ->
   ``Complete``, ``Told``.  A batch without chunks is complete at once.  Only what is not in the
@@ -50,5 +51,6 @@ To be read in this order; each module knows only those of the lines above it:
 * what hosts tell each other unasked: the folder ``telling``;
 * what this host wants, and what happens when a guest reads a cold chunk: the folder ``fetching``;
 * what this host gives to others: the folder ``giving``;
+* what a fault of these left half done: ``mending``;
 * the events: ``transfers``.
 """

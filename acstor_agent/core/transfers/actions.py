@@ -156,11 +156,14 @@ class Referred(NamedTuple):
     hosts: tuple[ids.HostId, ...]
 
 
+Answer = Given | Refused | Referred
+
+
 class Reply(NamedTuple):
     """Answer requests of one connection."""
 
     connection: Hashable
-    answers: list[Given | Refused | Referred]
+    answers: list[Answer]
 
 
 class LookUp(NamedTuple):
@@ -243,7 +246,7 @@ class Out:
 
     def __init__(self) -> None:
         self._stores: list[Arrived] = []
-        self._replies: dict[Hashable, list[Given | Refused | Referred]] = {}
+        self._replies: dict[Hashable, list[Answer]] = {}
         self._asks: dict[ids.HostId, list[transfer_.Attempt]] = {}
         self._cancels: dict[ids.HostId, list[int]] = {}
         self._hurries: dict[ids.HostId, list[int]] = {}
@@ -254,7 +257,7 @@ class Out:
         """Have a chunk put in the cache."""
         self._stores.append(arrived)
 
-    def reply(self, connection: Hashable, answer: Given | Refused | Referred) -> None:
+    def reply(self, connection: Hashable, answer: Answer) -> None:
         """Have a request answered."""
         answers = self._replies.get(connection)
         if answers is None:
@@ -283,6 +286,7 @@ class Out:
     def take(self) -> list[Action]:
         """Return all of it: what is to be stored first, then who waits, then who is asked."""
         found: list[Action] = []
+        cancels = list(filter(None, map(self._sent, self._cancels))) if self._cancels else ()
         if self._stores:
             found.append(Store(self._stores))
             self._stores = []
@@ -296,7 +300,7 @@ class Out:
             found.append(Watch(self._watch))
             self._watch = []
         if self._cancels:
-            found += filter(None, map(self._sent, self._cancels))
+            found += cancels
             self._cancels = {}
         if self._hurries:
             found += [Hurry(host, numbers) for host, numbers in self._hurries.items()]

@@ -52,6 +52,10 @@ class Deadlines:
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, due, what))
 
+    def count(self, due: Due) -> int:
+        """Return how many entries are for one thing; looks at all of them."""
+        return sum(entry[2] is due for entry in self._heap)
+
     def take(self, now: float) -> tuple[Due, Any] | None:
         """Return one thing that is due, the oldest; None if nothing is."""
         if not self._heap or self._heap[0][0] > now:

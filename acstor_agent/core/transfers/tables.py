@@ -34,6 +34,7 @@ class Tables:
         self._former_near = former.group_of(self.here) if former is not None else None
         self._outer = table.outer_group_of(self.here)
         self._given_up: set[ids.HostId] = set()
+        self._givers: dict[ids.HostId, bool] = {}  # of hosts on the table in force
 
     def has(self, host: ids.HostId) -> bool:
         """Say whether a host is on one of them."""
@@ -74,9 +75,17 @@ class Tables:
         """Say whether a host is of this host's group: chunks cross its border only by homes."""
         return host in self.near
 
-    def is_spared(self, host: ids.HostId) -> bool:
-        """Say whether a host's v-nodes were taken because of traffic: it is no holder to ask."""
-        return self.table.is_spared(host)
+    def is_giver(self, host: ids.HostId) -> bool:
+        """Say whether a host is asked for what it has, and others are sent to it.
+
+        It is near, and its v-nodes were not taken because of traffic.
+        """
+        is_giver = self._givers.get(host)
+        if is_giver is None:
+            is_giver = self.is_near(host) and not self.table.is_spared(host)
+            if host in self.table:
+                self._givers[host] = is_giver
+        return is_giver
 
     def upstreams(
         self, oid: ids.Oid, requester: ids.HostId | None, is_moved: bool

@@ -20,6 +20,7 @@ from typing import ParamSpec
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import deadlines
 from acstor_agent.core.transfers import failure as failure_
+from acstor_agent.core.transfers import mending
 from acstor_agent.core.transfers import peer_book
 from acstor_agent.core.transfers import priority as priority_
 from acstor_agent.core.transfers import settings as settings_
@@ -107,6 +108,7 @@ class Transfers:
         self._through = through.Through(self.parts, self._source_failed)
         self.requests = requests.Requests(self.parts, self._through, rights)
         self.waiters = waiters.Waiters(self.parts, self._through, self.requests)
+        self._mending = mending.Mending(self.parts, self.waiters, self.requests)
         self._answers = answers.Answers(self.parts, self._through, self.waiters)
         self._dues: dict[Due, Callable[[Any], None]] = {
             Due.ATTEMPTS: self._answers.look_at,
@@ -157,6 +159,16 @@ class Transfers:
         peer = self.parts.book.get(host)
         attempt = peer.asks.get(number) if peer is not None else None
         return attempt.want if attempt is not None else None
+
+    def mend(self, now: float, why: str) -> Actions:
+        """End what an event that has raised has left half done, and no more; see ``mending``.
+
+        :param why: what to tell those of this host who wait for it
+        """
+        self.parts.now = now
+        self._mending.mend(why)
+        self.parts.asking.flush(now)
+        return self.parts.out.take()
 
     # What this host wants
 

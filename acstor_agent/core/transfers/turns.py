@@ -9,6 +9,7 @@ turns; they have them one after the other in the same way.
 
 import collections
 from collections.abc import Hashable
+from collections.abc import Iterator
 from typing import Generic
 from typing import TypeVar
 
@@ -48,6 +49,12 @@ class Turns(Generic[T]):
     def __len__(self) -> int:
         return self.length
 
+    def __iter__(self) -> Iterator[T]:
+        for line in self._lines:
+            for queue in line.values():
+                for some in queue.values():
+                    yield from some
+
     def put(
         self, priority: priority_.Priority, who: Hashable, what: T, sharer: Hashable = None
     ) -> int:
@@ -84,6 +91,13 @@ class Turns(Generic[T]):
             if not queue:
                 del line[who]
         return True
+
+    def holds(
+        self, priority: priority_.Priority, who: Hashable, what: T, sharer: Hashable = None
+    ) -> bool:
+        """Say whether something waits."""
+        queue = self._lines[priority].get(who)
+        return queue is not None and what in queue.get(sharer, ())
 
     def take(self, is_urgent: bool = False, without: Hashable = None) -> T | None:
         """Return what is next, if anything is.

@@ -11,7 +11,6 @@ begins when it came, also where it waits for room, and nothing is begun whose ti
 which was cancelled by then.
 """
 
-import itertools
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -108,17 +107,12 @@ class Answering(base.Connection):
         """Say that no request is being answered and no answer is waiting to be sent."""
         return not self._works and not self.outbox_bytes
 
-    def _parts(self, messages: list[peer_wire.Message]) -> Iterable[base.Part]:
-        """Return requests one by one where there is room for some of a message's only."""
-        self._came_s = trio.current_time()
+    def _parts(self, messages: list[peer_wire.Message]) -> Sequence[base.Part]:
+        """Return messages without the requests that later ones cancel."""
+        self._came_s = self.last_progress
         if any([isinstance(message, peer_wire.Cancel) for message in messages]):
-            messages = _not_cancelled(messages)
-        return itertools.chain.from_iterable(map(self._in_parts, messages))
-
-    def _in_parts(self, message: peer_wire.Message) -> Iterable[base.Part]:
-        if isinstance(message, peer_wire.Get) and not self._has_room(message):
-            return message.requests
-        return (message,)
+            return _not_cancelled(messages)
+        return messages
 
     def _is_over(self, request: peer_wire.Request) -> bool:
         """Say whether nobody waits any more for a request that came last."""
@@ -126,20 +120,23 @@ class Answering(base.Connection):
 
     def _has_room(self, part: base.Part) -> bool:
         budgets, sharer = self._budgets, self._sharer
-        if isinstance(part, peer_wire.Get) and not self._is_over(part.requests[0]):
-            count = len(part.requests)
-            total = sum([one.length for one in part.requests]) + count * MESSAGE_BYTES
-            return budgets.requests.may_take_in_parts(
-                sharer, count
-            ) and budgets.bytes.may_take_in_parts(sharer, total)
-        if isinstance(part, peer_wire.Request) and not self._is_over(part):
-            return budgets.requests.may_take(sharer, 1) and budgets.bytes.may_take(
-                sharer, part.length + MESSAGE_BYTES
-            )
-        if isinstance(part, peer_wire.Cancel):
-            return True
-        if isinstance(part, peer_wire.News):
-            return budgets.news.level(sharer, trio.current_time()) >= 1
+        match part:
+            case peer_wire.Get(requests):
+                count = len(requests)
+                total = sum([one.length for one in requests]) + count * MESSAGE_BYTES
+                return (
+                    budgets.requests.may_take_in_parts(sharer, count)
+                    and budgets.bytes.may_take_in_parts(sharer, total)
+                ) or self._is_over(requests[0])
+            case peer_wire.Request():
+                total = part.length + MESSAGE_BYTES
+                return (
+                    budgets.requests.may_take(sharer, 1) and budgets.bytes.may_take(sharer, total)
+                ) or self._is_over(part)
+            case peer_wire.Cancel():
+                return True
+            case _ if isinstance(part, peer_wire.News):
+                return budgets.news.level(sharer, trio.current_time()) >= 1
         return budgets.bytes.may_take(sharer, MESSAGE_BYTES)
 
     def _outbox_changed(self) -> None:
@@ -172,10 +169,10 @@ class Answering(base.Connection):
         if self._works and now - self._last_post > after_s:
             self.post(peer_wire.Ping(0))
 
-    def post(self, message: peer_wire.Message) -> None:
-        """Send ``message`` as soon as the socket takes it."""
+    def post(self, *messages: peer_wire.Message) -> None:
+        """Send ``messages`` as soon as the socket takes them."""
         self._last_post = trio.current_time()
-        super().post(message)
+        super().post(*messages)
 
     def _handle(self, part: base.Part) -> None:
         match part:
@@ -189,6 +186,7 @@ class Answering(base.Connection):
                 if known:
                     self._giver.cancelled(self, known)
                     self._release([self._open.pop(number) for number in known])
+                    self._outbox_changed()
             case peer_wire.Hurry(request_ids):
                 self._settle()
                 known = [number for number in request_ids if number in self._open]
@@ -232,11 +230,8 @@ class Answering(base.Connection):
                 awaited.append(answer)
                 lengths.append(length)
         if awaited:
-            self._last_post = trio.current_time()
             self._release(lengths)
-            with self._corked():
-                for answer in awaited:
-                    super().post(answer)
+            self.post(*awaited)
 
     def _release(self, lengths: Sequence[int]) -> None:
         """Note that requests for so many bytes each are not worked on any more."""
@@ -244,7 +239,6 @@ class Answering(base.Connection):
             self._works -= len(lengths)
             self._budgets.requests.take(self._sharer, -len(lengths))
             self._answering_bytes -= sum(lengths)
-            self._outbox_changed()
         self._has_changed.set()
 
 

@@ -90,9 +90,9 @@ class Asking(base.Connection):
         return request_id in self._waiting or request_id in self._given_up
 
     def ask(self, requests: Sequence[peer_wire.Request], hear: Hear) -> None:
-        """Send requests, with others that are put here before the next turn of the tasks.
+        """Send requests, in as few messages as may be.  The connection is open.
 
-        They leave in as few messages as may be.  The connection is open.
+        While the socket is full they wait here, and leave with others that do.
 
         :param hear: is given what comes for each of them, each once
         :raises errors.LocalProtocolError: an answer to another request of such a number may still
@@ -103,28 +103,31 @@ class Asking(base.Connection):
             self.last_progress = trio.current_time()  # from now on silence counts
         for request in requests:
             self._waiting[request.request_id] = request, hear
-            self._soon[request.request_id] = request
-        self._has_outbox.set()
+        if self._is_writing:
+            self._soon.update((request.request_id, request) for request in requests)
+            return
+        try:
+            self.post(*peer_wire.batches(requests))
+        except errors.LocalProtocolError as error:  # a bug of who asks
+            self.fail(error)
 
     def hurry(self, request_ids: Iterable[int]) -> None:
         """Tell the peer that guests wait for the answers to these requests, if they still may come.
 
-        It is told after the requests, with others that are put here before the next turn of the
-        tasks.  Those were asked for in bulk: what is asked on other connections is urgent.
+        It is told after the requests.  Those were asked for in bulk: what is asked on other
+        connections is urgent.
         """
         self._hurried.update(dict.fromkeys(one for one in request_ids if one in self._waiting))
-        self._has_outbox.set()
+        if not self._is_writing:
+            self._gather()
 
     def _gather(self) -> None:
         if not (self._soon or self._hurried):
             return
         soon, self._soon = self._soon, {}
         hurried, self._hurried = [one for one in self._hurried if one in self._waiting], {}
-        with self._corked():
-            for get in peer_wire.batches(soon.values()):
-                self.post(get)
-            for some in _in_messages(hurried):
-                self.post(peer_wire.Hurry(some))
+        urgent = map(peer_wire.Hurry, _in_messages(hurried))
+        self.post(*peer_wire.batches(soon.values()), *urgent)
 
     def cancel(self, request_ids: Iterable[int]) -> None:
         """Want no answer to these requests any more, and tell the peer; nobody hears of them."""
@@ -136,9 +139,7 @@ class Asking(base.Connection):
                 self._given_up[request_id] = waiting[0].length
         while len(self._given_up) > GIVEN_UP:
             self._given_up.popitem(last=False)
-        with self._corked():
-            for some in _in_messages(sent):
-                self.post(peer_wire.Cancel(some))
+        self.post(*map(peer_wire.Cancel, _in_messages(sent)))
 
     def tell(self, message: peer_wire.News | peer_wire.Pong) -> None:
         """Send what nobody waits for, unless too much waits already: then it is left out."""

@@ -17,10 +17,8 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 
 import trio
 
@@ -180,17 +178,18 @@ class Connection(abc.ABC):
     def _gather(self) -> None:  # noqa: B027  likewise
         """Post what has waited for its like; called by the writing task, each time it goes on."""
 
-    def post(self, message: peer_wire.Message) -> None:
-        """Send ``message``, or put it in the outbox if the socket is full; never waits."""
-        if self.is_closed:
+    def post(self, *messages: peer_wire.Message) -> None:
+        """Send ``messages``, or put them in the outbox if the socket is full; never waits."""
+        if self.is_closed or not messages:
             return
-        if isinstance(message, peer_wire.Chunk):
-            self._run.append(message)
-            self.outbox_bytes += len(message.data)
-        else:
-            buffers = peer_wire.encode(message, self.link.sending)
-            self._outbox.extend(buffers)
-            self.outbox_bytes += sum(map(len, buffers))
+        for message in messages:
+            if isinstance(message, peer_wire.Chunk):
+                self._run.append(message)
+                self.outbox_bytes += len(message.data)
+            else:
+                buffers = peer_wire.encode(message, self.link.sending)
+                self._outbox.extend(buffers)
+                self.outbox_bytes += sum(map(len, buffers))
         if not self._is_corked:
             self.flush()
 
@@ -203,7 +202,9 @@ class Connection(abc.ABC):
             buffers = peer_wire.encode_chunks(run, self.link.sending)
             self._outbox.extend(buffers)
             self.outbox_bytes += sum(map(len, buffers)) - sum([len(data) for _, data in run])
-        if self._outbox and not self._is_writing:
+        if not self._outbox:
+            return
+        if not self._is_writing:
             if self.klass is peer_wire.Klass.DEMAND or self._gate.is_open:
                 self._send_nowait()
             if self._outbox:
@@ -247,19 +248,20 @@ class Connection(abc.ABC):
         """
         try:
             with self._scope:
-                async with trio.open_nursery() as self._nursery:
-                    self._nursery.start_soon(self._until_it_ends, self._write)
-                    await self._until_it_ends(self._read, early)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read, early)
+                    await self._write()
         finally:
             self.close()
             self.link.close()
             if self._is_writing and self.klass is peer_wire.Klass.DEMAND:
                 self._gate.end()
 
-    async def _until_it_ends(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Do ``work``; when it ends, for whatever reason, end the connection."""
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the connection with the block, for whatever reason that ends."""
         try:
-            await work(*args)
+            yield
         except peer_link.LINK_ERRORS as error:
             self.fail(errors.SourceUnreachable("the answer", self.peer, peer_link.reason(error)))
         except errors.RemoteProtocolError as error:  # whoever runs this says so
@@ -279,33 +281,34 @@ class Connection(abc.ABC):
 
     async def _read(self, messages: list[peer_wire.Message] | None) -> None:
         handled = 0
-        while messages is not None:
-            self.last_progress = trio.current_time()
-            with self._corked():
-                for part in self._parts(messages):
-                    if handled >= PARTS_PER_TURN:
-                        handled = 0
-                        self._uncork()
-                        await trio.lowlevel.checkpoint()
-                    handled += len(part.requests) if isinstance(part, peer_wire.Get) else 1
-                    if not self._has_room(part):
-                        self._uncork()
-                        await self._wait_for_room(part)
-                    self._is_corked = True
-                    self._handle(part)
-            messages = await self.link.receive(self._receiver)
+        with self._ending():
+            while messages is not None:
+                self.last_progress = trio.current_time()
+                parts: collections.deque[Part] = collections.deque(self._parts(messages))
+                self._is_corked = True
+                try:
+                    while parts:
+                        part = parts.popleft()
+                        if handled >= PARTS_PER_TURN:
+                            handled = 0
+                            self._uncork()
+                            await trio.lowlevel.checkpoint()
+                        if not self._has_room(part):
+                            if isinstance(part, peer_wire.Get):  # there may be some for a part
+                                parts.extendleft(reversed(part.requests))
+                                continue
+                            self._uncork()
+                            await self._wait_for_room(part)
+                        handled += len(part.requests) if isinstance(part, peer_wire.Get) else 1
+                        self._is_corked = True
+                        self._handle(part)
+                finally:
+                    self._uncork()
+                messages = await self.link.receive(self._receiver)
 
-    @contextlib.contextmanager
-    def _corked(self) -> Iterator[None]:
-        """Send what is posted within the block together, at its end."""
-        if self._is_corked:  # at the end of the outer one
-            yield
-            return
-        self._is_corked = True
-        try:
-            yield
-        finally:
-            self._uncork()
+    def _parts(self, messages: list[peer_wire.Message]) -> Sequence[Part]:
+        """Return what of messages is to be acted on one after the other."""
+        return messages
 
     def _uncork(self) -> None:
         if self._is_corked:
@@ -313,31 +316,27 @@ class Connection(abc.ABC):
             self._is_corked = False
             self.flush()
 
-    def _parts(self, messages: list[peer_wire.Message]) -> Iterable[Part]:
-        """Return what of messages is to be acted on one after the other."""
-        return messages
-
     async def _write(self) -> None:
-        while True:
-            self._gather()
-            if not self._outbox:
-                self._has_outbox = trio.Event()
-                await self._has_outbox.wait()
-                continue
-            if self.klass is peer_wire.Klass.BULK:
-                await self._gate.wait()
-            self._note_sent(await self.link.send_some(self._next_buffers()))
-            self.last_progress = trio.current_time()
-            if self.klass is peer_wire.Klass.DEMAND:
-                self._gate.move()
-            if not self._outbox:
-                self._is_writing = False
+        with self._ending():
+            while True:
+                self._gather()
+                if not self._outbox:
+                    self._has_outbox = trio.Event()
+                    await self._has_outbox.wait()
+                if self.klass is peer_wire.Klass.BULK:
+                    await self._gate.wait()
+                self._note_sent(await self.link.send_some(self._next_buffers()))
+                self.last_progress = trio.current_time()
                 if self.klass is peer_wire.Klass.DEMAND:
-                    self._gate.end()
-            self._outbox_changed()
-            self._has_changed.set()
-            if not self._outbox:
-                self._drained()
+                    self._gate.move()
+                if not self._outbox:
+                    self._is_writing = False
+                    if self.klass is peer_wire.Klass.DEMAND:
+                        self._gate.end()
+                self._outbox_changed()
+                self._has_changed.set()
+                if not self._outbox:
+                    self._drained()
 
     @property
     def is_drained(self) -> bool:

@@ -14,10 +14,10 @@ import trio
 
 from acstor_agent import faults as faults_
 from acstor_agent.peers.connection import asking
+from acstor_common import addresses
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
-from acstor_common import ring
 
 EARLY_MESSAGES = 16
 """News that wait for a connection; more are not sent."""
@@ -34,7 +34,7 @@ class Line:
         self, host: ids.HostId, address: str, klass: peer_wire.Klass, faults: faults_.Faults
     ) -> None:
         self.host, self.address, self.klass = host, address, klass
-        self.ip, self.port = ring.parse_address(address)
+        self.ip, self.port = addresses.parse(address)
         self.peer = f"{host} ({address})"
         self.scope = trio.CancelScope()
         self.is_decided = trio.Event()

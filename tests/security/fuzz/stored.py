@@ -8,6 +8,7 @@ import blake3
 
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.disks import disk_header
+from acstor_common import boot_frames
 from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -105,7 +106,7 @@ def _check_boot(taken: boot_image.Head, data: bytes) -> None:
 
 BOOT_IMAGE = Target(
     "boot_image",
-    lambda data: boot_image.check([data[:100], data[100:]], "fuzz", (SCOPE_KEY,)),
+    lambda data: boot_frames.check([data[:100], data[100:]], "fuzz", (SCOPE_KEY,)),
     (errors.BootImageFormatError,),
     _boot_seeds,
     _check_boot,

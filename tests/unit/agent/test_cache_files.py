@@ -18,6 +18,8 @@ import trio
 from acstor_agent import disk_io
 from acstor_agent.cache import cache_files
 from acstor_agent.cache import mending
+from acstor_agent.cache import slab_files
+from acstor_agent.cache import write_behind
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import cache_trouble
 from acstor_agent.core.cache import public_cache
@@ -110,6 +112,57 @@ async def test_chunk_is_answered_from_memory_and_then_from_disk(tmp_path):
         assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
         assert cache.statistics.pending_bytes == 0
         assert await cache.read_chunk(CIDS[1]) is None
+
+
+async def written(cache, cid) -> None:
+    for _ in range(10_000):
+        if cache.is_written(cid):
+            return
+        await trio.sleep(0.001)
+    raise AssertionError("it is not written")
+
+
+async def test_chunks_that_come_one_by_one_are_written_together(tmp_path, monkeypatch):
+    batches = []
+    perform = slab_files.SlabFiles.perform_batch
+
+    def note(self, actions, jobs):
+        batches.append(len(jobs))
+        return perform(self, actions, jobs)
+
+    monkeypatch.setattr(slab_files.SlabFiles, "perform_batch", note)
+    async with running(tmp_path) as cache:
+        for cid, chunk in zip(CIDS[:3], CHUNKS, strict=False):
+            assert cache.store(cid, chunk)
+            await trio.sleep(0.001)
+        await written(cache, CIDS[0])
+        assert batches == [3] and cache.is_written(CIDS[2])
+
+
+@pytest.mark.parametrize("limit", ["ENOUGH_BYTES", "PENDING_LIMIT_BYTES", "BATCH_JOBS"])
+async def test_chunks_that_are_enough_are_written_at_once(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(write_behind, "GATHER_S", 3600.0)
+    monkeypatch.setattr(write_behind, "ENOUGH_BYTES", 1 << 30)
+    options = {}
+    if limit == "PENDING_LIMIT_BYTES":
+        options["pending_limit_bytes"] = 20 * 64 * KIB
+    else:
+        monkeypatch.setattr(write_behind, limit, 20 * (64 * KIB if "BYTES" in limit else 1))
+    async with running(tmp_path, **options) as cache:
+        for cid, chunk in zip(CIDS[:19], CHUNKS, strict=False):
+            assert cache.store(cid, chunk)
+        await trio.sleep(0.1)
+        assert not any(map(cache.is_written, CIDS[:19]))
+        assert cache.store(CIDS[19], CHUNKS[19])
+        await written(cache, CIDS[19])
+
+
+async def test_chunk_without_room_hurries_those_that_wait_to_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(write_behind, "GATHER_S", 3600.0)
+    async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
+        count = next(n for n in range(24) if not cache.store(CIDS[n], CHUNKS[n]))
+        await written(cache, CIDS[count - 1])
+        assert cache.store(CIDS[count], CHUNKS[count])
 
 
 async def test_parts_fill_the_buffer_back_to_back_wherever_they_lie(disk_path):

@@ -871,7 +871,9 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     ahead = prefetching.Prefetching(
         *(image_map, index, cloud.hosts[name], cloud.nursery, None, lambda cid: False)
     )
-    ahead.advertised(oids)
-    await trio.sleep(2)
+    ahead.advertised(oids[:2])
+    await trio.sleep(1)
+    ahead.advertised(oids[2:])  # while the first one hangs
+    await trio.sleep(1)
     states = [ahead.states.state(number) for number in numbers]
     assert states == [chunk_state.ChunkState.PREFETCH, *3 * [chunk_state.ChunkState.LOCAL]]

@@ -82,11 +82,14 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def asking_one(folder, **chosen):
-    """Run a host that has a peer; gives both, and the chunks whose home the peer is."""
+async def asking_one(folder, version=peer_wire.MAJOR_VERSION, **chosen):
+    """Run a host that has a peer; gives both, and the chunks whose home the peer is.
+
+    :param version: of the protocol, that the peer's frames say
+    """
     peer = Peer()
     more = {"timeout_s": TIMEOUT_S, "topology": None, **chosen}
-    with lying_peer.answering("h2", peer.answer) as at:
+    with lying_peer.answering("h2", peer.answer, version) as at:
         async with exchange_cloud.running(folder, ("h1",), kind=OneOfTwo, **more) as cloud:
             await cloud.nursery.start(cloud.nets["h1"].run)
             ports = {"h1": 1, "h2": at.port}
@@ -213,6 +216,19 @@ async def test_host_that_leaves_the_table_with_a_batch_is_waited_for_and_not_ask
         assert not cloud.source.reads
         await read(cloud, cloud.peers[COUNT : 2 * COUNT])
         assert from_source(cloud) == COUNT and len(peer.asked) == 1
+
+
+# Another version
+
+
+@pytest.mark.expect_log("dropped: .* it speaks version", "is left alone for 0")
+async def test_host_of_another_version_is_left_alone_as_a_silent_one_and_is_no_liar(tmp_path):
+    async with asking_one(tmp_path, version=peer_wire.MAJOR_VERSION + 1) as (cloud, peer):
+        for number in cloud.peers[:COUNT]:
+            await read(cloud, [number])
+        assert from_source(cloud) == COUNT and not peer.asked
+        assert not counters(cloud).invalid and counters(cloud).quarantines
+        assert cloud.hosts["h1"].quarantined().get("h2", 0.0) < 2.0
 
 
 # A thousand waiters

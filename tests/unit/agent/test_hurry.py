@@ -93,24 +93,28 @@ def priorities(giver):
 async def hear_hurry(host):
     while not any(isinstance(message, peer_wire.Hurry) for message in host.messages):
         await host.hear_more()
-    return [m for m in host.messages if not isinstance(m, peer_wire.Hello)]
+    return [m for m in host.messages if not isinstance(m, peer_wire.Hello | peer_wire.Ping)]
 
 
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_request(is_connected):
-    said, heard = [], []
+    """There is no connection yet, or its socket is full."""
+    reads, said, heard = trio.Event(), [], []
 
     async def converse(host):
+        await reads.wait()
         said.extend(await hear_hurry(host))
 
     async with talking(converse) as client:
         if is_connected:
             line = client.net._line(nets.SERVER, client.address, nets.BULK)
             await line.is_decided.wait()
+            batches.fill(line.connection)
         asked = [later(n) for n in (1, 2, 3, 4)]
         client.net.ask(nets.SERVER, client.address, asked, heard.extend)
         client.net.hurry(nets.SERVER, [2, 3, 4, 99])
         client.net.cancel(nets.SERVER, [3])
+        reads.set()
         await nets.wait_until(lambda: said)
         line = client.net._lines[nets.SERVER, nets.BULK]
         assert not line._hurried and not line.connection._hurried

@@ -378,21 +378,70 @@ async def test_what_is_cancelled_of_a_batch_is_named_to_the_peer_and_the_rest_co
     assert [answer.request_id for answer in heard] == [2, 4, 6, 8]
 
 
-async def test_request_that_is_cancelled_before_it_left_never_leaves():
+@pytest.mark.expect_log("a request to a peer has failed")
+@pytest.mark.parametrize("is_connected", [False, True])
+async def test_request_that_cannot_be_said_loses_all_on_the_connection_and_is_noted(is_connected):
+    """None of them would be told apart from what was said before."""
     heard = []
 
     async def converse(host):
-        await host.hear(1)
+        await trio.sleep_forever()
+
+    async with asked_by(converse) as client:
+        line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
+        if is_connected:
+            await line.is_decided.wait()
+        line.ask([request(1)], heard.extend)
+        line.ask([request(2, timeout_ms=0)], heard.extend)
+        await nets.wait_until(lambda: len(heard) == 2)
+        await nets.wait_until(lambda: not client.net._lines)
+        assert client.net.faults.count == 1
+    assert sorted(one.request_id for one in heard) == [1, 2]
+    assert all("a Get without time" in str(one.failure) for one in heard)
+
+
+async def test_what_is_asked_leaves_at_once():
+    hosts = []
+
+    async def converse(host):
+        hosts.append(host)
+        await trio.sleep_forever()
+
+    async with asked_by(converse) as client:
+        line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
+        await line.is_decided.wait()
+        await nets.wait_until(lambda: hosts)
+        [host] = hosts
+        client.net.ask(nets.SERVER, client.address, [request(1)], lambda answers: None)
+        host.messages += host._to.feed(os.read(host._stream.socket.fileno(), 4096))
+        assert nets.requests_in(host.messages) == [request(1)]
+
+
+def fill(connection):
+    """Send until the socket is full."""
+    while not connection.outbox_bytes:
+        connection.post(*[peer_wire.Ping(0)] * 1024)
+
+
+async def test_requests_leave_together_if_the_socket_was_full_without_those_that_were_cancelled():
+    reads, heard = trio.Event(), []
+
+    async def converse(host):
+        await reads.wait()
+        await host.hear(2)
         heard.extend(host.messages)
 
     async with asked_by(converse) as client:
         await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._asking()
-        for number in (1, 2):
+        fill(connection)
+        for number in (1, 2, 3):
             connection.ask([request(number)], lambda answers: None)
         connection.cancel([1])
+        reads.set()
         await nets.wait_until(lambda: heard)
-    assert [m.request_id for m in nets.requests_in(heard)] == [2]
+    asked = [[one.request_id for one in m.requests] for m in heard if isinstance(m, peer_wire.Get)]
+    assert asked == [[2, 3]]
     assert not any(isinstance(m, peer_wire.Cancel) for m in heard)
 
 

@@ -164,6 +164,46 @@ async def test_bytes_are_undelivered_until_the_other_side_has_them():
         link.close()
 
 
+class Counting(socket.socket):
+    """Counts how often something is received from it, or tried to."""
+
+    calls = 0
+
+    def recv(self, *args):
+        self.calls += 1
+        return super().recv(*args)
+
+    def recvmsg_into(self, *args):
+        self.calls += 1
+        return super().recvmsg_into(*args)
+
+
+@pytest.mark.parametrize("mode", list(security.credentials.Security))
+async def test_message_that_comes_alone_takes_one_call_of_the_socket(credentials, mode):
+    insecure = mode is security.INSECURE
+    hello = peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1)
+    said = [hello, *[peer_wire.Ping(number) for number in range(10)]]
+    heard = []
+
+    async def hear(link):
+        receiver = peer_wire.Receiver("server", peer_wire.FROM_SERVER, link.receiving)
+        while len(heard) < len(said):
+            heard.extend(await link.receive(receiver))
+
+    async with linked(dict.fromkeys((CLIENT, SERVER)) if insecure else credentials(mode)) as ends:
+        client, server = ends
+        client._sock = Counting(fileno=client._sock.detach())
+        with trio.fail_after(SILENCE_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(hear, client)
+                for number, message in enumerate(said, 1):
+                    await trio.testing.wait_all_tasks_blocked()
+                    await send_all(server, peer_wire.encode(message, server.sending))
+                    await security.wait_until(lambda number=number: len(heard) == number)
+                    assert client._sock.calls <= 1 + number  # the first look found nothing
+    assert heard == said
+
+
 def kept_unsent(link):
     return link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
 

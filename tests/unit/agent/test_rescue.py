@@ -42,12 +42,14 @@ class Mount:
 
     async def _read(self, guest, why):
         try:
-            async with self.waiting.turn(guest):
-                waiting.note(why)
-                await trio.sleep_forever()
+            await self.waiting.turn(guest, self._wait, why)
         except errors.ReaderGone:
             self.ended.append(guest)
             self.has_ended.set()
+
+    async def _wait(self, why):
+        waiting.note(why)
+        await trio.sleep_forever()
 
     def _among(self, waiters, now_s):
         self.asked.append([waiter.guest for waiter in waiters])
@@ -108,8 +110,7 @@ async def test_request_that_is_newer_than_the_look_at_processes_waits_on(hurry, 
 async def test_nobody_is_asked_about_while_nothing_waits_for_long(mount, autojump_clock):
     for _ in range(20):
         with trio.move_on_after(1.5):
-            async with mount.waiting.turn(mount.guest(7)):
-                await trio.sleep_forever()
+            await mount.waiting.turn(mount.guest(7), trio.sleep_forever)
     assert mount.asked == [] and mount.rescue.late() == {}
 
 

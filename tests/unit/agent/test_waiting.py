@@ -29,12 +29,14 @@ class Room:
 
     async def _enter(self, guest, name, more_bytes):
         try:
-            async with self.waiting.turn(guest, more_bytes):
-                assert disk_io.asker().stream == guest
-                self.at_work.append(name)
-                await self.is_over.wait()
+            await self.waiting.turn(guest, self._work, guest, name, more_bytes=more_bytes)
         except errors.AcstorError as e:
             self.failed.append((name, type(e)))
+
+    async def _work(self, guest, name):
+        assert disk_io.asker().stream == guest
+        self.at_work.append(name)
+        await self.is_over.wait()
 
 
 async def test_guests_work_beside_each_other_each_in_its_own_line(nursery):
@@ -86,8 +88,12 @@ async def test_what_is_on_the_hosts_disk_does_not_wait_behind_what_is_not(nurser
     room = Room(nursery, at_once=1)
     await room.enter(FLOOD, "a miss")
     await room.enter(FLOOD, "another")
-    async with room.waiting.turn(FLOOD, is_here=True):
+
+    async def read():
         assert room.at_work == ["a miss"]
+        return b"here"
+
+    assert await room.waiting.turn(FLOOD, read, is_here=True) == b"here"
     room.is_over.set()
 
 
@@ -108,14 +114,13 @@ async def test_what_a_request_waits_for_is_known_to_who_asks(nursery):
     room = Room(nursery)
 
     async def wait():
-        async with room.waiting.turn(OTHER):
-            waiting.note("the source is away")
-            with room.waiting.known(OTHER):  # it is known already
-                assert len(room.waiting.table) == 1
-            await room.is_over.wait()
+        waiting.note("the source is away")
+        with room.waiting.known(OTHER):  # it is known already
+            assert len(room.waiting.table) == 1
+        await room.is_over.wait()
 
     waiting.note("nothing of it is known outside of a turn")
-    nursery.start_soon(wait)
+    nursery.start_soon(room.waiting.turn, OTHER, wait)
     await trio.testing.wait_all_tasks_blocked()
     (late,) = room.waiting.table.late(float("inf"), 0.0).values()
     assert (late.count, late.why) == (1, "the source is away")
@@ -125,15 +130,16 @@ async def test_what_a_request_waits_for_is_known_to_who_asks(nursery):
 
 
 async def test_request_that_fails_by_itself_fails_so(nursery):
+    async def fail():
+        raise errors.ChunkLost("x", "y")
+
     with pytest.raises(errors.ChunkLost):
-        async with waiting.Waiting().turn(OTHER):
-            raise errors.ChunkLost("x", "y")
+        await waiting.Waiting().turn(OTHER, fail)
 
 
 async def test_cancelled_request_is_no_refused_one(nursery):
     crowd = waiting.Waiting()
     with trio.move_on_after(0) as scope:
-        async with crowd.turn(OTHER):
-            await trio.sleep_forever()
+        await crowd.turn(OTHER, trio.sleep_forever)
     assert scope.cancelled_caught
     assert (crowd.refused, len(crowd), len(crowd.table)) == (0, 0, 0)

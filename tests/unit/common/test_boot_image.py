@@ -13,6 +13,7 @@ import pytest
 import zstandard
 from hypothesis import strategies
 
+from acstor_common import boot_frames
 from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -65,7 +66,7 @@ def forge(raw: bytes, at: int, fmt: str, *values: object) -> bytes:
 
 def refusal(raw: bytes) -> errors.BootImageFormatError:
     with pytest.raises(errors.BootImageFormatError) as caught:
-        boot_image.check([raw], "it")
+        boot_frames.check([raw], "it")
     assert caught.value.what == "it"
     return caught.value
 
@@ -76,13 +77,15 @@ def unpacked(raw: bytes) -> list[tuple[int, bytes]]:
     for frame in head.frames:
         stored = raw[frame.offset : frame.offset + frame.stored_bytes]
         cut = head.header.binding.cut
-        found += [(n, bytes(data)) for n, data in boot_image.unpack_frame(cut, frame, stored, "it")]
+        found += [
+            (n, bytes(data)) for n, data in boot_frames.unpack_frame(cut, frame, stored, "it")
+        ]
     return found
 
 
 def test_boot_image_gives_back_the_chunks_in_the_order_of_first_touch() -> None:
     raw = build()
-    head = boot_image.check([raw[:100], raw[100:]], "it")
+    head = boot_frames.check([raw[:100], raw[100:]], "it")
     assert head.header == boot_image.Header(OF, revision=7, chunk_count=5, frame_chunks=2)
     assert list(head.trace) == [5, 0, 1, 3, 6]
     assert head.size_bytes == len(raw)
@@ -95,7 +98,7 @@ def test_frames_are_read_one_by_one_in_any_order() -> None:
     head = boot_image.parse_head(raw[: boot_image.parse_header(raw, "it").head_bytes], "it")
     last = head.frames[-1]
     stored = raw[last.offset : last.offset + last.stored_bytes]
-    assert [n for n, _ in boot_image.unpack_frame(CUT, last, stored, "it")] == [6]
+    assert [n for n, _ in boot_frames.unpack_frame(CUT, last, stored, "it")] == [6]
 
 
 def test_zero_chunks_and_contents_that_came_before_cost_nothing() -> None:
@@ -108,13 +111,13 @@ def test_bytes_that_do_not_compress_are_stored_as_they_are() -> None:
 
 
 def test_empty_boot_image_is_legal() -> None:
-    head = boot_image.check([build(())], "it")
+    head = boot_frames.check([build(())], "it")
     assert (list(head.trace), head.frames, head.size_bytes) == ([], (), 192 + 32)
 
 
 def test_golden_file_of_version_2_is_read_as_it_was_written() -> None:
     raw = GOLDEN.read_bytes()
-    head = boot_image.check([raw], "golden")
+    head = boot_frames.check([raw], "golden")
     assert head.header == boot_image.Header(OF, revision=7, chunk_count=4, frame_chunks=2)
     assert unpacked(raw) == [(n, CHUNKS[n]) for n in (5, 0, 1, 3)]
     first, second = head.frames
@@ -127,11 +130,11 @@ def test_frames_of_a_private_image_are_named_in_its_scope() -> None:
     for chunk_no in (5, 0, 1):
         writer.add(chunk_no, CHUNKS[chunk_no])
     raw = b"".join(writer.parts())
-    head = boot_image.check([raw], "it", (other, key))
+    head = boot_frames.check([raw], "it", (other, key))
     assert all(ids.is_keyed(frame.cid) for frame in head.frames)
     for keys in ((), (other,)):
         with pytest.raises(errors.BootImageFormatError, match="frame 0"):
-            boot_image.check([raw], "it", keys)
+            boot_frames.check([raw], "it", keys)
 
 
 def test_any_flipped_byte_is_noticed() -> None:
@@ -187,7 +190,7 @@ def test_every_boot_image_survives_the_round_trip(
         data = (b"%d," % chunk_no * CHUNK)[: cut.chunk_length(chunk_no)]
         writer.add(chunk_no, data)
     raw = b"".join(writer.parts())
-    head = boot_image.check([raw], "it")
+    head = boot_frames.check([raw], "it")
     assert list(head.trace) == list(dict.fromkeys(chunk_nos))
     assert all(data.startswith(b"%d," % n) for n, data in unpacked(raw) if len(data) > 3)
 
@@ -251,7 +254,7 @@ def frame_of(stored: bytes, raw_bytes: int) -> boot_image.Frame:
 )
 def test_frame_that_does_not_decompress_to_its_chunks_is_refused(stored: bytes, why: str) -> None:
     with pytest.raises(errors.BootImageFormatError, match=why):
-        boot_image.unpack_frame(CUT, frame_of(stored, CHUNK), stored, "it")
+        boot_frames.unpack_frame(CUT, frame_of(stored, CHUNK), stored, "it")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from oslo_config import cfg
 
 from acstor_common import artefacts
-from acstor_common import boot_image
+from acstor_common import boot_frames
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
@@ -57,7 +57,7 @@ class MemoryGlance:
 
     def publish(self, kind, image, file, revision):
         raw = file.read()
-        head = boot_image.check([raw], "what was published")
+        head = boot_frames.check([raw], "what was published")
         assert head.header.revision == revision
         assert head.header.binding.os_hash == OS_HASH
         self.published.append((revision, list(head.trace)))

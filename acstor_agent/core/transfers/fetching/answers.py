@@ -94,9 +94,9 @@ class Answers:
             if failure is not Failure.BUSY:
                 parts.book.listening.fine(attempt.host, peer_book.DENIAL_COST, parts.now)
                 self.denied += 1
-        if attempt.track is Track.TRAVEL and attempt in transfer.attempts:
+        if attempt in transfer.attempts:
             self._waiters.travels.attempt_failed(attempt, failure)
-        elif attempt.track is Track.RELAY and transfer.relay is attempt:
+        elif transfer.relay is attempt:
             self._through.relay_failed(attempt, failure)
         elif attempt.track is Track.SEARCH:
             self._waiters.searches.attempt_failed(attempt, failure)

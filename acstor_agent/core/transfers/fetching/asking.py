@@ -6,6 +6,7 @@ waits for it any more, or because its time is over.  Time runs from when it was 
 the line of this host is nobody else's fault.
 """
 
+from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from acstor_agent.core.transfers import deadlines as deadlines_
 from acstor_agent.core.transfers import peer_book
 from acstor_agent.core.transfers import priority as priority_
 from acstor_agent.core.transfers import transfer as transfer_
+from acstor_agent.core.transfers import turns
 from acstor_agent.core.transfers import want as want_
 from acstor_agent.core.transfers.fetching import sources
 from acstor_common import ids
@@ -63,14 +65,12 @@ class Asking:
         peer = self._book.of(host)
         number = self._book.new_number(peer)
         attempt = Attempt(number, transfer, host, mode, want, track, now)
-        if not peer.asks:
-            peer.heard_s = now  # from now on silence counts
         peer.asks[number] = attempt
         attempt.watch(self._new)
         under_bytes = peer.under_bytes + want.length
         if not peer.line.length and under_bytes <= peer_book.CREDIT_BYTES:
-            attempt.sent_s, peer.under_bytes = now, under_bytes
             self._out.ask(host, attempt)
+            attempt.sent_s, peer.under_bytes = now, under_bytes
         else:
             peer.line.put(attempt.priority, want.image_id, attempt)
             self._send_more(peer, now)
@@ -84,9 +84,9 @@ class Asking:
         return attempt
 
     def _send(self, peer: peer_book.Peer, attempt: Attempt, now: float) -> None:
+        self._out.ask(peer.host, attempt)
         attempt.sent_s = now
         peer.under_bytes += attempt.want.length
-        self._out.ask(peer.host, attempt)
 
     def hurry(self, attempt: Attempt, priority: priority_.Priority) -> None:
         """Let an attempt be as urgent as its transfer has become."""
@@ -175,6 +175,23 @@ class Asking:
             attempt = peer.line.take()
             assert attempt is not None
             self._send(peer, attempt, now)
+
+    def mend(self, is_awaited: Callable[[transfer_.Attempt], bool], now: float) -> None:
+        """Count anew what peers owe, and end what nobody waits for: a fault has left it so."""
+        for peer in self._book.all():
+            attempts = list(peer.asks.values())
+            peer.asks = {a.number: a for a in attempts if not a.is_over}
+            asks = peer.asks.values()
+            peer.under_bytes = sum(a.want.length for a in asks if a.sent_s is not None)
+            peer.line = turns.Turns()
+            for attempt in asks:
+                attempt.watch(self._new)
+                if attempt.sent_s is None:
+                    peer.line.put(attempt.priority, attempt.want.image_id, attempt)
+            for attempt in attempts:
+                if not is_awaited(attempt):
+                    self.cancel(attempt, now)
+            self._send_more(peer, now)
 
     # Time
 

@@ -6,6 +6,7 @@ would be in the way of what guests wait for; and nothing is fetched ahead while 
 room for it, or is behind with what came.
 """
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 from acstor_agent.core.transfers import priority as priority_
@@ -34,8 +35,9 @@ class Lanes:
 
     def __init__(self, limit: int) -> None:
         self.has_room = True
-        self._left = dict.fromkeys(LANES, limit)  # that may begin
-        self._left[Priority.ADVERTISED] = min(limit, ADVERTISED_AT_A_TIME)
+        self._limits = dict.fromkeys(LANES, limit)
+        self._limits[Priority.ADVERTISED] = min(limit, ADVERTISED_AT_A_TIME)
+        self._left = self._limits.copy()  # that may begin
         self.waiting: turns.Turns[Transfer] = turns.Turns()
         self.under_way = 0
 
@@ -56,10 +58,23 @@ class Lanes:
 
     def leave(self, transfer: Transfer) -> None:
         """Take a transfer out of its lane: it has ended, or does not need one any more."""
-        lane, transfer.lane = transfer.lane, None
+        lane = transfer.lane
         if lane is not None and not self.waiting.remove(lane, transfer.lane_of, transfer):
             self._left[lane] += 1
             self.under_way -= 1
+        transfer.lane = None
+
+    def holds(self, transfer: Transfer) -> bool:
+        """Say whether a transfer waits in its lane."""
+        lane = transfer.lane
+        return lane is not None and self.waiting.holds(lane, transfer.lane_of, transfer)
+
+    def mend(self, transfers: Iterable[Transfer]) -> None:
+        """Count anew what has begun, among all that is under way: a fault has left it so."""
+        begun = [t.lane for t in transfers if t.lane is not None and not self.holds(t)]
+        for lane, limit in self._limits.items():
+            self._left[lane] = limit - begun.count(lane)
+        self.under_way = len(begun)
 
     def take(self) -> Iterator[Transfer]:
         """Yield the transfers that may begin now; each counts from then on."""

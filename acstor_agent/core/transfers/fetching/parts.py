@@ -88,9 +88,9 @@ class Parts:
         """Forget a transfer."""
         if self.transfers.get(transfer.key) is transfer:
             del self.transfers[transfer.key]
-            self.uncharge(transfer)
             if self.unwanted:
                 self.unwanted.pop(transfer, None)
+            self.uncharge(transfer)
 
     def uncharge(self, transfer: transfer_.Transfer) -> None:
         """Let a transfer count as nobody's: it does not go on because a peer asked."""

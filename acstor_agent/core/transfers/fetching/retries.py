@@ -71,9 +71,10 @@ class Retries:
 
     def pause(self, transfer: transfer_.Transfer, now: float) -> None:
         """Let a transfer wait until it is tried again."""
-        pause = transfer.retry = Pause(transfer)
-        self._waiting[pause] = None
+        pause = Pause(transfer)
         self._deadlines.put(now + pause_s(transfer.tries), deadlines_.Due.RETRY, pause)
+        transfer.retry = pause
+        self._waiting[pause] = None
 
     def is_due(self, pause: Pause | None) -> None:
         """Let a transfer have its turn: its time is over."""
@@ -89,8 +90,8 @@ class Retries:
             self._put(pause, GUEST, image_id)
 
     def _put(self, pause: Pause, line: priority_.Priority, who: ids.ImageId) -> None:
-        pause.line, pause.who = line, who
         self.due.put(line, who, pause)
+        pause.line, pause.who = line, who
 
     def take(self, now: float) -> Iterator[transfer_.Transfer]:
         """Yield what is to be tried again now; say when to come back for the rest."""
@@ -110,10 +111,14 @@ class Retries:
     def forget(self, transfer: transfer_.Transfer) -> None:
         """Let a transfer wait no more: it came, or nobody wants it."""
         pause: Pause = transfer.retry
-        transfer.retry = None
-        del self._waiting[pause]
         if pause.line is not None:
             self.due.remove(pause.line, pause.who, pause)
+        transfer.retry = None
+        self._waiting.pop(pause, None)
+
+    def holds(self, pause: Pause) -> bool:
+        """Say whether a transfer will have its turn again."""
+        return pause in self._waiting
 
     def came(self) -> None:
         """Note that something has come that could not be had before."""

@@ -125,20 +125,32 @@ class Searches:
     def forget(self, transfer: transfer_.Transfer) -> None:
         """End a search because the content came, or nobody wants it any more."""
         search: Search | None = transfer.search
-        transfer.search = None
         if search is None:
             return
+        self._waiting.remove(GUEST, search.want.image_id, search)
+        transfer.search = None
         for attempt in search.attempts:
             self._parts.asking.cancel(attempt, self._parts.now)
-        self._waiting.remove(GUEST, search.want.image_id, search)
         if search.has_place:
             self.place_free()
 
+    def holds(self, search: Search) -> bool:
+        """Say whether a search asks somebody, or waits for its turn."""
+        is_next = self._waiting.holds(GUEST, search.want.image_id, search)
+        return bool(search.attempts) or is_next
+
+    def mend(self) -> None:
+        """Count the places anew: a fault may have left some taken for ever."""
+        searches = [t.search for t in self._parts.transfers.values() if t.search is not None]
+        self._places = CHUNKS_AT_ONCE - sum(search.has_place for search in searches)
+        self._places -= self._parts.deadlines.count(deadlines_.Due.SEARCH)
+        self._start()
+
     def _end(self, search: Search) -> None:
         transfer, parts = search.transfer, self._parts
-        transfer.search = None
         free_s = parts.now + QUESTION_S * search.asked
         parts.deadlines.put(free_s, deadlines_.Due.SEARCH, None)
+        transfer.search = None
         more_s = self.absences.denied(search.want.image_id, parts.now)
         silent = [*search.silent, *search.departed]
         failure, why, lost_in_s = Failure.UNREACHABLE, "", 0.0

@@ -139,14 +139,29 @@ class Sources:
         reads = self._reads.get(number)
         read = reads.pop(index, None) if reads else None
         if read is not None:
-            self._hold(read, -1)
             if not reads:
                 del self._reads[number]
+            self._hold(read, -1)
         return read
 
     def ended(self, number: int) -> list[Read]:
         """Note that the source tells no more of a read; return what it has not told of."""
         return [r for i in list(self._reads.get(number, ())) if (r := self.answered(number, i))]
+
+    def holds(self, read: Read) -> bool:
+        """Say whether the source is still to tell of a read, or to be asked."""
+        if read.number:
+            return self._reads.get(read.number, {}).get(read.index) is read
+        return self._turns.holds(read.priority, read.who, read, read.opener)
+
+    def mend(self) -> None:
+        """Count anew what is under way: a fault has left it so."""
+        self.under_way = self._held_by_others = 0
+        self._held.clear()
+        self._full = None
+        for reads in self._reads.values():
+            for read in reads.values():
+                self._hold(read, 1)
 
     def _hold(self, read: Read, count: int) -> None:
         """Note what is under way, and for whom."""

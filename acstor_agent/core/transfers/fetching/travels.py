@@ -101,7 +101,6 @@ class Travels:
     def hurry(self, transfer: Transfer) -> None:
         """Go on for a more urgent reason: all may be asked now, not holders alone."""
         parts = self._parts
-        transfer.table = None  # places are thought about anew when there are none left
         for attempt in transfer.attempts.copy():
             parts.asking.hurry(attempt, transfer.priority)
             if transfer.priority is GUEST:
@@ -185,8 +184,7 @@ class Travels:
             host
             for host in hosts
             if host not in (tables.here, home)
-            and not tables.is_spared(host)
-            and tables.is_near(host)
+            and tables.is_giver(host)
             and not parts.book.is_alone(host, parts.now)
         ]
         pending = parts.book.pending

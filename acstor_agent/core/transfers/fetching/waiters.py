@@ -11,6 +11,7 @@ hosts are asked for first (``searches``).
 """
 
 import math
+from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Sequence
 from typing import Protocol
@@ -181,8 +182,8 @@ class Waiters:
         else:  # nearly always
             priority = transfer.priority
         arrived = actions.Arrived(want, data, giver, mode, is_kept, is_own, priority)
-        parts.kept[transfer.key] = arrived
         parts.out.store(arrived)
+        parts.kept[transfer.key] = arrived
         for waiter, index in transfer.take_waiters() if waiters else ():
             if waiter.is_done:
                 continue
@@ -286,6 +287,30 @@ class Waiters:
         self._end_travel(transfer)
         self._parts.drop_if_done(transfer)
 
+    def mend(self, is_whole: Callable[[Transfer], bool], why: str) -> None:
+        """End what is half done, with all who wait for it: a fault of this program has left it so.
+
+        :param is_whole: says of a transfer that it is not
+        """
+        transfers = self._parts.transfers
+        for transfer in list(transfers.values()):
+            transfer.waiters = [entry for entry in transfer.waiters if not entry[0].is_done]
+            transfer.gone = 0
+            if not is_whole(transfer):
+                for waiter, _ in transfer.take_waiters():
+                    self._complete(waiter, Failure.UNREACHABLE, why)
+                self._end(transfer)
+        coming = {entry for transfer in transfers.values() for entry in transfer.waiters}
+        for waiter in list(self._waiters.values()):
+            if waiter.is_done:
+                self._leave(waiter)
+                continue
+            lacks = [n for n, data in enumerate(waiter.got) if data is None]
+            if not lacks or any((waiter, n) not in coming for n in lacks):
+                self._complete(waiter, Failure.UNREACHABLE, why)
+        self.lanes.mend(transfers.values())
+        self.searches.mend()
+
     # Who waits no more
 
     def is_late(self, waiter: Waiter) -> None:
@@ -308,6 +333,7 @@ class Waiters:
         """Answer a waiter, unless he has been answered."""
         if not waiter.is_done:
             got = waiter.got if failure is None else []
+            waiter.is_done = True
             self._parts.out.others.append(actions.Complete(waiter.token, got, failure, why))
             self._leave(waiter)
 

@@ -6,6 +6,7 @@ follows from its mode (``acstor_common.peer_request``), and what one host makes 
 bring is bounded, also what it does not wait for any more.
 """
 
+import collections
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -59,7 +60,6 @@ class Requests:
         self.receivers: dict[ids.HostId, asker_.Receiver] = {}
         self._links: dict[Hashable, asker_.Link] = {}
         self._is_looked_at = False
-        self._named: dict[ids.HostId, bool] = {}  # of hosts on the table in force
 
     def __len__(self) -> int:
         """Return how many requests wait, for anything."""
@@ -96,8 +96,8 @@ class Requests:
             receiver = self.receivers.get(host)
             if receiver is None:
                 receiver = self.receivers[host] = asker_.Receiver(host)
-            receiver.links += 1
             link = self._links[connection] = asker_.Link(connection, receiver)
+            receiver.links += 1
         if not link.askers:
             link.alive_s = self._parts.now
         return link
@@ -121,6 +121,11 @@ class Requests:
                 self._refuse(asker, content, self._rights.not_looked_up(content))
             elif (want := self._rights.admit(asker.host, asker.request, content)) is not None:
                 self._admitted(asker, want)
+
+    def holds(self, asker: Asker) -> bool:
+        """Say whether a request waits still, on a connection that there is."""
+        link = self._links.get(asker.link.connection)
+        return link is asker.link and link.askers.get(asker.number) is asker
 
     def _waiting(self, connection: Hashable, numbers: Iterable[int]) -> Iterator[Asker]:
         """Yield those of the requests of a connection that wait still."""
@@ -240,12 +245,9 @@ class Requests:
         return is_ahead and self.uplink.is_busy
 
     def _is_named(self, host: ids.HostId) -> bool:
-        """Say whether others may be sent to a host: near, on the table, neither bad nor spared."""
-        is_named, tables = self._named.get(host), self._parts.tables
-        if is_named is None and host in tables.table:
-            is_named = tables.is_near(host) and not tables.is_spared(host)
-            self._named[host] = is_named
-        return bool(is_named) and not self._parts.book.is_alone(host, self._parts.now)
+        """Say whether others may be sent to a host."""
+        parts = self._parts
+        return parts.tables.is_giver(host) and not parts.book.is_alone(host, parts.now)
 
     def _is_referred(self, asker: Asker) -> bool:
         """Name hosts that can give a content sooner than this one, if there are any."""
@@ -255,7 +257,7 @@ class Requests:
         if hosts:
             self._note_copy(asker)
             self.referred += 1
-            self._reply(asker, actions.Referred(asker.number, hosts))
+            self._end(asker, actions.Referred(asker.number, hosts))
         return bool(hosts)
 
     def _note_copy(self, asker: Asker) -> None:
@@ -272,7 +274,7 @@ class Requests:
         if asker.data is None:
             asker.link.given[asker.number] = asker
         given = actions.Given(asker.number, asker.want, asker.data, asker.priority)
-        self._reply(asker, given)
+        self._end(asker, given)
 
     def _send_more(self) -> None:
         """Answer those whose turn it is; what they want may have left the cache meanwhile."""
@@ -297,16 +299,12 @@ class Requests:
 
     def _refuse(self, asker: Asker, failure: Failure, why: str = "") -> None:
         request = asker.request if why else None
-        self._reply(asker, actions.Refused(asker.number, failure, why, request))
+        self._end(asker, actions.Refused(asker.number, failure, why, request))
 
-    def _reply(
-        self, asker: Asker, answer: actions.Given | actions.Refused | actions.Referred
-    ) -> None:
-        self._parts.out.reply(asker.link.connection, answer)
-        self._end(asker)
-
-    def _end(self, asker: Asker) -> None:
+    def _end(self, asker: Asker, answer: actions.Answer | None = None) -> None:
         """Note that a request is answered, or needs no answer."""
+        if answer is not None:
+            self._parts.out.reply(asker.link.connection, answer)
         asker.data = None
         if asker.link.askers.pop(asker.number, None) is not None:
             asker.link.receiver.requests -= 1
@@ -314,9 +312,9 @@ class Requests:
     # What else may end a request, or hurry it
 
     def _look_later(self) -> None:
-        self._is_looked_at = True
         at_s = self._parts.now + LOOK_S
         self._parts.deadlines.put(at_s, deadlines_.Due.REQUESTS, None)
+        self._is_looked_at = True
 
     def look(self) -> None:
         """Refuse those whose time is over; tell the others that they are not forgotten."""
@@ -343,13 +341,27 @@ class Requests:
 
     def left(self, connection: Hashable) -> None:
         """Note that a connection has ended: nobody waits for its answers."""
-        link = self._links.get(connection)
+        link = self._links.pop(connection, None)
         if link is not None:
-            self.cancelled(connection, list(link.askers))
-            del self._links[connection]
             link.receiver.links -= 1
+            for asker in list(link.askers.values()):
+                self._part(asker)
+                self._end(asker)
             self.uplink.forget(link, self._parts.now)
             self._send_more()
+
+    def mend(self) -> None:
+        """Refuse who waits for nothing any more, and count anew: a fault has left it so."""
+        links, transfers = list(self._links.values()), self._parts.transfers.values()
+        self.uplink.mend(links, self._parts.now)
+        charged = collections.Counter(transfer.charged for transfer in transfers)
+        for receiver in self.receivers.values():
+            receiver.begun, receiver.requests = charged[receiver], 0
+        for link in links:
+            link.receiver.requests += len(link.askers)
+        for asker in [asker for link in links for asker in link.askers.values()]:
+            if asker.want and not (self._transfer_of(asker) or self.uplink.holds(asker)):
+                self._refuse(asker, Failure.UNREACHABLE)
 
     def hurried(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Let requests that wait here be as urgent as those of guests."""
@@ -366,7 +378,6 @@ class Requests:
 
     def follow_table(self) -> None:
         """Forget who is not to be asked by the table in force, and who does not ask any more."""
-        self._named = {}
         for host in self._parts.keys.known():
             if not self._is_named(host):
                 self._parts.keys.forget(host)

@@ -15,6 +15,7 @@ it reads them or not; what is beyond is *parked*, without its bytes.
 """
 
 import collections
+from collections.abc import Collection
 
 from acstor_agent.core.exchange import uplink_places
 from acstor_agent.core.transfers import actions
@@ -136,8 +137,34 @@ class Uplink:
         link.places = link.undelivered = 0
         link.watched_s, link.is_slow = None, False
         self.unpark(link.receiver)
-        if not self._watched and self._unwatched:
-            self._watch(self._unwatched.popitem(last=False)[0], now)
+        self._watch_another(now)
+
+    def mend(self, links: Collection[Link], now: float) -> None:
+        """Count anew what is on its way, and whose turn it is, on the connections that there are.
+
+        A fault of this program has left it so.
+        """
+        for waiting in (self._turns, self._parked):
+            for asker in list(waiting):
+                if asker.link.askers.get(asker.number) is not asker or asker.link not in links:
+                    waiting.remove(asker.priority, asker.host, asker)
+        self.used = sum(link.places for link in links)
+        self._watched = sum(link.watched_s is not None for link in links)
+        for link in links:
+            link.receiver.undelivered = 0
+        for asker in self._turns:
+            asker.link.receiver.undelivered += _cost(asker)
+        for link in links:
+            link.receiver.undelivered += link.undelivered
+            self.unpark(link.receiver)
+            if link.undelivered and link.watched_s is None and link not in self._unwatched:
+                self._watch(link, now)
+        self._watch_another(now)
+
+    def holds(self, asker: Asker) -> bool:
+        """Say whether an answer waits for its turn."""
+        what = asker.priority, asker.host, asker
+        return self._turns.holds(*what) or self._parked.holds(*what)
 
     def out_of_patience(self, link: Link, now: float) -> None:
         """Take the places of a connection if it has kept them too long."""
@@ -151,17 +178,21 @@ class Uplink:
         self.used -= link.places
         link.places, link.is_slow = 0, True
 
+    def _watch_another(self, now: float) -> None:
+        if not self._watched and self._unwatched:
+            self._watch(self._unwatched.popitem(last=False)[0], now)
+
     def _watch(self, link: Link, now: float) -> None:
-        link.watched_s = now
-        self._watched += 1
         self._out.watch(link.connection)
         if not link.is_due:
             self._look_later(link, now)
+        link.watched_s = now
+        self._watched += 1
 
     def _look_later(self, link: Link, since_s: float) -> None:
         """Look whether a connection still keeps places then; there is one entry of each."""
-        link.is_due = True
         self._deadlines.put(since_s + PATIENCE_S, deadlines_.Due.PATIENCE, link)
+        link.is_due = True
 
 
 def _cost(asker: Asker) -> int:

@@ -169,8 +169,8 @@ class News:
         if len(news) >= BATCH_OIDS:
             self._flush(now)
         elif self._due_s is None:
+            self._deadlines.put(now + DELAY_S, deadlines_.Due.NEWS, None)
             self._due_s = now + DELAY_S
-            self._deadlines.put(self._due_s, deadlines_.Due.NEWS, None)
 
     def _flush(self, now: float) -> None:
         here, gone = self._here, self._gone

@@ -10,6 +10,7 @@ from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers.giving import requests
 from acstor_common import ids
 from acstor_common import peer_request
+from acstor_common import ring
 from tests.fakes import one_machine
 from tests.fakes.one_machine import chunk
 from tests.fakes.one_machine import data_of
@@ -334,3 +335,30 @@ def test_requests_that_wait_for_one_peer_are_bounded(machine, monkeypatch):
     number = machine.chunk_of("h1")
     machine.ask_me("h2", *(machine.request(number, "h2", request_id=n) for n in range(1, 8)))
     assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2
+
+
+def test_home_asks_the_former_home_then_that_of_the_outer_group_then_the_source():
+    pods = {"h1": "s/p1", "h2": "s/p1", "h3": "s/p2", "h4": "s/p2"}
+
+    def table(epoch, vnodes):
+        hosts = tuple(
+            ring.RingHost(name, f"10.0.0.{name[1:]}:7201", vnodes.get(name, 40), pod)
+            for name, pod in pods.items()
+        )
+        return ring.Ring(epoch, hosts, threshold=1, outer_threshold=2)
+
+    before, after = table(1, {"h1": 20}), table(2, {})
+    machine = one_machine.Machine(table=before)
+    machine.table_changed(after, before)
+    tables = machine.core.parts.tables
+    number, others = next(
+        (n, others)
+        for n in range(9999)
+        if machine.home_of(n) == "h1"
+        and len(others := tables.upstreams(chunk(n).oid, None, False)) == 2
+    )
+    machine.wanted([chunk(number)], Priority.GUEST, "a guest")
+    for other in others:
+        assert machine.asks() == {other: [(number, Mode.RELAYED)]}
+        machine.refused(other, [(machine.attempt().number, Failure.MISSING)])
+    assert [read.wants for read in machine.got(actions.ReadSource)] == [[chunk(number)]]

@@ -153,6 +153,11 @@ class Machine(stateful.RuleBasedStateMachine):
     def room(self, has_room):
         self.do(self.machine.has_room(has_room))
 
+    @stateful.rule()
+    def is_mended(self):
+        """Nothing is half done, so nothing ends."""
+        assert not self.machine.core.mend(self.machine.now, "no fault")
+
     @stateful.rule(seconds=st.sampled_from((0.001, 0.1, 0.3, 1.0, 6.0, 45.0)))
     def time_passes(self, seconds):
         end_s = self.machine.now + seconds

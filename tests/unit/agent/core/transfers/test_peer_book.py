@@ -48,6 +48,25 @@ def test_peer_that_is_many_times_slower_is_left_alone_however_its_answers_come(a
     assert alone == {H3}
 
 
+def test_what_comes_together_counts_by_the_oldest_question_in_whatever_order_it_comes():
+    machine = one_machine.Machine(may_race=False)
+    asked = []
+    for number in [n for n in range(99) if machine.home_of(n) == "h2"][:3]:
+        machine.wanted([chunk(number)], P.GUEST, number)
+        asked.append(machine.attempt().number)
+        machine.wait(1.0)
+    machine.chunks_arrived(H2, [(number, b"") for number in reversed(asked)])
+    assert machine.core.parts.book._usual_s[peer_book.HOME] == {"h2": 3.0}
+
+
+def test_first_answers_say_nothing_of_what_is_usual_before_there_are_a_few():
+    book = peer_book.PeerBook(Fixed())
+    for number in range(peer_book.NOTES):
+        assert book.late_s(peer_book.HOME) == peer_book.FIRST_GUESS_S
+        book.took(peer_book.HOME, ids.HostId(f"h{number}"), 0.3)
+    assert book.late_s(peer_book.HOME) == pytest.approx(peer_book.TIMES * 0.3)
+
+
 def test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_peer():
     machine = one_machine.Machine()
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]

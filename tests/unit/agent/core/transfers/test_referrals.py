@@ -136,6 +136,10 @@ def test_tables_are_bounded_and_keep_what_was_used():
         known.gave(ids.Oid(oid), host(oid % 50), PEER)
         known.gave(ids.Oid(0), host(0), PEER)
     assert len(known) <= 100_000 // referrals.OVERHEAD_BYTES
+    for number in range(100 * 300):  # a hundred hosts of each take more than one does
+        known.gave(ids.Oid(number // 100), host(number % 100), PEER)
+    assert len(known) <= 100_000 // (referrals.OVERHEAD_BYTES + 400)
+    known.gave(ids.Oid(0), host(0), PEER)
     assert known.refer(ids.Oid(0), host(1), PEER) == (host(0),)
     for n in range(5000):
         known.gave(OID, host(n), PEER)

@@ -324,6 +324,7 @@ def test_lanes_bound_what_nobody_waits_for_and_the_cache_stops_them():
     assert len(machine.asks()["h2"]) == 1
     want(machine, numbers[7])
     assert machine.asks() == {"h2": [(numbers[7], Mode.HOME)]}
+    assert machine.attempt().priority is Priority.GUEST
 
 
 def test_image_that_is_gone_does_not_take_the_same_content_of_another_one_along():
