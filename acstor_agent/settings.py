@@ -206,6 +206,7 @@ def exchange(own: Options, *, has_others: bool) -> settings_.Settings:
         has_others=has_others,
         topology=topology(own),
         may_race=Variant.NO_RACES not in own.variants,
+        learns_ring=Variant.RING in own.variants,
     )
 
 

@@ -84,7 +84,9 @@ class Advertise(NamedTuple):
 class Refer(NamedTuple):
     """Answers a request: ask one of these hosts, they have the chunk or will have it before you.
 
-    :param hosts: 1 to 4 of them, the best first
+    :param hosts: 1 to 4 of them, the best first; with the variant ``ring`` one alone is the next
+        one in step, and who has only one to choose from names itself as well, last: who asked
+        comes back to it anyway
     """
 
     request_id: int

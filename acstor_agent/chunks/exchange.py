@@ -115,7 +115,7 @@ class Exchange:
         self._names = core.rights.names
         self._events: collections.deque[tuple[Event, tuple[Any, ...]]] = collections.deque()
         self._is_feeding = False
-        self._sleep = trio.CancelScope()
+        self._sleep, self._look_s, self._due_s = trio.CancelScope(), math.inf, math.inf
         self._told = log_limit.LogLimit(TELLS_EVERY_S)
         self._reading = reading.Reading(
             self.feed, core, source, nursery, self.counters, self.faults
@@ -144,22 +144,24 @@ class Exchange:
         :return: why the core has failed at it, which is a fault of its own and has been noted;
             empty if it has not, or if this event comes of another one
         """
-        own = event, what
-        self._events.append(own)
         if self._is_feeding:
+            self._events.append((event, what))
             return ""
-        self._is_feeding, why = True, ""
+        self._is_feeding = True
         try:
-            self._follow_tables()
+            current, former = self._tables.current(), self._tables.former()
+            if self._in_force[0] is not current or self._in_force[1] is not former:
+                self._in_force = current, former
+                self._feed(self.core.table_changed, self._in_force)
+            why = self._feed(event, what)
             while self._events:
-                fed = self._events.popleft()
-                failed = self._feed(*fed)
-                why = failed if fed is own else why
+                self._feed(*self._events.popleft())
         finally:
             self._is_feeding = False
         due_s = self.core.next_s
-        if due_s is not None and due_s < self._sleep.deadline:
-            self._sleep.deadline = due_s
+        due_s = self._look_s if due_s is None else min(due_s, self._look_s)
+        if due_s != self._due_s:
+            self._due_s = self._sleep.deadline = due_s
         return why
 
     def _feed(self, event: Event, what: tuple[Any, ...]) -> str:
@@ -170,29 +172,21 @@ class Exchange:
             why = self.faults.note(f"the exchange, told {event.__name__}", error)
             found = self.core.mend(self.clock(), why)
         for action in found:
-            self._do(action)
+            try:
+                self._doing[type(action)](action)
+            except Exception as error:  # the others are carried out all the same
+                self.faults.note(f"the exchange's {type(action).__name__}", error)
         return why
-
-    def _do(self, action: actions.Action) -> None:
-        try:
-            self._doing[type(action)](action)
-        except Exception as error:  # the others are carried out all the same
-            self.faults.note(f"the exchange's {type(action).__name__}", error)
-
-    def _follow_tables(self) -> None:
-        current, former = self._tables.current(), self._tables.former()
-        if self._in_force[0] is not current or self._in_force[1] is not former:
-            self._in_force = current, former
-            self._events.appendleft((self.core.table_changed, self._in_force))
 
     async def run(self) -> None:
         """Tell the core when its time has come, for ever."""
         while True:
-            due_s, look_s = self.core.next_s, self.clock() + self._tables.look_s
-            self._sleep = trio.CancelScope(deadline=min(due_s or look_s, look_s))
+            self._look_s = self.clock() + self._tables.look_s
+            self._due_s = min(self.core.next_s or self._look_s, self._look_s)
+            self._sleep = trio.CancelScope(deadline=self._due_s)
             with self._sleep:
                 await trio.sleep_forever()
-            stood_still = self.clock() > self._sleep.deadline + STOOD_STILL_S
+            stood_still = self.clock() > self._due_s + STOOD_STILL_S
             await trio.sleep(HEAR_S if stood_still else 0)  # what has come is heard first
             if why := self.feed(self.core.tick):
                 raise errors.LocalProtocolError(f"the exchange's time stands still: {why}")

@@ -123,9 +123,9 @@ class Giving:
         self._looking.end(connection)
         for scope in self._reads.pop(connection, {}).values():
             scope.cancel()
-        self._delivering.end(connection)
         if self._feed(self._core.peer_left, connection):
             self._feed(self._core.peer_left, connection)  # nobody else says it again
+        self._delivering.end(connection)
 
     def drained(self, connection: answering.Answering) -> None:
         """See :meth:`answering.Giver.drained`."""

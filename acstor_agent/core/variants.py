@@ -23,6 +23,7 @@ class Variant(enum.StrEnum):
     NO_REFERRALS = "no-referrals"
     NO_RACES = "no-races"
     NO_COPY_HINTS = "no-copy-hints"
+    RING = "ring"
     BY_PLACE = "by-place"
     CACHE_LFU = "cache-lfu"
     CACHE_FIFO = "cache-fifo"
@@ -41,6 +42,8 @@ MEANINGS = {
     Variant.NO_REFERRALS: "a busy host names no others to ask instead",
     Variant.NO_RACES: "a slow answer is waited for until it fails",
     Variant.NO_COPY_HINTS: "no holder is told to let chunks go that many hosts hold",
+    Variant.RING: "hosts that read an image at the same time over slow links learn a ring and "
+    "give it round there; on all hosts or on none",
     Variant.BY_PLACE: "a chunk is an offset of an image, and hosts exchange inside one image only; "
     "on all hosts or on none",
     Variant.CACHE_LFU: "the chunk that was used least makes room for a new one",
@@ -51,6 +54,7 @@ _ALTERNATIVES = (
     {Variant.NO_ADVERTISEMENTS, Variant.ADVERTISE_NEAREST, Variant.ADVERTISE_FULL},
     {Variant.NO_PREFETCH, Variant.UNBOUNDED_PREFETCH},
     {Variant.NO_READ_AHEAD, Variant.READ_AHEAD_BY_UNITS},
+    {Variant.NO_REFERRALS, Variant.RING},
     {Variant.CACHE_LFU, Variant.CACHE_FIFO},
 )
 

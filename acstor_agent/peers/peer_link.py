@@ -4,7 +4,7 @@
 With ``peer_security = authenticated`` both: TLS for the handshake and for a secret
 from each side, then clear text whose frames carry codes made with these secrets.
 
-The one rule: sockets between agents are touched here and nowhere else.  What
+The one rule: once connected, sockets between agents are touched here and nowhere else.  What
 the bytes mean is the business of :mod:`acstor_common.peer_wire`, who may say
 what to whom that of :mod:`acstor_agent.peers.peer_net`.
 
@@ -337,77 +337,3 @@ class TlsLink(Link):
                 return said + sent
             said += self._ahead_bytes
         return said
-
-
-def _tune(sock: socket.socket, silence_s: float) -> None:
-    """Make a connection fast and make the kernel notice that the other host is gone."""
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(silence_s)))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
-
-
-async def _start(
-    sock: socket.socket, credentials: credentials_.Credentials | None, *, is_server: bool
-) -> Link:
-    if credentials is None:
-        return Link(sock)
-    try:
-        context = credentials.context(is_server=is_server)
-    except OSError:
-        sock.close()
-        raise
-    link = TlsLink(
-        sock,
-        tls_session.TlsSession(context, is_server=is_server),
-        tls_session.RECORD_BYTES if is_server else TLS_BYTES_PER_CALL,
-    )
-    try:
-        await link.handshake(credentials)
-        if credentials.security is credentials_.Security.AUTHENTICATED:
-            return await link.laid_open(is_server=is_server)
-    except BaseException:
-        link.close()
-        raise
-    return link
-
-
-async def connect(
-    ip: str, port: int, credentials: credentials_.Credentials | None, silence_s: float
-) -> Link:
-    """Connect to an agent.
-
-    :param credentials: None for clear text
-    :param silence_s: the connection is lost when sent bytes stay unacknowledged for so long
-    :raises errors.NotAuthentic: the other side is not to be believed
-    """
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    dialled = trio.socket.socket(family, socket.SOCK_STREAM)
-    try:
-        await dialled.connect((ip, port))
-    except BaseException:
-        dialled.close()
-        raise
-    sock = socket.socket(fileno=dialled.detach())
-    _tune(sock, silence_s)
-    return await _start(sock, credentials, is_server=False)
-
-
-async def begun(stream: trio.SocketStream) -> None:
-    """Return when the other side of a new connection has sent something; it stays to be read.
-
-    :raises OSError: it has hung up instead
-    """
-    if not await stream.socket.recv(1, socket.MSG_PEEK):
-        raise OSError("closed before Hello")
-
-
-async def accept(
-    stream: trio.SocketStream, credentials: credentials_.Credentials | None, silence_s: float
-) -> Link:
-    """Make a link of a connection that another agent has opened; see :func:`connect`."""
-    sock = socket.socket(fileno=stream.socket.detach())
-    _tune(sock, silence_s)
-    return await _start(sock, credentials, is_server=True)

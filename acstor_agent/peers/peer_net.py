@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent import faults
+from acstor_agent.peers import connecting
 from acstor_agent.peers import credentials as credentials_
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
@@ -247,7 +248,7 @@ class PeerNet:
 
     async def _dial(self, line: line_.Line) -> tuple[asking.Asking, list[peer_wire.Message]]:
         with trio.fail_after(self._limits.hello_s):
-            link = await peer_link.connect(
+            link = await connecting.connect(
                 line.ip, line.port, self._credentials, self._limits.silence_s
             )
             try:
@@ -325,13 +326,13 @@ class PeerNet:
         """Wait until the other side begins a handshake; say whether it may have one now."""
         if self._credentials is None:
             return True
-        await peer_link.begun(stream)
+        await connecting.begun(stream)
         return self.strangers.may_begin(ip)
 
     async def _welcome(
         self, stream: trio.SocketStream, peer: str
     ) -> tuple[answering.Answering, list[peer_wire.Message]]:
-        link = await peer_link.accept(stream, self._credentials, self._limits.silence_s)
+        link = await connecting.accept(stream, self._credentials, self._limits.silence_s)
         try:
             receiver = peer_wire.Receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
             theirs, early = await hello.welcome(

@@ -38,7 +38,7 @@ OTHER_VARIANTS = (
     ("", variants.Variant.NO_COPY_HINTS),
     ("", variants.Variant.NO_PREFETCH, variants.Variant.UNBOUNDED_PREFETCH),
     ("", variants.Variant.NO_RACES),
-    ("", variants.Variant.NO_REFERRALS),
+    ("", variants.Variant.NO_REFERRALS, variants.Variant.RING),
     ("", variants.Variant.NO_ADVERTISEMENTS),
 )
 """What an upgrade may change; all of it may differ among the hosts of a cloud."""

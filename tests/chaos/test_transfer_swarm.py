@@ -37,11 +37,12 @@ P = priority.Priority
 LINK = 25e6 / 8
 
 
+@pytest.mark.parametrize("learns_ring", [False, True])
 @pytest.mark.parametrize("seed", range(11))
-def test_every_read_is_answered_once_and_right_whatever_breaks(seed):
-    run, error = transfer_swarm.play(seed)
+def test_every_read_is_answered_once_and_right_whatever_breaks(seed, learns_ring):
+    run, error = transfer_swarm.play(seed, learns_ring=learns_ring)
     if error is not None:
-        transfer_swarm.tell(run, error, None)
+        transfer_swarm.tell(run, error, None, learns_ring)
         raise error
     assert sum(guest.answers for guest in run.guests)
 

@@ -117,6 +117,7 @@ def play(
     burst_bytes: int | None = network.BURST_BYTES,
     is_alone: bool = False,
     may_refer: bool = True,
+    learns_ring: bool = False,
     **trust: Any,
 ) -> Outcome:
     """Let hosts read as a pattern says; the source has the link of a host.
@@ -126,6 +127,7 @@ def play(
         nothing else is said; None: they have neither
     :param is_alone: no host knows of the others, as where there is no ring
     :param may_refer: homes may send who asks to others
+    :param learns_ring: hosts have the variant ``ring``
     :param trust: see :class:`transfer_readers.Reader`
     """
     began_s = time.process_time()
@@ -133,7 +135,7 @@ def play(
     world = make_world(seed, wanted.hosts, chunks, wanted.link_bytes_s, burst_bytes)
     readers = []
     for name, reading in zip(world.names, wanted.readings, strict=True):
-        host = world.add(name, topology=neighbours.Topology.RING, **AGENT)
+        host = world.add(name, topology=neighbours.Topology.RING, learns_ring=learns_ring, **AGENT)
         host.may_refer = may_refer
         if is_alone:
             others = [other for other in world.names if other != name]
@@ -182,23 +184,30 @@ def _outcome(
 
 
 def bad_peer(
-    kind: str, host_count: int, chunk_count: int, link_mbit: float = LINK_MBIT, seed: int = 1
+    kind: str,
+    host_count: int,
+    chunk_count: int,
+    link_mbit: float = LINK_MBIT,
+    seed: int = 1,
+    learns_ring: bool = False,
 ) -> float:
     """Return the completion of all hosts but the last, which reads nothing and is not well.
 
     :param kind: ``well``, or one of BAD; who is slow has a twentieth of the rate
+    :param learns_ring: hosts have the variant ``ring``
     """
     link_bytes_s = link_mbit * 1e6 / 8
     world = make_world(seed, host_count, chunk_count, link_bytes_s, network.BURST_BYTES)
     assert isinstance(world, queue_world.QueueWorld)
     *names, bad = world.names
     readers = []
+    settings = {"topology": neighbours.Topology.RING, "learns_ring": learns_ring, **AGENT}
     for name in names:
-        host = world.add(name, topology=neighbours.Topology.RING, **AGENT)
+        host = world.add(name, **settings)
         readers.append(transfer_readers.Reader(world, host, range(chunk_count)))
         world.later(host, world.rng.random() * START_S, readers[-1].start)
     liar = transfer_strangers.Liar if kind == "lying" else transfer_hosts.Host
-    world.add(bad, liar, topology=neighbours.Topology.RING, **AGENT)
+    world.add(bad, liar, **settings)
     world.worsen(bad, kind)
     _run(world, readers)
     link_s = chunk_count * CHUNK / link_bytes_s

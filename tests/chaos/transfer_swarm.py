@@ -47,9 +47,10 @@ class Run:
     """One run.
 
     :param hosts: how many; None: the seed decides
+    :param learns_ring: hosts have the variant ``ring``
     """
 
-    def __init__(self, seed: int, hosts: int | None = None) -> None:
+    def __init__(self, seed: int, hosts: int | None = None, learns_ring: bool = False) -> None:
         self.seed = seed
         self.rng = rng = random.Random(f"run/{seed}")
         self.is_calm = seed % CALM_EVERY == 0
@@ -72,6 +73,7 @@ class Run:
             "background_limit": rng.choice((2, 64)),
             "timeout_s": 10.0 if self.is_calm else rng.choice((2.0, 10.0)),
             "lost_after_s": 900.0,
+            "learns_ring": learns_ring,
         }
         bad = 0 if self.is_calm else rng.randint(0, max(1, count // 4))
         for number, name in enumerate(self.world.names):
@@ -353,9 +355,11 @@ FAULTS: tuple[Callable[[Run], Callable[[], None] | None], ...] = (
 )
 
 
-def play(seed: int, hosts: int | None = None) -> tuple[Run, BaseException | None]:
+def play(
+    seed: int, hosts: int | None = None, learns_ring: bool = False
+) -> tuple[Run, BaseException | None]:
     """Do one run; return it, and what was wrong."""
-    run = Run(seed, hosts)
+    run = Run(seed, hosts, learns_ring)
     try:
         run.go()
     except Exception as e:
@@ -363,13 +367,13 @@ def play(seed: int, hosts: int | None = None) -> tuple[Run, BaseException | None
     return run, None
 
 
-def tell(run: Run, error: BaseException, hosts: int | None) -> None:
+def tell(run: Run, error: BaseException, hosts: int | None, learns_ring: bool = False) -> None:
     """Print what was wrong, and how to see it again."""
     print(f"seed {run.seed}: {type(error).__name__}: {error}")
     if not isinstance(error, Broken):
         traceback.print_exception(error)
     print("\n".join(run.trace[-30:]))
-    more = f" --hosts {hosts}" if hosts else ""
+    more = (f" --hosts {hosts}" if hosts else "") + " --ring" * learns_ring
     print(f"The same again: python -m tests.chaos.transfer_swarm --seeds {run.seed}{more}")
 
 
@@ -378,6 +382,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.transfer_swarm")
     parser.add_argument("--seeds", default="0-99", help="one, or FIRST-LAST (0-99)")
     parser.add_argument("--hosts", type=int, help="so many; else the seed decides")
+    parser.add_argument("--ring", action="store_true", help="with the variant of that name")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
@@ -385,11 +390,11 @@ def main() -> int:
     for seed in range(int(first), int(last or first) + 1):
         if time.monotonic() - began_s > options.seconds:
             break
-        run, error = play(seed, options.hosts)
+        run, error = play(seed, options.hosts, options.ring)
         done, answers = done + 1, answers + sum(guest.answers for guest in run.guests)
         if error is not None:
             failed.append(seed)
-            tell(run, error, options.hosts)
+            tell(run, error, options.hosts, options.ring)
     took_s = time.monotonic() - began_s
     print(f"{done} seeds, {answers} reads compared, {took_s:.0f} s; broken: {failed or 'none'}")
     return 1 if failed else 0

@@ -112,7 +112,9 @@ def check_given(host: Any, given: actions.Given, data: bytes) -> None:
 def check_referral(host: Any, asker: ids.HostId, hosts: tuple[ids.HostId, ...]) -> None:
     """Check to whom a host sends another one."""
     tables = host.core.parts.tables
-    for name in hosts:
+    if hosts[0] == host.name:
+        raise Broken(f"{host.name} sends {asker} to itself first")
+    for name in hosts if hosts[-1] != host.name else hosts[:-1]:
         if name in (asker, host.name) or not tables.is_near(name) or tables.table.is_spared(name):
             raise Broken(f"{host.name} sends {asker} to {name}")
         if not _is_good(host, name):

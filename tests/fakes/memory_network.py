@@ -18,6 +18,7 @@ from typing import Any
 
 import trio
 
+from acstor_agent.peers import connecting
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
 from acstor_common import peer_wire
@@ -227,12 +228,12 @@ class Network:
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """Let all PeerNets of this process use it until the block ends."""
-        before = peer_link.connect, peer_link.accept
-        peer_link.connect, peer_link.accept = self._connect, _accept
+        before = connecting.connect, connecting.accept
+        connecting.connect, connecting.accept = self._connect, _accept
         try:
             yield
         finally:
-            peer_link.connect, peer_link.accept = before
+            connecting.connect, connecting.accept = before
 
     @contextmanager
     def listening(self, host: str, address: tuple[str, int], endpoint: Endpoint) -> Iterator[None]:

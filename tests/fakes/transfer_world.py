@@ -377,7 +377,8 @@ def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:
     in_time = [attempt.host for attempt in transfer.attempts if not attempt.is_late]
     if len(in_time) > 1:
         raise Broken(f"{host.name}: {in_time} are asked for one content, and none of them is late")
-    if transfer.is_idle:
+    is_foreseen = transfer.is_foreseen and host.core.parts.settings.learns_ring
+    if transfer.is_idle and not is_foreseen:
         raise Broken(f"{host.name}: nothing of {transfer.want.offset // CHUNK} is under way")
     is_moving = transfer.attempts or transfer.relay or transfer.read is not None
     if transfer.is_travelling and not is_moving:

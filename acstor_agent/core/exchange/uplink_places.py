@@ -18,6 +18,8 @@ QUICK_S, QUICK_ONES = 0.005, 8
 class UplinkPlaces:
     """Counts the places for answers by what the answers met.
 
+    :param count: of places while nothing has arrived
+
     >>> places = UplinkPlaces()
     >>> places.count
     64
@@ -30,8 +32,8 @@ class UplinkPlaces:
     64
     """
 
-    def __init__(self) -> None:
-        self.count = MANY
+    def __init__(self, count: int = MANY) -> None:
+        self.count = count
         self._quick_ones = 0
 
     def under_way(self, age_s: float) -> None:

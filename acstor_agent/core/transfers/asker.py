@@ -16,11 +16,11 @@ class Receiver:
     :ivar undelivered: bytes of answers that are in their turn, or on their way
     """
 
-    __slots__ = ("begun", "host", "links", "requests", "undelivered")
+    __slots__ = ("begun", "host", "links", "places", "requests", "undelivered")
 
     def __init__(self, host: ids.HostId) -> None:
         self.host = host
-        self.links = self.requests = self.begun = self.undelivered = 0
+        self.links = self.requests = self.begun = self.places = self.undelivered = 0
 
 
 class Link:

@@ -43,6 +43,8 @@ class Mending:
 
     def _is_whole(self, transfer: Transfer) -> bool:
         attempts, read, relay = transfer.attempts, transfer.read, transfer.relay
+        if transfer.is_foreseen and self._parts.settings.learns_ring:
+            return True  # the time of those who wait ends
         if transfer.is_idle or (transfer.is_travelling and not attempts):
             return False
         if not all(map(self._is_under_way, attempts if relay is None else (*attempts, relay))):

@@ -16,6 +16,7 @@ class Settings(NamedTuple):
     :param has_others: where there is no v-node table yet one is to come
     :param topology: whom to tell what is here; None: nobody
     :param may_race: where an answer is late the next place is asked as well
+    :param learns_ring: hosts in step give each other what they read, round a ring
     """
 
     timeout_s: float = 10.0
@@ -25,6 +26,7 @@ class Settings(NamedTuple):
     has_others: bool = False
     topology: neighbours.Topology | None = None
     may_race: bool = True
+    learns_ring: bool = False
 
 
 DEFAULTS = Settings()

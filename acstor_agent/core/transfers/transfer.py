@@ -185,6 +185,12 @@ class Transfer:
         )
 
     @property
+    def is_foreseen(self) -> bool:
+        """Say that nothing of it is under way, but peers in step with guests here wait for it."""
+        reads_source = any(asker.mode.reads_source for asker in self.askers)
+        return bool(self.askers) and not reads_source and self.is_idle and not self.waiters
+
+    @property
     def is_wanted(self) -> bool:
         """Say whether anybody waits for it."""
         return bool(self.waiters or self.askers)

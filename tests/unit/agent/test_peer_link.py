@@ -10,6 +10,7 @@ import trio.testing
 
 from acstor_agent import tls_session
 from acstor_agent.peers import buffers as buffers_
+from acstor_agent.peers import connecting
 from acstor_agent.peers import peer_link
 from acstor_common import ids
 from acstor_common import peer_seal
@@ -39,12 +40,12 @@ async def linked(tls):
     ends = []
 
     async def accept():
-        ends.append(await peer_link.accept(await listener.accept(), tls[SERVER], SILENCE_S))
+        ends.append(await connecting.accept(await listener.accept(), tls[SERVER], SILENCE_S))
 
     async with listener, trio.open_nursery() as nursery:
         nursery.start_soon(accept)
         address = listener.socket.getsockname()
-        ends.insert(0, await peer_link.connect(*address, tls[CLIENT], SILENCE_S))
+        ends.insert(0, await connecting.connect(*address, tls[CLIENT], SILENCE_S))
     yield ends
     for link in ends:
         link.close()
@@ -123,7 +124,7 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
     heard = []
 
     async def answer():
-        link = await peer_link.accept(await listener.accept(), tls[SERVER], SILENCE_S)
+        link = await connecting.accept(await listener.accept(), tls[SERVER], SILENCE_S)
         receiver = peer_wire.Receiver("client", peer_wire.FROM_CLIENT, link.receiving)
         heard.extend(await link.receive(receiver))
         link.close()
@@ -149,7 +150,7 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
 async def test_bytes_are_undelivered_until_the_other_side_has_them():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # accepted ones inherit it
-        link = await peer_link.connect(*listener.getsockname(), None, SILENCE_S)
+        link = await connecting.connect(*listener.getsockname(), None, SILENCE_S)
         receiver, _ = listener.accept()
     with receiver:
         sent = link.send_nowait([bytes(1 << 20)])

@@ -11,6 +11,7 @@ import trio
 
 from acstor_agent import identity_files
 from acstor_agent import settings
+from acstor_agent.peers import connecting
 from acstor_agent.peers import credentials
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_net
@@ -318,7 +319,7 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(
     async with serving(tls=ours) as (server, address):
         ip, port = address.split(":")
         client = identity(CLIENT).read(security)
-        link = await peer_link.connect(ip, int(port), client, silence_s=5)
+        link = await connecting.connect(ip, int(port), client, silence_s=5)
         await wait_until(lambda: len(server.strangers) == 1)
         await trio.sleep(0.05)
         found.write(THEIRS, THEIRS.certificate_pem)

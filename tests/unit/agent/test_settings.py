@@ -45,6 +45,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
             "advertise": made.topology,
             "copies": made.copies_limit,
             "races": made.may_race,
+            "ring": made.learns_ring,
             "referrals": settings.may_refer(options),
             "prefetch": settings.unmatched_limit(options),
             "ahead": type(settings.read_ahead(options)),
@@ -71,6 +72,7 @@ def test_each_variant_changes_what_it_says_and_nothing_else():
         Variant.NO_REFERRALS: {"referrals": False},
         Variant.NO_RACES: {"races": False},
         Variant.NO_COPY_HINTS: {"copies": 0},
+        Variant.RING: {"ring": True},
         Variant.BY_PLACE: {"names": identity.ByPlace},
         Variant.CACHE_LFU: {"cache": "lfu"},
         Variant.CACHE_FIFO: {"cache": "fifo"},
@@ -91,6 +93,7 @@ def fetched_ahead(options):
         ("advertise-full", "no-advertisements"),
         ("no-prefetch", "unbounded-prefetch"),
         ("no-read-ahead", "read-ahead-by-units"),
+        ("no-referrals", "ring"),
         ("cache-fifo", "cache-lfu"),
     ],
 )

@@ -165,10 +165,12 @@ async def test_bytes_that_nobody_asked_for_are_no_answer(source, server):
 async def test_connection_with_more_than_an_answer_is_not_used_again(source, server, length):
     server.behaviours = [http_server.answer_to_what_comes_next(b"x")]
     assert await source.read(BLOB, 0, length) == DATA[:length]
+    await trio.sleep(0.05)  # the rest is here before the next request
     assert await source.size_bytes(BLOB) == len(DATA)
     assert server.connections == 2
     server.behaviours = [http_server.answer_to_what_comes_next(b"x")]
     assert await source.size_bytes(BLOB) == len(DATA)
+    await trio.sleep(0.05)
     assert await source.read(BLOB, 0, length) == DATA[:length]
     assert server.connections == 3
 

@@ -51,6 +51,8 @@ class Answers:
         if guests:
             self._waiters.travels.preference.peers_took(now - min(guests), now)
         for attempt, data in given:
+            if len(parts.parents):
+                parts.parents.gave(attempt.want.image_id, host, now)
             if attempt.track is not Track.TRIAL:
                 self._came(attempt.transfer, data, attempt)
 

@@ -14,7 +14,9 @@ from acstor_agent.core.transfers import tables
 from acstor_agent.core.transfers import transfer as transfer_
 from acstor_agent.core.transfers import want as want_
 from acstor_agent.core.transfers.fetching import asking
+from acstor_agent.core.transfers.fetching import parents
 from acstor_agent.core.transfers.fetching import sources
+from acstor_agent.core.transfers.giving import uplink
 from acstor_agent.core.transfers.telling import holders
 from acstor_agent.core.transfers.telling import news
 from acstor_common import ids
@@ -51,9 +53,18 @@ class Parts:
         self.holders = holders.Holders(self.keys)
         self.asking = asking.Asking(self.out, self.deadlines, self.book, settings.timeout_s)
         self.sources = sources.Sources(self.out)
+        self.uplink = uplink.Uplink(self.out, self.deadlines, settings.learns_ring)
+        self.parents = parents.Parents(view.here, self.is_ring_worth)
+        self.steps = parents.Steps()
         self.news = news.News(
             *(self.out, self.deadlines, view, self.book, self.holders, settings.topology), lookups
         )
+
+    def is_ring_worth(self, now: float) -> bool:
+        """Say whether hosts in step are to learn a ring: where links have no queues homes are
+        quicker.
+        """
+        return self.settings.learns_ring and self.uplink.has_met_queue(now)
 
     def is_usable(self, host: ids.HostId) -> bool:
         """Say whether a host is worth asking now: on a table, and not in quarantine.

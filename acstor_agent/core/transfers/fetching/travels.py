@@ -87,7 +87,7 @@ class Travels:
         elif home is not None:
             mode = parts.tables.home_mode(home, want.oid)
         holders = parts.holders.of(want.oid)
-        if holders and holders != [home]:
+        if (holders and holders != [home]) or len(parts.parents):
             is_simple = False
         else:
             is_simple = home is None or parts.book.is_usable(home, parts.now)
@@ -162,6 +162,8 @@ class Travels:
         if is_source_first and not is_own:
             self.source_firsts += 1
             yield source
+        if not (is_own or transfer.priority.asks_holders_only):
+            yield from self._parent(transfer, home)
         for host in self._holders(transfer, home):
             if (host, False) not in asked and self._parts.is_usable(host):
                 yield Place(host, Mode.HELD, want)
@@ -173,6 +175,16 @@ class Travels:
             yield source
         if home is not None:
             yield from self._behind(transfer)
+
+    def _parent(self, transfer: Transfer, home: ids.HostId | None) -> Iterator[Place]:
+        """Yield who gives chunks to this host, as the next one in step, if anybody does."""
+        parts, want = self._parts, transfer.want
+        assert home is not None
+        host = parts.parents.of(want.image_id, home, parts.now)
+        if host is None or not _is_new(transfer, host) or not parts.is_usable(host):
+            return
+        is_home = host == home
+        yield Place(host, parts.tables.home_mode(host, want.oid) if is_home else Mode.HELD, want)
 
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
         """Return the hosts that say they have it and are to be asked, the best first."""
@@ -225,6 +237,8 @@ class Travels:
         transfer, parts = attempt.transfer, self._parts
         transfer.attempts.remove(attempt)
         self.fallbacks += not attempt.is_excused(failure)
+        if attempt.host is not None and not attempt.mode.reads_source:
+            parts.parents.failed(attempt.want.image_id, attempt.host, parts.now)
         if attempt.priority is GUEST:
             self.preference.peers_took(parts.now - attempt.at_s, parts.now)
         if failure in through_.IS_OF_THE_NAME:
@@ -252,6 +266,8 @@ class Travels:
         """Ask those whom a peer names, then the peer again, which may not name others then."""
         transfer, parts = attempt.transfer, self._parts
         transfer.attempts.remove(attempt)
+        if len(hosts) == 1:  # the next one in step; a tree has a choice
+            parts.parents.named(attempt.want.image_id, hosts[0], parts.now)
         places = [
             Place(host, Mode.HELD_ONLY, attempt.want)
             for host in hosts[:MOST_REFERRALS]

@@ -90,6 +90,7 @@ class Waiters:
             if deadline_s < math.inf:
                 parts.deadlines.put(deadline_s, deadlines_.Due.WAITER, waiter)
         is_source_first = is_guest and self.travels.preference.decide(parts.now)
+        self._note_step(batch, priority)
         for index, want in enumerate(batch):
             if parts.kept and (kept := parts.kept.get(want.key)) is not None:
                 waiter.got[index] = kept.data
@@ -108,6 +109,13 @@ class Waiters:
                 return  # the first of it were pushed out of their lane
         if not waiter.left and token is not None:
             self._complete(waiter, None, "")
+
+    def _note_step(self, batch: Sequence[want_.Want], priority: Priority) -> None:
+        """Note where guests here read."""
+        parts = self._parts
+        if parts.settings.learns_ring and batch and priority <= SOON:
+            last = batch[-1]
+            parts.steps.note(last.image_id, parts.tables.here, last.offset, parts.now)
 
     def _begin_for_guest(self, transfer: Transfer, want: want_.Want, is_source_first: bool) -> None:
         search: searches_.Search | None = transfer.search

@@ -20,9 +20,9 @@ from acstor_agent.core.transfers import transfer as transfer_
 from acstor_agent.core.transfers import want as want_
 from acstor_agent.core.transfers.fetching import parts as parts_
 from acstor_agent.core.transfers.fetching import through as through_
+from acstor_agent.core.transfers.giving import in_step as in_step_
 from acstor_agent.core.transfers.giving import referrals as referrals_
 from acstor_agent.core.transfers.giving import rights as rights_
-from acstor_agent.core.transfers.giving import uplink as uplink_
 from acstor_common import ids
 from acstor_common import peer_request
 
@@ -54,8 +54,9 @@ class Requests:
         self, parts: parts_.Parts, through: through_.Through, rights: rights_.Rights
     ) -> None:
         self._parts, self._through, self._rights = parts, through, rights
-        self.uplink = uplink_.Uplink(parts.out, parts.deadlines)
+        self.uplink = parts.uplink
         self.referrals = referrals_.Referrals(parts.keys)
+        self._in_step = in_step_.InStep(parts, self.referrals)
         self.given = self.referred = 0
         self.receivers: dict[ids.HostId, asker_.Receiver] = {}
         self._links: dict[Hashable, asker_.Link] = {}
@@ -186,10 +187,12 @@ class Requests:
         if not is_coming and transfer is not None and asker.mode is not RELAYED:
             others = [attempt.host for attempt in transfer.attempts if attempt.host != asker.host]
             is_coming = bool(others) or transfer.relay is not None
-        if transfer is None or not is_coming:
+        wait_s = HELD_WAIT_S if is_coming else self._in_step.wait_s(asker, transfer)
+        if not wait_s:
             self._refuse(asker, Failure.MISSING)
             return
-        asker.deadline_s = min(asker.deadline_s, self._parts.now + HELD_WAIT_S)
+        transfer = transfer or self._parts.transfer_of(asker.want, asker.priority)
+        asker.deadline_s = min(asker.deadline_s, self._parts.now + wait_s)
         transfer.askers[asker] = None
 
     def came(self, transfer: transfer_.Transfer, data: transfer_.Bytes) -> None:
@@ -234,6 +237,7 @@ class Requests:
             self._answer(asker)
         else:
             self.uplink.put(asker, self._parts.now)
+            self._send_more()
 
     def _is_in_the_way(self, asker: Asker) -> bool:
         """Say whether others wait for the uplink, and nobody for this: it may come from elsewhere.
@@ -251,9 +255,7 @@ class Requests:
 
     def _is_referred(self, asker: Asker) -> bool:
         """Name hosts that can give a content sooner than this one, if there are any."""
-        if not (self.uplink.is_busy and asker.mode.may_refer and self._is_named(asker.host)):
-            return False
-        hosts = self.referrals.refer(asker.want.oid, asker.host, asker.priority)
+        hosts = self._in_step.refer(asker, self._is_named)
         if hosts:
             self._note_copy(asker)
             self.referred += 1
@@ -273,8 +275,7 @@ class Requests:
         self.uplink.sent(asker, self._parts.now)
         if asker.data is None:
             asker.link.given[asker.number] = asker
-        given = actions.Given(asker.number, asker.want, asker.data, asker.priority)
-        self._end(asker, given)
+        self._end(asker, actions.Given(asker.number, asker.want, asker.data, asker.priority))
 
     def _send_more(self) -> None:
         """Answer those whose turn it is; what they want may have left the cache meanwhile."""
@@ -312,8 +313,7 @@ class Requests:
     # What else may end a request, or hurry it
 
     def _look_later(self) -> None:
-        at_s = self._parts.now + LOOK_S
-        self._parts.deadlines.put(at_s, deadlines_.Due.REQUESTS, None)
+        self._parts.deadlines.put(self._parts.now + LOOK_S, deadlines_.Due.REQUESTS, None)
         self._is_looked_at = True
 
     def look(self) -> None:

@@ -31,9 +31,15 @@ Receiver = asker_.Receiver
 
 BUSY_QUEUE = 1
 """Answers that wait for their turn from which on requesters are referred to others."""
+FOR_OTHERS = 2
+"""Places that a receiver leaves to others where hosts learn a ring: where places are few, who took
+the last one has no second before another has had one.  So what a parent has for its only child
+waits here, where it can be overtaken, and one hop of a chain takes as long as one answer."""
 PATIENCE_S = 0.25
 UNDELIVERED_BYTES = 16 * 1024 * 1024
 """Twice what a host asks of one peer at a time: when all has arrived is known now and then only."""
+OF_LATE_S = 2.0
+"""Where links have queues, some answer meets one in this time, also where they are never long."""
 TOGETHER = 4
 """Answers that a link of 100 Mbit/s carries in LATE_S: it is no wonder that more take longer.
 With 64 places a link of 1 Gbit/s, or a busy receiver, would else look as if there were a queue."""
@@ -42,16 +48,25 @@ ANSWER_BYTES = 4096
 
 
 class Uplink:
-    """Says whose turn it is."""
+    """Says whose turn it is.
 
-    def __init__(self, out: actions.Out, deadlines: deadlines_.Deadlines) -> None:
-        self.places = uplink_places.UplinkPlaces()
+    :param learns_ring: places are few at first, and are left to others
+    """
+
+    def __init__(
+        self, out: actions.Out, deadlines: deadlines_.Deadlines, learns_ring: bool = False
+    ) -> None:
+        few, many = uplink_places.FEW, uplink_places.MANY
+        self.places = uplink_places.UplinkPlaces(few if learns_ring else many)
+        self._for_others = FOR_OTHERS if learns_ring else 0
         self.used = 0
         self._out, self._deadlines = out, deadlines
         self._turns: turns.Turns[Asker] = turns.Turns()
         self._parked: turns.Turns[Asker] = turns.Turns()
         self._unwatched: collections.OrderedDict[Link, None] = collections.OrderedDict()
         self._watched = 0
+        self._full: Receiver | None = None  # who took the last place, and has enough of them
+        self._queue_s = float("-inf")  # when an answer met one last
 
     def __len__(self) -> int:
         """Return how many answers wait for their turn."""
@@ -64,8 +79,13 @@ class Uplink:
 
     def has_place(self, receiver: Receiver) -> bool:
         """Say whether an answer may leave at once."""
-        is_free = not self._turns.length and self.used < self.places.count
-        return is_free and receiver.undelivered < UNDELIVERED_BYTES
+        if self._turns.length or self.used >= self.places.count or self._is_full(receiver):
+            return False
+        return receiver.undelivered < UNDELIVERED_BYTES
+
+    def _is_full(self, receiver: Receiver) -> bool:
+        """Say whether a receiver has as many places as are not left to others."""
+        return receiver.places >= max(1, self.places.count - self._for_others)
 
     def put(self, asker: Asker, now: float) -> None:
         """Let an answer wait for its turn."""
@@ -84,7 +104,11 @@ class Uplink:
 
     def take(self) -> Asker | None:
         """Return whose turn it is now; he is sent to or not, then :meth:`unpark` must follow."""
-        asker = self._turns.take() if self.used < self.places.count else None
+        if self.used >= self.places.count or not self._turns.length:
+            return None
+        full = self._full
+        without = full.host if full is not None and self._is_full(full) else None
+        asker = self._turns.take(without=without)
         if asker is not None:
             asker.link.receiver.undelivered -= _cost(asker)
         return asker
@@ -113,6 +137,9 @@ class Uplink:
         link.receiver.undelivered += cost
         if not link.is_slow:
             link.places += 1
+            link.receiver.places += 1
+            if self._is_full(link.receiver):
+                self._full = link.receiver
             self.used += 1
         if link.watched_s is None:
             if self._watched and not self._turns and link.undelivered < UNDELIVERED_BYTES // 2:
@@ -125,14 +152,24 @@ class Uplink:
         """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
         if link.watched_s is not None:
             together = max(1.0, link.places / TOGETHER)
-            self.places.arrived((now - late_s - link.watched_s) / together)
+            self._took((now - late_s - link.watched_s) / together, now)
         self.forget(link, now)
+
+    def _took(self, took_s: float, now: float) -> None:
+        self.places.arrived(took_s)
+        if took_s > uplink_places.LATE_S:
+            self._queue_s = now
+
+    def has_met_queue(self, now: float) -> bool:
+        """Say whether an answer has met a queue of late."""
+        return now - self._queue_s < OF_LATE_S
 
     def forget(self, link: Link, now: float) -> None:
         """Note that nothing is on its way any more on a connection: it may have ended."""
         self._unwatched.pop(link, None)
         self._watched -= link.watched_s is not None
         self.used -= link.places
+        link.receiver.places -= link.places
         link.receiver.undelivered -= link.undelivered
         link.places = link.undelivered = 0
         link.watched_s, link.is_slow = None, False
@@ -151,10 +188,11 @@ class Uplink:
         self.used = sum(link.places for link in links)
         self._watched = sum(link.watched_s is not None for link in links)
         for link in links:
-            link.receiver.undelivered = 0
+            link.receiver.places = link.receiver.undelivered = 0
         for asker in self._turns:
             asker.link.receiver.undelivered += _cost(asker)
         for link in links:
+            link.receiver.places += link.places
             link.receiver.undelivered += link.undelivered
             self.unpark(link.receiver)
             if link.undelivered and link.watched_s is None and link not in self._unwatched:
@@ -175,7 +213,9 @@ class Uplink:
             self._look_later(link, link.watched_s)
             return
         self.places.under_way(PATIENCE_S)
+        self._queue_s = now
         self.used -= link.places
+        link.receiver.places -= link.places
         link.places, link.is_slow = 0, True
 
     def _watch_another(self, now: float) -> None:

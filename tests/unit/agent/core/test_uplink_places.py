@@ -27,6 +27,13 @@ def test_an_answer_that_is_still_under_way_tells_of_a_queue():
     assert places.count == FEW
 
 
+def test_places_may_be_few_until_answers_have_arrived_at_once():
+    places = uplink_places.UplinkPlaces(FEW)
+    for count in (FEW,) * QUICK_ONES + (MANY,):
+        assert places.count == count
+        places.arrived(0.0)
+
+
 @pytest.mark.parametrize("between_s", [QUICK_S, 2 * LATE_S])
 def test_only_quick_answers_in_a_row_make_places_many_again(few, between_s):
     for took_s in [0.0] * (QUICK_ONES - 1) + [between_s] + [0.0] * (QUICK_ONES - 1):

@@ -12,6 +12,7 @@ from acstor_agent.core import transfers as package
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import failure
 from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers.fetching import parents
 from acstor_common import ids
 from acstor_common import peer_request
 from tests.fakes import one_machine
@@ -59,9 +60,9 @@ class Scene:
     :param at: the number of the call that raises; 0: none does
     """
 
-    def __init__(self, at, is_always_mended=False):
+    def __init__(self, at, is_always_mended=False, **settings):
         self.machine = one_machine.Machine(
-            hosts=6, background_limit=2, lost_after_s=2.0, copies_limit=2
+            hosts=6, background_limit=2, lost_after_s=2.0, copies_limit=2, **settings
         )
         self.at, self.calls, self.failed = at, 0, ""
         self.is_always_mended = is_always_mended
@@ -179,7 +180,7 @@ class Scene:
         parts, waiters, requests = core.parts, core.waiters, core.requests
         uplink, lanes = requests.uplink, waiters.lanes
         receivers = [
-            (one.requests, one.begun, one.undelivered, one.links)
+            (one.requests, one.begun, one.undelivered, one.places, one.links)
             for one in requests.receivers.values()
         ]
         owed = [peer.host for peer in parts.book.all() if peer.asks or peer.under_bytes]
@@ -275,8 +276,31 @@ def peers(scene):
     scene.wait(3.0)
 
 
+def in_step(scene):
+    """What hosts do that learn a ring."""
+    held = Mode.HELD_ONLY
+    for host in PEERS:
+        parents.distance(scene.machine.here, host)  # is remembered: it is no call the second time
+    scene.machine.cache.update(chunk(n).cid for n in range(4))
+    scene.ask_me(PEERS[0], 0, 1, 2, mode=held)
+    scene.wait(0.1)
+    scene.feed("delivered", PEERS)  # late: links have queues
+    scene.want("near", [5, 6])
+    scene.peers_answer(PEERS[1:2])
+    scene.ask_me(PEERS[1], 7, 8, mode=Mode.HELD)  # which guests are about to read
+    scene.ask_me(PEERS[2], 7, mode=Mode.HELD)
+    scene.want("next", [7, 9])
+    scene.peers_answer(Failure.MISSING)
+    scene.source_answers()
+    scene.feed("delivered", PEERS)
+    for n in range(10, 14):
+        scene.want(f"later {n}", [n])
+        scene.peers_answer(Failure.MISSING)
+    scene.wait(1.0)
+
+
 def play(story, at, is_always_mended=False):
-    scene = Scene(at, is_always_mended)
+    scene = Scene(at, is_always_mended, learns_ring=story is in_step)
     story(scene)
     scene.drain()
     leave(scene)
@@ -284,7 +308,7 @@ def play(story, at, is_always_mended=False):
     return scene
 
 
-@pytest.mark.parametrize("story", [guests, nobody_has_it, peers])
+@pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
 def test_fault_at_any_call_of_the_core_leaves_nothing_half_done(story):
     whole = play(story, 0)
     assert not whole.left() and not whole.failed
@@ -295,7 +319,7 @@ def test_fault_at_any_call_of_the_core_leaves_nothing_half_done(story):
         assert len(scene.answered) == len(set(scene.answered))
 
 
-@pytest.mark.parametrize("story", [guests, nobody_has_it, peers])
+@pytest.mark.parametrize("story", [guests, nobody_has_it, peers, in_step])
 def test_nothing_ends_where_nothing_is_half_done(story):
     scene = play(story, 0, is_always_mended=True)
     assert not scene.left()
