@@ -112,9 +112,9 @@ def check_given(host: Any, given: actions.Given, data: bytes) -> None:
 def check_referral(host: Any, asker: ids.HostId, hosts: tuple[ids.HostId, ...]) -> None:
     """Check to whom a host sends another one."""
     tables = host.core.parts.tables
-    if hosts[0] == host.name:
-        raise Broken(f"{host.name} sends {asker} to itself first")
-    for name in hosts if hosts[-1] != host.name else hosts[:-1]:
+    if host.core.parts.settings.learns_ring and len(hosts) == 2 and hosts[1] == host.name:
+        hosts = hosts[:1]  # a tree of one, which is not the next one in step
+    for name in hosts:
         if name in (asker, host.name) or not tables.is_near(name) or tables.table.is_spared(name):
             raise Broken(f"{host.name} sends {asker} to {name}")
         if not _is_good(host, name):

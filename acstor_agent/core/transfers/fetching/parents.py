@@ -26,8 +26,8 @@ from acstor_common import ids
 IN_STEP_S = 0.5
 """Who has asked for nothing of an image for so long does not read it now."""
 IN_STEP_BYTES = 512 * 1024
-"""So far apart may hosts in step be.  Within 320 KiB rings break up; within 2 MiB hosts that come one
-after the other wait for each other."""
+"""So far apart may hosts in step be.  Within 320 KiB rings break up; within 2 MiB hosts that come
+one after the other wait for each other."""
 LEASE_S = 2.0
 """So long a parent is one that has given nothing."""
 MISSES = 3
