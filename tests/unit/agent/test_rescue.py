@@ -2,6 +2,7 @@
 """Requests that wait for long, told and ended; that real processes end is tested on real mounts."""
 
 import threading
+import types
 
 import pytest
 import trio
@@ -26,7 +27,8 @@ class Mount:
         self.inode = self.known.know_image(IMAGE)
         self.known.know_disk(DISK)
         self.waiting = waiting.Waiting()
-        monkeypatch.setattr(waiting.time, "monotonic", trio.current_time)
+        clock = types.SimpleNamespace(monotonic=trio.current_time)
+        monkeypatch.setattr(waiting, "time", clock)
         self.rescue = rescue.Rescue(self.waiting.table, self.known, trio.current_time)
         self.killed, self.asked, self.ended = set(), [], []
         self.has_ended = trio.Event()

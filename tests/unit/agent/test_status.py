@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import types
+
 import msgspec
 import pytest
 
@@ -80,7 +82,7 @@ def test_total_adds_up_by_origin():
 
 
 def test_source_that_hangs_or_is_down_is_a_trouble(monkeypatch):
-    monkeypatch.setattr(status.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(status, "time", types.SimpleNamespace(time=lambda: 1000.0))
     down = troubles.Trouble("no answer within 30 s", 900.0)
     sources = [
         failover.PlaceState("/fine", None, base.Health(0, 0.0, 4)),
