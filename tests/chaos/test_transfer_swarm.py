@@ -16,6 +16,7 @@ from acstor_agent.core.transfers import host_keys
 from acstor_agent.core.transfers import peer_book
 from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers import transfers
+from acstor_agent.core.transfers import uplink
 from acstor_agent.core.transfers.fetching import asking
 from acstor_agent.core.transfers.fetching import lanes
 from acstor_agent.core.transfers.fetching import parts
@@ -25,7 +26,6 @@ from acstor_agent.core.transfers.fetching import travels
 from acstor_agent.core.transfers.fetching import waiters
 from acstor_agent.core.transfers.giving import requests
 from acstor_agent.core.transfers.giving import rights
-from acstor_agent.core.transfers.giving import uplink
 from acstor_agent.core.transfers.telling import news
 from tests.chaos import transfer_patterns
 from tests.chaos import transfer_swarm

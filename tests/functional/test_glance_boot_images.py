@@ -142,7 +142,9 @@ def qemu_of(listener: acstor_glance.Listener) -> int | None:
     assert listener.pid is not None
     for child in sandbox.family(listener.pid):
         with contextlib.suppress(OSError):
-            if "qemu-system" in pathlib.Path(f"/proc/{child}/comm").read_text():
+            process = pathlib.Path(f"/proc/{child}")
+            is_qemu = "qemu-system" in (process / "comm").read_text()
+            if is_qemu and (process / "cmdline").read_text():  # empty while it is being executed
                 return child
     return None
 

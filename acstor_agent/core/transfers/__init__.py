@@ -47,7 +47,7 @@ To be read in this order; each module knows only those of the lines above it:
   ``generations``, ``host_keys``;
 * who asks this host, a content under way, what a shell is to do: ``asker``, ``transfer``,
   ``actions``;
-* whose home it is, who is how: ``tables``, ``peer_book``;
+* whose home it is, who is how, whose answer leaves next: ``tables``, ``peer_book``, ``uplink``;
 * what hosts tell each other unasked: the folder ``telling``;
 * what this host wants, and what happens when a guest reads a cold chunk: the folder ``fetching``;
 * what this host gives to others: the folder ``giving``;

@@ -12,11 +12,11 @@ from acstor_agent.core.transfers import priority as priority_
 from acstor_agent.core.transfers import settings as settings_
 from acstor_agent.core.transfers import tables
 from acstor_agent.core.transfers import transfer as transfer_
+from acstor_agent.core.transfers import uplink
 from acstor_agent.core.transfers import want as want_
 from acstor_agent.core.transfers.fetching import asking
 from acstor_agent.core.transfers.fetching import parents
 from acstor_agent.core.transfers.fetching import sources
-from acstor_agent.core.transfers.giving import uplink
 from acstor_agent.core.transfers.telling import holders
 from acstor_agent.core.transfers.telling import news
 from acstor_common import ids

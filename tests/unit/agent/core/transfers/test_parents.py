@@ -7,10 +7,10 @@ from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import failure
 from acstor_agent.core.transfers import priority
 from acstor_agent.core.transfers import settings
+from acstor_agent.core.transfers import uplink
 from acstor_agent.core.transfers.fetching import parents
 from acstor_agent.core.transfers.giving import in_step
 from acstor_agent.core.transfers.giving import requests
-from acstor_agent.core.transfers.giving import uplink
 from acstor_common import ids
 from acstor_common import peer_request
 from acstor_common import peer_wire

@@ -7,8 +7,8 @@ from acstor_agent.core.exchange import identity
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import failure
 from acstor_agent.core.transfers import priority
+from acstor_agent.core.transfers import uplink
 from acstor_agent.core.transfers.giving import requests
-from acstor_agent.core.transfers.giving import uplink
 from acstor_common import ids
 from acstor_common import peer_request
 from tests.fakes import one_machine
