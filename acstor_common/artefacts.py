@@ -267,7 +267,7 @@ def parse_chunk_map(image: image_record.Record, buffer: chunk_map.Buffer) -> chu
         buffer,
         f"chunk map of image {image_id}",
         expected_image_id=image_id,
-        expected_size_bytes=image_record.size_bytes_of(image),
+        expected_stored_bytes=image_record.size_bytes_of(image),
     )
     if chunk_map.OsHash(found.os_hash_algo, found.os_hash_value) != image_record.os_hash_of(image):
         raise errors.ChunkMapFormatError(

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chunk map: which content (CID) each chunk of one image has.
 
-A map is a header, one CID a chunk, and a trailer that hashes all of it; the
-bytes are described in ``doc/source/format/chunk_map.rst``.  The one rule: a map
-is believed only after :meth:`ChunkMap.parse` has checked it, and it is never
-unpacked: a map of 1 TiB is 512 MiB long, so it stays the buffer that it came in
-(bytes, or a mapped file) and a CID is cut out when it is asked for.
+A map is a header, one CID a chunk, the image's layout unless it is raw (layout.py),
+and a trailer that hashes all of it; the bytes are described in
+``doc/source/format/chunk_map.rst``.  The one rule: a map is believed only after
+:meth:`ChunkMap.parse` has checked it, and it is never unpacked: a map of 1 TiB is
+512 MiB long, so it stays the buffer that it came in (bytes, or a mapped file) and a
+CID or an extent is cut out when it is asked for.  map_builder.py writes maps.
 
 A map with scope keys is a secret: who has it can find out who else in the scope has
 which chunks (:mod:`acstor_common.ids`).
@@ -20,25 +21,27 @@ import blake3
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import layout
 
 MAGIC = b"\x89acmap\r\n"
-VERSION = 2
+VERSION = 3
 ALGORITHM_BLAKE3_256 = 1
 MAX_OS_HASH_VALUE_BYTES = 64
 MAX_SCOPE_KEYS = 8
 
 # Magic, version, CID algorithm, chunk bytes, image bytes, chunks, image id, name and value of the
-# image's hash, length of that value, number of scope keys, reserved and zero, the keys.
+# image's hash, length of that value, number of scope keys; disk format and length of the stored
+# file, entries of its layout; reserved and zero; the keys.
 _KEYS_BYTES = MAX_SCOPE_KEYS * ids.SCOPE_KEY_BYTES
-_HEADER = struct.Struct(f"<8sHHIQQ16s16s64sHH28x{_KEYS_BYTES}s")
+_HEADER = struct.Struct(f"<8sHHIQQ16s16s64sHHH2xQQ8x{_KEYS_BYTES}s")
 _DIGEST_BYTES = 32
 HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
 TRAILER_BYTES = _DIGEST_BYTES
 
 # Where the header's fields begin, for messages.
-_AT_VERSION, _AT_ALGORITHM, _AT_CHUNK_BYTES, AT_SIZE_BYTES = 8, 10, 12, 16
+_AT_VERSION, _AT_ALGORITHM, _AT_CHUNK_BYTES = 8, 10, 12
 _AT_CHUNK_COUNT, _AT_IMAGE_ID, AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48, 128
-_AT_KEY_COUNT, _AT_KEYS = 130, 160
+_AT_KEY_COUNT, _AT_DISK_FORMAT, AT_STORED_BYTES, _AT_KEYS = 130, 132, 136, 160
 
 _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
 
@@ -66,12 +69,13 @@ from.  Empty: all its CIDs are plain."""
 
 
 class Subject(NamedTuple):
-    """Which image a map is of."""
+    """Which image a map is of, and how it is stored."""
 
     image_id: ids.ImageId
     geometry: geometry.Geometry
     os_hash: OsHash
     scope_keys: ScopeKeys
+    stored: layout.Stored
 
 
 class _Header(NamedTuple):
@@ -88,29 +92,33 @@ class _Header(NamedTuple):
     os_hash_value: bytes
     os_hash_value_bytes: int
     key_count: int
+    disk_format: int
+    stored_bytes: int
+    entries: int
     keys: bytes
 
 
-def length_bytes(cut: geometry.Geometry) -> int:
-    """Return how long the map of an image that is cut like this is.
+def entries_at(cut: geometry.Geometry) -> int:
+    """Return where the entries of the layout begin in the map of an image that is cut like this."""
+    return HEADER_BYTES + cut.chunk_count * ids.CID_BYTES
 
-    >>> length_bytes(geometry.Geometry(size_bytes=1 << 40, chunk_bytes=65536)) >> 20
+
+def length_bytes(cut: geometry.Geometry, stored: layout.Stored) -> int:
+    """Return how long the map of an image that is cut and stored like this is.
+
+    >>> length_bytes(geometry.Geometry(1 << 40, 65536), layout.raw(1 << 40)) >> 20
     512
     """
-    return HEADER_BYTES + cut.chunk_count * ids.CID_BYTES + TRAILER_BYTES
+    return entries_at(cut) + layout.table_bytes(cut, stored) + TRAILER_BYTES
 
 
-def header_bytes(
-    image_id: ids.ImageId,
-    cut: geometry.Geometry,
-    os_hash: OsHash = UNKNOWN_OS_HASH,
-    scope_keys: ScopeKeys = (),
-) -> bytes:
+def header_bytes(subject: Subject) -> bytes:
     """Return the header of a map.
 
-    :raises ValueError: ``os_hash`` or ``scope_keys`` do not fit into a header
+    :raises ValueError: a field does not fit into a header
     """
-    why = fault_of_os_hash(os_hash) or _fault_of_keys(scope_keys)
+    image_id, cut, os_hash, scope_keys, stored = subject
+    why = fault_of_os_hash(os_hash) or _fault_of_keys(scope_keys) or _fault_of_stored(stored, cut)
     if why:
         raise ValueError(why)
     fields = _HEADER.pack(
@@ -125,77 +133,32 @@ def header_bytes(
         os_hash.value,
         len(os_hash.value),
         len(scope_keys),
+        *stored,
         b"".join(scope_keys),
     )
     return fields + blake3.blake3(fields).digest()
-
-
-class MapBuilder:
-    """Makes a map as a stream, in constant memory: the header, CIDs as they come, the trailer.
-
-    >>> cut = geometry.Geometry(size_bytes=65536, chunk_bytes=65536)
-    >>> builder = MapBuilder(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), cut)
-    >>> raw = builder.header + builder.feed(ids.ZERO_CID) + builder.trailer()
-    >>> ChunkMap.parse(raw, "example").is_zero(0)
-    True
-    """
-
-    def __init__(
-        self,
-        image_id: ids.ImageId,
-        cut: geometry.Geometry,
-        os_hash: OsHash = UNKNOWN_OS_HASH,
-        scope_keys: ScopeKeys = (),
-    ) -> None:
-        self.header = header_bytes(image_id, cut, os_hash, scope_keys)
-        self._hasher = blake3.blake3(self.header)
-        self._missing_bytes = cut.chunk_count * ids.CID_BYTES
-
-    def feed(self, cids: bytes) -> bytes:
-        """Take the CIDs of the next chunks, in the chunks' order, and return them for writing."""
-        self._missing_bytes -= len(cids)
-        self._hasher.update(cids)
-        return cids
-
-    def trailer(self) -> bytes:
-        """Return the bytes that end the map.
-
-        :raises errors.LocalProtocolError: not exactly one CID a chunk was fed
-        """
-        if self._missing_bytes:
-            raise errors.LocalProtocolError(
-                f"a chunk map was ended with {self._missing_bytes} bytes of CIDs missing"
-            )
-        return self._hasher.digest()
 
 
 class ChunkMap:
     """One image's CIDs, read in place from the bytes of its map.
 
     ``image_id``, ``geometry``, ``os_hash_algo`` and ``os_hash_value`` say which image it is of,
-    ``scope_keys`` what its keyed CIDs are checked with.
+    ``scope_keys`` what its keyed CIDs are checked with, ``layout`` where its bytes are.
     The buffer must stay as it is, and open, while the map is used.
     """
 
     __slots__ = (
-        *("_buffer", "_count", "geometry", "image_id"),
-        *("os_hash_algo", "os_hash_value", "scope_keys"),
+        *("_buffer", "_count", "geometry", "image_id", "layout"),
+        *("os_hash_algo", "os_hash_value", "scope_keys", "subject"),
     )
 
-    def __init__(
-        self,
-        buffer: Buffer,
-        image_id: ids.ImageId,
-        cut: geometry.Geometry,
-        os_hash: OsHash,
-        scope_keys: ScopeKeys = (),
-    ) -> None:
-        self._buffer = buffer
-        self._count = cut.chunk_count
-        self.image_id = image_id
-        self.geometry = cut
+    def __init__(self, buffer: Buffer, subject: Subject) -> None:
+        self._buffer, self.subject = buffer, subject
+        self.image_id, self.geometry, os_hash, self.scope_keys, stored = subject
         self.os_hash_algo, self.os_hash_value = os_hash
-        self.scope_keys = scope_keys
+        self._count = self.geometry.chunk_count
+        at = entries_at(self.geometry)
+        self.layout = layout.Layout(buffer, at, self.geometry, stored)
 
     @classmethod
     def parse(
@@ -204,25 +167,26 @@ class ChunkMap:
         what: str,
         *,
         expected_image_id: ids.ImageId | None = None,
-        expected_size_bytes: int | None = None,
+        expected_stored_bytes: int | None = None,
         check_trailer: bool = True,
     ) -> "ChunkMap":
         """Check ``buffer`` (bytes, mmap, memoryview of bytes) and return it as a map.
 
         :param what: the map as its owner knows it (a path, an image id), for errors
-        :param check_trailer: hash the whole buffer (1 ms for each 5 MiB), look at each CID; leave
-            it out only for bytes that this host has checked before
+        :param check_trailer: hash the whole buffer (1 ms for each 5 MiB), look at each CID and
+            each entry of the layout; leave it out only for bytes that this host has checked before
         :raises errors.ChunkMapFormatError: it is not a chunk map, it is damaged, or it is the map
             of another image than expected
         """
         with memoryview(buffer) as view:
-            image_id, cut, os_hash, scope_keys = _parse_header(view, what)
-            _check_expected(image_id, cut, expected_image_id, expected_size_bytes, what)
-            _check_length(view, cut, what)
+            subject = _parse_header(view, what)
+            _check_expected(subject, expected_image_id, expected_stored_bytes, what)
+            _check_length(view, subject, what)
             if check_trailer:
                 _check_trailer(view, what)
-                _check_cids(view, scope_keys, what)
-        return cls(buffer, image_id, cut, os_hash, scope_keys)
+                _check_cids(view, subject, what)
+                _check_layout(view, subject, what)
+        return cls(buffer, subject)
 
     def __len__(self) -> int:
         """Return the number of chunks."""
@@ -274,14 +238,12 @@ def subject_of(head: Buffer, what: str, expected_image_id: ids.ImageId) -> Subje
     :raises errors.ChunkMapFormatError: it is not a chunk map's, or that of another image
     """
     with memoryview(head) as view:
-        subject = Subject(*_parse_header(view, what))
-    _check_expected(subject.image_id, subject.geometry, expected_image_id, None, what)
+        subject = _parse_header(view, what)
+    _check_expected(subject, expected_image_id, None, what)
     return subject
 
 
-def _parse_header(
-    view: memoryview, what: str
-) -> tuple[ids.ImageId, geometry.Geometry, OsHash, ScopeKeys]:
+def _parse_header(view: memoryview, what: str) -> Subject:
     """Check the header by itself: what it is first, then its checksum, then each field."""
     header = _unpack_header(view, what)
     if header.algorithm != ALGORITHM_BLAKE3_256:
@@ -293,7 +255,8 @@ def _parse_header(
         why = f"{header.chunk_count} chunks do not fit an image of {cut.size_bytes} bytes"
         raise _Fault(what, _AT_CHUNK_COUNT, why)
     image_id = ids.image_id_from_bytes(header.image_id)
-    return image_id, cut, _parse_os_hash(header, what), _parse_keys(header, what)
+    os_hash, keys = _parse_os_hash(header, what), _parse_keys(header, what)
+    return Subject(image_id, cut, os_hash, keys, _parse_stored(header, cut, what))
 
 
 def _unpack_header(view: memoryview, what: str) -> _Header:
@@ -336,6 +299,27 @@ def _parse_keys(header: _Header, what: str) -> ScopeKeys:
     return keys
 
 
+def _parse_stored(header: _Header, cut: geometry.Geometry, what: str) -> layout.Stored:
+    try:
+        disk_format = layout.DiskFormat(header.disk_format)
+    except ValueError:
+        why = f"disk format {header.disk_format} is not known"
+        raise _Fault(what, _AT_DISK_FORMAT, why) from None
+    stored = layout.Stored(disk_format, header.stored_bytes, header.entries)
+    if why := _fault_of_stored(stored, cut):
+        raise _Fault(what, AT_STORED_BYTES, why)
+    return stored
+
+
+def _fault_of_stored(stored: layout.Stored, cut: geometry.Geometry) -> str:
+    """Say why an image cannot be stored like this; empty if it can."""
+    if stored.is_identity and stored != layout.raw(cut.size_bytes):
+        return f"{stored.size_bytes} bytes and {stored.entries} extents are no raw image"
+    if not 0 <= stored.size_bytes <= layout.MAX_STORED_BYTES:
+        return f"a stored file of {stored.size_bytes} bytes is too long"
+    return ""
+
+
 def _fault_of_keys(keys: ScopeKeys) -> str:
     """Say why ``keys`` cannot stand in the header of a map; empty if they can."""
     if len(keys) > MAX_SCOPE_KEYS:
@@ -358,21 +342,21 @@ def fault_of_os_hash(os_hash: OsHash) -> str:
 
 
 def _check_expected(
-    image_id: ids.ImageId,
-    cut: geometry.Geometry,
+    subject: Subject,
     expected_image_id: ids.ImageId | None,
-    expected_size_bytes: int | None,
+    expected_stored_bytes: int | None,
     what: str,
 ) -> None:
+    image_id, stored_bytes = subject.image_id, subject.stored.size_bytes
     if expected_image_id is not None and image_id != expected_image_id:
         raise _Fault(what, _AT_IMAGE_ID, f"map of image {image_id}, not of {expected_image_id}")
-    if expected_size_bytes is not None and cut.size_bytes != expected_size_bytes:
-        why = f"map of an image of {cut.size_bytes} bytes, not of {expected_size_bytes}"
-        raise _Fault(what, AT_SIZE_BYTES, why)
+    if expected_stored_bytes is not None and stored_bytes != expected_stored_bytes:
+        why = f"map of a stored file of {stored_bytes} bytes, not of {expected_stored_bytes}"
+        raise _Fault(what, AT_STORED_BYTES, why)
 
 
-def _check_length(view: memoryview, cut: geometry.Geometry, what: str) -> None:
-    expected_bytes = length_bytes(cut)
+def _check_length(view: memoryview, subject: Subject, what: str) -> None:
+    expected_bytes = length_bytes(subject.geometry, subject.stored)
     if view.nbytes < expected_bytes:
         raise _Fault(what, view.nbytes, f"truncated: {view.nbytes} of {expected_bytes} bytes")
     if view.nbytes > expected_bytes:
@@ -386,11 +370,26 @@ def _check_trailer(view: memoryview, what: str) -> None:
         raise _Fault(what, body_bytes, "the map's checksum does not match")
 
 
-def _check_cids(view: memoryview, scope_keys: ScopeKeys, what: str) -> None:
+def _check_cids(view: memoryview, subject: Subject, what: str) -> None:
     """Refuse keyed CIDs in a map without keys: nobody could ever check their chunks."""
-    if scope_keys:
+    if subject.scope_keys:
         return
-    ends = bytes(view[HEADER_BYTES + ids.CID_BYTES - 1 : -TRAILER_BYTES : ids.CID_BYTES])
+    last_bytes = slice(
+        HEADER_BYTES + ids.CID_BYTES - 1, entries_at(subject.geometry), ids.CID_BYTES
+    )
+    ends = bytes(view[last_bytes])
     if odd := ends.translate(None, _EVEN_BYTES):
         offset = HEADER_BYTES + ends.index(odd[0]) * ids.CID_BYTES
         raise _Fault(what, offset, "a keyed CID, and the map has no scope key")
+
+
+def _check_layout(view: memoryview, subject: Subject, what: str) -> None:
+    """Refuse extents that no image has."""
+    cut, stored = subject.geometry, subject.stored
+    if stored.is_identity:
+        return
+    at = entries_at(cut)
+    index_at = at + stored.entries * layout.ENTRY_BYTES
+    slots = view[index_at:-TRAILER_BYTES]
+    if fault := layout.fault_of_table(view[at:index_at], slots, cut, stored):
+        raise _Fault(what, at + fault[0], fault[1])

@@ -42,6 +42,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import map_builder
 from acstor_common import scope
 from acstor_common import whole_file
 from acstor_glance import chunk_hashing
@@ -128,7 +129,7 @@ def prehash(
             except (image_file.Changed, errors.WrongBytes):
                 log.remove()
                 raise
-            builder = chunk_map.MapBuilder(image_id, cut, os_hash, naming.scope_keys)
+            builder = map_builder.MapBuilder(image_id, cut, os_hash, naming.scope_keys)
             zero_chunks = _write_map(path, builder, log, bool(naming.scope_keys))
             log.remove()
     return Summary(
@@ -289,7 +290,7 @@ def _checked(
 
 def _write_map(
     path: pathlib.Path,
-    builder: chunk_map.MapBuilder,
+    builder: map_builder.MapBuilder,
     log: progress_log.ProgressLog,
     is_secret: bool,
 ) -> int:
@@ -302,7 +303,7 @@ def _write_map(
         for cids in log.records():
             zero_chunks += _count_zeros(cids)
             file.write(builder.feed(cids))
-        file.write(builder.trailer())
+        file.write(builder.end())
     return zero_chunks
 
 

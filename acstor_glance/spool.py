@@ -19,9 +19,8 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import map_builder
 from acstor_glance import mapped_file
-
-_COPY_BYTES = 32768 * ids.CID_BYTES
 
 
 class Spool:
@@ -89,11 +88,12 @@ class Spool:
                         buffer,
                         str(self.path(image_id)),
                         expected_image_id=image_id,
-                        expected_size_bytes=image_record.size_bytes_of(image),
+                        expected_stored_bytes=image_record.size_bytes_of(image),
                     )
                     is_usable = found.scope_keys == scope_keys
                     if is_usable:
-                        _bind(found, buffer, image_record.os_hash_of(image), file)
+                        os_hash = image_record.os_hash_of(image)
+                        file.writelines(map_builder.with_os_hash(found, buffer, os_hash))
             except (FileNotFoundError, errors.ChunkMapFormatError):
                 is_usable = False
             if not is_usable:
@@ -108,15 +108,3 @@ class Spool:
         with self.path(image_id).open("rb") as waiting:
             with mapped_file.mapped(waiting) as view:
                 yield view
-
-
-def _bind(
-    found: chunk_map.ChunkMap, waiting: memoryview, os_hash: chunk_map.OsHash, file: IO[bytes]
-) -> None:
-    """Write the map ``waiting`` with the image's hash in its header."""
-    builder = chunk_map.MapBuilder(found.image_id, found.geometry, os_hash, found.scope_keys)
-    file.write(builder.header)
-    end = len(waiting) - chunk_map.TRAILER_BYTES
-    for start in range(chunk_map.HEADER_BYTES, end, _COPY_BYTES):
-        file.write(builder.feed(bytes(waiting[start : min(start + _COPY_BYTES, end)])))
-    file.write(builder.trailer())

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import IO
 
-from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import image_record
+from acstor_common import map_builder
 from acstor_common import scope
 from acstor_glance import chunk_hashing
 from acstor_glance import raw_format
@@ -43,7 +43,7 @@ def write_map(
     os_hash = image_record.os_hash_of(image)
     cut = geometry.Geometry(image_record.size_bytes_of(image), chunk_bytes)
     image_id = image_record.image_id_of(image)
-    builder = chunk_map.MapBuilder(image_id, cut, os_hash, naming.scope_keys)
+    builder = map_builder.MapBuilder(image_id, cut, os_hash, naming.scope_keys)
     name = f"image {image['id']}"
     hasher = _hasher(name, os_hash.algo)
     file.write(builder.header)
@@ -64,7 +64,7 @@ def write_map(
         raise _differs(name, f"{done_bytes} of {cut.size_bytes}")
     if hasher.digest() != os_hash.value:
         raise errors.WrongBytes(name, f"its bytes do not have the {os_hash.algo} that Glance says")
-    file.write(builder.trailer())
+    file.write(builder.end())
 
 
 def _buffers(pieces: Iterator[bytes]) -> Iterator[tuple[bytearray, int]]:

@@ -255,11 +255,12 @@ class Mirrors:
         """Compare the map with the image that the source has now."""
         blob = base.Blob(image_map.image_id, base.BlobKind.IMAGE)
         size_bytes = await self._source.size_bytes(blob)
-        if size_bytes != image_map.geometry.size_bytes:
+        stored_bytes = image_map.layout.stored.size_bytes
+        if size_bytes != stored_bytes:
             raise errors.ChunkMapFormatError(
                 f"chunk map of image {image_map.image_id}",
-                chunk_map.AT_SIZE_BYTES,
-                f"it is of {image_map.geometry.size_bytes} bytes, but {blob.name} from "
+                chunk_map.AT_STORED_BYTES,
+                f"it is of {stored_bytes} bytes, but {blob.name} from "
                 f"{self._source.where} has {size_bytes}",
             )
 

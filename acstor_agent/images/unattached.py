@@ -269,8 +269,8 @@ class UnattachedImages:
             is_same = image is not None and image.stamp == stamp
             subject = image.subject if image and is_same else await self._read_subject(image_id)
             size_bytes = await self._source.size_bytes(base.Blob(image_id, base.BlobKind.IMAGE))
-            if size_bytes != subject.geometry.size_bytes:
-                what = f"{size_bytes} bytes, its chunk map is of {subject.geometry.size_bytes}"
+            if size_bytes != subject.stored.size_bytes:
+                what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
                 raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
         except (errors.ChunkMissing, *_WRONG_BYTES) as e:
             self._forget(image_id)

@@ -36,6 +36,7 @@ from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import map_builder
 from acstor_common import ring
 from tests.fakes import faulty_source
 
@@ -59,13 +60,13 @@ def map_of(
 ) -> bytes:
     """Return the chunk map of an image."""
     cut = geometry.Geometry(len(data), chunk_bytes)
-    builder = chunk_map.MapBuilder(image_id, cut, os_hash)
+    builder = map_builder.MapBuilder(image_id, cut, os_hash)
     raw = builder.header
     for chunk_no in range(cut.chunk_count):
         start = cut.chunk_offset(chunk_no)
         chunk = data[start : start + cut.chunk_length(chunk_no)]
         raw += builder.feed(ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID)
-    return raw + builder.trailer()
+    return raw + builder.end()
 
 
 def boot_image_of(

@@ -25,7 +25,7 @@ COMMAND = [
     "-c",
     "from acstor_glance.cmd import prehash as p; raise SystemExit(p.main())",
 ]
-GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "chunk_map-v2.acmap"
+GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "chunk_map-v3.acmap"
 HUGE_BYTES = 1 << 40
 
 

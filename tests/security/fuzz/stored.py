@@ -14,6 +14,8 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import layout
+from acstor_common import map_builder
 from tests.security.fuzz.target import Target
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -33,34 +35,60 @@ def _mend_digests(data: bytearray, header_bytes: int, stop: int) -> None:
             data[body:end] = blake3.blake3(bytes(data[:body])).digest()
 
 
+EXTENTS = [
+    layout.Extent(0, 4096, layout.Codec.DEFLATE, 700, 90),
+    layout.Extent(4096, 4096, layout.Codec.ZSTD, 100, 80),
+    layout.Extent(CHUNK_BYTES, 2 * CHUNK_BYTES, layout.Codec.STORED, 1000, 2 * CHUNK_BYTES),
+]
+RAW = (layout.DiskFormat.RAW, 0)
+QCOW2 = (layout.DiskFormat.QCOW2, 100_000)
+
+
 def _map_seeds() -> list[bytes]:
     seeds = []
-    for cut, os_hash, keys in (
-        (CUT, OS_HASH, ()),
-        (CUT, OS_HASH, (SCOPE_KEY, ids.ScopeKey(bytes(range(1, 33))))),
-        (geometry.Geometry(0, 65536), chunk_map.UNKNOWN_OS_HASH, ()),
-        (geometry.Geometry(65536, 65536), OS_HASH, ()),
+    for cut, os_hash, keys, of, extents in (
+        (CUT, OS_HASH, (), RAW, []),
+        (CUT, OS_HASH, (SCOPE_KEY, ids.ScopeKey(bytes(range(1, 33)))), RAW, []),
+        (geometry.Geometry(0, 65536), chunk_map.UNKNOWN_OS_HASH, (), RAW, []),
+        (geometry.Geometry(65536, 65536), OS_HASH, (), RAW, []),
+        (CUT, OS_HASH, (), QCOW2, EXTENTS),
+        (geometry.Geometry(257 * CHUNK_BYTES, CHUNK_BYTES), OS_HASH, (), QCOW2, []),
     ):
-        builder = chunk_map.MapBuilder(IMAGE, cut, os_hash, keys)
-        named = (ids.cid_of(bytes([n]), *keys[:1]) for n in range(cut.chunk_count))
-        seeds.append(builder.header + builder.feed(b"".join(named)) + builder.trailer())
+        stored = layout.Stored(of[0], of[1] or cut.size_bytes, len(extents))
+        builder = map_builder.MapBuilder(IMAGE, cut, os_hash, keys, stored)
+        named = (ids.cid_of(bytes([n % 256]), *keys[:1]) for n in range(cut.chunk_count))
+        body = builder.feed(b"".join(named))
+        body += builder.feed_entries(b"".join(map(layout.pack, extents)))
+        seeds.append(builder.header + body + builder.end())
     return seeds
 
 
 def _check_map(taken: chunk_map.ChunkMap, data: bytes) -> None:
-    os_hash = chunk_map.OsHash(taken.os_hash_algo, taken.os_hash_value)
-    header = chunk_map.header_bytes(taken.image_id, taken.geometry, os_hash, taken.scope_keys)
+    header = chunk_map.header_bytes(taken.subject)
     cids = b"".join(taken.cid(number) for number in range(len(taken)))
-    assert cids == data[len(header) : len(data) - chunk_map.TRAILER_BYTES]
+    assert cids == data[len(header) :][: len(cids)]
     again = chunk_map.ChunkMap.parse(
         header + data[len(header) :], "again", check_trailer=False
     )  # what is reserved is not kept
-    assert (again.image_id, again.geometry) == (taken.image_id, taken.geometry)
-    assert (again.os_hash_algo, again.os_hash_value) == os_hash
-    assert again.scope_keys == taken.scope_keys
+    assert again.subject == taken.subject
     for number in range(len(taken)):
         taken.content(number).matches(b"bytes")
     assert len(taken.zeros()) == -(-len(taken) // 8)
+    _check_layout(taken)
+
+
+def _check_layout(taken: chunk_map.ChunkMap) -> None:
+    stored, size_bytes = taken.subject.stored, taken.geometry.size_bytes
+    found = taken.layout.find(0, size_bytes)
+    if stored.is_identity:
+        return
+    assert len(found) == stored.entries
+    end = 0
+    for extent in found:
+        assert end <= extent.at < extent.at + extent.length <= size_bytes
+        assert extent.offset + extent.stored_bytes <= stored.size_bytes
+        assert extent in taken.layout.find(extent.at + extent.length - 1, extent.at + extent.length)
+        end = extent.at + extent.length
 
 
 CHUNK_MAP = Target(
@@ -70,6 +98,7 @@ CHUNK_MAP = Target(
     _map_seeds,
     _check_map,
     lambda data: _mend_digests(data, chunk_map.HEADER_BYTES, len(data)),
+    max_bytes=12_000,
 )
 
 

@@ -9,6 +9,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import map_builder
 from tests.fakes import glance_records as records
 
 OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
@@ -76,8 +77,12 @@ def test_artefact_forged_by_a_tenant_has_no_effect() -> None:
     image = records.image()
     forged = records.artefact(image, owner=records.TENANT)
     with pytest.raises(errors.ForeignArtefact, match="is ignored: acstor's service project did"):
-        artefacts.check_belongs(image, forged, CHUNK_MAP, records.SERVICE_PROJECT, 2)
-    artefacts.check_belongs(image, records.artefact(image), CHUNK_MAP, records.SERVICE_PROJECT, 2)
+        artefacts.check_belongs(
+            image, forged, CHUNK_MAP, records.SERVICE_PROJECT, chunk_map.VERSION
+        )
+    artefacts.check_belongs(
+        image, records.artefact(image), CHUNK_MAP, records.SERVICE_PROJECT, chunk_map.VERSION
+    )
 
 
 def test_nobodys_project_owns_no_artefacts() -> None:
@@ -88,7 +93,7 @@ def test_nobodys_project_owns_no_artefacts() -> None:
 def test_image_without_a_hash_has_no_artefacts() -> None:
     image = records.image(os_hash_algo=None, os_hash_value=None)
     with pytest.raises(ValueError, match="no hash in Glance"):
-        artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, 2)
+        artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, chunk_map.VERSION)
     bound_to_nothing = {
         **records.artefact(records.image()),
         artefacts.OS_HASH_ALGO: "",
@@ -126,11 +131,11 @@ def test_kind_of_a_later_version_is_not_known() -> None:
 
 def map_of(image: dict, chunk_bytes: int = 65536) -> bytes:
     cut = geometry.Geometry(len(records.BYTES), chunk_bytes)
-    builder = chunk_map.MapBuilder(
+    builder = map_builder.MapBuilder(
         image_record.image_id_of(image), cut, image_record.os_hash_of(image)
     )
     cids = builder.feed(ids.cid_of(records.BYTES))
-    return builder.header + cids + builder.trailer()
+    return builder.header + cids + builder.end()
 
 
 def test_chunk_map_is_bound_to_the_images_hash_inside_too() -> None:

@@ -5,6 +5,7 @@ import hashlib
 import mmap
 import pathlib
 import struct
+from collections.abc import Callable
 
 import blake3
 import hypothesis
@@ -15,10 +16,12 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import layout
+from acstor_common import map_builder
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OTHER_ID = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
-GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "chunk_map-v2.acmap"
+GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "chunk_map-v3.acmap"
 CUT = geometry.Geometry(size_bytes=3 * 65536 + 100, chunk_bytes=65536)
 CIDS = [ids.cid_of(b"a"), ids.ZERO_CID, ids.cid_of(b"b"), ids.cid_of(b"a")]
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(b"image").digest())
@@ -31,8 +34,8 @@ def build(
     os_hash: chunk_map.OsHash = OS_HASH,
     scope_keys: chunk_map.ScopeKeys = (),
 ) -> bytes:
-    builder = chunk_map.MapBuilder(IMAGE_ID, cut, os_hash, scope_keys)
-    return builder.header + b"".join(builder.feed(cid) for cid in cids) + builder.trailer()
+    builder = map_builder.MapBuilder(IMAGE_ID, cut, os_hash, scope_keys)
+    return builder.header + b"".join(builder.feed(cid) for cid in cids) + builder.end()
 
 
 def forge(raw: bytes, at: int, fmt: str, *values: object) -> bytes:
@@ -53,7 +56,7 @@ def refusal(raw: bytes, **expected: object) -> errors.ChunkMapFormatError:
 
 def test_map_gives_back_what_was_put_in() -> None:
     found = chunk_map.ChunkMap.parse(
-        build(), "m", expected_image_id=IMAGE_ID, expected_size_bytes=CUT.size_bytes
+        build(), "m", expected_image_id=IMAGE_ID, expected_stored_bytes=CUT.size_bytes
     )
     assert (found.image_id, found.geometry) == (IMAGE_ID, CUT)
     assert chunk_map.OsHash(found.os_hash_algo, found.os_hash_value) == OS_HASH
@@ -64,7 +67,7 @@ def test_map_gives_back_what_was_put_in() -> None:
 GOLDEN_IMAGE = (b"acstor one\n" * 1490)[:16384] + bytes(16384) + (b"acstor two\n" * 91)[:1000]
 
 
-def test_golden_file_of_version_2_is_read_and_written_alike() -> None:
+def test_golden_file_of_version_3_is_read_and_written_alike() -> None:
     image = GOLDEN_IMAGE
     chunks = [image[:16384], image[16384:32768], image[32768:]]
     cids = [ids.cid_of(chunks[0]), ids.ZERO_CID, ids.cid_of(chunks[2])]
@@ -79,7 +82,7 @@ def test_golden_file_with_scope_keys_is_read_and_written_alike() -> None:
     cids = [ids.cid_of(GOLDEN_IMAGE[:16384], KEYS[1]), ids.ZERO_CID]
     cids.append(ids.cid_of(GOLDEN_IMAGE[32768:], KEYS[0]))
     os_hash = chunk_map.OsHash("sha512", hashlib.sha512(GOLDEN_IMAGE).digest())
-    raw = GOLDEN.with_name("chunk_map-v2-keyed.acmap").read_bytes()
+    raw = GOLDEN.with_name("chunk_map-v3-keyed.acmap").read_bytes()
     assert raw == build(geometry.Geometry(33768, 16384), cids, os_hash, KEYS)
     found = chunk_map.ChunkMap.parse(raw, "golden", expected_image_id=IMAGE_ID)
     assert found.scope_keys == KEYS
@@ -168,7 +171,7 @@ def test_every_map_survives_the_round_trip(
     cut = geometry.Geometry(size_bytes, chunk_bytes)
     cids = [ids.cid_of(seed + bytes([chunk_no])) for chunk_no in range(cut.chunk_count)]
     raw = build(cut, cids, os_hash)
-    assert len(raw) == chunk_map.length_bytes(cut)
+    assert len(raw) == chunk_map.length_bytes(cut, layout.raw(size_bytes))
     found = chunk_map.ChunkMap.parse(raw, "m")
     assert (found.geometry, found.os_hash_algo, found.os_hash_value) == (cut, *os_hash)
     assert [found.cid(chunk_no) for chunk_no in range(len(found))] == cids
@@ -213,11 +216,16 @@ def test_damaged_cid_is_left_to_the_trailer() -> None:
 @pytest.mark.parametrize(
     ("at", "fmt", "value", "offset", "why"),
     [
-        (8, "H", 1, 8, "format version 1 is not known"),
+        (8, "H", 2, 8, "format version 2 is not known"),
         (10, "H", 2, 10, "CID algorithm 2 is not known"),
         (12, "I", 65537, 12, "chunks of 65537 bytes are not allowed"),
         (12, "I", 0, 12, "chunks of 0 bytes are not allowed"),
         (24, "Q", 5, 24, "5 chunks do not fit an image of 196708 bytes"),
+        (132, "H", 0, 132, "disk format 0 is not known"),
+        (132, "H", 3, 132, "disk format 3 is not known"),
+        (132, "H", 2, 608, "truncated: 608 of 624 bytes"),
+        (136, "Q", 196707, 136, "196707 bytes and 0 extents are no raw image"),
+        (144, "Q", 1, 136, "196708 bytes and 1 extents are no raw image"),
         (16, "Q", 2**64 - 1, 24, "4 chunks do not fit an image of 18446744073709551615 bytes"),
         (48, "16s", b"sha512\xff", 48, "not the name of a hash algorithm"),
         (48, "16s", b"", 48, "needs both an algorithm and a value"),
@@ -236,8 +244,8 @@ def test_forged_field_is_named(
 def test_map_of_another_image_is_refused() -> None:
     fault = refusal(build(), expected_image_id=OTHER_ID)
     assert fault.why == f"map of image {IMAGE_ID}, not of {OTHER_ID}"
-    fault = refusal(build(), expected_size_bytes=100)
-    assert fault.why == "map of an image of 196708 bytes, not of 100"
+    fault = refusal(build(), expected_stored_bytes=100)
+    assert fault.why == "map of a stored file of 196708 bytes, not of 100"
 
 
 @pytest.mark.parametrize(
@@ -245,11 +253,107 @@ def test_map_of_another_image_is_refused() -> None:
 )
 def test_image_hash_that_no_header_can_hold_is_refused(os_hash: tuple[str, bytes]) -> None:
     with pytest.raises(ValueError, match="hash"):
-        chunk_map.header_bytes(IMAGE_ID, CUT, chunk_map.OsHash(*os_hash))
+        map_builder.MapBuilder(IMAGE_ID, CUT, chunk_map.OsHash(*os_hash))
 
 
 def test_builder_does_not_end_a_map_with_cids_missing() -> None:
-    builder = chunk_map.MapBuilder(IMAGE_ID, CUT)
+    builder = map_builder.MapBuilder(IMAGE_ID, CUT)
     builder.feed(CIDS[0])
-    with pytest.raises(errors.LocalProtocolError, match="96 bytes of CIDs missing"):
-        builder.trailer()
+    with pytest.raises(errors.LocalProtocolError, match="96 bytes of CIDs and 0 entries missing"):
+        builder.end()
+
+
+# Images that are not raw
+
+BIG = geometry.Geometry(256 * 16384 + 1000, 16384)
+STORED = layout.Stored(layout.DiskFormat.QCOW2, 393216, 5)
+EXTENTS = [
+    layout.Extent(0, 4096, layout.Codec.DEFLATE, 327680, 90),
+    layout.Extent(4096, 4096, layout.Codec.ZSTD, 327770, 80),
+    layout.Extent(8192, 8192, layout.Codec.STORED, 65536, 8192),
+    layout.Extent(255 * 16384, 16384, layout.Codec.STORED, 131072, 16384),
+    layout.Extent(256 * 16384, 1000, layout.Codec.STORED, 147456, 1000),
+]
+AT_ENTRIES = chunk_map.HEADER_BYTES + 257 * ids.CID_BYTES
+
+
+def build_qcow2(os_hash: chunk_map.OsHash = OS_HASH) -> bytes:
+    text, short = ids.cid_of(GOLDEN_IMAGE[:16384]), ids.cid_of(GOLDEN_IMAGE[32768:])
+    builder = map_builder.MapBuilder(IMAGE_ID, BIG, os_hash, stored=STORED)
+    cids = text + bytes(254 * ids.CID_BYTES) + text + short
+    body = builder.feed(cids)
+    body += b"".join([builder.feed_entries(layout.pack(extent)) for extent in EXTENTS])
+    return builder.header + body + builder.end()
+
+
+def test_golden_file_with_a_layout_is_read_and_written_alike() -> None:
+    raw = GOLDEN.with_name("chunk_map-v3-qcow2.acmap").read_bytes()
+    os_hash = chunk_map.OsHash("sha512", hashlib.sha512(b"stored").digest())
+    assert raw == build_qcow2(os_hash)
+    assert len(raw) == chunk_map.length_bytes(BIG, STORED)
+    found = chunk_map.ChunkMap.parse(
+        raw, "golden", expected_image_id=IMAGE_ID, expected_stored_bytes=393216
+    )
+    assert found.layout.stored == found.subject.stored == STORED
+    assert found.layout.find(0, BIG.size_bytes) == EXTENTS
+
+
+def test_map_of_another_length_of_the_stored_file_is_refused() -> None:
+    fault = refusal(build_qcow2(), expected_stored_bytes=BIG.size_bytes)
+    assert (fault.offset, fault.why) == (
+        136,
+        "map of a stored file of 393216 bytes, not of 4195304",
+    )
+
+
+def test_any_flipped_byte_of_a_layout_is_noticed_by_the_trailer() -> None:
+    raw = build_qcow2()
+    for at in range(AT_ENTRIES, len(raw), 7):
+        refusal(raw[:at] + bytes([raw[at] ^ 0x40]) + raw[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("at", "fmt", "value", "offset", "why"),
+    [
+        (136, "Q", 2**56 + 1, 136, f"a stored file of {2**56 + 1} bytes is too long"),
+        (136, "Q", 327849, AT_ENTRIES + 24, "behind the end of the stored file"),
+        (144, "Q", 2**64 - 1, 8848, "truncated: 8848 of"),
+        (144, "Q", 4, 8824, "too long: 8848 bytes instead of 8824"),
+        (AT_ENTRIES + 24, "Q", 4095, AT_ENTRIES + 24, "is not between 4096 and 4194304"),
+        (AT_ENTRIES + 24, "Q", 2**64 - 1, AT_ENTRIES + 24, "is not between"),
+        (AT_ENTRIES + 8, "Q", 3 << 56, AT_ENTRIES, "codec 3 is not known"),
+        (AT_ENTRIES + 16, "I", 0, AT_ENTRIES, "extent of bytes 0 to 0"),
+        (AT_ENTRIES + 16, "I", (2 << 20) + 1, AT_ENTRIES, "2097153 bytes is compressed to 90"),
+        (AT_ENTRIES + 20, "I", 0, AT_ENTRIES, "is compressed to 0"),
+        (AT_ENTRIES + 20, "I", (4 << 20) + 1, AT_ENTRIES, "is compressed to 4194305"),
+        (AT_ENTRIES + 48 + 20, "I", 8191, AT_ENTRIES + 48, "of 8192 bytes is stored in 8191"),
+        (AT_ENTRIES + 72 + 16, "II", 16385, AT_ENTRIES + 72, "is not between"),  # two pages
+        (AT_ENTRIES + 96 + 16, "II", 1001, AT_ENTRIES + 96, "is not between"),  # behind the image
+        (AT_ENTRIES + 120, "Q", 1, AT_ENTRIES + 120, "the index"),
+        (AT_ENTRIES + 128, "Q", 3, AT_ENTRIES + 72, "is not between"),
+        (AT_ENTRIES + 128, "Q", 6, AT_ENTRIES + 120, "the index"),
+        (AT_ENTRIES + 136, "Q", 6, AT_ENTRIES + 120, "the index"),
+    ],
+)
+def test_forged_layout_is_refused_where_it_is_wrong(
+    at: int, fmt: str, value: int, offset: int, why: str
+) -> None:
+    values = (value, value) if fmt == "II" else (value,)
+    fault = refusal(forge(build_qcow2(), at, fmt, *values))
+    assert why in fault.why
+    assert fault.offset == offset
+
+
+def test_builder_does_not_end_a_map_with_entries_missing() -> None:
+    builder = map_builder.MapBuilder(IMAGE_ID, geometry.Geometry(0, 65536), stored=STORED)
+    builder.feed_entries(layout.pack(EXTENTS[0]))
+    with pytest.raises(errors.LocalProtocolError, match="4 entries missing"):
+        builder.end()
+
+
+@pytest.mark.parametrize("build_one", [build, build_qcow2])
+def test_map_is_written_again_with_the_hash_of_its_image(build_one: Callable[..., bytes]) -> None:
+    waiting = build_one(os_hash=chunk_map.UNKNOWN_OS_HASH)
+    found = chunk_map.ChunkMap.parse(waiting, "m")
+    bound = b"".join(map_builder.with_os_hash(found, memoryview(waiting), OS_HASH))
+    assert bound == build_one(os_hash=OS_HASH)

@@ -8,6 +8,7 @@ import pytest
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import map_builder
 from acstor_common import scope
 from tests.fakes import glance_records as records
 
@@ -23,9 +24,9 @@ def chunk(number: int) -> bytes:
 
 def map_of(chunks: list[bytes], naming: scope.Naming) -> chunk_map.ChunkMap:
     cut = geometry.Geometry(len(chunks) * CHUNK, CHUNK)
-    builder = chunk_map.MapBuilder(IMAGE_ID, cut, scope_keys=naming.scope_keys)
+    builder = map_builder.MapBuilder(IMAGE_ID, cut, scope_keys=naming.scope_keys)
     cids = [naming.name(number, data) for number, data in enumerate(chunks)]
-    raw = builder.header + builder.feed(b"".join(cids)) + builder.trailer()
+    raw = builder.header + builder.feed(b"".join(cids)) + builder.end()
     return chunk_map.ChunkMap.parse(raw, "m")
 
 

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A layout finds what a guest reads, whatever the table is like."""
+
+import itertools
+import random
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from acstor_common import geometry
+from acstor_common import layout
+
+CUT = geometry.Geometry(64 * geometry.MIB + 5000, 16384)
+CLUSTER_BYTES = 65536
+E = layout.Extent
+DEFLATE, STORED = layout.Codec.DEFLATE, layout.Codec.STORED
+
+
+def some_extents(seed: int, count: int = 900) -> list[layout.Extent]:
+    """Return extents as a qcow2 image has them: clusters, some compressed, and some gaps."""
+    rng = random.Random(seed)
+    found, place = [], 1 << 20
+    for number in sorted(rng.sample(range(CUT.size_bytes // CLUSTER_BYTES + 1), count)):
+        at = number * CLUSTER_BYTES
+        length = min(CLUSTER_BYTES, CUT.size_bytes - at)
+        if rng.random() < 0.5:
+            stored_bytes = rng.randrange(1, CLUSTER_BYTES)
+            found.append(E(at, length, DEFLATE, place, stored_bytes))
+        else:
+            place = -(-place // CLUSTER_BYTES) * CLUSTER_BYTES
+            stored_bytes = length
+            found.append(E(at, length, STORED, place, length))
+        place += stored_bytes
+    return found
+
+
+def built(extents: list[layout.Extent]) -> tuple[layout.Layout, bytes, bytes]:
+    """Return the layout of extents, its entries and its index."""
+    index = layout.Index(CUT)
+    entries = b"".join(layout.pack(extent) for extent in layout.joined(extents, CUT))
+    index.feed(entries)
+    stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 30, len(entries) // layout.ENTRY_BYTES)
+    buffer = b"ahead" + entries + index.slots()
+    return layout.Layout(buffer, 5, CUT, stored), entries, index.slots()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_table_has_the_same_bytes_in_the_same_places_as_the_extents(seed: int) -> None:
+    extents = some_extents(seed)
+    found, entries, slots = built(extents)
+    assert layout.fault_of_table(entries, slots, CUT, found.stored) is None
+    assert found.stored.entries < len(extents)  # some were joined
+    rng = random.Random(seed)
+    for _ in range(300):
+        start = rng.randrange(CUT.size_bytes)
+        stop = min(start + rng.choice([1, 512, 16384, 1 << 20]), CUT.size_bytes)
+        got = found.find(start, stop)
+        assert all(e.at < stop and start < e.at + e.length for e in got)
+        for place in (start, rng.randrange(start, stop), stop - 1):
+            assert _place(got, place) == _place(extents, place)
+
+
+def _place(extents: list[layout.Extent], at: int) -> layout.Extent | int | None:
+    """Return where one byte is."""
+    for extent in extents:
+        if extent.at <= at < extent.at + extent.length:
+            return extent.offset + at - extent.at if extent.codec is STORED else extent
+    return None
+
+
+def test_runs_are_joined_and_end_where_pages_end() -> None:
+    page = layout.page_bytes(CUT)
+    run = [E(n, 65536, STORED, (1 << 20) + n, 65536) for n in range(0, 2 * page, 65536)]
+    apart = E(2 * page, 65536, STORED, 0, 65536)  # elsewhere in the stored file
+    joined = list(layout.joined([*run, apart], CUT))
+    assert [e.length for e in joined] == [page, page, 65536]
+    assert [e.offset for e in joined] == [1 << 20, (1 << 20) + page, 0]
+    compressed = [E(0, 65536, DEFLATE, 0, 100), E(65536, 65536, DEFLATE, 100, 100)]
+    assert list(layout.joined(compressed, CUT)) == compressed
+
+
+def test_nothing_is_found_behind_the_image_or_where_nothing_lies() -> None:
+    found, _, _ = built([E(1 << 20, 65536, STORED, 0, 65536)])
+    assert found.find(0, 1 << 20) == [] and found.find(CUT.size_bytes, CUT.size_bytes + 9) == []
+    assert found.find(0, 1 << 62) == found.find((1 << 20) + 65535, (1 << 20) + 65536)
+    empty, entries, slots = built([])
+    assert empty.find(0, CUT.size_bytes) == []
+    assert layout.fault_of_table(entries, slots, CUT, empty.stored) is None
+
+
+def test_raw_image_is_what_is_stored() -> None:
+    found = layout.Layout(b"", 0, CUT, layout.raw(CUT.size_bytes))
+    assert found.find(1000, 3000) == [E(1000, 2000, STORED, 1000, 2000)]
+    assert layout.table_bytes(CUT, found.stored) == 0
+
+
+def test_pages_are_checked_by_themselves_as_they_are_read() -> None:
+    """A host that has not got the map reads the extents of some pages alone."""
+    found, entries, slots = built(some_extents(7))
+    counts = [int.from_bytes(slots[n : n + 8], "little") for n in range(0, len(slots), 8)]
+    for page, (low, high) in enumerate(itertools.pairwise(counts)):
+        some = entries[low * layout.ENTRY_BYTES : high * layout.ENTRY_BYTES]
+        two = slots[page * 8 : page * 8 + 16]
+        assert layout.fault_of_table(some, two, CUT, found.stored, page) is None
+        assert layout.fault_of_table(some, two, CUT, found.stored, page + 1) is not None
+        table = layout.Table(some, 0, high - low)
+        start, stop = page * layout.page_bytes(CUT), (page + 1) * layout.page_bytes(CUT)
+        assert table.between(start, stop, 0, high - low) == found.find(start, stop)
+
+
+@pytest.mark.parametrize(
+    "extent",
+    [
+        E(0, 1, STORED, 1 << 56, 1),
+        E(0, 1, STORED, -1, 1),
+        E(-1, 1, STORED, 0, 1),
+        E(0, 1 << 32, DEFLATE, 0, 1),
+        E(1 << 64, 1, STORED, 0, 1),
+    ],
+)
+def test_extent_that_no_entry_holds_is_not_packed(extent: layout.Extent) -> None:
+    with pytest.raises(ValueError, match="no entry"):
+        layout.pack(extent)
+
+
+@hypothesis.given(strategies.binary(max_size=50 * layout.ENTRY_BYTES), strategies.integers(0, 60))
+def test_rubbish_is_refused_or_harmless(rubbish: bytes, slot: int) -> None:
+    whole = rubbish[: len(rubbish) // layout.ENTRY_BYTES * layout.ENTRY_BYTES]
+    count = len(whole) // layout.ENTRY_BYTES
+    cut = geometry.Geometry(2 * layout.PAGE_CHUNKS * 16384, 16384)
+    stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 30, count)
+    slots = b"".join(n.to_bytes(8, "little") for n in (0, slot, count))
+    if layout.fault_of_table(whole, slots, cut, stored) is None:
+        found = layout.Layout(whole + slots, 0, cut, stored)
+        assert len(found.find(0, cut.size_bytes)) == count
