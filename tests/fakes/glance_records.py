@@ -5,6 +5,7 @@ import hashlib
 from typing import Any
 
 from acstor_common import artefacts
+from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import image_record
 
@@ -33,9 +34,15 @@ def image(**changed: Any) -> dict[str, Any]:
     }
 
 
+VERSIONS = {
+    artefacts.Kind.CHUNK_MAP: chunk_map.VERSION,
+    artefacts.Kind.BOOT_IMAGE: boot_image.VERSION,
+}
+
+
 def artefact(
     of: image_record.Record, kind: artefacts.Kind = artefacts.Kind.CHUNK_MAP, **changed: Any
 ) -> dict[str, Any]:
     """Return the record of the artefact that ``of`` would point to."""
-    made = artefacts.new_artefact(of, kind, SERVICE_PROJECT, chunk_map.VERSION)
+    made = artefacts.new_artefact(of, kind, SERVICE_PROJECT, VERSIONS[kind])
     return {"id": ARTEFACT_ID, "status": "active", "size": 4711, **made, **changed}

@@ -14,6 +14,7 @@ from tests.fakes import glance_records as records
 
 OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
 CHUNK_MAP = artefacts.Kind.CHUNK_MAP
+VERSION = chunk_map.VERSION
 
 
 def why(
@@ -93,7 +94,7 @@ def test_nobodys_project_owns_no_artefacts() -> None:
 def test_image_without_a_hash_has_no_artefacts() -> None:
     image = records.image(os_hash_algo=None, os_hash_value=None)
     with pytest.raises(ValueError, match="no hash in Glance"):
-        artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, chunk_map.VERSION)
+        artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, VERSION)
     bound_to_nothing = {
         **records.artefact(records.image()),
         artefacts.OS_HASH_ALGO: "",
