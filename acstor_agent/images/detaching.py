@@ -161,7 +161,10 @@ class Detaching:
             return False
         with trio.move_on_after(ASK_S):
             try:
-                await self._source.size_bytes(base.Blob(image_id, base.BlobKind.IMAGE))
+                blob = self._images.stored_blob(image_id)
+                if blob is None:  # it cannot be told what it was
+                    return False
+                await self._source.size_bytes(blob)
             except errors.ChunkMissing:
                 return True
             except errors.AcstorError as e:

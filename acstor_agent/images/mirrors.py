@@ -63,7 +63,7 @@ class Mirrors:
         whole_file.remove_leftovers(folder)
         self._attached = _images_in(folder, logging.WARNING)
         self._found: set[ids.ImageId] = set()
-        self._sizes: dict[ids.ImageId, int] = {}  # of those that are not open
+        self._subjects: dict[ids.ImageId, chunk_map.Subject] = {}  # of those that are not open
 
     def attached(self) -> list[ids.ImageId]:
         """Return the images that this host mirrors, whether read since the start or not.
@@ -82,17 +82,26 @@ class Mirrors:
 
         May be called from any thread; a map that is not open is looked at once, and not opened.
         """
+        subject = self._subject(image_id)
+        return None if subject is None else subject.geometry.size_bytes
+
+    def stored_blob(self, image_id: ids.ImageId) -> base.Blob | None:
+        """Return what the source has of an attached image; None as :meth:`size_bytes`."""
+        subject = self._subject(image_id)
+        return subject and base.stored_blob(image_id, subject.stored.disk_format)
+
+    def _subject(self, image_id: ids.ImageId) -> chunk_map.Subject | None:
         if (opened := self._mirrors.get(image_id)) is not None:
-            return opened.size_bytes
-        if image_id not in self._sizes:
+            return opened.map.subject
+        if image_id not in self._subjects:
             try:
                 with self._path(image_id).open("rb") as file:
                     head = file.read(chunk_map.HEADER_BYTES)
-                subject = chunk_map.subject_of(head, str(self._path(image_id)), image_id)
+                found = chunk_map.subject_of(head, str(self._path(image_id)), image_id)
             except (OSError, errors.ChunkMapFormatError):
                 return None
-            self._sizes[image_id] = subject.geometry.size_bytes
-        return self._sizes[image_id]
+            self._subjects[image_id] = found
+        return self._subjects[image_id]
 
     async def look_again(self) -> None:
         """Attach what was not seen at the start, as when the folder could not be read then."""
@@ -195,7 +204,7 @@ class Mirrors:
         self._path(image_id).unlink(missing_ok=True)
         self._attached.discard(image_id)
         self._found.discard(image_id)
-        self._sizes.pop(image_id, None)
+        self._subjects.pop(image_id, None)
         gone = self._mirrors.pop(image_id, None)
         if gone is not None:
             self.read_before.merge(gone.counters.read)
@@ -253,14 +262,14 @@ class Mirrors:
 
     async def _check_image(self, image_map: chunk_map.ChunkMap) -> None:
         """Compare the map with the image that the source has now."""
-        blob = base.Blob(image_map.image_id, base.BlobKind.IMAGE)
+        stored = image_map.layout.stored
+        blob = base.stored_blob(image_map.image_id, stored.disk_format)
         size_bytes = await self._source.size_bytes(blob)
-        stored_bytes = image_map.layout.stored.size_bytes
-        if size_bytes != stored_bytes:
+        if size_bytes != stored.size_bytes:
             raise errors.ChunkMapFormatError(
                 f"chunk map of image {image_map.image_id}",
                 chunk_map.AT_STORED_BYTES,
-                f"it is of {stored_bytes} bytes, but {blob.name} from "
+                f"it is of {stored.size_bytes} bytes, but {blob.name} from "
                 f"{self._source.where} has {size_bytes}",
             )
 

@@ -3,6 +3,7 @@
 
 from acstor_agent.images import mirrors
 from acstor_agent.images import unattached
+from acstor_agent.sources import layout
 from acstor_common import errors
 from acstor_common import ids
 
@@ -29,6 +30,12 @@ class Naming:
         if found is None and self.others.is_known(image_id, offset):
             return self.others.content_at(image_id, offset, length)
         return found
+
+    def layout_of(self, image_id: ids.ImageId) -> layout.Layout | None:
+        """Return where the bytes of an image are; None if that is not known here."""
+        if (image := self._images.get_nowait(image_id)) is not None:
+            return image.map.layout
+        return self.others.layout_of(image_id)
 
     async def learn(
         self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int

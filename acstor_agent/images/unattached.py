@@ -29,6 +29,7 @@ import trio
 
 from acstor_agent.core import log_limit
 from acstor_agent.core import rates
+from acstor_agent.images import map_page
 from acstor_agent.images import single_flight
 from acstor_agent.sources import base
 from acstor_common import boot_image
@@ -41,7 +42,6 @@ LOOK_AGAIN_S = 60.0
 """After so long the source is asked again whether an image may be read."""
 LOOK_SOON_S = 5.0
 """After so long it is asked again when it did not answer; and what it has not got is asked for."""
-PAGE_CIDS = 2048
 IMAGES = 1024
 """Images of which something is remembered, and images that are known not to be there."""
 PAGES_BYTES = 32 * geometry.MIB
@@ -99,7 +99,7 @@ class UnattachedImages:
         self._source = source
         self._clock = clock
         self._images: collections.OrderedDict[ids.ImageId, _Image] = collections.OrderedDict()
-        self._pages: collections.OrderedDict[tuple[ids.ImageId, int], bytes] = (
+        self._pages: collections.OrderedDict[tuple[ids.ImageId, int], map_page.Page] = (
             collections.OrderedDict()
         )
         self._pages_bytes = 0
@@ -151,15 +151,20 @@ class UnattachedImages:
         self._pages.move_to_end((image_id, page_no))
         if chunk_no is None:
             return ids.ZERO_CID
-        at = chunk_no % PAGE_CIDS * ids.CID_BYTES
-        return ids.Cid(self._pages[image_id, page_no][at : at + ids.CID_BYTES])
+        return self._pages[image_id, page_no].cid(chunk_no % map_page.PAGE_CIDS)
+
+    def layout_of(self, image_id: ids.ImageId) -> map_page.PagedLayout | None:
+        """Return where the bytes of an image are, as far as its pages are here."""
+        if (image := self._images.get(image_id)) is None:
+            return None
+        return map_page.PagedLayout(image.subject, lambda page: self._pages.get((image_id, page)))
 
     def _page_at(self, image: _Image, offset: int) -> int | None:
         """Return the page of the map that tells of an offset; -1 for the boot image's head."""
         if offset >= base.AT_BOOT_IMAGE:
             return -1
         cut = image.subject.geometry
-        return offset // cut.chunk_bytes // PAGE_CIDS if offset < cut.size_bytes else None
+        return offset // cut.chunk_bytes // map_page.PAGE_CIDS if offset < cut.size_bytes else None
 
     async def learn(self, host: ids.HostId, image_id: ids.ImageId, offset: int) -> None:
         """Ask the source until :meth:`is_known` holds, for a peer.
@@ -268,7 +273,8 @@ class UnattachedImages:
             stamp = await self._source.stamp(base.Blob(image_id, base.BlobKind.CHUNK_MAP))
             is_same = image is not None and image.stamp == stamp
             subject = image.subject if image and is_same else await self._read_subject(image_id)
-            size_bytes = await self._source.size_bytes(base.Blob(image_id, base.BlobKind.IMAGE))
+            blob = base.stored_blob(image_id, subject.stored.disk_format)
+            size_bytes = await self._source.size_bytes(blob)
             if size_bytes != subject.stored.size_bytes:
                 what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
                 raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
@@ -304,19 +310,15 @@ class UnattachedImages:
             return
         if (subject.image_id, page) in self._pages:
             return  # it came while this waited for its turn
-        first = page * PAGE_CIDS
-        count = min(PAGE_CIDS, subject.geometry.chunk_count - first)
-        blob = base.Blob(subject.image_id, base.BlobKind.CHUNK_MAP)
-        at = chunk_map.HEADER_BYTES + first * ids.CID_BYTES
-        data = await self._source.read(blob, at, count * ids.CID_BYTES)
+        data = await map_page.read(self._source, subject, page)
         now = self._images.get(subject.image_id)
         is_wanted = now is not None and now.stamp == image.stamp  # not replaced meanwhile
         if not is_wanted or (subject.image_id, page) in self._pages:
             return
         self._pages[subject.image_id, page] = data
-        self._pages_bytes += len(data)
+        self._pages_bytes += data.size_bytes
         while self._pages_bytes > PAGES_BYTES:
-            self._pages_bytes -= len(self._pages.popitem(last=False)[1])
+            self._pages_bytes -= self._pages.popitem(last=False)[1].size_bytes
 
     async def _load_boot(self, subject: chunk_map.Subject) -> None:
         """Learn the frames of a boot image; where there is none, that it has none."""
@@ -343,7 +345,7 @@ class UnattachedImages:
         self._images.pop(image_id, None)
         self._boots.pop(image_id, None)
         for key in [key for key in self._pages if key[0] == image_id]:
-            self._pages_bytes -= len(self._pages.pop(key))
+            self._pages_bytes -= self._pages.pop(key).size_bytes
 
 
 def _put(table: collections.OrderedDict[_K, _V], key: _K, value: _V, limit: int) -> list[_K]:

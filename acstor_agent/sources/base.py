@@ -2,10 +2,11 @@
 """What every source is: random-access reads of blobs, nothing more.
 
 A blob is an image's bytes, its chunk map or its boot image.  A driver (driver.py) reaches
-one kind of place; a wrapper (attempt, coalesce, retry, failover) is a source around
-another one, so they stack.  What is read are pieces, most often chunks, many at a time: each
-is told of by itself, as soon as its bytes are here, or with the error that it is.  A source
-never gives fewer or other bytes than it was asked for.
+one kind of place, which has the stored file of an image (:func:`stored_blob`); a wrapper
+(attempt, coalesce, retry, layout, failover) is a source around another one, so they
+stack.  What is read are pieces, most often chunks, many at a time: each is told of by
+itself, as soon as its bytes are here, or with the error that it is.  A source never gives
+fewer or other bytes than it was asked for.
 """
 
 import abc
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 from acstor_common import chunk_map
 from acstor_common import ids
+from acstor_common import layout
 
 Buffer = bytes | bytearray | memoryview
 
@@ -30,7 +32,8 @@ class BlobKind(enum.Enum):
 
     __hash__ = object.__hash__  # enum's own, of the name, is slow, and blobs are keys
 
-    IMAGE = ".raw"
+    IMAGE = ".raw"  # what guests read; as it is stored if the image is raw
+    QCOW2 = ".qcow2"  # the stored file of an image that is qcow2
     CHUNK_MAP = ".acmap"
     BOOT_IMAGE = ".acboot"
 
@@ -58,6 +61,22 @@ class Blob(NamedTuple):
         '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw bytes 65536-69631'
         """
         return f"{self.name} bytes {offset}-{offset + length - 1}"
+
+
+_STORED_KINDS = {
+    layout.DiskFormat.RAW: BlobKind.IMAGE,
+    layout.DiskFormat.QCOW2: BlobKind.QCOW2,
+}
+
+
+def stored_blob(image_id: ids.ImageId, disk_format: layout.DiskFormat) -> Blob:
+    """Return the stored file of an image.
+
+    >>> image_id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> stored_blob(image_id, layout.DiskFormat.QCOW2).name
+    '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.qcow2'
+    """
+    return Blob(image_id, _STORED_KINDS[disk_format])
 
 
 def blob_at(image_id: ids.ImageId, offset: int) -> tuple[Blob, int]:

@@ -2,8 +2,8 @@
 """Makes the agent's one source out of the names in its configuration.
 
 Every driver is wrapped the same way, from the inside out: attempt (nothing takes
-for ever), coalesce (fewer and longer reads), retry (a passing fault), and failover
-around all of them.
+for ever), coalesce (fewer and longer reads), retry (a passing fault), layout (images
+that are not raw), and failover around all of them.
 """
 
 import inspect
@@ -22,6 +22,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
 from acstor_agent.sources import driver as driver_
 from acstor_agent.sources import failover
+from acstor_agent.sources import layout
 from acstor_agent.sources import retry
 from acstor_common import errors
 
@@ -34,12 +35,16 @@ _NOT_MADE = {
 
 
 def build(
-    names: Sequence[str], conf: cfg.ConfigOpts, nursery: trio.Nursery
+    names: Sequence[str],
+    conf: cfg.ConfigOpts,
+    nursery: trio.Nursery,
+    layout_of: layout.LayoutOf,
 ) -> failover.FailoverSource:
     """Return the sources ``names``, the preferred one first, as one source.
 
     :param conf: with the options of the agent and its sources registered
     :param nursery: where reads run that several callers share; it must outlive the source's use
+    :param layout_of: says where the bytes of images are
     :raises errors.Unusable: a name is not installed, does not load, or its options make no sense
     """
     if not names:
@@ -47,7 +52,9 @@ def build(
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
     rng = random.Random()
     made = [wrapped(driver, nursery, rng, attempt_timeout.BASE_S) for driver in drivers]
-    return failover.FailoverSource(made)
+    return failover.FailoverSource(
+        [layout.LayoutSource(source, layout_of, nursery) for source in made]
+    )
 
 
 def wrapped(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads blobs from a folder: NFS, CephFS, or the folder of a file store.
 
-The folder holds <image_id>.raw and <image_id>.acmap, each a regular file.  In the
-folder of a file store of Glance's an image is called <image_id>; its chunk map, and
+The folder holds <image_id>.raw (or .qcow2) and <image_id>.acmap, each a regular file.  In
+the folder of a file store of Glance's an image is called <image_id>; its chunk map, and
 whether it is active, comes from the source ``glance`` then.  A symbolic link in the
 place of a file is refused, so that nobody who may write to the folder can make the
 agent read elsewhere (a hard link does what a link is wanted for).  A file that was
@@ -53,6 +53,7 @@ _NOT_THERE = {
 """What asking again does not change; every other errno (EIO, ESTALE, ENFILE, …) may pass."""
 _WITHHELD = frozenset({errno.ENOTDIR, errno.EACCES, errno.EPERM})
 """These say nothing of the file."""
+_IMAGES = (base.BlobKind.IMAGE, base.BlobKind.QCOW2)
 EMPTY = "there is no such file, and nothing else in the folder: is its file system mounted?"
 
 
@@ -137,9 +138,10 @@ class FileSource(driver.Driver):
         return [
             cfg.StrOpt(
                 "folder",
-                help="Folder with <image id>.raw and <image id>.acmap, for example a mounted NFS "
-                "export or CephFS; or the folder of a file store of Glance's, where images are "
-                "called <image id>. Symbolic links in it are not followed.",
+                help="Folder with <image id>.raw, or <image id>.qcow2, and <image id>.acmap, for "
+                "example a mounted NFS export or CephFS; or the folder of a file store of "
+                "Glance's, where images are called <image id>. Symbolic links in it are not "
+                "followed.",
             )
         ]
 
@@ -198,7 +200,7 @@ class FileSource(driver.Driver):
             return self._files.get(path)
         except FileNotFoundError:
             self._files.forget(path)
-            if blob.kind is not base.BlobKind.IMAGE:
+            if blob.kind not in _IMAGES:
                 raise
         return self._files.get(os.path.join(self._folder, blob.image_id))
 

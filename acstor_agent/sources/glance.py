@@ -2,9 +2,9 @@
 """Reads images, and what acstor made of them, from Glance by range requests as a service user.
 
 The rule: what is attached was checked.  Asking for a blob's size asks Glance for
-the image's record: it must be active and raw, and an artefact must be its own
-(:mod:`acstor_common.artefacts`), whatever its properties claim.  Later reads only
-read, so guests go on with an image that was deactivated meanwhile.
+the image's record: it must be active and of a disk format that is read here, and an
+artefact must be its own (:mod:`acstor_common.artefacts`), whatever its properties
+claim.  Later reads only read, so guests go on with an image that was deactivated meanwhile.
 
 Tokens come from keystoneauth, which blocks and therefore works in threads of its
 own; bytes come over the connections of http_link.py.
@@ -38,6 +38,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import layout
 
 LOG = logging.getLogger(__name__)
 GROUP = "source_glance"
@@ -58,6 +59,8 @@ NOT_SEEN = (
     "Glance has no such image, or none that the service user may see: private images of other "
     "projects need the role acstor-reader and its policies"
 )
+
+READ_DISK_FORMATS = tuple(disk_format.glance_name for disk_format in layout.DiskFormat)
 
 T = TypeVar("T")
 
@@ -320,7 +323,7 @@ def _why_refused(image: image_record.Record) -> str:
     status = image_record.text_of(image, "status")
     if status != image_record.ACTIVE:
         return f"the image's status is {status or 'unknown'}, not active"
-    return image_record.why_format_not_served(image)
+    return image_record.why_format_not_served(image, READ_DISK_FORMATS)
 
 
 def _auth_options() -> list[cfg.Opt]:

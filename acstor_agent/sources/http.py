@@ -32,7 +32,8 @@ class HttpSource(driver.Driver):
             cfg.StrOpt(
                 "url",
                 secret=True,
-                help="Base URL; <image id>.raw and <image id>.acmap are appended. It may contain "
+                help="Base URL; <image id>.raw, or <image id>.qcow2, and <image id>.acmap are "
+                "appended. It may contain "
                 "a user name and a password, but no query.",
             ),
             *http_link.options(),

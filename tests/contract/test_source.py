@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import pathlib
 import random
+import zlib
 from collections.abc import AsyncIterator
 from collections.abc import Callable
 
@@ -20,9 +21,14 @@ from acstor_agent.sources import failover
 from acstor_agent.sources import file
 from acstor_agent.sources import glance
 from acstor_agent.sources import http
+from acstor_agent.sources import layout as layout_source
 from acstor_agent.sources import retry
+from acstor_common import chunk_map
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import layout
+from acstor_common import map_builder
 from tests.fakes import fake_glance
 from tests.fakes import http_server
 
@@ -36,6 +42,8 @@ BLOBS = {
     EMPTY: b"",
 }
 SIZE = len(BLOBS[IMAGE])
+
+CHUNK, CLUSTER = 65_536, 20_000
 
 Make = Callable[[pathlib.Path, trio.Nursery], contextlib.AbstractContextManager[base.Source]]
 
@@ -61,6 +69,45 @@ def over_files(wrap: Callable[[base.Source, trio.Nursery], base.Source]) -> Make
     return make
 
 
+def raw_layout(image_id):
+    size_bytes = len(BLOBS.get(base.Blob(image_id, base.BlobKind.IMAGE), b""))
+    cut = geometry.Geometry(size_bytes, CHUNK)
+    return layout.Layout(b"", 0, cut, layout.raw(size_bytes))
+
+
+@contextlib.contextmanager
+def over_qcow2(folder, nursery):
+    """Let each image be stored in another way: in clusters, the last one first, each compressed."""
+    layouts = {}
+    for blob, data in BLOBS.items():
+        if blob.kind is base.BlobKind.IMAGE:
+            (folder / blob.name).unlink()
+            found, stored = [], b""
+            for at in range(len(data) // CLUSTER * CLUSTER, -1, -CLUSTER):
+                part = zlib.compress(data[at : at + CLUSTER], wbits=-12)
+                length = min(CLUSTER, len(data) - at)
+                if length:
+                    found.append(
+                        layout.Extent(at, length, layout.Codec.DEFLATE, len(stored), len(part))
+                    )
+                    stored += part
+            qcow2 = layout.DiskFormat.QCOW2
+            (folder / base.stored_blob(blob.image_id, qcow2).name).write_bytes(stored)
+            cut = geometry.Geometry(len(data), CHUNK)
+            image_map = map_builder.MapBuilder(
+                blob.image_id, cut, stored=layout.Stored(qcow2, len(stored), len(found))
+            )
+            cids = image_map.feed(bytes(cut.chunk_count * ids.CID_BYTES))
+            entries = image_map.feed_entries(b"".join(map(layout.pack, reversed(found))))
+            raw = image_map.header + cids + entries + image_map.end()
+            layouts[blob.image_id] = chunk_map.ChunkMap.parse(raw, blob.name).layout
+    yield layout_source.LayoutSource(
+        file.FileSource(str(folder)),
+        lambda image_id: layouts.get(image_id) or raw_layout(image_id),
+        nursery,
+    )
+
+
 def failed_over(source, nursery):
     nowhere = file.FileSource("/nonexistent/folder")
     return failover.FailoverSource([nowhere, source])
@@ -74,6 +121,8 @@ SOURCES: dict[str, Make] = {
     "coalesce": over_files(coalesce.CoalesceSource),
     "coalesce, one place": over_files(lambda s, n: coalesce.CoalesceSource(s, n, in_flight=1)),
     "retry": over_files(lambda source, nursery: retry.RetrySource(source, random.Random(3))),
+    "layout, raw": over_files(lambda s, n: layout_source.LayoutSource(s, raw_layout, n)),
+    "layout, qcow2": over_qcow2,
     "failover": over_files(failed_over),
     "all": over_files(lambda source, n: build.wrapped(source, n, random.Random(3))),
 }
@@ -98,7 +147,6 @@ async def test_any_range_is_exactly_what_is_stored(source, offset, length):
     assert data == BLOBS[IMAGE][offset : offset + length]
 
 
-CHUNK = 65_536
 CHUNKS = [
     base.Piece(at, len(chunk), ids.Content(ids.cid_of(chunk)))
     for at in range(0, SIZE, CHUNK)

@@ -63,10 +63,13 @@ def fill(files: dict[str, bytes], blobs: Mapping[str, bytes], made: str = "") ->
     kinds = {kind.value: kind for kind in base.BlobKind}
     for name, data in blobs.items():
         path = pathlib.PurePath(name)
-        if kinds[path.suffix] is base.BlobKind.IMAGE:
+        if kinds[path.suffix] not in glance.ARTEFACTS:
             os_hash = hashlib.sha512(data).hexdigest()
             images[path.stem] = glance_records.image(
-                id=path.stem, size=len(data), os_hash_value=os_hash
+                id=path.stem,
+                size=len(data),
+                os_hash_value=os_hash,
+                disk_format=path.suffix.removeprefix("."),
             )
             put(files, images[path.stem], data)
     for name, data in blobs.items():

@@ -418,9 +418,8 @@ async def test_artefacts_that_are_replaced_in_glance_are_found_there(host, image
 
     def show(name):
         files = {}
-        for kind in base.BlobKind:
-            blob = base.Blob(image_id, kind).name
-            files[blob] = (images.folder / blob).read_bytes()
+        for path in images.folder.glob(f"{image_id}.*"):
+            files[path.name] = path.read_bytes()
         server.files.clear()
         fake_glance.fill(server.files, files, name)
 

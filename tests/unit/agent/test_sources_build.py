@@ -9,13 +9,21 @@ import acstor_agent.conf
 from acstor_agent.sources import base
 from acstor_agent.sources import build
 from acstor_common import errors
+from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import layout
 from tests.fakes import faulty_source
 from tests.fakes import http_server
 
 BLOB = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 DATA = random.Random(1).randbytes(100_000)
 ALWAYS = range(1, 1_000)
+
+
+def as_stored(image_id):
+    """Say of every image that it is raw."""
+    cut = geometry.Geometry(len(DATA), geometry.DEFAULT_CHUNK_BYTES)
+    return layout.Layout(b"", 0, cut, layout.raw(len(DATA)))
 
 
 @pytest.fixture
@@ -46,7 +54,7 @@ async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nur
     (tmp_path / BLOB.name).write_bytes(DATA)
     with http_server.serve({BLOB.name: DATA}) as server:
         conf.set_override("url", server.url, group="source_http")
-        source = build.build(["file", "http"], conf, nursery)
+        source = build.build(["file", "http"], conf, nursery, as_stored)
         assert source.where == f"{tmp_path}, {server.url}"
         assert await source.read(BLOB, 5, 50, ids.Content(ids.cid_of(DATA[5:55]))) == DATA[5:55]
         assert server.asked == []
@@ -61,7 +69,7 @@ async def test_sources_are_asked_in_the_order_of_their_names(conf, tmp_path, nur
 async def test_connections_of_the_driver_bound_the_reads_in_flight(conf, nursery):
     conf.set_override("url", "http://127.0.0.1:1/", group="source_http")
     conf.set_override("connections", 3, group="source_http")
-    source = build.build(["http"], conf, nursery)
+    source = build.build(["http"], conf, nursery, as_stored)
     assert source.in_flight == 3
     await source.aclose()
 
@@ -86,38 +94,38 @@ async def test_wrapped_driver_joins_retries_and_verifies(autojump_clock, nursery
 async def test_unknown_source_is_named_with_those_installed(conf, nursery):
     why = r"\[acstor_agent\] sources: .*'ftp'.*file, glance, http"
     with pytest.raises(errors.Unusable, match=why):
-        build.build(["file", "ftp"], conf, nursery)
+        build.build(["file", "ftp"], conf, nursery, as_stored)
 
 
 async def test_source_rbd_is_refused_with_what_helps_instead(conf, nursery):
     why = r"no source 'rbd'.*images_type = rbd.*acstor-glance-manage export"
     with pytest.raises(errors.Unusable, match=why):
-        build.build(["rbd", "glance"], conf, nursery)
+        build.build(["rbd", "glance"], conf, nursery, as_stored)
 
 
 async def test_no_source_at_all_is_refused(conf, nursery):
     why = r"\[acstor_agent\] sources: it is empty.*file, glance, http"
     with pytest.raises(errors.Unusable, match=why):
-        build.build([], conf, nursery)
+        build.build([], conf, nursery, as_stored)
 
 
 async def test_source_that_does_not_load_is_named_with_its_reason(conf, nursery, other_package):
     with pytest.raises(errors.Unusable, match=r"'broken' .*RuntimeError: librados is not there"):
-        build.build(["broken"], conf, nursery)
+        build.build(["broken"], conf, nursery, as_stored)
 
 
 async def test_plug_in_that_is_no_source_is_refused(conf, nursery, other_package):
     with pytest.raises(errors.Unusable, match="'wrong' is no source"):
-        build.build(["wrong"], conf, nursery)
+        build.build(["wrong"], conf, nursery, as_stored)
 
 
 async def test_option_that_is_missing_is_named(conf, nursery):
     with pytest.raises(errors.Unusable, match=r"\[source_http\] url"):
-        build.build(["http"], conf, nursery)
+        build.build(["http"], conf, nursery, as_stored)
 
 
 async def test_source_for_another_version_is_refused_with_what_it_lacks(
     conf, nursery, other_package
 ):
     with pytest.raises(errors.Unusable, match=r"'old' lacks .*fill.*another version"):
-        build.build(["old"], conf, nursery)
+        build.build(["old"], conf, nursery, as_stored)

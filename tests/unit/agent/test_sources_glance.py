@@ -94,9 +94,16 @@ async def test_image_that_is_not_active_is_refused(server, source, status):
 
 
 async def test_image_in_another_format_is_refused(server, source):
-    change(server, disk_format="qcow2")
-    with pytest.raises(errors.ChunkMissing, match="disk format is qcow2"):
+    change(server, disk_format="vmdk")
+    with pytest.raises(errors.ChunkMissing, match="is vmdk, and only raw and qcow2 images are"):
         await source.size_bytes(IMAGE)
+
+
+async def test_stored_file_of_a_qcow2_image_is_read(server, source):
+    change(server, disk_format="qcow2")
+    stored = base.Blob(IMAGE.image_id, base.BlobKind.QCOW2)
+    assert await source.size_bytes(stored) == len(glance_records.BYTES)
+    assert await source.read(stored, 4, 4) == glance_records.BYTES[4:8]
 
 
 async def test_image_in_use_is_read_on_when_it_is_deactivated(server, source):

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which bytes of the stored file are read for pieces of an image, and what of them goes where.
+
+What a piece needs are fragments of extents.  Where these lie together in the stored file they
+are one run, so neighbouring compressed clusters are one read.  Runs of several pieces may share
+bytes, as a cluster that is larger than a chunk; all runs together are cut into tiles, which do
+not overlap and are read once each.
+"""
+
+import bisect
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from acstor_common import layout
+
+
+class Fragment(NamedTuple):
+    """A part of an extent that a piece needs.
+
+    :param to: where it goes in the piece
+    :param skip: guest bytes of the extent that come before
+    :param length: guest bytes
+    """
+
+    to: int
+    skip: int
+    length: int
+    extent: layout.Extent
+
+    @property
+    def is_part(self) -> bool:
+        """Say whether there is more in the extent than is needed here."""
+        return self.length < self.extent.length
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Where what must be read of the stored file begins and ends."""
+        extent = self.extent
+        if extent.codec is layout.Codec.STORED:
+            return extent.offset + self.skip, extent.offset + self.skip + self.length
+        return extent.offset, extent.offset + extent.stored_bytes
+
+
+def fragments(offset: int, length: int, extents: Iterable[layout.Extent]) -> list[Fragment]:
+    """Return what a piece needs of extents.
+
+    >>> [extent] = [layout.Extent(0, 8192, layout.Codec.STORED, 700, 8192)]
+    >>> fragments(4096, 512, [extent])[0].span
+    (4796, 5308)
+    """
+    found = []
+    for extent in extents:
+        start = max(offset, extent.at)
+        stop = min(offset + length, extent.at + extent.length)
+        if start < stop:
+            found.append(Fragment(start - offset, start - extent.at, stop - start, extent))
+    return found
+
+
+def runs(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans joined where they touch, in the order of the stored file.
+
+    >>> runs([(10, 20), (0, 5), (18, 30), (5, 8)])
+    [(0, 8), (10, 30)]
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((start, stop))
+    return found
+
+
+class Tiles:
+    """Ranges of the stored file that do not overlap, in its order, and their bytes as they come.
+
+    >>> tiles = Tiles([(0, 100), (10, 20), (0, 30), (200, 210)])
+    >>> tiles.ranges, tiles.of((0, 30)), tiles.of((10, 20))
+    ([(0, 10), (10, 100), (200, 210)], range(0, 2), range(1, 2))
+
+    :param all_runs: of all pieces, in any order; every one is a sequence of whole tiles, but for
+        bytes that are left over at its end
+    """
+
+    def __init__(self, all_runs: Iterable[tuple[int, int]]) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        for start, stop in sorted(all_runs):
+            if not self.ranges or start >= self.ranges[-1][1]:
+                self.ranges.append((start, stop))
+                continue
+            last, reach = self.ranges[-1]
+            if start > last:
+                self.ranges[-1] = last, start
+                self.ranges.append((start, max(reach, stop)))
+            else:
+                self.ranges[-1] = last, max(reach, stop)
+        self._starts = [start for start, _ in self.ranges]
+        self._data: dict[int, memoryview] = {}
+
+    def of(self, run: tuple[int, int]) -> range:
+        """Return the numbers of the tiles that a run needs."""
+        first = bisect.bisect_right(self._starts, run[0]) - 1
+        return range(first, bisect.bisect_left(self._starts, run[1]))
+
+    def put(self, number: int, data: bytes | bytearray | memoryview) -> None:
+        """Keep the bytes of a tile."""
+        self._data[number] = memoryview(data)
+
+    def drop(self, number: int) -> None:
+        """Let go of the bytes of a tile."""
+        self._data.pop(number, None)
+
+    def bytes_of(self, span: tuple[int, int]) -> bytes | memoryview:
+        """Return what lies in a part of a run whose tiles are all here."""
+        parts = []
+        for number in self.of(span):
+            start, stop = self.ranges[number]
+            view = self._data[number]
+            parts.append(view[max(0, span[0] - start) : min(stop, span[1]) - start])
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def is_whole(length: int, found: Sequence[Fragment]) -> bool:
+    """Say whether a piece is one fragment, with no zeros before or behind."""
+    return len(found) == 1 and found[0].length == length

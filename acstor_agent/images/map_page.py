@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A page of a chunk map that this host has not got: some CIDs, and where their bytes are.
+
+It is read from the source by itself, so the map's checksum says nothing of it; its extents are
+checked as those of a whole map are.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import trio
+
+from acstor_agent.sources import base
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import layout
+
+PAGE_CIDS = 2048
+MAX_TABLE_BYTES = 4 * geometry.MIB
+"""Of a page's extents.  Those of 128 MiB in clusters of 4 KiB have 768 KiB."""
+
+_LAYOUT_PAGES = PAGE_CIDS // layout.PAGE_CHUNKS
+
+
+class Page(NamedTuple):
+    """CIDs and extents of PAGE_CIDS chunks; a raw image has no extents."""
+
+    cids: bytes
+    entries: bytes = b""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of memory."""
+        return len(self.cids) + len(self.entries)
+
+    def cid(self, number: int) -> ids.Cid:
+        """Return a CID by its number in the page."""
+        return ids.Cid(self.cids[number * ids.CID_BYTES : (number + 1) * ids.CID_BYTES])
+
+
+class PagedLayout:
+    """The layout of an image of which some pages are here.
+
+    :param page_of: returns a page by its number; None if it is not here
+    """
+
+    def __init__(self, subject: chunk_map.Subject, page_of: Callable[[int], Page | None]) -> None:
+        self.stored, self.size_bytes = subject.stored, subject.geometry.size_bytes
+        self._subject, self._page_of = subject, page_of
+        self._page_bytes = PAGE_CIDS * subject.geometry.chunk_bytes
+
+    def find(self, start: int, stop: int) -> list[layout.Extent]:
+        """Return the extents of a range.
+
+        :raises errors.SourceCrowded: too much was asked for since its page was read
+        """
+        found: list[layout.Extent] = []
+        for number in range(start // self._page_bytes, -(-stop // self._page_bytes)):
+            if (page := self._page_of(number)) is None:
+                what = f"image {self._subject.image_id}"
+                why = "its layout has made room for those of others"
+                raise errors.SourceCrowded(what, "this host", why)
+            count = len(page.entries) // layout.ENTRY_BYTES
+            found += layout.Table(page.entries, 0, count).between(start, stop, 0, count)
+        return found
+
+
+async def read(source: base.Source, subject: chunk_map.Subject, number: int) -> Page:
+    """Read a page of an image's map.
+
+    :raises errors.ChunkMapFormatError: its extents are none
+    :raises errors.ChunkUnavailable: the source does not give it
+    """
+    cut, stored = subject.geometry, subject.stored
+    blob = base.Blob(subject.image_id, base.BlobKind.CHUNK_MAP)
+    first = number * PAGE_CIDS
+    count = min(PAGE_CIDS, cut.chunk_count - first)
+    at = chunk_map.HEADER_BYTES + first * ids.CID_BYTES
+    cids = await source.read(blob, at, count * ids.CID_BYTES)
+    if stored.is_identity:
+        return Page(cids)
+    first_page = number * _LAYOUT_PAGES
+    slots_count = min(_LAYOUT_PAGES, layout.page_count(cut) - first_page) + 1
+    entries_at = chunk_map.entries_at(cut)
+    index_at = entries_at + stored.entries * layout.ENTRY_BYTES
+    slots = await source.read(
+        blob, index_at + first_page * layout.SLOT_BYTES, slots_count * layout.SLOT_BYTES
+    )
+    low, high = layout.ends_of(slots)
+    length = (high - low) * layout.ENTRY_BYTES
+    what = f"{blob.name} from {source.where}"
+    if not 0 <= length <= MAX_TABLE_BYTES or high > stored.entries:
+        why = f"{length} bytes of extents are too many for {PAGE_CIDS} chunks"
+        raise errors.ChunkMapFormatError(what, index_at, why)
+    entries = await source.read(blob, entries_at + low * layout.ENTRY_BYTES, length)
+    check = functools.partial(layout.fault_of_table, entries, slots, cut, stored, first_page)
+    if fault := await trio.to_thread.run_sync(check):
+        raise errors.ChunkMapFormatError(what, entries_at + fault[0], fault[1])
+    return Page(cids, entries)
