@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The disk in a qcow2 file: where its bytes lie, and what a guest reads.
+
+The one rule: a guest's bytes come out as QEMU would read them, or not at all.  (One thing is
+taken that QEMU takes for damaged: a zstd frame longer than its cluster, whose rest is not read.)
+
+The header leads to the L1 table, an entry of that to an L2 table, an entry of that to a
+cluster of the disk: its place in the file, its place and that it is compressed, or nothing:
+then it is zeros.  With subclusters an entry has a bitmap too, which says of each 32nd part
+whether it is stored or zeros.
+
+Tables are read for the range that is asked for, a part of one L2 table at a time, and are
+not kept, so memory does not grow with the disk, and any number of threads may read.
+"""
+
+import array
+import heapq
+import itertools
+import sys
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from acstor_common import codecs
+from acstor_common import layout
+from acstor_glance import qcow2_header
+from acstor_glance.qcow2_header import Reason
+from acstor_glance.qcow2_header import Refused
+
+_OFFSET_MASK = 0x00FFFFFFFFFFFE00
+_IS_ZERO = 1
+_IS_COMPRESSED = 1 << 62
+_SECTOR = qcow2_header.SECTOR_BYTES
+_SUBCLUSTERS = qcow2_header.SUBCLUSTERS
+_L1_PIECE_BYTES = 1 << 18
+"""How much of the L1 table is looked at, or sorted, at a time."""
+_TABLE_PIECE_BYTES = 1 << 16
+
+_ZEROS = memoryview(bytes(1 << 20))
+
+
+class Qcow2:
+    """An open qcow2 file whose header and L1 table have been checked.
+
+    ``virtual_size`` is the length of the disk, ``cluster_bytes`` that of a cluster.
+
+    :param source: the file; stays open while this is used
+    :param max_virtual_bytes: larger disks are refused
+    :raises Refused: the file is not served, and why
+    :raises errors.Unusable: it cannot be read
+    """
+
+    def __init__(
+        self,
+        source: qcow2_header.Source,
+        max_virtual_bytes: int = qcow2_header.MAX_VIRTUAL_BYTES,
+    ) -> None:
+        self._source, self.name = source, source.name
+        self._header = qcow2_header.parse(source, max_virtual_bytes)
+        self.virtual_size = self._header.virtual_size
+        self.cluster_bytes = self._header.cluster_bytes
+        self._check_l2_places()
+
+    def extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
+        """Yield where the disk's bytes from ``start`` to ``stop`` lie, in order; the rest is zeros.
+
+        Runs that are not compressed are joined, and cut at ``start`` and ``stop``; a compressed
+        cluster is whole but for the disk's end.  Bytes that a guest reads and a file that ends
+        within a cluster has not got are zeros.
+
+        :param start: the beginning of a cluster
+        :raises Refused: a table is not as it must be
+        :raises errors.Unusable: the file cannot be read
+        """
+        stop = self.virtual_size if stop is None else min(stop, self.virtual_size)
+        return _apart(_joined(self._clipped(start, stop)))
+
+    def is_hole(self, start: int, stop: int) -> bool:
+        """Say whether the disk has nothing but zeros there and the tables say so; as extents()."""
+        return next(self.extents(start, stop), None) is None
+
+    def fill(self, view: memoryview, start: int) -> bool:
+        """Fill ``view`` with the disk's bytes from ``start`` on; as :meth:`extents`.
+
+        :return: whether there are any; if not, it is all zeros, and ``view`` is as it was
+        """
+        stop, done = start + len(view), start
+        for extent in self.extents(start, stop):
+            _clear(view[done - start : extent.at - start])
+            done = extent.at + extent.length
+            self._fill_extent(view[extent.at - start : done - start], extent)
+        if done == start:
+            return False
+        _clear(view[done - start :])
+        return True
+
+    def _fill_extent(self, view: memoryview, extent: layout.Extent) -> None:
+        if extent.codec is layout.Codec.STORED:
+            self._source.read_into(view, extent.offset)
+            return
+        stored = memoryview(bytearray(extent.stored_bytes))
+        self._source.read_into(stored, extent.offset)
+        try:
+            # All of the cluster, as QEMU does: one that is too short is damaged.
+            decoded = codecs.decode(extent.codec, stored, self.cluster_bytes)
+        except codecs.CodecError as exc:
+            why = f"the cluster at {extent.at} of the disk: {exc}"
+            raise Refused(self.name, Reason.DATA, why) from exc
+        view[:] = memoryview(decoded)[: len(view)]
+
+    def _clipped(self, start: int, stop: int) -> Iterator[layout.Extent]:
+        """Yield extents as the tables have them, without what lies behind the ends.
+
+        Those of the disk, of the range, and of the file.
+        """
+        file_bytes = self._source.size_bytes
+        for at, length, codec, offset, stored_bytes in self._mapped(start, stop):
+            length = min(length, stop - at)
+            if length <= 0:
+                return
+            if offset >= file_bytes:
+                raise Refused(self.name, Reason.TRUNCATED, f"the cluster at {at} of the disk")
+            if codec is layout.Codec.STORED:
+                length = stored_bytes = min(length, file_bytes - offset)
+            else:
+                stored_bytes = min(stored_bytes, file_bytes - offset)
+            yield layout.Extent(at, length, codec, offset, stored_bytes)
+
+    def _mapped(self, start: int, stop: int) -> Iterator[layout.Extent]:
+        header = self._header
+        read = self._subclusters if header.has_subclusters else self._clusters
+        entry_bytes, cluster_bits = header.entry_bytes, header.cluster_bits
+        for l2_at, l2_offset in self._l2_tables(start, stop):
+            low, high = max(start, l2_at), min(stop, l2_at + header.l2_guest_bytes)
+            first = (low - l2_at >> cluster_bits) * entry_bytes
+            last = -(-(high - l2_at) >> cluster_bits) * entry_bytes
+            for piece in range(first, last, _TABLE_PIECE_BYTES):
+                length = min(_TABLE_PIECE_BYTES, last - piece)
+                words = self._words(l2_offset + piece, length)
+                at = l2_at + (piece // entry_bytes << cluster_bits)
+                yield from read(words, at)
+
+    def _l2_tables(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the L2 tables of a range: where on the disk their clusters begin, their offset."""
+        l2_guest_bytes = self._header.l2_guest_bytes
+        first, last = start // l2_guest_bytes, -(-stop // l2_guest_bytes)
+        for number, entries in self._l1_pieces(first, last):
+            if any(entries):
+                for index, entry in enumerate(entries, number):
+                    if offset := entry & _OFFSET_MASK:
+                        yield index * l2_guest_bytes, offset
+
+    def _l1_pieces(self, first: int, last: int) -> Iterator[tuple[int, "array.array[int]"]]:
+        """Yield entries of the L1 table, and the number of the first, some at a time."""
+        step = _L1_PIECE_BYTES // 8
+        for number in range(first, last, step):
+            count = min(step, last - number)
+            yield number, self._words(self._header.l1_offset + number * 8, count * 8)
+
+    def _clusters(self, words: "array.array[int]", at: int) -> Iterator[layout.Extent]:
+        """Yield the extents that entries of an L2 table stand for, of ``at`` and after."""
+        if not any(words):
+            return
+        cluster_bytes, stored = self.cluster_bytes, layout.Codec.STORED
+        for word in words:
+            if word & _IS_COMPRESSED:
+                yield self._compressed(word, at)
+            elif word & _IS_ZERO:
+                if self._header.version < 3:
+                    why = "there are no zero clusters in version 2"
+                    raise Refused(self.name, Reason.TABLES, why)
+            elif offset := word & _OFFSET_MASK:
+                if offset % cluster_bytes:
+                    raise self._misplaced(at)
+                yield layout.Extent(at, cluster_bytes, stored, offset, cluster_bytes)
+            at += cluster_bytes
+
+    def _subclusters(self, words: "array.array[int]", at: int) -> Iterator[layout.Extent]:
+        """Do as :meth:`_clusters` with pairs of an entry and its bitmap."""
+        if not any(words):
+            return
+        for word, bitmap in zip(words[::2], words[1::2], strict=True):
+            if word & _IS_COMPRESSED:
+                yield self._compressed(word, at)
+            else:
+                yield from self._stored_parts(word & _OFFSET_MASK, bitmap, at)
+            at += self.cluster_bytes
+
+    def _stored_parts(self, offset: int, bitmap: int, at: int) -> Iterator[layout.Extent]:
+        """Yield the subclusters that are stored; the bitmap's upper half says which are zeros."""
+        is_stored, is_zero = bitmap & 0xFFFFFFFF, bitmap >> 32
+        if is_stored & is_zero or (is_stored and not offset):
+            why = f"the bitmap {bitmap:#x} of the cluster at {at} of the disk"
+            raise Refused(self.name, Reason.TABLES, why)
+        if offset % self.cluster_bytes:
+            raise self._misplaced(at)
+        size = self.cluster_bytes // _SUBCLUSTERS
+        for part in range(0, _SUBCLUSTERS * size, size):
+            if is_stored & 1:
+                yield layout.Extent(at + part, size, layout.Codec.STORED, offset + part, size)
+            is_stored >>= 1
+
+    def _compressed(self, word: int, at: int) -> layout.Extent:
+        """Return the extent of a compressed cluster: it ends with a sector, or before."""
+        count_at = 62 - (self._header.cluster_bits - 8)
+        offset = word & (1 << count_at) - 1
+        more_sectors = (word & _IS_COMPRESSED - 1) >> count_at
+        stored_bytes = (more_sectors + 1) * _SECTOR - offset % _SECTOR
+        return layout.Extent(at, self.cluster_bytes, self._header.codec, offset, stored_bytes)
+
+    def _misplaced(self, at: int) -> Refused:
+        why = f"the cluster at {at} of the disk does not begin with one of the file"
+        return Refused(self.name, Reason.TABLES, why)
+
+    def _words(self, offset: int, length: int) -> "array.array[int]":
+        words = array.array("Q", bytes(length))
+        with memoryview(words) as view:
+            self._source.read_into(view.cast("B"), offset)
+        if sys.byteorder == "little":
+            words.byteswap()
+        return words
+
+    def _check_l2_places(self) -> None:
+        """Refuse L2 tables that lie outside of the file, or in each other, or in other tables.
+
+        That two entries lead to one table harms nobody who reads it, and would let a small file
+        have any number of bytes.  Takes up to 3 s (an L1 table of 32 MiB).
+        """
+        before, cluster_bytes = 0, self.cluster_bytes
+        for offset in self._l2_offsets():
+            span = qcow2_header.Span(offset, offset + cluster_bytes, "an L2 table")
+            if offset % cluster_bytes:
+                why = f"the L2 table at {offset} does not begin with a cluster"
+                raise Refused(self.name, Reason.TABLES, why)
+            if span.stop > self._source.size_bytes:
+                raise Refused(self.name, Reason.TABLES_OUTSIDE, f"the L2 table at {offset}")
+            if offset == before:
+                raise Refused(self.name, Reason.TABLES_OVERLAP, f"two L2 tables at {offset}")
+            for table in self._header.tables:
+                if span.overlaps(table):
+                    why = f"the L2 table at {offset} and the {table.what}"
+                    raise Refused(self.name, Reason.TABLES_OVERLAP, why)
+            before = offset
+
+    def _l2_offsets(self) -> Iterable[int]:
+        """Return the offsets of all L2 tables, sorted, without a list of all."""
+        pieces = []
+        for _, entries in self._l1_pieces(0, self._header.l1_entries):
+            if any(entries):
+                found = sorted(entry & _OFFSET_MASK for entry in entries if entry & _OFFSET_MASK)
+                pieces.append(array.array("Q", found))
+        return heapq.merge(*pieces)
+
+
+def _joined(extents: Iterable[layout.Extent]) -> Iterator[layout.Extent]:
+    """Yield extents with those made one that follow each other on the disk and in the file."""
+    run: layout.Extent | None = None
+    for extent in extents:
+        if run is None:
+            run = extent
+        elif (
+            run.codec is extent.codec is layout.Codec.STORED
+            and run.at + run.length == extent.at
+            and run.offset + run.length == extent.offset
+        ):
+            length = run.length + extent.length
+            run = run._replace(length=length, stored_bytes=length)
+        else:
+            yield run
+            run = extent
+    if run is not None:
+        yield run
+
+
+def _apart(extents: Iterable[layout.Extent]) -> Iterator[layout.Extent]:
+    """Yield extents, a compressed one only up to where the next one begins."""
+    for extent, after in itertools.pairwise(itertools.chain(extents, [None])):
+        assert extent is not None
+        if after is not None and extent.codec is not layout.Codec.STORED:
+            gap = after.offset - extent.offset
+            if 0 < gap < extent.stored_bytes:
+                extent = extent._replace(stored_bytes=gap)
+        yield extent
+
+
+def _clear(view: memoryview) -> None:
+    for start in range(0, len(view), len(_ZEROS)):
+        part = view[start : start + len(_ZEROS)]
+        part[:] = _ZEROS[: len(part)]

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A qcow2 file is read as QEMU reads it, or refused by name, whatever its bytes are."""
+
+import dataclasses
+import pickle
+import struct
+import threading
+import time
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from acstor_common import errors
+from acstor_common import layout
+from acstor_glance import qcow2
+from acstor_glance import qcow2_header
+from acstor_glance.qcow2_header import Feature
+from acstor_glance.qcow2_header import Reason
+from tests.fakes import qcow2_files
+from tests.fakes.qcow2_files import COMPRESSED
+from tests.fakes.qcow2_files import Bytes
+from tests.fakes.qcow2_files import File
+
+CLUSTER = 4096
+DATA = 4 * CLUSTER  # where the data of a File begins
+STORED, DEFLATE = layout.Codec.STORED, layout.Codec.DEFLATE
+
+
+def opened(file: File) -> qcow2.Qcow2:
+    return qcow2.Qcow2(Bytes(file.pack()))
+
+
+def read(file: File) -> bytes:
+    disk = opened(file)
+    data = bytearray(b"\xaa" * disk.virtual_size)
+    if not disk.fill(memoryview(data), 0):
+        assert data == b"\xaa" * disk.virtual_size
+        return bytes(disk.virtual_size)
+    return bytes(data)
+
+
+def refused(file: File) -> qcow2_header.Refused:
+    with pytest.raises(qcow2_header.Refused) as caught:
+        read(file)
+    return caught.value
+
+
+def test_clusters_of_all_kinds_are_read_where_they_lie() -> None:
+    packed = qcow2_files.deflated(b"c" * CLUSTER)
+    at = DATA + 2 * CLUSTER + 100
+    file = File(
+        size=8 * CLUSTER,
+        l2_entries=[
+            DATA + CLUSTER,
+            0,
+            qcow2_files.ZERO | DATA,
+            qcow2_files.compressed_entry(at, len(packed)),
+            DATA | qcow2_files.COPIED,
+            DATA + CLUSTER,
+        ],
+        data=b"a" * CLUSTER + b"b" * CLUSTER + bytes(100) + packed,
+    )
+    a, b, c, zero = (bytes([n]) * CLUSTER for n in b"abc\0")
+    assert read(file) == b + zero + zero + c + a + b + zero + zero
+    assert list(opened(file).extents()) == [
+        layout.Extent(0, CLUSTER, STORED, DATA + CLUSTER, CLUSTER),
+        layout.Extent(3 * CLUSTER, CLUSTER, DEFLATE, at, len(packed)),
+        layout.Extent(4 * CLUSTER, 2 * CLUSTER, STORED, DATA, 2 * CLUSTER),
+    ]
+
+
+def test_file_that_ends_within_a_cluster_has_zeros_behind() -> None:
+    file = File(size=2 * CLUSTER, l2_entries=[DATA, DATA + CLUSTER], data=b"a" * (CLUSTER + 7))
+    assert read(file) == (b"a" * (CLUSTER + 7)).ljust(2 * CLUSTER, b"\0")
+    cut = dataclasses.replace(file, data=b"a" * CLUSTER)
+    assert refused(cut).reason is Reason.TRUNCATED
+
+
+def test_disk_that_ends_within_a_cluster_is_read_to_its_end() -> None:
+    packed = qcow2_files.deflated(b"ab" * (CLUSTER // 2))
+    entry = qcow2_files.compressed_entry(DATA, len(packed))
+    file = File(size=CLUSTER + 512, l2_entries=[0, entry], data=packed)
+    assert read(file) == bytes(CLUSTER) + b"ab" * 256
+    assert [extent.length for extent in opened(file).extents()] == [512]
+
+
+@pytest.mark.parametrize("start", [0, 2, 5])
+def test_a_part_of_the_disk_is_read_alone(start: int) -> None:
+    entries = [DATA + number % 3 * CLUSTER for number in range(8)]
+    file = File(
+        size=8 * CLUSTER, l2_entries=entries, data=b"".join(bytes([n]) * CLUSTER for n in b"abc")
+    )
+    view = memoryview(bytearray(2 * CLUSTER))
+    assert opened(file).fill(view, start * CLUSTER)
+    assert view == read(file)[start * CLUSTER : (start + 2) * CLUSTER]
+
+
+def test_compressed_neighbours_end_where_the_next_begins() -> None:
+    packed = [qcow2_files.deflated(bytes([n]) * 700 + bytes(CLUSTER - 700)) for n in b"abc"]
+    entries, at = [], DATA
+    for one in packed:
+        entries.append(qcow2_files.compressed_entry(at, len(one)))
+        at += len(one)
+    file = File(size=3 * CLUSTER, l2_entries=entries, data=b"".join(packed))
+    assert [extent.stored_bytes for extent in opened(file).extents()] == [*map(len, packed)]
+    assert read(file)[CLUSTER : CLUSTER + 700] == b"b" * 700
+
+
+@pytest.mark.parametrize("says_its_size", [True, False])
+def test_zstd_is_read_whether_or_not_a_frame_says_its_size(says_its_size: bool) -> None:
+    packed = qcow2_files.zstandard_of(b"z" * CLUSTER, says_its_size=says_its_size)
+    file = File(
+        size=CLUSTER, incompatible=Feature.COMPRESSION, compression=1, data=packed,
+        l2_entries=[qcow2_files.compressed_entry(DATA, len(packed))],
+    )  # fmt: skip
+    assert read(file) == b"z" * CLUSTER
+
+
+def with_subclusters(bitmap: int, offset: int = 4 << 14) -> File:
+    data = b"".join(bytes([part + 1]) * 512 for part in range(32))
+    return File(
+        cluster_bits=14, size=1 << 14, incompatible=Feature.EXTENDED_L2,
+        l2_entries=[offset, bitmap], data=data,
+    )  # fmt: skip
+
+
+def test_subclusters_are_stored_or_zeros_each() -> None:
+    got = read(with_subclusters(1 << 40 | 0b1011 | 1 << 31))
+    parts = [got[at] for at in range(0, len(got), 512)]
+    assert parts == [1, 2, 0, 4, *[0] * 27, 32]
+    assert read(with_subclusters(0)) == bytes(1 << 14)
+    assert read(with_subclusters(1 << 63, 0)) == bytes(1 << 14)
+
+
+@pytest.mark.parametrize(("bitmap", "offset"), [(1 << 32 | 1, 4 << 14), (2, 0)])
+def test_subclusters_that_are_two_things_at_once_are_refused(bitmap: int, offset: int) -> None:
+    assert refused(with_subclusters(bitmap, offset)).reason is Reason.TABLES
+
+
+DATA_NAME = struct.pack(">II", 0x44415441, 3) + b"abc".ljust(8, b"\0")
+CRYPT_HEADER = struct.pack(">II", 0x0537BE77, 16) + bytes(16)
+LONG_EXTENSION = struct.pack(">II", 0x12345678, 1 << 31)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"version": 1}, Reason.VERSION),
+        ({"version": 4}, Reason.VERSION),
+        ({"backing_offset": 200, "backing_length": 5}, Reason.BACKING_FILE),
+        ({"backing_offset": 200}, Reason.BACKING_FILE),
+        ({"version": 2, "backing_offset": 1 << 63}, Reason.BACKING_FILE),
+        ({"crypt_method": 1}, Reason.ENCRYPTED),
+        ({"crypt_method": 2}, Reason.ENCRYPTED),
+        ({"crypt_method": 77}, Reason.ENCRYPTED),
+        ({"version": 2, "crypt_method": 1}, Reason.ENCRYPTED),
+        ({"extensions": CRYPT_HEADER}, Reason.ENCRYPTED),
+        ({"incompatible": Feature.EXTERNAL_DATA}, Reason.EXTERNAL_DATA),
+        ({"extensions": DATA_NAME}, Reason.EXTERNAL_DATA),
+        ({"version": 2, "extensions": DATA_NAME}, Reason.EXTERNAL_DATA),
+        ({"incompatible": Feature.CORRUPT}, Reason.CORRUPT),
+        ({"incompatible": Feature.CORRUPT | Feature.DIRTY}, Reason.CORRUPT),
+        ({"incompatible": 32}, Reason.FEATURES),
+        ({"incompatible": 1 << 63}, Reason.FEATURES),
+        ({"compression": 1}, Reason.HEADER),
+        ({"incompatible": Feature.COMPRESSION}, Reason.HEADER),
+        ({"compression": 2, "incompatible": Feature.COMPRESSION}, Reason.FEATURES),
+        ({"extensions": LONG_EXTENSION}, Reason.HEADER),
+        ({"refcount_order": 7}, Reason.HEADER),
+        ({"header_length": 103}, Reason.HEADER),
+        ({"header_length": CLUSTER + 1}, Reason.HEADER),
+        ({"header_length": (1 << 32) - 1}, Reason.HEADER),
+        ({"incompatible": Feature.EXTENDED_L2}, Reason.HEADER),
+        ({"size": 1000}, Reason.HEADER),
+        ({"size": (1 << 44) + 512}, Reason.TOO_LARGE),
+        ({"size": 1 << 60}, Reason.TOO_LARGE),
+        ({"size": (1 << 64) - 512}, Reason.TOO_LARGE),
+        ({"size": 3 << 20}, Reason.TABLES),
+        ({"l1_size": 0}, Reason.TABLES),
+        ({"l1_size": (1 << 22) + 1}, Reason.TABLES),
+        ({"l1_size": (1 << 32) - 1}, Reason.TABLES),
+        ({"l1_size": 1 << 22}, Reason.TABLES_OUTSIDE),
+        ({"l1_offset": CLUSTER + 8}, Reason.TABLES),
+        ({"l1_offset": 1 << 40}, Reason.TABLES_OUTSIDE),
+        ({"l1_offset": (1 << 64) - CLUSTER}, Reason.TABLES_OUTSIDE),
+        ({"l1_offset": 0}, Reason.TABLES_OVERLAP),
+        ({"l1_offset": 2 * CLUSTER}, Reason.TABLES_OVERLAP),
+        ({"refcount_offset": 0}, Reason.TABLES_OVERLAP),
+        ({"refcount_offset": 1 << 50}, Reason.TABLES_OUTSIDE),
+        ({"refcount_clusters": (1 << 32) - 1}, Reason.TABLES),
+        ({"snapshots": 1, "snapshot_offset": 0}, Reason.TABLES_OVERLAP),
+        ({"snapshots": 1, "snapshot_offset": 1 << 50}, Reason.TABLES_OUTSIDE),
+        ({"snapshots": 65537, "snapshot_offset": DATA}, Reason.TABLES),
+        ({"l1_entries": [0x200]}, Reason.TABLES),
+        ({"l1_entries": [CLUSTER]}, Reason.TABLES_OVERLAP),
+        ({"l1_entries": [2 * CLUSTER]}, Reason.TABLES_OVERLAP),
+        ({"l1_entries": [DATA]}, Reason.TABLES_OUTSIDE),
+        ({"l1_entries": [1 << 55]}, Reason.TABLES_OUTSIDE),
+        ({"size": 4 << 20, "l1_entries": [3 * CLUSTER] * 2}, Reason.TABLES_OVERLAP),
+        ({"l2_entries": [DATA]}, Reason.TRUNCATED),
+        ({"l2_entries": [1 << 55]}, Reason.TRUNCATED),
+        ({"l2_entries": [3 * CLUSTER + 512]}, Reason.TABLES),
+        ({"l2_entries": [COMPRESSED | DATA]}, Reason.TRUNCATED),
+        ({"l2_entries": [COMPRESSED | (1 << 58) - 1]}, Reason.TRUNCATED),
+        ({"version": 2, "l2_entries": [1]}, Reason.TABLES),
+        ({"l2_entries": [COMPRESSED | 2 * CLUSTER]}, Reason.DATA),
+        ({"cluster_bits": 8}, Reason.HEADER),
+        ({"cluster_bits": 22}, Reason.HEADER),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], reason: Reason) -> None:
+    exc = refused(File(**changes))
+    assert exc.reason is reason
+    assert str(reason) in str(exc) and str(exc).startswith("image: ")
+    assert isinstance(exc, errors.NotRaw)
+    assert str(pickle.loads(pickle.dumps(exc))) == str(exc)
+
+
+@pytest.mark.parametrize("bits", [(1 << 32) - 1, 1 << 31, 63])
+def test_cluster_sizes_beyond_all_are_refused(bits: int) -> None:
+    data = bytearray(File().pack())
+    data[20:24] = bits.to_bytes(4, "big")
+    with pytest.raises(qcow2_header.Refused) as caught:
+        qcow2.Qcow2(Bytes(bytes(data)))
+    assert caught.value.reason is Reason.HEADER
+
+
+def test_sound_files_are_not_refused() -> None:
+    """Each refusal above is for what was changed, not for what all have in common."""
+    for changes in (
+        {},
+        {"version": 2},
+        {"incompatible": Feature.DIRTY},
+        {"header_length": 104},
+        {"extensions": struct.pack(">II", 0x12345678, 5) + bytes(8)},
+        {"extensions": b""},
+        {"size": 0, "l1_size": 0, "l1_offset": 0},
+        {"snapshots": 2, "snapshot_offset": DATA, "data": bytes(100)},
+        {"size": 4 << 20, "l1_entries": [0, 3 * CLUSTER]},
+        {"l1_entries": [3 * CLUSTER, 12345]},  # of a snapshot's state, behind the disk
+    ):
+        assert not any(read(File(**changes)))
+
+
+@pytest.mark.parametrize("length", [0, 3, 4, 71, 72, 100, 104, 111, 112, 4095, 3 * CLUSTER])
+def test_a_file_that_is_cut_is_refused(length: int) -> None:
+    with pytest.raises(qcow2_header.Refused):
+        qcow2.Qcow2(Bytes(File().pack()[:length]))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"\xff" * 600,
+        qcow2_files.deflated(b"a" * (CLUSTER - 1)),
+        qcow2_files.deflated(b"a" * CLUSTER)[:-8],
+    ],
+    ids=["nothing", "noise", "short", "cut"],
+)
+def test_compressed_bytes_that_are_no_cluster_are_refused(packed: bytes) -> None:
+    entry = qcow2_files.compressed_entry(DATA, max(1, len(packed)))
+    file = File(size=CLUSTER, l2_entries=[entry], data=packed.ljust(600, b"\xff"))
+    assert refused(file).reason is Reason.DATA
+
+
+def peak_bytes(work: Any) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def bomb(codec: layout.Codec) -> File:
+    """A cluster of 64 KiB that is 64 MiB of zeros when it is not held back."""
+    zeros = bytes(64 << 20)
+    is_zstd = codec is layout.Codec.ZSTD
+    packed = qcow2_files.zstandard_of(zeros) if is_zstd else qcow2_files.deflated(zeros)
+    assert len(packed) < 1 << 17
+    return File(
+        cluster_bits=16, size=1 << 16, data=packed,
+        compression=int(is_zstd), incompatible=Feature.COMPRESSION * is_zstd,
+        l2_entries=[qcow2_files.compressed_entry(4 << 16, len(packed), 16)],
+    )  # fmt: skip
+
+
+def test_bombs_take_no_more_than_a_cluster() -> None:
+    file = bomb(DEFLATE)
+    assert peak_bytes(lambda: read(file)) < 2 << 20
+    assert read(file) == bytes(1 << 16)
+    file = bomb(layout.Codec.ZSTD)
+    assert peak_bytes(lambda: read(file)) < 2 << 20
+
+
+def test_zstd_frame_that_asks_for_much_memory_is_refused() -> None:
+    frame = b"\x28\xb5\x2f\xfd\x00\xa8" + bytes(100)  # a window of 2 GiB
+    entry = qcow2_files.compressed_entry(DATA, len(frame))
+    file = File(size=CLUSTER, incompatible=Feature.COMPRESSION, compression=1, data=frame,
+                l2_entries=[entry])  # fmt: skip
+    assert refused(file).reason is Reason.DATA
+
+
+def test_huge_disk_with_nothing_on_it_costs_little() -> None:
+    """The L1 table of 16 TiB, with clusters of 64 KiB, has 32768 entries."""
+    entries = 1 << 15
+    cluster = 1 << 16
+    file = File(cluster_bits=16, size=16 << 40, l1_entries=[0] * entries,
+                refcount_offset=5 * cluster, data=bytes(2 * cluster), l1_size=entries)  # fmt: skip
+    packed = file.pack()
+    began_s = time.monotonic()
+    source = Bytes(packed)
+    assert peak_bytes(lambda: list(qcow2.Qcow2(source).extents())) < 4 << 20
+    assert list(qcow2.Qcow2(source).extents()) == []
+    assert time.monotonic() - began_s < 5
+
+
+def test_largest_l1_table_of_all_is_checked_in_little_memory() -> None:
+    """4 million L2 tables, one twice: it is found without a list of all in memory."""
+    entries, cluster = 1 << 22, 512
+    first = (1 << 25) + 4 * cluster
+    file = File(cluster_bits=9, size=128 << 30, l1_entries=[], l1_size=entries,
+                l1_offset=4 * cluster, refcount_offset=2 * cluster)  # fmt: skip
+    head = file.pack()[: 4 * cluster]
+    offsets = [first + number * cluster for number in range(1 << 16)]
+    table = struct.pack(f">{1 << 16}Q", *offsets) + bytes(8 * (entries - (1 << 16)) - 8)
+    source = Bytes(head + table + struct.pack(">Q", offsets[5]), first + (1 << 16) * cluster)
+
+    def check() -> None:
+        with pytest.raises(qcow2_header.Refused) as caught:
+            qcow2.Qcow2(source)
+        assert caught.value.reason is Reason.TABLES_OVERLAP
+
+    assert peak_bytes(check) < 8 << 20
+
+
+def test_tables_are_not_read_where_nobody_asks() -> None:
+    cluster = 1 << 21
+    file = File(cluster_bits=21, size=256 << 30, l2_entries=[0] * 100_000 + [4 * cluster],
+                data=b"x" * cluster)  # fmt: skip
+    source = Bytes(file.pack())
+    disk = qcow2.Qcow2(source)
+    before = source.read_bytes
+    assert disk.is_hole(0, 32 << 20) and not disk.is_hole(100_000 * cluster, 100_001 * cluster)
+    assert source.read_bytes - before < 1000
+
+
+def test_a_file_that_cannot_be_read_says_so() -> None:
+    class Broken(Bytes):
+        def read_into(self, view: memoryview, offset: int) -> None:
+            if offset:
+                raise errors.Unusable(self.name, "Input/output error")
+            super().read_into(view, offset)
+
+    with pytest.raises(errors.Unusable, match="Input/output error"):
+        qcow2.Qcow2(Broken(File().pack()))
+
+
+def test_threads_read_the_same_side_by_side() -> None:
+    packed = [qcow2_files.zstandard_of(bytes([n]) * CLUSTER) for n in range(64)]
+    entries = [qcow2_files.compressed_entry(DATA + n * 512, 512) for n in range(64)]
+    file = File(size=64 * CLUSTER, l2_entries=entries, compression=1,
+                incompatible=Feature.COMPRESSION,
+                data=b"".join(one.ljust(512, b"\0") for one in packed))  # fmt: skip
+    expected, disk, wrong = read(file), opened(file), []
+
+    def read_all() -> None:
+        data = bytearray(len(expected))
+        for at in range(0, len(data), CLUSTER):
+            disk.fill(memoryview(data)[at : at + CLUSTER], at)
+        if data != expected:
+            wrong.append(data)
+
+    threads = [threading.Thread(target=read_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert expected == b"".join(bytes([n]) * CLUSTER for n in range(64)) and not wrong
