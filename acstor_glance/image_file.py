@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a raw image that is being hashed.
+"""The file of an image that is being hashed.
 
 The one rule: it is only read, and whoever changes it meanwhile is noticed.
 """
 
 import contextlib
 import errno
+import hashlib
 import os
 import pathlib
 import stat
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import IO
 
 from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import layout
+from acstor_glance import qcow2_header
 from acstor_glance import raw_format
+
+_HASHED_BYTES = 1 * geometry.MIB
 
 
 class Changed(errors.Unusable):
@@ -22,6 +29,12 @@ class Changed(errors.Unusable):
 
 class ImageFile:
     """The open file of an image, and what tells that it changed."""
+
+    extents: Sequence[layout.Extent] = ()
+    """A raw image has none: its bytes are where a guest reads them."""
+    cluster_bytes = 1
+    is_hole = False
+    """That nothing but a hole is there is looked up piece by piece."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.fd = file.fileno()
@@ -42,7 +55,24 @@ class ImageFile:
                 raise self._changed()
             done += count
 
-    def data_from(self, offset: int, stop: int) -> int:
+    @property
+    def virtual_size(self) -> int:
+        """Bytes that a guest reads, if the image is raw."""
+        return self.size_bytes
+
+    def part(self, start: int, stop: int, cut: geometry.Geometry) -> "ImageFile":
+        """Return what reads a part of a raw image: this, for all parts."""
+        return self
+
+    def fill(self, view: memoryview, start: int) -> bool:
+        """Fill ``view`` from ``start`` on if there is anything but a hole; say whether there is."""
+        stop = start + len(view)
+        if self._data_from(start, stop) == stop:
+            return False
+        self.read_into(view, start)
+        return True
+
+    def _data_from(self, offset: int, stop: int) -> int:
         """Return where the next byte that is not in a hole lies, ``stop`` at most."""
         try:
             return min(os.lseek(self.fd, offset, os.SEEK_DATA), stop)
@@ -57,13 +87,17 @@ class ImageFile:
         if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
             raise self._changed()
 
-    def check_raw(self) -> None:
-        """Raise if the image is qcow2 or another format that a guest cannot read as it is."""
+    def check_format(self, disk_format: layout.DiskFormat) -> None:
+        """Raise if the image is of another format, or one that is not safe to read."""
         head = bytearray(min(raw_format.INSPECTED_BYTES, self.size_bytes))
         self.read_into(memoryview(head), 0)
-        why = raw_format.why_not_raw(bytes(head))
+        if disk_format is layout.DiskFormat.QCOW2:
+            why, remedy = raw_format.why_not_qcow2(bytes(head)), qcow2_header.REMEDY
+        else:
+            why = raw_format.why_not_raw(bytes(head))
+            remedy = "Convert it first (qemu-img convert -O raw)"
         if why:
-            raise errors.NotRaw(self.name, why, "Convert it first (qemu-img convert -O raw)")
+            raise errors.NotRaw(self.name, why, remedy)
 
     def check_apart_from(self, *paths: pathlib.Path) -> None:
         """Raise if writing to one of ``paths`` would destroy the image."""
@@ -79,6 +113,26 @@ class ImageFile:
 
     def _changed(self) -> Changed:
         return Changed(self.name, "changed while it was read", "Run again when nobody writes to it")
+
+
+class FileHash:
+    """The hash of a whole file, computed part by part while others read in it.
+
+    :param hasher: None: it is not wanted
+    """
+
+    def __init__(self, source: ImageFile, hasher: "hashlib._Hash | None") -> None:
+        self._source, self._hasher = source, hasher
+        self._done = 0
+        self._buffer = memoryview(bytearray(_HASHED_BYTES if hasher else 0))
+
+    def advance(self, stop: int) -> None:
+        """Hash what comes before ``stop`` and is not hashed yet."""
+        while self._hasher and self._done < stop:
+            view = self._buffer[: stop - self._done]
+            self._source.read_into(view, self._done)
+            self._hasher.update(view)
+            self._done += len(view)
 
 
 @contextlib.contextmanager

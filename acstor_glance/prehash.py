@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-hashing: the file of a raw image becomes its chunk map.
+"""Pre-hashing: the file of an image becomes its chunk map.
 
 The one rule: a map appears whole or not at all, and only of an image that did
 not change while it was read, and whose bytes are those that Glance has a hash of if
@@ -15,6 +15,10 @@ Glance's hash (SHA-512 by default) is serial, and slower than BLAKE3: 0.7 GB/s a
 and named the chunks of, so nothing is read twice and it sets the pace.  It cannot be
 saved: a run that goes on after a kill reads what is in the log once more for it, and
 keeps the CIDs.  Holes are hashed as zeros.
+
+Of a qcow2 image the chunks are those of the disk that a guest reads, which the threads
+decompress, and Glance's hash is that of the file, which the caller's thread reads beside
+them from its beginning to its end: the same bytes come from page cache twice.
 
 Threads, because BLAKE3 and preadv leave the interpreter lock: measured from page
 cache with chunks of 64 KiB on one core, preadv into a reused buffer of 256 to
@@ -42,12 +46,14 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import layout
 from acstor_common import map_builder
 from acstor_common import scope
 from acstor_common import whole_file
 from acstor_glance import chunk_hashing
 from acstor_glance import image_file
 from acstor_glance import progress_log
+from acstor_glance import qcow2
 
 RECORD_BYTES = 32 * geometry.MIB
 """Bytes of the image that one thread hashes at a time, and that one entry of the log stands for."""
@@ -69,7 +75,10 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run did; ``resumed_chunks`` of the chunks are an earlier run's work."""
+    """What a run did; ``resumed_chunks`` of the chunks are an earlier run's work.
+
+    ``size_bytes`` is what a guest reads, ``stored_bytes`` the length of the file.
+    """
 
     image_id: ids.ImageId
     map_path: str
@@ -80,6 +89,8 @@ class Summary:
     resumed_chunks: int
     os_hash_algo: str
     os_hash_value: str
+    disk_format: str
+    stored_bytes: int
     seconds_s: float
 
 
@@ -88,6 +99,7 @@ def prehash(
     map_path: str | os.PathLike[str],
     image_id: ids.ImageId,
     *,
+    disk_format: layout.DiskFormat = layout.DiskFormat.RAW,
     chunk_bytes: int = geometry.DEFAULT_CHUNK_BYTES,
     os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
     workers: int | None = None,
@@ -97,14 +109,17 @@ def prehash(
     """Write the chunk map of ``image`` to ``map_path``; go on where a stopped run ended.
 
     :param image: a path, or an open file, whose position stays as it is
-    :param os_hash: the image's hash as Glance knows it, which is compared with the bytes'.  An
+    :param disk_format: what the file is said to be; it is never guessed
+    :param os_hash: the file's hash as Glance knows it, which is compared with the bytes'.  An
         algorithm without a value: compute it
     :param workers: threads; by default one a core, at most 8
-    :param progress: told how many bytes are done, first what an earlier run did (nothing, if the
-        image's hash is computed), at last the image's size
+    :param progress: told how many bytes of the file are done, first what an earlier run did
+        (nothing, if a raw image's hash is computed), at last its size; of a qcow2 file the share
+        of it that is done of the disk
     :param naming: names the chunks; a map with scope keys is for its owner's eyes only
     :raises errors.WrongBytes: the image's bytes do not have ``os_hash``
-    :raises errors.Unusable: the image cannot be read, is not raw or changed meanwhile; the map
+    :raises errors.NotRaw: the file is of another format, or one that is never served, and why
+    :raises errors.Unusable: the image cannot be read or changed meanwhile; the map
         cannot be written; another process makes the same map
     :raises ValueError: a chunk size or a hash that no map can have, or an unknown algorithm
     """
@@ -113,24 +128,26 @@ def prehash(
     path = pathlib.Path(map_path)
     hasher = hashlib.new(os_hash.algo) if os_hash.algo else None
     with image_file.opened(image) as source:
-        cut = geometry.Geometry(source.size_bytes, chunk_bytes)
-        source.check_raw()
+        source.check_format(disk_format)
+        guest = qcow2.Qcow2(source) if disk_format is layout.DiskFormat.QCOW2 else source
+        cut = geometry.Geometry(guest.virtual_size, chunk_bytes)
         source.check_apart_from(path, _log_path(path))
-        job = _Job(source, cut, naming)
+        job = _Job(source, guest, cut, naming)
         with _open_log(_log_path(path), job) as log:
             resumed_chunks = log.chunk_count
             try:
-                if hasher is None:
-                    _hash_rest(job, log, workers or default_workers(), progress)
-                else:
+                if hasher is not None and guest is source:
                     _hash_whole(job, log, hasher, workers or default_workers(), progress)
+                else:
+                    _hash_rest(job, log, hasher, workers or default_workers(), progress)
                 source.check_unchanged()
                 os_hash = _checked(os_hash, hasher, source.name)
-            except (image_file.Changed, errors.WrongBytes):
+            except (image_file.Changed, errors.WrongBytes, errors.NotRaw):
                 log.remove()
                 raise
-            builder = map_builder.MapBuilder(image_id, cut, os_hash, naming.scope_keys)
-            zero_chunks = _write_map(path, builder, log, bool(naming.scope_keys))
+            stored = _stored(disk_format, source, log)
+            subject = chunk_map.Subject(image_id, cut, os_hash, naming.scope_keys, stored)
+            zero_chunks = _write_map(path, subject, log)
             log.remove()
     return Summary(
         image_id=image_id,
@@ -142,6 +159,8 @@ def prehash(
         resumed_chunks=resumed_chunks,
         os_hash_algo=os_hash.algo,
         os_hash_value=os_hash.value.hex(),
+        disk_format=disk_format.glance_name,
+        stored_bytes=source.size_bytes,
         seconds_s=time.monotonic() - started_s,
     )
 
@@ -152,27 +171,42 @@ def default_workers() -> int:
 
 
 class _Job(NamedTuple):
-    """An image that is hashed, and how its chunks are cut and named."""
+    """An image that is hashed, what a guest reads of it, and how its chunks are cut and named."""
 
     source: image_file.ImageFile
+    guest: image_file.ImageFile | qcow2.Qcow2
     cut: geometry.Geometry
     naming: scope.Naming
 
 
-def _hash_rest(job: _Job, log: progress_log.ProgressLog, workers: int, progress: Progress) -> None:
-    """Hash what is not in the log yet, and keep it there record by record."""
-    chunk_bytes, size_bytes = job.cut.chunk_bytes, job.cut.size_bytes
-    first = log.chunk_count * chunk_bytes
-    progress(min(first, size_bytes))
+def _hash_rest(
+    job: _Job,
+    log: progress_log.ProgressLog,
+    hasher: "hashlib._Hash | None",
+    workers: int,
+    progress: Progress,
+) -> None:
+    """Hash what is not in the log yet, and keep it there record by record.
+
+    With ``hasher`` the file is hashed meanwhile.
+    """
+    size_bytes, file_bytes = job.cut.size_bytes, job.source.size_bytes
+    file_hash = image_file.FileHash(job.source, hasher)
+    first = log.chunk_count * job.cut.chunk_bytes
+    progress(min(first, size_bytes) * file_bytes // max(1, size_bytes))
     tasks = (
         functools.partial(_hash_record, job, start, min(start + RECORD_BYTES, size_bytes))
         for start in range(first, size_bytes, RECORD_BYTES)
     )
     with contextlib.closing(_in_order(tasks, workers)) as records:
-        for cids in records:
+        for record in records:
             with image_file.named(log.path):
-                log.append(cids)
-            progress(min(log.chunk_count * chunk_bytes, size_bytes))
+                log.append(record)
+            done_bytes = min(log.chunk_count * job.cut.chunk_bytes, size_bytes)
+            share = done_bytes * file_bytes // size_bytes
+            file_hash.advance(share)
+            progress(share)
+    file_hash.advance(file_bytes)
 
 
 def _in_order(tasks: Iterator[Callable[[], _T]], workers: int) -> Generator[_T, None, None]:
@@ -193,25 +227,39 @@ def _in_order(tasks: Iterator[Callable[[], _T]], workers: int) -> Generator[_T, 
         pool.shutdown(cancel_futures=True)
 
 
-def _hash_record(job: _Job, start: int, stop: int) -> bytes:
-    """Return the CIDs of the chunks from byte ``start`` to ``stop`` of the image."""
-    buffer = bytearray(max(READ_BYTES, job.cut.chunk_bytes))
+def _hash_record(job: _Job, start: int, stop: int) -> progress_log.Record:
+    """Return the CIDs of the chunks from byte ``start`` to ``stop``, and where those bytes are."""
+    part = job.guest.part(start, stop, job.cut)
+    if part.is_hole:
+        return progress_log.Record(_zero_cids(job, stop - start))
+    buffer = bytearray(max(READ_BYTES, job.cut.chunk_bytes, job.guest.cluster_bytes))
     cids = bytearray()
     for offset in range(start, stop, len(buffer)):
-        _hash_piece(job, buffer, offset, min(offset + len(buffer), stop), cids)
-    return bytes(cids)
+        _hash_piece(job, part, buffer, offset, min(offset + len(buffer), stop), cids)
+    return progress_log.Record(bytes(cids), b"".join(map(layout.pack, part.extents)))
 
 
-def _hash_piece(job: _Job, buffer: bytearray, start: int, stop: int, cids: bytearray) -> bool:
+def _hash_piece(
+    job: _Job,
+    part: image_file.ImageFile | qcow2.Part,
+    buffer: bytearray,
+    start: int,
+    stop: int,
+    cids: bytearray,
+) -> bool:
     """Append the CIDs of some chunks; say whether their bytes are in ``buffer`` now, or a hole."""
     chunk_bytes, length = job.cut.chunk_bytes, stop - start
-    if job.source.data_from(start, stop) == stop:
-        cids += bytes(-(-length // chunk_bytes) * ids.CID_BYTES)  # ZERO_CIDs for a hole
+    if not part.fill(memoryview(buffer)[:length], start):
+        cids += _zero_cids(job, length)
         return False
-    job.source.read_into(memoryview(buffer)[:length], start)
     chunk_no = start // chunk_bytes
     chunk_hashing.append_cids(buffer, length, chunk_bytes, cids, job.naming, chunk_no)
     return True
+
+
+def _zero_cids(job: _Job, length: int) -> bytes:
+    """Return the CIDs of the chunks of a hole."""
+    return bytes(-(-length // job.cut.chunk_bytes) * ids.CID_BYTES)
 
 
 class _Piece(NamedTuple):
@@ -251,7 +299,7 @@ def _hash_whole(
             is_record = piece.stop % RECORD_BYTES == 0 or piece.stop == size_bytes
             if cids and is_record:
                 with image_file.named(log.path):
-                    log.append(bytes(cids))
+                    log.append(progress_log.Record(bytes(cids)))
                 cids.clear()
             progress(piece.stop)
 
@@ -270,7 +318,7 @@ def _read_piece(job: _Job, buffer: bytearray, start: int, stop: int, is_new: boo
     cids = bytearray()
     has_data = True
     if is_new:
-        has_data = _hash_piece(job, buffer, start, stop, cids)
+        has_data = _hash_piece(job, job.source, buffer, start, stop, cids)
     else:
         job.source.read_into(memoryview(buffer)[: stop - start], start)
     data = memoryview(buffer)[: stop - start if has_data else 0]
@@ -288,21 +336,31 @@ def _checked(
     return chunk_map.OsHash(os_hash.algo, hasher.digest())
 
 
+def _stored(
+    disk_format: layout.DiskFormat, source: image_file.ImageFile, log: progress_log.ProgressLog
+) -> layout.Stored:
+    """Return how the image is stored, when all of it is in the log."""
+    entry_bytes = sum(len(record.entries) for record in log.records())
+    return layout.Stored(disk_format, source.size_bytes, entry_bytes // layout.ENTRY_BYTES)
+
+
 def _write_map(
     path: pathlib.Path,
-    builder: map_builder.MapBuilder,
+    subject: chunk_map.Subject,
     log: progress_log.ProgressLog,
-    is_secret: bool,
 ) -> int:
     """Make the map from the finished records, in one step for whoever looks; return its zeros."""
     zero_chunks = 0
     whole_file.remove_leftovers(path.parent, path.name)  # who has the log has the map too
-    mode = 0o600 if is_secret else 0o644
+    mode = 0o600 if subject.scope_keys else 0o644
+    builder = map_builder.MapBuilder(*subject)
     with image_file.named(path), whole_file.written(path, mode) as file:
         file.write(builder.header)
-        for cids in log.records():
-            zero_chunks += _count_zeros(cids)
-            file.write(builder.feed(cids))
+        for record in log.records():
+            zero_chunks += _count_zeros(record.cids)
+            file.write(builder.feed(record.cids))
+        for record in log.records():
+            file.write(builder.feed_entries(record.entries))
         file.write(builder.end())
     return zero_chunks
 
@@ -314,7 +372,12 @@ def _count_zeros(cids: bytes) -> int:
 
 def _open_log(path: pathlib.Path, job: _Job) -> progress_log.ProgressLog:
     header = progress_log.header_bytes(
-        job.cut, job.source.mtime_ns, job.source.inode, RECORD_BYTES, job.naming.fingerprint
+        job.cut,
+        job.source.mtime_ns,
+        job.source.inode,
+        RECORD_BYTES,
+        layout.DiskFormat.RAW if job.guest is job.source else layout.DiskFormat.QCOW2,
+        job.naming.fingerprint,
     )
     with image_file.named(path):
         return progress_log.ProgressLog(path, job.cut, RECORD_BYTES, header)

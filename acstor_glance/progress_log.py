@@ -6,10 +6,10 @@ it is whole, so what a crash left torn or unwritten is cut off and done again.
 The header names the image by size, mtime and inode: the log of an image that
 changed since is started over.
 
-Layout: the header (magic, size, mtime_ns, inode, chunk bytes, record bytes, how
-chunks are named, and the BLAKE3-256 of those), then for each record its CIDs and
-BLAKE3-256 (previous hash + CIDs).  A log lives only between two runs on one host and
-has no version: a change of layout changes the magic.
+Layout: the header (magic, size, mtime_ns, inode, chunk bytes, record bytes, disk format, how
+chunks are named, and the BLAKE3-256 of those), then for each record the length of its entries,
+its CIDs, its entries of the image's layout, and BLAKE3-256 (previous hash + all those).  A log
+lives only between two runs on one host and has no version: a change of layout changes the magic.
 """
 
 import fcntl
@@ -18,29 +18,49 @@ import os
 import pathlib
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import blake3
 
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import layout
 
 LOG = logging.getLogger(__name__)
 
-MAGIC = b"\x89acpart2"
-_HEADER = struct.Struct("<8sQqQIQ32s")
+MAGIC = b"\x89acpart3"
+_HEADER = struct.Struct("<8sQqQIQI32s")
+_LENGTH = struct.Struct("<I")
 _DIGEST_BYTES = 32
+_SMALLEST_EXTENT_BYTES = 512
+
+
+class Record(NamedTuple):
+    """What is known of one record of an image.
+
+    :param entries: of its layout, packed; empty of a raw image
+    """
+
+    cids: bytes
+    entries: bytes = b""
 
 
 def header_bytes(
-    cut: geometry.Geometry, mtime_ns: int, inode: int, record_bytes: int, naming: bytes
+    cut: geometry.Geometry,
+    mtime_ns: int,
+    inode: int,
+    record_bytes: int,
+    disk_format: layout.DiskFormat,
+    naming: bytes,
 ) -> bytes:
     """Return what a log of this image, read in this way, begins with.
 
     :param naming: fingerprint of how its chunks are named
     """
     fields = _HEADER.pack(
-        MAGIC, cut.size_bytes, mtime_ns, inode, cut.chunk_bytes, record_bytes, naming
+        *(MAGIC, cut.size_bytes, mtime_ns, inode, cut.chunk_bytes, record_bytes),
+        *(disk_format, naming),
     )
     return fields + blake3.blake3(fields).digest()
 
@@ -58,6 +78,7 @@ class ProgressLog:
         """
         self.path, self._cut, self._header = path, cut, header
         self._record_chunks = record_bytes // cut.chunk_bytes
+        self._most_entry_bytes = record_bytes // _SMALLEST_EXTENT_BYTES * layout.ENTRY_BYTES
         self._chain = header[-_DIGEST_BYTES:]
         self.chunk_count = 0
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -75,16 +96,17 @@ class ProgressLog:
     def __exit__(self, *exc_info: object) -> None:
         self._file.close()
 
-    def append(self, cids: bytes) -> None:
-        """Keep the CIDs of the next record; a kill after this loses nothing of it."""
-        self._chain = blake3.blake3(self._chain + cids).digest()
-        self._file.write(cids + self._chain)
+    def append(self, record: Record) -> None:
+        """Keep the next record; a kill after this loses nothing of it."""
+        body = _LENGTH.pack(len(record.entries)) + record.cids + record.entries
+        self._chain = blake3.blake3(self._chain + body).digest()
+        self._file.write(body + self._chain)
         self._file.flush()
-        self.chunk_count += len(cids) // ids.CID_BYTES
+        self.chunk_count += len(record.cids) // ids.CID_BYTES
 
-    def records(self) -> Iterator[bytes]:
-        """Yield the CIDs of each finished record, from the first one on."""
-        return (cids for cids, _chain in self._entries())
+    def records(self) -> Iterator[Record]:
+        """Yield each finished record, from the first one on."""
+        return (record for record, _chain, _stop in self._sound())
 
     def remove(self) -> None:
         """Delete the log: it is of no more use."""
@@ -107,34 +129,38 @@ class ProgressLog:
             raise errors.Unusable(
                 str(self.path), "is in the way and no log of a stopped run", "Move it elsewhere"
             )
+        sound_stop = len(self._header)
         if found == self._header:
-            for cids, chain in self._entries():
-                self._chain = chain
-                self.chunk_count += len(cids) // ids.CID_BYTES
+            for record, chain, stop in self._sound():
+                self._chain, sound_stop = chain, stop
+                self.chunk_count += len(record.cids) // ids.CID_BYTES
         elif found:
             LOG.warning(
                 "%s: the image changed since the last run, or its cut or names did; starting over",
                 self.path,
             )
-        self._cut_off()
+        self._cut_off(sound_stop)
 
-    def _cut_off(self) -> None:
-        """Leave in the file only the header and the sound entries, ready for the next one."""
-        records = -(-self.chunk_count // self._record_chunks)
-        sound_bytes = self.chunk_count * ids.CID_BYTES + records * _DIGEST_BYTES
+    def _cut_off(self, sound_stop: int) -> None:
+        """Leave in the file only the header and the sound records, ready for the next one."""
         self._file.seek(0)
         self._file.write(self._header)
-        self._file.truncate(len(self._header) + sound_bytes)
+        self._file.truncate(sound_stop)
         self._file.seek(0, os.SEEK_END)
 
-    def _entries(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield each sound entry: CIDs, and the hash that chains the next one to it."""
-        self._file.seek(len(self._header))
+    def _sound(self) -> Iterator[tuple[Record, bytes, int]]:
+        """Yield each sound record, the hash that chains the next one to it, and where it ends."""
+        stop = self._file.seek(len(self._header))
         chain = self._header[-_DIGEST_BYTES:]
         for first in range(0, self._cut.chunk_count, self._record_chunks):
             chunks = min(self._record_chunks, self._cut.chunk_count - first)
-            cids = self._file.read(chunks * ids.CID_BYTES)
-            chain = blake3.blake3(chain + cids).digest()
+            cids_bytes = chunks * ids.CID_BYTES
+            length = self._file.read(_LENGTH.size)
+            if len(length) < _LENGTH.size or _LENGTH.unpack(length)[0] > self._most_entry_bytes:
+                return
+            body = self._file.read(cids_bytes + _LENGTH.unpack(length)[0])
+            chain = blake3.blake3(chain + length + body).digest()
             if self._file.read(_DIGEST_BYTES) != chain:
                 return
-            yield cids, chain
+            stop += len(length) + len(body) + _DIGEST_BYTES
+            yield Record(body[:cids_bytes], body[cids_bytes:]), chain, stop

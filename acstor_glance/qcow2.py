@@ -14,6 +14,7 @@ not kept, so memory does not grow with the disk, and any number of threads may r
 """
 
 import array
+import bisect
 import heapq
 import itertools
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 
 from acstor_common import codecs
+from acstor_common import geometry
 from acstor_common import layout
 from acstor_glance import qcow2_header
 from acstor_glance.qcow2_header import Reason
@@ -63,49 +65,26 @@ class Qcow2:
     def extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
         """Yield where the disk's bytes from ``start`` to ``stop`` lie, in order; the rest is zeros.
 
-        Runs that are not compressed are joined, and cut at ``start`` and ``stop``; a compressed
-        cluster is whole but for the disk's end.  Bytes that a guest reads and a file that ends
-        within a cluster has not got are zeros.
+        One for each cluster or subcluster, cut at ``stop``.  What a file that ends within a cluster
+        has not got of it is zeros as well.
 
         :param start: the beginning of a cluster
+        :raises ValueError: it is none
         :raises Refused: a table is not as it must be
         :raises errors.Unusable: the file cannot be read
         """
+        if start % self.cluster_bytes:
+            raise ValueError(f"no cluster begins at {start}")
         stop = self.virtual_size if stop is None else min(stop, self.virtual_size)
-        return _apart(_joined(self._clipped(start, stop)))
+        return _apart(self._clipped(start, stop))
 
-    def is_hole(self, start: int, stop: int) -> bool:
-        """Say whether the disk has nothing but zeros there and the tables say so; as extents()."""
-        return next(self.extents(start, stop), None) is None
+    def part(self, start: int, stop: int, cut: geometry.Geometry) -> "Part":
+        """Return what reads the disk from ``start`` to ``stop``; as :meth:`extents`.
 
-    def fill(self, view: memoryview, start: int) -> bool:
-        """Fill ``view`` with the disk's bytes from ``start`` on; as :meth:`extents`.
-
-        :return: whether there are any; if not, it is all zeros, and ``view`` is as it was
+        :param cut: of the chunk map: ``extents`` of the part are those of its layout
         """
-        stop, done = start + len(view), start
-        for extent in self.extents(start, stop):
-            _clear(view[done - start : extent.at - start])
-            done = extent.at + extent.length
-            self._fill_extent(view[extent.at - start : done - start], extent)
-        if done == start:
-            return False
-        _clear(view[done - start :])
-        return True
-
-    def _fill_extent(self, view: memoryview, extent: layout.Extent) -> None:
-        if extent.codec is layout.Codec.STORED:
-            self._source.read_into(view, extent.offset)
-            return
-        stored = memoryview(bytearray(extent.stored_bytes))
-        self._source.read_into(stored, extent.offset)
-        try:
-            # All of the cluster, as QEMU does: one that is too short is damaged.
-            decoded = codecs.decode(extent.codec, stored, self.cluster_bytes)
-        except codecs.CodecError as exc:
-            why = f"the cluster at {extent.at} of the disk: {exc}"
-            raise Refused(self.name, Reason.DATA, why) from exc
-        view[:] = memoryview(decoded)[: len(view)]
+        extents = list(layout.joined(self.extents(start, stop), cut))
+        return Part(self._source, self.cluster_bytes, extents)
 
     def _clipped(self, start: int, stop: int) -> Iterator[layout.Extent]:
         """Yield extents as the tables have them, without what lies behind the ends.
@@ -251,24 +230,58 @@ class Qcow2:
         return heapq.merge(*pieces)
 
 
-def _joined(extents: Iterable[layout.Extent]) -> Iterator[layout.Extent]:
-    """Yield extents with those made one that follow each other on the disk and in the file."""
-    run: layout.Extent | None = None
-    for extent in extents:
-        if run is None:
-            run = extent
-        elif (
-            run.codec is extent.codec is layout.Codec.STORED
-            and run.at + run.length == extent.at
-            and run.offset + run.length == extent.offset
-        ):
-            length = run.length + extent.length
-            run = run._replace(length=length, stored_bytes=length)
-        else:
-            yield run
-            run = extent
-    if run is not None:
-        yield run
+class Part:
+    """A part of a disk, whose tables have been read."""
+
+    def __init__(
+        self, source: qcow2_header.Source, cluster_bytes: int, extents: list[layout.Extent]
+    ) -> None:
+        self._source, self._cluster_bytes, self.extents = source, cluster_bytes, extents
+
+    @property
+    def is_hole(self) -> bool:
+        """Whether all of it is zeros and the tables say so."""
+        return not self.extents
+
+    def fill(self, view: memoryview, start: int) -> bool:
+        """Fill ``view`` with the disk's bytes from ``start`` on, all in this part.
+
+        :return: whether there are any; if not, it is all zeros, and ``view`` is as it was
+        :raises Refused: a compressed cluster cannot be read
+        :raises errors.Unusable: the file cannot be read
+        """
+        stop, done = start + len(view), start
+        first = bisect.bisect_right(self.extents, start, key=_end_of)
+        for extent in itertools.islice(self.extents, first, None):
+            if extent.at >= stop:
+                break
+            low, high = max(extent.at, start), min(_end_of(extent), stop)
+            _clear(view[done - start : low - start])
+            self._read(view[low - start : high - start], extent, low - extent.at)
+            done = high
+        if done == start:
+            return False
+        _clear(view[done - start :])
+        return True
+
+    def _read(self, view: memoryview, extent: layout.Extent, skip: int) -> None:
+        """Fill ``view`` with what comes behind the first ``skip`` bytes of an extent."""
+        if extent.codec is layout.Codec.STORED:
+            self._source.read_into(view, extent.offset + skip)
+            return
+        stored = memoryview(bytearray(extent.stored_bytes))
+        self._source.read_into(stored, extent.offset)
+        try:
+            # All of the cluster, as QEMU does: one that is too short is damaged.
+            decoded = codecs.decode(extent.codec, stored, self._cluster_bytes)
+        except codecs.CodecError as exc:
+            why = f"the cluster at {extent.at} of the disk: {exc}"
+            raise Refused(self._source.name, Reason.DATA, why) from exc
+        view[:] = memoryview(decoded)[skip : skip + len(view)]
+
+
+def _end_of(extent: layout.Extent) -> int:
+    return extent.at + extent.length
 
 
 def _apart(extents: Iterable[layout.Extent]) -> Iterator[layout.Extent]:

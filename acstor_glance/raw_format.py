@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether bytes that Glance calls raw are a disk that a guest can read as it is.
+"""Whether the bytes of an image are of the format that Glance calls them.
 
 Glance accepts a qcow2 file under the name raw, and a hypervisor that guesses
 formats would follow the files that its header names.  The one rule: such an image
 is never served.
+
+oslo.utils decides, as it does in Glance and Nova.
 """
 
 import io
@@ -32,10 +34,36 @@ def why_not_raw(head: bytes) -> str:
     return f"its format is {' or '.join(sorted(foreign))}, but images are served raw"
 
 
+def why_not_qcow2(head: bytes) -> str:
+    """Say why an image that begins with ``head`` is not a safe qcow2 file; empty if it is.
+
+    That it has features which oslo.utils does not know is no reason: it does not know subclusters,
+    and who reads the file refuses those that are not known there.
+
+    :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
+    """
+    try:
+        found = _inspectors_of(head)
+        formats = {str(one) for one in found}
+        if formats != {"qcow2"}:
+            return f"its format is {' or '.join(sorted(formats))}, but Glance says qcow2"
+        found[0].safety_check()
+    except format_inspector.SafetyCheckFailed as e:
+        failures = [str(why) for name, why in e.failures.items() if name != "unknown_features"]
+        return "; ".join(failures)
+    except Exception as e:  # as above
+        return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
+    return ""
+
+
 def _formats_of(head: bytes) -> set[str]:
     """Return what an image that begins with ``head`` may be, in the words of Glance."""
+    return {str(found) for found in _inspectors_of(head)}
+
+
+def _inspectors_of(head: bytes) -> list[format_inspector.FileInspector]:
     inspector = format_inspector.InspectWrapper(io.BytesIO(head))
     while inspector.formats is None and inspector.read(64 * geometry.KIB):
         pass
     inspector.close()
-    return {str(found) for found in inspector.formats or ()}
+    return list(inspector.formats or ())

@@ -25,6 +25,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import layout
 from acstor_common import scope
 from acstor_glance import mapped_file
 from acstor_glance import prehash
@@ -32,6 +33,9 @@ from acstor_glance.cmd import image_files
 
 DEFAULT_OS_HASH_ALGO = "sha512"
 """What Glance computes unless its operator says otherwise ([DEFAULT] hashing_algorithm)."""
+
+ENDINGS = {one: f".{one.glance_name}" for one in layout.DiskFormat}
+"""Of the files' names, by the format that they stand for."""
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 130
@@ -67,15 +71,24 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="acstor-prehash",
-        description="Make the chunk map of a raw image: with it hosts check and share its chunks.",
+        description="Make the chunk map of a raw or qcow2 image: with it hosts check and share its "
+        "chunks.",
         epilog="A run that was stopped goes on where it was when it is started again.",
     )
-    image_files.add_files(parser, "MAP", ".acmap")
+    image_files.add_files(parser, "MAP", ".acmap", "file of the image, as Glance has it")
     parser.add_argument(
         "--image-id",
         metavar="UUID",
         type=arguments.typed(ids.parse_image_id),
-        help="Glance's id of the image; by default taken from a file name <UUID>.raw",
+        help="Glance's id of the image; by default taken from a file name <UUID>.raw or "
+        "<UUID>.qcow2",
+    )
+    parser.add_argument(
+        "--format",
+        choices=[one.glance_name for one in layout.DiskFormat],
+        help="disk_format of the image in Glance; by default qcow2 if the file's name ends with "
+        ".qcow2, else raw. It is never guessed from the bytes, which are refused if they are not "
+        "of this format",
     )
     parser.add_argument(
         "--chunk-size",
@@ -127,6 +140,7 @@ def run(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:
             options.image,
             output,
             image_id,
+            disk_format=format_of(options),
             chunk_bytes=options.chunk_size,
             os_hash=options.os_hash,
             workers=options.workers,
@@ -207,17 +221,26 @@ def report(summary: prehash.Summary, options: argparse.Namespace) -> None:
         )
 
 
+def format_of(options: argparse.Namespace) -> layout.DiskFormat:
+    """Return the format that was named, or that of the file's name."""
+    is_named_qcow2 = options.image.suffix == ENDINGS[layout.DiskFormat.QCOW2]
+    by_name = layout.DiskFormat.QCOW2 if is_named_qcow2 else layout.DiskFormat.RAW
+    return layout.DiskFormat[options.format.upper()] if options.format else by_name
+
+
 def image_id_of_name(image: pathlib.Path) -> ids.ImageId:
-    """Return the image id that a file named ``<UUID>.raw`` is of.
+    """Return the image id that a file named ``<UUID>.raw`` or ``<UUID>.qcow2`` is of.
 
     :raises ValueError: it is named otherwise
     """
     try:
-        if image.suffix == ".raw":
+        if image.suffix in ENDINGS.values():
             return ids.parse_image_id(image.stem)
     except ValueError:
         pass
-    raise ValueError(f"{image.name} is not named <UUID>.raw: give the image's id with --image-id")
+    raise ValueError(
+        f"{image.name} is not named <UUID>.raw or <UUID>.qcow2: give the image's id with --image-id"
+    )
 
 
 def parse_chunk_size(text: str) -> int:

@@ -18,6 +18,7 @@ import pytest
 from acstor_common import chunk_map
 from acstor_common import geometry
 from acstor_common import ids
+from tests.fakes import qcow2_files
 
 IMAGE_ID = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 COMMAND = [
@@ -81,6 +82,8 @@ def test_json_summary_is_for_machines(image: pathlib.Path) -> None:
         "resumed_chunks": 0,
         "os_hash_algo": "sha512",
         "os_hash_value": value,
+        "disk_format": "raw",
+        "stored_bytes": 600_003,
     }
 
 
@@ -88,7 +91,10 @@ def test_json_summary_is_for_machines(image: pathlib.Path) -> None:
     ("arguments", "complaint"),
     [
         ([], "the following arguments are required: IMAGE"),
-        (["disk.img"], "disk.img is not named <UUID>.raw: give the image's id with --image-id"),
+        (
+            ["disk.img"],
+            "disk.img is not named <UUID>.raw or <UUID>.qcow2: give the image's id with --image-id",
+        ),
         (["x", "--image-id", "7"], "not an image id (a UUID is expected): '7'"),
         (["x", "--chunk-size", "63K"], "not a power of two from 16K to 4M: '63K'"),
         (["x", "--chunk-size", "8M"], "not a power of two from 16K to 4M: '8M'"),
@@ -173,6 +179,42 @@ def test_images_of_qemu_img_that_are_not_raw_are_refused(tmp_path: pathlib.Path,
     assert done.returncode == 1
     assert f"its format is {name}, but images are served raw" in done.stderr
     assert not image.with_suffix(".acmap").exists()
+
+
+@pytest.mark.skipif(not shutil.which("qemu-img"), reason="qemu-img is not installed")
+@pytest.mark.parametrize("options", [[], ["--format", "qcow2", "--image-id", IMAGE_ID]])
+def test_qcow2_image_is_hashed_as_a_guest_reads_it(image: pathlib.Path, options: list[str]) -> None:
+    os.truncate(image, 600_064)
+    folder = image.parent
+    assert run(image, "-o", "raw.acmap", "--quiet", cwd=folder).returncode == 0
+    name = "converted.img" if options else f"{IMAGE_ID}.qcow2"
+    qcow2 = folder / name
+    subprocess.run(
+        ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-c", image, qcow2], check=True
+    )
+    value = hashlib.sha512(qcow2.read_bytes()).hexdigest()
+    done = run(
+        name, "-o", "m", "--json", "--quiet", "--os-hash", f"sha512:{value}", *options, cwd=folder
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads(done.stdout)
+    stored_bytes = qcow2.stat().st_size
+    assert (summary["size_bytes"], summary["stored_bytes"]) == (600_064, stored_bytes)
+    assert summary["disk_format"] == "qcow2"
+    found = chunk_map.ChunkMap.parse((folder / "m").read_bytes(), "m")
+    raw = chunk_map.ChunkMap.parse((folder / "raw.acmap").read_bytes(), "raw")
+    assert [found.cid(n) for n in range(len(found))] == [raw.cid(n) for n in range(len(raw))]
+    assert found.layout.stored.size_bytes == stored_bytes and found.layout.stored.entries > 0
+    assert not raw.layout.stored.entries
+
+
+def test_qcow2_image_with_a_backing_file_is_refused_by_name(tmp_path: pathlib.Path) -> None:
+    image = tmp_path / f"{IMAGE_ID}.qcow2"
+    image.write_bytes(qcow2_files.File(backing_offset=200, backing_length=5).pack())
+    done = run(image, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "backing file" in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == [image]
 
 
 def huge_image(folder: pathlib.Path) -> pathlib.Path:

@@ -239,7 +239,7 @@ def test_stopped_run_goes_on_where_it_stopped(image: pathlib.Path) -> None:
 def test_damaged_log_is_used_as_far_as_it_is_sound(image: pathlib.Path) -> None:
     stop_run(image, 3 * RECORD)
     log = part_of(image).read_bytes()
-    entry_bytes = 4 * ids.CID_BYTES + 32
+    entry_bytes = 4 + 4 * ids.CID_BYTES + 32
     header_bytes = len(log) - 3 * entry_bytes
     for at in range(header_bytes, len(log), 7):
         for damaged in (
@@ -379,7 +379,7 @@ def test_failed_write_leaves_the_old_map_and_the_progress(
 def test_image_that_is_not_raw_is_refused(tmp_path: pathlib.Path, head: bytes, name: str) -> None:
     image = tmp_path / "image.raw"
     image.write_bytes(head.ljust(2 * geometry.MIB, b"\0"))
-    with pytest.raises(errors.Unusable, match=f"its format is {name}, but .*qemu-img convert"):
+    with pytest.raises(errors.NotRaw, match=f"its format is {name}, but .*qemu-img convert"):
         make(image)
     assert list(tmp_path.iterdir()) == [image]
 

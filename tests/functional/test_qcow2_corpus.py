@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What QEMU's tools write, whatever their options, is read byte for byte as they read it."""
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from acstor_common import chunk_map
+from acstor_common import codecs
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import layout
+from acstor_glance import prehash
+from acstor_glance import qcow2_header
+from tests.fakes import qcow2_corpus
+
+IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+QCOW2 = layout.DiskFormat.QCOW2
+CHUNK = 16 * geometry.KIB
+SHA512 = chunk_map.OsHash("sha512", b"")
+
+pytestmark = pytest.mark.skipif(
+    not qcow2_corpus.HAS_TOOLS, reason="qemu-img and qemu-io are not installed"
+)
+
+
+def make_map(image: pathlib.Path) -> chunk_map.ChunkMap:
+    path = image.with_suffix(".acmap")
+    prehash.prehash(image, path, IMAGE_ID, disk_format=QCOW2, chunk_bytes=CHUNK, os_hash=SHA512)
+    return chunk_map.ChunkMap.parse(path.read_bytes(), str(path))
+
+
+def rebuilt(image: pathlib.Path, found: chunk_map.ChunkMap, start: int, stop: int) -> bytes:
+    """Return what a guest reads as a host reads it: by the map's layout alone."""
+    stored = image.read_bytes()
+    data = bytearray(stop - start)
+    for extent in found.layout.find(start, stop):
+        there = stored[extent.offset : extent.offset + extent.stored_bytes]
+        got = codecs.decode(extent.codec, there, extent.length)
+        low, high = max(start, extent.at), min(stop, extent.at + extent.length)
+        data[low - start : high - start] = got[low - extent.at : high - extent.at]
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(variant, id=variant.name) for variant in qcow2_corpus.variants()],
+)
+def test_chunks_and_layout_are_those_of_what_qemu_reads(
+    tmp_path: pathlib.Path, variant: qcow2_corpus.Variant
+) -> None:
+    image = variant.make(tmp_path)
+    found = make_map(image)
+    raw = qcow2_corpus.raw_bytes(image)
+    assert found.geometry == geometry.Geometry(len(raw), CHUNK)
+    assert found.layout.stored[:2] == (QCOW2, image.stat().st_size)
+    for chunk_no in range(len(found)):
+        chunk = raw[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
+        assert found.cid(chunk_no) == (ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID), chunk_no
+    assert rebuilt(image, found, 0, len(raw)) == raw
+    middle, stop = len(raw) // 2, min(len(raw), len(raw) // 2 + 5001)
+    assert rebuilt(image, found, middle, stop) == raw[middle:stop]
+
+
+def test_a_disk_of_a_tebibyte_with_a_mebibyte_on_it_is_read(tmp_path: pathlib.Path) -> None:
+    image = tmp_path / "image.qcow2"
+    qcow2_corpus.qemu_img("create", "-q", "-f", "qcow2", image, 1 << 40)
+    qcow2_corpus.qemu_io(image, ("write -P 1 1023G 1M",))
+    summary = prehash.prehash(
+        image, tmp_path / "map", IMAGE_ID, disk_format=QCOW2, chunk_bytes=4 * geometry.MIB
+    )
+    assert (summary.chunks, summary.chunks - summary.zero_chunks) == (1 << 18, 1)
+
+
+def create(path: pathlib.Path, *words: object) -> None:
+    qcow2_corpus.qemu_img("create", "-q", "-f", "qcow2", *words)
+
+
+def with_backing_file(path: pathlib.Path) -> None:
+    create(path, path.with_name("base"), "1M")
+    create(path, "-b", path.with_name("base"), "-F", "qcow2", path)
+
+
+def with_data_file(path: pathlib.Path) -> None:
+    create(path, "-o", f"data_file={path.with_name('data')}", path, "1M")
+
+
+def with_raw_data_file(path: pathlib.Path) -> None:
+    create(path, "-o", f"data_file={path.with_name('data')},data_file_raw=on", path, "1M")
+
+
+def encrypted(path: pathlib.Path, how: str) -> None:
+    secret = ["--object", "secret,id=s,data=abc"]
+    options = f"encrypt.format={how},encrypt.key-secret=s"
+    more = ",encrypt.iter-time=10" if how == "luks" else ""
+    create(path, *secret, "-o", options + more, path, "1M")
+
+
+def with_aes(path: pathlib.Path) -> None:
+    encrypted(path, "aes")
+
+
+def with_luks(path: pathlib.Path) -> None:
+    encrypted(path, "luks")
+
+
+def corrupt(path: pathlib.Path) -> None:
+    create(path, path, "1M")
+    raw = bytearray(path.read_bytes())
+    raw[79] |= qcow2_header.Feature.CORRUPT
+    path.write_bytes(raw)
+
+
+def huge(path: pathlib.Path) -> None:
+    create(path, "-o", "cluster_size=2M", path, "1E")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (with_backing_file, "backing file"),
+        (with_data_file, "data_file"),
+        (with_raw_data_file, "data_file"),
+        (with_aes, "it is encrypted"),
+        (with_luks, "it is encrypted"),
+        (corrupt, "marked as corrupt"),
+        (huge, "its disk is too large"),
+    ],
+)
+def test_what_qemu_makes_and_is_not_served_is_refused(
+    tmp_path: pathlib.Path, make: object, why: str
+) -> None:
+    image = tmp_path / "image.qcow2"
+    try:
+        make(image)  # type: ignore[operator]
+    except subprocess.CalledProcessError as exc:
+        pytest.skip(f"this QEMU does not make it: {exc.stderr.decode()}")
+    with pytest.raises(errors.NotRaw, match=why):
+        make_map(image)
+    assert not list(tmp_path.glob("*.acmap*"))
+
+
+def test_a_raw_image_is_not_taken_for_qcow2_nor_the_other_way(tmp_path: pathlib.Path) -> None:
+    raw, image = tmp_path / "image.raw", tmp_path / "image.qcow2"
+    raw.write_bytes(b"data" * 100_000)
+    qcow2_corpus.qemu_img("convert", "-O", "qcow2", "-f", "raw", raw, image)
+    with pytest.raises(errors.NotRaw, match="its format is raw, but Glance says qcow2"):
+        make_map(raw)
+    with pytest.raises(errors.NotRaw, match="its format is qcow2, but images are served raw"):
+        prehash.prehash(image, tmp_path / "m", IMAGE_ID)
+
+
+def test_a_run_that_was_stopped_goes_on(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prehash, "RECORD_BYTES", 1 << 18)
+    variant = qcow2_corpus.Variant("stopped", "cluster_size=64k", 3 << 20, is_compressed=True)
+    image = variant.make(tmp_path)
+    whole = make_map(image)
+    expected = [whole.cid(number) for number in range(len(whole))]
+    map_path, part = image.with_suffix(".acmap"), image.with_suffix(".acmap.part")
+    map_path.unlink()
+
+    class Stop(Exception):
+        pass
+
+    seen: list[int] = []
+
+    def stop(done_bytes: int) -> None:
+        seen.append(done_bytes)
+        if len(seen) == 6:
+            raise Stop
+
+    options = {"disk_format": QCOW2, "chunk_bytes": CHUNK, "os_hash": SHA512}
+    with pytest.raises(Stop):
+        prehash.prehash(image, map_path, IMAGE_ID, progress=stop, **options)  # type: ignore[arg-type]
+    assert part.exists() and not map_path.exists()
+    del seen[:]
+    summary = prehash.prehash(image, map_path, IMAGE_ID, progress=seen.append, **options)  # type: ignore[arg-type]
+    assert summary.resumed_chunks == 5 * (1 << 18) // CHUNK
+    found = chunk_map.ChunkMap.parse(map_path.read_bytes(), "map")
+    assert [found.cid(number) for number in range(len(found))] == expected
+    assert found.layout.find(0, 3 << 20) == whole.layout.find(0, 3 << 20)
+    assert found.os_hash_value == whole.os_hash_value
+    assert seen == sorted(seen) and seen[-1] == image.stat().st_size
+
+
+def test_glances_hash_is_that_of_the_file(tmp_path: pathlib.Path) -> None:
+    variant = qcow2_corpus.Variant("hashed", "cluster_size=64k", 3 << 20, is_compressed=True)
+    image = variant.make(tmp_path)
+    wrong = chunk_map.OsHash("sha512", bytes(64))
+    with pytest.raises(errors.WrongBytes):
+        prehash.prehash(image, tmp_path / "m", IMAGE_ID, disk_format=QCOW2, os_hash=wrong)
+    assert not list(tmp_path.glob("m*"))
+    said = subprocess.run(
+        ["sha512sum", image], capture_output=True, text=True, check=True
+    ).stdout.split()[0]
+    right = chunk_map.OsHash("sha512", bytes.fromhex(said))
+    prehash.prehash(image, tmp_path / "m", IMAGE_ID, disk_format=QCOW2, os_hash=right)
+
+
+def test_cluster_that_is_damaged_is_refused_and_no_log_stays(tmp_path: pathlib.Path) -> None:
+    variant = qcow2_corpus.Variant("damaged", "cluster_size=64k", 3 << 20, is_compressed=True)
+    image = variant.make(tmp_path)
+    raw = bytearray(image.read_bytes())
+    first = make_map(image).layout.find(0, 3 << 20)[0]
+    raw[first.offset : first.offset + 40] = b"\xff" * 40
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    image.write_bytes(raw)
+    with pytest.raises(qcow2_header.Refused) as caught:
+        make_map(image)
+    assert caught.value.reason is qcow2_header.Reason.DATA
+    assert list(tmp_path.iterdir()) == [image]
