@@ -143,14 +143,14 @@ class Qcow2:
         for word in words:
             if word & _IS_COMPRESSED:
                 yield self._compressed(word, at)
-            elif word & _IS_ZERO:
-                if self._header.version < 3:
-                    why = "there are no zero clusters in version 2"
-                    raise Refused(self.name, Reason.TABLES, why)
-            elif offset := word & _OFFSET_MASK:
+            else:
+                offset = word & _OFFSET_MASK
                 if offset % cluster_bytes:
                     raise self._misplaced(at)
-                yield layout.Extent(at, cluster_bytes, stored, offset, cluster_bytes)
+                if word & _IS_ZERO:
+                    self._check_has_zeros()
+                elif offset:
+                    yield layout.Extent(at, cluster_bytes, stored, offset, cluster_bytes)
             at += cluster_bytes
 
     def _subclusters(self, words: "array.array[int]", at: int) -> Iterator[layout.Extent]:
@@ -185,6 +185,10 @@ class Qcow2:
         more_sectors = (word & _IS_COMPRESSED - 1) >> count_at
         stored_bytes = (more_sectors + 1) * _SECTOR - offset % _SECTOR
         return layout.Extent(at, self.cluster_bytes, self._header.codec, offset, stored_bytes)
+
+    def _check_has_zeros(self) -> None:
+        if self._header.version < 3:
+            raise Refused(self.name, Reason.TABLES, "there are no zero clusters in version 2")
 
     def _misplaced(self, at: int) -> Refused:
         why = f"the cluster at {at} of the disk does not begin with one of the file"

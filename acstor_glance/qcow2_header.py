@@ -41,6 +41,8 @@ _FIELDS_2 = struct.Struct(">4sIQIIQIIQQIIQ")
 _FIELDS_3 = struct.Struct(">QQQII")
 _FIELDS_3_END = _FIELDS_2.size + _FIELDS_3.size
 _EXTENSION = struct.Struct(">II")
+_EXTERNAL_IS_RAW = 2
+"""An autoclear feature, of files with external data."""
 _EXTERNAL_DATA_NAME = 0x44415441
 _CRYPT_HEADER = 0x0537BE77
 
@@ -220,7 +222,7 @@ def _check_kind(fields: _Fields, name: str) -> None:
     """Refuse what leads elsewhere, cannot be read without a key, or is damaged."""
     if fields.backing_offset:
         raise Refused(name, Reason.BACKING_FILE)
-    if fields.incompatible & Feature.EXTERNAL_DATA:
+    if fields.incompatible & Feature.EXTERNAL_DATA or fields.autoclear & _EXTERNAL_IS_RAW:
         raise Refused(name, Reason.EXTERNAL_DATA)
     if fields.crypt_method:
         raise Refused(name, Reason.ENCRYPTED, f"method {fields.crypt_method}")
@@ -270,19 +272,21 @@ def _check_extensions(fields: _Fields, source: Source) -> None:
     while at + _EXTENSION.size <= len(area):
         kind, length = _EXTENSION.unpack_from(area, at)
         at += _EXTENSION.size + -(-length // 8) * 8
+        if at > len(area):
+            raise Refused(source.name, Reason.HEADER, "an extension is longer than the header")
         if kind == 0:
             return
         if kind == _EXTERNAL_DATA_NAME:
             raise Refused(source.name, Reason.EXTERNAL_DATA)
         if kind == _CRYPT_HEADER:
             raise Refused(source.name, Reason.ENCRYPTED)
-        if at > len(area):
-            raise Refused(source.name, Reason.HEADER, "an extension is longer than the header")
 
 
 def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:
     """Return the header and what it points to, if each lies in the file, apart from the others."""
     cluster_bytes, name = 1 << fields.cluster_bits, source.name
+    if not fields.refcount_clusters:
+        raise Refused(name, Reason.TABLES, "it has no refcount table")
     spans = [Span(0, cluster_bytes, "header")]
     for what, offset, length, limit in (
         ("L1 table", fields.l1_offset, fields.l1_size * 8, _MAX_L1_BYTES),
@@ -301,11 +305,10 @@ def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:
     ):
         if length > limit:
             raise Refused(name, Reason.TABLES, f"a {what} of {length} bytes")
-        if not length:
-            continue
         if offset % cluster_bytes:
             raise Refused(name, Reason.TABLES, f"the {what} does not begin with a cluster")
-        spans.append(Span(offset, offset + length, what))
+        if length:
+            spans.append(Span(offset, offset + length, what))
     for number, span in enumerate(spans):
         if span.stop > source.size_bytes and number:
             raise Refused(name, Reason.TABLES_OUTSIDE, f"the {span.what}")

@@ -33,6 +33,7 @@ class File:
     backing_length: int = 0
     crypt_method: int = 0
     incompatible: int = 0
+    autoclear: int = 0
     refcount_order: int = 4
     header_length: int = 112
     compression: int = 0
@@ -79,8 +80,8 @@ class File:
         if self.version >= 3:
             fields += struct.pack(
                 ">QQQIIB7x",
-                *(self.incompatible, 0, 0, self.refcount_order, self.header_length),
-                self.compression,
+                *(self.incompatible, 0, self.autoclear, self.refcount_order),
+                *(self.header_length, self.compression),
             )
         header = (fields + self.extensions).ljust(cluster, b"\0")
         tables = _words(l1_entries, cluster), bytes(cluster), _words(self.l2_entries, cluster)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets that lie on disks and in Glance: chunk map, boot image, disk header, slab file."""
+"""Targets that lie on disks and in Glance: chunk map, boot image, disk header, slab file,
+qcow2 file."""
 
 import random
 import zlib
@@ -16,6 +17,9 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import layout
 from acstor_common import map_builder
+from acstor_glance import qcow2
+from acstor_glance import qcow2_header
+from tests.fakes import qcow2_files
 from tests.security.fuzz.target import Target
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -216,4 +220,67 @@ SLAB = Target(
     "cache_slab", _parse_slab, (errors.CacheFormatError,), _slab_seeds, _check_slab, _mend_slab
 )
 
-ALL = (CHUNK_MAP, BOOT_IMAGE, DISK_HEADER, SLAB)
+
+QCOW2_LIMIT = 64 << 20
+"""Of disks that are read whole here."""
+
+
+def _read_qcow2(data: bytes) -> tuple[qcow2.Qcow2, list[layout.Extent], bytes]:
+    disk = qcow2.Qcow2(qcow2_files.Bytes(data), QCOW2_LIMIT)
+    cut = geometry.Geometry(disk.virtual_size, geometry.DEFAULT_CHUNK_BYTES)
+    extents, window = [], bytearray(2 * geometry.MIB)
+    digest = blake3.blake3()
+    for start in range(0, disk.virtual_size, len(window)):
+        view = memoryview(window)[: disk.virtual_size - start]
+        part = disk.part(start, start + len(view), cut)
+        if part.fill(view, start):
+            digest.update(view)
+        extents += part.extents
+    return disk, extents, digest.digest()
+
+
+def _check_qcow2(taken: tuple[qcow2.Qcow2, list[layout.Extent], bytes], data: bytes) -> None:
+    """See that a chunk map takes the extents: in order, in the disk, and in the file."""
+    disk, extents, _ = taken
+    cut = geometry.Geometry(disk.virtual_size, geometry.DEFAULT_CHUNK_BYTES)
+    stored = layout.Stored(layout.DiskFormat.QCOW2, len(data), len(extents))
+    entries, index = b"".join(map(layout.pack, extents)), layout.Index(cut)
+    index.feed(entries)
+    assert layout.fault_of_table(entries, index.slots(), cut, stored) is None
+
+
+def _qcow2_seeds() -> list[bytes]:
+    cluster = 4096
+    packed = qcow2_files.deflated(b"abc" * 1365 + b"d")
+    of_zstd = qcow2_files.zstandard_of(b"abc" * 1365 + b"d")
+    at = 4 * cluster
+    plain = [at, 0, qcow2_files.ZERO | at, at]
+    deflated = [qcow2_files.compressed_entry(at, len(packed)), at + cluster]
+    zstd = [0, qcow2_files.compressed_entry(at + 9, len(of_zstd))]
+    files = (
+        qcow2_files.File(l2_entries=plain, data=b"a" * cluster),
+        qcow2_files.File(version=2, l2_entries=plain[:2], data=b"a" * 100),
+        qcow2_files.File(l2_entries=deflated, data=packed.ljust(cluster, b"\0") + b"b" * cluster),
+        qcow2_files.File(
+            incompatible=8, compression=1, l2_entries=zstd, data=bytes(9) + of_zstd, size=8192
+        ),
+        qcow2_files.File(cluster_bits=9, size=512, l2_entries=[2048], data=b"c" * 512),
+        qcow2_files.File(
+            cluster_bits=14, incompatible=16, l2_entries=[4 << 14, 1 << 40 | 3, 0, 1 << 32],
+            data=bytes(range(256)) * 4,
+        ),
+    )  # fmt: skip
+    return [file.pack() for file in files]
+
+
+QCOW2 = Target(
+    "qcow2",
+    _read_qcow2,
+    (qcow2_header.Refused,),
+    _qcow2_seeds,
+    _check_qcow2,
+    max_bytes=80_000,
+    time_limit_s=10.0,
+)
+
+ALL = (CHUNK_MAP, BOOT_IMAGE, DISK_HEADER, SLAB, QCOW2)
