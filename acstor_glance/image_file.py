@@ -38,7 +38,8 @@ class ImageFile:
 
     def __init__(self, file: IO[bytes]) -> None:
         self.fd = file.fileno()
-        self.name = str(file.name)
+        # A file without a name has its descriptor's number for one.
+        self.name = str(file.name) if isinstance(file.name, (str, os.PathLike)) else "image"
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
             raise errors.Unusable(self.name, "not a regular file")

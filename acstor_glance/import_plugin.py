@@ -27,11 +27,13 @@ from acstor_common import artefacts
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import layout
 from acstor_common import scope
 from acstor_glance import conf as glance_conf
 from acstor_glance import images as glance_images
 from acstor_glance import prehash
 from acstor_glance import preparer as glance_preparer
+from acstor_glance import raw_format
 from acstor_glance import scopes as glance_scopes
 from acstor_glance import spool as glance_spool
 
@@ -87,13 +89,13 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         spool = glance_spool.Spool(glance_conf.state_dir(self._conf))
         spool.remove(self._image_id)
         with self._wrapper as action:
+            disk_format = action.image_disk_format
             why = image_record.why_format_not_served(
-                {
-                    "disk_format": action.image_disk_format,
-                    "container_format": action.image_container_format,
-                }
+                {"disk_format": disk_format, "container_format": action.image_container_format}
             )
-        state, message = self._hash(staged, spool) if not why else (artefacts.State.REFUSED, why)
+        state, message = artefacts.State.REFUSED, why
+        if not why:
+            state, message = self._hash(staged, raw_format.format_named(disk_format), spool)
         self._say(state, message)
         if state is artefacts.State.HASHED:
             Publishing(self._image_id, self._conf).start()
@@ -107,7 +109,9 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         except Exception as exc:  # a plugin has the rights of the tenant who imports
             LOG.info("image %s: %s, but nothing says so on it: %s", self._image_id, state, exc)
 
-    def _hash(self, staged: pathlib.Path, spool: glance_spool.Spool) -> tuple[artefacts.State, str]:
+    def _hash(
+        self, staged: pathlib.Path, disk_format: layout.DiskFormat, spool: glance_spool.Spool
+    ) -> tuple[artefacts.State, str]:
         """Make the map in the spool; return what is to be said on the image."""
         try:
             with self._naming() as naming:
@@ -115,6 +119,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
                     staged,
                     spool.path(self._image_id),
                     self._image_id,
+                    disk_format=disk_format,
                     chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
                     workers=prehash.SERVICE_THREADS,
                     naming=naming,

@@ -29,6 +29,7 @@ from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import plan
 from acstor_glance import prehash
+from acstor_glance import raw_format
 from acstor_glance import scopes as glance_scopes
 from acstor_glance import spool as glance_spool
 from acstor_glance import stream_prehash
@@ -188,7 +189,9 @@ class Preparer:
                 return
             with self.spool.scratch() as file, self._images.opened(image["id"]) as pieces:
                 chunk_bytes = prehash.SERVICE_CHUNK_BYTES
-                stream_prehash.write_map(image, pieces, chunk_bytes, file, counted, naming)
+                stream_prehash.write_map(
+                    image, pieces, chunk_bytes, file, counted, naming, self.spool.folder
+                )
                 self._publish(image, file)
 
     def _hash_file(
@@ -204,6 +207,7 @@ class Preparer:
             path,
             map_path,
             image_id,
+            disk_format=raw_format.format_named(image_record.text_of(image, "disk_format")),
             chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
             os_hash=image_record.os_hash_of(image),
             workers=prehash.SERVICE_THREADS,

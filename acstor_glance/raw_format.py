@@ -13,11 +13,22 @@ import io
 from oslo_utils.imageutils import format_inspector
 
 from acstor_common import geometry
+from acstor_common import layout
 
 RAW_FORMATS = frozenset({"raw", "gpt", "iso"})
 """What oslo.utils may call an image that a guest can read as it is."""
 
 INSPECTED_BYTES = 1 * geometry.MIB
+
+
+def format_named(name: str) -> layout.DiskFormat:
+    """Return the format that Glance calls ``name``; what is not read as qcow2 is read as raw.
+
+    >>> format_named("qcow2").name, format_named("raw").name
+    ('QCOW2', 'RAW')
+    """
+    is_qcow2 = name == layout.DiskFormat.QCOW2.glance_name
+    return layout.DiskFormat.QCOW2 if is_qcow2 else layout.DiskFormat.RAW
 
 
 def why_not_raw(head: bytes) -> str:

@@ -30,9 +30,9 @@ class Spool:
     """
 
     def __init__(self, state_dir: pathlib.Path) -> None:
-        self._folder = state_dir / "maps"
+        self.folder = state_dir / "maps"
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise errors.Unusable(
                 f"[acstor_glance] state_dir {state_dir}", exc.strerror or str(exc)
@@ -40,11 +40,11 @@ class Spool:
 
     def path(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return where the waiting map of an image is, or will be."""
-        return self._folder / f"{image_id}.acmap"
+        return self.folder / f"{image_id}.acmap"
 
     def work_path(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return where a map of an active image is made, so that a stopped run can go on."""
-        return self._folder / f"{image_id}.work.acmap"
+        return self.folder / f"{image_id}.work.acmap"
 
     def remove(self, image_id: ids.ImageId) -> None:
         """Forget what waits for an image, and what a stopped run has left."""
@@ -55,10 +55,10 @@ class Spool:
     def remove_older(self, age_s: float) -> int:
         """Delete what nobody wrote to for so long; return how many files that were."""
         removed = 0
-        for path in self._folder.iterdir():
+        for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # somebody finished it meanwhile
                 if time.time() - path.stat().st_mtime > age_s:
-                    path.unlink()
+                    path.rmdir() if path.is_dir() else path.unlink()
                     removed += 1
         return removed
 
@@ -66,10 +66,10 @@ class Spool:
     def scratch(self) -> Iterator[IO[bytes]]:
         """Yield a file without a name for a map that is being made."""
         try:
-            with tempfile.TemporaryFile(dir=self._folder) as file:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
                 yield file
         except OSError as exc:
-            raise errors.Unusable(str(self._folder), exc.strerror or str(exc)) from exc
+            raise errors.Unusable(str(self.folder), exc.strerror or str(exc)) from exc
 
     @contextlib.contextmanager
     def bound(

@@ -4,11 +4,18 @@
 The one rule: a map is made only of the bytes that Glance's hash of the image
 stands for; that hash is computed on the way and compared before the map is whole.
 
-Memory is constant: the map goes to a file, the image nowhere.  SHA-512 (0.6 GB/s
+Memory is constant: the map goes to a file, a raw image nowhere.  SHA-512 (0.6 GB/s
 on one core) is the slowest part, and still faster than Glance answers.
+
+The tables of a qcow2 image lie anywhere in it, before or behind what they lead to, so it
+becomes a file without a name first, if there is room, which is pre-hashed then.
 """
 
 import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import IO
@@ -16,13 +23,19 @@ from typing import IO
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import image_record
+from acstor_common import layout
 from acstor_common import map_builder
 from acstor_common import scope
 from acstor_glance import chunk_hashing
+from acstor_glance import image_file
+from acstor_glance import prehash
 from acstor_glance import raw_format
 
 BUFFER_BYTES = 4 * geometry.MIB
 """A whole number of chunks of every size, and no less than what is inspected."""
+
+WORK_PREFIX = "copy-"
+"""Of the names of folders in which qcow2 images become files; a kill leaves an empty one."""
 
 
 def write_map(
@@ -32,14 +45,86 @@ def write_map(
     file: IO[bytes],
     progress: Callable[[int], None] = lambda done_bytes: None,
     naming: scope.Naming = scope.PLAIN,
+    folder: pathlib.Path | None = None,
 ) -> None:
     """Write the chunk map of ``image`` to ``file``.
 
     :param pieces: the image's bytes, in order, in pieces of any length
     :param progress: told how many bytes of the image are done
     :param naming: names the chunks
-    :raises errors.Unusable: the bytes are not raw, or not those that Glance has a hash of
+    :param folder: where a qcow2 image becomes a file; None: the system's temporary folder
+    :raises errors.NotRaw: the bytes are not of the format that Glance says, or never served
+    :raises errors.Unusable: they are not those that Glance has a hash of; there is no room
+    :raises errors.ImageServiceUnreachable: more bytes came than Glance says, or fewer
     """
+    if _format_of(image) is layout.DiskFormat.QCOW2:
+        _write_by_file(image, pieces, chunk_bytes, file, progress, naming, folder)
+    else:
+        _write_on_the_way(image, pieces, chunk_bytes, file, progress, naming)
+
+
+def _format_of(image: image_record.Record) -> layout.DiskFormat:
+    return raw_format.format_named(image_record.text_of(image, "disk_format"))
+
+
+def _write_by_file(
+    image: image_record.Record,
+    pieces: Iterator[bytes],
+    chunk_bytes: int,
+    file: IO[bytes],
+    progress: Callable[[int], None],
+    naming: scope.Naming,
+    folder: pathlib.Path | None,
+) -> None:
+    image_id = image_record.image_id_of(image)
+    with tempfile.TemporaryDirectory(prefix=WORK_PREFIX, dir=folder) as work:
+        map_path = pathlib.Path(work) / "map"
+        with image_file.named(work), tempfile.TemporaryFile(dir=work) as copy:
+            _copy(image, pieces, copy)
+            prehash.prehash(
+                copy,
+                map_path,
+                image_id,
+                disk_format=_format_of(image),
+                chunk_bytes=chunk_bytes,
+                os_hash=image_record.os_hash_of(image),
+                workers=prehash.SERVICE_THREADS,
+                progress=progress,
+                naming=naming,
+            )
+        with map_path.open("rb") as made:
+            shutil.copyfileobj(made, file, BUFFER_BYTES)
+
+
+def _copy(image: image_record.Record, pieces: Iterator[bytes], copy: IO[bytes]) -> None:
+    """Write the image's bytes to ``copy``, if there is room for them.
+
+    :raises errors.Unusable: there is none
+    """
+    name, size_bytes = f"image {image['id']}", image_record.size_bytes_of(image)
+    space = os.statvfs(copy.fileno())
+    if size_bytes > space.f_bavail * space.f_frsize:
+        raise errors.Unusable(name, f"there is no room for its {size_bytes} bytes",
+                              "Give [acstor_glance] state_dir more")  # fmt: skip
+    done_bytes = 0
+    for piece in pieces:
+        done_bytes += len(piece)
+        if done_bytes > size_bytes:
+            raise _differs(name, f"more than {size_bytes}")
+        copy.write(piece)
+    if done_bytes < size_bytes:
+        raise _differs(name, f"{done_bytes} of {size_bytes}")
+    copy.flush()
+
+
+def _write_on_the_way(
+    image: image_record.Record,
+    pieces: Iterator[bytes],
+    chunk_bytes: int,
+    file: IO[bytes],
+    progress: Callable[[int], None],
+    naming: scope.Naming,
+) -> None:
     os_hash = image_record.os_hash_of(image)
     cut = geometry.Geometry(image_record.size_bytes_of(image), chunk_bytes)
     image_id = image_record.image_id_of(image)

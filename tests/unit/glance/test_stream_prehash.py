@@ -3,6 +3,7 @@
 
 import hashlib
 import io
+import pathlib
 import random
 from collections.abc import Iterator
 
@@ -13,13 +14,14 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_glance import stream_prehash
 from tests.fakes import glance_records as records
+from tests.fakes import qcow2_files
 
 CHUNK = 16384
 
 
 def image_of(data: bytes, **changed: object) -> dict:
     digest = hashlib.sha512(data).hexdigest()
-    return records.image(size=len(data), os_hash_value=digest, **changed)
+    return records.image(**{"size": len(data), "os_hash_value": digest, **changed})
 
 
 def pieces_of(data: bytes, lengths: list[int]) -> Iterator[bytes]:
@@ -72,3 +74,53 @@ def test_qcow2_under_the_name_raw_is_refused() -> None:
 def test_hash_that_nobody_knows_is_said() -> None:
     with pytest.raises(errors.Unusable, match="hash crc99 of Glance is not known"):
         make(image_of(b"x", os_hash_algo="crc99"), iter([b"x"]))
+
+
+def qcow2_file() -> bytes:
+    packed = qcow2_files.deflated(b"c" * 4096)
+    entries = [5 << 12, 0, qcow2_files.compressed_entry(4 << 12, len(packed))]
+    data = packed.ljust(4096, b"\0") + b"s" * 4096
+    return qcow2_files.File(size=5 * 4096, l2_entries=entries, data=data).pack()
+
+
+def make_qcow2(folder: pathlib.Path, data: bytes, came: bytes, **changed: object) -> bytes:
+    image, file = image_of(data, disk_format="qcow2", **changed), io.BytesIO()
+    stream_prehash.write_map(image, pieces_of(came, [1000, 1, 5000]), CHUNK, file, folder=folder)
+    return file.getvalue()
+
+
+def test_stream_of_a_qcow2_image_gives_the_map_of_what_a_guest_reads(
+    tmp_path: pathlib.Path,
+) -> None:
+    data = qcow2_file()
+    raw = make_qcow2(tmp_path, data, data)
+    found = artefacts.parse_chunk_map(image_of(data, disk_format="qcow2"), raw)
+    guest = b"s" * 4096 + bytes(4096) + b"c" * 4096 + bytes(4096)
+    assert [found.cid(0), found.cid(1)] == [ids.cid_of(guest), ids.ZERO_CID]
+    assert found.geometry.size_bytes == 5 * 4096
+    assert [extent.offset for extent in found.layout.find(0, 5 * 4096)] == [5 << 12, 4 << 12]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stream_of_a_qcow2_image_that_is_not_what_glance_says_gives_no_map(
+    tmp_path: pathlib.Path,
+) -> None:
+    data = qcow2_file()
+    for came in (data[:-1], data + b"x"):
+        with pytest.raises(errors.ImageServiceUnreachable, match="bytes came"):
+            make_qcow2(tmp_path, data, came)
+    with pytest.raises(errors.WrongBytes):
+        make_qcow2(tmp_path, data, data[:-1] + b"x")
+    backed = qcow2_files.File(backing_offset=200).pack()
+    with pytest.raises(errors.NotRaw, match="backing file"):
+        make_qcow2(tmp_path, backed, backed)
+    raw = b"x" * 100_000
+    with pytest.raises(errors.NotRaw, match="its format is raw, but Glance says qcow2"):
+        make_qcow2(tmp_path, raw, raw)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_qcow2_image_that_no_disk_has_room_for_is_not_begun(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.Unusable, match="there is no room for its 1152921504606846976 bytes"):
+        make_qcow2(tmp_path, b"", b"never read", size=1 << 60)
+    assert list(tmp_path.iterdir()) == []
