@@ -340,6 +340,8 @@ def _stored(
     disk_format: layout.DiskFormat, source: image_file.ImageFile, log: progress_log.ProgressLog
 ) -> layout.Stored:
     """Return how the image is stored, when all of it is in the log."""
+    if disk_format is layout.DiskFormat.RAW:
+        return layout.raw(source.size_bytes)
     entry_bytes = sum(len(record.entries) for record in log.records())
     return layout.Stored(disk_format, source.size_bytes, entry_bytes // layout.ENTRY_BYTES)
 
@@ -359,7 +361,7 @@ def _write_map(
         for record in log.records():
             zero_chunks += _count_zeros(record.cids)
             file.write(builder.feed(record.cids))
-        for record in log.records():
+        for record in log.records() if subject.stored.entries else ():
             file.write(builder.feed_entries(record.entries))
         file.write(builder.end())
     return zero_chunks

@@ -22,6 +22,7 @@ from acstor_common import image_record
 from acstor_common import signing
 from acstor_glance import notifications
 from acstor_glance import raw_format
+from tests.fakes import qcow2_files
 from tests.security.fuzz import said
 from tests.security.fuzz import stored
 from tests.security.fuzz.target import Target
@@ -184,6 +185,13 @@ RAW_FORMAT = Target(
     ],
     max_bytes=1 << 16,
 )
+QCOW2_FORMAT = Target(
+    "qcow2_format",
+    raw_format.why_not_qcow2,
+    (),
+    lambda: [*RAW_FORMAT.seeds(), qcow2_files.File(cluster_bits=9, size=512).pack()],
+    max_bytes=1 << 16,
+)
 
 ALL = (
     HOST_CERTIFICATE,
@@ -192,4 +200,5 @@ ALL = (
     SIGNERS,
     IMAGE_RECORD,
     RAW_FORMAT,
+    QCOW2_FORMAT,
 )
