@@ -54,6 +54,7 @@ from acstor_glance import chunk_hashing
 from acstor_glance import image_file
 from acstor_glance import progress_log
 from acstor_glance import qcow2
+from acstor_glance import qcow2_header
 
 RECORD_BYTES = 32 * geometry.MIB
 """Bytes of the image that one thread hashes at a time, and that one entry of the log stands for."""
@@ -65,6 +66,9 @@ MAX_DEFAULT_WORKERS = 8
 SERVICE_CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
 """Of the images that a service prepares. All have one size, since images share content only with
 those of the same."""
+SERVICE_MAX_VIRTUAL_BYTES = 2 << 40
+"""Of what a guest reads of a qcow2 image that a service prepares: whoever may upload a file of some
+KiB makes it write a chunk map, and a log of the same length, of 1/2048 of that."""
 SERVICE_THREADS = 2
 """Threads that hash an image's file beside a service. One computes the hash that Glance has of it,
 which takes longer than all else: naming the chunks beside it costs no time (benchmark P9c)."""
@@ -105,6 +109,7 @@ def prehash(
     workers: int | None = None,
     progress: Progress | None = None,
     naming: scope.Naming = scope.PLAIN,
+    max_virtual_bytes: int = qcow2_header.MAX_VIRTUAL_BYTES,
 ) -> Summary:
     """Write the chunk map of ``image`` to ``map_path``; go on where a stopped run ended.
 
@@ -117,6 +122,7 @@ def prehash(
         (nothing, if a raw image's hash is computed), at last its size; of a qcow2 file the share
         of it that is done of the disk
     :param naming: names the chunks; a map with scope keys is for its owner's eyes only
+    :param max_virtual_bytes: a qcow2 image of which a guest reads more is refused
     :raises errors.WrongBytes: the image's bytes do not have ``os_hash``
     :raises errors.NotRaw: the file is of another format, or one that is never served, and why
     :raises errors.Unusable: the image cannot be read or changed meanwhile; the map
@@ -129,7 +135,9 @@ def prehash(
     hasher = hashlib.new(os_hash.algo) if os_hash.algo else None
     with image_file.opened(image) as source:
         source.check_format(disk_format)
-        guest = qcow2.Qcow2(source) if disk_format is layout.DiskFormat.QCOW2 else source
+        guest: image_file.ImageFile | qcow2.Qcow2 = source
+        if disk_format is layout.DiskFormat.QCOW2:
+            guest = qcow2.Qcow2(source, max_virtual_bytes)
         cut = geometry.Geometry(guest.virtual_size, chunk_bytes)
         source.check_apart_from(path, _log_path(path))
         job = _Job(source, guest, cut, naming)

@@ -89,6 +89,7 @@ def _write_by_file(
                 chunk_bytes=chunk_bytes,
                 os_hash=image_record.os_hash_of(image),
                 workers=prehash.SERVICE_THREADS,
+                max_virtual_bytes=prehash.SERVICE_MAX_VIRTUAL_BYTES,
                 progress=progress,
                 naming=naming,
             )

@@ -114,6 +114,9 @@ def test_stream_of_a_qcow2_image_that_is_not_what_glance_says_gives_no_map(
     backed = qcow2_files.File(backing_offset=200).pack()
     with pytest.raises(errors.NotRaw, match="backing file"):
         make_qcow2(tmp_path, backed, backed)
+    large = qcow2_files.File(size=3 << 40).pack()
+    with pytest.raises(errors.NotRaw, match="its disk is too large"):
+        make_qcow2(tmp_path, large, large)
     raw = b"x" * 100_000
     with pytest.raises(errors.NotRaw, match="its format is raw, but Glance says qcow2"):
         make_qcow2(tmp_path, raw, raw)
