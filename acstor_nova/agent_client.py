@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from typing import Any
+from typing import NamedTuple
 
 from acstor_common import control_wire
 from acstor_common import errors
@@ -21,6 +22,17 @@ READ_BYTES = 64 * 1024
 TIMEOUT_S = 45.0
 """How long Nova waits for an answer before it makes a disk without acstor.  The agent may still get
 an image's chunk map for 30 s, and says then that it cannot."""
+
+
+class Stored(NamedTuple):
+    """How Glance has an image, as its chunk map says: the format, and the length in bytes."""
+
+    disk_format: str
+    size_bytes: int
+
+    def __str__(self) -> str:
+        """Return both in words, for warnings."""
+        return f"{self.size_bytes} bytes of {self.disk_format}"
 
 
 class AgentClient:
@@ -34,15 +46,15 @@ class AgentClient:
         self._socket_path = socket_path
         self._timeout_s = timeout_s
 
-    def ensure(self, image_id: str, head_bytes: int = 0) -> int:
-        """Have an image attached, with its beginning on the host; return its size in bytes.
+    def ensure(self, image_id: str, head_bytes: int = 0) -> Stored:
+        """Have an image attached, with its beginning on the host; return how Glance has it.
 
         :param head_bytes: what Nova is about to read itself, and must not wait for as guests do
         :raises errors.AgentRefused: the agent cannot attach it, or not get its beginning in time
         :raises errors.AgentUnreachable: it does not answer in time
         """
-        size_bytes: int = self._ask(control_wire.Ensure(image_id, head_bytes))["size_bytes"]
-        return size_bytes
+        answer = self._ask(control_wire.Ensure(image_id, head_bytes))
+        return Stored(answer["disk_format"], answer["stored_bytes"])
 
     def pre_seed(self, image_id: str, timeout_s: float) -> None:
         """Have all of an image brought to this host.

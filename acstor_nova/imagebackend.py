@@ -41,6 +41,9 @@ PRECACHE_TIMEOUT_S = 3600.0
 SWITCH_OFF_S = 2.0
 """An agent that hangs keeps no instance longer from being switched off."""
 ROOT_DISKS = frozenset({"disk", "disk.rescue"})
+RAW = "raw"
+DISK_FORMATS = frozenset({RAW, "qcow2"})
+"""Of images that a mirror can show; both as raw."""
 _MISSING = "ChunkMissing"
 _REASONS = control_wire.Fallback
 
@@ -112,24 +115,27 @@ class Host:
         image = self.seams.get_image(context, image_id)
         if image is not None:
             _check_eligible(image)
-        size_bytes = self._ensure(image_id)
+        stored = self._ensure(image_id)
         if image is None:
             LOG.info("image %s: Glance says nothing of it; the agent has its map", image_id)
-            image = {"disk_format": "raw", "size": size_bytes}
-        if image["size"] != size_bytes:
-            why = f"Glance has {image['size']} bytes, the agent's map is of {size_bytes}"
-            raise NotEligibleError(_REASONS.SIZE_DIFFERS, why)
+            image = {"disk_format": stored.disk_format, "size": stored.size_bytes}
+        recorded = agent_client.Stored(image["disk_format"], image["size"])
+        if recorded != stored:
+            why = f"Glance has {recorded}, the agent's map is of {stored}"
+            raise NotEligibleError(_REASONS.RECORD_DIFFERS, why)
         path = self.mirror_path(image_id)
         try:
             mirror_link.read_head(path)
         except OSError as e:
             raise NotEligibleError(_REASONS.MIRROR_UNREADABLE, str(e)) from e
-        self.seams.inspect(image, image_id, path)
+        # The mirror is what Nova's own conversion would have made: raw, whatever Glance has.  What
+        # Glance has was inspected when the map was made of it.
+        self.seams.inspect({**image, "disk_format": RAW}, image_id, path)
         mirror_link.make(path, link)
         self.fallbacks.tell(self.agent)
         LOG.info("image %s: %s leads to the mirror %s", image_id, link, path)
 
-    def _ensure(self, image_id: str) -> int:
+    def _ensure(self, image_id: str) -> agent_client.Stored:
         try:
             return self.agent.ensure(image_id, mirror_link.HEAD_BYTES)
         except errors.AgentUnreachable as e:
@@ -211,8 +217,8 @@ def _check_eligible(image: dict[str, Any]) -> None:
     properties = {**image, **image.get("properties", {})}
     if image["status"] != "active":
         raise NotEligibleError(_REASONS.NOT_ACTIVE, f"its status is {image['status']}")
-    if image["disk_format"] != "raw":
-        raise NotEligibleError(_REASONS.NOT_RAW, f"its format is {image['disk_format']}")
+    if image["disk_format"] not in DISK_FORMATS:
+        raise NotEligibleError(_REASONS.DISK_FORMAT, f"its format is {image['disk_format']}")
     if any(name.startswith("os_encrypt") and properties[name] for name in properties):
         raise NotEligibleError(_REASONS.ENCRYPTED, "it is encrypted")
 

@@ -99,7 +99,13 @@ class ControlRequests:
             case control_wire.Ensure(image_id, head_bytes):
                 found = await self._attach(image_id, head_bytes)
                 found.boots.begin()
-                return {"image_id": found.map.image_id, "size_bytes": found.size_bytes}
+                stored = found.map.layout.stored
+                return {
+                    "image_id": found.map.image_id,
+                    "size_bytes": found.size_bytes,
+                    "disk_format": stored.disk_format.glance_name,
+                    "stored_bytes": stored.size_bytes,
+                }
             case control_wire.Drop(image_id):
                 return await self._drop(ids.parse_image_id(image_id))
             case control_wire.PreSeed(image_id):

@@ -220,7 +220,7 @@ CONTROL_REQUEST = _line_target(
         control_wire.Status(),
         control_wire.Ensure(stored.IMAGE, 4096),
         control_wire.MakeDisk(stored.DISK, stored.IMAGE, 1 << 20),
-        control_wire.CountFallback(control_wire.Fallback.NOT_RAW, 3),
+        control_wire.CountFallback(control_wire.Fallback.DISK_FORMAT, 3),
         control_wire.SetRing(msgspec.Raw(b'{"version":1,"epoch":1,"hosts":[]}')),
         control_wire.SetDiskPolicy("none"),
     ],

@@ -70,7 +70,7 @@ async def picture_of(host):
             "/srv/images": {"hanging_calls": 3, "hanging_for_s": 7.5, "missed_attempts": 9}
         },
         "troubles": {"control_socket": {"why": "it cannot be made", "since_s": 1234.5}},
-        "nova": {"fallbacks": {"not-raw": 3}},
+        "nova": {"fallbacks": {"disk-format": 3}},
         "ring": {"epoch": 7, "hosts": 3},
         "identity": {
             "certificate_not_after_s": 1_800_000_000,
@@ -121,7 +121,7 @@ async def test_every_number_of_status_has_a_metric(tmp_path):
         "handshakes": 7,
     }
     sample = families["acstor_nova_fallbacks"].samples[0]
-    assert (sample.labels, sample.value) == ({"reason": "not-raw"}, 3)
+    assert (sample.labels, sample.value) == ({"reason": "disk-format"}, 3)
 
 
 async def test_scheduled_io_is_shown_by_stream(tmp_path):

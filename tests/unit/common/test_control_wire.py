@@ -23,7 +23,7 @@ KEPT = pathlib.Path(__file__).parents[2] / "data" / "control-wire.json"
         control_wire.SetPace(IMAGE, control_wire.Pace.HURRY, 90.0),
         control_wire.Zeros(IMAGE),
         control_wire.GetRing(),
-        control_wire.CountFallback(control_wire.Fallback.NOT_RAW, 2),
+        control_wire.CountFallback(control_wire.Fallback.DISK_FORMAT, 2),
     ],
 )
 def test_request_comes_back_as_it_was(request_):
@@ -48,7 +48,7 @@ def test_ring_is_carried_as_it_is():
         b'{"op":"ensure","image_id":7}',
         b'{"op":"status","more":1}',
         b'{"op":"count-fallback","reason":"the weather"}',
-        b'{"op":"count-fallback","reason":"not-raw","times":0}',
+        b'{"op":"count-fallback","reason":"disk-format","times":0}',
         b'{"op":"set-pace","image_id":"x","pace":"paused","within_s":5}',
         b'{"op":"set-pace","image_id":"x","pace":"hurry","within_s":-1}',
         b'{"op":"set-pace","image_id":"x","pace":"hurry","within_s":1e9}',

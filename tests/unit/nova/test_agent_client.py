@@ -25,7 +25,7 @@ def client(path):
 
 def test_answers_are_returned(path, client):
     answers = {
-        control_wire.Ensure: scripted_agent.done({"image_id": IMAGE, "size_bytes": 7}),
+        control_wire.Ensure: scripted_agent.done({"disk_format": "qcow2", "stored_bytes": 7}),
         control_wire.Status: scripted_agent.done({"host": "h1"}),
         control_wire.SwitchedOff: scripted_agent.done({"processes": 1}),
         control_wire.CountFallback: scripted_agent.done(),
@@ -34,17 +34,17 @@ def test_answers_are_returned(path, client):
         ),
     }
     with scripted_agent.running(path, answers) as agent:
-        assert client.ensure(IMAGE) == 7
+        assert client.ensure(IMAGE) == ("qcow2", 7)
         assert client.zeros(IMAGE) == (geometry.Geometry(9 << 16, 1 << 16), b"\xff\x01")
         assert client.status() == {"host": "h1"}
         client.switched_off(IMAGE, 20.0)
-        client.count_fallback(control_wire.Fallback.NOT_RAW, 3)
+        client.count_fallback(control_wire.Fallback.DISK_FORMAT, 3)
     assert agent.asked == [
         control_wire.Ensure(IMAGE),
         control_wire.Zeros(IMAGE),
         control_wire.Status(),
         control_wire.SwitchedOff(IMAGE),
-        control_wire.CountFallback(control_wire.Fallback.NOT_RAW, 3),
+        control_wire.CountFallback(control_wire.Fallback.DISK_FORMAT, 3),
     ]
 
 

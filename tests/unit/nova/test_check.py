@@ -31,7 +31,7 @@ class Machine:
         (folder / "instances/_base").mkdir(parents=True)
         self.nova_conf = folder / "nova.conf"
         self.configure()
-        self.fallbacks = {"not-raw": 0}
+        self.fallbacks = {"disk-format": 0}
         self.kept, self.may_grow, self.images, self.promised_bytes = "host", False, {}, 0
 
     def put(self, name, text):
@@ -130,8 +130,8 @@ def test_mirror_that_is_not_mounted_is_named(machine, agent):
 
 
 def test_fallbacks_are_shown(machine, agent):
-    machine.fallbacks = {"not-raw": 2, "signed": 0}
-    assert machine.look()["fallbacks"].detail == "Nova did without acstor: not-raw 2"
+    machine.fallbacks = {"disk-format": 2, "signed": 0}
+    assert machine.look()["fallbacks"].detail == "Nova did without acstor: disk-format 2"
 
 
 def test_dangling_link_is_shown(machine, agent):

@@ -63,6 +63,12 @@ def base_name(image_id):
     return hashlib.sha1(image_id.encode()).hexdigest()
 
 
+def attached(disk_format, stored_bytes):
+    """Return what the agent answers of an image that Glance has like this."""
+    answer = {"size_bytes": SIZE, "disk_format": disk_format, "stored_bytes": stored_bytes}
+    return scripted_agent.done({"image_id": IMAGE, **answer})
+
+
 class Nova:
     """A host with Nova, an agent and a mirror."""
 
@@ -91,14 +97,14 @@ class Nova:
             conf=self.conf,
             base_name=base_name,
             get_image=lambda context, image_id: self.image,
-            inspect=lambda image, image_id, path: self.inspected.append(path),
+            inspect=lambda image, _, path: self.inspected.append((image["disk_format"], path)),
             cannot_start=CannotStartError,
         )
         self.host = imagebackend.Host(seams)
         self.stock = type("Stock", (Stock,), {})
         self.backend = type("Acstor", (imagebackend.MirrorBase, self.stock), {"host": self.host})
         self.answers = {
-            control_wire.Ensure: scripted_agent.done({"image_id": IMAGE, "size_bytes": SIZE}),
+            control_wire.Ensure: attached("raw", SIZE),
             control_wire.PreSeed: scripted_agent.done({}),
             control_wire.CountFallback: scripted_agent.done(),
         }
@@ -135,9 +141,21 @@ def agent(nova):
 def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
     made = nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
-    assert nova.inspected == [str(nova.mirror)]
+    assert nova.inspected == [("raw", str(nova.mirror))]
     assert agent.asked == [control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)]
     assert made.libvirt_info("none").driver_cache == "writeback"
+    assert not nova.host.fallbacks.total
+
+
+@pytest.mark.parametrize("is_in_glance", [True, False])
+def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
+    agent.answers[control_wire.Ensure] = attached("qcow2", SIZE // 3)
+    nova.image |= {"disk_format": "qcow2", "size": SIZE // 3}
+    if not is_in_glance:
+        nova.image = None
+    nova.spawn()
+    assert os.readlink(nova.base) == str(nova.mirror)
+    assert nova.inspected == [("raw", str(nova.mirror))]
     assert not nova.host.fallbacks.total
 
 
@@ -148,17 +166,18 @@ def test_disks_without_an_image_are_made_as_ever(nova):
     assert made.libvirt_info("none").driver_cache == "none"
 
 
-NOT_RAW = {"disk_format": "qcow2"}
+OTHER_FORMAT = {"disk_format": "vmdk"}
 ENCRYPTED = {"properties": {"os_encrypt_format": "luks"}}
 
 
 @pytest.mark.parametrize(
     ("image", "reason"),
     [
-        (NOT_RAW, R.NOT_RAW),
+        (OTHER_FORMAT, R.DISK_FORMAT),
         ({"status": "deactivated"}, R.NOT_ACTIVE),
         (ENCRYPTED, R.ENCRYPTED),
-        ({"size": SIZE + 1}, R.SIZE_DIFFERS),
+        ({"size": SIZE + 1}, R.RECORD_DIFFERS),
+        ({"disk_format": "qcow2"}, R.RECORD_DIFFERS),
     ],
 )
 @pytest.mark.expect_log("is not taken through acstor but as Nova does by itself")
@@ -218,7 +237,7 @@ def test_without_an_agent_images_are_downloaded_and_the_count_is_told_later(nova
 
 
 @pytest.mark.expect_log(r"\[holes-unknown, 1 since the start\]")
-@pytest.mark.expect_log(r"\[not-raw, 1 since the start\]")
+@pytest.mark.expect_log(r"\[disk-format, 1 since the start\]")
 def test_reason_that_an_older_agent_refuses_keeps_no_other_from_being_told(nova, agent):
     def answer(request):
         if request.reason == R.HOLES_UNKNOWN:
@@ -227,12 +246,12 @@ def test_reason_that_an_older_agent_refuses_keeps_no_other_from_being_told(nova,
 
     agent.answers[control_wire.CountFallback] = answer
     nova.host.fall_back(IMAGE, R.HOLES_UNKNOWN, "no map of holes")
-    nova.host.fall_back(IMAGE, R.NOT_RAW, "its format is qcow2")
-    assert agent.asked[-1] == control_wire.CountFallback(R.NOT_RAW, 1)
+    nova.host.fall_back(IMAGE, R.DISK_FORMAT, "its format is vmdk")
+    assert agent.asked[-1] == control_wire.CountFallback(R.DISK_FORMAT, 1)
     agent.answers[control_wire.CountFallback] = scripted_agent.done()
     nova.host.fallbacks.tell(agent=nova.host.agent)
     nova.host.fallbacks.tell(agent=nova.host.agent)
-    assert agent.asked.count(control_wire.CountFallback(R.NOT_RAW, 1)) == 1
+    assert agent.asked.count(control_wire.CountFallback(R.DISK_FORMAT, 1)) == 1
     assert agent.asked[-1] == control_wire.CountFallback(R.HOLES_UNKNOWN, 1)
 
 
@@ -372,9 +391,9 @@ def test_request_to_cache_an_image_links_and_pre_seeds(nova, agent, how, asked):
     assert (asked in map(type, agent.asked)) is (asked is not None)
 
 
-@pytest.mark.expect_log("not-raw")
+@pytest.mark.expect_log("disk-format")
 def test_request_to_cache_what_is_not_eligible_is_nova_s(nova, agent):
-    nova.image |= NOT_RAW
+    nova.image |= OTHER_FORMAT
     assert imagebackend.precache(nova.host, lambda context, image_id: True, None, IMAGE)
     nova.base.write_bytes(DOWNLOADED)
     assert not imagebackend.precache(nova.host, lambda context, image_id: False, None, IMAGE)
