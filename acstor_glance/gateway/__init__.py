@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-glance-gateway``: ranges of images, from stores of which Glance's API gives none."""
