@@ -12,6 +12,7 @@ import msgspec
 from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
+from oslo_config import types
 
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
@@ -123,7 +124,7 @@ class GatewaySource(glance.GlanceSource):
 def _as_of_glance(option: cfg.Opt) -> cfg.Opt:
     """Return an option whose default is what ``source_glance`` says, so that all is said once."""
     own = copy.copy(option)
-    if isinstance(option, cfg.StrOpt):
+    if option.type is str or isinstance(option.type, types.String):
         own.default = f"${{{glance.GROUP}.{option.dest}}}"
         own.help = f"{option.help} As [{glance.GROUP}] says by default."
     return own

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ceph: parts of RBD images by librbd, with the keyring of the store.
 
-The connection to the cluster, and the images that were read last, stay open.  After an error both
-are let go, and the next read opens them again.
+The connection to the cluster stays open; after an error it is let go, and the next read makes a new
+one.  An image is opened for each read: of one that was deleted while it is open Ceph gives zeros.
 """
 
-import collections
 import contextlib
 import threading
 from typing import Any
@@ -16,8 +15,6 @@ from glance_store import exceptions as store_errors
 
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway.readers import base
-
-OPEN_IMAGES = 64
 
 
 class RbdReader(base.Reader):
@@ -34,18 +31,23 @@ class RbdReader(base.Reader):
 
     def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
         """Read a part of an object; see :meth:`base.Reader.read`."""
-        key = (location.pool or self._store.pool, location.image, location.snapshot)
+        pool = location.pool or self._store.pool
         cluster = None
         try:
             cluster = self._connected()
-            image = cluster.opened(*key)
-            size_bytes = image.size()
-            if asked.offset + asked.length > size_bytes:
-                raise self.of_status(416, "")
-            data = image.read(asked.offset, asked.length)
+            with (
+                cluster.client.open_ioctx(pool) as place,
+                rbd.Image(
+                    place, location.image, snapshot=location.snapshot, read_only=True
+                ) as image,
+            ):
+                size_bytes = image.size()
+                if asked.offset + asked.length > size_bytes:
+                    raise self.of_status(416, "")
+                data = image.read(asked.offset, asked.length)
         except (rbd.ImageNotFound, rados.ObjectNotFound) as error:
             raise base.Absent(self.name, "it has no such RBD image, or no such pool") from error
-        except rados.PermissionError as error:
+        except (rados.PermissionError, rados.PermissionDeniedError, rbd.PermissionError) as error:
             raise base.CredentialsRefused(self.name, "Ceph refuses the key") from error
         except (rados.Error, rbd.Error, store_errors.GlanceStoreException) as error:
             self._drop(cluster)
@@ -61,33 +63,20 @@ class RbdReader(base.Reader):
             return self._cluster
 
     def _drop(self, cluster: "_Cluster | None") -> None:
-        """Let go of a connection that had an error; reads that use it now end by themselves."""
+        """Let go of a connection that had an error; it ends with the last read that uses it."""
         with self._lock:
             if cluster is not None and self._cluster is cluster:
                 self._cluster = None
 
 
 class _Cluster:
-    """A connection to Ceph, and images that are open."""
+    """A connection to Ceph, as the driver makes it, which ends when nobody has it any more."""
 
     def __init__(self, store: Any) -> None:
         self._stack = contextlib.ExitStack()
-        self._client = self._stack.enter_context(
+        self.client = self._stack.enter_context(
             store.get_connection(conffile=store.conf_file, rados_id=store.user)
         )
-        self._lock = threading.Lock()
-        self._images: collections.OrderedDict[object, Any] = collections.OrderedDict()
 
-    def opened(self, pool: str, name: str, snapshot: str | None) -> Any:
-        """Return an image that is open for reading."""
-        key = (pool, name, snapshot)
-        with self._lock:
-            image = self._images.get(key)
-            if image is None:
-                place = self._client.open_ioctx(pool)
-                image = rbd.Image(place, name, snapshot=snapshot, read_only=True)
-                self._images[key] = image
-            self._images.move_to_end(key)
-            while len(self._images) > OPEN_IMAGES:
-                self._images.popitem(last=False)  # it is closed when its last read has ended
-            return image
+    def __del__(self) -> None:
+        self._stack.close()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
+from tests.lab.openstack import ceph
 from tests.lab.openstack import cloud
 from tests.lab.openstack import ini
 from tests.lab.openstack import swift
@@ -52,14 +53,20 @@ class Gateway(api.Api):
             )
 
 
-def stores(lab: cloud.Cloud, objects: swift.Swift) -> ini.Sections:
-    """Return what Glance's configuration needs to have stores in S3 and Swift beside its files.
+def stores(lab: cloud.Cloud, objects: swift.Swift, cluster: ceph.Ceph | None) -> ini.Sections:
+    """Return what Glance's configuration needs to have stores of each kind beside its files.
 
     Objects of Swift that are larger than 2 MiB are made of segments.
     """
     project_id = lab.session("glance").get_project_id()
+    enabled = "fs:file,s3:s3,swift:swift,web:http"
+    if cluster:
+        enabled += ",rbd:rbd"
     return {
-        "DEFAULT": {"enabled_backends": "fs:file,s3:s3,swift:swift,web:http"},
+        **(cluster.store() if cluster else {}),
+        "DEFAULT": {"enabled_backends": enabled},
+        # Of locations on the web: Glance takes none on the loopback otherwise.
+        "import_filtering_opts": {"allowed_ports": "[]", "allowed_hosts": "[127.0.0.1]"},
         "s3": {
             "s3_store_host": objects.s3_url,
             "s3_store_access_key": swift.S3_USER,
