@@ -15,10 +15,15 @@ from acstor_common import ids
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway import catalogue
 from acstor_glance.gateway import refusal
+from acstor_glance.gateway import remembered
 from acstor_glance.gateway import stores
 from acstor_glance.gateway.readers import base
 
 LOG = logging.getLogger(__name__)
+
+TOLD_S = 60.0
+"""For how long the log does not say again why an image is not read."""
+MOST_TOLD = 1024
 
 
 Fault = base.StoreFault | refusal.Refused
@@ -43,6 +48,7 @@ class Service:
         self, known: catalogue.Catalogue, places: stores.Stores, longest_bytes: int
     ) -> None:
         self._catalogue, self._stores, self._longest_bytes = known, places, longest_bytes
+        self._told: remembered.Remembered[str] = remembered.Remembered(TOLD_S, MOST_TOLD)
 
     def read(self, image_id: ids.ImageId, header: str, caller: catalogue.Caller) -> Answer:
         """Return the range that a header asks for.
@@ -60,8 +66,16 @@ class Service:
             if now != tried:
                 data, faults = self._first(image, now, asked)
         if data is None:
-            raise _refused(image_id, faults)
+            refused = _refused(faults)
+            self._tell(image_id, refused.message)
+            raise refused
         return Answer(data, asked, image.size_bytes)
+
+    def _tell(self, image_id: ids.ImageId, words: str) -> None:
+        """Say in the log why an image is not read, and not again for a while."""
+        if self._told.get(image_id) != words:
+            LOG.warning("image %s: %s", image_id, words)
+            self._told.put(image_id, words)
 
     def _first(
         self,
@@ -95,10 +109,9 @@ def _check(image: catalogue.Image, part: base.Part, store: str) -> None:
         raise base.OtherBytes(store, why)
 
 
-def _refused(image_id: ids.ImageId, faults: list[Fault]) -> refusal.Refused:
+def _refused(faults: list[Fault]) -> refusal.Refused:
     """Return one refusal for all places: what may pass wins, for then asking again may help."""
     words = "; ".join(str(fault) for fault in faults) or "Glance names no place where its bytes are"
-    LOG.warning("image %s: %s", image_id, words)
     passing = [fault for fault in faults if isinstance(fault, refusal.Refused)]
     worst = max((fault.status for fault in faults), default=http.HTTPStatus.CONFLICT)
     headers = next((fault.headers for fault in passing if fault.status == worst), None)
