@@ -21,6 +21,7 @@ OURS = frozenset(
         "acstor_glance",
         "acstor_decision",
         "acstor_decision_api",
+        "acstor_gateway",
         "enrolment",
     }
 )

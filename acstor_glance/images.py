@@ -162,14 +162,30 @@ class Images:
             return None
         return found
 
-    def file_path(self, image_id: str) -> str:
-        """Return the path of the image's bytes in a file store; empty if they are elsewhere."""
+    def locations(self, image_id: str) -> list[tuple[str, str]]:
+        """Return where the image's bytes are: URLs, which may hold passwords, and stores' names.
+
+        The place that Glance prefers comes first; the name is empty where Glance does not say it.
+
+        :raises errors.ImageServiceRefused: Glance does not tell this user, or is too old
+        """
         with translated(f"locations of image {image_id}"):
             try:
                 _response, found = self._client.http_client.get(f"/v2/images/{image_id}/locations")
-            except (glance_errors.HTTPForbidden, glance_errors.HTTPNotFound):
-                return ""  # an older Glance, or a user who may not see them
-        urls = [str(location.get("url", "")) for location in found or ()]
+            except glance_errors.HTTPNotFound as exc:
+                why = "there are none for this user; before its API 2.17 Glance tells none"
+                raise errors.ImageServiceRefused(f"locations of image {image_id}", why) from exc
+        return [
+            (str(place.get("url", "")), str((place.get("metadata") or {}).get("store", "")))
+            for place in found or ()
+        ]
+
+    def file_path(self, image_id: str) -> str:
+        """Return the path of the image's bytes in a file store; empty if they are elsewhere."""
+        try:
+            urls = [url for url, _store in self.locations(image_id)]
+        except errors.ImageServiceRefused:
+            return ""  # an older Glance, or a user who may not see them
         return next((url.removeprefix("file://") for url in urls if url.startswith("file://")), "")
 
     def local_path(self, image: image_record.Record, folders: Sequence[str]) -> pathlib.Path | None:

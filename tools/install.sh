@@ -61,6 +61,8 @@ keep_services_off() {
     local package unit
     for package; do
         case $package in
+            ceph-mon) unit=ceph-mon.target ;;
+            ceph-osd) unit=ceph-osd.target ;;
             etcd-server) unit=etcd.service ;;
             nginx-light) unit=nginx.service ;;
             rabbitmq-server) unit=rabbitmq-server.service ;;

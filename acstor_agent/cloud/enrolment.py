@@ -305,7 +305,7 @@ def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:
     own = conf[GROUP]
     try:
         if own.auth_section == glance.GROUP:
-            auth: Any = glance.auth(conf[glance.GROUP])
+            auth: Any = glance.auth(conf[glance.GROUP], glance.GROUP)
         else:
             auth = loading.load_auth_from_conf_options(conf, GROUP)
         session = loading.load_session_from_conf_options(conf, GROUP, auth=auth)

@@ -29,8 +29,8 @@ from acstor_common import errors
 _OPTION = "[acstor_agent] sources"
 _NOT_MADE = {
     "rbd": "It would need Ceph's keys on every host, and hosts that have them boot from Ceph by "
-    "Nova's own images_type = rbd. For others copy images to a file store (import method "
-    "copy-image) or export them (acstor-glance-manage export). "
+    "Nova's own images_type = rbd. For others run acstor-glance-gateway and name the source "
+    "gateway. "
 }
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from typing import TypeVar
 
 import msgspec
+import trio
 from keystoneauth1 import exceptions
 from keystoneauth1 import loading
 from keystoneauth1 import plugin
@@ -46,14 +47,16 @@ AUTH_TYPES = ("password", "v3applicationcredential")
 SIGN_IN_THREADS = 2
 RECORD_LIMIT_BYTES = 1 << 20
 PLACES_LIMIT = 4096
+NO_RANGES_S = 300.0
+"""For how long reads do not ask Glance for ranges that it does not give; who attaches asks anew."""
 ARTEFACTS = {
     base.BlobKind.CHUNK_MAP: (artefacts.Kind.CHUNK_MAP, chunk_map.VERSION),
     base.BlobKind.BOOT_IMAGE: (artefacts.Kind.BOOT_IMAGE, boot_image.VERSION),
 }
 NO_RANGES = (
     "the store that holds the image does no range reads (Glance answered {status}): only file and "
-    "cinder stores do. Let Glance copy the image to a file store (import method copy-image), or "
-    "stream it once for all (acstor-glance-manage export) and name the source file or http as well"
+    "cinder stores do. Where acstor-glance-gateway runs name the source gateway as well; or let "
+    "Glance copy the image to a file store (import method copy-image)"
 )
 NOT_SEEN = (
     "Glance has no such image, or none that the service user may see: private images of other "
@@ -66,11 +69,15 @@ T = TypeVar("T")
 
 
 class Pass(NamedTuple):
-    """What a request to Glance needs from Keystone."""
+    """What a request to Glance needs from Keystone.
+
+    :param files: URL below which the bytes of images are, each as ``<its id>/file``
+    """
 
     token: str
     endpoint: str
     project_id: str
+    files: str
 
 
 class Place(NamedTuple):
@@ -86,12 +93,24 @@ class Place(NamedTuple):
         return cls(glance_id, image_record.size_bytes_of(record), image_record.os_hash_of(record))
 
 
+class NoRanges(NamedTuple):
+    """What is remembered of a blob of which Glance gives no ranges.
+
+    :param until_s: so long reads do not ask for one
+    """
+
+    until_s: float
+    why: str
+
+
 class GlanceSource(driver.Driver):
     """The images of a cloud's Glance.
 
     :param session: a session of keystoneauth that signs in as the service user
     :param endpoint: Glance's URL; that of the catalog if None
     """
+
+    group_name = GROUP
 
     def __init__(
         self,
@@ -103,9 +122,10 @@ class GlanceSource(driver.Driver):
     ) -> None:
         self._session, self._endpoint = session, endpoint
         self._region_name, self._interface = region_name, interface
-        self._link = http_link.Link(GROUP, limits or http_link.Limits())
+        self._link = http_link.Link(self.group_name, limits or http_link.Limits())
         self._threads = threads.Threads(lambda: f"Keystone, for {self._where}", SIGN_IN_THREADS)
         self._places: collections.OrderedDict[base.Blob, Place] = collections.OrderedDict()
+        self._no_ranges: collections.OrderedDict[base.Blob, NoRanges] = collections.OrderedDict()
         self._where = endpoint or "Glance"
 
     @classmethod
@@ -139,7 +159,9 @@ class GlanceSource(driver.Driver):
         """Make the source from the group ``source_glance``."""
         limits = http_link.limits_of(group)
         session = keystone_session.Session(
-            auth=auth(group), timeout=limits.timeout_s, verify=limits.ca_file or True
+            auth=auth(group, cls.group_name),
+            timeout=limits.timeout_s,
+            verify=limits.ca_file or True,
         )
         return cls(session, limits, group.endpoint_override, group.region_name, group.interface)
 
@@ -163,7 +185,7 @@ class GlanceSource(driver.Driver):
         try:
             if place.size_bytes == 0:
                 return 0
-            return await self._of_file(what, place, 0, 1, self._link.size_bytes)
+            return await self._of_file(blob, what, place, 0, 1, self._link.size_bytes)
         except errors.ChunkMissing:
             self._places.pop(blob, None)  # its bytes come from another source, if from any
             raise
@@ -176,6 +198,9 @@ class GlanceSource(driver.Driver):
     async def fill(self, run: driver.Run) -> None:
         """Read the run with one request; what is gone from its place is looked for next time."""
         blob, what = run.blob, run.what
+        known = self._no_ranges.get(blob)
+        if known is not None and trio.current_time() < known.until_s:
+            raise errors.ChunkRefused(what, self._where, known.why)
         place = self._places.get(blob) or await self._find(blob, what)
         if blob in self._places:  # what guests read is not what is forgotten
             self._places.move_to_end(blob)
@@ -183,7 +208,7 @@ class GlanceSource(driver.Driver):
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         try:
             ask = functools.partial(self._link.fill, run)
-            await self._of_file(what, place, run.offset, run.length, ask)
+            await self._of_file(blob, what, place, run.offset, run.length, ask)
         except http_range.Refused as error:
             if error.status == 404 and blob.kind in ARTEFACTS:
                 self._places.pop(blob, None)  # another one may have taken its place
@@ -205,6 +230,7 @@ class GlanceSource(driver.Driver):
 
     async def _of_file(
         self,
+        blob: base.Blob,
         what: str,
         place: Place,
         offset: int,
@@ -213,24 +239,36 @@ class GlanceSource(driver.Driver):
     ) -> T:
         """Ask for a range of what Glance stores."""
 
-        async def ask_glance(ticket: Pass) -> T:
-            url = f"{ticket.endpoint}/v2/images/{place.glance_id}/file"
+        async def ask_for_range(ticket: Pass) -> T:
+            url = f"{ticket.files}/{place.glance_id}/file"
             asked = http_range.Asked(what, url, offset, length)
             return await ask(asked, {"X-Auth-Token": ticket.token})
 
         try:
-            return await self._signed_in(what, ask_glance)
+            answer = await self._signed_in(what, ask_for_range)
         except http_range.Refused as error:
-            if error.status in (200, 400):
-                why = NO_RANGES.format(status=error.status)
-                raise errors.ChunkRefused(what, error.where, why) from error
-            raise
+            why = await self._why_refused(blob, place, error)
+            if not why:
+                raise
+            raise errors.ChunkRefused(what, error.where, why) from error
+        self._no_ranges.pop(blob, None)
+        return answer
+
+    async def _why_refused(self, blob: base.Blob, place: Place, error: http_range.Refused) -> str:
+        """Say what a refusal of a range means, and what to do; empty: nothing beyond its words."""
+        if error.status not in (200, 400):
+            return ""
+        why = NO_RANGES.format(status=error.status)
+        self._no_ranges[blob] = NoRanges(trio.current_time() + NO_RANGES_S, why)
+        while len(self._no_ranges) > PLACES_LIMIT:
+            self._no_ranges.popitem(last=False)
+        return why
 
     async def _find(self, blob: base.Blob, what: str) -> Place:
         """Ask Glance where the bytes of ``blob`` are, and whether they may be used."""
         self._places.pop(blob, None)
         image = await self._record(blob.image_id, what)
-        why = _why_refused(image)
+        why = _why_not_served(image)
         if why:
             raise errors.ChunkRefused(what, self._where, why)
         place = Place.of(image, blob.image_id)
@@ -316,10 +354,11 @@ class GlanceSource(driver.Driver):
         if not endpoint:
             raise exceptions.EndpointNotFound("its catalog has no URL of an image service")
         project_id = self._session.get_project_id() or ""
-        return Pass(token or "", endpoint.rstrip("/").removesuffix("/v2"), project_id)
+        endpoint = endpoint.rstrip("/").removesuffix("/v2")
+        return Pass(token or "", endpoint, project_id, f"{endpoint}/v2/images")
 
 
-def _why_refused(image: image_record.Record) -> str:
+def _why_not_served(image: image_record.Record) -> str:
     status = image_record.text_of(image, "status")
     if status != image_record.ACTIVE:
         return f"the image's status is {status or 'unknown'}, not active"
@@ -338,17 +377,19 @@ def _auth_options() -> list[cfg.Opt]:
     return list(found.values())
 
 
-def auth(group: cfg.ConfigOpts.GroupAttr) -> plugin.BaseAuthPlugin:
-    """Return what signs in as the group says.
+def auth(group: cfg.ConfigOpts.GroupAttr, name: str) -> plugin.BaseAuthPlugin:
+    """Return what signs in as the group of that name says.
 
     :raises errors.Unusable: an option is missing
     """
     remedy = "Name the service user that reads the images"
     if not group.auth_url:
-        raise errors.Unusable(f"[{GROUP}] auth_url", "it is not set", remedy)
-    loader: loading.BaseLoader[Any] = loading.get_plugin_loader(group.auth_type)
+        raise errors.Unusable(f"[{name}] auth_url", "it is not set", remedy)
     try:
-        made: plugin.BaseAuthPlugin = loader.load_from_options_getter(lambda opt: group[opt.dest])
+        loader: loading.BaseLoader[Any] = loading.get_plugin_loader(group.auth_type)
+        made: plugin.BaseAuthPlugin = loader.load_from_options_getter(
+            lambda opt: group[opt.dest] or None
+        )
     except exceptions.ClientException as error:
-        raise errors.Unusable(f"[{GROUP}]", str(error), remedy) from error
+        raise errors.Unusable(f"[{name}]", str(error), remedy) from error
     return made

@@ -16,6 +16,7 @@ version = release = ""
 config_generator_config_file = [
     ("../../etc/acstor/config-generator/acstor-agent.conf", "_static/acstor-agent"),
     ("../../etc/acstor/config-generator/acstor-glance.conf", "_static/acstor-glance"),
+    ("../../etc/acstor/config-generator/acstor-gateway.conf", "_static/acstor-gateway"),
     ("../../etc/acstor/config-generator/acstor-nova.conf", "_static/acstor-nova"),
     ("../../etc/acstor/config-generator/acstor-decision.conf", "_static/acstor-decision"),
 ]

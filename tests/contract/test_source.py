@@ -19,6 +19,7 @@ from acstor_agent.sources import build
 from acstor_agent.sources import coalesce
 from acstor_agent.sources import failover
 from acstor_agent.sources import file
+from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_agent.sources import http
 from acstor_agent.sources import layout as layout_source
@@ -59,6 +60,15 @@ def over_glance(folder, nursery):
     with http_server.serve({}) as server:
         fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
         yield glance.GlanceSource(fake_glance.session(server.url))
+
+
+@contextlib.contextmanager
+def over_gateway(folder, nursery):
+    with http_server.serve({}) as server:
+        fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
+        for name in [name for name in server.files if name.endswith("/file")]:
+            server.files[name.replace("v2/", "v1/")] = server.files.pop(name)
+        yield gateway.GatewaySource(fake_glance.session(server.url))
 
 
 def over_files(wrap: Callable[[base.Source, trio.Nursery], base.Source]) -> Make:
@@ -117,6 +127,7 @@ SOURCES: dict[str, Make] = {
     "file": over_files(lambda source, nursery: source),
     "http": over_http,
     "glance": over_glance,
+    "gateway": over_gateway,
     "attempt": over_files(lambda s, n: attempt.AttemptSource(s, attempt_timeout.AttemptTimeout())),
     "coalesce": over_files(coalesce.CoalesceSource),
     "coalesce, one place": over_files(lambda s, n: coalesce.CoalesceSource(s, n, in_flight=1)),

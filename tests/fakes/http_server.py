@@ -117,6 +117,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):
             behaviour(self, Asked(body, start, stop, headers))
 
+    def do_HEAD(self) -> None:
+        body = self.server.local.files.get(self.path.lstrip("/"))
+        self.send_response(404 if body is None else 200)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+
     def log_message(self, *args: object) -> None:
         """Keep quiet."""
 

@@ -17,7 +17,7 @@ from tests.lab import runs
 VENV = runs.CHECKOUT / ".venv-openstack"
 BIN = VENV / "bin"
 REQUIREMENTS = pathlib.Path(__file__).with_name("requirements.txt")
-EXTRAS = "glance,nova"
+EXTRAS = "gateway,glance,nova"
 TEMPEST_REQUIREMENTS = REQUIREMENTS.with_name("requirements-tempest.txt")
 TEMPEST_PLUGIN = runs.CHECKOUT / "tests" / "tempest"
 REMEDY = "run tools/openstack-lab.sh install"
@@ -26,6 +26,7 @@ _CHECKOUT = VENV / ".checkout-installed"
 _TEMPEST = VENV / ".tempest-installed"
 _LOG = runs.CHECKOUT / ".cache" / "logs" / "openstack-pip.log"
 _SYSTEM_PYTHON = "/usr/bin/python3"
+_SYSTEM_PACKAGES = pathlib.Path("/usr/lib/python3/dist-packages")
 
 
 def key() -> str:
@@ -74,6 +75,16 @@ def _install_checkout() -> None:
     _CHECKOUT.write_text(_checkout_key())
 
 
+def _link_ceph() -> None:
+    """Let the services load the distribution's bindings of Ceph, which no package index has."""
+    [packages] = VENV.glob("lib/python3.*/site-packages")
+    for name in ("rados", "rbd"):
+        for file in _SYSTEM_PACKAGES.glob(f"{name}.cpython-*.so"):
+            link = packages / file.name
+            if not link.is_symlink():
+                link.symlink_to(file)
+
+
 def install() -> None:
     """Make the virtualenv, or bring it up to date; looks only when nothing has changed.
 
@@ -85,6 +96,7 @@ def install() -> None:
             _install_releases()
         if not _has(_CHECKOUT, _checkout_key()):
             _install_checkout()
+        _link_ceph()
 
 
 def _tempest_key() -> str:

@@ -92,19 +92,19 @@ async def test_wrapped_driver_joins_retries_and_verifies(autojump_clock, nursery
 
 
 async def test_unknown_source_is_named_with_those_installed(conf, nursery):
-    why = r"\[acstor_agent\] sources: .*'ftp'.*file, glance, http"
+    why = r"\[acstor_agent\] sources: .*'ftp'.*file, gateway, glance, http"
     with pytest.raises(errors.Unusable, match=why):
         build.build(["file", "ftp"], conf, nursery, as_stored)
 
 
 async def test_source_rbd_is_refused_with_what_helps_instead(conf, nursery):
-    why = r"no source 'rbd'.*images_type = rbd.*acstor-glance-manage export"
+    why = r"no source 'rbd'.*images_type = rbd.*acstor-glance-gateway"
     with pytest.raises(errors.Unusable, match=why):
         build.build(["rbd", "glance"], conf, nursery, as_stored)
 
 
 async def test_no_source_at_all_is_refused(conf, nursery):
-    why = r"\[acstor_agent\] sources: it is empty.*file, glance, http"
+    why = r"\[acstor_agent\] sources: it is empty.*file, gateway, glance, http"
     with pytest.raises(errors.Unusable, match=why):
         build.build([], conf, nursery, as_stored)
 

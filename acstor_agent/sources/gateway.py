@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads images of Glance through acstor's gateway, which has ranges where Glance has none.
+
+What an image is, and whether it may be used, Glance says as it does to the source ``glance``
+(glance.py); only the bytes come from the gateway, for the same token.  Named behind ``glance`` it
+is asked for what Glance's API gives no ranges of, and for nothing else.
+"""
+
+import copy
+
+import msgspec
+from keystoneauth1 import exceptions
+from keystoneauth1 import session as keystone_session
+from oslo_config import cfg
+from oslo_config import types
+
+from acstor_agent.sources import base
+from acstor_agent.sources import glance
+from acstor_agent.sources import http_link
+from acstor_agent.sources import http_range
+from acstor_common import errors
+
+GROUP = "source_gateway"
+SERVICE_TYPE = "acstor-gateway"
+WORDS_LIMIT_BYTES = 16 << 10
+CONFLICT = 409
+
+
+class Error(msgspec.Struct):
+    """What the gateway says of a refusal."""
+
+    message: str = ""
+
+
+class Fault(msgspec.Struct):
+    """The body of a refusal."""
+
+    error: Error
+
+
+class GatewaySource(glance.GlanceSource):
+    """The images of a cloud's Glance, by way of its gateway.
+
+    :param url: the gateway's; that of the catalog if None
+    :param more: as of :class:`glance.GlanceSource`
+    """
+
+    group_name = GROUP
+
+    def __init__(
+        self,
+        session: keystone_session.Session,
+        limits: http_link.Limits | None = None,
+        endpoint: str | None = None,
+        region_name: str | None = None,
+        interface: str = "internal",
+        url: str | None = None,
+    ) -> None:
+        super().__init__(session, limits, endpoint, region_name, interface)
+        self._url = url
+        self._where = url or "the gateway"
+
+    @classmethod
+    def options(cls) -> list[cfg.Opt]:
+        """Return the options of the group ``source_gateway``."""
+        url = cfg.StrOpt(
+            "url",
+            help="URL of acstor-glance-gateway; by default the one of Keystone's catalog (service "
+            f"type {SERVICE_TYPE}).",
+        )
+        return [url, *(_as_of_glance(option) for option in super().options())]
+
+    @classmethod
+    def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "GatewaySource":
+        """Make the source from the group ``source_gateway``."""
+        limits = http_link.limits_of(group)
+        session = keystone_session.Session(
+            auth=glance.auth(group, GROUP), timeout=limits.timeout_s, verify=limits.ca_file or True
+        )
+        return cls(
+            session,
+            limits,
+            group.endpoint_override or None,
+            group.region_name or None,
+            group.interface,
+            group.url,
+        )
+
+    async def _why_refused(
+        self, blob: base.Blob, place: glance.Place, error: http_range.Refused
+    ) -> str:
+        """Ask once more, for the words: they name the store, and what is wrong there."""
+        if error.status != CONFLICT:
+            return ""
+        asked = http_range.Asked(error.what, error.where, 0, 1)
+
+        async def ask(ticket: glance.Pass) -> bytes:
+            async with self._link.answer(asked, {"X-Auth-Token": ticket.token}) as answer:
+                return await answer.body(WORDS_LIMIT_BYTES)
+
+        try:
+            said = msgspec.json.decode(await self._signed_in(error.what, ask), type=Fault)
+        except (errors.ChunkUnavailable, msgspec.DecodeError, UnicodeError):
+            return ""
+        return said.error.message
+
+    async def _pass(self, what: str, refused: str | None = None) -> glance.Pass:
+        ticket = await super()._pass(what, refused)
+        self._where = ticket.files.removesuffix("/v1/images")
+        return ticket
+
+    def _sign_in(self, refused: str | None) -> glance.Pass:
+        """Do what blocks."""
+        ticket = super()._sign_in(refused)
+        url = self._url or self._session.get_endpoint(
+            service_type=SERVICE_TYPE, region_name=self._region_name, interface=self._interface
+        )
+        if not url:
+            why = f"its catalog has no URL of a gateway (service type {SERVICE_TYPE})"
+            raise exceptions.EndpointNotFound(why)
+        return ticket._replace(files=f"{url.rstrip('/').removesuffix('/v1')}/v1/images")
+
+
+def _as_of_glance(option: cfg.Opt) -> cfg.Opt:
+    """Return an option whose default is what ``source_glance`` says, so that all is said once."""
+    own = copy.copy(option)
+    if option.type is str or isinstance(option.type, types.String):
+        own.default = f"${{{glance.GROUP}.{option.dest}}}"
+        own.help = f"{option.help} As [{glance.GROUP}] says by default."
+    return own

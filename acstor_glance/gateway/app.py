@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The application: from HTTP to a range of an image, and back.
+
+``GET /v1/images/<id>/file`` with a range is answered as Glance answers it for a store that has
+ranges: 206 with Content-Range.  The one rule: nothing is read before the token was checked.
+"""
+
+import http
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import flask
+import msgspec
+import webob.exc
+from keystonemiddleware import auth_token
+from oslo_config import cfg
+from werkzeug import exceptions
+
+from acstor_common import ids
+from acstor_glance.gateway import catalogue
+from acstor_glance.gateway import refusal
+from acstor_glance.gateway import service
+from acstor_glance.gateway import stores
+
+LOG = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset({"/", "/healthz"})
+"""What is answered without a token."""
+KEYSTONE_IS_GONE = (
+    "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of the gateway "
+    "says which), so this token cannot be checked"
+)
+VERSIONS = {"versions": [{"id": "v1", "status": "CURRENT"}]}
+
+Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
+
+
+def make_app(conf: cfg.ConfigOpts) -> Wsgi:
+    """Return the WSGI application, behind keystonemiddleware.
+
+    :raises errors.Unusable: some option makes no sense
+    """
+    known, places = catalogue.Catalogue(conf), stores.Stores(conf)
+    made = service.Service(known, places, conf.acstor_gateway.longest_range_bytes)
+    plain = make_plain_app(made)
+    guarded = _TokenCheck(plain, {"oslo_config_config": conf})
+
+    def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        inner = plain if environ.get("PATH_INFO") in OPEN_PATHS else guarded
+        return inner(environ, start_response)
+
+    return app
+
+
+class _TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
+    """Lets requests with a good token through."""
+
+    def process_request(self, request: Any) -> Any:
+        try:
+            return super().process_request(request)
+        except webob.exc.HTTPServiceUnavailable as error:
+            raise webob.exc.HTTPServiceUnavailable(
+                body=_fault_body(http.HTTPStatus.SERVICE_UNAVAILABLE, KEYSTONE_IS_GONE),
+                content_type="application/json",
+            ) from error
+
+
+def make_plain_app(made: service.Service) -> flask.Flask:
+    """Return the application without the check of tokens: it believes the request's environment."""
+    app = flask.Flask(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = 0
+    app.add_url_rule("/", "versions", lambda: _json(VERSIONS))
+    app.add_url_rule("/healthz", "healthz", lambda: _json({"status": "ok"}))
+    app.add_url_rule("/v1/images/<image_id>/file", "file", lambda image_id: _file(made, image_id))
+    app.register_error_handler(Exception, _fault)
+    return app
+
+
+def _file(made: service.Service, image_id: str) -> flask.Response:
+    request = flask.request
+    if request.method != "GET":
+        raise exceptions.MethodNotAllowed(["GET"])
+    try:
+        wanted = ids.parse_image_id(image_id)
+    except ValueError as error:
+        raise refusal.Refused(http.HTTPStatus.BAD_REQUEST, str(error)) from error
+    auth = request.environ.get("keystone.token_auth")
+    if auth is None:
+        raise exceptions.Unauthorized
+    caller = catalogue.Caller(request.headers.get("X-Auth-Token", ""), auth)
+    answer = made.read(wanted, request.headers.get("Range", ""), caller)
+    headers = {
+        "Content-Range": answer.asked.content_range(answer.size_bytes),
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "no-store",
+    }
+    return flask.Response(
+        answer.data, http.HTTPStatus.PARTIAL_CONTENT, headers, mimetype="application/octet-stream"
+    )
+
+
+def _fault(error: Exception) -> flask.Response:
+    """Answer what somebody can do something about, and keep the rest for the log."""
+    if isinstance(error, refusal.Refused):
+        return _said(error.status, error.message, error.headers)
+    if isinstance(error, exceptions.HTTPException):
+        status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)
+        return _said(status, str(error.description or status.phrase))
+    LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
+    words = "the gateway failed; its log says why"
+    return _said(http.HTTPStatus.INTERNAL_SERVER_ERROR, words)
+
+
+def _said(
+    status: http.HTTPStatus, message: str, headers: dict[str, str] | None = None
+) -> flask.Response:
+    body = _fault_body(status, message)
+    return flask.Response(body, status, headers, mimetype="application/json")
+
+
+def _fault_body(status: http.HTTPStatus, message: str) -> bytes:
+    fault = {"code": int(status), "title": status.phrase, "message": message}
+    return msgspec.json.encode({"error": fault})
+
+
+def _json(answer: object) -> flask.Response:
+    return flask.Response(msgspec.json.encode(answer), mimetype="application/json")

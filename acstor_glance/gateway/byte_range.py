@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Range header of a request (RFC 9110, section 14): one range, of bounded length.  No I/O."""
+
+import http
+import re
+from typing import NamedTuple
+
+from acstor_glance.gateway import refusal
+
+_RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
+
+
+class ByteRange(NamedTuple):
+    """Bytes of an image."""
+
+    offset: int
+    length: int
+
+    def content_range(self, size_bytes: int) -> str:
+        """Return the value of the header Content-Range.
+
+        >>> ByteRange(512, 10).content_range(4096)
+        'bytes 512-521/4096'
+        """
+        return f"bytes {self.offset}-{self.offset + self.length - 1}/{size_bytes}"
+
+
+def parse(header: str, size_bytes: int, longest_bytes: int) -> ByteRange:
+    """Return what a Range header means for an image of ``size_bytes``; its end may lie behind it.
+
+    >>> parse("bytes=0-9", 4096, 100), parse("bytes=4090-9999", 4096, 100)
+    (ByteRange(offset=0, length=10), ByteRange(offset=4090, length=6))
+    >>> parse("bytes=4000-", 4096, 100), parse("bytes=-10", 4096, 100)
+    (ByteRange(offset=4000, length=96), ByteRange(offset=4086, length=10))
+
+    :raises refusal.Refused: it is not one range of bytes, or none of this image, or too long
+    """
+    match = _RANGE.fullmatch(header.strip())
+    if match is None or not (match[1] or match[2]):
+        raise refusal.Refused(
+            http.HTTPStatus.BAD_REQUEST, "give one range of bytes, such as Range: bytes=0-1048575"
+        )
+    if match[1]:
+        first = int(match[1])
+        last = int(match[2]) if match[2] else size_bytes - 1
+    else:
+        first, last = max(0, size_bytes - int(match[2])), size_bytes - 1
+    last = min(last, size_bytes - 1)
+    if last < first:
+        raise refusal.Refused(
+            http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+            f"the image has {size_bytes} bytes",
+            {"Content-Range": f"bytes */{size_bytes}"},
+        )
+    if last - first >= longest_bytes:
+        raise refusal.Refused(
+            http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"ask for {longest_bytes} bytes at most ([acstor_gateway] longest_range_bytes)",
+        )
+    return ByteRange(first, last - first + 1)

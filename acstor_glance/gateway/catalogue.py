@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Glance says: who may download an image, how it is, and where its bytes are.
+
+The one rule: the gateway has no rules of its own.  Whether somebody may download an image Glance
+is asked with his own token: a range that begins behind the image's end.  Glance answers that with
+416 after it has decided, and touches no store.  Where the bytes are it tells the service user.
+"""
+
+import hashlib
+import http
+import logging
+from typing import Any
+from typing import NamedTuple
+
+import requests
+from keystoneauth1 import adapter
+from keystoneauth1 import exceptions
+from keystoneauth1 import plugin
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_glance import images as glance_images
+from acstor_glance.gateway import refusal
+from acstor_glance.gateway import remembered
+from acstor_glance.gateway import stores
+
+LOG = logging.getLogger(__name__)
+
+MOST_REMEMBERED = 16_384
+READABLE = frozenset({image_record.ACTIVE, "deactivated"})
+"""Glance lets nobody but administrators, and acstor's agents, download what is deactivated: guests
+that run on such an image go on."""
+_YES = frozenset({200, 204, 206, 400, 416})
+"""Glance decides before it looks at the range and the store: these are answers to one who may."""
+_AS_THEY_ARE = frozenset({401, 403, 404})
+
+
+class Caller(NamedTuple):
+    """Who asks.
+
+    :param token: as Keystone made it
+    :param auth: signs requests with it
+    """
+
+    token: str
+    auth: plugin.BaseAuthPlugin
+
+    @property
+    def key(self) -> bytes:
+        """What stands for him where answers are remembered."""
+        return hashlib.sha256(self.token.encode()).digest()
+
+
+class Image(NamedTuple):
+    """What Glance's record says of an image.
+
+    :param md5: in hexadecimal digits; empty if Glance has none
+    """
+
+    image_id: ids.ImageId
+    size_bytes: int
+    md5: str
+
+
+class Catalogue:
+    """The images of the Glance that ``conf`` names.
+
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._images = glance_images.connect(conf)
+        own, for_s = conf.acstor_glance, conf.acstor_gateway.remember_s
+        self._glance: dict[str, Any] = {
+            "session": glance_images.session_of(conf),
+            "service_type": "image",
+            "region_name": own.region_name,
+            "interface": own.valid_interfaces or ["internal", "public"],
+            "endpoint_override": own.endpoint_override,
+        }
+        self._known: remembered.Remembered[Image] = remembered.Remembered(for_s, MOST_REMEMBERED)
+        self._places: remembered.Remembered[list[stores.Location]] = remembered.Remembered(
+            for_s, MOST_REMEMBERED
+        )
+
+    def image(self, image_id: ids.ImageId, caller: Caller) -> Image:
+        """Return an image that the caller may download.
+
+        :raises refusal.Refused: there is none, or he may not, or Glance does not answer
+        """
+        key = (caller.key, image_id)
+        known = self._known.get(key)
+        if known is None:
+            known = self._ask(image_id, caller)
+            self._known.put(key, known)
+        return known
+
+    def locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
+        """Return where an image's bytes are, the place that Glance prefers first.
+
+        :param is_fresh: ask Glance, whatever is remembered
+        :raises refusal.Refused: Glance does not say
+        """
+        known = None if is_fresh else self._places.get(image_id)
+        if known is None:
+            known = self._find(image_id)
+            self._places.put(image_id, known)
+        return known
+
+    def forget(self, image_id: ids.ImageId, caller: Caller) -> None:
+        """Forget what may have changed."""
+        self._known.forget((caller.key, image_id))
+
+    def _ask(self, image_id: ids.ImageId, caller: Caller) -> Image:
+        record = self._get(f"/v2/images/{image_id}", caller)
+        if record.status_code != http.HTTPStatus.OK:
+            raise _no(record.status_code, "whether there is such an image")
+        image = _image_of(image_id, _decoded(record))
+        behind = {"Range": f"bytes={image.size_bytes}-"}
+        answer = self._get(f"/v2/images/{image_id}/file", caller, behind)
+        if answer.status_code not in _YES:
+            raise _no(answer.status_code, "whether this may be downloaded")
+        return image
+
+    def _get(
+        self, path: str, caller: Caller, headers: dict[str, str] | None = None
+    ) -> requests.Response:
+        """Ask Glance in the caller's name; the body of what is no record is not read."""
+        asking = adapter.Adapter(auth=caller.auth, **self._glance)
+        try:
+            answer: requests.Response = asking.get(
+                path, headers=headers or {}, raise_exc=False, stream=headers is not None
+            )
+        except (exceptions.ClientException, requests.exceptions.RequestException) as error:
+            LOG.warning("Glance: %s", error)
+            raise _no(None, type(error).__name__) from error
+        if headers is not None:
+            answer.close()
+        return answer
+
+    def _find(self, image_id: ids.ImageId) -> list[stores.Location]:
+        try:
+            found = self._images.locations(image_id)
+        except errors.ImageServiceError as error:
+            LOG.warning("where image %s is: %s", image_id, error)
+            raise refusal.Refused(
+                http.HTTPStatus.BAD_GATEWAY,
+                "Glance does not tell the gateway's user where images are (the role service lets "
+                f"him ask): {type(error).__name__}",
+            ) from error
+        return [stores.Location(url, store) for url, store in found]
+
+
+def _decoded(answer: requests.Response) -> image_record.Record:
+    try:
+        record: image_record.Record = dict(answer.json())
+    except (ValueError, TypeError) as error:
+        raise _no(None, "its answer is no record of an image") from error
+    return record
+
+
+def _image_of(image_id: ids.ImageId, record: image_record.Record) -> Image:
+    status = image_record.text_of(record, "status")
+    if status not in READABLE:
+        raise refusal.Refused(
+            http.HTTPStatus.CONFLICT, f"the image's status is {status or 'unknown'}, not active"
+        )
+    size_bytes = image_record.size_bytes_of(record)
+    if not size_bytes:
+        raise refusal.Refused(
+            http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+            "the image is empty",
+            {"Content-Range": "bytes */0"},
+        )
+    return Image(image_id, size_bytes, image_record.text_of(record, "checksum").lower())
+
+
+def _no(status: int | None, words: str) -> refusal.Refused:
+    """Return Glance's own refusal where it is one, else that Glance cannot be asked."""
+    if status in _AS_THEY_ARE:
+        answer = http.HTTPStatus(status)
+        return refusal.Refused(answer, f"Glance answers {status} when it is asked {words}")
+    said = f"it answers {status} when it is asked {words}" if status else words
+    return refusal.Refused(http.HTTPStatus.BAD_GATEWAY, f"Glance cannot be asked: {said}")

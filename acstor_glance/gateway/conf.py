@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of the gateway; its stores are those of ``glance-api.conf``."""
+
+from oslo_config import cfg
+
+from acstor_common import conf as common_conf
+from acstor_glance import conf as glance_conf
+
+GROUP = cfg.OptGroup("acstor_gateway", title="What reads ranges of images from Glance's stores")
+
+OPTS: list[cfg.Opt] = [
+    cfg.IntOpt(
+        "reads",
+        default=16,
+        min=1,
+        max=1024,
+        help="Reads of one store at a time, in each process of the WSGI server. Give the server "
+        "more threads than that: then a store that hangs does not hold up those of others.",
+    ),
+    cfg.FloatOpt(
+        "timeout_s",
+        default=10.0,
+        min=0.1,
+        max=300.0,
+        help="How long a store may take for one read. What is later is answered with 504; the read "
+        "counts among the reads of its store until it has ended.",
+    ),
+    cfg.IntOpt(
+        "longest_range_bytes",
+        default=8 << 20,
+        min=1 << 20,
+        max=64 << 20,
+        help="The longest range that is read; what asks for more is refused. Agents ask for 1 MiB "
+        "at a time. Each read that is under way may take as much memory.",
+    ),
+    cfg.FloatOpt(
+        "remember_s",
+        default=60.0,
+        min=0.0,
+        max=3600.0,
+        help="For how long Glance is not asked again whether the same token may download the same "
+        "image, and where its bytes are. So long may go on reading who has just lost the right to.",
+    ),
+]
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the options of the gateway, and those of the user with whom it asks Glance."""
+    common_conf.register(conf, GROUP, OPTS)
+    glance_conf.register_opts(conf)
+
+
+def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
+    """Return the options for the sample generator."""
+    return [(GROUP, OPTS)]

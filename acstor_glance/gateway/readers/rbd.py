@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ceph: parts of RBD images by librbd, with the keyring of the store.
+
+The connection to the cluster stays open; after an error it is let go, and the next read makes a new
+one.  An image is opened for each read: of one that was deleted while it is open Ceph gives zeros.
+"""
+
+import contextlib
+import threading
+from typing import Any
+
+import rados
+import rbd
+from glance_store import exceptions as store_errors
+
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway.readers import base
+
+
+class RbdReader(base.Reader):
+    """Reads RBD images of one cluster.
+
+    :param store: the driver
+    """
+
+    def __init__(self, name: str, store: Any) -> None:
+        super().__init__(name)
+        self._store = store
+        self._lock = threading.Lock()
+        self._cluster: _Cluster | None = None
+
+    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+        """Read a part of an object; see :meth:`base.Reader.read`."""
+        pool = location.pool or self._store.pool
+        cluster = None
+        try:
+            cluster = self._connected()
+            with (
+                cluster.client.open_ioctx(pool) as place,
+                rbd.Image(
+                    place, location.image, snapshot=location.snapshot, read_only=True
+                ) as image,
+            ):
+                size_bytes = image.size()
+                if asked.offset + asked.length > size_bytes:
+                    raise self.of_status(416, "")
+                data = image.read(asked.offset, asked.length)
+        except (rbd.ImageNotFound, rados.ObjectNotFound) as error:
+            raise base.Absent(self.name, "it has no such RBD image, or no such pool") from error
+        except (rados.PermissionError, rados.PermissionDeniedError, rbd.PermissionError) as error:
+            raise base.CredentialsRefused(self.name, "Ceph refuses the key") from error
+        except (rados.Error, rbd.Error, store_errors.GlanceStoreException) as error:
+            self._drop(cluster)
+            raise base.StoreUnreachable(self.name, type(error).__name__) from error
+        if len(data) != asked.length:
+            raise base.StoreUnreachable(self.name, f"it gave {len(data)} of {asked.length} bytes")
+        return base.Part(data, size_bytes)
+
+    def _connected(self) -> "_Cluster":
+        with self._lock:
+            if self._cluster is None:
+                self._cluster = _Cluster(self._store)
+            return self._cluster
+
+    def _drop(self, cluster: "_Cluster | None") -> None:
+        """Let go of a connection that had an error; it ends with the last read that uses it."""
+        with self._lock:
+            if cluster is not None and self._cluster is cluster:
+                self._cluster = None
+
+
+class _Cluster:
+    """A connection to Ceph, as the driver makes it, which ends when nobody has it any more."""
+
+    def __init__(self, store: Any) -> None:
+        self._stack = contextlib.ExitStack()
+        self.client = self._stack.enter_context(
+            store.get_connection(conffile=store.conf_file, rados_id=store.user)
+        )
+
+    def __del__(self) -> None:
+        self._stack.close()

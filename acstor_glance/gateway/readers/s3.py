@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""S3: GetObject with a range, in the name of the store's access key.
+
+The MD5 of an object that was uploaded in one piece is its ETag, unless it is encrypted by a key of
+a key service.
+"""
+
+import contextlib
+from typing import Any
+
+import boto3.session
+import botocore.config
+import botocore.exceptions
+from glance_store._drivers import s3 as driver
+
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway.readers import base
+
+_PLAIN = ("", "AES256")
+"""Ways of encryption at rest with which the ETag is the MD5 of what is read."""
+
+
+class S3Reader(base.Reader):
+    """Reads objects of the buckets that one access key opens.
+
+    :param options: of the store
+    :param reads: at a time, so many connections there are
+    :param timeout_s: how long the server may stay silent
+    """
+
+    def __init__(self, name: str, options: Any, reads: int, timeout_s: float) -> None:
+        super().__init__(name)
+        self._client = _connect(options, reads, timeout_s)
+
+    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+        """Read a part of an object; see :meth:`base.Reader.read`."""
+        wanted = f"bytes={asked.offset}-{asked.offset + asked.length - 1}"
+        try:
+            answer = self._client.get_object(Bucket=location.bucket, Key=location.key, Range=wanted)
+            with contextlib.closing(answer["Body"]) as body:
+                data = body.read(asked.length + 1)
+        except botocore.exceptions.ClientError as error:
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            code = str(error.response.get("Error", {}).get("Code", ""))[:60]
+            raise self.of_status(status, f"it answers {status} {code}") from error
+        except (botocore.exceptions.BotoCoreError, OSError) as error:
+            raise base.StoreUnreachable(self.name, type(error).__name__) from error
+        md5 = answer.get("ETag", "")
+        if answer.get("ServerSideEncryption", "") not in _PLAIN or "SSECustomerAlgorithm" in answer:
+            md5 = ""
+        return self.of_answer(asked, answer.get("ContentRange", ""), data, md5)
+
+
+def _connect(options: Any, reads: int, timeout_s: float) -> Any:
+    """Return a client as the driver makes its own, but for time-outs and connections."""
+    host = options.s3_store_host
+    region = options.s3_store_region_name or None
+    amazon = driver.get_s3_location(host)
+    endpoint = None
+    if region or not amazon:
+        endpoint = host if host.startswith(("http://", "https://")) else f"http://{host}"
+    session = boto3.session.Session(
+        aws_access_key_id=options.s3_store_access_key,
+        aws_secret_access_key=options.s3_store_secret_key,
+    )
+    return session.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=region or amazon or None,
+        use_ssl=host.startswith("https://"),
+        verify=options.s3_store_cacert or None,
+        config=botocore.config.Config(
+            s3={"addressing_style": options.s3_store_bucket_url_format},
+            connect_timeout=timeout_s,
+            read_timeout=timeout_s,
+            max_pool_connections=reads,
+            retries={"total_max_attempts": 1},
+            response_checksum_validation="when_required",
+        ),
+    )

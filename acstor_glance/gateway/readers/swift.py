@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Swift: GET with a range, which Swift itself spreads over the segments of a large object.
+
+Each read has a connection of its own while it runs; afterwards it is kept for the next one of the
+same account.  The driver asks Keystone for a token, and for another one before that ends.
+"""
+
+import collections
+import http
+import threading
+from typing import Any
+
+import requests
+import swiftclient
+from glance_store import exceptions as store_errors
+from keystoneauth1 import exceptions as keystone_errors
+
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway.readers import base
+
+_LARGE = ("x-static-large-object", "x-object-manifest")
+"""Headers of an object whose ETag is no MD5 of what is read."""
+ACCOUNTS = 64
+
+
+class SwiftReader(base.Reader):
+    """Reads objects of the accounts that the store's configuration or the locations name.
+
+    :param store: the driver
+    :param reads: at a time; so many connections of an account are kept
+    """
+
+    def __init__(self, name: str, store: Any, reads: int, timeout_s: float) -> None:
+        super().__init__(name)
+        self._store, self._reads, self._timeout_s = store, reads, timeout_s
+        self._lock = threading.Lock()
+        self._idle: collections.OrderedDict[object, list[Any]] = collections.OrderedDict()
+
+    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+        """Read a part of an object; see :meth:`base.Reader.read`."""
+        account = (location.swift_url, location.user, location.key)
+        wanted = f"bytes={asked.offset}-{asked.offset + asked.length - 1}"
+        try:
+            manager = self._take(account) or self._store.get_manager(location, allow_reauth=True)
+            connection = manager.get_connection()
+            connection.timeout, connection.retries = self._timeout_s, 0
+            headers, data = connection.get_object(
+                location.container, location.obj, headers={"Range": wanted}
+            )
+        except swiftclient.ClientException as error:
+            status = error.http_status or None
+            raise self.of_status(status, f"it answers {status}") from error
+        except (keystone_errors.Unauthorized, keystone_errors.Forbidden) as error:
+            raise self.of_status(http.HTTPStatus.UNAUTHORIZED, "Keystone does") from error
+        except (
+            keystone_errors.ClientException,
+            store_errors.GlanceStoreException,
+            requests.exceptions.RequestException,
+            OSError,
+        ) as error:
+            raise base.StoreUnreachable(self.name, type(error).__name__) from error
+        self._keep(account, manager)
+        md5 = "" if any(name in headers for name in _LARGE) else headers.get("etag", "")
+        return self.of_answer(asked, headers.get("content-range", ""), data, md5)
+
+    def _take(self, account: object) -> Any:
+        with self._lock:
+            idle = self._idle.get(account)
+            return idle.pop() if idle else None
+
+    def _keep(self, account: object, manager: Any) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(account, [])
+            self._idle.move_to_end(account)
+            if len(idle) < self._reads:
+                idle.append(manager)
+            while len(self._idle) > ACCOUNTS:
+                self._idle.popitem(last=False)

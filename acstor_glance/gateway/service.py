@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a range of an image for somebody who may download it.
+
+The one rule: what a store gives counts only if the whole object has the size that Glance's record
+says and, where both are known, its MD5.  The places of an image are tried in Glance's order.  Where
+none of those that are remembered gives the bytes Glance is asked once more: the image may have
+been moved, or deleted.
+"""
+
+import http
+import logging
+from typing import NamedTuple
+
+from acstor_common import ids
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway import catalogue
+from acstor_glance.gateway import refusal
+from acstor_glance.gateway import remembered
+from acstor_glance.gateway import stores
+from acstor_glance.gateway.readers import base
+
+LOG = logging.getLogger(__name__)
+
+TOLD_S = 60.0
+"""For how long the log does not say again why an image is not read."""
+MOST_TOLD = 1024
+
+
+Fault = base.StoreFault | refusal.Refused
+"""Why a place gives nothing."""
+
+
+class Answer(NamedTuple):
+    """Bytes of an image, and what they are."""
+
+    data: bytes
+    asked: byte_range.ByteRange
+    size_bytes: int
+
+
+class Service:
+    """Reads ranges.
+
+    :param longest_bytes: the longest range that is read
+    """
+
+    def __init__(
+        self, known: catalogue.Catalogue, places: stores.Stores, longest_bytes: int
+    ) -> None:
+        self._catalogue, self._stores, self._longest_bytes = known, places, longest_bytes
+        self._told: remembered.Remembered[str] = remembered.Remembered(TOLD_S, MOST_TOLD)
+
+    def read(self, image_id: ids.ImageId, header: str, caller: catalogue.Caller) -> Answer:
+        """Return the range that a header asks for.
+
+        :raises refusal.Refused: it is not given
+        """
+        image = self._catalogue.image(image_id, caller)
+        asked = byte_range.parse(header, image.size_bytes, self._longest_bytes)
+        tried = self._catalogue.locations(image_id, is_fresh=False)
+        data, faults = self._first(image, tried, asked)
+        if data is None:
+            self._catalogue.forget(image_id, caller)
+            image = self._catalogue.image(image_id, caller)
+            now = self._catalogue.locations(image_id, is_fresh=True)
+            if now != tried:
+                data, faults = self._first(image, now, asked)
+        if data is None:
+            refused = _refused(faults)
+            self._tell(image_id, refused.message)
+            raise refused
+        return Answer(data, asked, image.size_bytes)
+
+    def _tell(self, image_id: ids.ImageId, words: str) -> None:
+        """Say in the log why an image is not read, and not again for a while."""
+        if self._told.get(image_id) != words:
+            LOG.warning("image %s: %s", image_id, words)
+            self._told.put(image_id, words)
+
+    def _first(
+        self,
+        image: catalogue.Image,
+        locations: list[stores.Location],
+        asked: byte_range.ByteRange,
+    ) -> tuple[bytes | None, list[Fault]]:
+        """Return what the first place gives, else why none does."""
+        faults: list[Fault] = []
+        for location in locations:
+            try:
+                part = self._stores.read(location, asked)
+                _check(image, part, location.store or location.scheme)
+            except (base.StoreFault, refusal.Refused) as fault:
+                faults.append(fault)
+            else:
+                return part.data, faults
+        return None, faults
+
+
+def _check(image: catalogue.Image, part: base.Part, store: str) -> None:
+    """Refuse what is not what Glance's record describes.
+
+    :raises base.OtherBytes: it is not
+    """
+    if part.size_bytes != image.size_bytes:
+        why = f"it has {part.size_bytes} bytes, and Glance's record says {image.size_bytes}"
+        raise base.OtherBytes(store, why)
+    if part.md5 and image.md5 and part.md5 != image.md5:
+        why = f"the MD5 of what it has is {part.md5}, and Glance's record says {image.md5}"
+        raise base.OtherBytes(store, why)
+
+
+def _refused(faults: list[Fault]) -> refusal.Refused:
+    """Return one refusal for all places: what may pass wins, for then asking again may help."""
+    words = "; ".join(str(fault) for fault in faults) or "Glance names no place where its bytes are"
+    passing = [fault for fault in faults if isinstance(fault, refusal.Refused)]
+    worst = max((fault.status for fault in faults), default=http.HTTPStatus.CONFLICT)
+    headers = next((fault.headers for fault in passing if fault.status == worst), None)
+    return refusal.Refused(worst, words, headers)

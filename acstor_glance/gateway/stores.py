@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stores of ``glance-api.conf``, and what reads each of them.
+
+The one rule: which store a location is in says Glance.  What is not read is refused with the
+store's name and why, and said in the log once at the start.
+"""
+
+import logging
+import urllib.parse
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+from typing import NamedTuple
+
+import glance_store
+from glance_store import driver as store_driver
+from glance_store import location as store_location
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_glance.gateway import admission
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway.readers import base
+from acstor_glance.gateway.readers import by_offset
+
+LOG = logging.getLogger(__name__)
+
+_FORMER = "glance.store."
+"""What names of drivers began with once, as in ``glance.store.s3.Store``."""
+
+
+class Location(NamedTuple):
+    """Where Glance has an image's bytes.
+
+    :param url: may hold a password
+    :param store: its name in ``enabled_backends``; empty: Glance does not say it
+    """
+
+    url: str
+    store: str
+
+    @property
+    def scheme(self) -> str:
+        """The kind of place, for words."""
+        return urllib.parse.urlsplit(self.url).scheme[:20]
+
+
+class Stores:
+    """All stores of a configuration.
+
+    :param conf: the process's global object (glance_store knows no other), with the options of
+        the gateway; those of the stores are registered here
+    :raises errors.Unusable: it names no stores
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
+        self._enabled = _register(conf)
+        glance_store.create_multi_stores(conf)
+        self._readers: dict[str, base.Reader] = {}
+        self._why_not: dict[str, str] = {}
+        for name in self._enabled:
+            self._prepare(name)
+        own = conf.acstor_gateway
+        self._admissions = {
+            name: admission.Admission(name, own.reads, own.timeout_s) for name in self._readers
+        }
+
+    def read(self, location: Location, asked: byte_range.ByteRange) -> base.Part:
+        """Read a part of what lies at a location.
+
+        :raises base.StoreFault: it cannot be had there
+        :raises refusal.Refused: the store has too much to do, or is too slow
+        """
+        name = location.store or self._only_store_of(location)
+        reader = self._readers.get(name)
+        if reader is None:
+            why = self._why_not.get(name, "enabled_backends of this gateway does not name it")
+            raise base.NotRead(name, f"the gateway does not read it ({location.scheme}): {why}")
+        try:
+            place = store_location.get_location_from_uri_and_backend(
+                location.url, name, conf=self._conf
+            )
+        except glance_store.GlanceStoreException as error:
+            why = f"a location of another kind ({location.scheme}) names it"
+            raise base.NotRead(name, why) from error
+        return self._admissions[name].run(lambda: self._read(reader, place, asked))
+
+    def _read(self, reader: base.Reader, place: Any, asked: byte_range.ByteRange) -> base.Part:
+        if isinstance(reader, by_offset.OffsetReader):
+            return reader.read(place, asked)
+        return reader.read(place.store_location, asked)
+
+    def _only_store_of(self, location: Location) -> str:
+        """Return the one store that a location without a name can be in."""
+        known = store_location.SCHEME_TO_CLS_BACKEND_MAP.get(location.scheme, {})
+        names = [str(name) for name in known if name in self._enabled]
+        if len(names) == 1:
+            return names[0]
+        raise base.NotRead(
+            "(not named)",
+            f"a location ({location.scheme}) names no store, and {len(names)} have such",
+        )
+
+    def _prepare(self, name: str) -> None:
+        """Make what reads a store, or note why nothing does."""
+        kind = self._enabled[name].removeprefix(_FORMER).partition(".")[0]
+        try:
+            store = glance_store.get_store_from_store_identifier(name)
+            self._readers[name] = self._reader(name, kind, store)
+        except (glance_store.UnknownScheme, glance_store.BadStoreConfiguration, KeyError) as error:
+            self._why_not[name] = f"its configuration cannot be used ({type(error).__name__})"
+        except ImportError as error:
+            self._why_not[name] = f"a library is missing ({error.name})"
+        except errors.Unusable as error:
+            self._why_not[name] = error.why
+        if name in self._readers:
+            LOG.info("store %s (%s): ranges of its images are read", name, kind)
+        else:
+            LOG.warning("store %s (%s) is not read: %s", name, kind, self._why_not[name])
+
+    def _reader(self, name: str, kind: str, store: Any) -> base.Reader:
+        """Return what reads a store.
+
+        :raises errors.Unusable: nothing does; ImportError: what does needs a library
+        """
+        own = self._conf.acstor_gateway
+        if kind in _MAKERS:
+            options = store_driver.BackendGroupConfiguration(store.OPTIONS, name, conf=self._conf)
+            return _MAKERS[kind](name, store, options, own)
+        if store.is_capable(glance_store.capabilities.BitMasks.READ_RANDOM):
+            find: Callable[[str], Any] = glance_store.get_store_from_store_identifier
+            return by_offset.OffsetReader(name, find)
+        raise errors.Unusable(
+            name, f"its driver {kind} reads whole images alone, and the gateway knows no other way"
+        )
+
+
+def _s3(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
+    from acstor_glance.gateway.readers import s3
+
+    return s3.S3Reader(name, options, own.reads, own.timeout_s)
+
+
+def _swift(name: str, store: Any, options: Any, own: Any) -> base.Reader:
+    from acstor_glance.gateway.readers import swift
+
+    if options.swift_store_multi_tenant:
+        why = "with swift_store_multi_tenant each image lies in its owner's account"
+        raise errors.Unusable(name, why)
+    return swift.SwiftReader(name, store, own.reads, own.timeout_s)
+
+
+def _rbd(name: str, store: Any, _options: Any, _own: Any) -> base.Reader:
+    from acstor_glance.gateway.readers import rbd
+
+    return rbd.RbdReader(name, store)
+
+
+def _web(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
+    from acstor_glance.gateway.readers import web
+
+    return web.WebReader(name, options, own.timeout_s)
+
+
+_MAKERS: Mapping[str, Callable[[str, Any, Any, Any], base.Reader]] = {
+    "s3": _s3,
+    "swift": _swift,
+    "rbd": _rbd,
+    "http": _web,
+}
+"""Drivers that read whole objects alone, and what reads parts of theirs."""
+
+
+def _register(conf: cfg.ConfigOpts) -> dict[str, str]:
+    """Register the options of the stores; return the drivers by the stores' names.
+
+    :raises errors.Unusable: there are none
+    """
+    conf.register_opts([cfg.DictOpt("enabled_backends")])
+    enabled: dict[str, str] = dict(conf.enabled_backends or {})
+    if not enabled:
+        raise errors.Unusable(
+            "[DEFAULT] enabled_backends",
+            "it is not set",
+            "Name glance-api.conf, whose stores are read; with the older [glance_store] stores the "
+            "gateway does not work",
+        )
+    glance_store.register_store_opts(conf)
+    return enabled

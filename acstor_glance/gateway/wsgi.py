@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway for a WSGI server: ``acstor_glance.gateway.wsgi:application``.
+
+The configuration is Glance's own, with the groups ``[acstor_glance]`` and ``[acstor_gateway]``: the
+files that ``ACSTOR_GATEWAY_CONF`` names, separated by colons, else those that oslo.config finds
+for ``glance-api``.
+"""
+
+import os
+
+from oslo_config import cfg
+from oslo_log import log
+
+from acstor_common import conf as common_conf
+from acstor_glance.gateway import app
+from acstor_glance.gateway import conf as gateway_conf
+
+
+def load(files: list[str]) -> app.Wsgi:
+    """Return the application that configuration files describe.
+
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    :raises errors.Unusable: the stores or the service user are not as they should be
+    """
+    conf = cfg.CONF  # glance_store knows no other
+    log.register_options(conf)
+    args = [part for file in files for part in ("--config-file", file)]
+    options = gateway_conf.list_opts()
+    common_conf.read(
+        conf, args, "glance-api", gateway_conf.register_opts, options, project="glance"
+    )
+    log.setup(conf, "acstor-glance-gateway")
+    for stray in common_conf.strays(conf, options):
+        if stray.section.lower() == gateway_conf.GROUP.name:  # the others are Glance's
+            common_conf.LOG.warning("%s", stray)
+    return app.make_app(conf)
+
+
+application = load([name for name in os.environ.get("ACSTOR_GATEWAY_CONF", "").split(":") if name])

@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway beside a real Glance, with real stores: S3 and Swift (all in one), files, the web."""
+
+import contextlib
+import dataclasses
+import random
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import trio
+
+from acstor_agent.sources import base
+from acstor_agent.sources import build
+from acstor_agent.sources import gateway
+from acstor_agent.sources import glance
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import http_server
+from tests.lab import runs
+from tests.lab.openstack import acstor_gateway
+from tests.lab.openstack import api
+from tests.lab.openstack import ceph
+from tests.lab.openstack import cloud
+from tests.lab.openstack import glance as glance_service
+from tests.lab.openstack import ini
+from tests.lab.openstack import installed
+from tests.lab.openstack import swift
+from tests.lab.openstack import uploads
+
+MIB = 1 << 20
+TIMEOUT_S = 2.0
+READS = 2
+STORES = ("fs", "s3", "swift", "rbd")
+DATA = random.Random(17).randbytes(MIB + 777)
+LARGE = random.Random(18).randbytes(9 * MIB + MIB // 2 + 5)
+"""Uploaded to S3 in several parts, to Swift in segments, and not aligned to either."""
+
+
+@dataclasses.dataclass
+class Place:
+    """A cloud whose Glance has four stores, and its gateway."""
+
+    lab: cloud.Cloud
+    objects: swift.Swift
+    ceph: ceph.Ceph | None
+    gateway: acstor_gateway.Gateway
+
+    def stores(self) -> ini.Sections:
+        """Return what Glance's configuration says of its stores."""
+        return acstor_gateway.stores(self.lab, self.objects, self.ceph)
+
+    def token(self, user: str) -> str:
+        return str(self.lab.session(user).get_token())
+
+    def upload(self, store: str, data: bytes = DATA, **options: Any) -> ids.ImageId:
+        """Upload a tenant's private image to one of the stores."""
+        if store == "rbd" and self.ceph is None:
+            pytest.skip("Ceph is not installed: run tools/install.sh")
+        record = {"disk_format": "raw", "container_format": "bare", "visibility": "private"}
+        record |= {"name": f"test-{uuid.uuid4()}", **options}
+        image_id = self.ask("tenant", "POST", "/v2/images", json=record).json()["id"]
+        headers = {"Content-Type": "application/octet-stream", "X-Image-Meta-Store": store}
+        path = f"/v2/images/{image_id}/file"
+        # In chunks, as glanceclient sends it: of a length that it knows Glance's driver for Swift
+        # cannot store the last segment, if that is shorter than the others (glance_store 5.7).
+        self.ask("tenant", "PUT", path, data=iter([data]), headers=headers).raise_for_status()
+        return ids.parse_image_id(image_id)
+
+    def ask(self, user: str, method: str, path: str, **options: Any) -> requests.Response:
+        """Ask Glance."""
+        where = {"endpoint_filter": {"service_type": "image"}, "raise_exc": False}
+        return self.lab.session(user).request(path, method, **where, **options)
+
+    def read(
+        self,
+        image_id: str,
+        wanted: str = "bytes=0-99",
+        user: str = "acstor",
+        at: acstor_gateway.Gateway | None = None,
+    ) -> requests.Response:
+        """Ask the gateway for a range."""
+        headers = {"X-Auth-Token": self.token(user), "Range": wanted}
+        url = f"{(at or self.gateway).url}/v1/images/{image_id}/file"
+        return requests.get(url, headers=headers, timeout=30)
+
+    def s3(self, words: str) -> None:
+        """Do something to the objects of S3, as one who has its keys: ``s3`` is a client."""
+        options = {
+            "endpoint_url": self.objects.s3_url,
+            "aws_access_key_id": swift.S3_USER,
+            "aws_secret_access_key": api.PASSWORD,
+        }
+        script = f"import boto3; s3 = boto3.client('s3', **{options!r}); {words}"
+        runs.tool([installed.BIN / "python", "-c", script])
+
+
+def said(answer: requests.Response, status: int) -> str:
+    """Return the words of a refusal with this status; no store's password is in them."""
+    assert answer.status_code == status, answer.text
+    words: str = answer.json()["error"]["message"]
+    assert api.PASSWORD not in words
+    return words
+
+
+@pytest.fixture(scope="module")
+def _place(openstack_lab: cloud.Cloud) -> Iterator[Place]:
+    if not installed.is_ready():
+        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    openstack_lab.start_image_services()
+    objects = swift.Swift(openstack_lab.folder, openstack_lab.keystone)
+    cluster = ceph.Ceph(openstack_lab.folder) if ceph.is_installed() else None
+    served = acstor_gateway.Gateway(
+        openstack_lab, openstack_lab.folder, timeout_s=TIMEOUT_S, reads=READS, remember_s=30
+    )
+    try:
+        objects.start()
+        if cluster:
+            cluster.start()
+        made = Place(openstack_lab, objects, cluster, served)
+        with openstack_lab.glance.changed(made.stores()):
+            served.start()
+            served.wait_ready()
+            served.register()
+            yield made
+    finally:
+        for part in (served, objects, *([cluster] if cluster else ())):
+            part.stop()
+        for part in (objects, *([cluster] if cluster else ())):
+            part.wipe()
+
+
+@pytest.fixture
+def place(_place: Place) -> Place:
+    """Return the cloud, all of it up."""
+    _place.lab.start_image_services()
+    _place.objects.start()
+    if _place.ceph:
+        _place.ceph.start()
+    _place.gateway.start()
+    _place.gateway.wait_ready()
+    return _place
+
+
+@pytest.fixture
+def web() -> Iterator[http_server.LocalServer]:
+    with http_server.serve({"image": DATA}) as server:
+        yield server
+
+
+RANGES = [(0, 1), (0, len(DATA)), (len(DATA) - 1, 1), (65_536, 65_536), (12_345, 99_999)]
+
+
+@contextlib.contextmanager
+def source_of(place: Place, user: str = "acstor") -> Iterator[gateway.GatewaySource]:
+    yield gateway.GatewaySource(place.lab.session(user))
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_any_range_of_any_store_is_exactly_what_was_uploaded(place, store):
+    blob = base.Blob(place.upload(store), base.BlobKind.IMAGE)
+    with source_of(place) as source:
+        assert await source.size_bytes(blob) == len(DATA)
+        for offset, length in RANGES:
+            assert await source.read(blob, offset, length) == DATA[offset : offset + length]
+        with pytest.raises(errors.ChunkMissing):
+            await source.read(blob, len(DATA) - 1, 2)
+        await source.aclose()
+
+
+@pytest.mark.parametrize("store", ["s3", "swift", "rbd"])
+def test_ranges_across_the_parts_of_large_objects_are_exact(place, store):
+    image_id = place.upload(store, LARGE)
+    for start in (0, MIB - 3, 5 * MIB - 100, 8 * MIB - 1, len(LARGE) - 300_000):
+        stop = min(start + 300_000, len(LARGE))
+        answer = place.read(image_id, f"bytes={start}-{stop - 1}")
+        assert (answer.status_code, answer.content) == (206, LARGE[start:stop])
+        assert answer.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{len(LARGE)}"
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_stored_bytes_of_qcow2_are_read_as_they_are(place, store, tmp_path):
+    data = uploads.qcow2(tmp_path)
+    image_id = place.upload(store, data, disk_format="qcow2")
+    assert place.read(image_id, f"bytes=0-{len(data) - 1}").content == data
+    assert place.read(image_id, "bytes=-512").content == data[-512:]
+
+
+def test_image_on_a_web_server_is_read_there(place, web):
+    image_id = on_the_web(place, web)
+    assert place.read(image_id, "bytes=1000-1999").content == DATA[1000:2000]
+    assert place.read(image_id, "bytes=1048576-").content == DATA[1048576:]
+    web.always = http_server.status(200)
+    assert "no range requests" in said(place.read(image_id), 409)
+    web.always = http_server.status(404)
+    assert "no such object" in said(place.read(image_id), 409)
+    web.always = http_server.status(500)
+    assert "answers 500" in said(place.read(image_id), 502)
+
+
+def on_the_web(place: Place, web: http_server.LocalServer) -> ids.ImageId:
+    """Return an image that lies on a web server, as its location says."""
+    record = {"disk_format": "raw", "container_format": "bare", "name": "web"}
+    image_id = place.ask("admin", "POST", "/v2/images", json=record).json()["id"]
+    where = {"url": f"{web.url}image"}
+    place.ask("admin", "POST", f"/v2/images/{image_id}/locations", json=where).raise_for_status()
+    runs.wait_for(
+        lambda: place.ask("admin", "GET", f"/v2/images/{image_id}").json()["status"] == "active",
+        30,
+        "the image on the web",
+        place.lab.glance.log,
+    )
+    return ids.parse_image_id(image_id)
+
+
+# Who may read what
+
+
+def test_who_may_not_download_reads_nothing(place):
+    image_id = place.upload("s3")
+    assert place.read(image_id, user="tenant").content == DATA[:100]
+    assert "404" in said(place.read(image_id, user="stranger"), 404)
+    url = f"{place.gateway.url}/v1/images/{image_id}/file"
+    for headers in ({}, {"X-Auth-Token": "forged"}, {"X-Roles": "admin", "X-User-Id": "x"}):
+        answer = requests.get(url, headers={"Range": "bytes=0-9", **headers}, timeout=30)
+        assert answer.status_code == 401
+    assert requests.get(f"{place.gateway.url}/healthz", timeout=30).json() == {"status": "ok"}
+
+
+def test_policies_of_glance_decide_who_downloads(place, tmp_path):
+    image_id = place.upload("s3")
+    policy = tmp_path / "policy.json"
+    policy.write_text('{"download_image": "role:admin"}')
+    with place.lab.glance.changed(
+        ini.merged(place.stores(), {"oslo_policy": {"policy_file": policy}})
+    ):
+        assert "403" in said(place.read(image_id, user="tenant"), 403)
+        assert place.read(image_id, user="acstor").content == DATA[:100]
+
+
+def test_deactivated_image_is_read_by_those_alone_whom_glance_lets(place):
+    image_id = place.upload("s3")
+    place.ask("admin", "POST", f"/v2/images/{image_id}/actions/deactivate").raise_for_status()
+    said(place.read(image_id, user="tenant"), 403)
+    assert place.read(image_id, user="acstor").content == DATA[:100]
+
+
+def test_image_that_is_not_active_is_refused(place):
+    record = {"disk_format": "raw", "container_format": "bare", "name": "queued"}
+    image_id = place.ask("tenant", "POST", "/v2/images", json=record).json()["id"]
+    assert "status is queued" in said(place.read(image_id, user="tenant"), 409)
+
+
+# Bounds
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "words"),
+    [
+        ("", 400, "give one range"),
+        ("bytes=0-1,5-6", 400, "give one range"),
+        ("bytes=-", 400, "give one range"),
+        ("items=0-5", 400, "give one range"),
+        ("bytes=9-5", 416, "has"),
+        (f"bytes={len(LARGE)}-", 416, f"{len(LARGE)} bytes"),
+        (f"bytes=0-{len(LARGE) - 1}", 413, "8388608 bytes at most"),
+    ],
+)
+def test_range_that_makes_no_sense_is_refused(place, large, wanted, status, words):
+    assert words in said(place.read(large, wanted), status)
+
+
+@pytest.fixture(scope="module")
+def large(_place: Place) -> ids.ImageId:
+    return _place.upload("fs", LARGE)
+
+
+def test_what_is_no_request_for_a_range_is_refused(place, large):
+    url = f"{place.gateway.url}/v1/images/{large}/file"
+    headers = {"X-Auth-Token": place.token("acstor"), "Range": "bytes=0-9"}
+    assert requests.head(url, headers=headers, timeout=30).status_code == 405
+    assert requests.put(url, b"x", headers=headers, timeout=30).status_code == 405
+    assert "image" in said(place.read("no-image"), 400)
+    said(place.read(str(uuid.uuid4())), 404)
+
+
+# Faults of stores
+
+
+def test_object_with_other_bytes_is_refused_by_its_md5(place):
+    image_id = place.upload("s3")
+    assert place.read(image_id).content == DATA[:100]
+    place.s3(f"s3.put_object(Bucket='images', Key='{image_id}', Body=b'x' * {len(DATA)})")
+    words = said(place.read(image_id), 409)
+    assert words.startswith("store s3: the MD5 of what it has is")
+
+
+def test_object_of_another_size_is_refused(place):
+    image_id = place.upload("s3")
+    place.s3(f"s3.put_object(Bucket='images', Key='{image_id}', Body=b'x' * 1000)")
+    assert said(place.read(image_id), 409) == (
+        f"store s3: it has 1000 bytes, and Glance's record says {len(DATA)}"
+    )
+    assert "shorter" in said(place.read(image_id, "bytes=5000-5999"), 409)
+
+
+def test_object_that_is_gone_is_refused_until_glance_forgets_the_image(place):
+    image_id = place.upload("s3")
+    assert place.read(image_id).status_code == 206
+    place.s3(f"s3.delete_object(Bucket='images', Key='{image_id}')")
+    assert said(place.read(image_id), 409) == "store s3: it has no such object"
+    place.ask("admin", "DELETE", f"/v2/images/{image_id}")
+    said(place.read(image_id), 404)
+
+
+def test_store_that_refuses_the_credentials_is_named_and_new_ones_count_after_a_start(place):
+    image_id = place.upload("s3")
+    place.objects.replace_s3_key("another-key")
+    place.objects.s3.restart()
+    try:
+        assert "store s3: it refuses the credentials" in said(place.read(image_id), 502)
+        new = ini.merged(place.stores(), {"s3": {"s3_store_secret_key": "another-key"}})
+        with place.lab.glance.changed(new):
+            place.gateway.restart()
+            assert place.read(image_id).content == DATA[:100]
+    finally:
+        place.objects.replace_s3_key(api.PASSWORD)
+        place.objects.s3.restart()
+        place.gateway.restart()
+
+
+def test_store_that_hangs_is_given_up_in_time_and_holds_up_no_other(place):
+    slow, other = place.upload("s3"), place.upload("fs")
+    place.objects.s3.signal(signal.SIGSTOP)
+    try:
+        began_s = time.monotonic()
+        assert f"no answer within {TIMEOUT_S:g} s" in said(place.read(slow), 504)
+        assert time.monotonic() - began_s < TIMEOUT_S + 2
+        assert place.read(other).content == DATA[:100]
+    finally:
+        place.objects.s3.signal(signal.SIGCONT)
+    runs.wait_for(lambda: place.read(slow).content == DATA[:100], 20, "S3", place.gateway.log)
+
+
+def test_rbd_image_that_is_gone_and_ceph_that_hangs_are_told_of(place):
+    gone, there = place.upload("rbd"), place.upload("rbd")
+    assert place.read(gone).content == DATA[:100]
+    place.ceph.remove(gone)
+    assert said(place.read(gone), 409) == "store rbd: it has no such RBD image, or no such pool"
+    assert place.read(there).content == DATA[:100]
+    place.ceph.osd.signal(signal.SIGSTOP)
+    try:
+        assert "store rbd: no answer within" in said(place.read(there, "bytes=500000-"), 504)
+        assert place.read(place.upload("fs")).content == DATA[:100]
+    finally:
+        place.ceph.osd.signal(signal.SIGCONT)
+    runs.wait_for(
+        lambda: place.read(there, "bytes=500000-").content == DATA[500_000:],
+        30,
+        "Ceph",
+        place.gateway.log,
+    )
+
+
+def test_store_that_is_down_is_unreachable_until_it_is_back(place):
+    image_id = place.upload("s3")
+    place.objects.s3.kill()
+    assert "store s3: EndpointConnectionError" in said(place.read(image_id), 502)
+    place.objects.start()
+    assert place.read(image_id).content == DATA[:100]
+
+
+def test_image_that_moved_to_another_store_is_read_there(place):
+    image_id = place.upload("s3")
+    assert place.read(image_id).content == DATA[:100]  # where it is is known from now on
+    wanted = {"method": {"name": "copy-image"}, "stores": ["swift"]}
+    place.ask("admin", "POST", f"/v2/images/{image_id}/import", json=wanted).raise_for_status()
+    runs.wait_for(lambda: is_in(place, image_id, "s3,swift"), 60, "the copy", place.lab.glance.log)
+    place.ask("admin", "DELETE", f"/v2/stores/s3/{image_id}").raise_for_status()
+    assert place.read(image_id, "bytes=5-9").content == DATA[5:10]
+
+
+def is_in(place: Place, image_id: str, stores: str) -> bool:
+    record = place.ask("admin", "GET", f"/v2/images/{image_id}").json()
+    return record["stores"] == stores and glance_service.is_imported(record)
+
+
+def test_store_that_the_gateway_does_not_know_is_refused_by_name(place, tmp_path):
+    class Narrow(acstor_gateway.Gateway):
+        def sections(self) -> ini.Sections:
+            return ini.merged(super().sections(), {"DEFAULT": {"enabled_backends": "fs:file"}})
+
+    narrow = Narrow(place.lab, tmp_path)
+    narrow.start()
+    try:
+        narrow.wait_ready()
+        words = said(place.read(place.upload("swift"), at=narrow), 409)
+        assert words.startswith("store swift: the gateway does not read it (swift+http)")
+        assert place.read(place.upload("fs"), at=narrow).content == DATA[:100]
+    finally:
+        narrow.stop()
+
+
+def test_no_log_has_a_password_of_a_store(place):
+    for store in ("fs", "s3", "swift"):
+        place.read(place.upload(store))
+    assert api.PASSWORD not in place.gateway.log()
+
+
+# The agent
+
+
+async def test_agent_comes_to_the_gateway_by_itself_where_glance_has_no_ranges(place):
+    in_s3, in_files = (base.Blob(place.upload(s), base.BlobKind.IMAGE) for s in ("s3", "fs"))
+    async with trio.open_nursery() as nursery:
+        first = glance.GlanceSource(place.lab.session("acstor"))
+        second = gateway.GatewaySource(place.lab.session("acstor"))
+        made = [build.wrapped(source, nursery, random.Random(1)) for source in (first, second)]
+        both = build.failover.FailoverSource(made)
+        for blob in (in_s3, in_files):
+            assert await both.size_bytes(blob) == len(DATA)
+            for offset, length in RANGES:
+                assert await both.read(blob, offset, length) == DATA[offset : offset + length]
+        await both.aclose()
+        nursery.cancel_scope.cancel()
+    assert f"/v1/images/{in_files.image_id}/file" not in place.gateway.log()
+    # One of the agent, who asks for a range once, and one of the gateway, who asks for the right.
+    asked = place.lab.glance.log().count(f"GET /v2/images/{in_s3.image_id}/file ")
+    assert asked == 2
+
+
+async def test_agent_says_which_store_is_not_read_and_why(place):
+    image_id = place.upload("s3")
+    place.s3(f"s3.delete_object(Bucket='images', Key='{image_id}')")
+    with source_of(place) as source:
+        with pytest.raises(errors.ChunkRefused, match="store s3: it has no such object"):
+            await source.size_bytes(base.Blob(image_id, base.BlobKind.IMAGE))
+        await source.aclose()
+
+
+async def test_gateway_that_was_killed_is_unreachable_until_it_is_back(place):
+    blob = base.Blob(place.upload("swift"), base.BlobKind.IMAGE)
+    with source_of(place) as source:
+        assert await source.read(blob, 0, 10) == DATA[:10]
+        place.gateway.kill()
+        with pytest.raises(errors.SourceUnreachable):
+            await source.read(blob, 10, 10)
+        place.gateway.start()
+        await trio.to_thread.run_sync(place.gateway.wait_ready)
+        assert await source.read(blob, 10, 10) == DATA[10:20]
+        await source.aclose()

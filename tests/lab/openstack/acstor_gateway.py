@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""acstor's gateway beside the lab's Glance, with the stores of Glance's own configuration.
+
+The rule: it runs in the virtualenv of Glance, which has the libraries of the stores.
+"""
+
+import pathlib
+from collections.abc import Mapping
+
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import api
+from tests.lab.openstack import ceph
+from tests.lab.openstack import cloud
+from tests.lab.openstack import ini
+from tests.lab.openstack import swift
+
+SERVICE_TYPE = "acstor-gateway"
+
+
+class Gateway(api.Api):
+    """The gateway as any WSGI server runs it.
+
+    :param changed: options of [acstor_gateway]
+    """
+
+    module = "acstor_glance.gateway.wsgi"
+    conf_name = "acstor-gateway.conf"
+
+    def __init__(self, lab: cloud.Cloud, folder: pathlib.Path, **changed: object) -> None:
+        super().__init__("acstor-glance-gateway", folder)
+        self._lab, self._options = lab, changed
+
+    def sections(self) -> ini.Sections:
+        """Return what its configuration has beside Glance's."""
+        return {
+            "acstor_glance": acstor_glance.options(self._lab, self.folder / "state"),
+            "acstor_gateway": self._options,
+        }
+
+    def environment(self) -> Mapping[str, str]:
+        """Return where the configuration lies."""
+        return {"ACSTOR_GATEWAY_CONF": f"{self._lab.glance.conf_file}:{self.conf_file}"}
+
+    def register(self) -> None:
+        """Name it in Keystone's catalog, in place of an earlier one."""
+        identity = self._lab.connect().identity
+        for old in identity.services(type=SERVICE_TYPE):
+            identity.delete_service(old)
+        service = identity.create_service(name="acstor-gateway", type=SERVICE_TYPE)
+        for interface in ("internal", "public"):
+            identity.create_endpoint(
+                service_id=service.id, interface=interface, url=self.url, region_id=api.REGION
+            )
+
+
+def stores(lab: cloud.Cloud, objects: swift.Swift, cluster: ceph.Ceph | None) -> ini.Sections:
+    """Return what Glance's configuration needs to have stores of each kind beside its files.
+
+    Objects of Swift that are larger than 2 MiB are made of segments.
+    """
+    project_id = lab.session("glance").get_project_id()
+    enabled = "fs:file,s3:s3,swift:swift,web:http"
+    if cluster:
+        enabled += ",rbd:rbd"
+    return {
+        **(cluster.store() if cluster else {}),
+        "DEFAULT": {"enabled_backends": enabled},
+        # Of locations on the web: Glance takes none on the loopback otherwise.
+        "import_filtering_opts": {"allowed_ports": "[]", "allowed_hosts": "[127.0.0.1]"},
+        "s3": {
+            "s3_store_host": objects.s3_url,
+            "s3_store_access_key": swift.S3_USER,
+            "s3_store_secret_key": api.PASSWORD,
+            "s3_store_bucket": "images",
+            "s3_store_create_bucket_on_put": True,
+            "s3_store_bucket_url_format": "path",
+            "s3_store_large_object_size": 8,
+            "s3_store_large_object_chunk_size": 5,
+        },
+        "swift": {
+            "swift_store_auth_version": "3",
+            "swift_store_auth_address": lab.keystone.auth_url,
+            "swift_store_user": "service:glance",
+            "swift_store_key": api.PASSWORD,
+            "swift_store_endpoint": objects.url(str(project_id)),
+            "swift_store_create_container_on_put": True,
+            "swift_store_large_object_size": 2,
+            "swift_store_large_object_chunk_size": 1,
+        },
+    }

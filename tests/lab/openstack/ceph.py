@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ceph of the distribution with one monitor and one OSD: as little as gives RBD images.
+
+There is no manager daemon: reading and writing needs none.  The rule: everything lies beneath the
+state folder, keys included; the OSD's space is a sparse file.
+"""
+
+import pathlib
+import shutil
+import uuid
+from collections.abc import Sequence
+
+from acstor_common import errors
+from tests.lab import runs
+from tests.lab.openstack import daemon
+from tests.lab.openstack import ini
+
+POOL = "images"
+USER = "glance"
+OSD_BYTES = 2 << 30
+_DEADLINE_S = 120.0
+
+
+def is_installed() -> bool:
+    """Say whether the distribution's packages are here."""
+    return all(shutil.which(name) for name in ("ceph", "ceph-mon", "ceph-osd"))
+
+
+class _Server(daemon.Daemon):
+    """The monitor or the OSD."""
+
+    def __init__(self, name: str, command: Sequence[str | pathlib.Path], ceph: "Ceph") -> None:
+        super().__init__(name, ceph.folder)
+        self._command, self._ceph = command, ceph
+
+    def argv(self) -> Sequence[str | pathlib.Path]:
+        """Return the server in the foreground."""
+        return [*self._command, "--conf", self._ceph.conf_file, "-f"]
+
+
+class Ceph:
+    """A cluster on the loopback; :attr:`conf_file` is what its clients need."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder, self.home = folder, folder / "ceph"
+        self.conf_file = self.home / "ceph.conf"
+        self.keyring = self.home / "keyring"
+        self._port = daemon.port_of(folder, "ceph-mon")
+        self.monitor = _Server("ceph-mon", ["ceph-mon", "-i", "a"], self)
+        self.osd = _Server("ceph-osd", ["ceph-osd", "-i", "0"], self)
+
+    def start(self) -> None:
+        """Start the cluster and wait until objects can be written.
+
+        :raises errors.Unusable: it does not start
+        """
+        is_new = not self.conf_file.exists()
+        if is_new:
+            self._make()
+        self.monitor.start()
+        runs.wait_for(self._has_monitor, _DEADLINE_S, "Ceph's monitor", self.monitor.log)
+        if is_new:
+            self._make_osd()
+        self.osd.start()
+        if is_new:
+            self._ask("osd", "pool", "create", POOL, "8")
+            rights = ["mon", "profile rbd", "osd", f"profile rbd pool={POOL}"]
+            key = self._ask("auth", "get-or-create", f"client.{USER}", *rights)
+            (self.home / f"{USER}.keyring").write_text(key)
+        # It waits until the object is written.
+        probe = ["rados", "--conf", self.conf_file, "--pool", POOL, "put", "probe", self.conf_file]
+        runs.tool(probe)
+
+    def stop(self) -> None:
+        """Stop the cluster."""
+        self.osd.kill()  # what it has not written nobody needs
+        self.monitor.kill()
+
+    def wipe(self) -> None:
+        """Remove all that it has; it is stopped."""
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def store(self) -> ini.Sections:
+        """Return what Glance's configuration needs for a store ``rbd`` here."""
+        options = {
+            "rbd_store_pool": POOL,
+            "rbd_store_user": USER,
+            "rbd_store_ceph_conf": self.conf_file,
+        }
+        return {"rbd": options}
+
+    def remove(self, image_id: str) -> None:
+        """Remove an RBD image behind Glance's back."""
+        tool = ["rbd", "--conf", self.conf_file]
+        name = f"{POOL}/{image_id}"
+        runs.tool([*tool, "snap", "unprotect", f"{name}@snap"])
+        runs.tool([*tool, "snap", "rm", f"{name}@snap"])
+        runs.tool([*tool, "rm", "--no-progress", name])
+
+    def _ask(self, *words: str) -> str:
+        return runs.tool(["ceph", "--conf", self.conf_file, "--connect-timeout", "30", *words])
+
+    def _has_monitor(self) -> bool:
+        try:
+            self._ask("mon", "stat")
+        except errors.Unusable:
+            return False
+        return True
+
+    def _make(self) -> None:
+        for name in ("mon", "osd", "run"):
+            (self.home / name).mkdir(parents=True, exist_ok=True)
+        cluster_id, address = str(uuid.uuid4()), f"[v2:{daemon.LOOPBACK}:{self._port}]"
+        tool = ["ceph-authtool", self.keyring]
+        runs.tool([*tool, "--create-keyring", "--gen-key", "-n", "mon.", "--cap", "mon", "allow *"])
+        all_rights = ["--cap", "mon", "allow *", "--cap", "osd", "allow *"]
+        runs.tool([*tool, "--gen-key", "-n", "client.admin", *all_rights])
+        ini.write(
+            self.conf_file,
+            {
+                "global": {
+                    "fsid": cluster_id,
+                    "mon_host": address,
+                    "mon_data": self.home / "mon",
+                    "osd_data": self.home / "osd",
+                    "run_dir": self.home / "run",
+                    "admin_socket": "",
+                    "log_file": "",
+                    "log_to_stderr": True,
+                    "keyring": self.keyring,
+                    "mon_data_avail_crit": 1,
+                    "mon_allow_pool_size_one": True,
+                    "osd_pool_default_size": 1,
+                    "osd_pool_default_min_size": 1,
+                    "osd_crush_chooseleaf_type": 0,
+                    "bluestore_block_size": OSD_BYTES,
+                    "bluestore_cache_autotune": False,
+                    "bluestore_cache_size": 64 << 20,
+                    "public_addr": daemon.LOOPBACK,
+                    "cluster_addr": daemon.LOOPBACK,
+                },
+                "osd": {"keyring": self.home / "osd" / "keyring"},
+                f"client.{USER}": {"keyring": self.home / f"{USER}.keyring"},
+            },
+        )
+        monitors = self.home / "monmap"
+        made = ["--create", "--addv", "a", address, "--fsid", cluster_id, monitors]
+        runs.tool(["monmaptool", *made])
+        keys = ["--monmap", monitors, "--keyring", self.keyring]
+        runs.tool(["ceph-mon", "--conf", self.conf_file, "--mkfs", "-i", "a", *keys])
+
+    def _make_osd(self) -> None:
+        own_id = str(uuid.uuid4())
+        self._ask("osd", "new", own_id)
+        keyring = self.home / "osd" / "keyring"
+        key = self._ask(
+            "auth", "get-or-create", "osd.0", "mon", "allow profile osd", "osd", "allow *"
+        )
+        keyring.write_text(key)
+        runs.tool(["ceph-osd", "--conf", self.conf_file, "-i", "0", "--mkfs", "--osd-uuid", own_id])

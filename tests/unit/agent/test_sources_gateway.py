@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source gateway, and how the source glance leaves to it what Glance gives no ranges of."""
+
+import json
+
+import pytest
+from oslo_config import cfg
+
+from acstor_agent.sources import base
+from acstor_agent.sources import failover
+from acstor_agent.sources import gateway
+from acstor_agent.sources import glance
+from acstor_common import errors
+from acstor_common import ids
+from tests.fakes import fake_glance
+from tests.fakes import glance_records
+from tests.fakes import http_server
+
+IMAGE = base.Blob(ids.ImageId(glance_records.IMAGE_ID), base.BlobKind.IMAGE)
+DATA = glance_records.BYTES
+AT_GLANCE = f"v2/images/{IMAGE.image_id}/file"
+AT_GATEWAY = f"v1/images/{IMAGE.image_id}/file"
+
+
+@pytest.fixture
+def server():
+    """Return a Glance of which a gateway reads the images."""
+    with http_server.serve({}) as running:
+        fake_glance.fill(running.files, {IMAGE.name: DATA})
+        running.files[AT_GATEWAY] = running.files.pop(AT_GLANCE)
+        yield running
+
+
+@pytest.fixture
+async def source(server):
+    made = gateway.GatewaySource(fake_glance.session(server.url))
+    yield made
+    await made.aclose()
+
+
+async def test_bytes_come_from_the_gateway_and_the_record_from_glance(server, source):
+    assert await source.size_bytes(IMAGE) == len(DATA)
+    assert await source.read(IMAGE, 5, 10) == DATA[5:15]
+    assert source.where == server.url.rstrip("/")
+
+
+async def test_url_of_the_configuration_wins_over_the_catalog(server):
+    session = fake_glance.session("http://127.0.0.1:9")
+    for url in (f"{server.url}", f"{server.url}v1/"):
+        source = gateway.GatewaySource(session, endpoint=server.url, url=url)
+        assert await source.read(IMAGE, 0, 4) == DATA[:4]
+        await source.aclose()
+
+
+async def test_catalog_without_a_gateway_is_told_of(server, monkeypatch):
+    def endpoint(self, session, service_type="", **_options):
+        return server.url if service_type == "image" else None
+
+    monkeypatch.setattr(fake_glance.ServiceUser, "get_endpoint", endpoint)
+    source = gateway.GatewaySource(fake_glance.session(server.url))
+    with pytest.raises(errors.ChunkRefused, match="no URL of a gateway"):
+        await source.read(IMAGE, 0, 4)
+    await source.aclose()
+
+
+def conflict(words):
+    def behave(handler, _asked):
+        http_server.answer(handler, 409, words)
+
+    return behave
+
+
+async def test_refusal_has_the_words_of_the_gateway(server, source):
+    said = json.dumps({"error": {"message": "store s9 is not read"}}).encode()
+    server.behaviours = [http_server.fine, conflict(said), conflict(said)]
+    with pytest.raises(errors.ChunkRefused, match="store s9 is not read"):
+        await source.read(IMAGE, 0, 4)
+
+
+@pytest.mark.parametrize("words", [b"", b"no JSON", b'{"error": 5}', b"x" * 100_000])
+async def test_refusal_without_words_is_a_refusal_all_the_same(server, source, words):
+    server.behaviours = [http_server.fine, conflict(words), conflict(words)]
+    with pytest.raises(errors.ChunkRefused, match="the server answered 409"):
+        await source.read(IMAGE, 0, 4)
+
+
+def options(**of_glance):
+    conf = cfg.ConfigOpts()
+    conf.register_opts(glance.GlanceSource.options(), group=glance.GROUP)
+    conf.register_opts(gateway.GatewaySource.options(), group=gateway.GROUP)
+    conf([], default_config_files=[], default_config_dirs=[])
+    for name, value in of_glance.items():
+        conf.set_override(name, value, glance.GROUP)
+    return conf
+
+
+async def test_gateway_signs_in_as_glance_does_unless_it_is_told_otherwise():
+    keystone = {"auth_url": "http://192.0.2.1:5000/v3"}
+    user = {"username": "acstor", "password": "p$$1", "project_name": "service"}
+    credential = {"application_credential_id": "i", "application_credential_secret": "s"}
+    for auth_type, given in [("password", user), ("v3applicationcredential", credential)]:
+        conf = options(auth_type=auth_type, interface="public", **keystone, **given)
+        own, theirs = conf[gateway.GROUP], conf[glance.GROUP]
+        for name in ("auth_type", "interface", *keystone, *given):
+            assert own[name] == theirs[name]
+        await gateway.GatewaySource.from_conf(own).aclose()
+    conf.set_override("auth_url", "http://192.0.2.2/v3", gateway.GROUP)
+    assert conf[gateway.GROUP].auth_url == "http://192.0.2.2/v3"
+
+
+def test_configuration_without_keystone_names_the_option():
+    with pytest.raises(errors.Unusable, match=r"\[source_gateway\] auth_url: it is not set"):
+        gateway.GatewaySource.from_conf(options()[gateway.GROUP])
+
+
+async def test_glance_is_asked_once_for_ranges_that_it_does_not_give(server):
+    server.files[AT_GLANCE] = DATA
+    first = glance.GlanceSource(fake_glance.session(server.url))
+    both = failover.FailoverSource([first, gateway.GatewaySource(fake_glance.session(server.url))])
+    no_ranges = http_server.status(400)
+    server.behaviours = [http_server.fine, no_ranges]  # its record, and a range of it
+    assert await both.size_bytes(IMAGE) == len(DATA)
+    before = len(server.asked)
+    for offset in range(0, 40, 4):
+        assert await both.read(IMAGE, offset, 4) == DATA[offset : offset + 4]
+    assert len(server.asked) == before + 10  # ranges, of the gateway alone
+    await both.aclose()
+
+
+async def test_glance_is_asked_again_when_that_is_old(server, monkeypatch):
+    monkeypatch.setattr(glance, "NO_RANGES_S", 0.0)
+    server.files[AT_GLANCE] = DATA
+    source = glance.GlanceSource(fake_glance.session(server.url))
+    server.behaviours = [http_server.fine, http_server.status(400)]
+    with pytest.raises(errors.ChunkRefused):
+        await source.read(IMAGE, 0, 4)
+    assert await source.read(IMAGE, 0, 4) == DATA[:4]  # the image was moved to a file store
+    await source.aclose()
+
+
+async def test_who_attaches_asks_glance_anew(server):
+    server.files[AT_GLANCE] = DATA
+    source = glance.GlanceSource(fake_glance.session(server.url))
+    server.behaviours = [http_server.fine, http_server.status(400)]
+    with pytest.raises(errors.ChunkRefused, match="name the source gateway as well"):
+        await source.size_bytes(IMAGE)
+    with pytest.raises(errors.ChunkRefused, match="only file and cinder stores"):
+        await source.read(IMAGE, 0, 4)
+    assert await source.size_bytes(IMAGE) == len(DATA)
+    assert await source.read(IMAGE, 0, 4) == DATA[:4]
+    await source.aclose()

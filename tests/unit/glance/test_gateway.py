@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the gateway decides by itself: which range is meant, who is let in, what it forgets."""
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from acstor_glance.gateway import admission
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway import refusal
+from acstor_glance.gateway import remembered
+
+SIZE, LONGEST = 4096, 100
+
+
+@pytest.mark.parametrize(
+    ("header", "offset", "length"),
+    [
+        ("bytes=0-0", 0, 1),
+        ("bytes=0-99", 0, 100),
+        ("bytes=4090-9999", 4090, 6),
+        ("bytes=4000-", 4000, 96),
+        ("bytes=-10", 4086, 10),
+        (" bytes=1-2 ", 1, 2),
+    ],
+)
+def test_one_range_is_what_it_says(header, offset, length):
+    assert byte_range.parse(header, SIZE, LONGEST) == (offset, length)
+
+
+def test_suffix_longer_than_the_image_is_all_of_it():
+    assert byte_range.parse("bytes=-99", 10, LONGEST) == (0, 10)
+    assert byte_range.ByteRange(512, 10).content_range(SIZE) == "bytes 512-521/4096"
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        *((header, 400) for header in ("", "bytes=", "bytes=-", "0-5", "bytes=0-1,3-4")),
+        *((header, 400) for header in ("bytes=a-b", "bytes=1-2-3", "bytes=-1-2", "bytes=٣-٤")),
+        (f"bytes=0-{'9' * 20}", 400),
+        *((header, 416) for header in ("bytes=4096-", "bytes=9-5", "bytes=-0")),
+        *((header, 413) for header in ("bytes=0-100", "bytes=0-", "bytes=-101")),
+    ],
+)
+def test_range_that_makes_no_sense_is_refused(header, status):
+    with pytest.raises(refusal.Refused) as caught:
+        byte_range.parse(header, SIZE, LONGEST)
+    assert caught.value.status == status
+
+
+def test_read_gives_what_it_returns_or_raises():
+    door = admission.Admission("s", reads=1, timeout_s=5)
+    for _ in range(3):
+        assert door.run(lambda: b"bytes") == b"bytes"
+        with pytest.raises(TimeoutError):  # its own, which is not that of the door
+            door.run(raise_timeout)
+
+
+def raise_timeout():
+    raise TimeoutError("of a socket")
+
+
+def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(monkeypatch):
+    monkeypatch.setattr(admission, "QUEUE_S", 0.05)
+    door, go_on = admission.Admission("s", reads=2, timeout_s=0.05), threading.Event()
+    try:
+        for _ in range(2):
+            with pytest.raises(refusal.Refused, match="no answer within") as late:
+                door.run(go_on.wait)
+            assert late.value.status == 504
+        for _ in range(3):
+            with pytest.raises(refusal.Refused, match="2 reads are under way, 2 late") as full:
+                door.run(lambda: pytest.fail("it has no place"))
+            assert (full.value.status, full.value.headers) == (503, {"Retry-After": "1"})
+    finally:
+        go_on.set()
+    monkeypatch.setattr(admission, "QUEUE_S", 5)
+    door = admission.Admission("s", reads=2, timeout_s=5)
+    assert [door.run(lambda: 1) for _ in range(5)] == [1] * 5
+
+
+def test_place_of_a_late_read_is_free_when_it_ends(monkeypatch):
+    monkeypatch.setattr(admission, "QUEUE_S", 5)
+    door, go_on = admission.Admission("s", reads=1, timeout_s=0.2), threading.Event()
+    with pytest.raises(refusal.Refused):
+        door.run(go_on.wait)
+    go_on.set()
+    deadline_s = time.monotonic() + 10
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(refusal.Refused):
+            assert door.run(lambda: 1) == 1
+            break
+    else:
+        pytest.fail("its place is never free")
+
+
+def test_what_is_remembered_ends_and_is_bounded():
+    now = [0.0]
+    known = remembered.Remembered(for_s=10, most=2, clock=lambda: now[0])
+    known.put("a", 1)
+    known.put("b", 2)
+    assert known.get("a") == 1  # used last
+    known.put("c", 3)
+    assert (known.get("a"), known.get("b"), known.get("c")) == (1, None, 3)
+    known.forget("c")
+    known.forget("never known")
+    assert known.get("c") is None
+    now[0] = 10.0
+    assert known.get("a") is None
