@@ -11,6 +11,7 @@ import enum
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -23,6 +24,11 @@ from acstor_glance import sandbox
 QEMU = "qemu-system-x86_64"
 UEFI_FIRMWARE = pathlib.Path("/usr/share/ovmf/OVMF.fd")
 """OVMF as one file that is only read: what a guest stores in variables is gone with it."""
+NOTHING_TO_BOOT = re.compile(
+    rb"No bootable device\.|BdsDxe: No bootable option|UEFI Interactive Shell"
+)
+"""What the firmware shows on the console when it has looked everywhere: SeaBIOS; OVMF without its
+shell, and with it."""
 _ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
 _RESIDENT_SPARE_BYTES = 768 * geometry.MIB
 _TRANSLATION_CACHE_MIB = 128
@@ -154,7 +160,7 @@ def _argv(written: int, image: int, limits: Limits, firmware: Firmware) -> list[
     denied = "obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
     return [
         *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", "pc", "-accel", speed, "-smp", "1"),
+        *("-machine", "pc,graphics=off", "-accel", speed, "-smp", "1"),
         *(("-bios", str(UEFI_FIRMWARE)) if firmware is Firmware.UEFI else ()),
         *(("-cpu", "host") if accel == "kvm" else ()),
         *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
