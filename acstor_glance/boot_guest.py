@@ -21,9 +21,11 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_glance import sandbox
 
-QEMU = "qemu-system-x86_64"
+QEMU, QEMU_IMG = "qemu-system-x86_64", "qemu-img"
 UEFI_FIRMWARE = pathlib.Path("/usr/share/ovmf/OVMF.fd")
 """OVMF as one file that is only read: what a guest stores in variables is gone with it."""
+ARCHITECTURES = ("x86_64", "amd64", "x86", "i386", "i486", "i586", "i686")
+"""What images are called, in Glance's properties, that QEMU runs."""
 NOTHING_TO_BOOT = re.compile(
     rb"No bootable device\.|BdsDxe: No bootable option|UEFI Interactive Shell"
 )
@@ -83,15 +85,15 @@ def make_overlay(written: int, size_bytes: int) -> None:
 
     :raises errors.Unusable: qemu-img is not installed, or fails
     """
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
+    argv = [QEMU_IMG, "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, timeout=60, pass_fds=[written]
         )
     except FileNotFoundError as e:
-        raise errors.Unusable("qemu-img", "it is not installed", "Install QEMU") from e
+        raise errors.Unusable(QEMU_IMG, "it is not installed", "Install QEMU") from e
     if done.returncode:
-        raise errors.Unusable("qemu-img", done.stderr.strip())
+        raise errors.Unusable(QEMU_IMG, done.stderr.strip())
 
 
 @contextlib.contextmanager
