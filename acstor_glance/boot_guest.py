@@ -31,6 +31,8 @@ NOTHING_TO_BOOT = re.compile(
 )
 """What the firmware shows on the console when it has looked everywhere: SeaBIOS; OVMF without its
 shell, and with it."""
+_FIRMWARE_PORT = "0x402"
+"""Where SeaBIOS shows what it shows on the screen, which the guest has not got."""
 _ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
 _RESIDENT_SPARE_BYTES = 768 * geometry.MIB
 _TRANSLATION_CACHE_MIB = 128
@@ -105,7 +107,7 @@ def running(
     firmware: Firmware,
     held_by: sandbox.Sandbox,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run QEMU; its standard output is the guest's console.
+    """Run QEMU; its standard output is the guest's console, and what the firmware says.
 
     :param written: file descriptor of what takes the guest's writes
     :param image: where the image can be read; it is QEMU's alone afterwards
@@ -162,13 +164,14 @@ def _argv(written: int, image: int, limits: Limits, firmware: Firmware) -> list[
     denied = "obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
     return [
         *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", "pc,graphics=off", "-accel", speed, "-smp", "1"),
+        *("-machine", "pc", "-accel", speed, "-smp", "1"),
         *(("-bios", str(UEFI_FIRMWARE)) if firmware is Firmware.UEFI else ()),
         *(("-cpu", "host") if accel == "kvm" else ()),
         *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
         *("-add-fd", f"fd={written},set=1", "-blockdev", json.dumps(disk)),
         *("-device", "virtio-blk-pci,drive=disk,rerror=report,werror=report"),
-        *("-serial", "stdio", "-monitor", "none"),
+        *("-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console"),
+        *("-device", f"isa-debugcon,iobase={_FIRMWARE_PORT},chardev=console", "-monitor", "none"),
         *("-sandbox", f"on,{denied}"),
     ]
 
