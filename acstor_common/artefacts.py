@@ -65,6 +65,7 @@ class BootOrigin(enum.StrEnum):
 
     BUILT = "built"  # the image was booted for it
     RECORDED = "recorded"  # of boots that hosts recorded
+    INHERITED = "inherited"  # of what its predecessor's boot image holds
 
 
 # Properties of images, beside the pointers.
@@ -232,6 +233,11 @@ def _hidden(name: str, kind: str, project_id: str) -> dict[str, Any]:
         "container_format": image_record.SERVED_CONTAINER_FORMAT,
         KIND: kind,
     }
+
+
+def is_stopgap(artefact: image_record.Record | None) -> bool:
+    """Say whether a boot image serves only until the image has its own."""
+    return artefact is not None and artefact.get(ORIGIN) == BootOrigin.INHERITED
 
 
 def check_belongs(

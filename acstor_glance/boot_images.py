@@ -32,6 +32,7 @@ from acstor_glance import boot_guest
 from acstor_glance import boot_ways
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
+from acstor_glance import families
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import plan
@@ -93,15 +94,21 @@ class BootImages:
             present = self._images.artefact_of(image, BOOT_IMAGE)
             build = self._due_build(image, present)
             is_built_soon = build is not None and not build.attempts
-            needed = TRACES_NEEDED if present or is_built_soon else 1
+            has_its_own = present is not None and not artefacts.is_stopgap(present)
+            needed = TRACES_NEEDED if has_its_own or is_built_soon else 1
             traces = self._traces.traces(image_id) if self._ways.records else []
-            if len(traces) < needed and build is None:
+            before = self._before(image) if present is None else None
+            if len(traces) < needed and build is None and before is None:
                 return False
             if self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP) is None:
                 return False
             with self._chunk_map(image) as image_map:
                 if self._merge(image, image_map, present, traces, needed):
                     return True
+                if before is not None and self._inherit(image, image_map, *before):
+                    present = self._images.artefact_of(self._images.read(image_id), BOOT_IMAGE)
+                    if build is None:
+                        return True
                 return build is not None and self._build(image, image_map, present, build)
 
     # Built
@@ -202,7 +209,8 @@ class BootImages:
         merged = boot_trace.merge(fitting, TRACE_SHARE, limit)
         trace = tuple(chunk_no for chunk_no in merged if not image_map.is_zero(chunk_no))
         before = self._head_of(present) if present else None
-        if not trace or (before and not differs(trace, list(before.trace))):
+        is_same = before is not None and not differs(trace, list(before.trace))
+        if not trace or (is_same and not artefacts.is_stopgap(present)):
             return False
         revision = before.header.revision + 1 if before else 1
         output = self._output(image_map.image_id)
@@ -241,7 +249,45 @@ class BootImages:
             return False
         return True
 
-    # Both
+    # Inherited
+
+    def _before(
+        self, image: image_record.Record
+    ) -> tuple[image_record.Record, image_record.Record] | None:
+        """Return the youngest predecessor that has a boot image, and that boot image."""
+        for other in families.predecessors(self._images, image):
+            found = self._images.artefact_of(other, BOOT_IMAGE)
+            if found is not None and not image_record.why_not_served(other):
+                return other, found
+        return None
+
+    def _inherit(
+        self,
+        image: image_record.Record,
+        image_map: chunk_map.ChunkMap,
+        before: image_record.Record,
+        artefact: image_record.Record,
+    ) -> bool:
+        """Make a boot image of what an image has in common with its predecessor's boots."""
+        head = self._head_of(artefact)
+        try:
+            with self._chunk_map(before) as its_map:
+                trace = tuple(head.trace) if head else ()
+                if trace and max(trace) >= len(its_map):
+                    return False
+                trace = families.inherited(trace, its_map, image_map)
+        except (errors.FormatError, errors.Unusable) as exc:
+            LOG.info("image %s: nothing of image %s is used: %s", image["id"], before["id"], exc)
+            return False
+        output = self._output(image_map.image_id)
+        if not trace or not self._write(image, image_map, trace, output, 1):
+            return False
+        self._publish(image, output, 1, artefacts.BootOrigin.INHERITED)
+        LOG.info("image %s: boot image of %d chunks that boots of image %s read",
+                 image["id"], len(trace), before["id"])  # fmt: skip
+        return True
+
+    # All
 
     def _output(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return where the image's boot image is written; what a killed process left there goes.
@@ -275,7 +321,9 @@ class BootImages:
         revision: int,
         origin: artefacts.BootOrigin,
     ) -> None:
-        said = artefacts.boot_properties(artefacts.BootState.READY)
+        is_its_own = origin is not artefacts.BootOrigin.INHERITED
+        state = artefacts.BootState.READY if is_its_own else artefacts.BootState.WAITING
+        said = artefacts.boot_properties(state)
         also = {artefacts.ORIGIN: origin.value}
         try:
             with path.open("rb") as file:

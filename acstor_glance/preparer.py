@@ -176,8 +176,9 @@ class Preparer:
         """Return what asks a listener for the image's boot image, in Glance's import as well."""
         if self._conf.boot_images == "none":
             return artefacts.boot_properties(None)
-        has_one = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE) is not None
-        state = artefacts.BootState.READY if has_one else artefacts.BootState.WAITING
+        present = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
+        has_its_own = present is not None and not artefacts.is_stopgap(present)
+        state = artefacts.BootState.READY if has_its_own else artefacts.BootState.WAITING
         return artefacts.boot_properties(state)
 
     def _make_chunk_map(
