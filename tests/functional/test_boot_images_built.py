@@ -3,6 +3,7 @@
 
 import pathlib
 import shutil
+import threading
 import time
 
 import pytest
@@ -17,8 +18,11 @@ from acstor_glance import boot_service
 from acstor_glance import boot_ways
 from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
+from acstor_glance import guard as glance_guard
+from acstor_glance import listener
 from acstor_glance import preparer
 from acstor_glance import reconciler
+from acstor_glance.cmd import listener as listener_command
 from tests.fakes import boot_sectors
 from tests.fakes import memory_images
 from tests.lab import local
@@ -145,3 +149,38 @@ def test_listener_that_was_killed_loses_no_image_of_its_queue(images, conf, made
     assert findings.boot_states == {"waiting": 2, "building": 1}
     assert made.make(image_id)
     assert image["acstor_boot_state"] == "ready"
+
+
+def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images, conf, made):
+    image_id, image = prepared(images, conf, ENDS_SOON)  # as the import plugin does it
+    counters = glance_counters.Counters()
+    guard = glance_guard.Guard(conf, images, counters)
+    boots = boot_service.BootService(made, BOTH, counters, lambda: guard.needed)
+    preparing = preparer.Preparer(images, conf, counters)
+    looking = reconciler.Reconciler(images, preparing.wanted, builds=True)
+    service = listener.Listener(conf, preparing, looking, counters, guard, boots)
+    worker = threading.Thread(target=service._work)
+    worker.start()
+    boots.start()
+    try:
+        service._seen("image.update", image_id)  # it is told of what the plugin set
+        end_s = time.monotonic() + 60
+        while image["acstor_boot_state"] != "ready":
+            assert time.monotonic() < end_s, image["acstor_boot_state"]
+            time.sleep(0.1)
+    finally:
+        boots.stop()
+        service._queue.close()
+        worker.join(60)
+
+
+def test_listener_is_put_together_as_its_host_allows(conf, monkeypatch):
+    conf.set_override("auth_type", "none", "acstor_glance")
+    conf.set_override("endpoint_override", "http://127.0.0.1:1", "acstor_glance")
+    monkeypatch.setattr(boot_guest, "QEMU", "qemu-that-is-missing")
+    _, counters = listener_command.build(conf)
+    shown = [
+        counters.registry.get_sample_value("acstor_glance_boot_images_made", {"way": way})
+        for way in ("built", "recorded")
+    ]
+    assert shown == [0, 1]
