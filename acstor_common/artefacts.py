@@ -13,6 +13,7 @@ for something else.
 """
 
 import enum
+from collections.abc import Mapping
 from typing import Any
 
 from acstor_common import chunk_map
@@ -49,6 +50,24 @@ class State(enum.StrEnum):
     FAILED = "failed"  # acstor_message says why, acstor_retry when it is tried again
 
 
+class BootState(enum.StrEnum):
+    """How far an image's boot image is; the value of its property ``acstor_boot_state``."""
+
+    WAITING = "waiting"  # for a listener that builds it, or for a boot that a host records
+    BUILDING = "building"  # the image is booted; acstor_boot_retry says when it would be again
+    READY = "ready"  # it is published
+    FAILED = "failed"  # acstor_boot_message says why, acstor_boot_retry when it is tried again
+    UNBOOTABLE = "unbootable"  # there is nothing to boot in it: it is not tried again
+
+
+class BootOrigin(enum.StrEnum):
+    """What a boot image was made of; the value of its property ``acstor_origin``."""
+
+    BUILT = "built"  # the image was booted for it
+    RECORDED = "recorded"  # of boots that hosts recorded
+    INHERITED = "inherited"  # of what its predecessor's boot image holds
+
+
 # Properties of images, beside the pointers.
 STATE = "acstor_state"
 MESSAGE = "acstor_message"
@@ -56,8 +75,9 @@ RETRY = "acstor_retry"  # attempts so far, and when the next one may begin
 STATE_OF = "acstor_state_of"  # id of the image that all of these are about
 BOOT_MESSAGE = "acstor_boot_message"  # why no boot image was built
 BOOT_RETRY = "acstor_boot_retry"  # attempts to build one so far, and when the next one may begin
+BOOT_STATE = "acstor_boot_state"  # how far its boot image is
 
-STATE_PROPERTIES = (STATE, MESSAGE, RETRY, STATE_OF, BOOT_MESSAGE, BOOT_RETRY)
+STATE_PROPERTIES = (STATE, MESSAGE, RETRY, STATE_OF, BOOT_STATE, BOOT_MESSAGE, BOOT_RETRY)
 IMAGE_PROPERTIES = (*(kind.pointer for kind in Kind), *STATE_PROPERTIES)
 """Every property that acstor sets on images of tenants."""
 
@@ -79,8 +99,9 @@ OS_HASH_VALUE = "acstor_os_hash_value"
 FORMAT = "acstor_format"  # version of the artefact's own format
 REVISION = "acstor_revision"  # grows when a better one takes its place
 SCOPE = "acstor_scope"  # of a chunk map: scope in which the image's chunks are named
+ORIGIN = "acstor_origin"  # of a boot image: what it was made of
 
-ARTEFACT_PROPERTIES = (KIND, OF_IMAGE, OS_HASH_ALGO, OS_HASH_VALUE, FORMAT, REVISION, SCOPE)
+ARTEFACT_PROPERTIES = (KIND, OF_IMAGE, OS_HASH_ALGO, OS_HASH_VALUE, FORMAT, REVISION, SCOPE, ORIGIN)
 """Every property that acstor sets on its artefacts."""
 
 MESSAGE_CHARACTERS = 255
@@ -103,6 +124,24 @@ def state_of(image: image_record.Record) -> State | None:
         return State(image_record.text_of(image, STATE))
     except ValueError:
         return None
+
+
+def boot_state_of(image: image_record.Record) -> BootState | None:
+    """Return how far the image's boot image is; None if nothing says so about this very image."""
+    if state_of(image) is not State.READY:
+        return None
+    try:
+        return BootState(image_record.text_of(image, BOOT_STATE))
+    except ValueError:
+        return None
+
+
+def boot_properties(state: BootState | None, message: str = "", retry: str = "") -> dict[str, str]:
+    """Return the properties that say how far the boot image is; an empty one is to be removed.
+
+    :param state: None: nobody makes boot images
+    """
+    return {BOOT_STATE: state or "", BOOT_MESSAGE: fitting(message), BOOT_RETRY: retry}
 
 
 def state_properties(
@@ -157,11 +196,11 @@ def new_artefact(
     project_id: str,
     format_version: int,
     revision: int = 1,
-    scope_name: str = "",
+    also: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the record with which an artefact of ``image`` is made in Glance.
 
-    :param scope_name: of a chunk map: the scope in which it names chunks
+    :param also: what its kind alone has: SCOPE of a chunk map, ORIGIN of a boot image
     :raises ValueError: the image has no hash yet, so nothing can be bound to it
     """
     os_hash = image_record.os_hash_of(image)
@@ -175,7 +214,7 @@ def new_artefact(
         OS_HASH_VALUE: os_hash.value.hex(),
         FORMAT: str(format_version),
         REVISION: str(revision),
-        **({SCOPE: scope_name} if scope_name else {}),
+        **(also or {}),
     }
 
 
@@ -194,6 +233,11 @@ def _hidden(name: str, kind: str, project_id: str) -> dict[str, Any]:
         "container_format": image_record.SERVED_CONTAINER_FORMAT,
         KIND: kind,
     }
+
+
+def is_stopgap(artefact: image_record.Record | None) -> bool:
+    """Say whether a boot image serves only until the image has its own."""
+    return artefact is not None and artefact.get(ORIGIN) == BootOrigin.INHERITED
 
 
 def check_belongs(

@@ -249,7 +249,7 @@ class WrongBytes(Unusable):
 
 
 class DoesNotBoot(Unusable):
-    """Nothing of the image is read when it is booted: it has no boot image."""
+    """An image has nothing that a firmware could boot: it gets no boot image by building."""
 
 
 class AgentUnreachable(AcstorError):

@@ -12,7 +12,8 @@ it hangs, floods its console, ends QEMU or never stops reading, the builder is d
 at its limit, and every chunk is checked against the chunk map before it is kept.
 
 A boot is over when the marker was seen on the console and a little later, or when
-nothing new was read for a while, or at a limit.
+nothing new was read for a while, or at a limit.  Where the firmware says that there is
+nothing to boot there is no boot image: the sectors in which it looked are of no use.
 """
 
 import dataclasses
@@ -42,6 +43,9 @@ from acstor_glance import sandbox
 DEFAULT_MARKER = r"\S login: "
 CONSOLE_TAIL_BYTES = 64 * geometry.KIB
 SECTOR_BYTES = 512
+BOOT_CODE_BYTES = 440
+"""What the BIOS starts, at the head of the image; the partition table follows."""
+_OTHER_FIRMWARE = "If it boots by the other one, set its property hw_firmware_type (bios or uefi)"
 _LOOK_S = 0.25
 _KILLED = [
     status
@@ -61,6 +65,7 @@ class End(enum.Enum):
     TIME = "time"  # the time was up
     FULL = "full"  # more chunks were read than a boot image may have
     ENDED = "ended"  # the guest, or QEMU, has ended
+    NOTHING = "nothing"  # the firmware found nothing to boot
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,7 +110,8 @@ def build(
     :param image_map: the image's chunk map
     :param marker: regular expression of what the console shows when the boot is over
     :param held_by: what keeps QEMU away from this host
-    :raises errors.Unusable: QEMU cannot be run or takes too much, or the image does not boot
+    :raises errors.DoesNotBoot: there is nothing to boot in it, by this firmware
+    :raises errors.Unusable: QEMU cannot be run or takes too much
     :raises errors.ChunkInvalid: the image is not the one that the chunk map is of
     :raises OSError: the image cannot be read, or the output not written
     """
@@ -114,6 +120,10 @@ def build(
         if size_bytes != image_map.geometry.size_bytes:
             why = f"it has {size_bytes} bytes, its chunk map says {image_map.geometry.size_bytes}"
             raise errors.Unusable(str(image), why, "Make the chunk map again")
+        if firmware is boot_guest.Firmware.BIOS and not any(file.read(BOOT_CODE_BYTES)):
+            raise _nothing_by(
+                image, firmware
+            )  # the BIOS would run zeros if a partition table says so
         recording = record(
             file.fileno(),
             image_map.geometry,
@@ -123,6 +133,8 @@ def build(
             held_by,
             progress,
         )
+        if recording.end is End.NOTHING:
+            raise _nothing_by(image, firmware)
         head = write(file.fileno(), image_map, recording.trace, output, revision)
     if not head.header.chunk_count:
         output.unlink()
@@ -136,6 +148,11 @@ def build(
         size_bytes,
         round(recording.seconds_s, 3),
     )
+
+
+def _nothing_by(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.DoesNotBoot:
+    why = f"it does not boot: it has no boot loader that the firmware ({firmware}) finds"
+    return errors.DoesNotBoot(str(image), why, _OTHER_FIRMWARE)
 
 
 def write(
@@ -278,6 +295,7 @@ class _Watch:
         self._tail = b""
         self._console_is_open = True
         self._marked_s: float | None = None
+        self._has_nothing = False
 
     def wait(self, progress: Progress) -> End:
         """Return why the boot is over.
@@ -318,11 +336,15 @@ class _Watch:
         self._tail = (self._tail + text)[-CONSOLE_TAIL_BYTES:]
         if self._marked_s is None and self._marker.search(self._tail):
             self._marked_s = time.monotonic()
+        elif self._marked_s is None and boot_guest.NOTHING_TO_BOOT.search(self._tail):
+            self._has_nothing = True
 
     def _end(self, now_s: float, since_s: float) -> End | None:
         _, is_full, is_over = self._notes.state()
         if self._marked_s is not None and now_s - self._marked_s >= self._limits.settle_s:
             return End.MARKER
+        if self._has_nothing:
+            return End.NOTHING
         if is_full:
             return End.FULL
         if self._process.poll() is not None:

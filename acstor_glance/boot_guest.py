@@ -11,6 +11,7 @@ import enum
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -20,9 +21,18 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_glance import sandbox
 
-QEMU = "qemu-system-x86_64"
+QEMU, QEMU_IMG = "qemu-system-x86_64", "qemu-img"
 UEFI_FIRMWARE = pathlib.Path("/usr/share/ovmf/OVMF.fd")
 """OVMF as one file that is only read: what a guest stores in variables is gone with it."""
+ARCHITECTURES = ("x86_64", "amd64", "x86", "i386", "i486", "i586", "i686")
+"""What images are called, in Glance's properties, that QEMU runs."""
+NOTHING_TO_BOOT = re.compile(
+    rb"No bootable device\.|BdsDxe: No bootable option|UEFI Interactive Shell"
+)
+"""What the firmware shows on the console when it has looked everywhere: SeaBIOS; OVMF without its
+shell, and with it."""
+_FIRMWARE_PORT = "0x402"
+"""Where SeaBIOS shows what it shows on the screen, which the guest has not got."""
 _ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
 _RESIDENT_SPARE_BYTES = 768 * geometry.MIB
 _TRANSLATION_CACHE_MIB = 128
@@ -77,15 +87,15 @@ def make_overlay(written: int, size_bytes: int) -> None:
 
     :raises errors.Unusable: qemu-img is not installed, or fails
     """
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
+    argv = [QEMU_IMG, "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, timeout=60, pass_fds=[written]
         )
     except FileNotFoundError as e:
-        raise errors.Unusable("qemu-img", "it is not installed", "Install QEMU") from e
+        raise errors.Unusable(QEMU_IMG, "it is not installed", "Install QEMU") from e
     if done.returncode:
-        raise errors.Unusable("qemu-img", done.stderr.strip())
+        raise errors.Unusable(QEMU_IMG, done.stderr.strip())
 
 
 @contextlib.contextmanager
@@ -97,7 +107,7 @@ def running(
     firmware: Firmware,
     held_by: sandbox.Sandbox,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run QEMU; its standard output is the guest's console.
+    """Run QEMU; its standard output is the guest's console, and what the firmware says.
 
     :param written: file descriptor of what takes the guest's writes
     :param image: where the image can be read; it is QEMU's alone afterwards
@@ -160,7 +170,8 @@ def _argv(written: int, image: int, limits: Limits, firmware: Firmware) -> list[
         *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
         *("-add-fd", f"fd={written},set=1", "-blockdev", json.dumps(disk)),
         *("-device", "virtio-blk-pci,drive=disk,rerror=report,werror=report"),
-        *("-serial", "stdio", "-monitor", "none"),
+        *("-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console"),
+        *("-device", f"isa-debugcon,iobase={_FIRMWARE_PORT},chardev=console", "-monitor", "none"),
         *("-sandbox", f"on,{denied}"),
     ]
 

@@ -29,8 +29,10 @@ from acstor_common import trace_message
 from acstor_common import whole_file
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
+from acstor_glance import boot_ways
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
+from acstor_glance import families
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import plan
@@ -47,7 +49,8 @@ LONGEST_S = boot_guest.Limits().longest_s
 LIMIT_BYTES = 256 * geometry.MIB
 """What a boot image may hold of its image, before compression. A boot reads some tens of MiB."""
 TRACES_NEEDED = 2
-"""Recorded boots from which on a boot image is made: a single one may have been an odd one."""
+"""Recorded boots from which on a boot image is made: a single one may have been an odd one.  It is
+enough where the image has none and none is about to be built."""
 TRACE_SHARE = 0.5
 """A chunk belongs to the boot image if this share of the boots read it: what one instance alone did
 when it booted would cost the memory of all."""
@@ -56,8 +59,10 @@ when it booted would cost the memory of all."""
 class BootImages:
     """Boot images of the images in Glance."""
 
-    def __init__(self, images: glance_images.Images, conf: cfg.ConfigOpts) -> None:
-        self._images, self._conf = images, conf.acstor_glance
+    def __init__(
+        self, images: glance_images.Images, conf: cfg.ConfigOpts, ways: boot_ways.Ways
+    ) -> None:
+        self._images, self._conf, self._ways = images, conf.acstor_glance, ways
         state_dir = glance_conf.state_dir(conf)
         self._claims = glance_claims.Claims(
             self._conf.coordination_url, state_dir, BOOT_IMAGE.value
@@ -65,19 +70,16 @@ class BootImages:
         self._traces = trace_store.TraceStore(state_dir)
         self._folder = state_dir / "boot"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._builds:
-            self._check_sandbox()
 
     def recorded(self) -> list[ids.ImageId]:
         """Return the images of which boots are recorded: a killed process may owe them an image."""
         return self._traces.images()
 
-    def traced(self, trace: trace_message.BootTrace) -> ids.ImageId | None:
-        """Take in the trace of one boot; return the image if a boot image can be made now."""
+    def traced(self, trace: trace_message.BootTrace) -> ids.ImageId:
+        """Take in the trace of one boot; return its image."""
         count = self._traces.put(trace)
         LOG.info("image %s: %d boots are recorded", trace.image_id, count)
-        is_enough = count >= TRACES_NEEDED
-        return ids.parse_image_id(trace.image_id) if is_enough else None
+        return ids.parse_image_id(trace.image_id)
 
     def make(self, image_id: ids.ImageId) -> bool:
         """Make the boot image that an image should have now; say whether one was made.
@@ -89,38 +91,54 @@ class BootImages:
             image = self._images.read_or_none(image_id) if is_ours else None
             if image is None or image_record.why_not_served(image):
                 return False
+            present = self._images.artefact_of(image, BOOT_IMAGE)
+            build = self._due_build(image, present)
+            is_built_soon = build is not None and not build.attempts
+            has_its_own = present is not None and not artefacts.is_stopgap(present)
+            needed = TRACES_NEEDED if has_its_own or is_built_soon else 1
+            traces = self._traces.traces(image_id) if self._ways.records else []
+            before = self._before(image) if present is None else None
+            if len(traces) < needed and build is None and before is None:
+                return False
             if self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP) is None:
                 return False
             with self._chunk_map(image) as image_map:
-                return self._merge(image, image_map) or self._build(image, image_map)
+                if self._merge(image, image_map, present, traces, needed):
+                    return True
+                if before is not None and self._inherit(image, image_map, *before):
+                    present = self._images.artefact_of(self._images.read(image_id), BOOT_IMAGE)
+                    if build is None:
+                        return True
+                return build is not None and self._build(image, image_map, present, build)
 
     # Built
 
-    @property
-    def _builds(self) -> bool:
-        return self._conf.boot_images in ("built", "both")
-
-    def _check_sandbox(self) -> None:
-        """Say now, and not at the first image, that none can be booted; all else goes on."""
-        try:
-            sandbox.check(sandbox.Sandbox(self._conf.builder_sandbox))
-        except errors.Unusable as exc:
-            LOG.error("no boot images will be built: %s", exc)
-
-    def _build(self, image: image_record.Record, image_map: chunk_map.ChunkMap) -> bool:
-        if not self._builds:
-            return False
-        present = self._images.artefact_of(image, BOOT_IMAGE)
+    def _due_build(
+        self, image: image_record.Record, present: image_record.Record | None
+    ) -> plan.Retry | None:
+        """Return the attempts so far if the image's boot image is to be built now."""
+        if not self._ways.builds:
+            return None
         found = {present["id"]: present} if present else {}
         retry = plan.next_build(image, found, self._images.project_id)
-        now = datetime.datetime.now(datetime.UTC)
-        if retry is None or retry.at is None or retry.at > now:
-            return False
-        retry = plan.Retry.after(retry, now)
-        self._say(image, retry, "it is being built, or the builder was killed")
+        is_due = retry is not None and retry.at is not None and retry.at <= _now()
+        return retry if is_due else None
+
+    def _build(
+        self,
+        image: image_record.Record,
+        image_map: chunk_map.ChunkMap,
+        present: image_record.Record | None,
+        before: plan.Retry,
+    ) -> bool:
+        retry = plan.Retry.after(before, _now())
+        told = "it is being built, or the builder was killed"
+        self._say(image, artefacts.BootState.BUILDING, told, str(retry))
+        revision = artefacts.revision_of(present) + 1 if present else 1
         output = self._output(image_map.image_id)
         limits = boot_guest.Limits(longest_s=LONGEST_S, boot_bytes=LIMIT_BYTES)
         try:
+            _check_machine(image)
             with self._bytes(image) as path:
                 summary = boot_builder.build(
                     path,
@@ -128,26 +146,27 @@ class BootImages:
                     output,
                     limits=limits,
                     firmware=firmware_of(image),
+                    revision=revision,
                     held_by=sandbox.Sandbox(self._conf.builder_sandbox),
                 )
         except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
+            state = artefacts.BootState.FAILED
             if isinstance(exc, errors.DoesNotBoot):
                 retry = plan.Retry(retry.attempts, None)
+                state = artefacts.BootState.UNBOOTABLE
             LOG.info("image %s has no boot image (attempt and next: %s): %s",
                      image["id"], retry, exc)  # fmt: skip
-            self._say(image, retry, str(exc))
+            self._say(image, state, _words(exc), str(retry))
             return False
         LOG.info("image %s: boot image built: %s", image["id"], summary)
-        self._publish(image, output, revision=1)
-        self._say(image, None, "")
+        self._publish(image, output, revision, artefacts.BootOrigin.BUILT)
         return True
 
-    def _say(self, image: image_record.Record, retry: plan.Retry | None, message: str) -> None:
-        """Write on the image when its boot image is built next, and why it has none."""
-        said = {
-            artefacts.BOOT_RETRY: str(retry) if retry else "",
-            artefacts.BOOT_MESSAGE: artefacts.fitting(message),
-        }
+    def _say(
+        self, image: image_record.Record, state: artefacts.BootState, message: str, retry: str
+    ) -> None:
+        """Write on the image how far its boot image is, why, and when it is built next."""
+        said = artefacts.boot_properties(state, message, retry)
         self._images.set_properties(image["id"], said)
 
     @contextlib.contextmanager
@@ -170,36 +189,41 @@ class BootImages:
 
     # Recorded
 
-    def _merge(self, image: image_record.Record, image_map: chunk_map.ChunkMap) -> bool:
+    def _merge(
+        self,
+        image: image_record.Record,
+        image_map: chunk_map.ChunkMap,
+        present: image_record.Record | None,
+        traces: Sequence[trace_message.BootTrace],
+        needed: int,
+    ) -> bool:
         cut = image_map.geometry
         fitting = [
             boot.trace
-            for boot in self._traces.traces(image_map.image_id)
+            for boot in traces
             if (boot.size_bytes, boot.chunk_bytes) == (cut.size_bytes, cut.chunk_bytes)
         ]
-        if len(fitting) < TRACES_NEEDED:
+        if len(fitting) < needed:
             return False
         limit = max(1, LIMIT_BYTES // cut.chunk_bytes)
         merged = boot_trace.merge(fitting, TRACE_SHARE, limit)
         trace = tuple(chunk_no for chunk_no in merged if not image_map.is_zero(chunk_no))
-        before = self._present(image)
-        if not trace or (before and not differs(trace, list(before.trace))):
+        before = self._head_of(present) if present else None
+        is_same = before is not None and not differs(trace, list(before.trace))
+        if not trace or (is_same and not artefacts.is_stopgap(present)):
             return False
         revision = before.header.revision + 1 if before else 1
         output = self._output(image_map.image_id)
         if not self._write(image, image_map, trace, output, revision):
             return False
-        self._publish(image, output, revision)
+        self._publish(image, output, revision, artefacts.BootOrigin.RECORDED)
         LOG.info(
             "image %s: boot image of %d boots, revision %d", image["id"], len(fitting), revision
         )
         return True
 
-    def _present(self, image: image_record.Record) -> boot_image.Head | None:
-        """Return the head of the image's boot image, if it has a sound one."""
-        artefact = self._images.artefact_of(image, BOOT_IMAGE)
-        if artefact is None:
-            return None
+    def _head_of(self, artefact: image_record.Record) -> boot_image.Head | None:
+        """Return the head of a boot image, if it is sound."""
         raw = bytearray()
         with self._images.opened(artefact["id"]) as pieces:
             for piece in pieces:
@@ -225,7 +249,45 @@ class BootImages:
             return False
         return True
 
-    # Both
+    # Inherited
+
+    def _before(
+        self, image: image_record.Record
+    ) -> tuple[image_record.Record, image_record.Record] | None:
+        """Return the youngest predecessor that has a boot image, and that boot image."""
+        for other in families.predecessors(self._images, image):
+            found = self._images.artefact_of(other, BOOT_IMAGE)
+            if found is not None and not image_record.why_not_served(other):
+                return other, found
+        return None
+
+    def _inherit(
+        self,
+        image: image_record.Record,
+        image_map: chunk_map.ChunkMap,
+        before: image_record.Record,
+        artefact: image_record.Record,
+    ) -> bool:
+        """Make a boot image of what an image has in common with its predecessor's boots."""
+        head = self._head_of(artefact)
+        try:
+            with self._chunk_map(before) as its_map:
+                trace = tuple(head.trace) if head else ()
+                if trace and max(trace) >= len(its_map):
+                    return False
+                trace = families.inherited(trace, its_map, image_map)
+        except (errors.FormatError, errors.Unusable) as exc:
+            LOG.info("image %s: nothing of image %s is used: %s", image["id"], before["id"], exc)
+            return False
+        output = self._output(image_map.image_id)
+        if not trace or not self._write(image, image_map, trace, output, 1):
+            return False
+        self._publish(image, output, 1, artefacts.BootOrigin.INHERITED)
+        LOG.info("image %s: boot image of %d chunks that boots of image %s read",
+                 image["id"], len(trace), before["id"])  # fmt: skip
+        return True
+
+    # All
 
     def _output(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return where the image's boot image is written; what a killed process left there goes.
@@ -252,10 +314,20 @@ class BootImages:
             with mapped_file.mapped(file) as view:
                 yield artefacts.parse_chunk_map(image, view)
 
-    def _publish(self, image: image_record.Record, path: pathlib.Path, revision: int) -> None:
+    def _publish(
+        self,
+        image: image_record.Record,
+        path: pathlib.Path,
+        revision: int,
+        origin: artefacts.BootOrigin,
+    ) -> None:
+        is_its_own = origin is not artefacts.BootOrigin.INHERITED
+        state = artefacts.BootState.READY if is_its_own else artefacts.BootState.WAITING
+        said = artefacts.boot_properties(state)
+        also = {artefacts.ORIGIN: origin.value}
         try:
             with path.open("rb") as file:
-                self._images.publish(BOOT_IMAGE, image, file, revision)
+                self._images.publish(BOOT_IMAGE, image, file, revision, also=also, said=said)
         finally:
             path.unlink()
 
@@ -268,6 +340,29 @@ def firmware_of(image: image_record.Record) -> boot_guest.Firmware:
     """
     wants_uefi = image_record.text_of(image, "hw_firmware_type") == boot_guest.Firmware.UEFI
     return boot_guest.Firmware.UEFI if wants_uefi else boot_guest.Firmware.BIOS
+
+
+def _check_machine(image: image_record.Record) -> None:
+    """Refuse an image for a processor that the builder's guest has not got.
+
+    :raises errors.DoesNotBoot: it is for another one
+    """
+    for name in ("hw_architecture", "architecture"):
+        said = image_record.text_of(image, name).lower()
+        if said and said not in boot_guest.ARCHITECTURES:
+            why = f"its property {name} is {said}, and only x86_64 is booted to build boot images"
+            raise errors.DoesNotBoot(f"image {image['id']}", why)
+
+
+def _words(exc: Exception) -> str:
+    """Return what an error says of an image, without the file in which the builder had it."""
+    if not isinstance(exc, errors.DoesNotBoot):
+        return str(exc)
+    return f"{exc.why}. {exc.remedy}" if exc.remedy else exc.why
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def differs(new: Sequence[int], old: Sequence[int]) -> bool:

@@ -2,31 +2,47 @@
 """Has boot images made: of images that were just prepared, and of boots that agents recorded.
 
 The one rule: a sender of traces costs a look at its message and no more.  What
-follows is done by one thread of ours, an image at a time, and images that wait are
-each in the queue once.
+follows is done by one thread of ours, an image at a time; images that wait are
+each in the queue once, and those that hosts boot come before the others.
+
+Nothing that matters is in the queue: what a killed listener had there the next
+one finds by its traces and by its first reconcile.
 """
 
 import logging
 import threading
+from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
-
-from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import trace_message
 from acstor_glance import boot_images
+from acstor_glance import boot_ways
+from acstor_glance import counters as glance_counters
 from acstor_glance import work_queue
 
 LOG = logging.getLogger(__name__)
 
+Rank = work_queue.Rank
+
 
 class BootService:
-    """The thread that makes boot images, and what it is told."""
+    """The thread that makes boot images, and what it is told.
 
-    def __init__(self, conf: cfg.ConfigOpts, made: boot_images.BootImages) -> None:
-        self.hears_traces = conf.acstor_glance.boot_images in ("recorded", "both")
-        self._made = made
+    :param needed: returns the images that hosts use, as far as it is known
+    """
+
+    def __init__(
+        self,
+        made: boot_images.BootImages,
+        ways: boot_ways.Ways,
+        counters: glance_counters.Counters,
+        needed: Callable[[], Collection[str]],
+    ) -> None:
+        self.hears_traces = ways.records
+        self._made, self._counters, self._needed = made, counters, needed
         self._queue = work_queue.WorkQueue()
         self._owed: set[ids.ImageId] = set()
 
@@ -34,32 +50,43 @@ class BootService:
         """Begin to make what is missing; waits for nothing."""
         if self.hears_traces:
             for image_id in self._made.recorded():
-                self._queue.put(image_id)
+                self._put(image_id, Rank.BOOTED)
         threading.Thread(target=self._work, name="acstor-boot-images", daemon=True).start()
 
     def stop(self) -> None:
         """Begin with no other image."""
         self._queue.close()
 
-    def put(self, image_id: ids.ImageId) -> None:
-        """Note that an image may need a boot image: its chunk map is new, or its build is due."""
-        self._queue.put(image_id)
+    def put(self, image_id: ids.ImageId, *, is_asked: bool = False) -> None:
+        """Note that an image may need a boot image: something has happened to it.
+
+        :param is_asked: an operator wants it
+        """
+        self._put(image_id, Rank.BOOTED if is_asked else Rank.NEW)
 
     def look_again(self, image_ids: Iterable[ids.ImageId]) -> None:
         """Make the boot images that are due, and those that something kept us from."""
-        for image_id in image_ids:
-            self._queue.put(image_id)
+        booted = {*self._needed(), *self._made.recorded()}
         while self._owed:
-            self._queue.put(self._owed.pop())
+            self._put(self._owed.pop(), Rank.BOOTED)
+        for image_id in image_ids:
+            self._put(image_id, Rank.BOOTED if image_id in booted else Rank.OLD)
 
     def heard(self, trace: trace_message.BootTrace) -> None:
         """Take in the trace of one boot."""
-        image_id = self._made.traced(trace)
-        if image_id is not None:
-            self._queue.put(image_id)
+        self._put(self._made.traced(trace), Rank.BOOTED)
+
+    def _put(self, image_id: ids.ImageId, rank: Rank) -> None:
+        self._queue.put(image_id, rank)
+        self._show()
+
+    def _show(self) -> None:
+        waiting, _ = self._queue.sizes()
+        self._counters.boot_images_waiting.set(waiting)
 
     def _work(self) -> None:
         while (image_id := self._queue.take()) is not None:
+            self._show()
             try:
                 self._made.make(image_id)
             except errors.AcstorError as exc:

@@ -81,15 +81,18 @@ OPTS = [
     ),
     cfg.StrOpt(
         "boot_images",
-        default="recorded",
+        default="auto",
         choices=[
+            ("auto", "both where this host has QEMU and can hold it in its sandbox, else recorded"),
             ("none", "make no boot images"),
             ("recorded", "of the boots that agents recorded and sent over the message bus"),
             ("built", "by booting each image once in a throw-away guest on this host"),
             ("both", "by booting it, and better ones of recorded boots"),
         ],
-        help="How boot images are made. To build them needs QEMU and some minutes of a processor "
-        "for each image; for images with the property hw_firmware_type=uefi also OVMF.",
+        help="How boot images are made; a listener decides it when it starts and says it in its "
+        "log and in the metric acstor_glance_boot_images_made. To build them needs QEMU and some "
+        "minutes of a processor for each image; for images with the property "
+        "hw_firmware_type=uefi also OVMF.",
     ),
     cfg.StrOpt(
         "builder_sandbox",

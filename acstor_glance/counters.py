@@ -7,10 +7,13 @@ The names are those of ``doc/source/admin/glance.rst`` and never change.
 import collections
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 
 import prometheus_client
 
+from acstor_common import artefacts
 from acstor_common import metrics_endpoint
+from acstor_glance import boot_ways
 from acstor_glance import protection
 
 
@@ -54,6 +57,29 @@ class Counters:
         self.protects = self._gauge(
             "acstor_glance_protects_images", "Whether needed images are protected: 1, or 0"
         )
+
+        self.boot_images_made = self._gauge(
+            "acstor_glance_boot_images_made",
+            "Whether this listener makes boot images in a way: 1, or 0",
+            ["way"],
+        )
+        self.boot_images = self._gauge(
+            "acstor_glance_boot_images", "Images by how far their boot image is", ["state"]
+        )
+        self.boot_images_waiting = self._gauge(
+            "acstor_glance_waiting_boot_images",
+            "Images that wait for this listener to look at their boot image",
+        )
+
+    def show_ways(self, ways: boot_ways.Ways) -> None:
+        """Show in which ways boot images are made here."""
+        self.boot_images_made.labels("built").set(ways.builds)
+        self.boot_images_made.labels("recorded").set(ways.records)
+
+    def show_boot_states(self, counted: Mapping[artefacts.BootState, int]) -> None:
+        """Show how far boot images are."""
+        for state in artefacts.BootState:
+            self.boot_images.labels(state.value).set(counted.get(state, 0))
 
     def show_needed(self, standings: Iterable[protection.Standing | None]) -> None:
         """Show how the needed images stand."""

@@ -82,6 +82,8 @@ class Guard:
     ) -> None:
         own = conf.acstor_glance
         self.is_on = bool(own.protect_used_images)
+        self.needed: frozenset[str] = frozenset()
+        """Images that hosts use and have not all of, as the decision service told last."""
         self._images, self._counters, self._clock = images, counters, clock
         self._service = decision_client.DecisionClient(conf)
         folder = glance_conf.state_dir(conf)
@@ -127,6 +129,7 @@ class Guard:
         :raises errors.Unusable: the options of the service user make no sense
         """
         needed = _ask(self._service) if self.is_on else None
+        self.needed = frozenset(needed.images if needed else ())
         with self._claimed() as is_ours:
             if not is_ours:
                 return

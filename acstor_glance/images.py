@@ -14,6 +14,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import IO
 from typing import Any
@@ -217,23 +218,26 @@ class Images:
         image: image_record.Record,
         file: IO[bytes],
         revision: int = 1,
-        scope_name: str = "",
+        *,
+        also: Mapping[str, str] | None = None,
+        said: Mapping[str, str] | None = None,
     ) -> ids.ImageId:
         """Store ``file`` as the artefact of ``image``, point to it, delete the ones before it.
 
         A kill at any moment leaves the old artefact in force or the new one; what is left over
         is an orphan that a reconcile deletes.
 
-        :param scope_name: of a chunk map: the scope in which it names chunks
+        :param also: properties of the artefact that its kind alone has
+        :param said: properties of the image that change together with its pointer
         :raises ValueError: the image has no hash yet
         :raises errors.ImageGone: the image was deleted meanwhile
         """
         made = artefacts.new_artefact(
-            image, kind, self.project_id, FORMAT_VERSIONS[kind], revision, scope_name
+            image, kind, self.project_id, FORMAT_VERSIONS[kind], revision, also
         )
         artefact_id = self.store(made, file)
         try:
-            self.set_properties(image["id"], {kind.pointer: artefact_id})
+            self.set_properties(image["id"], {kind.pointer: artefact_id, **(said or {})})
         except errors.AcstorError:
             self._delete_quietly(artefact_id)
             raise

@@ -44,6 +44,10 @@ SOON_S = 10.0
 MOST_ASKED = 1000
 """Images that operators ask for and that wait; more are left to the next reconcile."""
 
+WELL = (glance_preparer.Outcome.PREPARED, glance_preparer.Outcome.NOTHING)
+"""What comes of an image that may be booted: Glance's import may have prepared it, too."""
+
+Rank = work_queue.Rank
 SPOOL_AGE_S = 2 * 86400.0
 STOP_S = 10.0
 
@@ -123,10 +127,10 @@ class Listener:
             return
         LOG.info("image %s: an operator wants it prepared", image_id)
         self._asked[image_id] = wanted.is_forced
-        self._put(image_id)
+        self._put(image_id, Rank.BOOTED)
 
-    def _put(self, image_id: ids.ImageId) -> None:
-        self._queue.put(image_id)
+    def _put(self, image_id: ids.ImageId, rank: Rank = Rank.NEW) -> None:
+        self._queue.put(image_id, rank)
         self._show_queue()
 
     def _wait(self, wait_s: float) -> None:
@@ -149,10 +153,13 @@ class Listener:
             LOG.exception("reconcile: unexpected")
             self._counters.reconciles.labels("failed").inc()
             return SOON_S
-        for image_id in (*findings.todo, *self._asked):
-            self._put(image_id)
+        for image_id in self._asked:
+            self._put(image_id, Rank.BOOTED)
+        for image_id in findings.todo:
+            self._put(image_id, Rank.OLD)
         if self._boots is not None:
             self._boots.look_again(findings.to_boot)
+        self._counters.show_boot_states(findings.boot_states)
         self._counters.deleted_artefacts.inc(len(findings.deleted))
         self._counters.reconciles.labels("whole").inc()
         self._counters.reconciled_at.set(time.time())
@@ -176,11 +183,10 @@ class Listener:
                 LOG.debug("image %s: %s", image_id, outcome)
                 if outcome is glance_preparer.Outcome.FAILED:
                     self._is_due.set()  # the next pass sees when it is tried again
-                is_wanted = outcome is glance_preparer.Outcome.PREPARED or is_forced is not None
                 if outcome is glance_preparer.Outcome.CLAIMED:
                     self._ask_again(image_id, is_forced)
-                elif self._boots is not None and is_wanted:
-                    self._boots.put(image_id)
+                elif self._boots is not None and outcome in WELL:
+                    self._boots.put(image_id, is_asked=is_forced is not None)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; looked at again soon", image_id, exc)
                 self._ask_again(image_id, is_forced)

@@ -137,7 +137,9 @@ def next_build(
     if artefacts.state_of(image) is not artefacts.State.READY:
         return None
     wanted = {artefacts.Kind.BOOT_IMAGE: boot_image.VERSION}
-    has_one = not _why_incomplete(image, found, project_id, wanted)
+    has_one = not _why_incomplete(image, found, project_id, wanted) and not artefacts.is_stopgap(
+        found.get(artefacts.pointer_of(image, artefacts.Kind.BOOT_IMAGE) or "")
+    )
     written = Retry.parse(image_record.text_of(image, artefacts.BOOT_RETRY))
     retry = written or Retry(0, _AT_ONCE)
     return None if has_one or retry.at is None else retry

@@ -167,11 +167,20 @@ class Preparer:
             if kind.pointer in image and self._images.artefact_of(image, kind) is None
         }
         ready = artefacts.state_properties(image_id, artefacts.State.READY)
-        not_built = {artefacts.BOOT_MESSAGE: "", artefacts.BOOT_RETRY: ""}
-        self._images.set_properties(image_id, {**foreign, **ready, **not_built})
+        asked = self._boot_image_asked(image)
+        self._images.set_properties(image_id, {**foreign, **ready, **asked})
         self.spool.remove(image_id)
         seconds = (_now() - started).total_seconds()
         LOG.info("image %s: prepared in %.1f s", image_id, seconds)
+
+    def _boot_image_asked(self, image: image_record.Record) -> dict[str, str]:
+        """Return what asks a listener for the image's boot image, in Glance's import as well."""
+        if self._conf.boot_images == "none":
+            return artefacts.boot_properties(None)
+        present = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
+        has_its_own = present is not None and not artefacts.is_stopgap(present)
+        state = artefacts.BootState.READY if has_its_own else artefacts.BootState.WAITING
+        return artefacts.boot_properties(state)
 
     def _make_chunk_map(
         self, image: image_record.Record, is_forced: bool, progress: Progress
@@ -225,7 +234,7 @@ class Preparer:
         file.seek(0)
         named_in = scope.DedupScope.PROJECT if is_keyed else scope.DedupScope.CLOUD
         before = self._images.artefact_of(image, CHUNK_MAP)
-        self._images.publish(CHUNK_MAP, image, file, scope_name=named_in)
+        self._images.publish(CHUNK_MAP, image, file, also={artefacts.SCOPE: named_in})
         if before is not None and before.get(artefacts.SCOPE) != named_in:
             self._drop_boot_image(image)
 

@@ -6,12 +6,11 @@ the list it returns, and an artefact is deleted only after one more look at the
 image that it names.
 """
 
+import collections
 import dataclasses
 import datetime
 import logging
 from collections.abc import Mapping
-
-from oslo_config import cfg
 
 from acstor_common import artefacts
 from acstor_common import ids
@@ -21,12 +20,15 @@ from acstor_glance import plan
 
 LOG = logging.getLogger(__name__)
 
+BootState = artefacts.BootState
+
 
 @dataclasses.dataclass
 class Findings:
     """What a pass found and did.
 
-    :param to_boot: images whose boot image is to be built now
+    :param to_boot: images whose boot image is to be built now, the youngest first
+    :param boot_states: how many images' boot images are how far
     :param next_at: when the first of the images that wait may be tried again
     """
 
@@ -34,6 +36,9 @@ class Findings:
     artefacts: int = 0
     todo: list[ids.ImageId] = dataclasses.field(default_factory=list)
     to_boot: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    boot_states: collections.Counter[BootState] = dataclasses.field(
+        default_factory=collections.Counter
+    )
     waiting: int = 0
     next_at: datetime.datetime | None = None
     deleted: list[str] = dataclasses.field(default_factory=list)
@@ -50,15 +55,17 @@ class Reconciler:
     """Compares what there is with what there should be.
 
     :param wanted: kinds of artefacts that each image should have (:attr:`Preparer.wanted`)
+    :param builds: boot images are built here
     """
 
     def __init__(
         self,
         images: glance_images.Images,
-        conf: cfg.ConfigOpts,
         wanted: Mapping[artefacts.Kind, int],
+        *,
+        builds: bool,
     ) -> None:
-        self._images, self._conf, self._wanted = images, conf.acstor_glance, wanted
+        self._images, self._wanted, self._builds = images, wanted, builds
 
     def run(self) -> Findings:
         """Go through everything once; delete artefacts that nobody needs.
@@ -72,7 +79,7 @@ class Reconciler:
         images = {record["id"]: record for record in self._images.every()}
         findings = Findings(images=len(images) - len(found.keys() & images.keys()))
         findings.artefacts = len(found)
-        for image in images.values():
+        for image in sorted(images.values(), key=_made_at, reverse=True):
             self._look_at(image, found, now, findings)
         for artefact in found.values():
             self._delete_orphan(artefact, images, now, findings)
@@ -91,7 +98,20 @@ class Reconciler:
             findings.todo.append(image_record.image_id_of(image))
         elif todo.step is plan.Step.WAIT:
             _wait(findings, todo.at)
-        elif self._conf.boot_images in ("built", "both"):
+        else:
+            self._look_at_boot_image(image, found, now, findings)
+
+    def _look_at_boot_image(
+        self,
+        image: image_record.Record,
+        found: dict[str, image_record.Record],
+        now: datetime.datetime,
+        findings: Findings,
+    ) -> None:
+        state = artefacts.boot_state_of(image)
+        if state is not None:
+            findings.boot_states[state] += 1
+        if self._builds:
             build = plan.next_build(image, found, self._images.project_id)
             if build is not None and build.at is not None and build.at <= now:
                 findings.to_boot.append(image_record.image_id_of(image))
@@ -115,6 +135,11 @@ class Reconciler:
             LOG.info("artefact %s: deleted, because %s", artefact["id"], why)
             self._images.delete(artefact["id"])
             findings.deleted.append(artefact["id"])
+
+
+def _made_at(image: image_record.Record) -> str:
+    """Return when an image was made, as Glance writes it (UTC, ISO 8601)."""
+    return image_record.text_of(image, "created_at")
 
 
 def _wait(findings: Findings, at: datetime.datetime | None) -> None:

@@ -272,6 +272,15 @@ class CacheFiles:
             self._behind.mark(slot)
         return True
 
+    def keep_for_boot(self, cid: ids.Cid) -> None:
+        """Keep a part of a boot image before all that others can give again, if it is here.
+
+        It is no longer kept so when many others were used since; see
+        :meth:`public_cache.PublicCache.bound_boot`.
+        """
+        self.promote(cid, public_cache.KeepClass.BOOT)
+        self._core.bound_boot()
+
     # Pinning
 
     def pin(self, cid: ids.Cid, length: int) -> None:

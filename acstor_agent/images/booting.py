@@ -358,6 +358,7 @@ class Booting:
         found = await trio.to_thread.run_sync(
             boot_frames.unpack_checked, self._map, frame, fetched.data, self._what
         )
+        self._host.cache.keep_for_boot(frame.cid)
         return found, fetched.origin
 
     def _keep(self, chunks: dict[ids.Cid, memoryview]) -> None:

@@ -34,6 +34,9 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     :param updated_at: when Glance's record of it changed last
     :param chunk_map: id of the chunk map in Glance; null: there is none
     :param boot_image: id of the boot image in Glance; null: there is none
+    :param boot_state: how far that is: waiting, building, ready, failed or unbootable; null:
+        nothing says so
+    :param boot_message: why it is not there
     :param boot_revision: of the newest boot image that a host has used; 0: none has
     :param hosts: hosts that mirror it
     :param warm_hosts: hosts that have all of it but its zeros
@@ -53,6 +56,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: str | None
     chunk_map: str | None
     boot_image: str | None
+    boot_state: str | None
+    boot_message: str
     boot_revision: int = 0
     hosts: int = 0
     warm_hosts: int = 0
@@ -190,7 +195,7 @@ def records(call: operation.Call, wanted: list[str]) -> image_service.Records:
 
 def _image(held: held_images.OnHosts, record: image_record.Record | None) -> Image:
     known = record or {}
-    state = artefacts.state_of(known) if known else None
+    state, boot_state = artefacts.state_of(known), artefacts.boot_state_of(known)
     return Image(
         image_id=held.image_id,
         name=image_record.text_of(known, "name") if known else None,
@@ -201,6 +206,8 @@ def _image(held: held_images.OnHosts, record: image_record.Record | None) -> Ima
         updated_at=image_record.text_of(known, "updated_at") or None,
         chunk_map=artefacts.pointer_of(known, artefacts.Kind.CHUNK_MAP),
         boot_image=artefacts.pointer_of(known, artefacts.Kind.BOOT_IMAGE),
+        boot_state=boot_state.value if boot_state else None,
+        boot_message=image_record.text_of(known, artefacts.BOOT_MESSAGE) if boot_state else "",
         boot_revision=held.boot_revision,
         hosts=held.hosts,
         warm_hosts=held.warm_hosts,

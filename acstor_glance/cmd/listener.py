@@ -14,6 +14,7 @@ from acstor_common import conf as common_conf
 from acstor_common import errors
 from acstor_glance import boot_images
 from acstor_glance import boot_service
+from acstor_glance import boot_ways
 from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
 from acstor_glance import guard as glance_guard
@@ -33,12 +34,14 @@ def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counte
     counters = glance_counters.Counters()
     images = glance_images.connect(conf)
     preparer = glance_preparer.Preparer(images, conf, counters)
-    reconciler = glance_reconciler.Reconciler(images, conf, preparer.wanted)
-    boots = None
-    if conf.acstor_glance.boot_images != "none":
-        made = boot_images.BootImages(images, conf)
-        boots = boot_service.BootService(conf, made)
+    ways = boot_ways.decide(conf)
+    counters.show_ways(ways)
+    reconciler = glance_reconciler.Reconciler(images, preparer.wanted, builds=ways.builds)
     guard = glance_guard.Guard(conf, images, counters)
+    boots = None
+    if ways.any:
+        made = boot_images.BootImages(images, conf, ways)
+        boots = boot_service.BootService(made, ways, counters, lambda: guard.needed)
     return glance_listener.Listener(conf, preparer, reconciler, counters, guard, boots), counters
 
 

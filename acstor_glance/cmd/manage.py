@@ -145,7 +145,7 @@ class Tool:
     def reconcile(self) -> int:
         """Do what the listener does from time to time."""
         wanted = self._preparer.wanted
-        findings = glance_reconciler.Reconciler(self._images, self._conf, wanted).run()
+        findings = glance_reconciler.Reconciler(self._images, wanted, builds=False).run()
         for artefact_id in findings.deleted:
             self._say({"artefact": artefact_id, "outcome": "deleted"})
         return self._prepare(findings.todo)
@@ -153,7 +153,7 @@ class Tool:
     def show(self) -> int:
         """Show every image of the selection, and where its artefacts are."""
         for image in self._chosen():
-            state = artefacts.state_of(image)
+            state, boot_state = artefacts.state_of(image), artefacts.boot_state_of(image)
             self._say(
                 {
                     "image": image["id"],
@@ -161,6 +161,10 @@ class Tool:
                     "state": state.value if state else "none",
                     **{k.value: artefacts.pointer_of(image, k) for k in artefacts.Kind},
                     "message": image_record.text_of(image, artefacts.MESSAGE) if state else "",
+                    "boot_state": boot_state.value if boot_state else "",
+                    "boot_message": image_record.text_of(image, artefacts.BOOT_MESSAGE)
+                    if boot_state
+                    else "",
                     **self._scope_facts(image),
                 }
             )

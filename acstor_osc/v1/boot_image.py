@@ -9,6 +9,7 @@ from osc_lib.command import command
 
 from acstor_osc import arguments
 from acstor_osc import client
+from acstor_osc import whole
 from acstor_osc.v1 import image
 
 
@@ -26,12 +27,12 @@ class ShowBootImage(command.ShowOne):
         found = api.get(f"/v1/images/{image_id}")
         hosts = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
         states = {host["host"]: host["boot_image"] for host in hosts if host["boot_image"]}
-        names = ("image_id", "boot_image", "boot_revision")
+        names = ("image_id", "boot_image", "boot_state", "boot_message", "boot_revision")
         read = found["read"]["boot"]
         return (
             [*names, "read_bytes", "hosts"],
             [
-                *(found[name] for name in names),
+                *(found.get(name, whole.NOT_TOLD) for name in names),
                 format_columns.SizeColumn(read),
                 format_columns.DictColumn(states),
             ],

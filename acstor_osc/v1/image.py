@@ -40,10 +40,14 @@ class ListImage(command.Lister):
         query = arguments.page(parsed_args)
         found = client.of(self).get("/v1/images", query)["images"]
         return (
-            ["ID", "Name", "State", "Size", "Hosts", "Warm", "In Use", "Whole", *_share_titles()],
+            [
+                *("ID", "Name", "State", "Boot Image", "Size"),
+                *("Hosts", "Warm", "In Use", "Whole", *_share_titles()),
+            ],
             [
                 [
                     *(image[name] for name in ("image_id", "name", "state")),
+                    image.get("boot_state", whole.NOT_TOLD),
                     format_columns.SizeColumn(image["size_bytes"]),
                     image["hosts"],
                     image["warm_hosts"],

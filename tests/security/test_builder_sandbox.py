@@ -24,6 +24,7 @@ from acstor_common import ids
 from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import boot_images
+from acstor_glance import boot_ways
 from acstor_glance import conf as glance_conf
 from acstor_glance import prehash
 from acstor_glance import sandbox
@@ -355,4 +356,8 @@ def test_listener_says_so_when_it_starts_and_does_the_rest(tmp_path, monkeypatch
     conf.set_override("state_dir", str(tmp_path), "acstor_glance")
     conf.set_override("boot_images", "both", "acstor_glance")
     monkeypatch.setattr(sandbox, "BUBBLEWRAP", "bubblewrap-that-is-missing")
-    assert boot_images.BootImages(None, conf).recorded() == []
+    ways = boot_ways.decide(conf)
+    assert ways == boot_ways.Ways(builds=True, records=True)  # as it was told to
+    assert boot_images.BootImages(None, conf, ways).recorded() == []
+    conf.clear_override("boot_images", "acstor_glance")
+    assert boot_ways.decide(conf) == boot_ways.Ways(builds=False, records=True)

@@ -12,6 +12,7 @@ as a victim is *parked*, out of its order, until it is released: so no search
 ever passes the same held slot twice.  A pinned slot is parked as long as it is pinned.
 """
 
+import operator
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -31,6 +32,10 @@ RemoveSlab = cache_actions.RemoveSlab
 SlabAction = cache_actions.SlabAction
 Placement = cache_actions.Placement
 FoundSlab = cache_actions.FoundSlab
+
+BOOT_SHARE = 4
+"""One part of so many of the limit is kept for booting.  A boot image takes 2 to 3 % of its image:
+that is room for those of ten times as many images as the cache holds whole."""
 
 
 class PublicCache:
@@ -173,11 +178,25 @@ class PublicCache:
         """Raise the slot's class to ``keep_class``; say whether it was lower."""
         if slot.is_gone or slot.keep_class >= keep_class:
             return False
-        self._leave_class(slot)
-        slot.keep_class = keep_class
-        slot.order = slot.slab.group.orders[keep_class]
-        self._enter_class(slot)
+        self._change_class(slot, keep_class)
         return True
+
+    def bound_boot(self) -> None:
+        """Keep no more than a part of the limit for booting; what was used last stays.
+
+        The others become borrowed ones.  What the disk says of them stays as it is: a new run keeps
+        them until it is asked to keep another one.
+        """
+        while self.class_bytes[KeepClass.BOOT] > self.limit_bytes // BOOT_SHARE:
+            orders = (group.orders[KeepClass.BOOT] for group in self._slabs.groups.values())
+            first = min(
+                filter(None, (order.first() for order in orders)),
+                key=operator.attrgetter("used_at"),
+                default=None,
+            )
+            if first is None:
+                return  # they are pinned, or were in use when room was needed
+            self._change_class(first, KeepClass.BORROWED)
 
     def let_go(self, slot: cache_slot.Slot) -> bool:
         """Make a borrowed chunk the first to make room until it is used; say whether it is one.
@@ -277,6 +296,12 @@ class PublicCache:
         if not slot.is_parked:
             slot.order.add(slot)
         self._count(slot, 1)
+
+    def _change_class(self, slot: cache_slot.Slot, keep_class: KeepClass) -> None:
+        self._leave_class(slot)
+        slot.keep_class = keep_class
+        slot.order = slot.slab.group.orders[keep_class]
+        self._enter_class(slot)
 
     def _leave_class(self, slot: cache_slot.Slot) -> None:
         if not slot.is_parked:

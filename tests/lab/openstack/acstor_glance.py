@@ -55,7 +55,10 @@ class Listener(daemon.Daemon):
         self._constants = {tuned.RECONCILE_INTERVAL_S: RECONCILE_S, **(constants or {})}
         self.port = daemon.port_of(folder, name)
         self.conf_file = folder / f"{name}.conf"
-        defaults = {"metrics_listen": f"{daemon.LOOPBACK}:{self.port}"}
+        defaults = {
+            "metrics_listen": f"{daemon.LOOPBACK}:{self.port}",
+            "boot_images": "recorded",  # who tests something else boots no images beside it
+        }
         self._sections: ini.Sections = {
             "DEFAULT": {"transport_url": lab.rabbitmq.url, "debug": False},
             "acstor_glance": options(lab, folder / "state", **{**defaults, **changed}),

@@ -146,6 +146,47 @@ async def test_boot_image_comes_from_this_host_the_second_time(host, tmp_path):
     assert read_by(image, "boot") == IN_MEMORY
 
 
+async def press(host, seed, limit_bytes=8 * one_host.geometry.MIB):
+    """Let twice as much come into the cache as it may hold, of no boot image."""
+    data = one_host.image_bytes(2 * limit_bytes, seed)
+    for start in range(0, len(data), CHUNK):
+        chunk = data[start : start + CHUNK]
+        while not host.cache.store(ids.cid_of(chunk), chunk):
+            await host.cache.wait_for_room()
+            await trio.lowlevel.checkpoint()
+
+
+async def test_boot_image_outlives_what_presses_on_the_cache_and_a_new_worker(tmp_path):
+    async with one_host.one_host(tmp_path) as first:
+        first.add(DATA)
+        image = await loaded(first)
+        await check(image, 0, 1)
+        cids = [frame.cid for frame in image.boots.head.frames]
+        image.boots.drop()
+        await press(first, seed=3)
+        assert image.map.cid(0) not in first.cache  # what anybody can give again made room
+        assert all(cid in first.cache for cid in cids)
+        assert first.cache.statistics.chunks_by_class["boot"] == len(cids)
+    async with one_host.one_host(tmp_path) as second:
+        second.add(DATA)
+        second.add_boot_image(DATA, TRACE)
+        await press(second, seed=4)
+        image = await attached(second)
+        image.boots.begin()
+        await until(lambda: image.boots.state is booting.State.READY)
+        await check(image, *TRACE)
+        assert read_by(image, "boot") == IN_MEMORY
+        assert second.chunks.counters.source_bytes == 0
+
+
+async def test_frame_that_finds_no_room_in_the_cache_boots_a_guest_all_the_same(host, monkeypatch):
+    monkeypatch.setattr(host.cache, "store", lambda *_: False)
+    image = await loaded(host)
+    await check(image, *TRACE)
+    assert read_by(image, "boot") == IN_MEMORY
+    assert host.cache.statistics.chunks_by_class["boot"] == 0
+
+
 async def test_after_the_boot_its_chunks_come_out_of_its_frames_into_the_cache(host):
     image = await loaded(host)
     image.boots.drop()

@@ -31,9 +31,8 @@ def test_artefact_made_for_an_image_belongs_to_it() -> None:
 
 
 def test_artefact_is_hidden_private_and_of_the_service_project() -> None:
-    made = artefacts.new_artefact(
-        records.image(), CHUNK_MAP, records.SERVICE_PROJECT, 2, scope_name="project"
-    )
+    also = {artefacts.SCOPE: "project", artefacts.ORIGIN: "built"}
+    made = artefacts.new_artefact(records.image(), CHUNK_MAP, records.SERVICE_PROJECT, 2, also=also)
     assert (made["os_hidden"], made["visibility"]) == (True, "private")
     assert made["owner"] == records.SERVICE_PROJECT
     assert (made["disk_format"], made["container_format"]) == ("raw", "bare")

@@ -15,12 +15,14 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import trace_message
 from acstor_glance import boot_images
+from acstor_glance import boot_ways
 from acstor_glance import conf as glance_conf
 from acstor_glance import prehash
 
 CHUNK = 64 * geometry.KIB
 DATA = random.Random(1).randbytes(20 * CHUNK) + bytes(4 * CHUNK)
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(DATA).digest())
+RECORDED = boot_ways.Ways(builds=False, records=True)
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 
 
@@ -55,13 +57,17 @@ class MemoryGlance:
         data = self.bytes[image_id]
         yield (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
 
-    def publish(self, kind, image, file, revision):
+    def set_properties(self, image_id, properties):
+        self.image.update(properties)
+
+    def publish(self, kind, image, file, revision, also, said):
         raw = file.read()
         head = boot_frames.check([raw], "what was published")
         assert head.header.revision == revision
         assert head.header.binding.os_hash == OS_HASH
         self.published.append((revision, list(head.trace)))
-        self.artefacts[kind] = {"id": "the boot image"}
+        self.artefacts[kind] = {"id": "the boot image", **also}
+        self.image.update(said)
         self.bytes["the boot image"] = raw
 
 
@@ -86,7 +92,7 @@ def conf(tmp_path):
 def made(tmp_path, glance, conf):
     folder = tmp_path / "state"
     folder.mkdir()
-    return boot_images.BootImages(glance, conf)
+    return boot_images.BootImages(glance, conf, RECORDED)
 
 
 def boot(*trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 24):
@@ -99,12 +105,30 @@ def boot(*trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 
     )
 
 
-def test_boot_image_is_made_when_enough_boots_were_recorded(glance, made):
-    assert made.traced(boot(5, 3, 21, 9)) is None
-    assert not made.make(IMAGE_ID)
-    assert made.traced(boot(5, 3, 9, host="h2")) == IMAGE_ID
+def test_one_recorded_boot_is_enough_for_the_first_boot_image_and_two_for_a_better_one(
+    glance, made
+):
+    assert made.traced(boot(5, 3, 21, 9)) == IMAGE_ID
     assert made.make(IMAGE_ID)
     assert glance.published == [(1, [5, 3, 9])]  # chunk 21 is zeros
+    assert glance.image["acstor_boot_state"] == "ready"
+    assert glance.artefacts[artefacts.Kind.BOOT_IMAGE]["acstor_origin"] == "recorded"
+    assert not made.make(IMAGE_ID)
+    made.traced(boot(5, 3, 9, 11, host="h2"))
+    assert made.make(IMAGE_ID)
+    assert glance.published[-1] == (2, [5, 3, 9, 11])
+
+
+def test_one_recorded_boot_does_not_take_the_place_of_a_boot_image_that_is_there(glance, made):
+    made.traced(boot(5, 3))
+    assert made.make(IMAGE_ID)
+    folder = made._traces._folder
+    for path in folder.iterdir():
+        path.unlink()
+    made.traced(boot(7, 8, 9))
+    assert not made.make(IMAGE_ID)
+    made.traced(boot(7, 8, 9, host="h2"))
+    assert made.make(IMAGE_ID)
 
 
 def test_better_one_replaces_it_with_a_higher_revision(glance, made):
@@ -179,7 +203,7 @@ def test_killed_process_owes_images_and_leaves_nothing(glance, made, conf, tmp_p
     folder = tmp_path / "state/boot"
     (folder / f"{IMAGE_ID}.acboot").write_bytes(b"half")
     (folder / f".incoming-{IMAGE_ID}.acboot-x").write_bytes(b"half")
-    again = boot_images.BootImages(glance, conf)
+    again = boot_images.BootImages(glance, conf, RECORDED)
     assert again.recorded() == [IMAGE_ID]
     assert again.make(IMAGE_ID)
     assert glance.published == [(1, [5, 3])]

@@ -246,10 +246,11 @@ def test_traffic_is_listed(run):
 
 
 def test_images_are_listed_with_where_guests_found_their_bytes(run, store, glance):
-    glance.add(IMAGE)
+    glance.add(IMAGE, acstor_boot_state="building")
     hold(store)
     [row] = table(run(image.ListImage))
     assert (row["ID"], row["Name"], row["State"]) == (IMAGE, "debian", "ready")
+    assert row["Boot Image"] == "building"
     assert (row["Hosts"], row["Warm"]) == (3, 3)
     assert [row[f"{origin} %"] for origin in ("Local", "Boot", "Peer", "Source")] == [60, 30, 9, 1]
 
@@ -518,9 +519,15 @@ def test_prepare_that_fails_says_why(run, glance, bus, monkeypatch):
 
 
 def test_boot_image_is_shown_with_its_state_on_hosts(run, store, glance):
-    glance.add(IMAGE, acstor_boot_image="7d2c1f9e-5d6b-4a5c-9c61-000000000002")
+    glance.add(
+        IMAGE,
+        acstor_boot_image="7d2c1f9e-5d6b-4a5c-9c61-000000000002",
+        acstor_boot_state="failed",
+        acstor_boot_message="the builder was killed",
+    )
     hold(store)
     shown = fields(run(boot_image.ShowBootImage, IMAGE))
+    assert (shown["boot_state"], shown["boot_message"]) == ("failed", "the builder was killed")
     assert (shown["boot_image"][-1], shown["boot_revision"]) == ("2", 2)
     assert shown["hosts"].machine_readable()["h0002"] == "ready"
 

@@ -74,6 +74,38 @@ def test_chunk_that_is_kept_for_others_or_for_booting_is_not_let_go(keep_class):
     assert cid(3) in cache
 
 
+@pytest.mark.parametrize("policy", sorted(public_cache.POLICIES))
+def test_no_more_than_a_part_is_kept_for_booting_and_what_was_used_last_stays(policy):
+    cache = make(policy, slabs=3)
+    fill(cache, [1, 2, 3, 4, 5], KeepClass.BOOT)
+    cache.place(cid(6), 4 * KIB, KeepClass.BOOT)  # of another slab
+    for number in (2, 3, 4, 5, 6):
+        cache.lookup(cid(number))
+    may_keep = cache.limit_bytes // public_cache.BOOT_SHARE
+    cache.bound_boot()
+    assert cache.class_bytes[KeepClass.BOOT] <= may_keep < 16 * KIB + cache.class_bytes[2]
+    kept = {c for c in cache.cids() if cache.peek(c).keep_class is KeepClass.BOOT}
+    assert len(cache) == 6 and cid(1) not in kept and cid(6) in kept
+    fill(cache, range(10, 30))
+    assert kept <= set(cache.cids()) and cid(1) not in cache
+    before = cache.class_bytes[:]
+    cache.bound_boot()
+    assert cache.class_bytes == before
+
+
+def test_pinned_chunks_of_boot_images_stay_what_they_are_though_they_are_many():
+    cache = make(slabs=3)
+    fill(cache, [1, 2, 3, 4, 5], KeepClass.BOOT)
+    for number in range(1, 6):
+        cache.pin(cid(number), 16 * KIB)
+    cache.bound_boot()
+    assert cache.class_chunks == [0, 0, 5]
+    cache.unpin(cid(3), 16 * KIB)
+    cache.bound_boot()
+    assert cache.peek(cid(3)).keep_class is KeepClass.BORROWED
+    assert cache.class_chunks == [1, 0, 4]
+
+
 def test_held_chunk_that_may_go_is_not_handed_out():
     cache = make("lru")
     fill(cache, [1, 2, 3, 4])

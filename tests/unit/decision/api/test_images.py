@@ -80,6 +80,20 @@ def test_images_are_listed_with_where_they_are_warm_and_where_their_bytes_were(
     assert client.get(f"/v1/images/{IMAGES[0]}").json == shown
 
 
+def test_boot_image_is_told_with_how_far_it_is_and_no_state_of_another_image(client, glance):
+    said = {"acstor_boot_state": "unbootable", "acstor_boot_message": "no boot loader"}
+    glance.add(IMAGES[0], **said)
+    glance.add(IMAGES[1], **said, acstor_state_of=IMAGES[0])  # a copy of the properties
+    glance.add(IMAGES[2], acstor_boot_state="perhaps")
+
+    def told(image_id):
+        shown = client.get(f"/v1/images/{image_id}").json
+        return shown["boot_state"], shown["boot_message"]
+
+    assert told(IMAGES[0]) == ("unbootable", "no boot loader")
+    assert told(IMAGES[1]) == told(IMAGES[2]) == (None, "")
+
+
 def test_list_goes_on_behind_the_marker(client, store):
     hold(store, dict.fromkeys(IMAGES, WARM))
     first = client.get("/v1/images?limit=2").json["images"]

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the listener's part for boot images does with a real QEMU, and says on the image."""
+
+import pathlib
+import shutil
+import threading
+import time
+
+import pytest
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import ids
+from acstor_common import trace_message
+from acstor_glance import boot_guest
+from acstor_glance import boot_images
+from acstor_glance import boot_service
+from acstor_glance import boot_ways
+from acstor_glance import conf as glance_conf
+from acstor_glance import counters as glance_counters
+from acstor_glance import guard as glance_guard
+from acstor_glance import listener
+from acstor_glance import preparer
+from acstor_glance import reconciler
+from acstor_glance.cmd import listener as listener_command
+from tests.fakes import boot_sectors
+from tests.fakes import memory_images
+from tests.lab import local
+
+pytestmark = pytest.mark.skipif(
+    shutil.which(boot_guest.QEMU) is None, reason="QEMU is not installed"
+)
+MIB = 1 << 20
+BOTH = boot_ways.Ways(builds=True, records=True)
+ENDS_SOON = boot_sectors.image(boot_sectors.RESET, 4 * MIB)
+DATA_ONLY = local.random_bytes(4 * MIB)
+
+
+@pytest.fixture
+def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
+    made = cfg.ConfigOpts()
+    glance_conf.register_opts(made)
+    made([], default_config_files=[], default_config_dirs=[])
+    made.set_override("state_dir", str(tmp_path), "acstor_glance")
+    return made
+
+
+@pytest.fixture
+def images() -> memory_images.MemoryImages:
+    return memory_images.MemoryImages()
+
+
+@pytest.fixture
+def made(images: memory_images.MemoryImages, conf: cfg.ConfigOpts) -> boot_images.BootImages:
+    return boot_images.BootImages(images, conf, BOTH)
+
+
+def prepared(images: memory_images.MemoryImages, conf: cfg.ConfigOpts, data: bytes, **record: str):
+    """Upload an image and make its chunk map; return its id and its record, which changes."""
+    image = images.add(data, **record)
+    image_id = ids.parse_image_id(image["id"])
+    outcome = preparer.Preparer(images, conf).handle(image_id)
+    assert outcome is preparer.Outcome.PREPARED
+    assert image["acstor_boot_state"] == "waiting"  # whoever makes the map asks for the rest
+    return image_id, image
+
+
+def test_image_that_boots_is_built_and_says_so(images, conf, made):
+    image_id, image = prepared(images, conf, ENDS_SOON)
+    assert made.make(image_id)
+    assert image["acstor_boot_state"] == "ready"
+    assert "acstor_boot_retry" not in image and "acstor_boot_message" not in image
+    found = images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
+    assert (found["acstor_origin"], found["acstor_revision"]) == ("built", "1")
+    assert not made.make(image_id)  # there is nothing left to do
+
+
+@pytest.mark.parametrize(
+    ("data", "record", "said"),
+    [
+        (DATA_ONLY, {}, "no boot loader that the firmware (bios) finds"),
+        (ENDS_SOON, {"hw_architecture": "aarch64"}, "hw_architecture is aarch64"),
+    ],
+    ids=["no-boot-loader", "another-processor"],
+)
+def test_image_that_cannot_boot_says_so_once_and_for_all(images, conf, made, data, record, said):
+    image_id, image = prepared(images, conf, data, **record)
+    assert not made.make(image_id)
+    assert (image["acstor_boot_state"], image["acstor_boot_retry"]) == ("unbootable", "1 never")
+    assert said in image["acstor_boot_message"] and "/proc" not in image["acstor_boot_message"]
+    assert image["acstor_state"] == "ready"
+    before = dict(image)
+    assert not made.make(image_id)
+    found = reconciler.Reconciler(images, preparer.Preparer(images, conf).wanted, builds=True).run()
+    assert (found.to_boot, found.todo, found.boot_states) == ([], [], {"unbootable": 1})
+    assert image == before
+    made.traced(
+        trace_message.BootTrace(
+            host="h1", image_id=image_id, size_bytes=len(data), chunk_bytes=65536, trace=(3, 5)
+        )
+    )
+    assert made.make(image_id)  # a host that boots it all the same helps all others
+    assert image["acstor_boot_state"] == "ready"
+
+
+def test_build_that_cannot_begin_says_why_and_when_it_is_tried_again(
+    images, conf, made, monkeypatch
+):
+    image_id, image = prepared(images, conf, ENDS_SOON)
+    monkeypatch.setattr(boot_guest, "QEMU", "qemu-that-is-missing")
+    assert not made.make(image_id)
+    assert image["acstor_boot_state"] == "failed"
+    assert image["acstor_boot_retry"].startswith("1 2")
+    assert "qemu-that-is-missing: it is not installed" in image["acstor_boot_message"]
+    assert not made.make(image_id)  # not before its time
+    assert image["acstor_boot_retry"].startswith("1 2")
+
+
+def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
+    catalogue = [prepared(images, conf, ENDS_SOON)[0] for _ in range(3)]
+    booted, new = (prepared(images, conf, ENDS_SOON)[0] for _ in range(2))
+    order: list[ids.ImageId] = []
+    make = made.make
+    made.make = lambda image_id: (order.append(image_id), make(image_id))
+    counters = glance_counters.Counters()
+    service = boot_service.BootService(made, BOTH, counters, lambda: {booted})
+    service.look_again([*catalogue, booted])
+    service.put(new)
+    assert counters.registry.get_sample_value("acstor_glance_waiting_boot_images") == 5
+    service.start()
+    try:
+        end_s = time.monotonic() + 120
+        states = [images.records[image_id] for image_id in [*catalogue, booted, new]]
+        while any(one["acstor_boot_state"] != "ready" for one in states):
+            assert time.monotonic() < end_s, [one["acstor_boot_state"] for one in states]
+            time.sleep(0.1)
+    finally:
+        service.stop()
+    assert order == [booted, new, *catalogue]
+
+
+def test_listener_that_was_killed_loses_no_image_of_its_queue(images, conf, made):
+    waiting = [prepared(images, conf, ENDS_SOON)[0] for _ in range(2)]
+    image_id, image = prepared(images, conf, ENDS_SOON)
+    image.update(acstor_boot_state="building", acstor_boot_retry="1 2026-01-01T00:00:00+00:00")
+    wanted = preparer.Preparer(images, conf).wanted
+    findings = reconciler.Reconciler(images, wanted, builds=True).run()  # of the next listener
+    assert set(findings.to_boot) == {*waiting, image_id}
+    assert findings.boot_states == {"waiting": 2, "building": 1}
+    assert made.make(image_id)
+    assert image["acstor_boot_state"] == "ready"
+
+
+def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images, conf, made):
+    image_id, image = prepared(images, conf, ENDS_SOON)  # as the import plugin does it
+    counters = glance_counters.Counters()
+    guard = glance_guard.Guard(conf, images, counters)
+    boots = boot_service.BootService(made, BOTH, counters, lambda: guard.needed)
+    preparing = preparer.Preparer(images, conf, counters)
+    looking = reconciler.Reconciler(images, preparing.wanted, builds=True)
+    service = listener.Listener(conf, preparing, looking, counters, guard, boots)
+    worker = threading.Thread(target=service._work)
+    worker.start()
+    boots.start()
+    try:
+        service._seen("image.update", image_id)  # it is told of what the plugin set
+        end_s = time.monotonic() + 60
+        while image["acstor_boot_state"] != "ready":
+            assert time.monotonic() < end_s, image["acstor_boot_state"]
+            time.sleep(0.1)
+    finally:
+        boots.stop()
+        service._queue.close()
+        worker.join(60)
+
+
+def test_listener_is_put_together_as_its_host_allows(conf, monkeypatch):
+    conf.set_override("auth_type", "none", "acstor_glance")
+    conf.set_override("endpoint_override", "http://127.0.0.1:1", "acstor_glance")
+    monkeypatch.setattr(boot_guest, "QEMU", "qemu-that-is-missing")
+    _, counters = listener_command.build(conf)
+    shown = [
+        counters.registry.get_sample_value("acstor_glance_boot_images_made", {"way": way})
+        for way in ("built", "recorded")
+    ]
+    assert shown == [0, 1]

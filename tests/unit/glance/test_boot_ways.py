@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a listener makes of its option, of this host's QEMU, and of one that is missing."""
+
+import shutil
+
+import pytest
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_glance import boot_guest
+from acstor_glance import boot_ways
+from acstor_glance import conf as glance_conf
+from acstor_glance import counters as glance_counters
+from acstor_glance import sandbox
+
+needs_qemu = pytest.mark.skipif(
+    not all(shutil.which(name) for name in (boot_guest.QEMU, boot_guest.QEMU_IMG)),
+    reason="QEMU is not installed",
+)
+
+
+@pytest.fixture
+def conf() -> cfg.ConfigOpts:
+    made = cfg.ConfigOpts()
+    glance_conf.register_opts(made)
+    made([], default_config_files=[], default_config_dirs=[])
+    made.set_override("builder_sandbox", sandbox.Sandbox.NONE.value, "acstor_glance")
+    return made
+
+
+def ways(conf: cfg.ConfigOpts, option: str) -> tuple[bool, bool]:
+    conf.set_override("boot_images", option, "acstor_glance")
+    return tuple(boot_ways.decide(conf))
+
+
+@needs_qemu
+def test_where_qemu_is_images_are_booted_by_default(conf: cfg.ConfigOpts) -> None:
+    assert conf.acstor_glance.boot_images == "auto"
+    assert boot_ways.decide(conf) == boot_ways.Ways(builds=True, records=True)
+
+
+@pytest.mark.parametrize("missing", ["QEMU", "QEMU_IMG"])
+def test_where_it_is_not_recorded_boots_are_all_there_is(
+    conf: cfg.ConfigOpts, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boot_guest, missing, "qemu-that-is-missing")
+    assert ways(conf, "auto") == (False, True)
+
+
+@needs_qemu
+def test_options_say_what_is_done(conf: cfg.ConfigOpts) -> None:
+    assert ways(conf, "none") == (False, False)
+    assert ways(conf, "recorded") == (False, True)
+    assert ways(conf, "built") == (True, False)
+    assert ways(conf, "both") == (True, True)
+
+
+def test_metrics_say_what_was_decided_and_how_far_images_are() -> None:
+    counters = glance_counters.Counters()
+    counters.show_ways(boot_ways.Ways(builds=False, records=True))
+    counters.show_boot_states({artefacts.BootState.WAITING: 3})
+
+    def shown(name: str, **labels: str) -> float | None:
+        return counters.registry.get_sample_value(f"acstor_glance_{name}", labels)
+
+    assert [shown("boot_images_made", way=way) for way in ("built", "recorded")] == [0, 1]
+    assert [shown("boot_images", state=s) for s in ("waiting", "ready", "unbootable")] == [3, 0, 0]
