@@ -229,7 +229,7 @@ def _hidden(name: str, kind: str, project_id: str) -> dict[str, Any]:
         "owner": project_id,
         "visibility": "private",
         "os_hidden": True,
-        "disk_format": image_record.SERVED_DISK_FORMAT,
+        "disk_format": "raw",
         "container_format": image_record.SERVED_CONTAINER_FORMAT,
         KIND: kind,
     }

@@ -8,12 +8,12 @@ additional properties are text that a tenant wrote.
 """
 
 import re
-from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
 
 from acstor_common import chunk_map
 from acstor_common import ids
+from acstor_common import layout
 
 Record = Mapping[str, Any]
 """An image as Glance's API v2 gives it."""
@@ -22,7 +22,7 @@ ACTIVE = "active"
 IMPORT_TASK = "os_glance_import_task"
 """A property that an image has while Glance's import works on it, a moment longer than it takes to
 become active."""
-SERVED_DISK_FORMAT = "raw"
+SERVED_DISK_FORMATS = tuple(one.glance_name for one in layout.DiskFormat)
 SERVED_CONTAINER_FORMAT = "bare"
 
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
@@ -78,15 +78,13 @@ def why_not_served(record: Record) -> str:
     return why_format_not_served(record) or _why_nothing_to_bind(record)
 
 
-def why_format_not_served(
-    record: Record, disk_formats: Collection[str] = (SERVED_DISK_FORMAT,)
-) -> str:
-    """Say why an image of these formats is not served, whatever its bytes; empty if it is."""
+def why_format_not_served(record: Record) -> str:
+    """Say why an image of its formats is not served, whatever its bytes; empty if it is."""
     container, disk = text_of(record, "container_format"), text_of(record, "disk_format")
-    if disk not in disk_formats:
+    if disk not in SERVED_DISK_FORMATS:
         return (
-            f"its disk format is {disk or 'unknown'}, and only {' and '.join(disk_formats)} images "
-            "are served: upload it as raw, or let Glance convert imports (plugin "
+            f"its disk format is {disk or 'unknown'}, and only {' and '.join(SERVED_DISK_FORMATS)} "
+            "images are served: upload it as one of them, or let Glance convert imports (plugin "
             "image_conversion, output_format = raw)"
         )
     if container != SERVED_CONTAINER_FORMAT:

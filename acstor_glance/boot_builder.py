@@ -37,6 +37,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import whole_file
 from acstor_glance import boot_guest
+from acstor_glance import guest_disk
 from acstor_glance import recording_export
 from acstor_glance import sandbox
 
@@ -105,9 +106,10 @@ def build(
     held_by: sandbox.Sandbox = sandbox.Sandbox.BUBBLEWRAP,
     progress: Progress = lambda seconds_s, chunks: None,
 ) -> Summary:
-    """Boot a raw image and write its boot image.
+    """Boot an image and write its boot image.
 
-    :param image_map: the image's chunk map
+    :param image: its file, as Glance has it
+    :param image_map: its chunk map, which says where in the file a guest's bytes are
     :param marker: regular expression of what the console shows when the boot is over
     :param held_by: what keeps QEMU away from this host
     :raises errors.DoesNotBoot: there is nothing to boot in it, by this firmware
@@ -116,16 +118,17 @@ def build(
     :raises OSError: the image cannot be read, or the output not written
     """
     with image.open("rb") as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        if size_bytes != image_map.geometry.size_bytes:
-            why = f"it has {size_bytes} bytes, its chunk map says {image_map.geometry.size_bytes}"
+        size_bytes, expected = os.fstat(file.fileno()).st_size, image_map.layout.stored.size_bytes
+        if size_bytes != expected:
+            why = f"it has {size_bytes} bytes, its chunk map says {expected}"
             raise errors.Unusable(str(image), why, "Make the chunk map again")
-        if firmware is boot_guest.Firmware.BIOS and not any(file.read(BOOT_CODE_BYTES)):
+        disk = guest_disk.GuestDisk(file.fileno(), image_map)
+        if firmware is boot_guest.Firmware.BIOS and not any(disk.read(0, BOOT_CODE_BYTES)):
             raise _nothing_by(
                 image, firmware
             )  # the BIOS would run zeros if a partition table says so
         recording = record(
-            file.fileno(),
+            disk,
             image_map.geometry,
             limits or boot_guest.Limits(),
             firmware,
@@ -135,7 +138,7 @@ def build(
         )
         if recording.end is End.NOTHING:
             raise _nothing_by(image, firmware)
-        head = write(file.fileno(), image_map, recording.trace, output, revision)
+        head = write(disk, image_map, recording.trace, output, revision)
     if not head.header.chunk_count:
         output.unlink()
         raise errors.DoesNotBoot(str(image), "nothing of it was read: it does not boot")
@@ -145,7 +148,7 @@ def build(
         head.header.chunk_count,
         head.raw_bytes,
         head.size_bytes,
-        size_bytes,
+        disk.size_bytes,
         round(recording.seconds_s, 3),
     )
 
@@ -156,7 +159,7 @@ def _nothing_by(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.Do
 
 
 def write(
-    image: int,
+    disk: guest_disk.GuestDisk,
     image_map: chunk_map.ChunkMap,
     trace: tuple[int, ...],
     output: pathlib.Path,
@@ -164,14 +167,13 @@ def write(
 ) -> boot_image.Head:
     """Write the boot image of a trace; it appears whole or not at all.
 
-    :param image: a file descriptor
     :raises errors.ChunkInvalid: a chunk is not what the chunk map says
     """
     own_scope = next(iter(image_map.scope_keys), None)
     writer = boot_image.Writer(boot_image.Binding.of(image_map), revision, key=own_scope)
     for chunk_no in trace:
         if not image_map.is_zero(chunk_no):
-            writer.add(chunk_no, _read_chunk(image, image_map, chunk_no))
+            writer.add(chunk_no, _read_chunk(disk, image_map, chunk_no))
     parts = list(writer.parts())
     with whole_file.written(output) as file:
         file.writelines(parts)
@@ -191,9 +193,9 @@ def check_chunks(
         boot_frames.unpack_checked(image_map, frame, stored, what)
 
 
-def _read_chunk(image: int, image_map: chunk_map.ChunkMap, chunk_no: int) -> bytes:
+def _read_chunk(disk: guest_disk.GuestDisk, image_map: chunk_map.ChunkMap, chunk_no: int) -> bytes:
     cut = image_map.geometry
-    data = os.pread(image, cut.chunk_length(chunk_no), cut.chunk_offset(chunk_no))
+    data = disk.read(cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no))
     if not image_map.content(chunk_no).matches(data):
         what = f"chunk {chunk_no} of image {image_map.image_id}"
         raise errors.ChunkInvalid(what, "the image", "it is not what the chunk map says")
@@ -204,7 +206,7 @@ def _read_chunk(image: int, image_map: chunk_map.ChunkMap, chunk_no: int) -> byt
 
 
 def record(
-    image: int,
+    disk: guest_disk.GuestDisk,
     cut: geometry.Geometry,
     limits: boot_guest.Limits,
     firmware: boot_guest.Firmware,
@@ -212,7 +214,7 @@ def record(
     held_by: sandbox.Sandbox,
     progress: Progress,
 ) -> Recording:
-    """Boot the image behind a file descriptor and return what it read.
+    """Boot an image and return what it read.
 
     :raises errors.Unusable: QEMU cannot be run, or takes more than it may
     """
@@ -226,7 +228,7 @@ def record(
     with (
         tempfile.TemporaryFile() as written,
         tempfile.TemporaryFile() as log,
-        recording_export.RecordingExport(image, size_bytes, notes.read) as export,
+        recording_export.RecordingExport(disk, size_bytes, notes.read) as export,
     ):
         boot_guest.make_overlay(written.fileno(), size_bytes)
         with boot_guest.running(

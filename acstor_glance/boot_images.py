@@ -33,6 +33,7 @@ from acstor_glance import boot_ways
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
 from acstor_glance import families
+from acstor_glance import guest_disk
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import plan
@@ -243,8 +244,9 @@ class BootImages:
         """Write a boot image of a trace; say whether the image's bytes were what they should be."""
         try:
             with self._bytes(image) as path, path.open("rb") as file:
-                boot_builder.write(file.fileno(), image_map, trace, output, revision)
-        except (errors.ChunkInvalid, OSError) as exc:
+                disk = guest_disk.GuestDisk(file.fileno(), image_map)
+                boot_builder.write(disk, image_map, trace, output, revision)
+        except (errors.ChunkInvalid, errors.Unusable, OSError) as exc:
             LOG.warning("image %s: no boot image of recorded boots: %s", image["id"], exc)
             return False
         return True

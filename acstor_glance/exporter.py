@@ -27,7 +27,7 @@ from acstor_glance import preparer as glance_preparer
 
 LOG = logging.getLogger(__name__)
 
-IMAGE_ENDING = ".raw"
+IMAGE_ENDINGS = {one: f".{one}" for one in image_record.SERVED_DISK_FORMATS}
 ENDINGS = {artefacts.Kind.BOOT_IMAGE: ".acboot", artefacts.Kind.CHUNK_MAP: ".acmap"}
 """In the order in which they are written."""
 MODE = 0o640
@@ -61,7 +61,7 @@ def export(
         return Outcome.UNPREPARED
     stem = folder / image_record.image_id_of(image)
     outcome = Outcome.THERE
-    path = stem.with_suffix(IMAGE_ENDING)
+    path = stem.with_suffix(IMAGE_ENDINGS[image_record.text_of(image, "disk_format")])
     if not path.exists():
         _write_image(images, image, path, progress)
         outcome = Outcome.EXPORTED
@@ -82,7 +82,7 @@ def remove_others(folder: pathlib.Path, served: Collection[str]) -> list[str]:
     """
     removed = []
     for path in sorted(folder.iterdir()):
-        if path.suffix not in (IMAGE_ENDING, *ENDINGS.values()) or path.stem in served:
+        if path.suffix not in (*IMAGE_ENDINGS.values(), *ENDINGS.values()) or path.stem in served:
             continue
         try:
             removed.append(str(ids.parse_image_id(path.stem)))

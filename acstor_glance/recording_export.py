@@ -13,13 +13,14 @@ https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
 
 import contextlib
 import logging
-import os
 import socket
 import struct
 import threading
 from collections.abc import Callable
+from typing import Protocol
 from typing import Self
 
+from acstor_common import errors
 from acstor_common import geometry
 
 LOG = logging.getLogger(__name__)
@@ -44,12 +45,19 @@ Read = Callable[[int, int], None]
 """Is told the offset and the length of a read, in the server's thread."""
 
 
+class Disk(Protocol):
+    """What is exported."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes; raises OSError or errors.Unusable."""
+
+
 class _Broken(Exception):
     """The other side sent what no client of NBD sends, or hung up."""
 
 
 class RecordingExport:
-    """Context manager: ``image`` can be read at ``client``, and reads are told.
+    """Context manager: ``disk`` can be read at ``client``, and reads are told.
 
     ``client`` is the client's end of a socket pair, which has no name and so leaves none behind;
     whoever gives it to another process closes it here.
@@ -57,8 +65,8 @@ class RecordingExport:
     :param read: is told each read that was answered
     """
 
-    def __init__(self, image: int, size_bytes: int, read: Read) -> None:
-        self._image, self._size_bytes, self._read = image, size_bytes, read
+    def __init__(self, disk: Disk, size_bytes: int, read: Read) -> None:
+        self._disk, self._size_bytes, self._read = disk, size_bytes, read
         self.client, self._connection = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="recording-export", daemon=True)
 
@@ -138,13 +146,12 @@ class RecordingExport:
 
     def _send(self, connection: socket.socket, handle: int, offset: int, length: int) -> None:
         try:
-            data = os.pread(self._image, length, offset)
-        except OSError as e:
+            data = self._disk.read(offset, length)
+        except (errors.Unusable, OSError) as e:
             LOG.warning("image, byte %d: %s", offset, e)
             self._refuse(connection, handle, _EIO)
             return
         self._read(offset, length)
-        data += bytes(length - len(data))  # it became shorter: the trace is refused later
         connection.sendall(_SIMPLE_REPLY.pack(_REPLY_MAGIC, 0, handle) + data)
 
 

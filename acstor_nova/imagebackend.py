@@ -23,6 +23,7 @@ from oslo_config import cfg
 
 from acstor_common import control_wire
 from acstor_common import errors
+from acstor_common import image_record
 from acstor_nova import agent_client
 from acstor_nova import fallbacks
 from acstor_nova import mirror_link
@@ -42,8 +43,6 @@ SWITCH_OFF_S = 2.0
 """An agent that hangs keeps no instance longer from being switched off."""
 ROOT_DISKS = frozenset({"disk", "disk.rescue"})
 RAW = "raw"
-DISK_FORMATS = frozenset({RAW, "qcow2"})
-"""Of images that a mirror can show; both as raw."""
 _MISSING = "ChunkMissing"
 _REASONS = control_wire.Fallback
 
@@ -217,7 +216,7 @@ def _check_eligible(image: dict[str, Any]) -> None:
     properties = {**image, **image.get("properties", {})}
     if image["status"] != "active":
         raise NotEligibleError(_REASONS.NOT_ACTIVE, f"its status is {image['status']}")
-    if image["disk_format"] not in DISK_FORMATS:
+    if image["disk_format"] not in image_record.SERVED_DISK_FORMATS:
         raise NotEligibleError(_REASONS.DISK_FORMAT, f"its format is {image['disk_format']}")
     if any(name.startswith("os_encrypt") and properties[name] for name in properties):
         raise NotEligibleError(_REASONS.ENCRYPTED, "it is encrypted")

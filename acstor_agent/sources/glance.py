@@ -39,7 +39,6 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
-from acstor_common import layout
 
 LOG = logging.getLogger(__name__)
 GROUP = "source_glance"
@@ -62,8 +61,6 @@ NOT_SEEN = (
     "Glance has no such image, or none that the service user may see: private images of other "
     "projects need the role acstor-reader and its policies"
 )
-
-READ_DISK_FORMATS = tuple(disk_format.glance_name for disk_format in layout.DiskFormat)
 
 T = TypeVar("T")
 
@@ -362,7 +359,7 @@ def _why_not_served(image: image_record.Record) -> str:
     status = image_record.text_of(image, "status")
     if status != image_record.ACTIVE:
         return f"the image's status is {status or 'unknown'}, not active"
-    return image_record.why_format_not_served(image, READ_DISK_FORMATS)
+    return image_record.why_format_not_served(image)
 
 
 def _auth_options() -> list[cfg.Opt]:

@@ -14,6 +14,7 @@ from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
 from acstor_glance import boot_builder
+from acstor_glance import guest_disk
 from acstor_glance import prehash
 from tests.bench import harness
 from tests.lab import agents
@@ -64,9 +65,8 @@ def copy(first: Prepared, number: int) -> Prepared:
     image_map = chunk_map.ChunkMap.parse(raw_map, "the map")
     output = first.images.boot_image_path(image_id)
     with image.open("rb") as file:
-        head = boot_builder.write(
-            file.fileno(), image_map, tuple(first.head.trace), output, revision=1
-        )
+        disk = guest_disk.GuestDisk(file.fileno(), image_map)
+        head = boot_builder.write(disk, image_map, tuple(first.head.trace), output, revision=1)
     return dataclasses.replace(first, image_id=image_id, image=image, head=head)
 
 

@@ -18,6 +18,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_glance import boot_builder
+from acstor_glance import guest_disk
 from acstor_glance import images as glance_images
 from acstor_glance.cmd import manage as manage_command
 from tests.fakes import hosts
@@ -56,7 +57,8 @@ def publish_boot_image(
     image_map = chunk_map.ChunkMap.parse(stem.with_suffix(".acmap").read_bytes(), "the map")
     made = listener.folder / "made.acboot"
     with stem.with_suffix(".raw").open("rb") as raw:
-        boot_builder.write(raw.fileno(), image_map, (2, 0, 9), made, revision=1)
+        disk = guest_disk.GuestDisk(raw.fileno(), image_map)
+        boot_builder.write(disk, image_map, (2, 0, 9), made, revision=1)
     with made.open("rb") as file:
         images.publish(artefacts.Kind.BOOT_IMAGE, images.read(image_id), file)
     return made.read_bytes()

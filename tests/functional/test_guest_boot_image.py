@@ -15,6 +15,7 @@ from acstor_common import geometry
 from acstor_common import ids
 from acstor_common import trace_message
 from acstor_glance import boot_builder
+from acstor_glance import guest_disk
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import guest
@@ -61,7 +62,8 @@ def write_boot_image(
     image_map = chunk_map.ChunkMap.parse(images.map_path(image_id).read_bytes(), "the map")
     with images.path(image_id).open("rb") as file:
         output = images.boot_image_path(image_id)
-        return boot_builder.write(file.fileno(), image_map, trace, output, revision=1)
+        disk = guest_disk.GuestDisk(file.fileno(), image_map)
+        return boot_builder.write(disk, image_map, trace, output, revision=1)
 
 
 def boot_bytes(agent: agents.Agent) -> int:

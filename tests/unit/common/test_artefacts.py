@@ -4,6 +4,7 @@
 import pytest
 
 from acstor_common import artefacts
+from acstor_common import boot_image
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
@@ -27,7 +28,7 @@ def test_artefact_made_for_an_image_belongs_to_it() -> None:
     image = records.image()
     assert why(image, records.artefact(image)) == ""
     boot = records.artefact(image, artefacts.Kind.BOOT_IMAGE)
-    assert why(image, boot, artefacts.Kind.BOOT_IMAGE) == ""
+    assert why(image, boot, artefacts.Kind.BOOT_IMAGE, boot_image.VERSION) == ""
 
 
 def test_artefact_is_hidden_private_and_of_the_service_project() -> None:

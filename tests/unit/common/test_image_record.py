@@ -7,14 +7,15 @@ from acstor_common import chunk_map
 from acstor_common import image_record
 from tests.fakes import glance_records as records
 
-GLANCES_DISK_FORMATS = "ami ari aki vhd vhdx vmdk qcow2 vdi iso ploop gpt".split()
+OTHER_DISK_FORMATS = "ami ari aki vhd vhdx vmdk vdi iso ploop gpt".split()
 
 
-def test_raw_image_is_served() -> None:
-    assert image_record.why_not_served(records.image()) == ""
+@pytest.mark.parametrize("disk_format", ["raw", "qcow2"])
+def test_raw_and_qcow2_images_are_served(disk_format: str) -> None:
+    assert image_record.why_not_served(records.image(disk_format=disk_format)) == ""
 
 
-@pytest.mark.parametrize("disk_format", GLANCES_DISK_FORMATS)
+@pytest.mark.parametrize("disk_format", OTHER_DISK_FORMATS)
 def test_other_disk_format_is_refused_with_what_to_do(disk_format: str) -> None:
     why = image_record.why_not_served(records.image(disk_format=disk_format))
     assert f"its disk format is {disk_format}" in why

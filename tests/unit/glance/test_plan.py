@@ -92,13 +92,14 @@ def test_artefact_of_another_service_project_is_left_alone() -> None:
 
 
 def test_image_that_is_not_served_is_refused_once() -> None:
-    image = records.image(disk_format="qcow2")
+    image = records.image(disk_format="vmdk")
     refusal = plan.plan_image(image, {}, records.SERVICE_PROJECT, WANTED, NOW)
     assert refusal.step is plan.Step.REFUSE
     said = artefacts.state_properties(image["id"], artefacts.State.REFUSED, refusal.why)
     assert step({**image, **said}) is plan.Step.NOTHING
     assert step({**image, **said, **POINTER}) is plan.Step.REFUSE
-    assert step({**image, **said, "disk_format": "raw"}) is plan.Step.PREPARE
+    for disk_format in ("raw", "qcow2"):
+        assert step({**image, **said, "disk_format": disk_format}) is plan.Step.PREPARE
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,16 @@ def client(tmp_path: pathlib.Path, reads: list[tuple[int, int]]) -> Iterator[Cli
         yield made
 
 
+class Disk:
+    """The bytes of a file, and zeros behind them."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._file, length, offset).ljust(length, b"\0")
+
+
 class serving:
     """Context manager: a client of an export of DATA."""
 
@@ -78,7 +88,7 @@ class serving:
         (folder / "image").write_bytes(DATA)
         self.image = os.open(folder / "image", os.O_RDONLY)
         note = lambda offset, length: reads.append((offset, length))  # noqa: E731
-        self.export = recording_export.RecordingExport(self.image, SIZE, note)
+        self.export = recording_export.RecordingExport(Disk(self.image), SIZE, note)
 
     def __enter__(self) -> Client:
         self.export.__enter__()
@@ -162,7 +172,7 @@ def test_rubbish_ends_the_connection_and_the_export_ends_in_time(tmp_path, raw, 
 def test_export_that_nobody_uses_ends(tmp_path):
     (tmp_path / "image").write_bytes(DATA)
     with (tmp_path / "image").open("rb") as image:
-        fd = image.fileno()
-        with recording_export.RecordingExport(fd, SIZE, lambda *_: None) as export:
+        disk = Disk(image.fileno())
+        with recording_export.RecordingExport(disk, SIZE, lambda *_: None) as export:
             pass
         assert not export.is_running

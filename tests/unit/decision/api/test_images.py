@@ -238,9 +238,9 @@ def test_an_image_is_prepared_anew_if_it_failed_or_somebody_insists(client, glan
 
 
 def test_an_image_that_cannot_be_served_is_not_prepared(client, glance, bus):
-    glance.add(IMAGES[0], disk_format="qcow2")
+    glance.add(IMAGES[0], disk_format="vmdk")
     answer = client.post(f"/v1/images/{IMAGES[0]}/prepare")
-    assert answer.status_code == 409 and "qcow2" in answer.json["error"]["message"]
+    assert answer.status_code == 409 and "vmdk" in answer.json["error"]["message"]
     assert not bus.wanted
 
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a guest reads of an image's file, whatever the file is, by the image's chunk map.
+
+The one rule: nothing is checked here.  Whoever keeps what is read compares it with the CIDs.
+"""
+
+import collections
+import os
+
+from acstor_common import chunk_map
+from acstor_common import codecs
+from acstor_common import errors
+from acstor_common import layout
+
+REMEMBERED_CLUSTERS = 8
+"""Decoded clusters that are kept, of 2 MiB at most each: guests read on where they were."""
+
+
+class GuestDisk:
+    """The disk of one image; one thread reads at a time.
+
+    :param file: descriptor of the image's file as Glance has it
+    """
+
+    def __init__(self, file: int, image_map: chunk_map.ChunkMap) -> None:
+        self._file, self._layout = file, image_map.layout
+        self._what = f"the file of image {image_map.image_id}"
+        self._decoded: collections.OrderedDict[layout.Extent, codecs.Buffer] = (
+            collections.OrderedDict()
+        )
+        self.size_bytes = image_map.geometry.size_bytes
+        """Bytes that a guest reads."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return what a guest reads from ``offset`` on; behind the end there are zeros.
+
+        :raises errors.Unusable: compressed bytes do not decompress
+        :raises OSError: the file cannot be read
+        """
+        data, stop = bytearray(length), min(offset + length, self.size_bytes)
+        for extent in self._layout.find(offset, stop) if offset < stop else ():
+            low, high = max(extent.at, offset), min(extent.at + extent.length, stop)
+            part = self._part(extent, low - extent.at, high - low)
+            data[low - offset : low - offset + len(part)] = part
+        return bytes(data)
+
+    def _part(self, extent: layout.Extent, skip: int, length: int) -> codecs.Buffer:
+        if extent.codec is layout.Codec.STORED:
+            return os.pread(self._file, length, extent.offset + skip)
+        return memoryview(self._cluster(extent))[skip : skip + length]
+
+    def _cluster(self, extent: layout.Extent) -> codecs.Buffer:
+        found = self._decoded.pop(extent, None)
+        if found is None:
+            stored = os.pread(self._file, extent.stored_bytes, extent.offset)
+            try:
+                found = codecs.decode(extent.codec, stored, extent.length)
+            except codecs.CodecError as exc:
+                raise errors.Unusable(self._what, f"its byte {extent.offset}: {exc}") from exc
+        self._decoded[extent] = found
+        if len(self._decoded) > REMEMBERED_CLUSTERS:
+            self._decoded.popitem(last=False)
+        return found
