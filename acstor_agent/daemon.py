@@ -104,6 +104,7 @@ class Agent:
             self._host,
             heard=lambda host, news: self._news.heard(host, news),
             broke_rules=lambda host, error: self._chunks.broke_rules(host, error.why),
+            unheard=lambda host: self._chunks.unheard(host),
             may_speak=self._ring.may_speak,
             credentials=self._member.credentials(),
             ring_epoch=lambda: self._ring.ring.epoch,

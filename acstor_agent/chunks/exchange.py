@@ -298,6 +298,10 @@ class Exchange:
         """Note that a peer that was asked broke the protocol, whoever waited for its answers."""
         self.feed(self.core.broke_rules, host, why)
 
+    def unheard(self, host: ids.HostId) -> None:
+        """Note that a peer may not have got what it was told."""
+        self.feed(self.core.unheard, host)
+
     def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Note that a chunk has left the cache; return the names that it had."""
         names = self._names.names(cid)

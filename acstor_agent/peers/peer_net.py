@@ -52,6 +52,7 @@ class PeerNet:
     :param host_id: this host
     :param heard: is told what a peer tells without being asked
     :param broke_rules: is told of who broke the protocol
+    :param unheard: is told of who may not know what it was told: it was not reached, or has gone
     :param may_speak: says why a host may not speak, to it and for itself; empty if it may
     :param credentials: who this host is, and whom it believes; None where nobody proves anything
     :param ring_epoch: returns the epoch of the v-node table in force, for Hello
@@ -66,13 +67,14 @@ class PeerNet:
         may_speak: MaySpeak,
         heard: Heard = lambda host, news: None,
         broke_rules: BrokeRules = lambda host, error: None,
+        unheard: Callable[[ids.HostId], None] = lambda host: None,
         credentials: Credentials | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
         hosts_at: Callable[[str], int] = lambda ip: 0,
         limits: Limits | None = None,
     ) -> None:
         self._host_id = host_id
-        self._heard, self._broke_rules = heard, broke_rules
+        self._heard, self._broke_rules, self._unheard = heard, broke_rules, unheard
         self._ring_epoch = ring_epoch
         self._limits = limits or Limits()
         self._may_speak = may_speak
@@ -241,6 +243,8 @@ class PeerNet:
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
         finally:
             self._forget(line)
+            if line.may_be_unheard:
+                self._unheard(line.host)
 
     def _note_rude(self, line: line_.Line, error: errors.RemoteProtocolError) -> None:
         LOG.warning("Connection dropped: %s", error)

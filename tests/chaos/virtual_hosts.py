@@ -215,6 +215,7 @@ class Host:
         self.net = peer_net.PeerNet(
             here,
             heard=lambda host, news: self.news.heard(host, news),
+            unheard=lambda host: self.chunks.unheard(host),
             may_speak=self.rings.may_speak,
             ring_epoch=lambda: self.rings.ring.epoch,
             hosts_at=self.rings.hosts_at,

@@ -199,6 +199,7 @@ class Host(hosts.Host):
     def broken(self, host: ids.HostId) -> None:
         """Hear that the connections with a host are gone."""
         self.do(self.core.lost(self.world.now, host, self.world.connection(self.name, host)))
+        self.do(self.core.unheard(self.world.now, host))
         self.forget(host)
         self.do(self.core.peer_left(self.world.now, self.world.connection(host, self.name)))
 

@@ -22,6 +22,7 @@ class Due(enum.IntEnum):
     SEARCH = 5  # a search in vain gives its place back
     NEWS = 6  # what neighbours are to be told
     HINTS = 7  # copies that hosts may let go
+    TELL_AGAIN = 8  # a neighbour did not get what it was told
 
 
 class Deadlines:

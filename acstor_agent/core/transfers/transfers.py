@@ -119,6 +119,7 @@ class Transfers:
             Due.SEARCH: lambda _: self.waiters.searches.place_free(),
             Due.NEWS: lambda _: self.parts.news.flush(self.parts.now),
             Due.HINTS: lambda _: self.parts.news.flush_hints(self.parts.now),
+            Due.TELL_AGAIN: lambda host: self.parts.news.tell_again(host, self.parts.now),
         }
         self.parts.news.follow_table(0.0)
         if settings.copies_limit:
@@ -250,6 +251,11 @@ class Transfers:
     def broke_rules(self, host: ids.HostId, why: str) -> None:
         """A peer broke the protocol; what was asked of it is told of by itself."""
         self._answers.broke_rules(host, why)
+
+    @_event
+    def unheard(self, host: ids.HostId) -> None:
+        """A peer may not have got what it was told: it was not reached, or has gone since."""
+        self.parts.news.unheard(host, self.parts.now)
 
     # What the source answers
 

@@ -135,7 +135,7 @@ class Connection(abc.ABC):
         self.link = link
         self.peer = peer
         self.klass = klass
-        self.is_closed = False
+        self.is_closed = self.is_left = False  # is_left: by the other side
         self.last_progress = trio.current_time()
         self._progress = (0, 0)  # what is to come of a frame, what is in the outbox
         self._is_full = False  # what the other side sends has to wait for room
@@ -305,6 +305,7 @@ class Connection(abc.ABC):
                 finally:
                     self._uncork()
                 messages = await self.link.receive(self._receiver)
+            self.is_left = True
 
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[Part]:
         """Return what of messages is to be acted on one after the other."""

@@ -42,6 +42,7 @@ class Line:
         self.failure: errors.AcstorError | None = None
         self._faults = faults
         self._news: list[peer_wire.News] = []
+        self._has_told = False
         self._requests: dict[int, tuple[peer_wire.Request, asking.Hear]] = {}
         self._hurried: set[int] = set()  # of them: they are urgent by now
 
@@ -50,8 +51,16 @@ class Line:
         """Say whether there is a connection, or may be one yet."""
         return self.connection is None or not self.connection.is_closed
 
+    @property
+    def may_be_unheard(self) -> bool:
+        """Say whether who was told may not know it: it was not reached, or has gone since."""
+        connection = self.connection
+        has_gone = connection is None or connection.failure is not None or connection.is_left
+        return self._has_told and has_gone
+
     def tell(self, news: peer_wire.News) -> None:
         """Send news, now or when there is a connection; in between few are kept."""
+        self._has_told = True
         if self.connection:
             self.connection.tell(news)
         elif len(self._news) < EARLY_MESSAGES:

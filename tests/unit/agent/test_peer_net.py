@@ -763,3 +763,39 @@ async def test_another_host_at_the_address_is_an_error_that_says_so():
     async with both() as (client, _server):
         with pytest.raises(errors.RemoteProtocolError, match=r"this is server\.example, not"):
             await client.fetch(host=ids.HostId("other.example"))
+
+
+# Who may not have what it was told
+
+
+async def test_who_was_not_reached_is_known_not_to_have_heard():
+    unheard = []
+    async with serving() as (_server, address):
+        pass
+    async with asking(address, unheard=unheard.append) as client:
+        client.net.tell(SERVER, address, peer_wire.Gone((1,)))
+        await wait_until(lambda: unheard)
+        with pytest.raises(errors.SourceUnreachable):
+            await client.fetch(priority=LATER)
+    assert unheard == [SERVER]  # who was only asked was told nothing
+
+
+async def test_who_was_told_and_has_gone_since_may_have_forgotten():
+    unheard = []
+    async with serving() as (server, address), asking(address, unheard=unheard.append) as client:
+        client.net.tell(SERVER, address, peer_wire.Gone((1,)))
+        await client.fetch(priority=LATER)
+        assert not unheard
+        await server.aclose()
+        await wait_until(lambda: unheard)
+    assert unheard == [SERVER]
+
+
+async def test_who_was_told_on_a_connection_that_is_idle_has_heard():
+    unheard = []
+    async with serving() as (_server, address):
+        async with asking(address, limits=QUICK, unheard=unheard.append) as client:
+            client.net.tell(SERVER, address, peer_wire.Gone((1,)))
+            await client.fetch(priority=LATER)
+            await wait_until(lambda: client.net.connections == (0, 0))
+    assert not unheard

@@ -29,7 +29,9 @@ DELAY_S = 0.1
 BATCH_OIDS = 512
 """OIDs of a kind in one message."""
 NEW_OIDS = 4096
-"""Of what was told to the others, that a new neighbour is told."""
+"""Of what was told to the others, that a neighbour is told who is new, or did not get it."""
+AGAIN_S = 1.0
+"""After which such a neighbour is told again."""
 TOLD_OIDS = 65_536
 """Contents of which it is known that they were told."""
 HINT_EVERY_S = 5.0
@@ -67,6 +69,7 @@ class News:
         self._here: _News = {}
         self._gone: _News = {}
         self._due_s: float | None = None
+        self._unheard: set[ids.HostId] = set()  # each has an entry among the deadlines
         self.hints: collections.OrderedDict[ids.HostId, dict[ids.Oid, None]] = (
             collections.OrderedDict()
         )
@@ -122,11 +125,25 @@ class News:
         self._neighbours = dict.fromkeys(
             neighbours.neighbours(hosts, self._tables.here, self._topology, locations=where)
         )
-        new = [host for host in self._neighbours if host not in before]
-        last = self._told.keys()[-NEW_OIDS:] if new else []
+        self._tell_last([host for host in self._neighbours if host not in before], now)
+
+    def _tell_last(self, hosts: Sequence[ids.HostId], now: float) -> None:
+        last = self._told.keys()[-NEW_OIDS:] if hosts else []
         for at in range(0, len(last), BATCH_OIDS):
             batch = {oid: self._told.get(oid) or () for oid in last[at : at + BATCH_OIDS]}
-            self._send(batch, {}, new, now)
+            self._send(batch, {}, hosts, now)
+
+    def unheard(self, host: ids.HostId, now: float) -> None:
+        """Have a neighbour told again, in a while: it is not sure that it got what it was told."""
+        if host in self._neighbours and host not in self._unheard:
+            self._unheard.add(host)
+            self._deadlines.put(now + AGAIN_S, deadlines_.Due.TELL_AGAIN, host)
+
+    def tell_again(self, host: ids.HostId, now: float) -> None:
+        """Tell a neighbour, if it still is one, what was told last."""
+        self._unheard.discard(host)
+        if host in self._neighbours:
+            self._tell_last([host], now)
 
     def have(self, contents: Iterable[tuple[ids.Oid, ids.HostId | None]], now: float) -> None:
         """Tell of contents that are here now.

@@ -236,6 +236,29 @@ def test_new_neighbour_is_told_what_was_told_last(machine):
     assert {tell.host for tell in told} == {"h9"} and [len(t.here) for t in told] == [512, 88]
 
 
+def test_neighbour_that_was_not_reached_is_told_again_once_a_while(machine):
+    machine.stored([arrived(n) for n in range(600)])
+    tells(machine)
+    for _ in range(3):  # it says so of each message
+        machine.unheard(H2)
+    assert not tells(machine, news.AGAIN_S - 0.1)
+    machine.wait(0.2)
+    told = machine.got(actions.Tell)
+    assert {tell.host for tell in told} == {H2} and [len(t.here) for t in told] == [512, 88]
+    assert not tells(machine, 10 * news.AGAIN_S)
+    machine.unheard(H2)
+    assert H2 in tells(machine, news.AGAIN_S + 0.1)
+
+
+def test_who_is_no_neighbour_or_no_more_is_not_told_again(machine):
+    machine.stored([arrived(1)])
+    tells(machine)
+    machine.unheard(ids.HostId("h9"))
+    machine.unheard(ids.HostId("h8"))
+    machine.table_changed(one_machine.table(7, epoch=2), None)
+    assert not tells(machine, 2 * news.AGAIN_S)
+
+
 def test_what_was_here_before_there_was_a_neighbour_is_told_then():
     machine = one_machine.Machine(1, topology=neighbours.Topology.FULL)
     machine.stored([arrived(1), arrived(2)])
