@@ -42,7 +42,7 @@ def why_not_raw(head: bytes) -> str:
         return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
     if not foreign:
         return ""
-    return f"its format is {' or '.join(sorted(foreign))}, but images are served raw"
+    return f"its format is {' or '.join(sorted(foreign))}, but Glance says raw"
 
 
 def why_not_qcow2(head: bytes) -> str:

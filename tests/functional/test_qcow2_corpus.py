@@ -174,7 +174,7 @@ def test_a_raw_image_is_not_taken_for_qcow2_nor_the_other_way(tmp_path: pathlib.
     qcow2_corpus.qemu_img("convert", "-O", "qcow2", "-f", "raw", raw, image)
     with pytest.raises(errors.NotRaw, match="its format is raw, but Glance says qcow2"):
         make_map(raw)
-    with pytest.raises(errors.NotRaw, match="its format is qcow2, but images are served raw"):
+    with pytest.raises(errors.NotRaw, match="its format is qcow2, but Glance says raw"):
         prehash.prehash(image, tmp_path / "m", IMAGE_ID)
 
 
