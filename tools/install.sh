@@ -58,19 +58,20 @@ install_packages() {
 # keep_services_off PACKAGE...: the lab starts its own, so those just installed do not start at boot.
 keep_services_off() {
     command -v systemctl >/dev/null || return 0
-    local package unit
+    local package units
     for package; do
         case $package in
-            ceph-mon) unit=ceph-mon.target ;;
-            ceph-osd) unit=ceph-osd.target ;;
-            etcd-server) unit=etcd.service ;;
-            nginx-light) unit=nginx.service ;;
-            rabbitmq-server) unit=rabbitmq-server.service ;;
-            openssh-server) unit=ssh.service ;;
-            libvirt-daemon-system) unit=libvirtd.service ;;
+            ceph-common) units=(ceph.target rbdmap.service) ;;
+            ceph-mon) units=(ceph-mon.target ceph-crash.service) ;; # the latter is of ceph-base
+            ceph-osd) units=(ceph-osd.target) ;;
+            etcd-server) units=(etcd.service) ;;
+            nginx-light) units=(nginx.service) ;;
+            rabbitmq-server) units=(rabbitmq-server.service) ;;
+            openssh-server) units=(ssh.service) ;;
+            libvirt-daemon-system) units=(libvirtd.service) ;;
             *) continue ;;
         esac
-        systemctl disable "$unit" >>"$LOGS/apt.log" 2>&1 || true
+        systemctl disable "${units[@]}" >>"$LOGS/apt.log" 2>&1 || true
     done
 }
 

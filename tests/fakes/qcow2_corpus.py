@@ -39,6 +39,11 @@ class Variant:
     image_commands: tuple[tuple[str, ...], ...] = ()
     late_commands: tuple[str, ...] = ()
 
+    @property
+    def has_subclusters(self) -> bool:
+        """Whether its L2 entries are extended."""
+        return "extended_l2=on" in self.options
+
     def make(self, folder: pathlib.Path) -> pathlib.Path:
         """Make the file in ``folder`` and return its path."""
         path = folder / "image.qcow2"

@@ -83,7 +83,7 @@ def test_export_brings_what_agents_need_and_takes_out_what_is_not_served(
     listener = listen()
     data, other = uploads.some_bytes(seed=60), uploads.some_bytes(seed=61)
     image_id, other_id = glance.upload(data), glance.upload(other)
-    refused_id = glance.upload(uploads.qcow2(tmp_path), disk_format="qcow2")
+    refused_id = glance.upload(uploads.vdi(tmp_path), disk_format="vdi")
     for made, state in ((image_id, "ready"), (other_id, "ready"), (refused_id, "refused")):
         glance.wait_state(made, state)
     exported = local.ImageFolder(tmp_path / "exported")
@@ -109,6 +109,23 @@ def test_export_brings_what_agents_need_and_takes_out_what_is_not_served(
     glance.admin.deactivate_image(other_id)
     assert export(listener, exported.folder)[other_id] == "removed"
     assert names(exported.folder) == files_of(image_id, ".acboot", ".acmap", ".raw")
+
+
+@hosts.needs_fuse
+def test_exported_qcow2_image_is_read_as_qemu_reads_it(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    listener = listen()
+    data = uploads.some_bytes(seed=66)
+    stored = uploads.qcow2(tmp_path, data)
+    image_id = glance.upload(stored, disk_format="qcow2")
+    glance.wait_state(image_id)
+    exported = local.ImageFolder(tmp_path / "exported")
+    assert export(listener, exported.folder) == {image_id: "exported"}
+    assert names(exported.folder) == files_of(image_id, ".acmap", ".qcow2")
+    assert (exported.folder / f"{image_id}.qcow2").read_bytes() == stored
+    with agent(glance, tmp_path / "host", exported, "file") as reading:
+        assert reading.image_path(ids.parse_image_id(image_id)).read_bytes() == data
 
 
 @hosts.needs_fuse

@@ -184,7 +184,7 @@ def test_ranges_across_the_parts_of_large_objects_are_exact(place, store):
 
 @pytest.mark.parametrize("store", STORES)
 def test_stored_bytes_of_qcow2_are_read_as_they_are(place, store, tmp_path):
-    data = uploads.qcow2(tmp_path)
+    data = uploads.qcow2(tmp_path, uploads.some_bytes())
     image_id = place.upload(store, data, disk_format="qcow2")
     assert place.read(image_id, f"bytes=0-{len(data) - 1}").content == data
     assert place.read(image_id, "bytes=-512").content == data[-512:]

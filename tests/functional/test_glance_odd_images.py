@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from openstack import exceptions
 
 from acstor_common import artefacts
 from acstor_common import chunk_map
@@ -37,7 +38,6 @@ OTHER_FORMATS = {
     "vhdx": ["-f", "vhdx"],
     "vdi": ["-f", "vdi"],
     "ploop": ["-f", "parallels"],
-    "qcow2": ["-f", "qcow2"],
 }
 """Disk formats of Glance, and how qemu-img makes an image of each."""
 
@@ -87,13 +87,33 @@ def test_every_format_that_is_not_served_is_refused_by_its_name(
         image_of[name] = glance.upload(data, disk_format=name, container_format=name)
     for disk_format, image_id in image_of.items():
         said = glance.wait_state(image_id, "refused")["acstor_message"]
-        assert said.startswith(f"its disk format is {disk_format}, and only raw images are served")
+        assert said.startswith(f"its disk format is {disk_format}, and only raw and qcow2 images")
     boxed = glance.upload(uploads.some_bytes(chunks=8), container_format="ova")
     assert "container format is ova" in glance.wait_state(boxed, "refused")["acstor_message"]
     huge = tmp_path / "huge"
     runs.tool(["qemu-img", "create", "-q", "-f", "qcow2", huge, str(HUGE_BYTES)])
     misnamed = glance.upload(huge.read_bytes())
     assert "its format is qcow2" in glance.wait_state(misnamed, "refused")["acstor_message"]
+    assert glance.artefacts() == []
+
+
+def test_no_image_is_served_that_nova_s_own_inspection_refuses(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    """Glance 33 takes no subclusters; one that took them has them in its store for ever."""
+    data = uploads.some_bytes(seed=73)
+    with_subclusters = uploads.qcow2(tmp_path, data, "-o", "extended_l2=on")
+    with pytest.raises(exceptions.HttpException, match="415"):
+        glance.upload(with_subclusters, disk_format="qcow2")
+    image_id = glance.upload(uploads.qcow2(tmp_path, data), disk_format="qcow2")
+    (glance.lab.glance.images / image_id).write_bytes(with_subclusters)
+    change = f"UPDATE images SET size = {len(with_subclusters)} WHERE id = '{image_id}'"
+    glance.lab.mariadb.execute(change, database="glance")
+    hash_anew(glance, image_id)
+    listen()
+    record = glance.wait_state(image_id, "refused")
+    assert "Unknown QCOW2 features" in record["acstor_message"]
+    assert record["acstor_retry"] == "1 never"
     assert glance.artefacts() == []
 
 

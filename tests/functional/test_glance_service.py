@@ -56,14 +56,29 @@ def test_import_publishes_the_chunk_map_without_a_listener(
         assert list((tmp_path / "maps").iterdir()) == []
 
 
-def test_plugin_refuses_what_is_not_raw_and_the_import_goes_on(
+def test_qcow2_image_gets_the_chunk_map_of_what_a_guest_reads(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    data = uploads.some_bytes(seed=26)
+    stored = uploads.qcow2(tmp_path, data)
+    with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path)):
+        imported_id = glance.import_staged(stored, disk_format="qcow2")
+        glance.wait_state(imported_id)
+        glance.check_chunk_map(imported_id, data)
+    listen()
+    uploaded_id = glance.upload(stored, disk_format="qcow2")
+    glance.wait_state(uploaded_id)
+    glance.check_chunk_map(uploaded_id, data)
+
+
+def test_plugin_refuses_what_is_not_served_and_the_import_goes_on(
     glance: uploads.Images, tmp_path: pathlib.Path
 ) -> None:
     with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path)):
-        image_id = glance.import_staged(uploads.qcow2(tmp_path), disk_format="qcow2")
+        image_id = glance.import_staged(uploads.vdi(tmp_path), disk_format="vdi")
         record = glance.wait_state(image_id, "refused")
-        assert "its disk format is qcow2" in record["acstor_message"]
-        misnamed_id = glance.import_staged(uploads.qcow2(tmp_path))
+        assert "its disk format is vdi" in record["acstor_message"]
+        misnamed_id = glance.import_staged(uploads.qcow2(tmp_path, uploads.some_bytes()))
         record = glance.wait_state(misnamed_id, "refused")
         assert "its format is qcow2" in record["acstor_message"]
     assert glance.artefacts() == []
@@ -97,9 +112,10 @@ def test_images_that_are_not_served_say_why(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listen()
-    foreign = glance.upload(uploads.qcow2(tmp_path), disk_format="qcow2")
-    misnamed = glance.upload(uploads.qcow2(tmp_path))
-    assert "image_conversion" in glance.wait_state(foreign, "refused")["acstor_message"]
+    foreign = glance.upload(uploads.vdi(tmp_path), disk_format="vdi")
+    misnamed = glance.upload(uploads.qcow2(tmp_path, uploads.some_bytes()))
+    said = glance.wait_state(foreign, "refused")["acstor_message"]
+    assert "its disk format is vdi" in said and "image_conversion" in said
     record = glance.wait_state(misnamed, "refused")
     assert "its format is qcow2" in record["acstor_message"]
     assert record["acstor_retry"] == "1 never"
@@ -146,7 +162,7 @@ def test_purge_removes_everything(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
     listener = listen()
-    refused_id = glance.upload(uploads.qcow2(tmp_path), disk_format="qcow2")
+    refused_id = glance.upload(uploads.vdi(tmp_path), disk_format="vdi")
     image_id = glance.upload(uploads.some_bytes(seed=23))
     glance.wait_state(refused_id, "refused")
     glance.wait_state(image_id)

@@ -97,11 +97,13 @@ def test_snapshot_is_the_server_s_disk_and_boots(cluster, image_id):
         snapshot_id = server.snapshot()
         assert server.lies_on_mirror()
     assert "holes-unknown" not in host.fallbacks()
-    before = host.fallbacks().get("not-raw", 0)
+    assert cluster.images.client.get_image(snapshot_id).disk_format == "qcow2"
+    cluster.images.map(snapshot_id)
+    before = host.fallbacks()
     with cluster.server(snapshot_id) as copy:
+        assert copy.lies_on_mirror()
         assert copy.has_bytes_of(image_id)
-    assert host.fallbacks()["not-raw"] == before + 1
-    assert cluster.images.downloads(snapshot_id) == 1
+    assert host.fallbacks() == before
 
 
 @pytest.mark.parametrize("status", ["ACTIVE", "SHUTOFF"])
@@ -171,16 +173,35 @@ def test_image_without_a_map_is_downloaded(cluster):
     assert cluster.hosts[0].fallbacks()["not-mapped"] >= 1
 
 
+def converted(cluster, folder, disk_format, *options):
+    """Upload an image of another format with new content; return its id."""
+    (folder / "raw").write_bytes(bytes(512) + os.urandom(4 * MIB) + bytes(MIB))
+    convert = ["qemu-img", "convert", "-f", "raw", "-O", disk_format, *options, "raw", "converted"]
+    subprocess.run(convert, cwd=folder, check=True, timeout=60)
+    return cluster.images.add((folder / "converted").read_bytes(), disk_format=disk_format)
+
+
+@pytest.mark.parametrize("is_made_raw", [True, False])
+def test_image_in_qcow2_is_served_as_it_is(cluster, tmp_path, is_made_raw):
+    host = cluster.hosts[0]
+    image_id = cluster.images.map(converted(cluster, tmp_path, "qcow2", "-c"))
+    options = nova_hosts.nova_options(host.agent)
+    options["DEFAULT"] |= {"force_raw_images": is_made_raw}
+    before = host.fallbacks()
+    with cluster.changed(host, options), cluster.server(image_id) as server:
+        assert server.lies_on_mirror()
+        server.hard_reboot()
+        assert server.lies_on_mirror()
+    assert host.fallbacks() == before
+
+
 def test_image_in_another_format_is_downloaded_and_converted(cluster, tmp_path):
-    (tmp_path / "raw").write_bytes(bytes(512) + os.urandom(MIB))
-    convert = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "raw", "qcow2"]
-    subprocess.run(convert, cwd=tmp_path, check=True, timeout=60)
-    image_id = cluster.images.add((tmp_path / "qcow2").read_bytes(), disk_format="qcow2")
+    image_id = converted(cluster, tmp_path, "vdi")
     with cluster.server(image_id) as server:
         assert server.has_bytes_of(image_id)
         assert not cluster.hosts[0].base(image_id).is_symlink()
     assert cluster.images.downloads(image_id) == 1
-    assert cluster.hosts[0].fallbacks()["not-raw"] >= 1
+    assert cluster.hosts[0].fallbacks()["disk-format"] >= 1
 
 
 def test_image_that_is_not_what_glance_says_is_refused(cluster):

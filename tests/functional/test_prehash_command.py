@@ -177,7 +177,7 @@ def test_images_of_qemu_img_that_are_not_raw_are_refused(tmp_path: pathlib.Path,
     subprocess.run(["qemu-img", "create", "-q", "-f", name, image, "64M"], check=True)
     done = run(image, cwd=tmp_path)
     assert done.returncode == 1
-    assert f"its format is {name}, but images are served raw" in done.stderr
+    assert f"its format is {name}, but Glance says raw" in done.stderr
     assert not image.with_suffix(".acmap").exists()
 
 

@@ -3,15 +3,18 @@
 
 import os
 import pathlib
+import shutil
 
 import pytest
 
 from tests.lab import runs
 from tests.lab.openstack import installed
 from tests.lab.openstack import tempest
+from tests.tempest.acstor_tempest_plugin import guest
 
 SCENARIOS = {
     "test_guest_reads_what_it_wrote_before_a_reboot",
+    "test_image_in_qcow2_is_served_as_it_is",
     "test_image_of_another_format_is_downloaded_and_counted",
     "test_server_boots_and_nothing_is_downloaded",
     "test_server_keeps_its_disk_when_it_moves_while_it_runs",
@@ -40,3 +43,13 @@ def test_tempest_finds_the_scenarios_and_takes_their_options(
     monkeypatch.setenv("TEMPEST_CONFIG_DIR", os.fspath(tmp_path / "etc"))
     shown = runs.tool([installed.BIN / "python", "-c", SHOW_OPTIONS])
     assert shown.splitlines()[-1] == "True {'h1': 'http://192.0.2.1:9464/metrics'}"
+
+
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
+@pytest.mark.parametrize("disk_format", ["qcow2", "vdi"])
+def test_images_of_other_formats_are_the_disk(tmp_path: pathlib.Path, disk_format: str) -> None:
+    disk, image, raw = guest.image(17 * guest.MIB, seed=1), tmp_path / "image", tmp_path / "raw"
+    image.write_bytes({"qcow2": guest.qcow2, "vdi": guest.vdi}[disk_format](disk))
+    runs.tool(["qemu-img", "check", "-q", "-f", disk_format, image])
+    runs.tool(["qemu-img", "convert", "-f", disk_format, "-O", "raw", image, raw])
+    assert raw.read_bytes() == disk

@@ -36,10 +36,21 @@ def some_bytes(chunks: int = 20, seed: int = 1) -> bytes:
     return bytes(data)
 
 
-def qcow2(folder: pathlib.Path) -> bytes:
-    """Return the bytes of a real qcow2 image."""
-    path = folder / "image.qcow2"
-    runs.tool(["qemu-img", "create", "-q", "-f", "qcow2", path, "8M"])
+def qcow2(folder: pathlib.Path, data: bytes, *options: str) -> bytes:
+    """Return the bytes of a real qcow2 image, compressed, in which a guest reads ``data``.
+
+    :param options: more of ``qemu-img convert``
+    """
+    raw, path = folder / "image.raw", folder / "image.qcow2"
+    raw.write_bytes(data)
+    runs.tool(["qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", *options, raw, path])
+    return path.read_bytes()
+
+
+def vdi(folder: pathlib.Path) -> bytes:
+    """Return the bytes of a real image of a format that is not served."""
+    path = folder / "image.vdi"
+    runs.tool(["qemu-img", "create", "-q", "-f", "vdi", path, "8M"])
     return path.read_bytes()
 
 

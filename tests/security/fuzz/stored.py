@@ -45,7 +45,7 @@ EXTENTS = [
     layout.Extent(CHUNK_BYTES, 2 * CHUNK_BYTES, layout.Codec.STORED, 1000, 2 * CHUNK_BYTES),
 ]
 RAW = (layout.DiskFormat.RAW, 0)
-QCOW2 = (layout.DiskFormat.QCOW2, 100_000)
+STORED_AS_QCOW2 = (layout.DiskFormat.QCOW2, 100_000)
 
 
 def _map_seeds() -> list[bytes]:
@@ -55,8 +55,8 @@ def _map_seeds() -> list[bytes]:
         (CUT, OS_HASH, (SCOPE_KEY, ids.ScopeKey(bytes(range(1, 33)))), RAW, []),
         (geometry.Geometry(0, 65536), chunk_map.UNKNOWN_OS_HASH, (), RAW, []),
         (geometry.Geometry(65536, 65536), OS_HASH, (), RAW, []),
-        (CUT, OS_HASH, (), QCOW2, EXTENTS),
-        (geometry.Geometry(257 * CHUNK_BYTES, CHUNK_BYTES), OS_HASH, (), QCOW2, []),
+        (CUT, OS_HASH, (), STORED_AS_QCOW2, EXTENTS),
+        (geometry.Geometry(257 * CHUNK_BYTES, CHUNK_BYTES), OS_HASH, (), STORED_AS_QCOW2, []),
     ):
         stored = layout.Stored(of[0], of[1] or cut.size_bytes, len(extents))
         builder = map_builder.MapBuilder(IMAGE, cut, os_hash, keys, stored)

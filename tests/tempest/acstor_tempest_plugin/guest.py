@@ -13,6 +13,7 @@ The rule: what the console says comes from the disk, so it is true only if the b
 import random
 import re
 import struct
+import uuid
 
 SECTOR_BYTES = 512
 MIB = 1 << 20
@@ -91,3 +92,21 @@ def qcow2(disk: bytes) -> bytes:
         struct.pack(f">{number}Q", *((5 + n) * cluster | is_only_use for n in range(number))),
     )
     return b"".join(table.ljust(cluster, b"\0") for table in tables) + disk
+
+
+def vdi(disk: bytes) -> bytes:
+    """Return a disk as an image of VDI, version 1.1, without holes.
+
+    :param disk: whole blocks of 1 MiB
+    """
+    number, header_bytes = len(disk) // MIB, 512
+    map_bytes = -(-4 * number // SECTOR_BYTES) * SECTOR_BYTES
+    header = struct.pack(
+        "<64sIIIII256sIIIIIIIQIIII",
+        *(b"<<< a disk >>>\n", 0xBEDA107F, 0x10001, 0x180, 2, 0, b""),
+        *(header_bytes, header_bytes + map_bytes, 0, 0, 0, SECTOR_BYTES, 0),
+        *(len(disk), MIB, 0, number, number),
+    )
+    header += uuid.uuid4().bytes + uuid.uuid4().bytes  # of the image, and of its last snapshot
+    blocks = struct.pack(f"<{number}I", *range(number))
+    return header.ljust(header_bytes, b"\0") + blocks.ljust(map_bytes, b"\0") + disk
