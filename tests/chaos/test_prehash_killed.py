@@ -114,7 +114,7 @@ def test_command_killed_at_random_goes_on_with_what_was_done(tmp_path: pathlib.P
     assert summary["resumed_chunks"] * 32 > 39 * geometry.MIB
     assert summary["chunks"] - summary["zero_chunks"] == 16
     raw = image.with_suffix(".acmap").read_bytes()
-    found = chunk_map.ChunkMap.parse(raw, "m", expected_size_bytes=256 << 30)
+    found = chunk_map.ChunkMap.parse(raw, "m", expected_stored_bytes=256 << 30)
     assert found.cid(3 * (16 << 30) // 65536) == ids.cid_of(b"data of 48".ljust(65536, b"\0"))
 
 

@@ -152,7 +152,7 @@ def test_image_of_a_tebibyte_is_hashed_by_its_data_and_read_to_its_end(
     record = glance.wait_state(image_id)
     artefact_id = record[artefacts.Kind.CHUNK_MAP.pointer]
     raw = glance.admin.get(f"/images/{artefact_id}/file").content
-    found = chunk_map.ChunkMap.parse(raw, "m", expected_size_bytes=HUGE_BYTES)
+    found = chunk_map.ChunkMap.parse(raw, "m", expected_stored_bytes=HUGE_BYTES)
     assert sum(not found.is_zero(number) for number in range(len(found))) == 2
     assert found.cid(0) == ids.cid_of(data.ljust(chunk_bytes, b"\0"))
     assert found.cid(len(found) - 1) == ids.cid_of(end.rjust(chunk_bytes, b"\0"))
@@ -197,7 +197,7 @@ def test_listener_killed_while_it_hashes_leaves_the_next_one_what_it_has_done(
     record = glance.wait_state(image_id)
     assert not kept.exists()
     raw = glance.admin.get(f"/images/{record[artefacts.Kind.CHUNK_MAP.pointer]}/file").content
-    found = chunk_map.ChunkMap.parse(raw, "m", expected_size_bytes=LARGE_BYTES)
+    found = chunk_map.ChunkMap.parse(raw, "m", expected_stored_bytes=LARGE_BYTES)
     assert sum(not found.is_zero(number) for number in range(len(found))) == 17
 
 
