@@ -249,7 +249,7 @@ def test_store_without_ranges_is_named_and_its_images_are_read_once_exported_or_
             glance.wait_state(image_id)
             glance.check_chunk_map(image_id, data)
             with agent(glance, tmp_path / "h1", exported, "glance") as stuck:
-                words = r"does no range reads \(Glance answered 400\).*acstor-glance-manage export"
+                words = r"does no range reads \(Glance answered 400\).*acstor-glance-gateway"
                 with pytest.raises(errors.Unusable, match=words):
                     agents.request(stuck.control_socket, "ensure", image_id=image_id)
                 with pytest.raises(OSError):

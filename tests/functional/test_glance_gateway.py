@@ -54,6 +54,23 @@ class Place:
         """Return what Glance's configuration says of its stores."""
         return acstor_gateway.stores(self.lab, self.objects, self.ceph)
 
+    def start_stores(self) -> None:
+        """Start Glance and its stores, if they are not up."""
+        self.lab.start_image_services()
+        self.objects.start()
+        if self.ceph:
+            self.ceph.start()
+
+    def images(self) -> set[str]:
+        """Return all images that Glance has."""
+        path = "/v2/images?visibility=all&limit=1000&os_hidden="
+        answers = [self.ask("admin", "GET", path + hidden).json() for hidden in ("false", "true")]
+        return {image["id"] for answer in answers for image in answer["images"]}
+
+    def delete(self, images: set[str]) -> None:
+        for image_id in images:
+            self.ask("admin", "DELETE", f"/v2/images/{image_id}")
+
     def token(self, user: str) -> str:
         return str(self.lab.session(user).get_token())
 
@@ -122,11 +139,16 @@ def _place(openstack_lab: cloud.Cloud) -> Iterator[Place]:
         if cluster:
             cluster.start()
         made = Place(openstack_lab, objects, cluster, served)
+        before = made.images()
         with openstack_lab.glance.changed(made.stores()):
             served.start()
             served.wait_ready()
             served.register()
-            yield made
+            try:
+                yield made
+            finally:
+                made.start_stores()
+                made.delete(made.images() - before)  # without their stores nobody can
     finally:
         for part in (served, objects, *([cluster] if cluster else ())):
             part.stop()
@@ -137,10 +159,7 @@ def _place(openstack_lab: cloud.Cloud) -> Iterator[Place]:
 @pytest.fixture
 def place(_place: Place) -> Place:
     """Return the cloud, all of it up."""
-    _place.lab.start_image_services()
-    _place.objects.start()
-    if _place.ceph:
-        _place.ceph.start()
+    _place.start_stores()
     _place.gateway.start()
     _place.gateway.wait_ready()
     return _place
