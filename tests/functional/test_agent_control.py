@@ -73,6 +73,8 @@ def test_ensured_image_is_attached_before_anybody_opens_it(images, start):
     assert json.loads(agent.ctl("--json", "ensure", image_id)) == {
         "image_id": image_id,
         "size_bytes": 3 * CHUNK,
+        "disk_format": "raw",
+        "stored_bytes": 3 * CHUNK,
     }
     assert agent.status()["images"][image_id]["size_bytes"] == 3 * CHUNK
 
