@@ -133,6 +133,7 @@ class Ceph:
                     "osd_pool_default_size": 1,
                     "osd_pool_default_min_size": 1,
                     "osd_crush_chooseleaf_type": 0,
+                    "osd_class_dir": _class_folder(),
                     "bluestore_block_size": OSD_BYTES,
                     "bluestore_cache_autotune": False,
                     "bluestore_cache_size": 64 << 20,
@@ -158,3 +159,9 @@ class Ceph:
         )
         keyring.write_text(key)
         runs.tool(["ceph-osd", "--conf", self.conf_file, "-i", "0", "--mkfs", "--osd-uuid", own_id])
+
+
+def _class_folder() -> pathlib.Path:
+    """Return where the OSD has its part of RBD: what it says is relative to / in Debian 13."""
+    told = runs.tool(["ceph-osd", "--show-config-value", "osd_class_dir"])
+    return pathlib.Path("/", told.strip())
