@@ -84,7 +84,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "what is answered elsewhere goes on": (1, asking.Asking, "cancel", lambda *_: None),
     "reads are not bounded": (7, sources.Sources.__init__, "__defaults__", (1 << 30, 16)),
     "deadlines are not kept": (2, waiters.Waiters, "is_late", lambda *_: None),
-    "nothing is tried again": (14, retries.Retries, "is_due", lambda *_: None),
+    "nothing is tried again": (8, retries.Retries, "is_due", lambda *_: None),
     "a travel does not end": (5, waiters.Waiters, "_end_travel", lambda *_: None),
     "what nobody wants is remembered": (1, parts.Parts, "drop_if_done", lambda *_: None),
     "what ended counts on": (0, parts.Parts, "uncharge", lambda *_: None),

@@ -30,8 +30,8 @@ BATCH_OIDS = 512
 """OIDs of a kind in one message."""
 NEW_OIDS = 4096
 """Of what was told to the others, that a neighbour is told who is new, or did not get it."""
-AGAIN_S = 1.0
-"""After which such a neighbour is told again."""
+AGAIN_S, AGAIN_LONGEST_S = 1.0, 60.0
+"""After which such a neighbour is told again: at first, and when it was in vain again and again."""
 TOLD_OIDS = 65_536
 """Contents of which it is known that they were told."""
 HINT_EVERY_S = 5.0
@@ -70,6 +70,7 @@ class News:
         self._gone: _News = {}
         self._due_s: float | None = None
         self._unheard: set[ids.HostId] = set()  # each has an entry among the deadlines
+        self._again_s: dict[ids.HostId, float] = {}  # of neighbours that have said nothing since
         self.hints: collections.OrderedDict[ids.HostId, dict[ids.Oid, None]] = (
             collections.OrderedDict()
         )
@@ -89,6 +90,7 @@ class News:
         now: float,
     ) -> None:
         """Take note of what a peer tells."""
+        self._again_s.pop(host, None)
         if not self._tables.is_near(host) or self._book.is_alone(host, now):
             self.ignored_oids += len(here) + len(gone) + len(let_go)
             return
@@ -125,6 +127,8 @@ class News:
         self._neighbours = dict.fromkeys(
             neighbours.neighbours(hosts, self._tables.here, self._topology, locations=where)
         )
+        known = self._again_s.items()
+        self._again_s = {host: wait_s for host, wait_s in known if host in self._neighbours}
         self._tell_last([host for host in self._neighbours if host not in before], now)
 
     def _tell_last(self, hosts: Sequence[ids.HostId], now: float) -> None:
@@ -137,7 +141,9 @@ class News:
         """Have a neighbour told again, in a while: it is not sure that it got what it was told."""
         if host in self._neighbours and host not in self._unheard:
             self._unheard.add(host)
-            self._deadlines.put(now + AGAIN_S, deadlines_.Due.TELL_AGAIN, host)
+            wait_s = self._again_s.get(host, AGAIN_S)
+            self._again_s[host] = min(2 * wait_s, AGAIN_LONGEST_S)
+            self._deadlines.put(now + wait_s, deadlines_.Due.TELL_AGAIN, host)
 
     def tell_again(self, host: ids.HostId, now: float) -> None:
         """Tell a neighbour, if it still is one, what was told last."""

@@ -246,8 +246,22 @@ def test_neighbour_that_was_not_reached_is_told_again_once_a_while(machine):
     told = machine.got(actions.Tell)
     assert {tell.host for tell in told} == {H2} and [len(t.here) for t in told] == [512, 88]
     assert not tells(machine, 10 * news.AGAIN_S)
-    machine.unheard(H2)
-    assert H2 in tells(machine, news.AGAIN_S + 0.1)
+
+
+def test_neighbour_that_is_never_reached_is_told_ever_more_seldom(machine):
+    machine.stored([arrived(1)])
+    tells(machine)
+
+    def waited_s():
+        began_s = machine.now
+        machine.unheard(H2)
+        while not tells(machine, 0.5):
+            assert machine.now < began_s + 100
+        return machine.now - began_s
+
+    assert [waited_s() for _ in range(8)] == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60])
+    machine.heard(H2, (OID,), (), ())
+    assert waited_s() == pytest.approx(news.AGAIN_S)
 
 
 def test_who_is_no_neighbour_or_no_more_is_not_told_again(machine):
