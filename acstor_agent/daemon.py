@@ -117,7 +117,7 @@ class Agent:
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
         looked_up = unattached.UnattachedImages(self._source, nursery)
-        self._naming = naming.Naming(self._images, looked_up)
+        self._naming = naming.Naming(self._images, looked_up, promised.pinned)
         self._named.found(cache.iter_cids())
         core = transfers.Transfers(
             self._host,

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What images name, for those who answer peers: attached ones, and any other that is asked for."""
 
+from collections.abc import Callable
+
+from acstor_agent.core.images import shares
 from acstor_agent.images import mirrors
 from acstor_agent.images import unattached
 from acstor_agent.sources import layout
@@ -15,10 +18,16 @@ class Naming:
 
     :param images: those that this host mirrors
     :param others: all others, as far as peers have asked for them
+    :param kept: returns what is kept of an image, with its map: it may be filled, and not be open
     """
 
-    def __init__(self, images: mirrors.Mirrors, others: unattached.UnattachedImages) -> None:
-        self._images, self.others = images, others
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        others: unattached.UnattachedImages,
+        kept: Callable[[ids.ImageId], shares.Part | None],
+    ) -> None:
+        self._images, self.others, self._kept = images, others, kept
 
     def is_attached(self, image_id: ids.ImageId) -> bool:
         """Say whether this host mirrors an image."""
@@ -35,6 +44,8 @@ class Naming:
         """Return where the bytes of an image are; None if that is not known here."""
         if (image := self._images.get_nowait(image_id)) is not None:
             return image.map.layout
+        if (part := self._kept(image_id)) is not None:
+            return part.map.layout
         return self.others.layout_of(image_id)
 
     async def learn(

@@ -69,7 +69,7 @@ def test_worker_killed_again_and_again_under_a_writer_loses_no_write(tmp_path, i
                 time.sleep(0.3)
                 tally = writer.stop()
             assert (tally.error, tally.wrong) == ("", [])
-            assert tally.writes > KILLS and tally.fsyncs > 0
+            assert tally.writes > 30 and tally.fsyncs > 3
             assert tally.longest_s < 5
             assert agent.log().count("ended (killed by SIGKILL); starting another") == KILLS
             check_equal(path, plain)

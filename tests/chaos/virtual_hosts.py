@@ -227,7 +227,7 @@ class Host:
         )
         self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
         looked_up = unattached.UnattachedImages(self.source, nursery, self._clock)
-        self.naming = naming.Naming(self.images, looked_up)
+        self.naming = naming.Naming(self.images, looked_up, self.promises.pinned)
         self._named.found(self.cache.iter_cids())
         core = transfers.Transfers(
             here,

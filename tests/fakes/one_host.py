@@ -113,7 +113,7 @@ class OneHost:
         here, table = ids.HostId("h1"), ring.Ring(0, ())
         self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source), self._mirror)
         looked_up = unattached.UnattachedImages(self.source, nursery)
-        self.naming = naming.Naming(self.mirrors, looked_up)
+        self.naming = naming.Naming(self.mirrors, looked_up, self.promises.pinned)
         core = transfers.Transfers(
             here,
             table,

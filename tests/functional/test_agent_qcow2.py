@@ -13,6 +13,7 @@ from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.fakes import qcow2_images
 from tests.functional import test_agent_reading as reading
+from tests.functional import test_agent_whole as keeping
 
 pytestmark = [
     hosts.needs_fuse,
@@ -127,3 +128,18 @@ def test_home_reads_a_qcow2_image_that_it_does_not_mirror(tmp_path, images):
         assert home["exchange"]["served_chunks"] > 20
         assert home["exchange"]["source_bytes"] > MIB
         assert not home["images"]
+
+
+def test_qcow2_image_that_nobody_opens_becomes_whole_after_a_restart(images, start):
+    data = qcow2_images.some_bytes(9 * MIB)
+    image_id = qcow2_images.add(images, data, qcow2_images.DEFLATED)
+    agent = start(**keeping.KEEPING, whole_limit_mbit=1.0)
+    agent.ctl("ensure", image_id)
+    agent.ctl("pause", image_id)
+    keeping.wait_for(agent, image_id, "paused")
+    keeping.next_worker(agent)
+    assert keeping.wait_for(agent, image_id, "paused")["left_bytes"]
+    agent.ctl("hurry", image_id)
+    keeping.wait_for(agent, image_id, "whole")
+    (images.folder / f"{image_id}.qcow2").unlink()
+    keeping.read_back(agent, image_id, data)

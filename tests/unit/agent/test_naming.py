@@ -72,7 +72,7 @@ class Host:
         self.source = FolderSource(images)
         self.attached = lambda image_id, offset, length: None
         self.others = unattached.UnattachedImages(self.source, nursery, trio.current_time)
-        self.naming = naming.Naming(self, self.others)
+        self.naming = naming.Naming(self, self.others, lambda image_id: None)
         self.rights = rights.Rights(HERE, self.naming, identity.ByContent())
 
     def named(self, *place):
