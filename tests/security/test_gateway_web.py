@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Web servers that tenants name as places of their images: what they can make the gateway do.
+
+Real sockets: each read has to end in its time, and with nothing of any other server.
+"""
+
+import contextlib
+import socket
+import threading
+import time
+import types
+
+import pytest
+
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway.readers import base
+from acstor_glance.gateway.readers import web
+from tests.fakes import http_server
+
+TIMEOUT_S = 0.5
+SLACK_S = 2.0
+DATA = bytes(range(256)) * 64
+OPTIONS = types.SimpleNamespace(
+    https_ca_certificates_file=None, https_insecure=True, http_proxy_information={}
+)
+ASKED = byte_range.ByteRange(1000, 5000)
+
+
+class Url:
+    """A location of the driver: all that is asked of it is its URL."""
+
+    def __init__(self, url):
+        self._url = url
+
+    def get_uri(self):
+        return self._url
+
+
+def read(url, asked=ASKED, reader=None):
+    return (reader or web.WebReader("web", OPTIONS, TIMEOUT_S)).read(Url(url), asked)
+
+
+@pytest.fixture
+def server():
+    with http_server.serve({"image": DATA, "secret": DATA}) as made:
+        yield made
+
+
+@pytest.fixture
+def reader():
+    return web.WebReader("web", OPTIONS, TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def ended_in_time(match="it took longer than 0.5 s"):
+    began_s = time.monotonic()
+    with pytest.raises(base.StoreUnreachable, match=match):
+        yield
+    assert time.monotonic() - began_s < TIMEOUT_S + SLACK_S
+
+
+def test_range_is_read_over_a_connection_that_is_kept(server, reader):
+    for _ in range(3):
+        part = read(f"{server.url}image", reader=reader)
+        assert (part.data, part.size_bytes) == (DATA[1000:6000], len(DATA))
+    assert server.connections == 1
+
+
+# Time
+
+
+@pytest.mark.parametrize(
+    "behaviour", [http_server.drip(0.05), http_server.stall(10, 3.0)], ids=["drips", "stalls"]
+)
+def test_body_that_does_not_come_is_given_up_in_time(server, behaviour):
+    server.always = behaviour
+    with ended_in_time():
+        read(f"{server.url}image")
+
+
+def test_time_begins_anew_with_each_read_of_a_kept_connection(server, reader):
+    for _ in range(2):
+        read(f"{server.url}image", reader=reader)
+        time.sleep(TIMEOUT_S)  # the deadline of the read before is over
+    server.always = http_server.drip(0.05)
+    with ended_in_time():
+        read(f"{server.url}image", reader=reader)
+    assert server.connections == 1
+
+
+@contextlib.contextmanager
+def dripping(beginning=b""):
+    """Give a port where a byte comes now and then after a beginning, for ever."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    is_over = threading.Event()
+
+    def serve():
+        link, _ = listener.accept()
+        with link, contextlib.suppress(OSError):
+            link.sendall(beginning)
+            while not is_over.wait(0.05):
+                link.sendall(b"x")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        is_over.set()
+        thread.join()
+        listener.close()
+
+
+def test_head_that_does_not_end_is_given_up_in_time():
+    with dripping(b"HTTP/1.1 206 Fine\r\nX-Slow: ") as port, ended_in_time():
+        read(f"http://127.0.0.1:{port}/image")
+
+
+def test_tls_that_does_not_end_is_given_up_in_time():
+    hello = b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc"  # of a ServerHello that is 16 KiB long
+    with dripping(hello) as port, ended_in_time():
+        read(f"https://127.0.0.1:{port}/image")
+
+
+def test_name_with_many_addresses_that_are_silent_is_given_up_in_time(monkeypatch):
+    with socket.socket() as full, contextlib.ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # its queue is full: who connects now has no answer
+            link = stack.enter_context(socket.socket())
+            link.setblocking(False)
+            link.connect_ex(full.getsockname())
+        one = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", full.getsockname())
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [one] * 1000)
+        with ended_in_time():
+            read("http://many.example/image")
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["169.254.169.254", "[fe80::1%251]", "[::ffff:169.254.169.254]", "0.0.0.0", "224.0.0.1"],
+)
+def test_metadata_service_of_a_cloud_is_not_asked(address):
+    with ended_in_time("NewConnectionError|ConnectionError|InvalidURL|LocationParseError"):
+        read(f"http://{address}:1/latest/meta-data")
+
+
+def test_name_that_comes_to_mean_the_metadata_service_is_not_asked(monkeypatch, server):
+    host, port = "127.0.0.1", int(server.url.rsplit(":", 1)[1].rstrip("/"))
+    bad = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))
+    good = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [bad, good])
+    assert read("http://rebound.example/image").data == DATA[1000:6000]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [bad])
+    with ended_in_time("ConnectionError"):
+        read("http://rebound.example/image")
+
+
+def test_redirect_to_another_server_is_not_followed(server):
+    with http_server.serve({"image": DATA}) as inside:
+        for code in (301, 302, 303, 307, 308):
+            server.behaviours = [http_server.status(code, {"Location": f"{inside.url}image"})]
+            with pytest.raises(base.NotRead, match="to another one, of which Glance was not told"):
+                read(f"{server.url}image")
+        assert inside.connections == 0
+
+
+def test_redirect_on_the_same_server_is_followed_a_few_times(server):
+    there = http_server.status(302, {"Location": "/secret"})
+    server.behaviours = [there] * web.REDIRECTS
+    assert read(f"{server.url}image").data == DATA[1000:6000]
+    server.behaviours = [there] * (web.REDIRECTS + 1)
+    with pytest.raises(base.NotRead, match="more than 5 times"):
+        read(f"{server.url}image")
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "http://[::1", "http://x:99999/"])
+def test_redirect_that_makes_no_sense_is_refused(server, target):
+    server.behaviours = [http_server.status(302, {"Location": target})]
+    with pytest.raises((base.NotRead, base.StoreUnreachable)):
+        read(f"{server.url}image")
+
+
+# Bytes
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        http_server.too_long,
+        http_server.too_short,
+        http_server.half_a_body,
+        http_server.garbage,
+        http_server.hang_up,
+        http_server.endless_head,
+        http_server.content_range(None),
+        http_server.content_range("bytes 0-4999/16384"),
+        http_server.content_range("bytes 1000-5999/*"),
+    ],
+    ids=lambda behaviour: behaviour.__qualname__,
+)
+def test_answer_that_is_not_what_was_asked_for_is_none(server, behaviour):
+    server.always = behaviour
+    with ended_in_time("store web: "):
+        read(f"{server.url}image")
+    assert server.body_bytes < 32 << 20  # of what does not end no more than buffers hold
+
+
+def test_nothing_of_a_server_is_kept_for_the_next_read(server, reader):
+    names = {"Set-Cookie": "track=1; Path=/", "Location": "/secret"}
+    server.behaviours = [http_server.status(302, names)]
+    read(f"{server.url}image", reader=reader)
+    read(f"{server.url}image", reader=reader)
+    assert len(server.asked) == 3
+    assert not any("cookie" in headers for headers in server.asked)
