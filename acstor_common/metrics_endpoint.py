@@ -36,7 +36,8 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     daemon_threads = True
     request_queue_size = CONNECTIONS
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], is_shared: bool) -> None:
+        self.allow_reuse_port = is_shared
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._places = threading.Semaphore(CONNECTIONS)
         super().__init__(address, _Handler)
@@ -60,17 +61,23 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 
 def serve(
-    address: str, own: prometheus_client.CollectorRegistry, option: str
+    address: str,
+    own: prometheus_client.CollectorRegistry,
+    option: str,
+    is_shared: bool = False,
 ) -> Callable[[], None]:
     """Start the endpoint; return what stops it.
 
     :param own: what is shown, beside the process's own figures
     :param option: the option that has the address, for the error
+    :param is_shared: other processes of the same user listen there as well, and show the same; so
+        nothing of one process is shown beside it
     :raises errors.Unusable: the address cannot be used
     """
-    prometheus_client.ProcessCollector(registry=own)
+    if not is_shared:
+        prometheus_client.ProcessCollector(registry=own)
     try:
-        server = _Server(addresses.parse(address))
+        server = _Server(addresses.parse(address), is_shared)
     except (ValueError, OSError) as e:
         raise errors.Unusable(option, f"{address}: {e}") from e
     server.set_app(prometheus_client.make_wsgi_app(own))

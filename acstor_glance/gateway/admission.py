@@ -8,11 +8,13 @@ and keeps its place until it ends.
 
 import http
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 from typing import TypeVar
 
+from acstor_glance.gateway import counters
 from acstor_glance.gateway import refusal
 
 T = TypeVar("T")
@@ -29,8 +31,11 @@ class Admission:
     :param timeout_s: how long one may take
     """
 
-    def __init__(self, name: str, reads: int, timeout_s: float) -> None:
+    def __init__(
+        self, name: str, reads: int, timeout_s: float, counted: counters.StoreCounters
+    ) -> None:
         self._name, self._reads, self._timeout_s = name, reads, timeout_s
+        self._counted = counted
         self._places = threading.BoundedSemaphore(reads)
         self._threads = futures.ThreadPoolExecutor(reads, thread_name_prefix=f"store-{name}")
         self._lock = threading.Lock()
@@ -44,25 +49,30 @@ class Admission:
         all_are_late = len(self._late) >= self._reads
         wait_s = 0.0 if all_are_late else min(QUEUE_S, self._timeout_s)
         if not self._places.acquire(timeout=wait_s):
+            self._counted.failed("full")
             raise refusal.Refused(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
                 f"store {self._name}: {self._reads} reads are under way, {len(self._late)} late",
                 {"Retry-After": "1"},
             )
+        began_s = time.monotonic()
+        self._counted.began()
         job = self._threads.submit(read)
-        job.add_done_callback(self._ended)
+        job.add_done_callback(lambda job: self._ended(job, began_s))
         futures.wait((job,), self._timeout_s)
         with self._lock:
             if not job.done():
                 self._late.add(job)
+                self._counted.failed("late")
                 raise refusal.Refused(
                     http.HTTPStatus.GATEWAY_TIMEOUT,
                     f"store {self._name}: no answer within {self._timeout_s:g} s",
                 )
         return job.result()
 
-    def _ended(self, job: futures.Future[Any]) -> None:
+    def _ended(self, job: futures.Future[Any], began_s: float) -> None:
         """Give the place of a read to another one."""
+        self._counted.ended(time.monotonic() - began_s)
         with self._lock:
             self._late.discard(job)
         self._places.release()

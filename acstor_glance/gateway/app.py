@@ -7,6 +7,7 @@ ranges: 206 with Content-Range.  The one rule: nothing is read before the token 
 
 import http
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from werkzeug import exceptions
 
 from acstor_common import ids
 from acstor_glance.gateway import catalogue
+from acstor_glance.gateway import counters
 from acstor_glance.gateway import refusal
 from acstor_glance.gateway import service
 from acstor_glance.gateway import stores
@@ -31,24 +33,33 @@ KEYSTONE_IS_GONE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of the gateway "
     "says which), so this token cannot be checked"
 )
+TOKEN_INFO = "keystone.token_info"
+"""Is in a request's environment only if its token was good, whatever delay_auth_decision says."""
 VERSIONS = {"versions": [{"id": "v1", "status": "CURRENT"}]}
 
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
 
-def make_app(conf: cfg.ConfigOpts) -> Wsgi:
+def make_app(conf: cfg.ConfigOpts, counted: counters.Counters) -> Wsgi:
     """Return the WSGI application, behind keystonemiddleware.
 
     :raises errors.Unusable: some option makes no sense
     """
-    known, places = catalogue.Catalogue(conf), stores.Stores(conf)
-    made = service.Service(known, places, conf.acstor_gateway.longest_range_bytes)
+    own = conf.acstor_gateway
+    known, places = catalogue.Catalogue(conf, counted), stores.Stores(conf, counted)
+    made = service.Service(known, places, own.longest_range_bytes, own.timeout_s)
     plain = make_plain_app(made)
-    guarded = _TokenCheck(plain, {"oslo_config_config": conf})
+    guarded = _TokenCheck(plain, {"oslo_config_config": conf}, counted)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        inner = plain if environ.get("PATH_INFO") in OPEN_PATHS else guarded
-        return inner(environ, start_response)
+        if environ.get("PATH_INFO") in OPEN_PATHS:
+            return plain(environ, start_response)
+
+        def start(status: str, *more: Any) -> Any:
+            counted.answered(int(status[:3]))
+            return start_response(status, *more)
+
+        return guarded(environ, start)
 
     return app
 
@@ -56,10 +67,15 @@ def make_app(conf: cfg.ConfigOpts) -> Wsgi:
 class _TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
     """Lets requests with a good token through."""
 
+    def __init__(self, app: Wsgi, conf: dict[str, Any], counted: counters.Counters) -> None:
+        super().__init__(app, conf)
+        self._counted = counted
+
     def process_request(self, request: Any) -> Any:
         try:
             return super().process_request(request)
         except webob.exc.HTTPServiceUnavailable as error:
+            self._counted.service_failed("keystone")
             raise webob.exc.HTTPServiceUnavailable(
                 body=_fault_body(http.HTTPStatus.SERVICE_UNAVAILABLE, KEYSTONE_IS_GONE),
                 content_type="application/json",
@@ -85,10 +101,10 @@ def _file(made: service.Service, image_id: str) -> flask.Response:
         wanted = ids.parse_image_id(image_id)
     except ValueError as error:
         raise refusal.Refused(http.HTTPStatus.BAD_REQUEST, str(error)) from error
-    auth = request.environ.get("keystone.token_auth")
-    if auth is None:
+    token = request.headers.get("X-Auth-Token", "")
+    if request.environ.get(TOKEN_INFO) is None or not token:
         raise exceptions.Unauthorized
-    caller = catalogue.Caller(request.headers.get("X-Auth-Token", ""), auth)
+    caller = catalogue.Caller(token)
     answer = made.read(wanted, request.headers.get("Range", ""), caller)
     headers = {
         "Content-Range": answer.asked.content_range(answer.size_bytes),
@@ -107,7 +123,8 @@ def _fault(error: Exception) -> flask.Response:
     if isinstance(error, exceptions.HTTPException):
         status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)
         return _said(status, str(error.description or status.phrase))
-    LOG.error("a request failed: %s", type(error).__name__, exc_info=error)
+    where = "".join(traceback.format_tb(error.__traceback__))  # its words may hold a password
+    LOG.error("a request failed: %s\n%s", type(error).__name__, where)
     words = "the gateway failed; its log says why"
     return _said(http.HTTPStatus.INTERNAL_SERVER_ERROR, words)
 

@@ -2,26 +2,27 @@
 """What Glance says: who may download an image, how it is, and where its bytes are.
 
 The one rule: the gateway has no rules of its own.  Whether somebody may download an image Glance
-is asked with his own token: a range that begins behind the image's end.  Glance answers that with
-416 after it has decided, and touches no store.  Where the bytes are it tells the service user.
+is asked with his own token and no other: a range that begins behind the image's end.  Glance
+answers that with 416 after it has decided, and touches no store.  Where the bytes are it tells the
+service user.
 """
 
 import hashlib
 import http
 import logging
-from typing import Any
 from typing import NamedTuple
 
 import requests
 from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
-from keystoneauth1 import plugin
 from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import log_once
 from acstor_glance import images as glance_images
+from acstor_glance.gateway import counters
 from acstor_glance.gateway import refusal
 from acstor_glance.gateway import remembered
 from acstor_glance.gateway import stores
@@ -40,12 +41,10 @@ _AS_THEY_ARE = frozenset({401, 403, 404})
 class Caller(NamedTuple):
     """Who asks.
 
-    :param token: as Keystone made it
-    :param auth: signs requests with it
+    :param token: as Keystone made it; what Glance is asked with
     """
 
     token: str
-    auth: plugin.BaseAuthPlugin
 
     @property
     def key(self) -> bytes:
@@ -70,16 +69,17 @@ class Catalogue:
     :raises errors.Unusable: the options of the service user make no sense
     """
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
-        self._images = glance_images.connect(conf)
+    def __init__(self, conf: cfg.ConfigOpts, counted: counters.Counters) -> None:
+        self._images, self._counted = glance_images.connect(conf), counted
         own, for_s = conf.acstor_glance, conf.acstor_gateway.remember_s
-        self._glance: dict[str, Any] = {
-            "session": glance_images.session_of(conf),
-            "service_type": "image",
-            "region_name": own.region_name,
-            "interface": own.valid_interfaces or ["internal", "public"],
-            "endpoint_override": own.endpoint_override,
-        }
+        self._glance = adapter.Adapter(
+            session=glance_images.session_of(conf),
+            service_type="image",
+            region_name=own.region_name,
+            interface=own.valid_interfaces or ["internal", "public"],
+            endpoint_override=own.endpoint_override,
+        )
+        self._trouble = log_once.LogOnce(LOG)
         self._known: remembered.Remembered[Image] = remembered.Remembered(for_s, MOST_REMEMBERED)
         self._places: remembered.Remembered[list[stores.Location]] = remembered.Remembered(
             for_s, MOST_REMEMBERED
@@ -116,26 +116,33 @@ class Catalogue:
     def _ask(self, image_id: ids.ImageId, caller: Caller) -> Image:
         record = self._get(f"/v2/images/{image_id}", caller)
         if record.status_code != http.HTTPStatus.OK:
-            raise _no(record.status_code, "whether there is such an image")
-        image = _image_of(image_id, _decoded(record))
+            raise self._no(record.status_code, "whether there is such an image")
+        image = _image_of(image_id, self._decoded(record))
         behind = {"Range": f"bytes={image.size_bytes}-"}
         answer = self._get(f"/v2/images/{image_id}/file", caller, behind)
         if answer.status_code not in _YES:
-            raise _no(answer.status_code, "whether this may be downloaded")
+            raise self._no(answer.status_code, "whether this may be downloaded")
         return image
 
     def _get(
         self, path: str, caller: Caller, headers: dict[str, str] | None = None
     ) -> requests.Response:
-        """Ask Glance in the caller's name; the body of what is no record is not read."""
-        asking = adapter.Adapter(auth=caller.auth, **self._glance)
+        """Ask Glance in the caller's name; the body of what is no record is not read.
+
+        The session is the service user's: of it comes Glance's address, and no token.
+        """
         try:
-            answer: requests.Response = asking.get(
-                path, headers=headers or {}, raise_exc=False, stream=headers is not None
+            answer: requests.Response = self._glance.get(
+                path,
+                headers={"X-Auth-Token": caller.token, **(headers or {})},
+                authenticated=False,
+                raise_exc=False,
+                stream=headers is not None,
             )
         except (exceptions.ClientException, requests.exceptions.RequestException) as error:
-            LOG.warning("Glance: %s", error)
-            raise _no(None, type(error).__name__) from error
+            self._trouble.say(f"Glance: {error}")
+            raise self._no(None, type(error).__name__) from error
+        self._trouble.say("")
         if headers is not None:
             answer.close()
         return answer
@@ -145,6 +152,7 @@ class Catalogue:
             found = self._images.locations(image_id)
         except errors.ImageServiceError as error:
             LOG.warning("where image %s is: %s", image_id, error)
+            self._counted.service_failed("glance")
             raise refusal.Refused(
                 http.HTTPStatus.BAD_GATEWAY,
                 "Glance does not tell the gateway's user where images are (the role service lets "
@@ -152,13 +160,21 @@ class Catalogue:
             ) from error
         return [stores.Location(url, store) for url, store in found]
 
+    def _decoded(self, answer: requests.Response) -> image_record.Record:
+        try:
+            record: image_record.Record = dict(answer.json())
+        except (ValueError, TypeError) as error:
+            raise self._no(None, "its answer is no record of an image") from error
+        return record
 
-def _decoded(answer: requests.Response) -> image_record.Record:
-    try:
-        record: image_record.Record = dict(answer.json())
-    except (ValueError, TypeError) as error:
-        raise _no(None, "its answer is no record of an image") from error
-    return record
+    def _no(self, status: int | None, words: str) -> refusal.Refused:
+        """Return Glance's own refusal where it is one, else that Glance cannot be asked."""
+        if status in _AS_THEY_ARE:
+            answer = http.HTTPStatus(status)
+            return refusal.Refused(answer, f"Glance answers {status} when it is asked {words}")
+        self._counted.service_failed("glance")
+        said = f"it answers {status} when it is asked {words}" if status else words
+        return refusal.Refused(http.HTTPStatus.BAD_GATEWAY, f"Glance cannot be asked: {said}")
 
 
 def _image_of(image_id: ids.ImageId, record: image_record.Record) -> Image:
@@ -175,12 +191,3 @@ def _image_of(image_id: ids.ImageId, record: image_record.Record) -> Image:
             {"Content-Range": "bytes */0"},
         )
     return Image(image_id, size_bytes, image_record.text_of(record, "checksum").lower())
-
-
-def _no(status: int | None, words: str) -> refusal.Refused:
-    """Return Glance's own refusal where it is one, else that Glance cannot be asked."""
-    if status in _AS_THEY_ARE:
-        answer = http.HTTPStatus(status)
-        return refusal.Refused(answer, f"Glance answers {status} when it is asked {words}")
-    said = f"it answers {status} when it is asked {words}" if status else words
-    return refusal.Refused(http.HTTPStatus.BAD_GATEWAY, f"Glance cannot be asked: {said}")

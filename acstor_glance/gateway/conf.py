@@ -9,6 +9,13 @@ from acstor_glance import conf as glance_conf
 GROUP = cfg.OptGroup("acstor_gateway", title="What reads ranges of images from Glance's stores")
 
 OPTS: list[cfg.Opt] = [
+    cfg.StrOpt(
+        "metrics_listen",
+        default="127.0.0.1:9467",
+        help="Where Prometheus gets the numbers of the gateway, as ADDRESS:PORT; empty: nowhere. "
+        "All processes of the WSGI server share it, and their numbers, if PROMETHEUS_MULTIPROC_DIR "
+        "in their environment names a folder.",
+    ),
     cfg.IntOpt(
         "reads",
         default=16,

@@ -9,6 +9,7 @@ been moved, or deleted.
 
 import http
 import logging
+import time
 from typing import NamedTuple
 
 from acstor_common import ids
@@ -42,12 +43,18 @@ class Service:
     """Reads ranges.
 
     :param longest_bytes: the longest range that is read
+    :param timeout_s: when so much time is gone no other place is tried
     """
 
     def __init__(
-        self, known: catalogue.Catalogue, places: stores.Stores, longest_bytes: int
+        self,
+        known: catalogue.Catalogue,
+        places: stores.Stores,
+        longest_bytes: int,
+        timeout_s: float,
     ) -> None:
-        self._catalogue, self._stores, self._longest_bytes = known, places, longest_bytes
+        self._catalogue, self._stores = known, places
+        self._longest_bytes, self._timeout_s = longest_bytes, timeout_s
         self._told: remembered.Remembered[str] = remembered.Remembered(TOLD_S, MOST_TOLD)
 
     def read(self, image_id: ids.ImageId, header: str, caller: catalogue.Caller) -> Answer:
@@ -57,14 +64,15 @@ class Service:
         """
         image = self._catalogue.image(image_id, caller)
         asked = byte_range.parse(header, image.size_bytes, self._longest_bytes)
+        until_s = time.monotonic() + self._timeout_s
         tried = self._catalogue.locations(image_id, is_fresh=False)
-        data, faults = self._first(image, tried, asked)
+        data, faults = self._first(image, tried, asked, until_s)
         if data is None:
             self._catalogue.forget(image_id, caller)
             image = self._catalogue.image(image_id, caller)
             now = self._catalogue.locations(image_id, is_fresh=True)
             if now != tried:
-                data, faults = self._first(image, now, asked)
+                data, faults = self._first(image, now, asked, until_s)
         if data is None:
             refused = _refused(faults)
             self._tell(image_id, refused.message)
@@ -82,14 +90,23 @@ class Service:
         image: catalogue.Image,
         locations: list[stores.Location],
         asked: byte_range.ByteRange,
+        until_s: float,
     ) -> tuple[bytes | None, list[Fault]]:
-        """Return what the first place gives, else why none does."""
+        """Return what the first place gives, else why none does.
+
+        :param until_s: later no further place is tried: each may take as long as a read
+        """
         faults: list[Fault] = []
         for location in locations:
+            if faults and time.monotonic() > until_s:
+                break
             try:
                 part = self._stores.read(location, asked)
                 _check(image, part, location.store or location.scheme)
-            except (base.StoreFault, refusal.Refused) as fault:
+            except base.StoreFault as fault:
+                self._stores.failed(fault)
+                faults.append(fault)
+            except refusal.Refused as fault:
                 faults.append(fault)
             else:
                 return part.data, faults

@@ -6,7 +6,7 @@ store's name and why, and said in the log once at the start.
 """
 
 import logging
-import urllib.parse
+import re
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -20,11 +20,13 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_glance.gateway import admission
 from acstor_glance.gateway import byte_range
+from acstor_glance.gateway import counters
 from acstor_glance.gateway.readers import base
 from acstor_glance.gateway.readers import by_offset
 
 LOG = logging.getLogger(__name__)
 
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,19})://", re.ASCII)
 _FORMER = "glance.store."
 """What names of drivers began with once, as in ``glance.store.s3.Store``."""
 
@@ -41,8 +43,9 @@ class Location(NamedTuple):
 
     @property
     def scheme(self) -> str:
-        """The kind of place, for words."""
-        return urllib.parse.urlsplit(self.url).scheme[:20]
+        """The kind of place, for words; empty if the URL has none."""
+        match = _SCHEME.match(self.url)
+        return match[1] if match else ""
 
 
 class Stores:
@@ -53,7 +56,7 @@ class Stores:
     :raises errors.Unusable: it names no stores
     """
 
-    def __init__(self, conf: cfg.ConfigOpts) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, counted: counters.Counters) -> None:
         self._conf = conf
         self._enabled = _register(conf)
         glance_store.create_multi_stores(conf)
@@ -62,9 +65,21 @@ class Stores:
         for name in self._enabled:
             self._prepare(name)
         own = conf.acstor_gateway
-        self._admissions = {
-            name: admission.Admission(name, own.reads, own.timeout_s) for name in self._readers
+        self._counted = {
+            name: counters.StoreCounters(
+                counted, name, _kind_of(driver), own.reads if name in self._readers else 0
+            )
+            for name, driver in self._enabled.items()
         }
+        self._others = counters.StoreCounters(counted, counters.OTHER, counters.OTHER)
+        self._admissions = {
+            name: admission.Admission(name, own.reads, own.timeout_s, self._counted[name])
+            for name in self._readers
+        }
+
+    def failed(self, fault: base.StoreFault) -> None:
+        """Count a fault of a store."""
+        self._counted.get(fault.store, self._others).failed(fault.fault)
 
     def read(self, location: Location, asked: byte_range.ByteRange) -> base.Part:
         """Read a part of what lies at a location.
@@ -81,10 +96,12 @@ class Stores:
             place = store_location.get_location_from_uri_and_backend(
                 location.url, name, conf=self._conf
             )
-        except glance_store.GlanceStoreException as error:
+        except (glance_store.GlanceStoreException, ValueError) as error:  # ValueError: no URL
             why = f"a location of another kind ({location.scheme}) names it"
             raise base.NotRead(name, why) from error
-        return self._admissions[name].run(lambda: self._read(reader, place, asked))
+        part = self._admissions[name].run(lambda: self._read(reader, place, asked))
+        self._counted[name].gave(len(part.data))
+        return part
 
     def _read(self, reader: base.Reader, place: Any, asked: byte_range.ByteRange) -> base.Part:
         if isinstance(reader, by_offset.OffsetReader):
@@ -104,7 +121,7 @@ class Stores:
 
     def _prepare(self, name: str) -> None:
         """Make what reads a store, or note why nothing does."""
-        kind = self._enabled[name].removeprefix(_FORMER).partition(".")[0]
+        kind = _kind_of(self._enabled[name])
         try:
             store = glance_store.get_store_from_store_identifier(name)
             self._readers[name] = self._reader(name, kind, store)
@@ -134,6 +151,15 @@ class Stores:
         raise errors.Unusable(
             name, f"its driver {kind} reads whole images alone, and the gateway knows no other way"
         )
+
+
+def _kind_of(driver: str) -> str:
+    """Return what a driver is called.
+
+    >>> _kind_of("s3"), _kind_of("glance.store.s3.Store")
+    ('s3', 's3')
+    """
+    return driver.removeprefix(_FORMER).partition(".")[0]
 
 
 def _s3(name: str, _store: Any, options: Any, own: Any) -> base.Reader:

@@ -6,14 +6,19 @@ files that ``ACSTOR_GATEWAY_CONF`` names, separated by colons, else those that o
 for ``glance-api``.
 """
 
+import logging
 import os
 
 from oslo_config import cfg
 from oslo_log import log
 
 from acstor_common import conf as common_conf
+from acstor_common import errors
 from acstor_glance.gateway import app
 from acstor_glance.gateway import conf as gateway_conf
+from acstor_glance.gateway import counters
+
+LOG = logging.getLogger(__name__)
 
 
 def load(files: list[str]) -> app.Wsgi:
@@ -33,7 +38,19 @@ def load(files: list[str]) -> app.Wsgi:
     for stray in common_conf.strays(conf, options):
         if stray.section.lower() == gateway_conf.GROUP.name:  # the others are Glance's
             common_conf.LOG.warning("%s", stray)
-    return app.make_app(conf)
+    counted = counters.Counters()
+    made = app.make_app(conf, counted)
+    if address := conf.acstor_gateway.metrics_listen:
+        try:
+            counted.serve(address)
+        except errors.Unusable as error:  # images are read without it
+            LOG.warning(
+                "no numbers for Prometheus from this process: %s. With several processes "
+                "%s has to name a folder",
+                error,
+                counters.FOLDER_VARIABLE,
+            )
+    return made
 
 
 application = load([name for name in os.environ.get("ACSTOR_GATEWAY_CONF", "").split(":") if name])

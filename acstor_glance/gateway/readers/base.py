@@ -26,6 +26,8 @@ class StoreFault(errors.AcstorError):
     """
 
     status = http.HTTPStatus.CONFLICT
+    fault = "not_read"
+    """What it is called where it is counted."""
 
     def __init__(self, store: str, why: str) -> None:
         super().__init__(store, why)
@@ -42,21 +44,27 @@ class NotRead(StoreFault):
 class Absent(StoreFault):
     """The store says that it has no such object."""
 
+    fault = "absent"
+
 
 class OtherBytes(StoreFault):
     """What the store has is not what Glance's record describes."""
+
+    fault = "other_bytes"
 
 
 class StoreUnreachable(StoreFault):
     """The store does not answer, or not as it should."""
 
     status = http.HTTPStatus.BAD_GATEWAY
+    fault = "unreachable"
 
 
 class CredentialsRefused(StoreFault):
     """The store refuses the credentials of ``glance-api.conf``."""
 
     status = http.HTTPStatus.BAD_GATEWAY
+    fault = "credentials"
 
 
 class Part(NamedTuple):

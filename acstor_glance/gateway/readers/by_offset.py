@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores whose driver reads from an offset on (file, cinder): by glance_store's own interface."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import glance_store
@@ -27,7 +28,7 @@ class OffsetReader(base.Reader):
             if asked.offset + asked.length > size_bytes:
                 raise self.of_status(416, "")
             pieces, _ = store.get(location, offset=asked.offset, chunk_size=asked.length)
-            data = b"".join(pieces)
+            data = _joined(pieces, asked.length)
         except glance_store.NotFound as error:
             raise base.Absent(self.name, "it has no such object") from error
         except (
@@ -42,3 +43,17 @@ class OffsetReader(base.Reader):
                 self.name, f"it gave {len(data)} of {asked.length} bytes from {asked.offset} on"
             )
         return base.Part(data, size_bytes)
+
+
+def _joined(pieces: Iterable[bytes], length: int) -> bytes:
+    """Return what a driver gives, and of one that goes on to the end of the image no more.
+
+    >>> _joined([b"ab", b"cd", b"ef"], 3)
+    b'abc'
+    """
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if len(data) >= length:
+            break
+    return bytes(data[:length])

@@ -22,7 +22,6 @@ import urllib3.connection
 import urllib3.connectionpool
 import urllib3.exceptions
 
-
 LEAST_S = 0.001
 
 

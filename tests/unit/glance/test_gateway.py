@@ -9,6 +9,7 @@ import pytest
 
 from acstor_glance.gateway import admission
 from acstor_glance.gateway import byte_range
+from acstor_glance.gateway import counters
 from acstor_glance.gateway import refusal
 from acstor_glance.gateway import remembered
 
@@ -51,21 +52,45 @@ def test_range_that_makes_no_sense_is_refused(header, status):
     assert caught.value.status == status
 
 
-def test_read_gives_what_it_returns_or_raises():
-    door = admission.Admission("s", reads=1, timeout_s=5)
+@pytest.fixture
+def numbers():
+    return counters.Counters()
+
+
+@pytest.fixture
+def open_door(numbers):
+    """Return what makes the door of a store, whose reads are counted."""
+
+    def make(reads, timeout_s):
+        counted = counters.StoreCounters(numbers, "s", "s3", reads)
+        return admission.Admission("s", reads, timeout_s, counted)
+
+    return make
+
+
+def shown(numbers, name, **labels):
+    return numbers.registry.get_sample_value(
+        f"acstor_gateway_{name}", {"store": "s", "driver": "s3", **labels}
+    )
+
+
+def test_read_gives_what_it_returns_or_raises(open_door, numbers):
+    door = open_door(reads=1, timeout_s=5)
     for _ in range(3):
         assert door.run(lambda: b"bytes") == b"bytes"
         with pytest.raises(TimeoutError):  # its own, which is not that of the door
             door.run(raise_timeout)
+    assert shown(numbers, "read_seconds_count") == 6
+    assert (shown(numbers, "reads_in_flight"), shown(numbers, "reads_limit")) == (0, 1)
 
 
 def raise_timeout():
     raise TimeoutError("of a socket")
 
 
-def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(monkeypatch):
+def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(monkeypatch, open_door, numbers):
     monkeypatch.setattr(admission, "QUEUE_S", 0.05)
-    door, go_on = admission.Admission("s", reads=2, timeout_s=0.05), threading.Event()
+    door, go_on = open_door(reads=2, timeout_s=0.05), threading.Event()
     try:
         for _ in range(2):
             with pytest.raises(refusal.Refused, match="no answer within") as late:
@@ -75,16 +100,18 @@ def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(monkeypatch):
             with pytest.raises(refusal.Refused, match="2 reads are under way, 2 late") as full:
                 door.run(lambda: pytest.fail("it has no place"))
             assert (full.value.status, full.value.headers) == (503, {"Retry-After": "1"})
+        faults = [shown(numbers, "store_faults_total", fault=name) for name in ("late", "full")]
+        assert (faults, shown(numbers, "reads_in_flight")) == ([2, 3], 2)
     finally:
         go_on.set()
     monkeypatch.setattr(admission, "QUEUE_S", 5)
-    door = admission.Admission("s", reads=2, timeout_s=5)
+    door = open_door(reads=2, timeout_s=5)
     assert [door.run(lambda: 1) for _ in range(5)] == [1] * 5
 
 
-def test_place_of_a_late_read_is_free_when_it_ends(monkeypatch):
+def test_place_of_a_late_read_is_free_when_it_ends(monkeypatch, open_door):
     monkeypatch.setattr(admission, "QUEUE_S", 5)
-    door, go_on = admission.Admission("s", reads=1, timeout_s=0.2), threading.Event()
+    door, go_on = open_door(reads=1, timeout_s=0.2), threading.Event()
     with pytest.raises(refusal.Refused):
         door.run(go_on.wait)
     go_on.set()

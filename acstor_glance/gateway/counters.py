@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the gateway counts, as Prometheus shows it.
+
+A WSGI server runs the gateway in several processes, and a scrape reaches any of them.  So the
+numbers lie in files that all of them map (prometheus-client's multiprocess mode, in the folder
+``PROMETHEUS_MULTIPROC_DIR``), each process listens at the same address (SO_REUSEPORT), and who is
+asked answers for all.  Without that folder there is one process.  The rule: labels have a bounded
+number of values, none of which a client chooses.
+
+The names are those of ``doc/source/admin/gateway.rst`` and never change.
+"""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+import prometheus_client
+from prometheus_client import metrics_core
+from prometheus_client import multiprocess
+
+from acstor_common import metrics_endpoint
+
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+OPTION = "[acstor_gateway] metrics_listen"
+OTHER = "other"
+"""The store of a location that names none of this gateway's."""
+STORE_LABELS = ("store", "driver")
+FAULTS = (
+    "absent",
+    "credentials",
+    "full",
+    "late",
+    "not_read",
+    "other_bytes",
+    "unreachable",
+)
+SERVICES = ("glance", "keystone")
+STATUSES = (206, 400, 401, 403, 404, 405, 409, 413, 416, 500, 502, 503, 504)
+"""They are there from the start: an alert sees the first of each only if it saw 0 before."""
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Counters:
+    """The counts of this process."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        self._requests = self._counter(
+            "acstor_gateway_requests", "Requests, by the status of their answer", ["status"]
+        )
+        self._service_faults = self._counter(
+            "acstor_gateway_service_faults",
+            "Requests that failed because a service did not answer",
+            ["service"],
+        )
+        self.store_faults = self._counter(
+            "acstor_gateway_store_faults",
+            "Reads for which a store gave nothing that counts, by what was wrong",
+            [*STORE_LABELS, "fault"],
+        )
+        self.read_bytes = self._counter(
+            "acstor_gateway_read_bytes", "Bytes that stores gave", STORE_LABELS
+        )
+        self.read_seconds = prometheus_client.Histogram(
+            "acstor_gateway_read_seconds",
+            "How long reads of stores took, without the wait for their turn",
+            STORE_LABELS,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.in_flight = self._gauge(
+            "acstor_gateway_reads_in_flight", "Reads of stores that are under way"
+        )
+        self.limit = self._gauge(
+            "acstor_gateway_reads_limit", "How many reads of a store may be under way"
+        )
+        for status in STATUSES:
+            self._requests.labels(str(status))
+        for service in SERVICES:
+            self._service_faults.labels(service)
+
+    def answered(self, status: int) -> None:
+        """Count an answer."""
+        self._requests.labels(str(status)).inc()
+
+    def service_failed(self, service: str) -> None:
+        """Count a request for which one of SERVICES did not answer."""
+        self._service_faults.labels(service).inc()
+
+    def serve(self, address: str) -> Callable[[], None]:
+        """Start the Prometheus endpoint in a thread; return what stops it.
+
+        :raises errors.Unusable: the address cannot be used
+        """
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if not folder:
+            return metrics_endpoint.serve(address, self.registry, OPTION)
+        shown = prometheus_client.CollectorRegistry()
+        shown.register(_AllProcesses(pathlib.Path(folder)))
+        return metrics_endpoint.serve(address, shown, OPTION, is_shared=True)
+
+    def _counter(self, name: str, text: str, labels: Iterable[str]) -> prometheus_client.Counter:
+        return prometheus_client.Counter(name, text, list(labels), registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> prometheus_client.Gauge:
+        return prometheus_client.Gauge(
+            name, text, STORE_LABELS, registry=self.registry, multiprocess_mode="livesum"
+        )
+
+
+class StoreCounters:
+    """The counts of one store.
+
+    :param reads: of it that may be under way in this process
+    """
+
+    def __init__(self, counters: Counters, store: str, driver: str, reads: int = 0) -> None:
+        self._faults = {
+            fault: counters.store_faults.labels(store, driver, fault) for fault in FAULTS
+        }
+        self._bytes = counters.read_bytes.labels(store, driver)
+        self._seconds = counters.read_seconds.labels(store, driver)
+        self._in_flight = counters.in_flight.labels(store, driver)
+        counters.limit.labels(store, driver).set(reads)
+
+    def began(self) -> None:
+        """Count a read that has its place."""
+        self._in_flight.inc()
+
+    def ended(self, seconds: float) -> None:
+        """Count a read that is over, however it ended."""
+        self._in_flight.dec()
+        self._seconds.observe(seconds)
+
+    def gave(self, count_bytes: int) -> None:
+        """Count what the store gave."""
+        self._bytes.inc(count_bytes)
+
+    def failed(self, fault: str) -> None:
+        """Count one of FAULTS."""
+        self._faults[fault].inc()
+
+
+class _AllProcesses:
+    """What all processes counted that share a folder."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self._files = multiprocess.MultiProcessCollector(None, str(folder))  # type: ignore[no-untyped-call]
+
+    def collect(self) -> Iterator[metrics_core.Metric]:
+        """Yield the sums; reads that were under way in a process that is gone do not count."""
+        for file in self._folder.glob("gauge_live*.db"):
+            pid = file.stem.rpartition("_")[2]
+            if pid.isdecimal() and not _is_running(int(pid)):
+                with contextlib.suppress(FileNotFoundError):  # another process was asked as well
+                    multiprocess.mark_process_dead(int(pid), str(self._folder))  # type: ignore[no-untyped-call]
+        yield from self._files.collect()  # type: ignore[no-untyped-call]
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway's numbers, of one process and of several that share a folder and a port."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from prometheus_client import parser
+
+from acstor_common import errors
+from acstor_glance.gateway import counters
+from acstor_glance.gateway.readers import base
+from tests.lab import local
+from tests.lab import runs
+
+STORE = {"store": "s3", "driver": "s3"}
+
+# Arguments: an address.  It counts a read that ended and one that does not, and serves.
+PROCESS = """
+import sys
+from acstor_glance.gateway import counters
+counted = counters.Counters()
+store = counters.StoreCounters(counted, "s3", "s3", 16)
+counted.answered(206)
+store.began()
+store.ended(0.03)
+store.gave(1000)
+store.began()
+counted.serve(sys.argv[1])
+print("serves", flush=True)
+sys.stdin.read()
+"""
+
+
+def scrape(address):
+    """Return what is shown, by name and labels."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        families = parser.text_string_to_metric_families(answer.read().decode())
+        return {
+            (sample.name.removeprefix("acstor_gateway_"), *sorted(sample.labels.items())): (
+                sample.value
+            )
+            for family in families
+            for sample in family.samples
+        }
+
+
+def value(samples, name, **labels):
+    return samples.get((name, *sorted(labels.items())))
+
+
+@pytest.fixture
+def address():
+    return f"{local.LOOPBACK}:{local.unused_port()}"
+
+
+@pytest.fixture
+def start(tmp_path, address):
+    """Return what starts a process of the gateway's."""
+    with contextlib.ExitStack() as stack:
+
+        def begin():
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROCESS, address],
+                env=os.environ | {counters.FOLDER_VARIABLE: str(tmp_path)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout.readline() == b"serves\n"
+            return process
+
+        yield begin
+
+
+def test_whichever_process_is_asked_answers_for_all(start, address):
+    for _ in range(3):
+        start()
+    for _ in range(20):  # of the sockets at the port the kernel takes any
+        samples = scrape(address)
+        assert value(samples, "requests_total", status="206") == 3
+        assert value(samples, "read_bytes_total", **STORE) == 3000
+        assert value(samples, "reads_in_flight", **STORE) == 3
+        assert value(samples, "reads_limit", **STORE) == 48
+        assert value(samples, "read_seconds_bucket", **STORE, le="0.02") == 0
+        assert value(samples, "read_seconds_bucket", **STORE, le="0.05") == 3
+        assert not any(name.startswith("process_") for name, *_ in samples)  # of which process?
+
+
+def test_process_that_is_gone_leaves_its_counts_and_no_reads_under_way(start, address):
+    first, second = start(), start()
+    second.kill()
+    second.wait()
+    runs.wait_for(lambda: answers(address), 10, "the port of the one that is left", lambda: "")
+    for _ in range(5):
+        samples = scrape(address)
+        assert value(samples, "requests_total", status="206") == 2
+        assert value(samples, "reads_in_flight", **STORE) == 1
+        assert value(samples, "reads_limit", **STORE) == 16
+    assert first.poll() is None
+
+
+def answers(address):
+    with contextlib.suppress(OSError):
+        return bool(scrape(address))
+    return False
+
+
+def test_one_process_needs_no_folder_and_another_one_is_told_so(address, monkeypatch):
+    monkeypatch.delenv(counters.FOLDER_VARIABLE, raising=False)
+    one = counters.Counters()
+    one.answered(409)
+    stop = one.serve(address)
+    try:
+        samples = scrape(address)
+        assert value(samples, "requests_total", status="409") == 1
+        assert value(samples, "requests_total", status="502") == 0  # shown before the first
+        assert value(samples, "service_faults_total", service="glance") == 0
+        assert any(name.startswith("process_") for name, *_ in samples)
+        with pytest.raises(errors.Unusable, match="metrics_listen"):
+            counters.Counters().serve(address)
+    finally:
+        stop()
+
+
+def test_port_of_somebody_else_is_not_shared(start, address):
+    start()
+    with pytest.raises(errors.Unusable, match="metrics_listen"):
+        counters.Counters().serve(address)
+
+
+def test_every_fault_of_a_store_is_one_that_is_counted():
+    kinds = {base.StoreFault, *base.StoreFault.__subclasses__()}
+    assert {kind.fault for kind in kinds} | {"full", "late"} == set(counters.FAULTS)
