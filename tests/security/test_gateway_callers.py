@@ -21,6 +21,7 @@ from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import cloud
+from tests.lab.openstack import daemon
 from tests.lab.openstack import image_stores
 from tests.lab.openstack import ini
 from tests.lab.openstack import installed
@@ -243,7 +244,6 @@ def test_huge_head_is_refused_and_costs_nothing(place, image_id, count_bytes):
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1/images/{id}/file/../../../../healthz",
         "//v1/images/{id}/file",
         "/v1/images/{id}%2f..%2f{id}/file",
         "/v1/images/..%2f..%2fhealthz/file",
@@ -314,7 +314,7 @@ def front(place, tmp_path):
     with log, subprocess.Popen([NGINX, "-c", conf, "-e", "stderr"], stdout=log, stderr=log) as made:
         try:
             runs.wait_for(
-                lambda: requests.get(f"http://127.0.0.1:{port}/healthz", timeout=5).ok,
+                lambda: daemon.is_listening(port),
                 10,
                 "nginx",
                 lambda: (tmp_path / "nginx.log").read_text(),
@@ -332,6 +332,7 @@ def test_slow_clients_hold_up_nobody_behind_what_takes_in_requests_and_answers(
         f"GET /v1/images/{image_id}/file HTTP/1.1\r\nHost: x\r\nX-Auth-Token: {token}\r\n"
         f"Range: bytes=0-{len(DATA) - 1}\r\n\r\n"
     ).encode()
+    # Each that reaches the gateway holds one of its 8 threads for 4 s, so CROWD of them for 50 s.
     url = f"http://127.0.0.1:{front}/v1/images/{image_id}/file"
     headers = {"X-Auth-Token": token, "Range": "bytes=0-99"}
 
