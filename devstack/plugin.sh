@@ -4,7 +4,7 @@
 # functions below.  Everything here may be run twice: stack.sh after a failed stack.sh.
 
 _acstor_services() {
-    echo acstor-agent acstor-glance-listener acstor-decision acstor-api
+    echo acstor-agent acstor-glance-listener acstor-decision acstor-api acstor-gateway
 }
 
 # The options of keystoneauth with which a user of acstor's signs in, in a group of a file.
@@ -24,6 +24,7 @@ acstor_install() {
     is_service_enabled acstor-agent && extras+=(agent nova)
     is_service_enabled acstor-glance-listener && extras+=(glance)
     is_service_enabled acstor-decision acstor-api && extras+=(decision)
+    is_service_enabled acstor-gateway && extras+=(gateway)
     extras+=(osc)
     setup_develop "$ACSTOR_DIR" "$(IFS=,; echo "${extras[*]}")"
 }
@@ -53,6 +54,11 @@ acstor_make_accounts() {
         get_or_create_service acstor acstor "acstor: chunks, rings and traffic" >/dev/null
         get_or_create_endpoint acstor "$REGION_NAME" "http://$SERVICE_HOST:$ACSTOR_API_PORT" >/dev/null
     fi
+    if is_service_enabled acstor-gateway; then
+        get_or_create_service acstor-gateway acstor-gateway "acstor: ranges of images" >/dev/null
+        get_or_create_endpoint acstor-gateway "$REGION_NAME" \
+            "http://$SERVICE_HOST:$ACSTOR_GATEWAY_PORT" >/dev/null
+    fi
 }
 
 acstor_configure_agent() {
@@ -68,7 +74,7 @@ acstor_configure_agent() {
     iniset "$conf" acstor_agent control_group "$(id -gn "$STACK_USER")"
     sudo usermod -a -G kvm "$STACK_USER"  # nova-compute looks at mirrors, which are for this group
     iniset "$conf" acstor_agent peer_listen "$ACSTOR_PEER_ADDRESS:$ACSTOR_PEER_PORT"
-    iniset "$conf" acstor_agent sources glance
+    iniset "$conf" acstor_agent sources "$ACSTOR_SOURCES"
     # unstack ends it with the cloud, whatever guests there are
     iniset "$conf" acstor_agent stop_with_guests unmount
     _acstor_sign_in "$conf" source_glance "$ACSTOR_AGENT_USER"
@@ -91,6 +97,15 @@ acstor_configure_glance() {
     install -m 644 "$ACSTOR_DIR/etc/glance/policy.d/acstor.yaml" "$GLANCE_CONF_DIR/policy.d/"
     iniset "$GLANCE_IMAGE_IMPORT_CONF" image_import_opts image_import_plugins "['acstor_prehash']"
     iniset "$GLANCE_API_CONF" DEFAULT disabled_notifications image.send
+}
+
+# The rest of its configuration is Glance's own.
+acstor_configure_gateway() {
+    local conf=$ACSTOR_CONF_DIR/acstor-gateway.conf
+    _acstor_secret_file "$conf"
+    _acstor_sign_in "$conf" acstor_glance
+    rm -rf "$ACSTOR_STATE_DIR/gateway-metrics"
+    install -d -m 700 "$ACSTOR_STATE_DIR/gateway-metrics"
 }
 
 acstor_configure_decision() {
@@ -129,6 +144,7 @@ acstor_configure() {
     is_service_enabled acstor-agent && acstor_configure_agent
     is_service_enabled acstor-glance-listener && acstor_configure_glance
     is_service_enabled acstor-decision acstor-api && acstor_configure_decision
+    is_service_enabled acstor-gateway && acstor_configure_gateway
     if is_service_enabled n-cpu && [[ $ACSTOR_FOR_NOVA == True ]]; then
         acstor_configure_nova
     fi
@@ -156,6 +172,12 @@ acstor_start() {
 --module acstor_decision.wsgi:application --enable-threads --lazy-apps --need-app --die-on-term \
 --add-header 'Connection: close' \
 --env ACSTOR_DECISION_CONF=$ACSTOR_CONF_DIR/acstor-decision.conf"
+    run_process acstor-gateway "$bin/uwsgi --http-socket :$ACSTOR_GATEWAY_PORT \
+--module acstor_glance.gateway.wsgi:application --master --processes 2 --threads 32 --enable-threads \
+--lazy-apps --need-app --die-on-term --listen 1024 --buffer-size 16384 \
+--add-header 'Connection: close' \
+--env ACSTOR_GATEWAY_CONF=$GLANCE_API_CONF:$ACSTOR_CONF_DIR/acstor-gateway.conf \
+--env PROMETHEUS_MULTIPROC_DIR=$ACSTOR_STATE_DIR/gateway-metrics"
     run_process acstor-glance-listener \
         "$bin/acstor-glance-listener --config-file $ACSTOR_CONF_DIR/acstor-glance.conf"
 }

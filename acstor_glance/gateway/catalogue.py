@@ -79,7 +79,7 @@ class Catalogue:
             interface=own.valid_interfaces or ["internal", "public"],
             endpoint_override=own.endpoint_override,
         )
-        self._trouble = log_once.LogOnce(LOG)
+        self._trouble, self._untold = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
         self._known: remembered.Remembered[Image] = remembered.Remembered(for_s, MOST_REMEMBERED)
         self._places: remembered.Remembered[list[stores.Location]] = remembered.Remembered(
             for_s, MOST_REMEMBERED
@@ -151,13 +151,14 @@ class Catalogue:
         try:
             found = self._images.locations(image_id)
         except errors.ImageServiceError as error:
-            LOG.warning("where image %s is: %s", image_id, error)
+            self._untold.say(f"where images are Glance does not tell: {error.why}")
             self._counted.service_failed("glance")
             raise refusal.Refused(
                 http.HTTPStatus.BAD_GATEWAY,
                 "Glance does not tell the gateway's user where images are (the role service lets "
                 f"him ask): {type(error).__name__}",
             ) from error
+        self._untold.say("")
         return [stores.Location(url, store) for url, store in found]
 
     def _decoded(self, answer: requests.Response) -> image_record.Record:

@@ -21,6 +21,7 @@ import prometheus_client
 from prometheus_client import metrics_core
 from prometheus_client import multiprocess
 
+from acstor_common import errors
 from acstor_common import metrics_endpoint
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -44,9 +45,13 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 
 
 
 class Counters:
-    """The counts of this process."""
+    """The counts of this process.
+
+    :raises errors.Unusable: there is no folder for those of all processes
+    """
 
     def __init__(self) -> None:
+        _make_folder()
         self.registry = prometheus_client.CollectorRegistry()
         self._requests = self._counter(
             "acstor_gateway_requests", "Requests, by the status of their answer", ["status"]
@@ -159,6 +164,15 @@ class _AllProcesses:
                 with contextlib.suppress(FileNotFoundError):  # another process was asked as well
                     multiprocess.mark_process_dead(int(pid), str(self._folder))  # type: ignore[no-untyped-call]
         yield from self._files.collect()  # type: ignore[no-untyped-call]
+
+
+def _make_folder() -> None:
+    """Make what FOLDER_VARIABLE names: prometheus-client expects it to be there."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        try:
+            pathlib.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise errors.Unusable(FOLDER_VARIABLE, f"{folder}: {error.strerror}") from error
 
 
 def _is_running(pid: int) -> bool:

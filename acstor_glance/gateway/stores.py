@@ -154,11 +154,7 @@ class Stores:
 
 
 def _kind_of(driver: str) -> str:
-    """Return what a driver is called.
-
-    >>> _kind_of("s3"), _kind_of("glance.store.s3.Store")
-    ('s3', 's3')
-    """
+    """Return what a driver is called: ``s3``, also of ``glance.store.s3.Store``."""
     return driver.removeprefix(_FORMER).partition(".")[0]
 
 

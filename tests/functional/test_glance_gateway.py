@@ -2,13 +2,11 @@
 """The gateway beside a real Glance, with real stores: S3 and Swift (all in one), files, the web."""
 
 import contextlib
-import dataclasses
 import random
 import signal
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import requests
@@ -24,144 +22,32 @@ from tests.fakes import http_server
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import api
-from tests.lab.openstack import ceph
 from tests.lab.openstack import cloud
 from tests.lab.openstack import glance as glance_service
+from tests.lab.openstack import image_stores
 from tests.lab.openstack import ini
 from tests.lab.openstack import installed
-from tests.lab.openstack import swift
 from tests.lab.openstack import uploads
 
 MIB = 1 << 20
-TIMEOUT_S = 2.0
-READS = 2
-STORES = ("fs", "s3", "swift", "rbd")
-DATA = random.Random(17).randbytes(MIB + 777)
-LARGE = random.Random(18).randbytes(9 * MIB + MIB // 2 + 5)
-"""Uploaded to S3 in several parts, to Swift in segments, and not aligned to either."""
-
-
-@dataclasses.dataclass
-class Place:
-    """A cloud whose Glance has four stores, and its gateway."""
-
-    lab: cloud.Cloud
-    objects: swift.Swift
-    ceph: ceph.Ceph | None
-    gateway: acstor_gateway.Gateway
-
-    def stores(self) -> ini.Sections:
-        """Return what Glance's configuration says of its stores."""
-        return acstor_gateway.stores(self.lab, self.objects, self.ceph)
-
-    def start_stores(self) -> None:
-        """Start Glance and its stores, if they are not up."""
-        self.lab.start_image_services()
-        self.objects.start()
-        if self.ceph:
-            self.ceph.start()
-
-    def images(self) -> set[str]:
-        """Return all images that Glance has."""
-        path = "/v2/images?visibility=all&limit=1000&os_hidden="
-        answers = [self.ask("admin", "GET", path + hidden).json() for hidden in ("false", "true")]
-        return {image["id"] for answer in answers for image in answer["images"]}
-
-    def delete(self, images: set[str]) -> None:
-        for image_id in images:
-            self.ask("admin", "DELETE", f"/v2/images/{image_id}")
-
-    def token(self, user: str) -> str:
-        return str(self.lab.session(user).get_token())
-
-    def upload(self, store: str, data: bytes = DATA, **options: Any) -> ids.ImageId:
-        """Upload a tenant's private image to one of the stores."""
-        if store == "rbd" and self.ceph is None:
-            pytest.skip("Ceph is not installed: run tools/install.sh")
-        record = {"disk_format": "raw", "container_format": "bare", "visibility": "private"}
-        record |= {"name": f"test-{uuid.uuid4()}", **options}
-        image_id = self.ask("tenant", "POST", "/v2/images", json=record).json()["id"]
-        headers = {"Content-Type": "application/octet-stream", "X-Image-Meta-Store": store}
-        path = f"/v2/images/{image_id}/file"
-        # In chunks, as glanceclient sends it: of a length that it knows Glance's driver for Swift
-        # cannot store the last segment, if that is shorter than the others (glance_store 5.7).
-        self.ask("tenant", "PUT", path, data=iter([data]), headers=headers).raise_for_status()
-        return ids.parse_image_id(image_id)
-
-    def ask(self, user: str, method: str, path: str, **options: Any) -> requests.Response:
-        """Ask Glance."""
-        where = {"endpoint_filter": {"service_type": "image"}, "raise_exc": False}
-        return self.lab.session(user).request(path, method, **where, **options)
-
-    def read(
-        self,
-        image_id: str,
-        wanted: str = "bytes=0-99",
-        user: str = "acstor",
-        at: acstor_gateway.Gateway | None = None,
-    ) -> requests.Response:
-        """Ask the gateway for a range."""
-        headers = {"X-Auth-Token": self.token(user), "Range": wanted}
-        url = f"{(at or self.gateway).url}/v1/images/{image_id}/file"
-        return requests.get(url, headers=headers, timeout=30)
-
-    def s3(self, words: str) -> None:
-        """Do something to the objects of S3, as one who has its keys: ``s3`` is a client."""
-        options = {
-            "endpoint_url": self.objects.s3_url,
-            "aws_access_key_id": swift.S3_USER,
-            "aws_secret_access_key": api.PASSWORD,
-        }
-        script = f"import boto3; s3 = boto3.client('s3', **{options!r}); {words}"
-        runs.tool([installed.BIN / "python", "-c", script])
-
-
-def said(answer: requests.Response, status: int) -> str:
-    """Return the words of a refusal with this status; no store's password is in them."""
-    assert answer.status_code == status, answer.text
-    words: str = answer.json()["error"]["message"]
-    assert api.PASSWORD not in words
-    return words
+STORES = image_stores.STORES
+DATA, LARGE = image_stores.DATA, image_stores.LARGE
+TIMEOUT_S = image_stores.TIMEOUT_S
+said = image_stores.said
 
 
 @pytest.fixture(scope="module")
-def _place(openstack_lab: cloud.Cloud) -> Iterator[Place]:
+def _place(openstack_lab: cloud.Cloud) -> Iterator[image_stores.Place]:
     if not installed.is_ready():
         pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
-    openstack_lab.start_image_services()
-    objects = swift.Swift(openstack_lab.folder, openstack_lab.keystone)
-    cluster = ceph.Ceph(openstack_lab.folder) if ceph.is_installed() else None
-    served = acstor_gateway.Gateway(
-        openstack_lab, openstack_lab.folder, timeout_s=TIMEOUT_S, reads=READS, remember_s=30
-    )
-    try:
-        objects.start()
-        if cluster:
-            cluster.start()
-        made = Place(openstack_lab, objects, cluster, served)
-        before = made.images()
-        with openstack_lab.glance.changed(made.stores()):
-            served.start()
-            served.wait_ready()
-            served.register()
-            try:
-                yield made
-            finally:
-                made.start_stores()
-                made.delete(made.images() - before)  # without their stores nobody can
-    finally:
-        for part in (served, objects, *([cluster] if cluster else ())):
-            part.stop()
-        for part in (objects, *([cluster] if cluster else ())):
-            part.wipe()
+    with image_stores.running(openstack_lab) as made:
+        yield made
 
 
 @pytest.fixture
-def place(_place: Place) -> Place:
+def place(_place: image_stores.Place) -> image_stores.Place:
     """Return the cloud, all of it up."""
-    _place.start_stores()
-    _place.gateway.start()
-    _place.gateway.wait_ready()
+    _place.start()
     return _place
 
 
@@ -175,7 +61,7 @@ RANGES = [(0, 1), (0, len(DATA)), (len(DATA) - 1, 1), (65_536, 65_536), (12_345,
 
 
 @contextlib.contextmanager
-def source_of(place: Place, user: str = "acstor") -> Iterator[gateway.GatewaySource]:
+def source_of(place: image_stores.Place, user: str = "acstor") -> Iterator[gateway.GatewaySource]:
     yield gateway.GatewaySource(place.lab.session(user))
 
 
@@ -210,7 +96,7 @@ def test_stored_bytes_of_qcow2_are_read_as_they_are(place, store, tmp_path):
 
 
 def test_image_on_a_web_server_is_read_there(place, web):
-    image_id = on_the_web(place, web)
+    image_id = place.on_the_web(web)
     assert place.read(image_id, "bytes=1000-1999").content == DATA[1000:2000]
     assert place.read(image_id, "bytes=1048576-").content == DATA[1048576:]
     web.always = http_server.status(200)
@@ -219,21 +105,6 @@ def test_image_on_a_web_server_is_read_there(place, web):
     assert "no such object" in said(place.read(image_id), 409)
     web.always = http_server.status(500)
     assert "answers 500" in said(place.read(image_id), 502)
-
-
-def on_the_web(place: Place, web: http_server.LocalServer) -> ids.ImageId:
-    """Return an image that lies on a web server, as its location says."""
-    record = {"disk_format": "raw", "container_format": "bare", "name": "web"}
-    image_id = place.ask("admin", "POST", "/v2/images", json=record).json()["id"]
-    where = {"url": f"{web.url}image"}
-    place.ask("admin", "POST", f"/v2/images/{image_id}/locations", json=where).raise_for_status()
-    runs.wait_for(
-        lambda: place.ask("admin", "GET", f"/v2/images/{image_id}").json()["status"] == "active",
-        30,
-        "the image on the web",
-        place.lab.glance.log,
-    )
-    return ids.parse_image_id(image_id)
 
 
 # Who may read what
@@ -294,7 +165,7 @@ def test_range_that_makes_no_sense_is_refused(place, large, wanted, status, word
 
 
 @pytest.fixture(scope="module")
-def large(_place: Place) -> ids.ImageId:
+def large(_place: image_stores.Place) -> ids.ImageId:
     return _place.upload("fs", LARGE)
 
 
@@ -403,7 +274,7 @@ def test_image_that_moved_to_another_store_is_read_there(place):
     assert place.read(image_id, "bytes=5-9").content == DATA[5:10]
 
 
-def is_in(place: Place, image_id: str, stores: str) -> bool:
+def is_in(place: image_stores.Place, image_id: str, stores: str) -> bool:
     record = place.ask("admin", "GET", f"/v2/images/{image_id}").json()
     return record["stores"] == stores and glance_service.is_imported(record)
 

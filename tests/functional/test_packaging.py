@@ -72,7 +72,13 @@ def test_apparmor_rules_are_what_the_check_looks_for():
 
 FOLDERS = ("acstor", "acstor/cache", "acstor/mirror", "acstor/state")
 OTHERS = ["acstor-glance-listener.service", "acstor-decision.service"]
-SCORES = {"acstor-agent.service": 5.0, "acstor-glance-listener.service": 3.0, OTHERS[1]: 1.5}
+GATEWAY = "acstor-glance-gateway.service"
+SCORES = {
+    "acstor-agent.service": 5.0,
+    "acstor-glance-listener.service": 3.0,
+    "acstor-decision.service": 1.5,
+    GATEWAY: 1.5,
+}
 """Exposure as ``systemd-analyze security`` measures it, from 0 to 10, at most.
 
 The agent's is that of a service that mounts for all: what would need a mount namespace counts 2.5.
@@ -85,6 +91,16 @@ def test_systemd_takes_the_controllers_units(tmp_path, name):
     unit = tmp_path / name
     unit.write_text((UNITS / name).read_text().replace(INSTALLED_AT, str(agents.BIN)))
     assert run("systemd-analyze", "verify", "--man=no", unit) == (0, "")
+
+
+@needs("systemd-analyze")
+def test_systemd_takes_the_unit_of_the_gateway(tmp_path):
+    """Its WSGI server belongs to Glance's environment, which is not here."""
+    text = (UNITS / GATEWAY).read_text()
+    assert "ExecStart=/opt/glance/bin/uwsgi " in text
+    unit = tmp_path / GATEWAY
+    unit.write_text(text.replace("/opt/glance/bin/uwsgi", "/bin/true"))
+    assert verify(unit) == (0, "")
 
 
 @needs("systemd-analyze")

@@ -23,6 +23,7 @@ from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
 from tests.lab import systemd_host
+from tests.lab.openstack import installed
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
@@ -31,7 +32,8 @@ GUIDE = ROOT / "doc/source/install/index.rst"
 UNIT = "acstor-agent.service"
 CONF = "/etc/acstor/acstor-agent.conf"
 NOVA_COMPUTE = "[Service]\nExecStart=/bin/sleep infinity\n"
-HIDING_HOMES = ("acstor-decision.service", "acstor-glance-listener.service")
+GATEWAY = "acstor-glance-gateway.service"
+HIDING_HOMES = ("acstor-decision.service", "acstor-glance-listener.service", GATEWAY)
 """Units with ProtectHome: they would not see a checkout there."""
 MOUNT_POINT = "/var/lib/acstor/mirror"
 MIB = 1 << 20
@@ -107,6 +109,8 @@ def unit(tmp_path_factory):
     folder = tmp_path_factory.mktemp("systemd")
     images = local.ImageFolder(folder / "source")
     shown_at = {"/opt/acstor": agents.BIN.parent, str(ROOT): ROOT}
+    if installed.is_ready():
+        shown_at["/opt/glance"] = installed.VENV.resolve()
     with contextlib.ExitStack() as stack:
         file_server = stack.enter_context(hung_folder.serving(images.folder, folder / "nfs"))
         shown = [images.folder, file_server.mount_point]
@@ -366,3 +370,72 @@ def test_decision_service_runs_with_the_rights_of_its_unit(unit, controller):
     time.sleep(1.0)
     assert unit.host.run("systemctl", "is-active", "acstor-decision").strip() == "active"
     assert "Traceback" not in log()
+
+
+GLANCE_CONF = """
+[DEFAULT]
+enabled_backends = fs:file
+[glance_store]
+default_backend = fs
+[fs]
+filesystem_store_datadir = /var/lib/glance/images
+[keystone_authtoken]
+auth_type = password
+auth_url = http://127.0.0.1:1/v3
+username = glance
+password = secret
+"""
+GATEWAY_CONF = """
+[acstor_glance]
+auth_type = password
+auth_url = http://127.0.0.1:1/v3
+username = acstor
+password = secret
+"""
+
+
+@pytest.mark.skipif(not installed.is_ready(), reason=f"no Glance here: {installed.REMEDY}")
+def test_gateway_runs_with_the_rights_of_its_unit(unit, controller):
+    """Its two processes answer, and tell their numbers together, also when one was killed."""
+    host = unit.host
+    host.run("useradd", "--system", "glance")
+    host.run("install", "-d", "-o", "glance", "/etc/glance", "/var/lib/glance/images")
+    host.path("/etc/glance/glance-api.conf").write_text(GLANCE_CONF)
+    host.path("/etc/acstor/acstor-gateway.conf").write_text(GATEWAY_CONF)
+    host.run("chgrp", "glance", "/etc/acstor", "/etc/acstor/acstor-gateway.conf")
+
+    def log():
+        return host.run("journalctl", "--no-pager", "--unit", GATEWAY)
+
+    def ask(path, port=9711):
+        url = f"http://127.0.0.1:{port}{path}"
+        return host.run("curl", "--silent", "--show-error", "--max-time", "10", url)
+
+    def limit():
+        with contextlib.suppress(errors.Unusable):  # nobody listens yet
+            shown = ask("/metrics", 9467)
+            told = re.search(r"^acstor_gateway_reads_limit\{.*\} (.*)$", shown, re.M)
+            return float(told[1]) if told else 0.0
+        return 0.0
+
+    try:
+        host.run("systemctl", "start", GATEWAY)
+        runs.wait_for(lambda: limit() == 32.0, DEADLINE_S, "both processes", log)
+        assert ask("/healthz") == '{"status":"ok"}'
+        assert '"code": 401' in ask("/v1/images/x/file")
+        pids = host.run("pgrep", "-u", "glance").split()
+        main = host.run("systemctl", "show", "--value", "-p", "MainPID", GATEWAY).strip()
+        worker = next(pid for pid in pids if pid != main)
+        status = host.run("cat", f"/proc/{worker}/status")
+        assert re.search(r"^CapBnd:\t0+$", status, re.M)
+        assert re.search(r"^Seccomp:\t2$", status, re.M)
+        host.run("kill", "-KILL", worker)
+        hosts.wait_until(lambda: worker not in host.run("pgrep", "-u", "glance").split(), "its end")
+        runs.wait_for(lambda: limit() == 32.0, DEADLINE_S, "another process", log)
+        assert host.path("/run/acstor-gateway").stat().st_mode & 0o777 == 0o700
+        assert "Traceback" not in log()
+    except errors.Unusable as e:
+        pytest.fail(f"{e}\n{log()}")
+    finally:
+        host.run("systemctl", "stop", GATEWAY)
+    assert not host.path("/run/acstor-gateway").exists()

@@ -15,6 +15,7 @@ import pytest
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway.readers import base
 from acstor_glance.gateway.readers import web
+from acstor_glance.gateway.readers import web_link
 from tests.fakes import http_server
 
 TIMEOUT_S = 0.5
@@ -146,6 +147,23 @@ def test_name_with_many_addresses_that_are_silent_is_given_up_in_time(monkeypatc
 def test_metadata_service_of_a_cloud_is_not_asked(address):
     with ended_in_time("NewConnectionError|ConnectionError|InvalidURL|LocationParseError"):
         read(f"http://{address}:1/latest/meta-data")
+
+
+@pytest.mark.parametrize(
+    ("address", "is_allowed"),
+    [
+        ("192.0.2.1", True),
+        ("2001:db8::1", True),
+        ("127.0.0.1", True),
+        ("169.254.169.254", False),
+        ("::ffff:169.254.169.254", False),
+        ("fe80::a9fe:a9fe%1", False),
+        ("::", False),
+        ("ff02::1", False),
+    ],
+)
+def test_addresses_that_mean_this_link_alone_are_not_asked(address, is_allowed):
+    assert web_link.is_allowed(address) == is_allowed
 
 
 def test_name_that_comes_to_mean_the_metadata_service_is_not_asked(monkeypatch, server):

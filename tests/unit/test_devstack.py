@@ -21,7 +21,8 @@ from acstor_glance import conf as glance_conf
 from acstor_nova import conf as nova_conf
 
 DEVSTACK = pathlib.Path(__file__).resolve().parents[2] / "devstack"
-ALL = "acstor-agent acstor-glance-listener acstor-decision acstor-api n-cpu tempest"
+SERVICES = "acstor-agent acstor-glance-listener acstor-decision acstor-api acstor-gateway".split()
+ALL = " ".join((*SERVICES, "n-cpu", "tempest"))
 # Options of others that acstor sets; everything else has to be one of acstor's own.
 FOREIGN = {
     ("DEFAULT", "config_source"),
@@ -125,7 +126,7 @@ def test_every_option_that_is_written_is_one_that_somebody_reads(play: Play) -> 
 
 def test_each_service_is_started_once_with_its_own_file(play: Play) -> None:
     started = {name: command for name, *command in calls(play(*STACK), "run_process")}
-    assert sorted(started) == sorted(ALL.split()[:4])
+    assert sorted(started) == sorted(SERVICES)
     assert len(calls(play(*STACK), "run_process")) == len(started)
     assert started["acstor-agent"][-2:] == ["root", "root"]
 
@@ -155,7 +156,7 @@ def test_compute_node_of_its_own_gets_the_agent_alone(play: Play) -> None:
 
 def test_unstack_ends_every_service_and_the_mount_and_clean_takes_the_rest(play: Play) -> None:
     made = play("unstack", "clean")
-    assert sorted(name for [name] in calls(made, "stop_process")) == sorted(ALL.split()[:4])
+    assert sorted(name for [name] in calls(made, "stop_process")) == sorted(SERVICES)
     done = [" ".join(words) for words in calls(made, "sudo")]
     assert any(words.startswith("umount") for words in done)
     assert any(words.startswith("rm -rf --one-file-system") for words in done)
@@ -167,11 +168,12 @@ def test_passwords_are_nobody_elses(play: Play, tmp_path: pathlib.Path) -> None:
     assert [file.name for file in files] == [
         "acstor-agent.conf",
         "acstor-decision.conf",
+        "acstor-gateway.conf",
         "acstor-glance.conf",
     ]
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     folders = {tmp_path / "etc/acstor": 0o750, tmp_path / "data/acstor": 0o711}
-    for name in ("state", "cache", "glance", "coordination"):
+    for name in ("state", "cache", "glance", "coordination", "gateway-metrics"):
         folders[tmp_path / "data/acstor" / name] = 0o700
     assert {path: stat.S_IMODE(path.stat().st_mode) for path in folders} == folders
 
@@ -204,3 +206,38 @@ def test_agents_enrol_where_there_is_an_api_and_nowhere_else(play: Play) -> None
     for enabled, is_there in ((ALL, True), (ALL.replace("acstor-api", ""), False)):
         written = [words[1:] for words in calls(play(*STACK, enabled=enabled), "iniset")]
         assert (wanted in written) == is_there
+
+
+@pytest.mark.parametrize(
+    ("enabled", "settings", "sources"),
+    [
+        (ALL, "", "glance,gateway"),
+        (ALL.replace("acstor-gateway", ""), "", "glance"),
+        ("acstor-agent n-cpu", "ACSTOR_SOURCES=glance,gateway\n", "glance,gateway"),
+    ],
+    ids=["gateway", "none", "gateway elsewhere"],
+)
+def test_agents_read_the_gateway_where_there_is_one(
+    play: Play, enabled: str, settings: str, sources: str
+) -> None:
+    made = play(*STACK, enabled=enabled, settings=settings)
+    written = [words[1:] for words in calls(made, "iniset")]
+    assert ["acstor_agent", "sources", sources] in written
+
+
+def test_gateway_reads_glances_configuration_and_is_in_the_catalog(
+    play: Play, tmp_path: pathlib.Path
+) -> None:
+    """It is no service that runs without being asked for."""
+    [by_default] = calls(play("stack install"), "enable_service")
+    assert by_default == [name for name in SERVICES if name != "acstor-gateway"]
+    made = play(*STACK)
+    [command] = [words for name, *words in calls(made, "run_process") if name == "acstor-gateway"]
+    own = tmp_path / "etc/acstor/acstor-gateway.conf"
+    assert f"ACSTOR_GATEWAY_CONF=glance-api.conf:{own}" in command
+    assert "acstor_glance.gateway.wsgi:application" in command
+    endpoints = [words[0] for words in calls(made, "get_or_create_endpoint")]
+    assert endpoints == ["acstor", "acstor-gateway"]
+    without = play(*STACK, enabled=ALL.replace("acstor-gateway", ""))
+    files = {pathlib.Path(file).name for file, *_ in calls(without, "iniset")}
+    assert "acstor-gateway.conf" not in files

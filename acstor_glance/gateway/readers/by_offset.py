@@ -46,14 +46,12 @@ class OffsetReader(base.Reader):
 
 
 def _joined(pieces: Iterable[bytes], length: int) -> bytes:
-    """Return what a driver gives, and of one that goes on to the end of the image no more.
-
-    >>> _joined([b"ab", b"cd", b"ef"], 3)
-    b'abc'
-    """
-    data = bytearray()
+    """Return what a driver gives; one that goes on to the end of the image is left there."""
+    taken: list[bytes] = []
+    left = length
     for piece in pieces:
-        data += piece
-        if len(data) >= length:
+        taken.append(piece[:left])
+        left -= len(taken[-1])
+        if not left:
             break
-    return bytes(data[:length])
+    return b"".join(taken)

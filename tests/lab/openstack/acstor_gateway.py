@@ -5,12 +5,17 @@ The rule: it runs in the virtualenv of Glance, which has the libraries of the st
 """
 
 import pathlib
+import shutil
+import urllib.request
 from collections.abc import Mapping
+
+from prometheus_client import parser
 
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import ceph
 from tests.lab.openstack import cloud
+from tests.lab.openstack import daemon
 from tests.lab.openstack import ini
 from tests.lab.openstack import swift
 
@@ -28,7 +33,17 @@ class Gateway(api.Api):
 
     def __init__(self, lab: cloud.Cloud, folder: pathlib.Path, **changed: object) -> None:
         super().__init__("acstor-glance-gateway", folder)
-        self._lab, self._options = lab, changed
+        self._lab = lab
+        self._numbers = folder / "gateway-metrics"
+        port = daemon.port_of(folder, "acstor-gateway-metrics")
+        self.metrics = f"{daemon.LOOPBACK}:{port}"
+        self._options = {"metrics_listen": self.metrics, **changed}
+
+    def configure(self) -> None:
+        """Write its configuration, and let its processes count from 0."""
+        shutil.rmtree(self._numbers, ignore_errors=True)
+        self._numbers.mkdir(parents=True)
+        super().configure()
 
     def sections(self) -> ini.Sections:
         """Return what its configuration has beside Glance's."""
@@ -38,8 +53,20 @@ class Gateway(api.Api):
         }
 
     def environment(self) -> Mapping[str, str]:
-        """Return where the configuration lies."""
-        return {"ACSTOR_GATEWAY_CONF": f"{self._lab.glance.conf_file}:{self.conf_file}"}
+        """Return where the configuration lies, and where its processes count."""
+        return {
+            "ACSTOR_GATEWAY_CONF": f"{self._lab.glance.conf_file}:{self.conf_file}",
+            "PROMETHEUS_MULTIPROC_DIR": str(self._numbers),
+        }
+
+    def counted(self, name: str, **labels: str) -> float:
+        """Return one of the numbers that Prometheus gets."""
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
+            families = parser.text_string_to_metric_families(answer.read().decode())
+            for sample in (sample for family in families for sample in family.samples):
+                if sample.name == f"acstor_gateway_{name}" and sample.labels == labels:
+                    return float(sample.value)
+        return 0.0
 
     def register(self) -> None:
         """Name it in Keystone's catalog, in place of an earlier one."""

@@ -65,7 +65,7 @@ def start(tmp_path, address):
         def begin():
             process = subprocess.Popen(
                 [sys.executable, "-c", PROCESS, address],
-                env=os.environ | {counters.FOLDER_VARIABLE: str(tmp_path)},
+                env=os.environ | {counters.FOLDER_VARIABLE: str(tmp_path / "made" / "numbers")},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -125,6 +125,13 @@ def test_one_process_needs_no_folder_and_another_one_is_told_so(address, monkeyp
             counters.Counters().serve(address)
     finally:
         stop()
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(counters.FOLDER_VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(errors.Unusable, match="PROMETHEUS_MULTIPROC_DIR"):
+        counters.Counters()
 
 
 def test_port_of_somebody_else_is_not_shared(start, address):
