@@ -288,7 +288,8 @@ class GlanceSource(driver.Driver):
 
     async def _why_refused(self, blob: base.Blob, place: Place, error: http_range.Refused) -> str:
         """Say what a refusal of a range means, and what to do; empty: nothing beyond its words."""
-        if error.status not in (200, 400):
+        is_inside = error.asked.offset + error.asked.length <= place.size_bytes
+        if error.status not in (200, 400) and not (error.status == 416 and is_inside):
             return ""
         why = NO_RANGES.format(status=error.status)
         self._no_ranges[blob] = NoRanges(trio.current_time() + NO_RANGES_S, why)

@@ -70,7 +70,7 @@ class Refused(errors.ChunkMissing):
         why = _REASONS.get(status, f"the server answered {status}")
         super().__init__(asked.what, asked.where, why)
         self.args = (asked, status)  # what it is made of: each of those who asked gets a copy
-        self.status = status
+        self.asked, self.status = asked, status
 
 
 class Withheld(Refused, errors.ChunkRefused):
