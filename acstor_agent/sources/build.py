@@ -43,13 +43,15 @@ def build(
     conf: cfg.ConfigOpts,
     nursery: trio.Nursery,
     layout_of: layout.LayoutOf,
-) -> failover.FailoverSource | whole.WholeSource:
+    elsewhere: whole_copies.Elsewhere = lambda image_id: "",
+) -> whole.WholeSource:
     """Return the sources ``names``, the preferred one first, as one source.
 
     :param conf: with the options of the agent and its sources registered; copies of what Glance
         gives whole lie on the file system of ``cache_dir``
     :param nursery: where reads run that several callers share; it must outlive the source's use
     :param layout_of: says where the bytes of images are
+    :param elsewhere: says which other host takes an image as a whole for all, if one does
     :raises errors.Unusable: a name is not installed, does not load, or its options make no sense
     """
     if not names:
@@ -63,9 +65,10 @@ def build(
     of_glance = (one for one in drivers if isinstance(one, glance.GlanceSource))
     streaming = next((one for one in of_glance if one.group_name == glance.GROUP), None)
     if streaming is None:
-        return places
+        return whole.WholeSource(places)
     folder = pathlib.Path(conf.acstor_agent.cache_dir)
-    return whole.WholeSource(places, whole_copies.CopiesSource(streaming, folder, nursery, rng))
+    copies = whole_copies.CopiesSource(streaming, folder, nursery, rng, elsewhere)
+    return whole.WholeSource(places, copies, layout.LayoutSource(copies, layout_of, nursery))
 
 
 def wrapped(

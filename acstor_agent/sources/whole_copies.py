@@ -2,16 +2,19 @@
 """A place that has what Glance gives whole: copies of blobs, in files of this host.
 
 A copy begins with the first read of a blob and comes to its end whoever waits (whole_copy.py).
-Chunk maps and boot images alone are copied; of an image others have to give ranges.
+Chunk maps every host copies for itself.  An image, and its boot image, one host copies for all,
+which others ask as they ask a home (``core/transfers/fetching/through.py``).
 
 The one rule: what copies take is bounded, at a time and of the disk, and goes when it is of no use.
 """
 
 import collections
 import logging
+import math
 import os
 import pathlib
 import random
+from collections.abc import Callable
 from collections.abc import Sequence
 
 import trio
@@ -22,10 +25,12 @@ from acstor_agent.sources import glance
 from acstor_agent.sources import whole_copy
 from acstor_common import chunk_map
 from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
 
 LOG = logging.getLogger(__name__)
 
-ARTEFACTS_AT_A_TIME = 4
+ARTEFACTS_AT_A_TIME, IMAGES_AT_A_TIME = 4, 2
 KEPT_S = 600.0
 """So long after its last reader a copy goes."""
 AGAIN_S = 10.0
@@ -33,11 +38,20 @@ AGAIN_S = 10.0
 LOOK_S = 30.0
 LOOK_AGAIN_S = 60.0
 """After so long Glance is asked whether another artefact has taken the place of one."""
-WAIT_S = 30.0
-"""So long one read waits for a stream."""
+WAIT_S = {base.BlobKind.CHUNK_MAP: 30.0, base.BlobKind.BOOT_IMAGE: 8.0}
+IMAGE_WAIT_S = 5.0
+"""So long one read waits for a stream: for images less than peers wait for an answer (10 s)."""
+NEAR_BYTES = 32 * geometry.MIB
+"""What lies further ahead in an image's stream is not waited for: it would keep others waiting."""
+HEAD_BYTES = 4 * geometry.MIB
+"""Of a boot image that another host copies so much is read here: it has the list of frames."""
 THREADS = 4
 MOST_OF_FREE = 2
 """Such a part of the disk space that is free one copy takes at most: a half."""
+
+
+Elsewhere = Callable[[ids.ImageId], str]
+"""Says, in words, which other host copies an image for all; empty: this one does."""
 
 
 class CopiesSource(base.Source):
@@ -46,6 +60,7 @@ class CopiesSource(base.Source):
     :param source: gives blobs whole
     :param folder: on whose file system copies lie
     :param nursery: where streams run; it must outlive the source's use
+    :param image_wait_s: so long one read waits for an image's stream
     """
 
     def __init__(
@@ -54,13 +69,17 @@ class CopiesSource(base.Source):
         folder: pathlib.Path,
         nursery: trio.Nursery,
         rng: random.Random,
+        elsewhere: Elsewhere = lambda image_id: "",
+        image_wait_s: float = IMAGE_WAIT_S,
     ) -> None:
-        self._source, self._folder = source, folder
+        self._image_wait_s = image_wait_s
+        self._source, self._folder, self._elsewhere = source, folder, elsewhere
         self._nursery, self._rng = nursery, rng
         self._copies: collections.OrderedDict[base.Blob, whole_copy.Copy] = (
             collections.OrderedDict()
         )
-        self._turns = trio.CapacityLimiter(ARTEFACTS_AT_A_TIME)
+        self._artefact_turns = trio.CapacityLimiter(ARTEFACTS_AT_A_TIME)
+        self._image_turns = trio.CapacityLimiter(IMAGES_AT_A_TIME)
         self._threads = trio.CapacityLimiter(THREADS)
         self._is_looking = False
 
@@ -71,7 +90,20 @@ class CopiesSource(base.Source):
 
     def can_give(self, blob: base.Blob) -> bool:
         """Say whether a blob is copied if its ranges are refused: Glance has it, but no ranges."""
-        return blob.kind in glance.ARTEFACTS and self._source.lacks_ranges(blob)
+        return any(map(self._source.lacks_ranges, base.stored_blobs(blob)))
+
+    def has(self, blob: base.Blob) -> bool:
+        """Say whether a copy of all of a blob is here, or comes."""
+        copies = map(self._copies.get, base.stored_blobs(blob))
+        return any(copy is not None and copy.is_of_use for copy in copies)
+
+    def bring(self, image_id: ids.ImageId) -> None:
+        """Let the copy of an image begin, if it is for this host to have."""
+        if self._elsewhere(image_id):
+            return
+        for blob in base.stored_blobs(base.Blob(image_id, base.BlobKind.IMAGE)):
+            if self._source.lacks_ranges(blob) and blob not in self._copies:
+                self._nursery.start_soon(self._bring_unasked, blob)
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return what Glance's record says now."""
@@ -85,7 +117,7 @@ class CopiesSource(base.Source):
         self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told
     ) -> None:
         """Read pieces of a copy, as far as it comes in time."""
-        until_s = trio.current_time() + WAIT_S
+        until_s = trio.current_time() + WAIT_S.get(blob.kind, self._image_wait_s)
         runs = sorted(driver.runs_of(blob, pieces), key=lambda run: pieces[run[0]].offset)
         for first, stop in runs:
             run = driver.Run(blob, pieces[first:stop], self.where, driver.moved(told, first))
@@ -107,10 +139,17 @@ class CopiesSource(base.Source):
                 stop = piece.offset + piece.length
                 if run.offset + count_bytes >= stop:
                     continue  # it came with what was read before
+                if stop > copy.place.size_bytes:
+                    raise self._ended(run, copy.place)
                 if copy.came_bytes < stop:
-                    await copy.wait_for(stop, until_s)
+                    is_near = _is_artefact(run.blob) or stop <= copy.came_bytes + NEAR_BYTES
+                    await copy.wait_for(stop, until_s if is_near else -math.inf)
                 count_bytes = await copy.read_into(run, count_bytes)
                 run.filled(count_bytes)
+
+    def _ended(self, run: driver.Run, place: glance.Place) -> errors.ChunkMissing:
+        why = f"it ends at byte {place.size_bytes}"
+        return errors.ChunkMissing(run.what, self.where, why)
 
     async def _copy_of(self, run: driver.Run) -> whole_copy.Copy:
         """Return the copy that a run is read of; it begins if there is none.
@@ -119,23 +158,35 @@ class CopiesSource(base.Source):
         """
         blob, stop = run.blob, run.offset + run.length
         place = await self._place_of(blob)
-        if stop > place.size_bytes:
-            raise errors.ChunkMissing(run.what, self.where, f"it ends at byte {place.size_bytes}")
+        stop = min(stop, place.size_bytes)
+        if run.offset >= stop:
+            raise self._ended(run, place)
         copy = self._copies.get(blob)
-        if copy is not None and copy.place.glance_id == place.glance_id:
+        if (
+            copy is not None
+            and copy.place.glance_id == place.glance_id
+            and stop <= copy.until_bytes
+        ):
             self._copies.move_to_end(blob)
             if copy.failure is None:
                 return copy
             if trio.current_time() < copy.used_s + AGAIN_S:
                 raise copy.failure_of(stop)
-        return self._begin(blob, place)
+        until_bytes = place.size_bytes
+        if blob.kind is not base.BlobKind.CHUNK_MAP and (why := self._elsewhere(blob.image_id)):
+            until_bytes = min(until_bytes, HEAD_BYTES)
+            if blob.kind is not base.BlobKind.BOOT_IMAGE or stop > until_bytes:
+                raise errors.ChunkRefused(run.what, self.where, f"no part of it comes alone; {why}")
+        return self._begin(blob, place, until_bytes)
 
     async def _place_of(self, blob: base.Blob) -> glance.Place:
         """Return where Glance has a blob; now and then it is asked whether another one is there."""
         copy, place = self._copies.get(blob), self._source.known(blob)
         if place is None:
             return await self._source.find(blob)
-        if copy is not None and copy.looked_s < trio.current_time() - LOOK_AGAIN_S:
+        if copy is None or not _is_artefact(blob):
+            return place
+        if copy.looked_s < trio.current_time() - LOOK_AGAIN_S:
             copy.looked_s = trio.current_time()
             try:
                 return await self._source.find(blob)
@@ -143,10 +194,10 @@ class CopiesSource(base.Source):
                 LOG.debug("%s", error)
         return place
 
-    def _begin(self, blob: base.Blob, place: glance.Place) -> whole_copy.Copy:
+    def _begin(self, blob: base.Blob, place: glance.Place, until_bytes: int) -> whole_copy.Copy:
         """Let a copy come, in place of the one that is there."""
         self._drop(blob)
-        copy = whole_copy.Copy(blob, place, place.size_bytes, self.where, self._threads)
+        copy = whole_copy.Copy(blob, place, until_bytes, self.where, self._threads)
         self._copies[blob] = copy
         self._nursery.start_soon(self._bring, copy)
         if not self._is_looking:
@@ -154,10 +205,20 @@ class CopiesSource(base.Source):
             self._nursery.start_soon(self._look)
         return copy
 
+    async def _bring_unasked(self, blob: base.Blob) -> None:
+        try:
+            place = await self._source.find(blob)
+        except errors.ChunkUnavailable as error:
+            LOG.debug("%s", error)
+            return
+        if blob not in self._copies:
+            self._begin(blob, place, place.size_bytes)
+
     async def _bring(self, copy: whole_copy.Copy) -> None:
         name = copy.blob.name
         with copy.coming():
-            async with self._turns:
+            is_artefact = _is_artefact(copy.blob)
+            async with self._artefact_turns if is_artefact else self._image_turns:
                 await self._make_room(copy)
                 LOG.info("%s: read whole, %d bytes", name, copy.until_bytes)
                 await copy.bring(self._folder, self._rng, self._pour_of(copy))
@@ -207,3 +268,7 @@ class CopiesSource(base.Source):
                 if copy.is_idle and copy.used_s < before_s:
                     self._drop(blob)
         self._is_looking = False
+
+
+def _is_artefact(blob: base.Blob) -> bool:
+    return blob.kind in glance.ARTEFACTS

@@ -10,7 +10,6 @@ The one rule: no more is taken in than Glance's record says, and what has come s
 import contextlib
 import hashlib
 import logging
-import math
 import os
 import pathlib
 import random
@@ -62,7 +61,7 @@ class Copy:
 
     :param place: where Glance has the blob
     :param until_bytes: so much of it is wanted, from its beginning
-    :param limiter: of threads that read and write copies
+    :param limiter: of threads that read copies
     :ivar came_bytes: so much of it can be read
     :ivar failure: why no more of it comes
     :ivar used_s: when it was read last, or something of it came
@@ -91,7 +90,7 @@ class Copy:
         self._stops: list[int] = []  # what readers wait for
         self._held: list[bytes] = []  # what came and is not written
         self._taken_bytes = self._streamed_bytes = 0  # of the blob; by the stream of now
-        self._writing = trio.Lock()
+        self._writing, self._writer = trio.Lock(), trio.CapacityLimiter(1)  # behind no reader
 
     @property
     def is_over(self) -> bool:
@@ -102,6 +101,11 @@ class Copy:
     def is_idle(self) -> bool:
         """Say whether no more of it comes, and nobody reads it just now."""
         return self.is_over and not self._readers
+
+    @property
+    def is_of_use(self) -> bool:
+        """Say whether all of the blob is here, or comes."""
+        return self.failure is None and self.until_bytes == self.place.size_bytes
 
     @property
     def to_come_bytes(self) -> int:
@@ -249,7 +253,7 @@ class Copy:
             self._held.append(fresh[: self.until_bytes - self._taken_bytes])
             self._taken_bytes += len(self._held[-1])
         here = self._taken_bytes
-        is_awaited = min(self._stops, default=math.inf) <= here
+        is_awaited = any(self.came_bytes < stop <= here for stop in self._stops)
         if is_awaited or here - self.came_bytes >= WRITE_BYTES or here == self.until_bytes:
             await self._write()
         if self.came_bytes == self.until_bytes < self.place.size_bytes:
@@ -262,7 +266,9 @@ class Copy:
             if not data:
                 return
             try:
-                await self.in_thread(lambda: _write_all(self._descriptor, data, self.came_bytes))
+                await trio.to_thread.run_sync(
+                    _write_all, self._descriptor, data, self.came_bytes, limiter=self._writer
+                )
             except OSError as error:
                 self.failure = self._of_disk(error)  # whoever writes: what follows has no place
                 raise self.failure from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artefacts in stores without ranges: Glance gives them whole, and a copy gives the parts."""
+"""Blobs in stores without ranges: Glance gives them whole, and a copy gives the parts."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from acstor_agent.core.exchange import homes
 from acstor_agent.sources import base
 from acstor_agent.sources import failover
 from acstor_agent.sources import gateway
@@ -56,10 +57,15 @@ def quick(monkeypatch):
     monkeypatch.setattr(whole_copy, "LONGEST_PAUSE_S", 0.01)
 
 
-def over(server, folder, nursery, *others):
-    """Return a source of what Glance has, and then others."""
+def over(server, folder, nursery, *others, elsewhere=""):
+    """Return a source of what Glance has, and then others.
+
+    :param elsewhere: who takes images whole for all, if not this host
+    """
     driver = glance.GlanceSource(fake_glance.session(server.url))
-    copies = whole_copies.CopiesSource(driver, folder, nursery, random.Random(1))
+    copies = whole_copies.CopiesSource(
+        driver, folder, nursery, random.Random(1), lambda image_id: elsewhere
+    )
     return whole.WholeSource(failover.FailoverSource([driver, *others]), copies)
 
 
@@ -129,14 +135,6 @@ async def test_store_with_ranges_is_read_in_ranges(server, source):
     assert server.body_bytes < 100_000
 
 
-async def test_image_is_not_copied(server, store, source):
-    with pytest.raises(errors.ChunkRefused, match="does no range reads"):
-        await source.size_bytes(IMAGE)
-    with pytest.raises(errors.ChunkRefused, match="does no range reads"):
-        await source.read(IMAGE, 0, 4)
-    assert not store.whole
-
-
 async def test_what_has_come_is_read_while_the_rest_comes(store, source):
     go_on = threading.Event()
     store.streams = [rangeless.held_back(100_000, go_on)]
@@ -154,7 +152,7 @@ async def test_reader_of_what_is_long_in_coming_is_told_how_far_it_is(store, sou
     go_on = threading.Event()
     store.streams = [rangeless.held_back(100_000, go_on)]
     assert await source.read(BOOT_IMAGE, 0, 100_000) == BOOT[:100_000]
-    monkeypatch.setattr(whole_copies, "WAIT_S", 0.2)
+    monkeypatch.setattr(whole_copies, "WAIT_S", {base.BlobKind.BOOT_IMAGE: 0.2})
     why = f"comes as one stream, and is not there yet: 100000 of {len(BOOT)} bytes of it have come"
     with pytest.raises(errors.ChunkRefused, match=why):
         await source.read(BOOT_IMAGE, 2 * MIB, 4)
@@ -337,6 +335,91 @@ async def test_store_that_has_ranges_again_is_read_in_ranges_by_who_attaches(ser
     before = server.body_bytes
     assert await source.read(CHUNK_MAP, 5, 10) == MAP[5:15]
     assert server.body_bytes - before == 10
+
+
+# Images, which one host takes for all
+
+WORDS = "h7 reads it as one stream, for all hosts"
+
+
+async def test_image_is_read_whole_where_it_is_for_this_host_to_do(store, source):
+    data = glance_records.BYTES
+    assert await source.size_bytes(IMAGE) == len(data)
+    assert source.given_as(IMAGE.image_id, 0) is homes.Given.WHOLE
+    assert source.given_as(IMAGE.image_id, base.AT_BOOT_IMAGE) is homes.Given.IN_PARTS
+    for offset, length in [(0, len(data)), (77, 1000)]:
+        assert await source.read(IMAGE, offset, length) == data[offset : offset + length]
+    assert store.whole == {f"/{RECORD}/file": 1}
+    assert source.given_as(IMAGE.image_id, 0) is homes.Given.WHOLE_HERE
+
+
+async def test_other_hosts_take_no_image_and_say_who_does(server, store, tmp_path, nursery):
+    source = over(server, tmp_path, nursery, elsewhere=WORDS)
+    assert await source.size_bytes(IMAGE) == len(glance_records.BYTES)
+    with pytest.raises(errors.ChunkRefused, match=f"no part of it comes alone; {WORDS}"):
+        await source.read(IMAGE, 0, 4)
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+    assert store.whole == {artefact_path(server): 1}
+    await source.aclose()
+
+
+async def test_other_hosts_read_the_beginning_of_a_boot_image_alone(
+    server, store, tmp_path, nursery, monkeypatch
+):
+    monkeypatch.setattr(whole_copies, "HEAD_BYTES", 100_000)
+    source = over(server, tmp_path, nursery, elsewhere=WORDS)
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(200_000, go_on)]
+    with trio.fail_after(10):
+        assert await source.read(BOOT_IMAGE, 64, 1000) == BOOT[64:1064]
+        assert await source.read(BOOT_IMAGE, 0, 100_000) == BOOT[:100_000]
+        with pytest.raises(errors.ChunkRefused, match=WORDS):
+            await source.read(BOOT_IMAGE, 99_999, 2)
+    go_on.set()
+    assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
+    await source.aclose()
+
+
+async def test_host_that_is_to_take_a_boot_image_takes_more_than_its_beginning(
+    server, store, tmp_path, nursery, monkeypatch
+):
+    monkeypatch.setattr(whole_copies, "HEAD_BYTES", 100_000)
+    source = over(server, tmp_path, nursery, elsewhere=WORDS)
+    assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
+    source._copies._elsewhere = lambda image_id: ""  # a new table
+    assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
+    await source.aclose()
+
+
+async def test_what_lies_far_ahead_in_an_image_is_refused_at_once(store, source, monkeypatch):
+    monkeypatch.setattr(whole_copies, "NEAR_BYTES", 1000)
+    source._copies._image_wait_s = 60.0
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(5000, go_on)]
+    assert await source.read(IMAGE, 0, 500) == glance_records.BYTES[:500]
+    with trio.fail_after(10), pytest.raises(errors.ChunkRefused, match="is not there yet"):
+        await source.read(IMAGE, 9000, 1000)
+    go_on.set()
+
+
+async def test_image_begins_to_come_with_its_boot_image(server, store, source):
+    await source.size_bytes(IMAGE)
+    assert await source.read(BOOT_IMAGE, 0, 64) == BOOT[:64]
+    with trio.fail_after(10):
+        while not store.whole[f"/{RECORD}/file"]:  # noqa: ASYNC110 - nothing says when it is asked
+            await trio.sleep(0.01)
+
+
+async def test_image_whose_store_has_ranges_does_not_come_with_its_boot_image(
+    server, store, source
+):
+    server.always = lambda handler, asked: (
+        http_server.fine if handler.path == f"/{RECORD}/file" else store
+    )(handler, asked)
+    await source.size_bytes(IMAGE)
+    assert await source.read(BOOT_IMAGE, 0, len(BOOT)) == BOOT
+    await trio.testing.wait_all_tasks_blocked(0.2)
+    assert store.whole == {artefact_path(server, BOOT_IMAGE): 1}
 
 
 # The disk
