@@ -89,15 +89,13 @@ class Agent:
     ) -> None:
         own = conf.acstor_agent
         self._conf, self._promises = conf, promised
-        self._io, self._nursery = io, nursery
+        self._io, self._nursery, self._cache = io, nursery, cache
         self._optional = optional.Optional(nursery)
         self._started_s, self._turns = time.monotonic(), loop_turns.LoopTurns()
         self._host = settings.host_id(own.host)
         # Options that every chunk needs; to look one up costs as much as to hash some KiB.
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
-        self._cache = cache
-        state_dir = pathlib.Path(own.state_dir)
-        self._ring = rings
+        state_dir, self._ring = pathlib.Path(own.state_dir), rings
         self._member = membership.Membership(conf, self._host, identity, rings, self._optional.note)
         self._named = settings.naming(own)
         self._peers = peer_net.PeerNet(
@@ -111,8 +109,9 @@ class Agent:
             hosts_at=self._ring.hosts_at,
             limits=settings.peer_limits(),
         )
+        elsewhere = self._member.elsewhere
         self._source = build.build(
-            own.sources, conf, nursery, lambda image_id: self._naming.layout_of(image_id)
+            own.sources, conf, nursery, lambda one: self._naming.layout_of(one), elsewhere
         )
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
@@ -128,6 +127,7 @@ class Agent:
             ),
             rng=random.Random(),
             settings=settings.exchange(own, has_others=self._member.has_others),
+            given_as=self._source.given_as,
         )
         self._chunks = exchange.Exchange(
             self._host,

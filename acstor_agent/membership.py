@@ -20,6 +20,7 @@ from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
+from acstor_agent.core.exchange import homes
 from acstor_agent.peers import credentials
 from acstor_common import decision_api
 from acstor_common import errors
@@ -110,6 +111,13 @@ class Membership:
             images=images,
             take_task=take_task,
         )
+
+    def elsewhere(self, image_id: ids.ImageId) -> str:
+        """Say which other host takes an image as a whole for all; empty: this one does."""
+        home = homes.image_home(self._rings.current(), image_id)
+        if home is None and self.has_others:
+            return "there is no v-node table yet, which says what host reads it for all"
+        return "" if home in (None, self._here) else f"{home} reads it as one stream, for all hosts"
 
     def received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
         """Count bytes of a chunk that a peer gave; see :class:`decision_link.DecisionLink`."""

@@ -30,6 +30,7 @@ from acstor_agent import conf as agent_conf
 from acstor_agent import identity_files
 from acstor_agent.core.cloud import renewal
 from acstor_agent.sources import glance
+from acstor_agent.sources import keystone_auth
 from acstor_agent.sources import threads
 from acstor_common import certificates
 from acstor_common import decision_api
@@ -305,7 +306,7 @@ def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:
     own = conf[GROUP]
     try:
         if own.auth_section == glance.GROUP:
-            auth: Any = glance.auth(conf[glance.GROUP], glance.GROUP)
+            auth: Any = keystone_auth.auth(conf[glance.GROUP], glance.GROUP)
         else:
             auth = loading.load_auth_from_conf_options(conf, GROUP)
         session = loading.load_session_from_conf_options(conf, GROUP, auth=auth)

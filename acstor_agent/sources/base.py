@@ -69,6 +69,18 @@ _STORED_KINDS = {
 }
 
 
+def stored_blobs(blob: Blob) -> list[Blob]:
+    """Return what a blob may be stored as: an image is of one of the formats.
+
+    >>> image_id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+    >>> [stored.kind.value for stored in stored_blobs(Blob(image_id, BlobKind.IMAGE))]
+    ['.raw', '.qcow2']
+    """
+    if blob.kind is BlobKind.IMAGE:
+        return [Blob(blob.image_id, kind) for kind in _STORED_KINDS.values()]
+    return [blob]
+
+
 def stored_blob(image_id: ids.ImageId, disk_format: layout.DiskFormat) -> Blob:
     """Return the stored file of an image.
 

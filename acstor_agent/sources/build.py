@@ -3,10 +3,11 @@
 
 Every driver is wrapped the same way, from the inside out: attempt (nothing takes
 for ever), coalesce (fewer and longer reads), retry (a passing fault), layout (images
-that are not raw), and failover around all of them.
+that are not raw), and failover around all of them; around that whole, where Glance is one.
 """
 
 import inspect
+import pathlib
 import random
 from collections.abc import Sequence
 
@@ -22,8 +23,11 @@ from acstor_agent.sources import base
 from acstor_agent.sources import coalesce
 from acstor_agent.sources import driver as driver_
 from acstor_agent.sources import failover
+from acstor_agent.sources import glance
 from acstor_agent.sources import layout
 from acstor_agent.sources import retry
+from acstor_agent.sources import whole
+from acstor_agent.sources import whole_copies
 from acstor_common import errors
 
 _OPTION = "[acstor_agent] sources"
@@ -39,12 +43,15 @@ def build(
     conf: cfg.ConfigOpts,
     nursery: trio.Nursery,
     layout_of: layout.LayoutOf,
-) -> failover.FailoverSource:
+    elsewhere: whole_copies.Elsewhere = lambda image_id: "",
+) -> whole.WholeSource:
     """Return the sources ``names``, the preferred one first, as one source.
 
-    :param conf: with the options of the agent and its sources registered
+    :param conf: with the options of the agent and its sources registered; copies of what Glance
+        gives whole lie on the file system of ``cache_dir``
     :param nursery: where reads run that several callers share; it must outlive the source's use
     :param layout_of: says where the bytes of images are
+    :param elsewhere: says which other host takes an image as a whole for all, if one does
     :raises errors.Unusable: a name is not installed, does not load, or its options make no sense
     """
     if not names:
@@ -52,9 +59,16 @@ def build(
     drivers = [_load(name).from_conf(conf[f"source_{name}"]) for name in names]
     rng = random.Random()
     made = [wrapped(driver, nursery, rng, attempt_timeout.BASE_S) for driver in drivers]
-    return failover.FailoverSource(
+    places = failover.FailoverSource(
         [layout.LayoutSource(source, layout_of, nursery) for source in made]
     )
+    of_glance = (one for one in drivers if isinstance(one, glance.GlanceSource))
+    streaming = next((one for one in of_glance if one.group_name == glance.GROUP), None)
+    if streaming is None:
+        return whole.WholeSource(places)
+    folder = pathlib.Path(conf.acstor_agent.cache_dir)
+    copies = whole_copies.CopiesSource(streaming, folder, nursery, rng, elsewhere)
+    return whole.WholeSource(places, copies, layout.LayoutSource(copies, layout_of, nursery))
 
 
 def wrapped(

@@ -128,7 +128,7 @@ class Driver(base.Source):
                 blob,
                 pieces if whole else pieces[first:stop],
                 self.where,
-                told if whole else _moved(told, first),
+                told if whole else moved(told, first),
             )
             try:
                 await self.fill(run)
@@ -155,7 +155,8 @@ def rest_of(
     return []
 
 
-def _moved(told: base.Told, by: int) -> base.Told:
+def moved(told: base.Told, by: int) -> base.Told:
+    """Return what is told of pieces by numbers that are so much lower."""
     return lambda answers: told([(number + by, outcome) for number, outcome in answers])
 
 

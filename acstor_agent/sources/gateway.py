@@ -18,6 +18,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import glance
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
+from acstor_agent.sources import keystone_auth
 from acstor_common import errors
 
 GROUP = "source_gateway"
@@ -75,7 +76,9 @@ class GatewaySource(glance.GlanceSource):
         """Make the source from the group ``source_gateway``."""
         limits = http_link.limits_of(group)
         session = keystone_session.Session(
-            auth=glance.auth(group, GROUP), timeout=limits.timeout_s, verify=limits.ca_file or True
+            auth=keystone_auth.auth(group, GROUP),
+            timeout=limits.timeout_s,
+            verify=limits.ca_file or True,
         )
         return cls(
             session,

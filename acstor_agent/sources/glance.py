@@ -11,20 +11,17 @@ own; bytes come over the connections of http_link.py.
 """
 
 import collections
-import copy
+import dataclasses
 import functools
 import logging
 from collections.abc import Awaitable
 from collections.abc import Callable
-from typing import Any
 from typing import NamedTuple
 from typing import TypeVar
 
 import msgspec
 import trio
 from keystoneauth1 import exceptions
-from keystoneauth1 import loading
-from keystoneauth1 import plugin
 from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
@@ -32,6 +29,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_agent.sources import http_link
 from acstor_agent.sources import http_range
+from acstor_agent.sources import keystone_auth
 from acstor_agent.sources import threads
 from acstor_common import artefacts
 from acstor_common import boot_image
@@ -42,10 +40,13 @@ from acstor_common import image_record
 
 LOG = logging.getLogger(__name__)
 GROUP = "source_glance"
-AUTH_TYPES = ("password", "v3applicationcredential")
 SIGN_IN_THREADS = 2
 RECORD_LIMIT_BYTES = 1 << 20
 PLACES_LIMIT = 4096
+STREAMS = 6
+"""Blobs that are read whole at a time, with connections of their own."""
+STREAM_SILENCE_S = 30.0
+"""So long Glance may be silent in the midst of a whole blob: to begin it again costs all of it."""
 NO_RANGES_S = 300.0
 """For how long reads do not ask Glance for ranges that it does not give; who attaches asks anew."""
 ARTEFACTS = {
@@ -119,7 +120,13 @@ class GlanceSource(driver.Driver):
     ) -> None:
         self._session, self._endpoint = session, endpoint
         self._region_name, self._interface = region_name, interface
-        self._link = http_link.Link(self.group_name, limits or http_link.Limits())
+        limits = limits or http_link.Limits()
+        self._link = http_link.Link(self.group_name, limits)
+        patient = max(limits.timeout_s, STREAM_SILENCE_S)
+        self._streams = http_link.Link(
+            self.group_name,
+            dataclasses.replace(limits, connections=STREAMS, timeout_s=patient),
+        )
         self._threads = threads.Threads(lambda: f"Keystone, for {self._where}", SIGN_IN_THREADS)
         self._places: collections.OrderedDict[base.Blob, Place] = collections.OrderedDict()
         self._no_ranges: collections.OrderedDict[base.Blob, NoRanges] = collections.OrderedDict()
@@ -129,14 +136,7 @@ class GlanceSource(driver.Driver):
     def options(cls) -> list[cfg.Opt]:
         """Return the options of the group ``source_glance``."""
         return [
-            cfg.StrOpt(
-                "auth_type",
-                default=AUTH_TYPES[0],
-                choices=AUTH_TYPES,
-                help="How to sign in at Keystone: with a user's password or with an application "
-                "credential. The user needs the role acstor-reader alone.",
-            ),
-            *_auth_options(),
+            *keystone_auth.options(),
             cfg.StrOpt(
                 "endpoint_override",
                 help="Glance's URL without the version; the one of Keystone's catalog by default.",
@@ -156,7 +156,7 @@ class GlanceSource(driver.Driver):
         """Make the source from the group ``source_glance``."""
         limits = http_link.limits_of(group)
         session = keystone_session.Session(
-            auth=auth(group, cls.group_name),
+            auth=keystone_auth.auth(group, cls.group_name),
             timeout=limits.timeout_s,
             verify=limits.ca_file or True,
         )
@@ -211,6 +211,40 @@ class GlanceSource(driver.Driver):
                 self._places.pop(blob, None)  # another one may have taken its place
             raise
 
+    def lacks_ranges(self, blob: base.Blob) -> bool:
+        """Say whether Glance had no ranges of a blob when it was asked for one last."""
+        return blob in self._no_ranges
+
+    def known(self, blob: base.Blob) -> Place | None:
+        """Return where a blob is, if that is known since it was looked for last."""
+        return self._places.get(blob)
+
+    async def find(self, blob: base.Blob) -> Place:
+        """Ask Glance where a blob is, and whether it may be used now.
+
+        :raises errors.ChunkUnavailable: it may not, or Glance does not say
+        """
+        return await self._find(blob, f"the place of {blob.name}")
+
+    async def pour(self, blob: base.Blob, place: Place, take: http_link.Take) -> None:
+        """Give ``take`` all of a blob, part by part, as every store gives it.
+
+        :raises errors.ChunkUnavailable: it cannot be had, or not all of it
+        """
+        what = f"all of {blob.name}"
+
+        async def pour(ticket: Pass) -> None:
+            url = f"{ticket.endpoint}/v2/images/{place.glance_id}/file"
+            asked, headers = http_range.Asked(what, url, 0, 0), {"X-Auth-Token": ticket.token}
+            await self._streams.pour(asked, headers, place.size_bytes, take)
+
+        try:
+            await self._signed_in(what, pour)
+        except http_range.Refused as error:
+            if error.status == 404:
+                self._places.pop(blob, None)  # another one may have taken its place
+            raise
+
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return Glance's hash of what it stores."""
         place = self._places.get(blob)
@@ -218,12 +252,13 @@ class GlanceSource(driver.Driver):
 
     def health(self) -> base.Health:
         """Return how many calls of Keystone and of the resolver hang."""
-        keystone, resolver = self._threads.hanging, self._link.hanging
-        return base.Health(keystone.calls + resolver.calls, max(keystone.for_s, resolver.for_s))
+        hanging = self._threads.hanging, self._link.hanging, self._streams.hanging
+        return base.Health(sum(one.calls for one in hanging), max(one.for_s for one in hanging))
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._link.aclose()
+        await self._streams.aclose()
 
     async def _of_file(
         self,
@@ -253,7 +288,8 @@ class GlanceSource(driver.Driver):
 
     async def _why_refused(self, blob: base.Blob, place: Place, error: http_range.Refused) -> str:
         """Say what a refusal of a range means, and what to do; empty: nothing beyond its words."""
-        if error.status not in (200, 400):
+        is_inside = error.asked.offset + error.asked.length <= place.size_bytes
+        if error.status not in (200, 400) and not (error.status == 416 and is_inside):
             return ""
         why = NO_RANGES.format(status=error.status)
         self._no_ranges[blob] = NoRanges(trio.current_time() + NO_RANGES_S, why)
@@ -360,33 +396,3 @@ def _why_not_served(image: image_record.Record) -> str:
     if status != image_record.ACTIVE:
         return f"the image's status is {status or 'unknown'}, not active"
     return image_record.why_format_not_served(image)
-
-
-def _auth_options() -> list[cfg.Opt]:
-    """Return the options of all ways to sign in, each once."""
-    found: dict[str, cfg.Opt] = {}
-    for auth_type in AUTH_TYPES:
-        for opt in loading.get_auth_plugin_conf_options(auth_type):
-            own = copy.copy(opt)
-            own.required = False  # an agent without this source needs none of them
-            own.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
-            found.setdefault(own.dest, own)
-    return list(found.values())
-
-
-def auth(group: cfg.ConfigOpts.GroupAttr, name: str) -> plugin.BaseAuthPlugin:
-    """Return what signs in as the group of that name says.
-
-    :raises errors.Unusable: an option is missing
-    """
-    remedy = "Name the service user that reads the images"
-    if not group.auth_url:
-        raise errors.Unusable(f"[{name}] auth_url", "it is not set", remedy)
-    try:
-        loader: loading.BaseLoader[Any] = loading.get_plugin_loader(group.auth_type)
-        made: plugin.BaseAuthPlugin = loader.load_from_options_getter(
-            lambda opt: group[opt.dest] or None
-        )
-    except exceptions.ClientException as error:
-        raise errors.Unusable(f"[{name}]", str(error), remedy) from error
-    return made

@@ -8,6 +8,7 @@ from oslo_config import cfg
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_agent.sources import http_link
+from acstor_agent.sources import http_place
 from acstor_agent.sources import http_range
 from acstor_common import errors
 
@@ -84,7 +85,7 @@ def _parsed(url: str) -> tuple[str, tuple[str, str] | None]:
         parsed = urllib.parse.urlsplit(url)
         auth, _, authority = parsed.netloc.rpartition("@")
         base_url = f"{parsed.scheme}://{authority}{parsed.path.rstrip('/')}/"
-        http_link.place_of(base_url)
+        http_place.place_of(base_url)
     except ValueError:
         raise errors.Unusable(what, "it is not an http:// or https:// URL", remedy) from None
     if parsed.query or parsed.fragment:

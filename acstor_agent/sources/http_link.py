@@ -12,11 +12,10 @@ import base64
 import contextlib
 import dataclasses
 import functools
-import ssl
-import urllib.parse
 from collections.abc import AsyncIterator
+from collections.abc import Awaitable
+from collections.abc import Callable
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import h11
 import trio
@@ -25,9 +24,9 @@ from oslo_config import cfg
 from acstor_agent.core.sources import fence
 from acstor_agent.sources import driver
 from acstor_agent.sources import http_dial
+from acstor_agent.sources import http_place
 from acstor_agent.sources import http_range
 from acstor_agent.sources import http_stream
-from acstor_common import errors
 from acstor_common import geometry
 
 CONNECTIONS = 8
@@ -42,9 +41,10 @@ EVENTS_PER_TURN = 64
 the server makes them."""
 MOST_HINTS = 8
 """Answers with a status of 1xx before the answer itself: there is one, if any (RFC 8297)."""
-URLS_REMEMBERED = 256
-_SAFE = "/%:=&~+!$,;'@()*"
 _NOTHING: Mapping[str, str] = {}
+
+Take = Callable[[bytes], Awaitable[None]]
+"""Takes the next part of a body."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,43 +91,6 @@ def limits_of(group: cfg.ConfigOpts.GroupAttr) -> Limits:
     return Limits(group.connections, group.timeout_s, group.ca_file)
 
 
-class Server(NamedTuple):
-    """Whom a URL is asked of.
-
-    :param host: as it is looked up, and as its certificate names it
-    """
-
-    is_tls: bool
-    host: str
-    port: int
-
-    @property
-    def authority(self) -> str:
-        """Value of the Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
-
-
-@functools.lru_cache(URLS_REMEMBERED)
-def place_of(url: str) -> tuple[Server, str]:
-    """Return whom a URL without credentials is asked of, and what it is called there.
-
-    >>> place_of("http://images.example.org:8080/a b/c")
-    (Server(is_tls=False, host='images.example.org', port=8080), '/a%20b/c')
-
-    :raises ValueError: it is no http:// or https:// URL
-    """
-    parsed = urllib.parse.urlsplit(url)
-    if parsed.scheme not in ("http", "https") or not parsed.hostname:
-        raise ValueError("it is not an http:// or https:// URL")
-    is_tls = parsed.scheme == "https"
-    host = parsed.hostname
-    if not host.isascii():
-        host = host.encode("idna").decode("ascii")
-    port = parsed.port or (443 if is_tls else 80)
-    return Server(is_tls, host, port), urllib.parse.quote(parsed.path or "/", safe=_SAFE)
-
-
 class Link:
     """Connections to a server, kept open.
 
@@ -140,14 +103,15 @@ class Link:
         self._limits = limits
         self._not_before = 0.0
         self._is_closed = False
-        self._context = _tls_context(what, limits.ca_file)
+        self._context = http_stream.tls_context(what, limits.ca_file)
         self._dialler = http_dial.Dialler(f"[{what}]")
         self._headers = [("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity")]
         if auth is not None:
             pair = base64.b64encode(":".join(auth).encode()).decode("ascii")
             self._headers.append(("Authorization", f"Basic {pair}"))
         self._turns = trio.CapacityLimiter(limits.connections)
-        self._idle: list[tuple[Server, http_stream.Stream, float]] = []  # since when, newest last
+        # With since when they are idle, the newest last.
+        self._idle: list[tuple[http_place.Server, http_stream.Stream, float]] = []
 
     @property
     def hanging(self) -> fence.Hanging:
@@ -189,6 +153,24 @@ class Link:
                 raise
             await answer.fill(run, run.length)
 
+    async def pour(
+        self,
+        asked: http_range.Asked,
+        headers: Mapping[str, str],
+        size_bytes: int,
+        take: Take,
+    ) -> None:
+        """Give ``take`` a whole blob of that length, part by part; no range is asked for.
+
+        :raises errors.ChunkUnavailable: it cannot be had, or not all of it, or is of another length
+        """
+        async with self.answer(asked, headers) as answer:
+            http_range.check_whole(asked, answer.status, answer.headers, size_bytes)
+            count_bytes = await answer.pour(size_bytes, take)
+            if count_bytes < size_bytes:
+                why = f"the body ended after {count_bytes} of {size_bytes} bytes"
+                raise asked.unreachable(why)
+
     async def aclose(self) -> None:
         """Close the connections; those in use are closed by who uses them."""
         self._is_closed = True
@@ -207,7 +189,7 @@ class Link:
         if trio.current_time() < self._not_before:
             await trio.sleep_until(self._not_before)
         try:
-            server, target = place_of(asked.where)
+            server, target = http_place.place_of(asked.where)
         except ValueError as error:
             raise asked.unreachable(str(error)) from error
         try:
@@ -240,13 +222,13 @@ class Link:
         except trio.WouldBlock:
             await self._turns.acquire()
 
-    async def _connect(self, server: Server) -> http_stream.Stream:
+    async def _connect(self, server: http_place.Server) -> http_stream.Stream:
         context = self._context if server.is_tls else None
         return await http_stream.connect(
             self._dialler, server.host, server.port, context, self._limits.timeout_s
         )
 
-    def _idle_to(self, server: Server) -> http_stream.Stream | None:
+    def _idle_to(self, server: http_place.Server) -> http_stream.Stream | None:
         """Return the connection that was used last, if one can be used; close what cannot."""
         found = None
         kept = []
@@ -261,7 +243,9 @@ class Link:
         self._idle += reversed(kept)
         return found
 
-    def _put_back(self, server: Server, stream: http_stream.Stream, is_clean: bool) -> None:
+    def _put_back(
+        self, server: http_place.Server, stream: http_stream.Stream, is_clean: bool
+    ) -> None:
         """Keep a connection whose answer was read to its end."""
         if self._is_closed or not is_clean:
             stream.close()
@@ -334,15 +318,28 @@ class Answer:
 
         :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
         """
-        self._part_bytes = PART_BYTES
         body = bytearray()
+
+        async def take(part: bytes) -> None:
+            body.extend(part)
+
+        await self.pour(limit_bytes, take)
+        return bytes(body)
+
+    async def pour(self, limit_bytes: int, take: Take) -> int:
+        """Give ``take`` the whole body, part by part; return how long it was.
+
+        :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
+        """
+        self._part_bytes, count_bytes = PART_BYTES, 0
         while not isinstance(event := await self._next_event(), h11.EndOfMessage):
             if isinstance(event, h11.Data):
-                body += event.data
-            if len(body) > limit_bytes:
-                raise self._asked.unreachable(f"the body is longer than {limit_bytes} bytes")
+                count_bytes += len(event.data)
+                if count_bytes > limit_bytes:
+                    raise self._asked.unreachable(f"the body is longer than {limit_bytes} bytes")
+                await take(bytes(event.data))
         self.is_over = self._is_kept and not self._http.trailing_data[0]
-        return bytes(body)
+        return count_bytes
 
     async def _exactly(self, length: int) -> bytes:
         body = await self.body(length)
@@ -365,7 +362,7 @@ class Answer:
         return event
 
 
-@functools.lru_cache(URLS_REMEMBERED)
+@functools.lru_cache(http_place.URLS_REMEMBERED)
 def _request(target: str, headers: tuple[tuple[str, str], ...]) -> h11.Request:
     """Return the head of a request, but for its range.
 
@@ -382,12 +379,3 @@ def _reason(error: Exception) -> str:
         cause = below.__cause__
         below = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
     return f"{type(below).__name__} {below}".rstrip()
-
-
-def _tls_context(what: str, ca_file: str | None) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # ssl.SSLError is one
-        raise errors.Unusable(f"[{what}] ca_file", f"{ca_file}: {error}") from error
-    context.set_alpn_protocols(["http/1.1"])
-    return context

@@ -70,7 +70,7 @@ class Refused(errors.ChunkMissing):
         why = _REASONS.get(status, f"the server answered {status}")
         super().__init__(asked.what, asked.where, why)
         self.args = (asked, status)  # what it is made of: each of those who asked gets a copy
-        self.status = status
+        self.asked, self.status = asked, status
 
 
 class Withheld(Refused, errors.ChunkRefused):
@@ -124,15 +124,26 @@ def check_answer(asked: Asked, status: int, headers: Named) -> int | None:
     """
     if status != 206:
         raise refusal(asked, status)
-    if headers.get("Content-Encoding", "identity").lower() != "identity":
-        coding = headers.get("Content-Encoding", "")[:40]
-        why = f"the server encodes the blob ({coding!r}) though asked not to"
-        raise errors.ChunkRefused(asked.what, asked.where, why)
+    _check_encoding(asked, headers)
     announced = headers.get("Content-Length", str(asked.length))
     size_bytes = _check_content_range(asked, headers.get("Content-Range", ""), announced)
     if announced != str(asked.length):
         raise asked.unreachable(f"Content-Length is {announced[:40]!r}, not {asked.length}")
     return size_bytes
+
+
+def check_whole(asked: Asked, status: int, headers: Named, size_bytes: int) -> None:
+    """Check the head of an answer that is a whole blob of ``size_bytes``.
+
+    :raises errors.ChunkUnavailable: the body that follows is not that
+    """
+    if status != 200:
+        raise refusal(asked, status)
+    _check_encoding(asked, headers)
+    announced = headers.get("Content-Length", str(size_bytes))
+    if announced != str(size_bytes):
+        why = f"the blob is of {size_bytes} bytes, and the server announces {announced[:40]!r}"
+        raise errors.ChunkRefused(asked.what, asked.where, why)
 
 
 def is_of_empty_blob(status: int, headers: Named) -> bool:
@@ -172,6 +183,13 @@ def refusal(asked: Asked, status: int) -> errors.ChunkUnavailable:
     if status in _PASSING:
         return asked.unreachable(f"the server answered {status}")
     return (Refused if status in _CERTAIN else Withheld)(asked, status)
+
+
+def _check_encoding(asked: Asked, headers: Named) -> None:
+    coding = headers.get("Content-Encoding", "identity")
+    if coding.lower() != "identity":
+        why = f"the server encodes the blob ({coding[:40]!r}) though asked not to"
+        raise errors.ChunkRefused(asked.what, asked.where, why)
 
 
 def _check_content_range(asked: Asked, text: str, announced: str) -> int | None:

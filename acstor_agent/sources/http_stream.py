@@ -16,6 +16,7 @@ import trio
 
 from acstor_agent import tls_session
 from acstor_agent.sources import http_dial
+from acstor_common import errors
 from acstor_common import geometry
 
 TLS_BYTES_PER_CALL = 128 * geometry.KIB
@@ -186,3 +187,18 @@ async def connect(
             raise
         return stream
     raise TimeoutError(f"no connection within {silence_s:g} s")
+
+
+def tls_context(what: str, ca_file: str | None) -> ssl.SSLContext:
+    """Return what a server's certificate is checked with.
+
+    :param what: the option group, for errors
+    :param ca_file: PEM file of the authority that signed it; the system's authorities if None
+    :raises errors.Unusable: the file cannot be used
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        raise errors.Unusable(f"[{what}] ca_file", f"{ca_file}: {error}") from error
+    context.set_alpn_protocols(["http/1.1"])
+    return context

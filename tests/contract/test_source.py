@@ -24,6 +24,8 @@ from acstor_agent.sources import glance
 from acstor_agent.sources import http
 from acstor_agent.sources import layout as layout_source
 from acstor_agent.sources import retry
+from acstor_agent.sources import whole
+from acstor_agent.sources import whole_copies
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
@@ -32,6 +34,7 @@ from acstor_common import layout
 from acstor_common import map_builder
 from tests.fakes import fake_glance
 from tests.fakes import http_server
+from tests.fakes import rangeless
 
 IMAGE = base.Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), base.BlobKind.IMAGE)
 CHUNK_MAP = base.Blob(IMAGE.image_id, base.BlobKind.CHUNK_MAP)
@@ -69,6 +72,36 @@ def over_gateway(folder, nursery):
         for name in [name for name in server.files if name.endswith("/file")]:
             server.files[name.replace("v2/", "v1/")] = server.files.pop(name)
         yield gateway.GatewaySource(fake_glance.session(server.url))
+
+
+@contextlib.contextmanager
+def over_whole(folder, nursery):
+    """Let Glance give nothing in parts."""
+    with http_server.serve({}) as server:
+        fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
+        server.always = rangeless.Rangeless()
+        driver = glance.GlanceSource(fake_glance.session(server.url))
+        copies = whole_copies.CopiesSource(
+            driver, folder, nursery, random.Random(3), image_wait_s=60.0
+        )
+        yield whole.WholeSource(failover.FailoverSource([driver]), copies)
+
+
+@contextlib.contextmanager
+def over_whole_qcow2(folder, nursery):
+    """Let Glance give nothing of compressed files in parts."""
+    with over_qcow2(folder, nursery) as by_layout, http_server.serve({}) as server:
+        fake_glance.fill(server.files, {path.name: path.read_bytes() for path in folder.iterdir()})
+        server.always = rangeless.Rangeless()
+        driver = glance.GlanceSource(fake_glance.session(server.url))
+        copies = whole_copies.CopiesSource(
+            driver, folder, nursery, random.Random(3), image_wait_s=60.0
+        )
+        first, last = (
+            layout_source.LayoutSource(place, by_layout._layout_of, nursery)
+            for place in (driver, copies)
+        )
+        yield whole.WholeSource(failover.FailoverSource([first]), copies, last)
 
 
 def over_files(wrap: Callable[[base.Source, trio.Nursery], base.Source]) -> Make:
@@ -135,6 +168,11 @@ SOURCES: dict[str, Make] = {
     "layout, raw": over_files(lambda s, n: layout_source.LayoutSource(s, raw_layout, n)),
     "layout, qcow2": over_qcow2,
     "failover": over_files(failed_over),
+    "whole": over_whole,
+    "whole, qcow2": over_whole_qcow2,
+    "whole, around what gives ranges": over_files(
+        lambda source, n: whole.WholeSource(failover.FailoverSource([source]))
+    ),
     "all": over_files(lambda source, n: build.wrapped(source, n, random.Random(3))),
 }
 

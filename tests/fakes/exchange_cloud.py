@@ -15,6 +15,7 @@ from acstor_agent.cache import cache_files
 from acstor_agent.chunks import asking as asking_
 from acstor_agent.chunks import exchange
 from acstor_agent.chunks import giving
+from acstor_agent.core.exchange import homes
 from acstor_agent.core.exchange import identity
 from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.transfers import settings
@@ -263,13 +264,19 @@ class Cloud:
     def _net(self, here: ids.HostId) -> Any:
         return Net(self, here)
 
+    def _source_of(self, here: ids.HostId) -> tuple[base.Source, Any]:
+        """Return what a host reads, and what says how it is given."""
+        return base.Wrapper(self.source), lambda image_id, offset: homes.Given.IN_PARTS
+
     def _host(self, here: ids.HostId) -> exchange.Exchange:
         def view() -> tuple[ring.Ring, ring.Ring | None]:
             return self.views.get(here, (self.ring, self.former))
 
+        source, given_as = self._source_of(here)
         core = transfers.Transfers(
             here,
             self.ring,
+            given_as=given_as,
             cache=self.caches[here],
             rights=rights.Rights(here, self.named, self.names[here], self.attached),
             rng=random.Random(1),
@@ -280,7 +287,7 @@ class Cloud:
             self.nursery,
             core=core,
             cache=self.caches[here],
-            source=base.Wrapper(self.source),
+            source=source,
             net=self._net(here),
             tables=exchange.Tables(lambda: view()[0], lambda: view()[1]),
             learn=self._learn,

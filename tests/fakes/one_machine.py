@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 from typing import TypeVar
 
+from acstor_agent.core.exchange import homes
 from acstor_agent.core.exchange import identity
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import failure
@@ -67,6 +68,7 @@ class Machine:
 
     :param names: what hosts mean by the same chunk
     :param attached: images
+    :param given_as: of what the image's home is asked before the source
     :ivar cache: CIDs that are here
     """
 
@@ -76,6 +78,7 @@ class Machine:
         self.cache: set[ids.Cid] = set()
         self.table = more.pop("table", None) or table(hosts)
         names = more.pop("names", None) or identity.ByContent()
+        given_as = more.pop("given_as", lambda image_id, offset: homes.Given.IN_PARTS)
         self.rights = rights.Rights(self.here, named, names, more.pop("attached", ()))
         self.core = transfers.Transfers(
             self.here,
@@ -84,6 +87,7 @@ class Machine:
             rights=self.rights,
             rng=random.Random(1),
             settings=settings.Settings(**more),
+            given_as=given_as,
         )
         self.last: list[actions.Action] = []
 

@@ -10,10 +10,21 @@ The one rule: an upstream is asked with ``is_relayed`` and then asks nobody itse
 so a question has one link more than without, whatever tables the hosts have.
 """
 
+import enum
 from typing import NamedTuple
+
+import blake3
 
 from acstor_common import ids
 from acstor_common import ring
+
+
+class Given(enum.Enum):
+    """How the source gives what lies somewhere in an image to this host."""
+
+    IN_PARTS = enum.auto()
+    WHOLE = enum.auto()  # with all of it alone, so one host takes it for all
+    WHOLE_HERE = enum.auto()  # and this host has taken it, or does
 
 
 class Upstream(NamedTuple):
@@ -42,6 +53,15 @@ def owners(table: ring.Ring, here: ids.HostId, oid: ids.Oid, limit: int) -> tupl
 def home(table: ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
     """Return the home of a content as ``here`` sees it; None if the table is empty."""
     return table.group_of(here).home_at(oid)
+
+
+def image_home(table: ring.Ring, image_id: ids.ImageId) -> ids.HostId | None:
+    """Return the one host that takes an image as a whole for all; None if the table is empty.
+
+    It follows from the image's id, since a host may know no more of an image that it asks for.
+    """
+    digest = blake3.blake3(ids.image_id_bytes(image_id)).digest(length=8)
+    return table.home_at(ids.Oid(int.from_bytes(digest, "big")))
 
 
 def outer_home(table: ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:

@@ -96,6 +96,20 @@ class Tables:
         found = homes.upstreams(self.table, self.former, self.here, oid, requester, is_moved)
         return [upstream.host for upstream in found]
 
+    def with_image_homes(
+        self, upstreams: list[ids.HostId], image_id: ids.ImageId
+    ) -> list[ids.HostId]:
+        """Add who takes an image as a whole for all, behind those who may have a content of it.
+
+        The former one comes before them: it has begun, and one of them may be the new one, which
+        would begin anew.
+        """
+        now = homes.image_home(self.table, image_id)
+        former = homes.image_home(self.former, image_id) if self.former is not None else now
+        first = former if former != now else None
+        found = dict.fromkeys((first, *upstreams, now))
+        return [host for host in found if host not in (None, self.here)]
+
     def is_left_to(self, oid: ids.Oid, requester: ids.HostId) -> bool:
         """Say whether this host, the former home, leaves a content to the new one that asks."""
         return homes.is_left_to(self.table, self.former, self.here, oid, requester)

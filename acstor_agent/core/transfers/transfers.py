@@ -17,6 +17,7 @@ from typing import Concatenate
 from typing import NamedTuple
 from typing import ParamSpec
 
+from acstor_agent.core.exchange import homes
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import deadlines
 from acstor_agent.core.transfers import failure as failure_
@@ -90,6 +91,7 @@ class Transfers:
 
     :param cache: says which contents are here
     :param rng: for the jitter of quarantines
+    :param given_as: says of what the image's home is asked before the source
     """
 
     def __init__(
@@ -101,10 +103,11 @@ class Transfers:
         rights: rights_.Rights,
         rng: peer_book.Random,
         settings: settings_.Settings = settings_.DEFAULTS,
+        given_as: parts.GivenAs = lambda image_id, offset: homes.Given.IN_PARTS,
     ) -> None:
         view = tables.Tables(here, table)
         self.rights = rights
-        self.parts = parts.Parts(view, rng, cache, settings, lambda: 1 + rights.images)
+        self.parts = parts.Parts(view, rng, cache, settings, lambda: 1 + rights.images, given_as)
         self._through = through.Through(self.parts, self._source_failed)
         self.requests = requests.Requests(self.parts, self._through, rights)
         self.waiters = waiters.Waiters(self.parts, self._through, self.requests)

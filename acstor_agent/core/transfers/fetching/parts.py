@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from collections.abc import Container
 
+from acstor_agent.core.exchange import homes
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import deadlines
 from acstor_agent.core.transfers import host_keys
@@ -21,12 +22,16 @@ from acstor_agent.core.transfers.telling import holders
 from acstor_agent.core.transfers.telling import news
 from acstor_common import ids
 
+GivenAs = Callable[[ids.ImageId, int], homes.Given]
+"""Says how the source gives what lies there."""
+
 
 class Parts:
     """See above.
 
     :param cache: says which contents are here
     :param lookups: says how many each OID that is told takes on this host
+    :param given_as: see :data:`GivenAs`
     :ivar transfers: contents under way; ``kept``: those that came, until the cache has them
     :ivar unwanted: transfers whose read of the source goes on though nobody waits for it
     """
@@ -38,8 +43,10 @@ class Parts:
         cache: Container[ids.Cid],
         settings: settings_.Settings,
         lookups: Callable[[], int],
+        given_as: GivenAs,
     ) -> None:
         self.now = 0.0
+        self._given_as = given_as
         self.cache = cache
         self.settings = settings
         self.tables = view
@@ -72,6 +79,23 @@ class Parts:
         After a quarantine the answer is the leave for one attempt.
         """
         return self.tables.knows(host) and self.book.is_usable(host, self.now)
+
+    def upstreams(
+        self, want: want_.Want, requester: ids.HostId | None, is_moved: bool
+    ) -> list[ids.HostId]:
+        """Return whom this host asks, acting as the home of a content, before the source."""
+        given = self._given_as(want.image_id, want.offset)
+        if given is homes.Given.WHOLE_HERE:
+            return []
+        found = self.tables.upstreams(want.oid, requester, is_moved)
+        is_whole = given is homes.Given.WHOLE
+        return self.tables.with_image_homes(found, want.image_id) if is_whole else found
+
+    def is_left_to(self, want: want_.Want, requester: ids.HostId) -> bool:
+        """Say whether this host leaves a content to the new home that asks, being the former."""
+        if not self.tables.is_left_to(want.oid, requester):
+            return False
+        return self._given_as(want.image_id, want.offset) is not homes.Given.WHOLE_HERE
 
     def transfer_of(self, want: want_.Want, priority: priority_.Priority) -> transfer_.Transfer:
         """Return the transfer of a content; where there is none it begins to be."""

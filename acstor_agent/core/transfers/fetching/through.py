@@ -2,7 +2,8 @@
 """Reads contents through: what a home does for everybody, and any host when nobody else can help.
 
 A home reads the source once for all who ask.  Before it does it may ask other homes: the former one
-after a new table, the new one, the one of a wider group (``exchange.homes`` says which).  It asks
+after a new table, the new one, the one of a wider group, and the image's home where the source
+gives no part of an image alone (``exchange.homes`` says which).  It asks
 them in the mode RELAYED, and who is asked so asks nobody but the source: hence a question has one
 link more than without, whatever tables the hosts have.  Where a guest waits, here or elsewhere, a
 relay that is late begins the read beside it: no home can hold what the source would give.
@@ -53,7 +54,7 @@ class Through:
             self.hurry(transfer, priority, requester)
             return
         parts = self._parts
-        found = parts.tables.upstreams(transfer.want.oid, requester, is_moved)
+        found = parts.upstreams(transfer.want, requester, is_moved)
         transfer.upstreams = [h for h in found if parts.is_usable(h)]
         if transfer.upstreams:
             self._relay(transfer, transfer.upstreams.pop(0), transfer.want)

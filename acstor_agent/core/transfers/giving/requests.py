@@ -163,7 +163,7 @@ class Requests:
             self._give(asker)
             return
         transfer = parts.transfers.get(asker.want.key)
-        is_left = mode is RELAYED and parts.tables.is_left_to(asker.want.oid, asker.host)
+        is_left = mode is RELAYED and parts.is_left_to(asker.want, asker.host)
         if not mode.reads_source or is_left:
             self._join(asker, transfer)
             return

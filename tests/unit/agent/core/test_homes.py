@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import pathlib
+import uuid
 
 import pytest
 
@@ -42,6 +43,14 @@ def test_empty_table_has_no_home_and_no_upstream():
     assert homes.home(ring.Ring(0, ()), "h1", OIDS[0]) is None
     assert homes.upstreams(ring.Ring(0, ()), table(), "h1", OIDS[0]) == []
     assert homes.owners(ring.Ring(0, ()), "h1", OIDS[0], 4) == ()
+
+
+def test_every_host_finds_the_same_home_of_an_image_and_images_have_many():
+    names = [ids.ImageId(str(uuid.UUID(int=n))) for n in range(100)]
+    found = [homes.image_home(table(threshold=1), image_id) for image_id in names]
+    assert set(found) == set(PODS)
+    assert found == [homes.image_home(table(epoch=9), image_id) for image_id in names]
+    assert homes.image_home(ring.Ring(0, ()), names[0]) is None
 
 
 def test_without_a_former_table_and_an_outer_group_a_home_asks_nobody():

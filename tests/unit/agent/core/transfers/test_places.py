@@ -3,6 +3,7 @@
 
 import pytest
 
+from acstor_agent.core.exchange import homes
 from acstor_agent.core.exchange import neighbours
 from acstor_agent.core.transfers import actions
 from acstor_agent.core.transfers import deadlines
@@ -183,3 +184,74 @@ def test_what_is_due_at_one_moment_comes_in_the_order_in_which_it_was_put():
     for what in range(5):
         heap.put(1.0, deadlines.Due.RETRY, what)
     assert [heap.take(1.0)[1] for _ in range(5)] == list(range(5))
+
+
+# The image's home
+
+
+def whole_machine(given=homes.Given.WHOLE):
+    """Return a machine whose source gives nothing of IMAGE alone, and the image's home."""
+    table = one_machine.table(8)
+    home = homes.image_home(table, one_machine.IMAGE)
+    here = next(host.host for host in table.hosts if host.host != home)
+    machine = one_machine.Machine(
+        here=here,
+        table=table,
+        given_as=lambda image_id, offset: (
+            given if image_id == one_machine.IMAGE else homes.Given.IN_PARTS
+        ),
+    )
+    return machine, home
+
+
+def test_image_home_is_asked_before_the_source_for_what_comes_whole_alone():
+    machine, home = whole_machine()
+    number = machine.chunk_of(machine.here)
+    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    assert machine.asks() == {home: [(number, Mode.RELAYED)]}
+    assert not machine.got(actions.ReadSource)
+    other = machine.chunk_of(machine.here, 1)
+    machine.wanted([chunk(other, OTHER)], P.GUEST, "a guest of another image")
+    assert len(machine.got(actions.ReadSource)) == 1
+    assert machine.asks() == {}
+
+
+def test_image_home_that_has_not_come_to_it_is_left_alone_by_nobody_and_asked_again():
+    machine, home = whole_machine()
+    number = machine.chunk_of(machine.here)
+    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    asked = []
+
+    def peer(host, *_):
+        asked.append(host)
+        return F.WITHHELD
+
+    done = machine.play(5.0, peer, lambda *_: F.WITHHELD)
+    assert not done
+    assert asked.count(home) > 2
+    assert not machine.core.parts.book.quarantined(machine.now)
+
+
+def test_image_home_itself_reads_the_source():
+    table = one_machine.table(8)
+    home = homes.image_home(table, one_machine.IMAGE)
+    machine = one_machine.Machine(here=home, table=table, given_as=lambda *_: homes.Given.WHOLE)
+    machine.wanted([chunk(machine.chunk_of(home))], P.GUEST, "a guest")
+    assert len(machine.got(actions.ReadSource)) == 1
+
+
+def test_host_that_has_taken_an_image_asks_nobody_for_it():
+    machine, _ = whole_machine(homes.Given.WHOLE_HERE)
+    machine.wanted([chunk(machine.chunk_of(machine.here))], P.GUEST, "a guest")
+    assert len(machine.got(actions.ReadSource)) == 1
+    assert machine.asks() == {}
+
+
+def test_former_home_of_an_image_is_asked_first_and_the_new_one_last():
+    machine, home = whole_machine()
+    hosts = tuple(host for host in machine.table.hosts if host.host != home)
+    after = ring.Ring(2, hosts)
+    new = homes.image_home(after, one_machine.IMAGE)
+    machine.table_changed(after, machine.table)
+    found = machine.core.parts.tables.with_image_homes([H3], one_machine.IMAGE)
+    assert found == [host for host in (home, H3, new) if host != machine.here]

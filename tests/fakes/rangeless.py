@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Glance whose store gives no ranges, as a behaviour of ``http_server``: all or nothing."""
+
+import collections
+import threading
+
+from tests.fakes import http_server
+
+
+class Rangeless:
+    """Refuses ranges as Glance does; whole files come as ``streams`` say, used up one a request.
+
+    :param refuse: what answers a range
+    :ivar whole: how often each path was asked for whole; ``ranges``: how often for a range
+    """
+
+    def __init__(self, refuse: http_server.Behaviour | None = None) -> None:
+        self.streams: list[http_server.Behaviour] = []
+        self.whole: collections.Counter[str] = collections.Counter()
+        self.ranges: collections.Counter[str] = collections.Counter()
+        self._refuse = refuse or http_server.status(400)
+
+    def __call__(self, handler, asked):
+        if not handler.path.endswith("/file"):
+            http_server.fine(handler, asked)
+        elif "range" in asked.headers:
+            self.ranges[handler.path] += 1
+            self._refuse(handler, asked)
+        else:
+            self.whole[handler.path] += 1
+            stream = self.streams.pop(0) if self.streams else http_server.whole_file
+            stream(handler, asked)
+
+
+def cut(after_bytes: int) -> http_server.Behaviour:
+    """Hang up in the midst of the whole."""
+
+    def behave(handler, asked):
+        part = asked.body[:after_bytes]
+        http_server.answer(handler, 200, part, announced_bytes=len(asked.body))
+
+    return behave
+
+
+def held_back(after_bytes: int, go_on: threading.Event) -> http_server.Behaviour:
+    """Send the beginning, and the rest when ``go_on`` is set."""
+
+    def behave(handler, asked):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(asked.body)))
+        handler.end_headers()
+        handler.wfile.write(asked.body[:after_bytes])
+        go_on.wait(30)
+        handler.wfile.write(asked.body[after_bytes:])
+
+    return behave

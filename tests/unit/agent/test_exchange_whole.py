@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts whose source gives no part of an image alone: one of them takes it whole for all."""
+
+import random
+import threading
+
+import msgspec
+import pytest
+import trio
+
+from acstor_agent.chunks import exchange
+from acstor_agent.core.exchange import homes
+from acstor_agent.sources import base
+from acstor_agent.sources import failover
+from acstor_agent.sources import glance
+from acstor_agent.sources import whole
+from acstor_agent.sources import whole_copies
+from acstor_agent.sources import whole_copy
+from acstor_common import errors
+from acstor_common import ring
+from tests.fakes import exchange_cloud
+from tests.fakes import fake_glance
+from tests.fakes import http_server
+from tests.fakes import rangeless
+
+CHUNK, IMAGE, BYTES = exchange_cloud.CHUNK, exchange_cloud.IMAGE, exchange_cloud.BYTES
+CHUNKS = len(BYTES) // CHUNK
+NAMES = ("h1", "h2", "h3", "h4")
+PATH = f"/v2/images/{IMAGE}/file"
+BLOB = base.Blob(IMAGE, base.BlobKind.IMAGE)
+
+
+class Cloud(exchange_cloud.Cloud):
+    """Hosts whose only source is Glance."""
+
+    def __init__(self, folder, nursery, names, server):
+        self.sources, self._server, self._folder = {}, server, folder
+        super().__init__(folder, nursery, names, may_race=False)
+
+    def elsewhere(self, here):
+        def words(image_id):
+            home = homes.image_home(self.ring, image_id)
+            return "" if home == here else f"{home} reads it as one stream, for all hosts"
+
+        return words
+
+    def _source_of(self, here):
+        driver = glance.GlanceSource(fake_glance.session(self._server.url))
+        copies = whole_copies.CopiesSource(
+            *(driver, self._folder, self.nursery, random.Random(1)),
+            elsewhere=self.elsewhere(here),
+            image_wait_s=0.3,
+        )
+        made = self.sources[here] = whole.WholeSource(failover.FailoverSource([driver]), copies)
+        return made, made.given_as
+
+    @property
+    def image_home(self):
+        return homes.image_home(self.ring, IMAGE)
+
+    def without(self, name):
+        """Return the next table, on which a host is not."""
+        hosts = tuple(host for host in self.ring.hosts if host.host != name)
+        return ring.Ring(self.ring.epoch + 1, hosts)
+
+
+@pytest.fixture
+def store():
+    made = rangeless.Rangeless()
+    with http_server.serve({}) as server:
+        fake_glance.fill(server.files, {BLOB.name: BYTES})
+        server.always = made
+        made.server = server
+        yield made
+
+
+@pytest.fixture
+async def cloud(tmp_path, store, monkeypatch):
+    monkeypatch.setattr(whole_copy, "FIRST_PAUSE_S", 0.01)
+    running = exchange_cloud.running(tmp_path, NAMES, store.server, kind=Cloud)
+    async with running as made:
+        yield made
+        for source in made.sources.values():
+            await source.aclose()
+
+
+async def read(cloud, name, chunk_nos):
+    for chunk_no in chunk_nos:
+        wanted = cloud.want(chunk_no)
+        got = await cloud.hosts[name].fetch(wanted, exchange.Priority.GUEST, 60.0)
+        assert got.data == exchange_cloud.bytes_of(chunk_no)
+
+
+async def read_everywhere(cloud, chunk_nos, names=NAMES):
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(read, cloud, name, chunk_nos)
+
+
+async def test_one_host_reads_an_image_once_for_all(cloud, store):
+    await read_everywhere(cloud, range(CHUNKS))
+    assert store.whole == {PATH: 1}
+    for name, source in cloud.sources.items():
+        has_copy = bool(source._copies._copies)
+        assert has_copy == (name == cloud.image_home)
+
+
+async def test_guests_wait_for_what_is_still_to_come_and_hear_where_it_comes_from(cloud, store):
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(10 * CHUNK, go_on)]
+    await read_everywhere(cloud, range(10))
+    reader = next(name for name in NAMES if name != cloud.image_home)
+    heard = []
+    wanted = [cloud.want(CHUNKS - 1)]
+    with cloud.hosts[reader].wish(wanted, deadline_s=60.0, told=heard.append) as wish:
+        with trio.fail_after(20):
+            while not any("for all hosts" in why for why in heard):  # noqa: ASYNC110 - no event
+                await trio.sleep(0.02)
+        assert any(f"{cloud.image_home} reads it as one stream" in why for why in heard)
+        await read(cloud, reader, range(10))  # what is here is read meanwhile
+        go_on.set()
+        with trio.fail_after(20):
+            [got] = await wish.wait()
+    assert got.data == exchange_cloud.bytes_of(CHUNKS - 1)
+    assert store.whole == {PATH: 1}
+
+
+async def test_guest_whose_time_ends_first_hears_what_happens(cloud, store):
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(CHUNK, go_on)]
+    reader = next(name for name in NAMES if name != cloud.image_home)
+    await read(cloud, reader, [0])
+    why = f"{cloud.image_home} reads it as one stream, for all hosts"
+    with pytest.raises(errors.DeadlineExceeded, match=why):
+        await cloud.hosts[reader].fetch(cloud.want(30), exchange.Priority.GUEST, 2.0)
+    go_on.set()
+
+
+async def test_nobody_is_left_alone_for_what_has_not_come_yet(cloud, store):
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(CHUNK, go_on)]
+    async with trio.open_nursery() as nursery:
+        for name in NAMES:
+            nursery.start_soon(read, cloud, name, range(20, 25))
+        await trio.sleep(2)
+        assert not any(host.quarantined() for host in cloud.hosts.values())
+        go_on.set()
+    assert store.whole == {PATH: 1}
+
+
+@pytest.mark.expect_log("is left alone")
+async def test_next_host_begins_anew_when_the_images_home_died(cloud, store):
+    go_on = threading.Event()
+    store.streams = [rangeless.held_back(5 * CHUNK, go_on)]
+    await read_everywhere(cloud, range(5))
+    dead = cloud.image_home
+    left = [name for name in NAMES if name != dead]
+    cloud.dead.add(dead)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_everywhere, cloud, range(CHUNKS), left)
+        await trio.sleep(0.5)
+        assert store.whole == {PATH: 1}  # nobody else begins before the table says so
+        cloud.former, cloud.ring = cloud.ring, cloud.without(dead)
+    assert store.whole == {PATH: 2}
+    go_on.set()
+
+
+async def test_copy_of_the_former_home_serves_while_the_former_table_counts(cloud, store):
+    await read_everywhere(cloud, range(3))
+    former = cloud.image_home
+    for vnodes in range(1, 400):  # a table by which another one is the image's home
+        hosts = tuple(
+            msgspec.structs.replace(host, vnodes=vnodes) if host.host != former else host
+            for host in cloud.ring.hosts
+        )
+        if homes.image_home(after := ring.Ring(2, hosts), IMAGE) != former:
+            break
+    cloud.former, cloud.ring = cloud.ring, after
+    assert cloud.image_home != former
+    await read_everywhere(cloud, range(CHUNKS))
+    assert store.whole == {PATH: 1}
+
+
+async def test_stream_that_breaks_is_begun_again_by_the_same_host(cloud, store):
+    store.streams = [rangeless.cut(5 * CHUNK), rangeless.cut(7 * CHUNK + 1)]
+    await read_everywhere(cloud, range(CHUNKS))
+    assert store.whole == {PATH: 3}
+
+
+async def test_source_that_gives_ranges_again_is_read_in_ranges(cloud, store):
+    await read_everywhere(cloud, range(3))
+    store.server.always = http_server.fine
+    for source in cloud.sources.values():
+        assert await source.size_bytes(BLOB) == len(BYTES)
+        assert source.given_as(IMAGE, 0) is homes.Given.IN_PARTS
+    await read_everywhere(cloud, range(CHUNKS))
+    assert store.whole == {PATH: 1}
