@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
     image = guest_image.ensure(say)
     results = [
         ways.play(way, options.hosts, options.link_mbit, image, say)
-        for way in (ways.WAYS if options.compare else ("acstor",))
+        for way in (ways.WAYS if options.compare else (ways.ACSTOR,))
     ]
     setting = demo_report.Setting(
         hosts=options.hosts,

@@ -179,7 +179,8 @@ WAYS: dict[str, tuple[str, Callable[[Scene, network.Host], Journey]]] = {
     "acstor": ("acstor", with_acstor),
 }
 WITH_AGENTS = ("raw", "acstor")
-WITH_BOOT_IMAGE = REMAPPED = "acstor"
+ACSTOR = "acstor"
+"""As acstor is meant: with a boot image; and the second act is played with its agents."""
 
 
 def travel(journeys: dict[str, Journey], label: str, say: Say) -> None:
@@ -218,7 +219,7 @@ def prepare(
     begin = time.monotonic()
     demo_images.make_chunk_map(folder / name)
     say(f"{way}: chunk map of {name} made in {time.monotonic() - begin:.1f} s, once for the image")
-    if way != WITH_BOOT_IMAGE:
+    if way != ACSTOR:
         return None
     say(f"{way}: a throw-away guest boots the image, once, for its boot image")
     try:
@@ -254,7 +255,7 @@ def play(
         folder = net.run.folder / "www"
         folder.mkdir()
         boot_image = prepare(way, folder, image, say)
-        if way == REMAPPED:
+        if way == ACSTOR:
             add_data(folder)
         server = stack.enter_context(image_server.ImageServer(net.source, folder))
         ends_guests = contextlib.ExitStack()
@@ -272,7 +273,7 @@ def play(
         if seen is not None:
             time.sleep(2 * decision.COLLECTION_S)  # what was last moved has been told then
             result.exchange = exchange(scene, seen)
-            if way == REMAPPED and hosts > 1:
+            if way == ACSTOR and hosts > 1:
                 running, outside = scene.running_agents, net.hosts[hosts]
                 result.remap = demo_remap.play(running, outside, link_mbit, DATA_ID, seen, say)
         return result
