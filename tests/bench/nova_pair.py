@@ -31,12 +31,13 @@ def check() -> None:
 
 @contextlib.contextmanager
 def running(
-    lab: cloud.Cloud, disk_gib: int, glance_url: str | None = None
+    lab: cloud.Cloud, disk_gib: int, glance_url: str | None = None, gateway_url: str | None = None
 ) -> Iterator[nova_hosts.NovaHosts]:
     """Let both hosts run until the block ends.
 
     :param disk_gib: the length of their servers' disks
     :param glance_url: where both hosts, and the agent, find Glance; None for where it is
+    :param gateway_url: where the agent finds the gateway; None: it asks Glance alone
     """
     images = nova_hosts.Images(lab, lab.folder / "acstor-glance")
     first, second = lab.computes
@@ -45,11 +46,14 @@ def running(
     if glance_url:
         there = {**there, "glance": {"api_servers": glance_url}}
         source = {**source, "endpoint_override": glance_url}
+    sections = {"source_glance": source}
+    if gateway_url:
+        sections["source_gateway"] = {"url": gateway_url}
     with contextlib.ExitStack() as stack:
         agent = stack.enter_context(
             first.agent(
-                sections={"source_glance": source},
-                sources="glance",
+                sections=sections,
+                sources="glance,gateway" if gateway_url else "glance",
                 constants={tuned.RECORD_IDLE_S: TRACE_IDLE_S},
                 cache_limit_bytes=4 * 1024 * geometry.MIB,
             )

@@ -77,6 +77,12 @@ def service_user(lab: cloud.Cloud) -> dict[str, object]:
     return {**credentials, "region_name": api.REGION}
 
 
+def given(log: str, image_id: str, status: int) -> list[int]:
+    """Return how many bytes of an image Glance or the gateway gave in each answer, by its log."""
+    answer = rf"GET /v[12]/images/{image_id}/file => generated (\d+) bytes .*\(HTTP/1.1 {status}\)"
+    return [int(length) for length in re.findall(answer, log)]
+
+
 class Images:
     """Images in Glance, with chunk maps or without.
 
@@ -118,8 +124,7 @@ class Images:
         return image_id
 
     def _given(self, image_id: str, status: int) -> list[int]:
-        answer = rf"GET /v2/images/{image_id}/file => generated (\d+) bytes .*\(HTTP/1.1 {status}\)"
-        return [int(length) for length in re.findall(answer, self._lab.glance.log())]
+        return given(self._lab.glance.log(), image_id, status)
 
     def downloads(self, image_id: str) -> int:
         """Return how often Glance gave all of an image."""
@@ -423,8 +428,11 @@ def wait_heard(lab: cloud.Cloud) -> None:
 
 
 @contextlib.contextmanager
-def running(lab: cloud.Cloud) -> Iterator[NovaHosts]:
-    """Let the lab's compute hosts run with acstor until the block ends."""
+def running(lab: cloud.Cloud, sources: str = "glance") -> Iterator[NovaHosts]:
+    """Let the lab's compute hosts run with acstor until the block ends.
+
+    :param sources: of their agents
+    """
     images = Images(lab, lab.folder / "acstor-glance")
     with contextlib.ExitStack() as stack:
         port = local.unused_port()
@@ -435,7 +443,7 @@ def running(lab: cloud.Cloud) -> Iterator[NovaHosts]:
                 host.agent(
                     sections={"source_glance": service_user(lab)},
                     ring_file=ring_file,
-                    sources="glance",
+                    sources=sources,
                     peer_listen=f"{host.machine.address}:{port}",
                 )
             )

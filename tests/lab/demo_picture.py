@@ -12,7 +12,15 @@ from tests.lab import demo_remap
 from tests.lab import ways
 
 MB = 1_000_000
-COLOURS = {"copy": "#b0413e", "demand": "#d99a2b", "acstor": "#2f7f5f"}
+COLOURS = {"copy": "#b0413e", "demand": "#d99a2b", "raw": "#8fbfae", "acstor": "#2f7f5f"}
+ORIGIN_COLOURS = {
+    "zero": "#e8e8e8",
+    "boot": "#2f7f5f",
+    "cache": "#6fb3a2",
+    "peer": "#3b78b5",
+    "home": "#7b6fb0",
+    "source": "#b0413e",
+}
 SOURCE_COLOUR = "#b8b8b8"
 HOST_COLOURS = ("#d99a2b", "#2f7f5f", "#3b78b5", "#7b6fb0", "#6fb3a2", "#8c6d3f", "#a34f7d")
 TRAFFIC_COLOUR = "#b0413e"
@@ -24,13 +32,14 @@ def draw(words: str, results: Sequence[ways.WayResult], path: pathlib.Path) -> N
     :param words: the circumstances
     """
     exchange = results[-1].exchange
-    panels = 3 if exchange else 2
-    figure = matplotlib.figure.Figure(figsize=(5 * panels, 4.2), layout="constrained")
-    axes = figure.subplots(1, panels)
-    _draw_logins(axes[0], results)
-    _draw_server(axes[1], results)
+    rows = 2 if exchange else 1
+    figure = matplotlib.figure.Figure(figsize=(11, 4.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, 2, squeeze=False)
+    _draw_logins(axes[0, 0], results)
+    _draw_server(axes[0, 1], results)
     if exchange:
-        _draw_exchange(axes[2], exchange)
+        _draw_origins(axes[1, 0], results[-1].hosts)
+        _draw_exchange(axes[1, 1], exchange)
     figure.suptitle(words, fontsize=9)
     figure.savefig(path, dpi=110)
 
@@ -75,13 +84,27 @@ def _draw_server(axes: Any, results: Sequence[ways.WayResult]) -> None:
     sent = [result.server_bytes / MB for result in results]
     bars = axes.bar(labels, sent, color=[COLOURS[result.way] for result in results])
     notes = [
-        f"{result.server_bytes / MB:.0f} MB\n{result.amplification:.2f} x unique"
+        f"{result.server_bytes / MB:.0f} MB\n{result.amplification:.2f} x unique\n"
+        f"{result.of_raw:.2f} x raw"
         for result in results
     ]
     axes.bar_label(bars, notes, fontsize=7)
-    axes.margins(y=0.18)
+    axes.margins(y=0.25)
     axes.tick_params(axis="x", labelsize=7)
     axes.set_ylabel("MB out of the image server")
+
+
+def _draw_origins(axes: Any, hosts: Sequence[ways.HostResult]) -> None:
+    """Draw where the bytes of the guests' reads came from."""
+    names = [host.host for host in hosts]
+    bottom = [0.0] * len(names)
+    for origin in hosts[0].read_origins:
+        heights = [host.read_origins[origin] / MB for host in hosts]
+        axes.bar(names, heights, bottom=bottom, label=origin, color=ORIGIN_COLOURS.get(origin))
+        bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+    axes.set_ylabel("MB that a guest read, by origin (acstor)")
+    axes.set_ylim(0, 1.3 * max(bottom))
+    axes.legend(fontsize=7, loc="upper left", ncols=3)
 
 
 def _draw_exchange(axes: Any, exchange: dict[str, dict[str, int]]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import prettytable
 
+from tests.lab import demo_images
 from tests.lab import demo_picture
 from tests.lab import demo_remap
 from tests.lab import ways
@@ -56,16 +57,29 @@ def per_host(results: Sequence[ways.WayResult]) -> str:
 
 
 def totals(results: Sequence[ways.WayResult]) -> str:
-    """Return a table: what the image server sent, one row a way."""
-    columns = ["out of the image server", "sent MB", "unique MB", "sent / unique", "link MB"]
-    table = prettytable.PrettyTable([*columns, "guests read MB"])
+    """Return a table: what the image server sent, one row a way.
+
+    *raw MB* is what would have been sent, had the bytes of the disk been sent as they are.
+    """
+    columns = ["out of the image server", "sent MB", "unique MB", "sent / unique", "raw MB"]
+    table = prettytable.PrettyTable([*columns, "sent / raw", "link MB", "guests read MB"])
     table.align = "r"
     for result in results:
         read = sum(host.guest_read_bytes for host in result.hosts)
-        counts = (result.server_bytes, result.unique_bytes, result.server_link_bytes, read)
-        sent, unique, link, asked = (f"{count / MB:.1f}" for count in counts)
-        table.add_row([result.label, sent, unique, f"{result.amplification:.2f}", link, asked])
+        counts = (result.server_bytes, result.unique_bytes, result.raw_bytes)
+        sent, unique, raw = (f"{count / MB:.1f}" for count in counts)
+        link, asked = f"{result.server_link_bytes / MB:.1f}", f"{read / MB:.1f}"
+        ratios = f"{result.amplification:.2f}", f"{result.of_raw:.2f}"
+        table.add_row([result.label, sent, unique, ratios[0], raw, ratios[1], link, asked])
     return table.get_string()
+
+
+def prepared(built: demo_images.BootImage) -> str:
+    """Return a line: what was built before the guests began."""
+    return (
+        f"boot image: {built.chunks} chunks, {built.raw_bytes / MB:.1f} MB in "
+        f"{built.stored_bytes / MB:.1f} MB, built once in {built.seconds:.1f} s"
+    )
 
 
 def origins(result: ways.WayResult) -> str:
@@ -111,6 +125,7 @@ def text(setting: Setting, results: Sequence[ways.WayResult]) -> str:
     """Return the whole report for a terminal."""
     tables = [per_host(results), totals(results)]
     for result in results:
+        tables += [prepared(result.boot_image)] if result.boot_image else []
         tables += [origins(result)] if result.hosts[0].read_origins else []
         tables += [exchange(result)] if result.exchange else []
         tables += [remap(result.remap)] if result.remap else []
@@ -120,7 +135,11 @@ def text(setting: Setting, results: Sequence[ways.WayResult]) -> str:
 def as_json(setting: Setting, results: Sequence[ways.WayResult]) -> dict[str, Any]:
     """Return all figures as JSON's types."""
     plain = [
-        {**dataclasses.asdict(result), "sent_per_unique_byte": round(result.amplification, 4)}
+        {
+            **dataclasses.asdict(result),
+            "sent_per_unique_byte": round(result.amplification, 4),
+            "sent_per_raw_byte": round(result.of_raw, 4),
+        }
         for result in results
     ]
     return {"version": 1, "setting": dataclasses.asdict(setting), "ways": plain}

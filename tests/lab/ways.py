@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three ways to boot one image on many hosts at once: full copy, on demand, acstor.
+"""Ways to boot one image on many hosts at once: full copy, on demand, acstor.
 
 The rule: the ways differ in one thing only, where the backing file of the
 guest's overlay is.  Network, image server, guest, QEMU's options and what is
 measured are the same; each way begins with a network of its own and cold hosts.
+The image server has the image as distributions publish theirs, a compressed qcow2;
+for one of acstor's ways it has it as a raw file, to compare.
 
 acstor's hosts find each other by a decision service with a broker.  When its guests
 have booted, traffic comes to one of these hosts (:mod:`tests.lab.demo_remap`).
@@ -21,16 +23,15 @@ from typing import Any
 from acstor_common import errors
 from tests.lab import agents
 from tests.lab import decision
+from tests.lab import demo_images
 from tests.lab import demo_remap
 from tests.lab import guest
 from tests.lab import guest_image
 from tests.lab import image_server
 from tests.lab import local
 from tests.lab import network
-from tests.lab import runs
 from tests.lab import watch
 
-IMAGE_ID = "0b7c5d1e-2f63-4a87-9d10-6c1f5e8a4b32"
 DATA_ID = "5a0e6f0c-7d14-4f0b-8f3e-2b9a4c6d8e71"
 """The image that programs read in the second act."""
 DEAD_AFTER = 60
@@ -75,6 +76,10 @@ class WayResult:
     """How many different ones of these there were."""
     server_link_bytes: int
     """What the server's link has carried, by the kernel's counter."""
+    raw_bytes: int
+    """What would have been sent, had the bytes of the disk been sent as they are."""
+    boot_image: demo_images.BootImage | None = None
+    """What was built before, once for the image (acstor only)."""
     exchange: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     """Bytes of chunks, by who got them and who gave them (acstor only)."""
     remap: demo_remap.RemapResult | None = None
@@ -83,6 +88,11 @@ class WayResult:
     def amplification(self) -> float:
         """How often the server sent each byte that it sent."""
         return self.server_bytes / self.unique_bytes if self.unique_bytes else 0.0
+
+    @property
+    def of_raw(self) -> float:
+        """What was sent, as a share of what it is as raw bytes of the disk."""
+        return self.server_bytes / self.raw_bytes if self.raw_bytes else 0.0
 
 
 @dataclasses.dataclass
@@ -96,8 +106,6 @@ class Scene:
     hosts: list[network.Host]
     server: image_server.ImageServer
     image: guest_image.GuestImage
-    qcow2: pathlib.Path
-    """The file of the image that the qcow2 ways use."""
     stack: contextlib.ExitStack
     """Ends everything that was started, guests first."""
     ends_guests: contextlib.ExitStack
@@ -128,7 +136,7 @@ def full_copy(scene: Scene, host: network.Host) -> Journey:
 
     Kinder than Nova, which also hashes what it downloads and by default makes a raw file of it.
     """
-    copy = host.folder / scene.qcow2.name
+    copy = host.folder / demo_images.QCOW2_NAME
     complaint = copy.with_suffix(".curl")
     with complaint.open("wb") as out:
         curl = host.popen(
@@ -136,7 +144,7 @@ def full_copy(scene: Scene, host: network.Host) -> Journey:
         )
     while curl.poll() is None:
         done = copy.stat().st_size if copy.exists() else 0
-        yield f"copying {100 * done // scene.qcow2.stat().st_size} %"
+        yield f"copying {100 * done // scene.image.compressed.stat().st_size} %"
     if curl.returncode:
         raise errors.Unusable(f"curl on {host.name}", complaint.read_text())
     yield from scene.boot(host, copy, "qcow2")
@@ -144,7 +152,7 @@ def full_copy(scene: Scene, host: network.Host) -> Journey:
 
 def on_demand(scene: Scene, host: network.Host) -> Journey:
     """Boot at once; QEMU itself reads the qcow2 over HTTP, nothing is shared or kept."""
-    url = f"{scene.server.url}/{scene.qcow2.name}"
+    url = f"{scene.server.url}/{demo_images.QCOW2_NAME}"
     # QEMU gives up a request after 5 s unless told otherwise; here links are full by intention.
     file = {"driver": "http", "url": url, "timeout": HTTP_TIMEOUT_S}
     backing = {"driver": "qcow2", "file": file}
@@ -154,7 +162,7 @@ def on_demand(scene: Scene, host: network.Host) -> Journey:
 def with_acstor(scene: Scene, host: network.Host) -> Journey:
     """Boot at once from the mirror of this host's agent, which was started with an empty cache."""
     agent = next(agent for agent in scene.running_agents if agent.host is host)
-    yield from scene.boot(host, agent.image_path(IMAGE_ID), "raw")
+    yield from scene.boot(host, agent.image_path(demo_images.IMAGE_ID), "raw")
 
 
 def start_acstor(scene: Scene, link_mbit: float) -> watch.Watch:
@@ -167,8 +175,12 @@ def start_acstor(scene: Scene, link_mbit: float) -> watch.Watch:
 WAYS: dict[str, tuple[str, Callable[[Scene, network.Host], Journey]]] = {
     "copy": ("full copy, then boot", full_copy),
     "demand": ("qcow2 over HTTP on demand", on_demand),
+    "raw": ("acstor, raw image", with_acstor),
     "acstor": ("acstor", with_acstor),
 }
+WITH_AGENTS = ("raw", "acstor")
+ACSTOR = "acstor"
+"""As acstor is meant: with a boot image; and the second act is played with its agents."""
 
 
 def travel(journeys: dict[str, Journey], label: str, say: Say) -> None:
@@ -191,24 +203,42 @@ def travel(journeys: dict[str, Journey], label: str, say: Say) -> None:
         time.sleep(0.05)
 
 
-def prepare_folder(net: network.Network, image: guest_image.GuestImage) -> pathlib.Path:
-    """Make the folder that the image server serves: the image in each of its forms."""
-    folder = net.run.folder / "www"
-    folder.mkdir()
-    for file in (image.qcow2, image.compressed):
-        (folder / file.name).symlink_to(file)
-    (folder / f"{IMAGE_ID}.raw").symlink_to(image.raw)
-    return folder
+def prepare(
+    way: str, folder: pathlib.Path, image: guest_image.GuestImage, say: Say
+) -> demo_images.BootImage | None:
+    """Fill the folder that the image server serves, with what acstor needs if the way is its own.
+
+    Where no boot image can be built guests boot without one.
+    """
+    name, file = demo_images.QCOW2_NAME, image.compressed
+    if way == "raw":
+        name, file = demo_images.RAW_NAME, image.raw
+    (folder / name).symlink_to(file)
+    if way not in WITH_AGENTS:
+        return None
+    begin = time.monotonic()
+    demo_images.make_chunk_map(folder / name)
+    say(f"{way}: chunk map of {name} made in {time.monotonic() - begin:.1f} s, once for the image")
+    if way != ACSTOR:
+        return None
+    say(f"{way}: a throw-away guest boots the image, once, for its boot image")
+    try:
+        built = demo_images.build_boot_image(folder / name)
+    except errors.Unusable as failure:
+        say(f"{way}: no boot image, guests boot without it: {failure}")
+        return None
+    say(
+        f"{way}: boot image built in {built.seconds:.1f} s, {built.chunks} chunks "
+        f"in {built.stored_bytes / 1e6:.1f} MB"
+    )
+    return built
 
 
-def make_chunk_maps(folder: pathlib.Path, say: Say) -> None:
-    """Make the chunk map of each image beside it, as is done once for each image at upload."""
-    (folder / f"{DATA_ID}.raw").write_bytes(local.random_bytes(demo_remap.IMAGE_BYTES))
-    for image_id in (DATA_ID, IMAGE_ID):
-        begin = time.monotonic()
-        raw = folder / f"{image_id}.raw"
-        runs.tool([agents.BIN / "acstor-prehash", "--quiet", raw, "-o", raw.with_suffix(".acmap")])
-    say(f"acstor: chunk map made in {time.monotonic() - begin:.1f} s, once for the image")
+def add_data(folder: pathlib.Path) -> None:
+    """Put the image of the second act into the folder of the image server."""
+    data = folder / f"{DATA_ID}.raw"
+    data.write_bytes(local.random_bytes(demo_remap.IMAGE_BYTES))
+    demo_images.make_chunk_map(data)
 
 
 def play(
@@ -216,37 +246,40 @@ def play(
     hosts: int,
     link_mbit: float,
     image: guest_image.GuestImage,
-    qcow2: pathlib.Path,
     say: Say,
 ) -> WayResult:
     """Boot the guest on all hosts in one way and return what it took."""
     label, journey = WAYS[way]
     with contextlib.ExitStack() as stack:
         net = stack.enter_context(network.Network(hosts + 1, link_mbit, link_mbit))
-        folder = prepare_folder(net, image)
+        folder = net.run.folder / "www"
+        folder.mkdir()
+        boot_image = prepare(way, folder, image, say)
+        if way == ACSTOR:
+            add_data(folder)
         server = stack.enter_context(image_server.ImageServer(net.source, folder))
         ends_guests = contextlib.ExitStack()
-        scene = Scene(net, net.hosts[:hosts], server, image, qcow2, stack, ends_guests)
+        scene = Scene(net, net.hosts[:hosts], server, image, stack, ends_guests)
         seen = None
-        if way == "acstor":
-            make_chunk_maps(folder, say)
-            say("acstor: a broker, the decision service and the agents start")
+        if way in WITH_AGENTS:
+            say(f"{way}: a broker, the decision service and the agents start")
             seen = start_acstor(scene, link_mbit)
         stack.enter_context(ends_guests)
         begin = time.monotonic()
         travel({host.name: journey(scene, host) for host in scene.hosts}, label, say)
-        result = _result(scene, way, begin)
+        result = _result(scene, way, folder, begin)
+        result.boot_image = boot_image
         ends_guests.close()
         if seen is not None:
             time.sleep(2 * decision.COLLECTION_S)  # what was last moved has been told then
             result.exchange = exchange(scene, seen)
-            if hosts > 1:
+            if way == ACSTOR and hosts > 1:
                 running, outside = scene.running_agents, net.hosts[hosts]
                 result.remap = demo_remap.play(running, outside, link_mbit, DATA_ID, seen, say)
         return result
 
 
-def _result(scene: Scene, way: str, begin: float) -> WayResult:
+def _result(scene: Scene, way: str, folder: pathlib.Path, begin: float) -> WayResult:
     """Gather what the counters say now that all have arrived."""
     links = scene.net.link_bytes()
     requests = list(scene.server.requests())
@@ -273,6 +306,7 @@ def _result(scene: Scene, way: str, begin: float) -> WayResult:
         server_bytes=sum(request.body_bytes_sent for request in requests),
         unique_bytes=image_server.unique_bytes(requests),
         server_link_bytes=links["source"].sent,
+        raw_bytes=demo_images.bytes_as_raw(requests, folder),
     )
 
 

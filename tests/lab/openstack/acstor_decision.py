@@ -6,7 +6,6 @@ nothing else of OpenStack.
 """
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 
 from tests.lab.openstack import accounts
 from tests.lab.openstack import api
+from tests.lab.openstack import client
 from tests.lab.openstack import cloud
 from tests.lab.openstack import ini
 
@@ -70,12 +70,4 @@ def openstack(
     lab: cloud.Cloud, user: str, *words: str | pathlib.Path
 ) -> subprocess.CompletedProcess[str]:
     """Run ``openstack acstor …``, the command that operators use."""
-    options = api.credentials(lab.keystone.auth_url, user, accounts.USERS[user].project)
-    given = {f"OS_{name.upper()}": str(value) for name, value in options.items()}
-    return subprocess.run(
-        [pathlib.Path(sys.prefix) / "bin/openstack", "acstor", *words],
-        env={**os.environ, **given, "OS_IDENTITY_API_VERSION": "3"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return client.openstack(lab, user, "acstor", *words)

@@ -8,6 +8,7 @@ import pytest
 
 from acstor_common import errors
 from tests.lab import demo
+from tests.lab import demo_images
 from tests.lab import demo_remap
 from tests.lab import demo_report
 from tests.lab import watch
@@ -19,9 +20,16 @@ def host(name: str, login_s: float, **origins: int) -> ways.HostResult:
 
 
 RESULTS = [
-    ways.WayResult("demand", "on demand", [host("h1", 20.0), host("h2", 21.5)], 300, 100, 310),
+    ways.WayResult("demand", "on demand", [host("h1", 20.0), host("h2", 21.5)], 300, 100, 310, 800),
     ways.WayResult(
-        "acstor", "acstor", [host("h1", 15.0, source=9), host("h2", 16.0, source=1)], 101, 100, 120
+        "acstor",
+        "acstor",
+        [host("h1", 15.0, boot=7_000_000, source=9), host("h2", 16.0, boot=8_500_000, source=1)],
+        101,
+        100,
+        120,
+        202,
+        demo_images.BootImage(14.7, 933, 61_000_000, 30_000_000, "marker"),
     ),
 ]
 SETTING = demo_report.Setting(2, 100.0, "tcg", 2, {"suite": "bookworm"}, 1000)
@@ -54,7 +62,7 @@ def test_journey_that_never_arrives_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_report_names_emulation_and_every_figure() -> None:
     text = demo_report.text(SETTING, RESULTS)
-    for words in ("software emulation", "21.5", "3.00", "1.01", "source"):
+    for words in ("software emulation", "21.5", "3.00", "1.01", "0.50", "source", "boot", "8.5"):
         assert words in text
 
 
@@ -62,6 +70,8 @@ def test_report_files_hold_figures_and_picture(tmp_path: pathlib.Path) -> None:
     figures, picture = demo_report.save(SETTING, RESULTS, tmp_path / "results")
     ways_told = json.loads(figures.read_text())["ways"]
     assert [way["sent_per_unique_byte"] for way in ways_told] == [3.0, 1.01]
+    assert [way["sent_per_raw_byte"] for way in ways_told] == [0.375, 0.5]
+    assert ways_told[1]["boot_image"]["seconds"] == 14.7
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

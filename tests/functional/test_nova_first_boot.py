@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first boot of an image as people have them: a compressed qcow2, in S3, on cold hosts.
+
+Nobody converts it, and nobody runs a command of acstor: an image is created and a server after
+it, by the commands of OpenStack's users.  Real Glance, real S3, real Nova, a real Debian.
+"""
+
+import json
+import pathlib
+import uuid
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from acstor_common import artefacts
+from tests.fakes import hosts
+from tests.fakes import nova_hosts
+from tests.lab import guest_files
+from tests.lab import guest_image
+from tests.lab import runs
+from tests.lab.openstack import acstor_gateway
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import client
+from tests.lab.openstack import cloud
+from tests.lab.openstack import installed
+from tests.lab.openstack import object_store
+from tests.lab.openstack import uploads
+
+pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
+
+PREPARED_S = 300.0
+"""The image is booted once by the listener, under emulation and beside all of an OpenStack."""
+BOOTED_S = 200.0
+
+
+@pytest.fixture(scope="module")
+def gateway(openstack_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
+    """Return the gateway of a cloud whose images lie in S3."""
+    if not installed.is_ready():
+        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    openstack_lab.start_compute_services()
+    with object_store.images_in_s3(openstack_lab) as beside:
+        yield beside
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    openstack_lab: cloud.Cloud, gateway: acstor_gateway.Gateway
+) -> Iterator[nova_hosts.NovaHosts]:
+    """Return the two compute hosts, whose agents find the gateway in Keystone's catalog."""
+    with nova_hosts.running(openstack_lab, sources="glance,gateway") as running:
+        yield running
+
+
+@pytest.fixture
+def image_id(
+    cluster: nova_hosts.NovaHosts,
+    glance: uploads.Images,
+    listen: Callable[..., acstor_glance.Listener],
+    lab_image: guest_image.GuestImage,
+) -> Iterator[str]:
+    """Have a tenant create the image; wait until what is made of uploads was made of it."""
+    listener = listen(boot_images="auto")  # as it is by default
+    made = created(
+        cluster.lab,
+        *("image", "create", "--disk-format", "qcow2", "--container-format", "bare"),
+        *("--file", lab_image.compressed, f"debian-{uuid.uuid4()}"),
+    )
+
+    def is_ready() -> bool:
+        return artefacts.boot_state_of(glance.record(made)) is artefacts.BootState.READY
+
+    try:
+        runs.wait_for(is_ready, PREPARED_S, "the boot image", listener.log)
+        yield made
+    finally:
+        cluster.images.client.delete_image(made)
+        is_gone = lambda: not glance.artefacts_of(made)  # noqa: E731
+        runs.wait_for(is_gone, uploads.DEADLINE_S, "the artefacts' end", listener.log)
+
+
+def test_compressed_qcow2_in_s3_boots_on_a_cold_host_from_its_boot_image(
+    cluster: nova_hosts.NovaHosts,
+    gateway: acstor_gateway.Gateway,
+    image_id: str,
+    lab_image: guest_image.GuestImage,
+) -> None:
+    images, compressed_bytes = cluster.images, lab_image.compressed.stat().st_size
+    assert images.client.get(f"/images/{image_id}").json()["stores"] == "s3"
+    downloads, before_bytes = images.downloads(image_id), read_through(gateway, image_id)
+    server_id = created(
+        cluster.lab,
+        *("--os-compute-api-version", nova_hosts.NEWEST, "server", "create", "--nic", "none"),
+        *("--flavor", "guest", "--image", image_id, f"server-{uuid.uuid4()}"),
+    )
+    server = nova_hosts.Server(cluster, server_id, image_id)
+    try:
+        server.wait("ACTIVE", deadline_s=BOOTED_S)
+        runs.wait_for(lambda: is_booted(server), BOOTED_S, "the login prompt", server.console)
+        host = server.host
+        assert host.is_mirrored(image_id)
+        assert [one.fallbacks() for one in cluster.hosts] == [{}, {}]
+        assert images.downloads(image_id) == downloads, "nobody downloaded it for the boot"
+        check_origins(host.agent.status()["images"][image_id])
+        boot_bytes = read_through(gateway, image_id) - before_bytes
+        assert boot_bytes < compressed_bytes / 10, "the boot image has nearly all of the boot"
+        assert host.run("cmp", host.agent.image_path(image_id), lab_image.raw) == ""
+        assert read_through(gateway, image_id) - before_bytes > compressed_bytes / 2
+        assert images.range_bytes(image_id) == 0, "Glance has no ranges of what is in S3"
+        assert images.downloads(image_id) == downloads
+    finally:
+        server.delete()
+
+
+def created(lab: cloud.Cloud, *words: str | pathlib.Path) -> str:
+    """Have a tenant create something by the command ``openstack``; return its id."""
+    done = client.openstack(lab, "tenant", *words, "-f", "json")
+    assert done.returncode == 0, done.stderr
+    made: str = json.loads(done.stdout)["id"]
+    return made
+
+
+def read_through(gateway: acstor_gateway.Gateway, image_id: str) -> int:
+    """Return how many bytes of the image the gateway gave."""
+    return sum(nova_hosts.given(gateway.log(), image_id, 206))
+
+
+def is_booted(server: nova_hosts.Server) -> bool:
+    return "login: " in server.console().partition(guest_files.MARKER)[2]
+
+
+def check_origins(shown: dict[str, Any]) -> None:
+    """Check that nearly all that the boot read was in the boot image."""
+    assert shown["boot_image"]["state"] == "ready"
+    read = {origin: counts["bytes"] for origin, counts in shown["read"].items()}
+    not_zero = sum(read.values()) - read["zero"]
+    assert read["boot"] > 0.8 * not_zero, read
