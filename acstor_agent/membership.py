@@ -21,6 +21,7 @@ from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.peers import credentials
+from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
@@ -90,6 +91,7 @@ class Membership:
         cids: Callable[[], Iterable[ids.Cid]],
         images: Callable[[], Awaitable[decision_link.Images]],
         take_task: Callable[[decision_api.ImageTask], None],
+        boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
     ) -> None:
         """Make the link to the decision service, if there is a bus; see :class:`DecisionLink`."""
         if self._bus is None:
@@ -109,6 +111,7 @@ class Membership:
             rings=self._rings,
             images=images,
             take_task=take_task,
+            boots=boots,
         )
 
     def received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:

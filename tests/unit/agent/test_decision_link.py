@@ -18,6 +18,7 @@ from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core.cloud import links
+from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
@@ -90,6 +91,7 @@ class Host:
         )
         self.rings.take(ring.Ring(3, ()), KEYS.table(ring.Ring(3, ())))
         self.images: decision_link.Images = None
+        self.boots: tuple[boot_timeline.Timeline, ...] = ()
         self.tasks: list[decision_api.ImageTask] = []
         self.link = decision_link.DecisionLink(
             here,
@@ -105,6 +107,7 @@ class Host:
             rings=self.rings,
             images=self.news,
             take_task=self.tasks.append,
+            boots=lambda: self.boots,
         )
 
     async def news(self) -> decision_link.Images:
