@@ -205,7 +205,8 @@ def _bytes(timeline: boot_timeline.Timeline) -> Iterator[str]:
 def _longest(timeline: boot_timeline.Timeline, offset_s: float) -> Iterator[str]:
     yield f"{'Longest reads: at s':>20} {'took s':>8} {'byte':>14} {'KiB':>6}  from"
     for read in timeline.longest:
-        where = f"{_from(read.bytes)}{f' ({read.why})' if read.why else ''}"
+        why = "".join(one if one.isprintable() else "?" for one in read.why)
+        where = f"{_from(read.bytes)}{f' ({why})' if why else ''}"
         yield (
             f"{read.at_s + offset_s:20.2f} {read.took_s:8.3f} {read.offset:14} "
             f"{read.length / 1024:6.0f}  {where}"
