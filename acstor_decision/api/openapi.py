@@ -46,7 +46,7 @@ def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for known in operations.ALL:
         paths.setdefault(known.path, {})[known.method.lower()] = _shown(known)
-    return {
+    made: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "acstor",
@@ -65,6 +65,8 @@ def document() -> dict[str, Any]:
             },
         },
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # tuples become lists
+    return plain
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:

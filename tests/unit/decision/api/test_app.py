@@ -145,7 +145,7 @@ def test_clients_of_this_version_and_earlier_ones_are_served(version, client, fi
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("version", ["acstor 1.6", "acstor 2.0", "acstor", "acstor x"])
+@pytest.mark.parametrize("version", ["acstor 1.7", "acstor 2.0", "acstor", "acstor x"])
 def test_clients_of_a_later_version_are_told_which_there_are(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 406
