@@ -155,6 +155,15 @@ async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
     }
 
 
+async def test_sample_says_what_is_new_of_boots(host):
+    boot = boot_timeline.Timeline(image_id=IMAGE, began_at_s=1.0, opened_s=0.5, slice_s=0.25)
+    host.boots = (boot,)
+    await trio.sleep(COLLECTION_S)
+    host.boots = ()
+    await trio.sleep(COLLECTION_S)
+    assert [sample.boots for sample in host.bus.samples] == [(boot,), ()]
+
+
 async def test_samples_are_numbered_and_each_counts_from_the_one_before(host):
     for received in (100, 100, 350):
         host.meter.received = received
