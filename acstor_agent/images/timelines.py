@@ -194,7 +194,7 @@ class Timelines:
             is_over=is_over,
             reads=recorder.reads,
             waited_s=recorder.waited_s(now_s),
-            bytes=dict(recorder.bytes),
+            bytes={str(via): count for via, count in recorder.bytes.items()},
             slice_s=recorder.slice_s,
             slices=recorder.slices(),
             longest=recorder.longest(zero_s),

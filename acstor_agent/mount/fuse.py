@@ -250,7 +250,7 @@ class MirrorOperations(pyfuse3.Operations):
         if opening is not None and found is not None:
             if found.recorder is not None:
                 found.recorder.read(opening.opener, off, size, time.monotonic())
-            if (timing := found.timelines.get(opening.guest)) is not None:
+            if found.timelines and (timing := found.timelines.get(opening.guest)):
                 return await timing.timed(found.read, off, size, opening.guest)
             return await found.read(off, size, opening.guest)
         if fh in self._inodes.disks:

@@ -54,7 +54,9 @@ class Read:
         """Say what it waited for last."""
         if self.is_failed or not self.bytes:
             return boot_timeline.FAILED
-        return max(self.bytes, key=_RANK.__getitem__).value
+        if len(self.bytes) == 1:
+            return next(iter(self.bytes))
+        return max(self.bytes, key=_RANK.__getitem__)
 
 
 class _Slice:
@@ -62,12 +64,12 @@ class _Slice:
 
     def __init__(self) -> None:
         self.reads, self.waited_s = 0, 0.0
-        self.bytes: collections.Counter[str] = collections.Counter()
+        self.bytes: dict[str, int] = {}
 
     def join(self, other: "_Slice") -> "_Slice":
         self.reads += other.reads
         self.waited_s += other.waited_s
-        self.bytes.update(other.bytes)
+        _add(self.bytes, other.bytes)
         return self
 
 
@@ -89,10 +91,10 @@ class TimelineRecorder:
     def __init__(self, opened_s: float) -> None:
         self.opened_s = self.last_s = opened_s
         self.reads = 0
-        self.bytes: collections.Counter[str] = collections.Counter()
+        self.bytes: dict[str, int] = {}
         self._waited_s: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.slice_s = FIRST_SLICE_S
-        self._slices: list[_Slice] = []
+        self._slices = [_Slice()]
         self._under_way: dict[Read, None] = {}
         self._noted_s = opened_s
         self._longest: list[tuple[float, int, boot_timeline.LongRead]] = []
@@ -101,7 +103,7 @@ class TimelineRecorder:
     @property
     def read_bytes(self) -> int:
         """How much was read."""
-        return self.bytes.total()
+        return sum(self.bytes.values())
 
     def is_over(self, now_s: float, idle_s: float, longest_s: float) -> bool:
         """Say whether nothing was read for so long, or it was opened so long ago."""
@@ -110,31 +112,31 @@ class TimelineRecorder:
 
     def begin(self, offset: int, length: int, now_s: float) -> Read:
         """Note that a read begins."""
-        self._wait_until(now_s)
+        self._go_on(now_s)
         read = Read(offset, length, now_s)
         self._under_way[read] = None
-        self._slice(now_s).reads += 1
+        self._slices[-1].reads += 1
         self.reads += 1
         return read
 
     def end(self, read: Read, now_s: float) -> None:
         """Note that a read has its answer, or has failed."""
-        self._wait_until(now_s)
+        self._go_on(now_s)
         self._under_way.pop(read, None)
         self._waited_s[read.waited_for] += read.waited_s
-        self.bytes.update(read.bytes)
-        self._slice(now_s).bytes.update(read.bytes)
-        self.last_s = max(self.last_s, now_s)
+        _add(self.bytes, read.bytes)
+        _add(self._slices[-1].bytes, read.bytes)
+        self.last_s = self._noted_s
         took_s = now_s - read.began_s
         if len(self._longest) < LONGEST_READS or took_s > self._longest[0][0]:
             self._note_long(read, took_s)
 
     def waited_s(self, now_s: float) -> dict[str, float]:
         """Return for how long reads were under way, by what was waited for."""
-        self._wait_until(now_s)
+        self._go_on(now_s)
         pending_s = sum(read.waited_s for read in self._under_way)
         pending = {boot_timeline.PENDING: pending_s} if self._under_way else {}
-        return {**self._waited_s, **pending}
+        return {str(what): seconds for what, seconds in self._waited_s.items()} | pending
 
     def slices(self) -> tuple[boot_timeline.Slice, ...]:
         """Return the slices of time from when it was opened."""
@@ -158,29 +160,42 @@ class TimelineRecorder:
         put = heapq.heappush if len(self._longest) < LONGEST_READS else heapq.heapreplace
         put(self._longest, (took_s, next(self._number), told))
 
-    def _wait_until(self, now_s: float) -> None:
-        """Let the oldest read have waited since the last time that this was asked."""
-        since_s, self._noted_s = self._noted_s, max(self._noted_s, now_s)
-        oldest = next(iter(self._under_way), None)
-        if oldest is None:
-            return
-        oldest.waited_s += self._noted_s - since_s
-        self._slice(self._noted_s)  # there is a slice for all of it from now on
-        start_s, stop_s, each_s = since_s - self.opened_s, now_s - self.opened_s, self.slice_s
-        for place in range(int(start_s // each_s), len(self._slices)):
-            part_s = min(stop_s, (place + 1) * each_s) - max(start_s, place * each_s)
-            self._slices[place].waited_s += max(0.0, part_s)
+    def _go_on(self, now_s: float) -> None:
+        """Let the last slice be that of this moment, and the oldest read have waited until then."""
+        since_s, now_s = self._noted_s, max(self._noted_s, now_s)
+        if now_s >= self.opened_s + len(self._slices) * self.slice_s:
+            self._add_slices(now_s)
+        self._noted_s = now_s
+        for oldest in self._under_way:
+            oldest.waited_s += now_s - since_s
+            self._wait(since_s - self.opened_s, now_s - self.opened_s)
+            break
 
-    def _slice(self, now_s: float) -> _Slice:
-        since_s = max(0.0, now_s - self.opened_s)
-        while (place := int(since_s // self.slice_s)) >= SLICES:
+    def _wait(self, from_s: float, to_s: float) -> None:
+        """Note that something was waited for between two moments, the last one in the last slice.
+
+        :param from_s: after it was opened, and so is the other one
+        """
+        each_s, slices = self.slice_s, self._slices
+        if from_s >= (len(slices) - 1) * each_s:
+            slices[-1].waited_s += to_s - from_s
+            return
+        for place in range(int(from_s // each_s), len(slices)):
+            part_s = min(to_s, (place + 1) * each_s) - max(from_s, place * each_s)
+            slices[place].waited_s += max(0.0, part_s)
+
+    def _add_slices(self, now_s: float) -> None:
+        while (place := int((now_s - self.opened_s) // self.slice_s)) >= SLICES:
             firsts, seconds = self._slices[::2], self._slices[1::2]
             pairs = itertools.zip_longest(firsts, seconds)
             self._slices = [one.join(other) if other else one for one, other in pairs]
             self.slice_s *= 2
-        while len(self._slices) <= place:
-            self._slices.append(_Slice())
-        return self._slices[place]
+        self._slices += (_Slice() for _ in range(place + 1 - len(self._slices)))
+
+
+def _add(to: dict[str, int], counts: Mapping[Any, int]) -> None:
+    for via, count in counts.items():
+        to[via] = to.get(via, 0) + count
 
 
 def _plain(counted: Mapping[Any, int]) -> dict[str, int]:
