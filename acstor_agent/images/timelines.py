@@ -25,7 +25,7 @@ from acstor_common import boot_timeline
 from acstor_common import geometry
 from acstor_common import ids
 
-AT_ONCE = 32
+AT_ONCE = 64
 """Boots that are noted at a time; one more is not."""
 KEPT = 64
 """Boots that are over: each takes some KiB."""
@@ -34,7 +34,8 @@ IMAGES = 256
 ENSURES = 8
 LOOK_BACK_S = 120.0
 """What was done for an image so long before it was opened was done for this boot."""
-IDLE_S = 20.0
+IDLE_S = 120.0
+"""A guest that booted by emulation on a busy host read nothing for 20 s, long before its login."""
 LONGEST_S = 600.0
 LEAST_BYTES = geometry.MIB
 """Who read less of an image did not boot from it."""

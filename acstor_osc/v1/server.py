@@ -77,8 +77,8 @@ class ShowServerTimeline(command.Command):
         if boot is None:
             raise exceptions.CommandError(
                 f"host {place.host} has told of no boot of server {parsed_args.server}: agents "
-                "tell of one when its guest has read nothing for 20 s or has booted for 30 s, and "
-                "it is remembered for a week (on the host: acstor-agent-ctl timeline)"
+                "tell of one every 30 s while it goes on and when it is over, and it is remembered "
+                "for a week (on the host: acstor-agent-ctl timeline)"
             )
         told = msgspec.convert(boot["timeline"], boot_timeline.Timeline)
         events = timeline_events.before(manager.sdk_connection.compute, place.server_id, told)

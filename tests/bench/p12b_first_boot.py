@@ -9,7 +9,8 @@ the page cache.  P12b is the median of the ratios of neighbouring turns.
 
 P12c is the share of what those first boots read of the mirror, without zeros, that came from the
 boot image: from memory, or with a part of it that was on its way.  The agent's own timeline of each
-boot says so, and where the rest of the time went; the last one is drawn.
+boot says so, and where the rest of the time went; the last one is drawn.  A run is refused if its
+timelines lack reads that the agent has counted for the image: the share of a part means nothing.
 """
 
 import json
@@ -99,7 +100,9 @@ def boot_cold(made: boots.Prepared) -> tuple[float, boot_timeline.Timeline]:
         agents.request(agent.control_socket, "ensure", image_id=made.image_id)
         ensured_s = time.monotonic() - began_s
         seconds = boots.login_s(net.hosts[0], agent.image_path(made.image_id))
-        return ensured_s + seconds, timeline_of(agent, made.image_id)
+        timeline = timeline_of(agent, made.image_id)
+        check_complete(timeline, agent.status()["images"][made.image_id]["read"], seconds)
+        return ensured_s + seconds, timeline
 
 
 def timeline_of(agent: agents.Agent, image_id: str) -> boot_timeline.Timeline:
@@ -112,6 +115,20 @@ def timeline_of(agent: agents.Agent, image_id: str) -> boot_timeline.Timeline:
     if not told:
         raise errors.Unusable("P12b", "the agent has noted no boot")
     return told[-1]
+
+
+def check_complete(
+    timeline: boot_timeline.Timeline, read: dict[str, dict[str, int]], login_s: float
+) -> None:
+    """Check that a timeline has all of a boot: the agent counts what it reads elsewhere, too.
+
+    :param read: what the agent has counted of the image, which nobody else has read
+    :raises errors.Unusable: reads are missing in it, so no share of it means anything
+    """
+    noted, counted = sum(timeline.bytes.values()), sum(one["bytes"] for one in read.values())
+    if noted != counted:
+        why = f"has {noted} of {counted} bytes read until the login after {login_s:.1f} s"
+        raise errors.Unusable("P12c: the timeline", why)
 
 
 def share_of(timeline: boot_timeline.Timeline) -> float:

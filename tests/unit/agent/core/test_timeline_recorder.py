@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies
 
 from acstor_agent.core.boot import timeline_recorder
+from acstor_agent.images import timelines
 from acstor_common import boot_timeline
 
 OPENED_S = 1000.0
@@ -57,6 +58,16 @@ def test_boot_is_over_when_nothing_was_read_for_long():
     read(recorder, 1, 5, (Via.BOOT, 1))
     assert not recorder.is_over(OPENED_S + 24.9, idle_s=20, longest_s=600)
     assert recorder.is_over(OPENED_S + 25, idle_s=20, longest_s=600)
+
+
+def test_guest_that_computes_for_a_minute_still_boots():
+    recorder = Recorder(OPENED_S)
+    read(recorder, 1, 11, (Via.BOOT, 1))
+    limits = timelines.IDLE_S, timelines.LONGEST_S
+    assert not recorder.is_over(OPENED_S + 71, *limits)
+    read(recorder, 71, 72, (Via.SOURCE, 9))
+    assert recorder.bytes == {"boot": 1, "source": 9}
+    assert recorder.is_over(OPENED_S + timelines.LONGEST_S, *limits)
 
 
 def test_longest_reads_are_kept_in_the_order_of_time():
