@@ -79,7 +79,7 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
             assert booting.stdout.readline()
             hosts.wait_until(lambda: bool(told(agent, SERVER)), "who boots")
             [boot] = told(agent, SERVER)
-            assert not boot.is_over and told(agent, image_id) == told(agent, SERVER)
+            assert told(agent, image_id) == [boot] and not boot.is_over
         finally:
             booting.communicate()
     hosts.wait_until(lambda: told(agent, SERVER)[0].is_over, "the end of the boot")

@@ -133,7 +133,8 @@ class TimelineRecorder:
 
     def waited_s(self, now_s: float) -> dict[str, float]:
         """Return for how long reads were under way, by what was waited for."""
-        self._go_on(now_s)
+        if self._under_way:  # else slices of nothing would make all of them longer
+            self._go_on(now_s)
         pending_s = sum(read.waited_s for read in self._under_way)
         pending = {boot_timeline.PENDING: pending_s} if self._under_way else {}
         return {str(what): seconds for what, seconds in self._waited_s.items()} | pending

@@ -70,6 +70,14 @@ def test_guest_that_computes_for_a_minute_still_boots():
     assert recorder.is_over(OPENED_S + timelines.LONGEST_S, *limits)
 
 
+def test_time_after_the_last_read_takes_no_slices():
+    recorder = Recorder(OPENED_S)
+    read(recorder, 1, 12, (Via.BOOT, 1))
+    before = recorder.slice_s, recorder.slices()
+    assert in_all(recorder, 500) == 11
+    assert (recorder.slice_s, recorder.slices()) == before
+
+
 def test_longest_reads_are_kept_in_the_order_of_time():
     recorder = Recorder(OPENED_S)
     at_s = 0.0
