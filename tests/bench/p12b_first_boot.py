@@ -17,6 +17,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -55,6 +56,7 @@ def run(say: harness.Say) -> harness.Result:
     told: list[boot_timeline.Timeline] = []
     with runs.Run() as lab_run:
         made = boots.prepare(lab_run.folder, say)
+        check_built(made.summary)
         for turn in range(TURNS):
             for way in sorted(found, reverse=bool(turn % 2)):
                 if way == "raw file":
@@ -115,6 +117,16 @@ def timeline_of(agent: agents.Agent, image_id: str) -> boot_timeline.Timeline:
     if not told:
         raise errors.Unusable("P12b", "the agent has noted no boot")
     return told[-1]
+
+
+def check_built(summary: Mapping[str, Any]) -> None:
+    """Check that the builder's boot came to the login: half a boot image would be measured.
+
+    :raises errors.Unusable: it ended otherwise, as where the machine is too busy
+    """
+    if summary["end"] != "marker":
+        why = f"ended by {summary['end']} after {summary['seconds_s']:.0f} s, not at the login"
+        raise errors.Unusable("P12b: the builder's boot", why)
 
 
 def check_complete(

@@ -27,3 +27,9 @@ def test_timeline_that_has_all_reads_is_used():
 def test_timeline_that_ended_before_the_boot_did_is_refused():
     with pytest.raises(errors.Unusable, match="has 105 of 1105 bytes"):
         p12b_first_boot.check_complete(BOOT, read(boot=90, source=1005, zero=10), 102.9)
+
+
+def test_boot_image_of_half_a_boot_is_not_measured():
+    p12b_first_boot.check_built({"end": "marker", "seconds_s": 37.3})
+    with pytest.raises(errors.Unusable, match="ended by time after 300 s"):
+        p12b_first_boot.check_built({"end": "time", "seconds_s": 300.0})
