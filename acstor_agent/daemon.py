@@ -46,12 +46,14 @@ from acstor_agent.images import prefetching
 from acstor_agent.images import promise_file
 from acstor_agent.images import promises
 from acstor_agent.images import sharing
+from acstor_agent.images import timelines
 from acstor_agent.images import trace_spool
 from acstor_agent.images import unattached
 from acstor_agent.images import uses
 from acstor_agent.images import waiting
 from acstor_agent.images import whole_telling
 from acstor_agent.images import wholeness
+from acstor_agent.mount import dying
 from acstor_agent.mount import fuse
 from acstor_agent.mount import fuse_connection
 from acstor_agent.mount import openers
@@ -174,10 +176,9 @@ class Agent:
         self._whole = self._keep_whole(promised)
         self._telling = self._whole.telling if self._whole else None
         self._traces = trace_spool.TraceSpool(state_dir / "traces")
+        self._timelines = timelines.Timelines(dying.instance_of)
         self._recording = boot_recording.BootRecording(
-            self._host,
-            settings.boot_limits(own),
-            self._send_trace,
+            self._host, settings.boot_limits(own), self._send_trace
         )
         self._operations = fuse.MirrorOperations(
             self._images,
@@ -189,6 +190,7 @@ class Agent:
             opened,
             self._recording.open,
             settings.mirror_gid(own),
+            self._timelines,
         )
         self._detaching = detaching.Detaching(
             self._images,
@@ -213,6 +215,7 @@ class Agent:
             made=self._disks,
             chunks=self._chunks,
             detaching=self._detaching,
+            timelines=self._timelines,
             rings=self._ring,
             io=self._io,
             picture=self.picture,
@@ -234,6 +237,7 @@ class Agent:
             cids=cache.iter_cids,
             images=self._tasks.news,
             take_task=self._tasks.take,
+            boots=self._timelines.news,
         )
 
     def _share_images(self) -> sharing.Sharing:
@@ -313,6 +317,7 @@ class Agent:
         await keep("waiting reads", optional.begun(self._rescue.run))
         await keep("boot recording", optional.begun(self._recording.run))
         await keep("boot traces", optional.begun(self._traces.run))
+        await keep("timelines of boots", optional.begun(self._timelines.run))
         await keep("v-node table", optional.begun(self._ring.watch))
         await keep("peer_listen", self._listen_to_peers)
         listen = functools.partial(
@@ -357,12 +362,8 @@ class Agent:
             "identity": status.of_identity(self._member.identity.current(), self._member.enrolment),
             "images": images,
             "disks": status.of_disks(self._disks, late),
-            "read": status.total(
-                [self._images.read_before.as_dict(), *(one["read"] for one in images.values())]
-            ),
-            "fetched": status.total(
-                tally.as_dict() for tally in (counted.fetched_before, *fetched.values())
-            ),
+            "read": status.of_read(self._images.read_before, images.values()),
+            "fetched": status.of_fetched(counted.fetched_before, fetched.values()),
             "detached": status.of_detached(self._detaching),
             "exchange": status.of_exchange(self._chunks, self._peers),
             "refused": status.of_refused(self._chunks, self._naming.others, self._peers.strangers),

@@ -22,6 +22,7 @@ from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core.exchange import homes
 from acstor_agent.peers import credentials
+from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
@@ -91,6 +92,7 @@ class Membership:
         cids: Callable[[], Iterable[ids.Cid]],
         images: Callable[[], Awaitable[decision_link.Images]],
         take_task: Callable[[decision_api.ImageTask], None],
+        boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
     ) -> None:
         """Make the link to the decision service, if there is a bus; see :class:`DecisionLink`."""
         if self._bus is None:
@@ -110,6 +112,7 @@ class Membership:
             rings=self._rings,
             images=images,
             take_task=take_task,
+            boots=boots,
         )
 
     def elsewhere(self, image_id: ids.ImageId) -> str:

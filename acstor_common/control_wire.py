@@ -61,6 +61,15 @@ class Status(Request, frozen=True, tag="status"):
     """What the agent does and has done."""
 
 
+class Timelines(Request, frozen=True, tag="timelines"):
+    """Where the time of boots on this host went.
+
+    :param wanted_id: of an instance of Nova's or of an image; empty: of all
+    """
+
+    wanted_id: str = ""
+
+
 class Ensure(Request, frozen=True, tag="ensure"):
     """Attach an image now, so that opening it later waits for nobody.
 
@@ -198,6 +207,7 @@ class Progress(Reply, frozen=True, tag="progress"):
 
 AnyRequest = (
     Status
+    | Timelines
     | Ensure
     | Drop
     | PreSeed

@@ -28,6 +28,7 @@ from typing import TypeVar
 import msgspec
 
 from acstor_common import addresses
+from acstor_common import boot_timeline
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
@@ -49,6 +50,7 @@ IMAGE_WANTED = "image_wanted"
 
 MAX_PEERS = 4096
 MAX_IMAGES = 1024
+MAX_BOOTS = 32
 MAX_WHY = 255
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
@@ -243,6 +245,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     :param peers: chunk bytes by peer
     :param source: what came from the sources for guests who waited, here or elsewhere
     :param images: all images that the host mirrors, by id; None: as it told last
+    :param boots: what is new of boots of instances there; a later one of an instance counts
     """
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
@@ -263,6 +266,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     peers: Annotated[dict[str, Exchanged], msgspec.Meta(max_length=MAX_PEERS)] = {}
     source: Timed = Timed()
     images: Annotated[dict[str, HeldImage], msgspec.Meta(max_length=MAX_IMAGES)] | None = None
+    boots: Annotated[tuple[boot_timeline.Timeline, ...], msgspec.Meta(max_length=MAX_BOOTS)] = ()
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)

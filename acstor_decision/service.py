@@ -34,7 +34,6 @@ from acstor_decision.core import members
 from acstor_decision.core import table
 from acstor_decision.core import threshold
 from acstor_decision.db import database
-from acstor_decision.db import held_images
 from acstor_decision.switch_loads import base
 
 LOG = logging.getLogger(__name__)
@@ -221,10 +220,12 @@ class Service:
         LOG.log(level, "%s: sample %d is refused: %s (%s)", *told)
 
     def _keep(self, sample: decision_api.Sample) -> None:
-        """Keep a sample for this round, with what an earlier one of the round told of images."""
+        """Keep a sample for this round, with what an earlier one of the round told."""
         former = self._fresh.get(sample.host)
-        if former is not None and sample.images is None:
-            sample = msgspec.structs.replace(sample, images=former.images)
+        if former is not None:
+            images = former.images if sample.images is None else sample.images
+            told = (*former.boots, *sample.boots)[-decision_api.MAX_BOOTS :]
+            sample = msgspec.structs.replace(sample, images=images, boots=told)
         self._fresh[sample.host] = sample
 
     def _follow(self) -> None:
@@ -267,7 +268,7 @@ class Service:
         self._store.note_samples(rows)
         self._store.forget_traffic(self._wall() - TRAFFIC_KEPT_S)
         if self._clock() >= self._forgets_s:
-            self._store.forget_images_of_silent(self._wall() - held_images.KEPT_S)
+            self._store.forget_old(self._wall())
             self._forgets_s = self._clock() + FORGET_EVERY_S
 
     def _busy_levels(self) -> tuple[int, ...] | None:

@@ -28,6 +28,7 @@ from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core import counters
 from acstor_agent.core.cloud import links
+from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import freshness
@@ -97,6 +98,7 @@ class DecisionLink:
     :param rings: takes tables
     :param images: returns what is to be told of images; None if nothing new is
     :param take_task: takes what is asked of this host about an image
+    :param boots: returns what is new of where the time of boots went
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class DecisionLink:
         rings: ring_keeper.RingKeeper,
         images: Callable[[], Awaitable[Images]],
         take_task: Callable[[decision_api.ImageTask], None],
+        boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
     ) -> None:
         self._here, self._address, self._place = here, address, place
         self._bus, self._meter = message_bus, meter
@@ -122,7 +125,7 @@ class DecisionLink:
         self._held, self._cids = held, cids
         self._files, self._sender, self._rings = files, sender, rings
         self._fresh = freshness.Freshness()
-        self._images, self._take_task = images, take_task
+        self._images, self._take_task, self._boots = images, take_task, boots
         self._session = random.getrandbits(63)
         self._began_s, self._started_s = time.monotonic(), time.time()
         self._number = 0
@@ -252,6 +255,7 @@ class DecisionLink:
                 held.source.took_s - before.source.took_s,
             ),
             images=images,
+            boots=self._boots(),
         )
 
     # In a thread of the bus

@@ -19,6 +19,8 @@ from oslo_config import cfg
 
 from acstor_agent.core.disks import disk_header
 from acstor_common import arguments
+from acstor_common import boot_picture
+from acstor_common import boot_timeline
 from acstor_common import conf as common_conf
 from acstor_common import control_wire
 from acstor_common import errors
@@ -64,6 +66,18 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     command("status", "what the agent does and has done", lambda o: control_wire.Status(), _status)
+    added = command(
+        "timeline",
+        "where the time of a boot went",
+        lambda o: control_wire.Timelines(o.id or ""),
+        lambda result: _timelines(result["timelines"]),
+    )
+    added.add_argument(
+        "id",
+        nargs="?",
+        type=arguments.typed(ids.parse_image_id),
+        help="of a server or an image (the last boot)",
+    )
     command("ring", "the v-node table in force", lambda o: control_wire.GetRing(), _ring)
     for name, text, kind in (
         ("ensure", "attach an image now", control_wire.Ensure),
@@ -204,6 +218,30 @@ def _fields(result: dict[str, Any]) -> str:
 
 def _mib(count: int | None) -> str:
     return "-" if count is None else f"{count / UNIT_BYTES:,.1f}"
+
+
+def _timelines(told: list[dict[str, Any]]) -> str:
+    """Return the picture of the last boot that was asked for, behind a list of all of them."""
+    found = msgspec.convert(told, list[boot_timeline.Timeline])
+    if not found:
+        return "no boot is known: agents remember the last ones since their start"
+    rows = [
+        [
+            _time(one.began_at_s),
+            one.instance_id or "-",
+            one.image_id,
+            f"{one.last_s:.1f}",
+            f"{sum(one.waited_s.values()):.1f}",
+            _share(boot_timeline.from_boot_image(one.bytes)),
+        ]
+        for one in found
+    ]
+    names = ["Began", "Server", "Image", "Last read, s", "Waited, s", "Boot image"]
+    return _table(names, rows) + "\n\n" + boot_picture.draw(found[-1])
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _ring(table: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ from acstor_agent.images import detaching as detaching_
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import pre_seed
+from acstor_agent.images import timelines as timelines_
 from acstor_agent.images import uses as uses_
 from acstor_agent.images import wholeness
 from acstor_agent.mount import openers
@@ -53,6 +54,7 @@ class ControlRequests:
 
     :param picture: returns the agent's status; is called in a thread
     :param change_policy: lets the host's own disk be scheduled by a policy
+    :param timelines: where the time of boots went
     :param switched_off: is told of instances whose guests are to wait for nothing any more,
         or that this is taken back
     """
@@ -69,6 +71,7 @@ class ControlRequests:
         made: disks.Disks,
         chunks: exchange.Exchange,
         detaching: detaching_.Detaching,
+        timelines: timelines_.Timelines,
         rings: ring_keeper.RingKeeper,
         io: disk_io.DiskIo,
         picture: Callable[[], dict[str, Any]],
@@ -79,7 +82,7 @@ class ControlRequests:
         self._host, self._mount_point = here, mount_point
         self._patience_s = patience_s
         self._images, self._disks, self._chunks = images, made, chunks
-        self._detaching = detaching
+        self._detaching, self._timelines = detaching, timelines
         self._ring, self._io, self._uses = rings, io, uses
         self._whole = whole
         self._picture, self._change_policy = picture, change_policy
@@ -96,9 +99,13 @@ class ControlRequests:
         match request:
             case control_wire.Status():
                 return await trio.to_thread.run_sync(self._picture)
+            case control_wire.Timelines(wanted_id):
+                return {"timelines": self._timelines.of(wanted_id)}
             case control_wire.Ensure(image_id, head_bytes):
+                began_s = time.monotonic()
                 found = await self._attach(image_id, head_bytes)
                 found.boots.begin()
+                self._timelines.ensured(found.map.image_id, began_s)
                 stored = found.map.layout.stored
                 return {
                     "image_id": found.map.image_id,

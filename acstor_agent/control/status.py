@@ -312,6 +312,24 @@ def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, A
     }
 
 
+def of_read(
+    before: counters.Tally, images: Iterable[Mapping[str, Any]]
+) -> dict[str, dict[str, int]]:
+    """Return what guests have read, by origin.
+
+    :param before: of images that are not attached any more
+    :param images: the others, as :func:`of_images` shows them
+    """
+    return total([before.as_dict(), *(image["read"] for image in images)])
+
+
+def of_fetched(
+    before: counters.Tally, others: Iterable[counters.Tally]
+) -> dict[str, dict[str, int]]:
+    """Return what was moved to this host, by origin; see :func:`of_read`."""
+    return total(tally.as_dict() for tally in (before, *others))
+
+
 def total(tallies: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
     """Add up requests and bytes by origin.
 

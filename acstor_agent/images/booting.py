@@ -26,6 +26,7 @@ from acstor_agent.chunks import exchange
 from acstor_agent.chunks import wish
 from acstor_agent.core import counters
 from acstor_agent.core.boot import boot_memory
+from acstor_agent.core.boot import loading
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.images import boot_head
 from acstor_agent.sources import base
@@ -162,6 +163,7 @@ class Booting:
         self.state = State.UNKNOWN
         self.begun_s = -math.inf
         """When a guest was about to boot last."""
+        self.loading = loading.Loading(-math.inf)
         self._map = image_map
         self._host = host
         self._what = f"boot image of image {image_map.image_id}"
@@ -198,6 +200,7 @@ class Booting:
         if not host.memory.limit_bytes:
             return
         self.state = State.LOADING
+        self.loading = loading.Loading(self.begun_s)
         self._is_head_known = trio.Event()
         self._scope = trio.CancelScope()
         guest = requests.Stream(requests.Klass.GUEST, self._map.image_id)
@@ -255,12 +258,18 @@ class Booting:
         boot_head.unlink(self._head.path)
 
     def _end(self, state: State) -> None:
-        self.state = state
+        self._loaded(state)
         self.in_memory = {}
         self._is_head_known.set()
         self._host.memory.free(self._map.image_id)
 
     # Loading
+
+    def _loaded(self, state: State) -> None:
+        self.state = state
+        now_s = self._host.clock()
+        self.loading.head_s = self.loading.head_s or now_s
+        self.loading.ended_s = self.loading.ended_s or now_s
 
     async def _load(self, scope: trio.CancelScope) -> None:
         with scope:
@@ -298,6 +307,7 @@ class Booting:
 
     async def _load_head(self) -> None:
         await self._head.load()
+        self.loading.head_s = self._host.clock()
         self._is_head_known.set()
 
     async def _load_frames(self) -> None:
@@ -317,7 +327,7 @@ class Booting:
                 nursery.start_soon(self._load_some, left, failures, nursery.cancel_scope)
         if failures:
             raise failures[0]
-        self.state = State.READY
+        self._loaded(State.READY)
         self._host.counters.loaded += 1
         LOG.info("%s: revision %d is in memory", self._what, head.header.revision)
 
@@ -354,7 +364,9 @@ class Booting:
         chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset
         want = chunks.want_at(self._map, offset, frame.stored_bytes, frame.cid)
         patience_s = self._host.frame_patience_s
+        under_way = self.loading
         fetched = await chunks.fetch(want, priority, patience_s, is_patient=False)
+        under_way.came(frame, fetched.origin)
         found = await trio.to_thread.run_sync(
             boot_frames.unpack_checked, self._map, frame, fetched.data, self._what
         )

@@ -7,6 +7,7 @@ whatever image: it must be handed on before anything is awaited.
 """
 
 import contextlib
+import math
 import mmap
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from acstor_agent.core.images import readahead
 from acstor_agent.core.transfers import want as want_
 from acstor_agent.images import booting
 from acstor_agent.images import prefetching
+from acstor_agent.images import read_timing
 from acstor_agent.images import waiting as waiting_
 from acstor_agent.sources import base
 from acstor_common import chunk_map
@@ -47,6 +49,7 @@ _LOCAL_ORIGIN = {
     read_plan.StepKind.CACHE: counters.Origin.CACHE,
 }
 _Step = read_plan.Step[cache_slot.Slot]
+Via = read_timing.Via
 
 
 class Held(NamedTuple):
@@ -84,6 +87,9 @@ class Mirror:
         self.prefetch = prefetch
         self.boots = boots
         self.recorder: boot_recorder.BootRecorder | None = None  # only while guests boot
+        self.timelines: dict[requests.Stream, read_timing.Timing] = {}  # as well
+        self.attached_s = (-math.inf, -math.inf)
+        """When its chunk map was looked for and when it was there, by the monotonic clock."""
         self.counters = counters.ReadCounters()
         boots.watch(self.counters.read)
         self._cache = cache
@@ -157,19 +163,28 @@ class Mirror:
         slot, view = self._cache.lookup(self.map.cid(chunk_no)), _SCRATCH[:length]
         if slot is None or not self._cache.read_nowait([(slot, start, start + length)], view):
             return None
-        self.counters.read.add(counters.Origin.CACHE, length)
+        self._count(counters.Origin.CACHE, length)
         return view
+
+    def _count(self, origin: counters.Origin, length: int, via: Via | None = None) -> None:
+        """Count bytes that a read has got.
+
+        :param via: by which way, if the origin does not say that
+        """
+        self.counters.read.add(origin, length)
+        if self.timelines:
+            read_timing.note(via or Via(origin.value), length, waiting_.why())
 
     def _read_steps_nowait(self, steps: list[_Step], length: int) -> memoryview | None:
         """Answer from zeros and cached chunks without waiting; None if that cannot be done."""
         if len(steps) == 1 and steps[0].data is not None:  # one chunk of the boot image: no copy
-            self.counters.read.add(counters.Origin.BOOT, length)
+            self._count(counters.Origin.BOOT, length)
             return steps[0].data
         view = _SCRATCH[:length]
         if _is_missing(steps) or not all(self._put_nowait(step, view) for step in steps):
             return None
         for step in steps:
-            self.counters.read.add(_LOCAL_ORIGIN[step.kind], step.stop - step.start)
+            self._count(_LOCAL_ORIGIN[step.kind], step.stop - step.start)
         return view
 
     def _put_nowait(self, step: _Step, view: memoryview) -> bool:
@@ -245,13 +260,15 @@ class Mirror:
         for step, fetched in zip(steps, chunks, strict=True):
             self._put(step, view, fetched)
 
-    def _put(self, step: _Step, view: memoryview, fetched: wish_.Fetched) -> None:
+    def _put(
+        self, step: _Step, view: memoryview, fetched: wish_.Fetched, via: Via | None = None
+    ) -> None:
         if step.piece is not None:
             data, length = fetched.data, step.stop - step.start
             if len(data) != length:
                 data = memoryview(data)[step.piece.start : step.piece.stop]
             view[step.start : step.stop] = data
-        self.counters.read.add(fetched.origin, step.stop - step.start)
+        self._count(fetched.origin, step.stop - step.start, via)
 
     async def _fill_others(self, offset: int, view: memoryview, steps: list[_Step]) -> None:
         """Fill in what is here, or comes with a boot image."""
@@ -262,7 +279,7 @@ class Mirror:
                 if fetched is None:
                     left.append(step)
                 else:
-                    self._put(step, view, fetched)
+                    self._put(step, view, fetched, Via.FRAME)
                 continue
             part = view[step.start : step.stop]
             if not self._put_nowait(step, view):
@@ -270,7 +287,7 @@ class Mirror:
                 if await self._cache.read(step.parts, part):
                     await self._fill(offset + step.start, part)  # some proved bad: they are gone
                     continue
-            self.counters.read.add(_LOCAL_ORIGIN[step.kind], len(part))
+            self._count(_LOCAL_ORIGIN[step.kind], len(part))
         if left:
             await self._fill_left(offset, view, left)
 

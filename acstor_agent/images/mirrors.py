@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import pathlib
+import time
 from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -158,9 +159,10 @@ class Mirrors:
         """
         async with self._attaching_one(image_id):
             if image_id not in self._mirrors:
-                self._mirrors[image_id] = await self._make(
-                    await self._map_of(image_id, max_map_bytes)
-                )
+                began_s = time.monotonic()
+                made = await self._make(await self._map_of(image_id, max_map_bytes))
+                made.attached_s = began_s, time.monotonic()
+                self._mirrors[image_id] = made
             return self._mirrors[image_id]
 
     async def open_attached(self, image_id: ids.ImageId) -> bool:

@@ -59,6 +59,12 @@ def noter() -> Callable[[str], None]:
     return note_it
 
 
+def why() -> str:
+    """Return what the request that is worked on here has waited for, if anything failed."""
+    wait = _wait.get()
+    return "" if wait is None else wait.why
+
+
 class Waiting:
     """Requests of guests that wait.
 

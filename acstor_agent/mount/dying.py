@@ -23,6 +23,7 @@ from typing import NamedTuple
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.mount import processes
 from acstor_common import errors
+from acstor_common import ids
 
 LOG = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ INIT = 1
 TOLD_S = 60.0
 """So long a process counts as dying once it was said that its instance is switched off."""
 TOLD_LIMIT = 1024
+_ROOT_DISKS = frozenset({"disk", "disk.rescue"})
 _KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
 _KCMP_FILE = 0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -204,6 +206,27 @@ def guests_of(instance_id: str) -> list[tuple[int, int]]:
         if any(_is_written(thread, fd) for fd in fds):
             found += ((pid, first.started) for first in _threads_of(pid, [pid]))
     return found
+
+
+def instance_of(thread: int) -> str:
+    """Return the instance of Nova's whose guest a thread is of; "" if it is no guest's.
+
+    It has the instance's root disk open to write it: who only looks at a disk is no guest.
+    """
+    with contextlib.suppress(PermissionError):
+        for fd, path in _links(thread).items():
+            folder, name = os.path.split(path)
+            instance_id = os.path.basename(folder)
+            if name in _ROOT_DISKS and _is_id(instance_id) and _is_written(thread, fd):
+                return instance_id
+    return ""
+
+
+def _is_id(name: str) -> bool:
+    try:
+        return ids.parse_image_id(name) == name
+    except ValueError:
+        return False
 
 
 def tag_of_opener(thread: int, tag: Tag) -> int:

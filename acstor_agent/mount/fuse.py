@@ -43,6 +43,7 @@ from acstor_agent.disks import disks
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
 from acstor_agent.images import opened as opened_
+from acstor_agent.images import timelines as timelines_
 from acstor_agent.images import uses as uses_
 from acstor_agent.mount import dying
 from acstor_agent.mount import fuse_attributes
@@ -110,6 +111,7 @@ class MirrorOperations(pyfuse3.Operations):
     :param attach_deadline_s: how long a look-up may wait for an image's chunk map
     :param opened: images that guests have open
     :param open_recording: returns the number by which the reads of a new opener are known
+    :param timelines: is told who opens and closes images
     :param known: the numbers by which the kernel knows images and disks
     :param uses: is told who opens and closes images
     :param gid: the group whose members may read
@@ -128,17 +130,16 @@ class MirrorOperations(pyfuse3.Operations):
         opened: opened_.Opened,
         open_recording: Callable[[mirror.Mirror], int] = lambda _: 0,
         gid: int = 0,
+        timelines: timelines_.Timelines | None = None,
     ) -> None:
         super().__init__()
-        self._images = images
-        self._disks = writable
-        self._cache = cache
+        self._images, self._disks, self._cache = images, writable, cache
         self._attach_deadline_s = attach_deadline_s
         self._open_recording = open_recording
         self._inodes = known
         self._uses = uses
-        self._opened = opened
-        self._gid = gid
+        self._opened, self._gid = opened, gid
+        self._timelines = timelines or timelines_.Timelines()
         for taken in known.know_at_start(images.attached(), writable.all()):
             LOG.error("%s; neither is served", taken)
 
@@ -236,6 +237,7 @@ class MirrorOperations(pyfuse3.Operations):
         tag = dying.tag_of_opener(ctx.pid, self._inodes.tag)
         handle = self._inodes.open(inode, self._open_recording(found), tag)
         self._uses.opened(found.map.image_id)
+        self._timelines.opened(found, self._inodes.guest(handle), ctx.pid)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=True)
 
     @_answers_errors
@@ -248,6 +250,8 @@ class MirrorOperations(pyfuse3.Operations):
         if opening is not None and found is not None:
             if found.recorder is not None:
                 found.recorder.read(opening.opener, off, size, time.monotonic())
+            if found.timelines and (timing := found.timelines.get(opening.guest)):
+                return await timing.timed(found.read, off, size, opening.guest)
             return await found.read(off, size, opening.guest)
         if fh in self._inodes.disks:
             return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
@@ -286,6 +290,7 @@ class MirrorOperations(pyfuse3.Operations):
         if opening is None:
             return
         self._uses.closed(opening.image_id)
+        self._timelines.closed(opening.guest)
         found = self._images.get_nowait(opening.image_id)
         if found is not None and found.recorder is not None:
             found.recorder.close(opening.opener)

@@ -10,7 +10,7 @@ import msgspec
 from acstor_decision.api import operation
 from acstor_decision.api import operations
 
-VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5")
+VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5", "1.6")
 """Of the API: the first number is in the paths, the second grows when something is added.
 
 Nothing is ever taken away or changed, so whoever wants an earlier one gets this one.
@@ -46,7 +46,7 @@ def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for known in operations.ALL:
         paths.setdefault(known.path, {})[known.method.lower()] = _shown(known)
-    return {
+    made: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "acstor",
@@ -65,6 +65,8 @@ def document() -> dict[str, Any]:
             },
         },
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # tuples become lists
+    return plain
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,14 @@ def image_id(text: str) -> ids.ImageId:
         raise Refused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
 
 
+def server_id(text: str) -> str:
+    """Return the server that a path names.
+
+    :raises Refused: it is no id of a server
+    """
+    return image_id(text)  # both are UUIDs, and are written alike
+
+
 def since_s(call: Call) -> float:
     """Return since when a host must have been heard to be up."""
     return call.wall() - call.limits.dead_after * call.limits.collection_s

@@ -2,6 +2,7 @@
 """Every operation of the API, in the order of the documents."""
 
 from acstor_decision.api import authority
+from acstor_decision.api import boots
 from acstor_decision.api import enrolments
 from acstor_decision.api import hosts
 from acstor_decision.api import image_actions
@@ -17,6 +18,7 @@ ALL = (
     *images.OPERATIONS,
     *image_actions.OPERATIONS,
     *needed.OPERATIONS,
+    *boots.OPERATIONS,
     *rings.OPERATIONS,
     *traffic.OPERATIONS,
 )

@@ -26,6 +26,7 @@ from sqlalchemy import orm
 
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_decision.db import boots as boots_
 from acstor_decision.db import given_tasks
 from acstor_decision.db import held_images
 from acstor_decision.db import identities
@@ -256,9 +257,22 @@ class Database:
         """
         return self._read(lambda session: held_images.needed(session, since_s, lately_s, limit))
 
-    def forget_images_of_silent(self, before_s: float) -> None:
-        """Forget what hosts told of their images that were not heard since a time."""
-        self._write(lambda session: held_images.forget_silent(session, before_s))
+    # Boots
+
+    def boots(self, server_id: str) -> list[models.Boot]:
+        """Return the last boot of a server on each host that told of one, the newest last."""
+        return self._read(lambda session: boots_.of_server(session, server_id))
+
+    # Images and boots
+
+    def forget_old(self, now_s: float) -> None:
+        """Forget what silent hosts told of their images, and boots that are long over."""
+
+        def work(session: orm.Session) -> None:
+            held_images.forget_silent(session, now_s - held_images.KEPT_S)
+            boots_.forget(session, now_s - boots_.KEPT_S)
+
+        self._write(work)
 
     # Tasks
 

@@ -76,6 +76,22 @@ class HeldImage(Base):
     task: orm.Mapped[str | None] = orm.mapped_column(sa.Text)
 
 
+class Boot(Base):
+    """The last boot of a server on a host, as its agent told it (``boot_timeline.Timeline``)."""
+
+    __tablename__ = "boots"
+    __table_args__ = (
+        sa.Index("boots_by_server", "server_id"),
+        sa.Index("boots_by_time", "told_s"),
+        MYSQL,
+    )
+
+    host: orm.Mapped[str] = orm.mapped_column(sa.String(255), primary_key=True)
+    server_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    told_s: orm.Mapped[float]
+    timeline: orm.Mapped[str] = orm.mapped_column(LONG_TEXT)
+
+
 class GivenTask(Base):
     """The last task that a host was given for an image, until its samples speak of it."""
 

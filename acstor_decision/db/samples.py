@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import orm
 
 from acstor_common import decision_api
+from acstor_decision.db import boots
 from acstor_decision.db import held_images
 from acstor_decision.db import models
 
@@ -29,7 +30,9 @@ def note(session: orm.Session, samples: Mapping[str, tuple[decision_api.Sample, 
     if fresh := [row for row in rows if row["host"] not in known]:
         first = [{**row, "first_seen_s": row["seen_s"], "is_drained": False} for row in fresh]
         session.execute(sa.insert(models.Host), first)
-    held_images.replace(session, {host: samples[host][0] for host in samples})
+    last = {host: sample for host, (sample, _) in samples.items()}
+    held_images.replace(session, last)
+    boots.note(session, last)
     _add_traffic(session, [_traffic_row(row) for row in rows])
 
 

@@ -6,15 +6,20 @@ host read together.
 """
 
 import argparse
+import json
 from typing import Any
 from typing import NamedTuple
 
+import msgspec
 from osc_lib import exceptions
 from osc_lib.cli import format_columns
 from osc_lib.command import command
 
+from acstor_common import boot_picture
+from acstor_common import boot_timeline
 from acstor_osc import arguments
 from acstor_osc import client
+from acstor_osc import timeline_events
 from acstor_osc import whole
 from acstor_osc.v1 import image
 
@@ -49,6 +54,40 @@ class ShowServer(command.ShowOne):
             f"host {place.host} tells nothing of image {place.image_id}: does the server's disk "
             "lie on acstor, and is the agent there running? (openstack acstor host list)"
         )
+
+
+class ShowServerTimeline(command.Command):
+    """Draw where the time of a server's last boot went: Nova, the agent, and what the guest read.
+
+    Without what Nova did if Nova does not tell it; then the boot begins on the server's host.
+    """
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = _with_server(super().get_parser(prog_name))
+        parser.add_argument("--json", action="store_true", help="print what is known as JSON")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        """Print the picture."""
+        manager = self.app.client_manager
+        place = _place_of(manager, parsed_args.server)
+        found = client.of(self).get(f"/v1/servers/{place.server_id}/boots")["boots"]
+        boot = next((one for one in found if one["host"] == place.host), None)
+        if boot is None:
+            raise exceptions.CommandError(
+                f"host {place.host} has told of no boot of server {parsed_args.server}: agents "
+                "tell of one every 30 s while it goes on and when it is over, and it is remembered "
+                "for a week (on the host: acstor-agent-ctl timeline)"
+            )
+        told = msgspec.convert(boot["timeline"], boot_timeline.Timeline)
+        events = timeline_events.before(manager.sdk_connection.compute, place.server_id, told)
+        if parsed_args.json:
+            whole = {**boot, "nova": [event._asdict() for event in events]}
+            self.app.stdout.write(json.dumps(whole, indent=2) + "\n")
+        else:
+            picture = boot_picture.draw(told, events)
+            self.app.stdout.write(f"Host {boot['host']}, told {boot['told_at']}\n{picture}\n")
 
 
 class PreSeedServer(command.Lister):

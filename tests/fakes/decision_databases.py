@@ -15,9 +15,11 @@ from alembic import autogenerate
 from alembic.runtime import migration
 from oslo_config import cfg
 
+from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import whole_image
 from acstor_decision import conf as decision_conf
+from acstor_decision.db import boots
 from acstor_decision.db import database
 from acstor_decision.db import held_images
 from acstor_decision.db import models
@@ -72,6 +74,9 @@ def publication(epoch: int, **fields: Any) -> database.Publication:
     )
 
 
+SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+
+
 def sample(host: str, sent_s: float = 1000.0, **fields: Any) -> decision_api.Sample:
     return decision_api.Sample(
         **{
@@ -88,6 +93,17 @@ def sample(host: str, sent_s: float = 1000.0, **fields: Any) -> decision_api.Sam
             "peers": {"h9": decision_api.Traffic(1, 2)},
             **fields,
         }
+    )
+
+
+def boot(server_id: str, reads: int) -> boot_timeline.Timeline:
+    return boot_timeline.Timeline(
+        image_id="7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11",
+        instance_id=server_id,
+        began_at_s=900.0,
+        opened_s=1.0,
+        reads=reads,
+        slice_s=0.25,
     )
 
 
@@ -260,11 +276,35 @@ class Suite:
         held = {image_id: decision_api.HeldImage(size_bytes=9)}
         for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
             store.note_samples({host: (sample(host, sent_s, images=held), 0)})
-        store.forget_images_of_silent(1000.0)
+        store.forget_old(1000.0 + held_images.KEPT_S)
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1", "h2"]
-        store.forget_images_of_silent(1500.0)
+        store.forget_old(1500.0 + held_images.KEPT_S)
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h2"]
         assert [host.host for host in store.hosts()] == ["h1", "h2"]
+
+    def test_last_boot_of_a_server_is_kept_for_each_host_for_a_while(
+        self, store: database.Database
+    ) -> None:
+        for host, sent_s, reads in (("h1", 1000.0, 1), ("h2", 2000.0, 2), ("h1", 3000.0, 3)):
+            told = sample(host, sent_s, boots=(boot(SERVER, reads), boot("", 9)))
+            store.note_samples({host: (told, 0)})
+        store.note_samples({"h2": (sample("h2", 2500.0), 0)})  # says nothing new
+        rows = store.boots(SERVER)
+        assert [(row.host, row.told_s) for row in rows] == [("h2", 2000.0), ("h1", 3000.0)]
+        assert [boots.timeline_of(row).reads for row in rows] == [2, 3]
+        store.forget_old(2000.5 + boots.KEPT_S)
+        assert [row.host for row in store.boots(SERVER)] == ["h1"]
+
+    def test_boots_that_a_host_tells_of_are_bounded(self, store: database.Database) -> None:
+        each = decision_api.MAX_BOOTS
+        servers = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(boots.KEPT_OF_HOST + each)]
+        store.note_samples({"h2": (sample("h2", 1.0, boots=(boot(servers[0], 1),)), 0)})
+        for at in range(0, len(servers), each):
+            told = tuple(boot(server, 1) for server in servers[at : at + each])
+            store.note_samples({"h1": (sample("h1", 1000.0 + at, boots=told), 0)})
+        kept = [one for one in servers if "h1" in [row.host for row in store.boots(one)]]
+        assert kept == servers[each:]
+        assert [row.host for row in store.boots(servers[0])] == ["h2"], "another host's stay"
 
     def test_images_forged_to_be_huge_are_added_up(self, store: database.Database) -> None:
         most = decision_api.MAX_NUMBER

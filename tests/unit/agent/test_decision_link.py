@@ -18,6 +18,7 @@ from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core.cloud import links
+from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
@@ -90,6 +91,7 @@ class Host:
         )
         self.rings.take(ring.Ring(3, ()), KEYS.table(ring.Ring(3, ())))
         self.images: decision_link.Images = None
+        self.boots: tuple[boot_timeline.Timeline, ...] = ()
         self.tasks: list[decision_api.ImageTask] = []
         self.link = decision_link.DecisionLink(
             here,
@@ -105,6 +107,7 @@ class Host:
             rings=self.rings,
             images=self.news,
             take_task=self.tasks.append,
+            boots=lambda: self.boots,
         )
 
     async def news(self) -> decision_link.Images:
@@ -150,6 +153,15 @@ async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
         "h2": decision_api.Exchanged(600, 7, decision_api.Timed(500, 0.75)),
         "h3": decision_api.Exchanged(400, 0),
     }
+
+
+async def test_sample_says_what_is_new_of_boots(host):
+    boot = boot_timeline.Timeline(image_id=IMAGE, began_at_s=1.0, opened_s=0.5, slice_s=0.25)
+    host.boots = (boot,)
+    await trio.sleep(COLLECTION_S)
+    host.boots = ()
+    await trio.sleep(COLLECTION_S)
+    assert [sample.boots for sample in host.bus.samples] == [(boot,), ()]
 
 
 async def test_samples_are_numbered_and_each_counts_from_the_one_before(host):

@@ -149,6 +149,27 @@ def test_only_the_guest_that_is_switched_off_is_named_until_that_must_be_over(
     assert dying.guests_of(instance) == []
 
 
+def test_guest_is_known_by_the_root_disk_that_it_writes(image, tmp_path):
+    instance = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+    for name in (f"{instance}/disk", f"{instance}/disk.eph0", "no-id/disk"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    for first, second, found in (
+        (image, tmp_path / instance / "disk", instance),
+        (tmp_path / instance / "disk", image, ""),  # it only reads the disk
+        (image, tmp_path / instance / "disk.eph0", ""),
+        (image, tmp_path / "no-id" / "disk", ""),
+    ):
+        argv = [sys.executable, "-c", GUEST_OF, first, second]
+        with subprocess.Popen(argv, stdout=-1) as guest:
+            try:
+                assert guest.stdout.readline()
+                assert dying.instance_of(guest.pid) == found
+            finally:
+                guest.kill()
+    assert dying.instance_of(guest.pid) == "", "it has ended"
+
+
 def test_processes_that_are_switched_off_are_forgotten_and_have_a_limit():
     judge = dying.Dying(tag)
     judge.switched_off("a", [(pid, 1) for pid in range(dying.TOLD_LIMIT)], 0.0)

@@ -384,6 +384,7 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
         switched_off=None,
         chunks=keeper.host.chunks,
         detaching=None,
+        timelines=None,
         rings=None,
         io=None,
         picture=dict,

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from oslo_config import cfg
 
+from acstor_common import boot_timeline
 from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import errors
@@ -618,6 +619,21 @@ def test_what_is_told_of_images_is_not_lost_behind_a_later_sample_of_the_round(l
     lone.hear(sample("h1", 4, 0.0, 1))
     lone.service.round()
     assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1"]
+
+
+def test_boots_that_are_told_in_several_samples_of_a_round_are_all_noted(lone, store):
+    cloud = Cloud(lone)
+    cloud.collect(2)
+    lone.now_s += 2 * COLLECTION_S
+    servers = [f"0a2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(3)]
+    for number, server_id in enumerate(servers):
+        boot = boot_timeline.Timeline(
+            image_id=IMAGE, instance_id=server_id, began_at_s=1.0, opened_s=0.0, slice_s=0.25
+        )
+        told = sample("h1", 3 + number, 0.0, 1)
+        lone.hear(msgspec.structs.replace(told, boots=(boot,)))
+    lone.service.round()
+    assert [[row.host for row in store.boots(one)] for one in servers] == [["h1"]] * 3
 
 
 def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, store):

@@ -3,15 +3,20 @@
 
 import argparse
 import datetime
+import json
 import re
+import sys
 import time
 import types
 from typing import Any
 
 import pytest
 from flask import testing
+from openstack import exceptions as sdk_exceptions
+from openstack.compute.v2 import server_action
 from osc_lib import exceptions
 
+from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import outward
 from acstor_common import signing
@@ -28,6 +33,7 @@ from acstor_osc.v1 import traffic
 from tests.unit.decision.api import conftest as samples
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-000000000010"
+SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
 
 class InProcess(client.Client):
@@ -54,25 +60,38 @@ class Sdk:
             find_image=lambda name, ignore_missing: types.SimpleNamespace(id=IMAGE)
         )
         found = types.SimpleNamespace(
-            id="s1", image=types.SimpleNamespace(id=IMAGE), compute_host="h0001"
+            id=SERVER, image=types.SimpleNamespace(id=IMAGE), compute_host="h0001"
         )
+        self.actions: list[server_action.ServerAction] = []
         self.compute = types.SimpleNamespace(
-            find_server=lambda name, ignore_missing: found, get_server=lambda server_id: found
+            find_server=lambda name, ignore_missing: found,
+            get_server=lambda server_id: found,
+            server_actions=lambda server_id: iter(self.actions),
+            get_server_action=self.action,
         )
+
+    def action(self, request_id: str, server_id: str) -> server_action.ServerAction:
+        return next(one for one in self.actions if one.request_id == request_id)
 
 
 @pytest.fixture
-def run(api_configuration, store, glance, bus):
+def sdk():
+    return Sdk()
+
+
+@pytest.fixture
+def run(api_configuration, store, glance, bus, sdk):
     """Return what runs a command with its arguments."""
     samples.note(store, *(samples.sample(n, sent_s=time.time()) for n in range(3)), overloaded=0)
     samples.publish(store, 1, hosts=3, vnodes=4)
     asked = app.make_plain_app(api_configuration, store, glance, bus).test_client()
     asked.environ_base["HTTP_X_ROLES"] = "admin"
     asked.environ_base["keystone.token_auth"] = object()
-    manager = types.SimpleNamespace(acstor=InProcess(asked), sdk_connection=Sdk())
+    manager = types.SimpleNamespace(acstor=InProcess(asked), sdk_connection=sdk)
 
     def do(command: type, *argv: str) -> Any:
-        made = command(types.SimpleNamespace(client_manager=manager), argparse.Namespace())
+        command_app = types.SimpleNamespace(client_manager=manager, stdout=sys.stdout)
+        made = command(command_app, argparse.Namespace())
         return made.take_action(made.get_parser("test").parse_args(argv))
 
     return do
@@ -557,7 +576,100 @@ def test_server_is_shown_by_its_image_on_its_host_and_pre_seeded(run, store, gla
         run(server.ShowServer, "web")
     hold(store)
     shown = fields(run(server.ShowServer, "web"))
-    assert (shown["server_id"], shown["host"]) == ("s1", "h0001")
+    assert (shown["server_id"], shown["host"]) == (SERVER, "h0001")
     assert shown["read"].machine_readable()["boot"] == 30
     assert table(run(server.PreSeedServer, "web")) == [{"Host": "h0001", "Task": ""}]
     assert bus.tasks[0][1] == ["h0001"]
+
+
+BEGAN_AT_S = 1_800_000_000.25
+
+
+def tell_of_boot(store, number, **fields):
+    """Let a host tell of the server's boot."""
+    told = boot_timeline.Timeline(
+        image_id=IMAGE,
+        instance_id=SERVER,
+        began_at_s=BEGAN_AT_S,
+        opened_s=3.0,
+        last_s=20.0,
+        reads=7,
+        waited_s={"source": 2.0},
+        bytes={"boot": 3 << 20, "source": 1 << 20},
+        slice_s=20.0,
+        **fields,
+    )
+    samples.note(store, samples.sample(number, sent_s=time.time(), boots=(told,)))
+
+
+def asked_of_nova(action, before_s, *events):
+    def told(at_s):
+        return datetime.datetime.fromtimestamp(at_s, datetime.UTC).replace(tzinfo=None).isoformat()
+
+    return server_action.ServerAction(
+        request_id=f"req-{action}-{before_s}",
+        action=action,
+        start_time=told(int(BEGAN_AT_S - before_s)),
+        events=[
+            {
+                "event": event,
+                "start_time": told(int(BEGAN_AT_S - from_s)),
+                "finish_time": told(int(BEGAN_AT_S - to_s)) if to_s is not None else None,
+            }
+            for event, from_s, to_s in events
+        ],
+    )
+
+
+def test_boot_of_a_server_is_drawn_from_the_request_to_nova_on(run, store, sdk, capsys):
+    with pytest.raises(exceptions.CommandError, match="has told of no boot of server web"):
+        run(server.ShowServerTimeline, "web")
+    tell_of_boot(store, 2, boot_image="failed")  # where the server was before
+    with pytest.raises(exceptions.CommandError, match="host h0001 has told of no boot"):
+        run(server.ShowServerTimeline, "web")
+    tell_of_boot(store, 1, boot_image="ready")
+    sdk.actions = [
+        asked_of_nova("create", 5000),
+        asked_of_nova("start", 12, ("compute_start_instance", 10, None)),
+        asked_of_nova("stop", 5),
+        asked_of_nova("reboot", -100),  # after it
+    ]
+    run(server.ShowServerTimeline, "web")
+    shown = capsys.readouterr().out
+    assert "Host h0001" in shown and "boot image: ready" in shown
+    assert "Nova: start asked" in shown and "Nova: start_instance" in shown
+    assert "create" not in shown and "reboot" not in shown
+    assert re.search(r"Nova: until it asked the agent +12\.25 ", shown)
+    assert re.search(r"until the last read +32\.25", shown)
+    assert "From the boot image: 75.0 %" in shown
+    run(server.ShowServerTimeline, "web", "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert told["host"] == "h0001" and told["timeline"]["reads"] == 7
+    assert [event["what"] for event in told["nova"]] == ["start asked", "start_instance"]
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [],
+        [server_action.ServerAction(action="create", start_time="yesterday", request_id="r")],
+        [server_action.ServerAction(action="create", start_time=None, request_id="r")],
+    ],
+)
+def test_boot_is_drawn_without_a_word_of_nova(run, store, sdk, capsys, actions):
+    tell_of_boot(store, 1)
+    sdk.actions = actions
+    run(server.ShowServerTimeline, "web")
+    shown = capsys.readouterr().out
+    assert "Nova: " not in shown
+    assert re.search(r"until the last read +20\.00", shown)
+
+
+def test_boot_is_drawn_where_nova_refuses_to_tell(run, store, sdk, capsys):
+    def refuse(server_id):
+        raise sdk_exceptions.ForbiddenException("not yours")
+
+    tell_of_boot(store, 1)
+    sdk.compute.server_actions = refuse
+    run(server.ShowServerTimeline, "web")
+    assert "Nova: " not in capsys.readouterr().out

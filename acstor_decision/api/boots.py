@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boots of servers: where their time went, as their hosts told."""
+
+import datetime
+
+import msgspec
+
+from acstor_common import boot_timeline
+from acstor_decision.api import operation
+from acstor_decision.db import boots as boots_
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """The last boot of a server on a host.
+
+    :param told_at: when the host told of it last; one that goes on is told of every 30 s
+    """
+
+    host: str
+    told_at: datetime.datetime
+    timeline: boot_timeline.Timeline
+
+
+class Boots(msgspec.Struct, frozen=True):
+    """Boots of a server, one for each host that told of one within a week; the newest last."""
+
+    server_id: str
+    boots: list[Boot]
+
+
+def of_server(call: operation.Call) -> Boots:
+    """Answer with the boots of a server."""
+    server_id = operation.server_id(call.path["server_id"])
+    rows = call.store.boots(server_id)
+    return Boots(
+        server_id,
+        [
+            Boot(
+                row.host,
+                datetime.datetime.fromtimestamp(row.told_s, datetime.UTC),
+                boots_.timeline_of(row),
+            )
+            for row in rows
+        ],
+    )
+
+
+OPERATIONS = (
+    operation.Operation(
+        "server:boots",
+        "GET",
+        "/v1/servers/{server_id}/boots",
+        "Show where the time of a server's boots went",
+        Boots,
+        of_server,
+    ),
+)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Nova says that it did for a server's boot, as far as it tells.
+
+Nova's own record of what was asked for a server, and of what its services did then, says it; its
+times are whole seconds, by the clocks of the hosts where it was done.  The one rule: without Nova's
+word a boot is drawn all the same.
+"""
+
+import datetime
+from typing import Any
+
+from openstack import exceptions
+
+from acstor_common import boot_picture
+from acstor_common import boot_timeline
+
+BOOTING = frozenset({"create", "start", "reboot", "rebuild", "unshelve", "rescue", "unrescue"})
+LONGEST_S = 3600.0
+"""What began so long before a boot did not lead to it."""
+SLACK_S = 2.0
+"""Nova tells whole seconds, and its clock may be somewhat off."""
+MOST = 12
+
+
+def before(
+    compute: Any, server_id: str, timeline: boot_timeline.Timeline
+) -> list[boot_picture.Event]:
+    """Return what Nova did that led to a boot: the request first, then what its services did.
+
+    :param compute: the SDK's door to Nova
+    :return: nothing if Nova does not tell
+    """
+    try:
+        asked = [one for one in compute.server_actions(server_id) if one.action in BOOTING]
+        led = [one for one in asked if _led_to(_at_s(one.start_time), timeline)]
+        if not led:
+            return []
+        last = max(led, key=lambda one: _at_s(one.start_time))
+        whole = compute.get_server_action(last.request_id, server_id)
+        return _events(last, whole.events or (), timeline.began_at_s + timeline.last_s)
+    except (exceptions.SDKException, ValueError, TypeError):
+        return []
+
+
+def _led_to(asked_s: float, timeline: boot_timeline.Timeline) -> bool:
+    opened_at_s = timeline.began_at_s + timeline.opened_s
+    return -SLACK_S <= opened_at_s - asked_s <= LONGEST_S
+
+
+def _events(action: Any, events: Any, end_at_s: float) -> list[boot_picture.Event]:
+    asked_s = _at_s(action.start_time)
+    found = []
+    for event in events:
+        told = event if isinstance(event, dict) else event.to_dict()
+        if told.get("start_time"):
+            from_s = _at_s(told["start_time"])
+            to_s = _at_s(told["finish_time"]) if told.get("finish_time") else end_at_s
+            what = str(told.get("event", "")).removeprefix("compute_").removeprefix("_do_")
+            found.append(boot_picture.Event(what, from_s, max(from_s, to_s)))
+    found.sort(key=lambda event: event.from_at_s)
+    first_s = found[0].from_at_s if found else asked_s
+    asked = boot_picture.Event(f"{action.action} asked", asked_s, max(asked_s, first_s))
+    return [asked, *found[:MOST]]
+
+
+def _at_s(told: str) -> float:
+    """Return a time of Nova's, which is UTC, in seconds since 1970.
+
+    :raises ValueError: it is none
+    """
+    at = datetime.datetime.fromisoformat(told)
+    return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time of a boot went, as a real agent tells it of processes that read as guests do."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from acstor_common import boot_picture
+from acstor_common import boot_timeline
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import guest
+from tests.lab import local
+from tests.lab import tuned
+
+pytestmark = hosts.needs_fuse
+
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+CHUNKS = 64
+DATA = local.random_bytes(CHUNKS * CHUNK, seed=5, zero_share=0.1)
+SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+GUEST_OF = """
+import mmap, os, sys
+image = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+if len(sys.argv) > 2:
+    disk = os.open(sys.argv[2], os.O_RDWR)
+page = mmap.mmap(-1, 65536)
+for at in range(0, os.fstat(image).st_size, 65536):
+    os.preadv(image, [page], at)
+print(flush=True)
+sys.stdin.read()
+"""
+"""Opens the base first, as QEMU may, and the disk of an instance then."""
+
+
+@pytest.fixture
+def image_id(images: local.ImageFolder) -> ids.ImageId:
+    return images.add(DATA)
+
+
+def told(agent: agents.Agent, *which: str) -> list[boot_timeline.Timeline]:
+    answer: dict[str, Any] = json.loads(agent.ctl("--json", "timeline", *which))
+    return msgspec.convert(answer["timelines"], list[boot_timeline.Timeline])
+
+
+def reader(agent: agents.Agent, image_id: str, *more: object) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-c", GUEST_OF, agent.image_path(image_id), *map(str, more)]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def read_all(agent: agents.Agent, image_id: str) -> None:
+    with reader(agent, image_id) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline()
+        one.communicate()
+
+
+def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id, start, tmp_path):
+    images.add_boot_image(image_id, range(CHUNKS // 2))
+    disk = tmp_path / SERVER / "disk"
+    disk.parent.mkdir()
+    disk.write_bytes(b"")
+    agent = start()
+    agents.request(agent.control_socket, "ensure", image_id=image_id)
+    hosts.wait_until(
+        lambda: agent.status()["images"][image_id]["boot_image"]["state"] == "ready",
+        "the boot image",
+    )
+    with reader(agent, image_id, disk) as booting:
+        try:
+            assert booting.stdout.readline()
+            hosts.wait_until(lambda: bool(told(agent, SERVER)), "who boots")
+            [boot] = told(agent, SERVER)
+            assert told(agent, image_id) == [boot] and not boot.is_over
+        finally:
+            booting.communicate()
+    hosts.wait_until(lambda: told(agent, SERVER)[0].is_over, "the end of the boot")
+    [boot] = told(agent, SERVER)
+    read = agent.status()["images"][image_id]["read"]
+    assert boot.bytes["boot"] == read["boot"]["bytes"] > 0
+    assert boot.bytes["source"] == read["source"]["bytes"] > 0
+    assert sum(boot.bytes.values()) == len(DATA)
+    assert boot.reads == CHUNKS and boot.boot_image == "ready"
+    assert {span.what for span in boot.spans} >= {"ensure", "chunk map", "boot image"}
+    assert sum(share.took_s for share in boot_picture.shares(boot)) == pytest.approx(boot.last_s)
+    shown = agent.ctl("timeline", SERVER)
+    assert f"Boot of server {SERVER}" in shown and "agent: boot image" in shown
+
+
+def test_where_nothing_is_here_the_source_is_what_was_waited_for(images, image_id, start):
+    agent = start()
+    read_all(agent, image_id)
+    [boot] = told(agent, image_id)
+    waits = {what: waited_s for what, waited_s in boot.waited_s.items() if waited_s}
+    assert max(waits, key=waits.__getitem__) == "source"
+    assert boot.longest and boot.instance_id == ""
+    assert 0 < sum(waits.values()) <= boot.last_s - boot.opened_s + 0.001
+
+
+def test_who_knows_no_boot_says_so_and_refuses_what_is_no_id(images, image_id, start):
+    agent = start()
+    assert "no boot is known" in agent.ctl("timeline")
+    with pytest.raises(errors.Unusable):
+        agent.ctl("timeline", "../../etc/passwd")
+
+
+@hosts.needs_take_over
+def test_boot_is_forgotten_with_its_worker_and_the_guest_reads_on(images, image_id, start):
+    agent = start()
+    with open(agent.image_path(image_id), "rb", buffering=0) as file:
+        assert os.pread(file.fileno(), len(DATA), 0) == DATA
+        assert len(told(agent)) == 1
+        killed = agent.worker_pid()
+        hosts.kill(killed)
+        hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "the next worker")
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert os.pread(file.fileno(), len(DATA), 0) == DATA
+    hosts.wait_until(lambda: agent.is_mounted(), "the mount")
+    assert told(agent) == []
+
+
+def test_real_guest_waits_only_where_it_is_told(guest_image_id, start, tmp_path):
+    """What a guest that boots by QEMU reads lies in its timeline, second by second."""
+    agent = start(constants={tuned.BOOT_IDLE_S: 600})
+    agents.request(agent.control_socket, "ensure", image_id=guest_image_id)
+    path = agent.image_path(guest_image_id)
+    disk = tmp_path / SERVER / "disk"
+    disk.parent.mkdir()
+    guest.make_overlay(disk, path, "raw", path.stat().st_size)
+    with guest.Guest(agent.host, disk, cache="writeback") as booted:
+        login_s = booted.wait_booted().login_s
+        hosts.wait_until(lambda: bool(told(agent, SERVER)), "who boots")
+    [boot] = told(agent, SERVER)
+    assert login_s is not None and boot.opened_s < boot.last_s
+    assert boot.bytes["source"] > 10 * geometry.MIB
+    assert sum(one.reads for one in boot.slices) == boot.reads
+    waited_s = sum(boot.waited_s.values())
+    assert sum(one.waited_s for one in boot.slices) == pytest.approx(waited_s, rel=0.01)
+    assert dict(boot_picture.shares(boot))["guest: by itself"] > 0

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boots of servers: what a host told of them, for those who may see all hosts."""
+
+import datetime
+
+import pytest
+
+from acstor_common import boot_timeline
+from tests.unit.decision.api import conftest
+
+SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+PATH = f"/v1/servers/{SERVER}/boots"
+
+
+def tell(store, number, sent_s, **fields):
+    boot = boot_timeline.Timeline(
+        image_id="7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11",
+        instance_id=SERVER,
+        began_at_s=sent_s - 30,
+        opened_s=1.0,
+        slice_s=0.25,
+        **fields,
+    )
+    conftest.note(store, conftest.sample(number, sent_s=sent_s, boots=(boot,)))
+
+
+def test_last_boot_on_each_host_is_told_the_newest_last(client, store):
+    assert client.get(PATH).json == {"server_id": SERVER, "boots": []}
+    tell(store, 2, conftest.NOW_S, reads=1)
+    tell(store, 1, conftest.NOW_S + 5, reads=2, bytes={"boot": 7})
+    told = client.get(PATH).json["boots"]
+    assert [(boot["host"], boot["timeline"]["reads"]) for boot in told] == [
+        ("h0002", 1),
+        ("h0001", 2),
+    ]
+    assert told[1]["timeline"]["bytes"] == {"boot": 7}
+    at = datetime.datetime.fromtimestamp(conftest.NOW_S + 5, datetime.UTC)
+    assert datetime.datetime.fromisoformat(told[1]["told_at"]) == at
+
+
+@pytest.mark.parametrize(("who", "status"), [(conftest.READER, 200), (conftest.TENANT, 403)])
+def test_tenants_are_not_told_of_hosts_not_even_of_their_own_servers(client, store, who, status):
+    tell(store, 1, conftest.NOW_S)
+    answer = client.get(PATH, headers=who)
+    assert answer.status_code == status
+    assert ("h0001" in answer.text) == (status == 200)
+
+
+def test_server_that_is_none_is_refused(client):
+    assert client.get("/v1/servers/web/boots").status_code == 400
