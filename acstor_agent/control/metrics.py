@@ -264,6 +264,8 @@ def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:
         ("refused", "Boot images for which there was no room in memory"),
         ("failed", "Boot images that could not be had"),
         ("recorded", "Boots that were recorded here and handed on"),
+        ("ahead_bytes", "Bytes of boot images that came before a guest here asked for them"),
+        ("ahead_used_bytes", "Of them those that a guest has needed since"),
     ):
         yield core.CounterMetricFamily(f"acstor_boot_images_{name}", text, boots[name])
 

@@ -5,10 +5,13 @@ The field names are read by machines: they are never changed.
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
+
+from oslo_config import cfg
 
 from acstor_agent import disk_io
 from acstor_agent import identity_files
@@ -38,6 +41,19 @@ from acstor_agent.peers import strangers
 from acstor_agent.sources import base
 from acstor_agent.sources import failover
 from acstor_common import ids
+
+
+def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[str, Any]:
+    """Return which agent this is, and what was decided about it."""
+    own = conf.acstor_agent
+    decided = ("keep_images", "cache_may_grow_for_pins", "boot_images_ahead")
+    return {
+        "host": host,
+        "worker_pid": os.getpid(),
+        "uptime_s": round(uptime_s, 3),
+        "mount_point": conf.acstor.mount_point,
+        **{name: own[name] for name in decided},
+    }
 
 
 def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
@@ -81,6 +97,21 @@ def of_images(
         )
         for image_id in images.attached()
     }
+
+
+def of_all_images(
+    images: mirrors.Mirrors,
+    shown: Mapping[ids.ImageId, Mapping[str, Any]],
+    fetched_before: counters.Tally,
+    fetched: Mapping[ids.ImageId, counters.Tally],
+) -> dict[str, Any]:
+    """Return what was read and fetched of all images together, those included that have gone.
+
+    :param shown: by :func:`of_images`
+    """
+    read = [images.read_before.as_dict(), *(one["read"] for one in shown.values())]
+    came = (tally.as_dict() for tally in (fetched_before, *fetched.values()))
+    return {"read": total(read), "fetched": total(came)}
 
 
 def of_shares(
@@ -161,6 +192,9 @@ def of_boots(host: booting.Host) -> dict[str, Any]:
         "refused": counted.refused,
         "failed": counted.failed,
         "recorded": counted.recorded,
+        "ahead": counted.ahead,
+        "ahead_bytes": counted.ahead_bytes,
+        "ahead_used_bytes": counted.ahead_used_bytes,
     }
 
 

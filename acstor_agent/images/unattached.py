@@ -212,6 +212,25 @@ class UnattachedImages:
         if self._clock() < until_s:
             raise kind(f"image {image_id}", self._source.where, "not a moment ago")
 
+    async def boot_frames(
+        self, here: ids.HostId, image_id: ids.ImageId
+    ) -> tuple[chunk_map.ScopeKeys, Mapping[Extent, ids.Cid]]:
+        """Return the keys of an image's scopes, and its boot image's frames; none: it has none.
+
+        The source is asked, whatever is remembered: another boot image may have taken the place of
+        that.
+
+        :param here: this host, for which it is
+        :raises errors.ChunkUnavailable: as :meth:`learn`
+        """
+        if (image := self._images.get(image_id)) is not None:
+            image.look_again_s = 0.0
+        await self.learn(here, image_id, base.AT_BOOT_IMAGE)
+        image, frames = self._images.get(image_id), self._boots.get(image_id)
+        if image is None or frames is None:  # pushed out by what others ask for
+            raise errors.SourceUnreachable(f"image {image_id}", "this host", "too many are asked")
+        return image.subject.scope_keys, frames
+
     async def _once(
         self,
         host: ids.HostId,
