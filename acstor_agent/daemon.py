@@ -222,7 +222,7 @@ class Agent:
             self._boots,
             self._images,
             self._uses,
-            looked_up,
+            self._naming,
             quiet_s=self._waiting.quiet_s,
             hosts=lambda: len(rings.ring.hosts),
             limit_bytes_s=settings.whole_limits(own).bytes_s,

@@ -3,8 +3,9 @@
 
 The decision service tells all hosts of a boot image that was made; which of them take it is
 decided here (``core/boot/boot_ahead.py``).  The image is not attached by this: the frames of its
-boot image come by the exchange, as at a boot, and lie in the cache under their names until a guest
-boots.  Its chunks are checked then, against the chunk map, as always.
+boot image come by the exchange, as at a boot, those of which not every chunk is here already, and
+lie in the cache under their names until a guest boots.  Their chunks are checked then, against the
+chunk map, as always.
 
 The one rule: nobody waits for this.  It goes behind everything else, and takes no room from what
 boots have used, nor from images that are to be whole.
@@ -29,9 +30,12 @@ from acstor_agent.core.transfers import want as want_
 from acstor_agent.images import booting
 from acstor_agent.images import bringing
 from acstor_agent.images import mirrors
+from acstor_agent.images import naming
 from acstor_agent.images import pre_seed
-from acstor_agent.images import unattached
 from acstor_agent.images import uses as uses_
+from acstor_agent.sources import base
+from acstor_common import boot_image
+from acstor_common import chunk_map
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import ids
@@ -56,7 +60,7 @@ class BootAhead:
 
     :param mode: which; where boot images are not used none comes
     :param boots: what of boot images all boots share; what came is counted there
-    :param looked_up: images that are not attached
+    :param names: what images name that are not attached
     :param quiet_s: returns for how long no guest has waited for what is not here; 0 while one does
     :param hosts: returns how many hosts there are, which are told together
     :param limit_bytes_s: however much the link carries
@@ -69,7 +73,7 @@ class BootAhead:
         boots: booting.Host,
         images: mirrors.Mirrors,
         uses: uses_.Uses,
-        looked_up: unattached.UnattachedImages,
+        names: naming.Naming,
         *,
         quiet_s: Callable[[], float],
         hosts: Callable[[], int],
@@ -78,7 +82,7 @@ class BootAhead:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._here, self._mode = here, mode if boots.memory.limit_bytes else Mode.NONE
-        self._images, self._uses, self._looked_up = images, uses, looked_up
+        self._images, self._uses, self._names = images, uses, names
         self._chunks, self._cache = boots.chunks, boots.cache
         self._quiet_s, self._hosts = quiet_s, hosts
         self._counted, self._clock = boots.counters, clock
@@ -131,15 +135,27 @@ class BootAhead:
         self, image_id: ids.ImageId, task: decision_api.ImageTask
     ) -> list[want_.Want]:
         """Return what to ask for, as the source has the boot image now."""
-        keys, frames = await self._looked_up.boot_frames(self._here, image_id)
+        subject, head = await self._names.others.boot_head(self._here, image_id)
+        keys, want_at = subject.scope_keys, self._chunks.want_at
         formers = (self._images.scope_keys(one) for one in self._formers(task))
-        what = f"the boot image of image {image_id}"
         if not boot_ahead.is_served(keys, formers):
+            what = f"the boot image of image {image_id}"
             raise errors.Unusable(what, "is of a project of which no instance of this host is")
-        if not frames:
-            raise errors.Unusable(what, "is not there, or damaged")
-        want_at = self._chunks.want_at
-        return [want_at(image_id, keys, *extent, cid) for extent, cid in frames.items()]
+        return [
+            want_at(image_id, keys, base.AT_BOOT_IMAGE + one.offset, one.stored_bytes, one.cid)
+            for one in head.frames
+            if not await self._is_spare(subject, one)
+        ]
+
+    async def _is_spare(self, subject: chunk_map.Subject, frame: boot_image.Frame) -> bool:
+        """Say whether a boot here would leave a frame alone: its chunks are in the cache."""
+        cut = subject.geometry
+        for chunk_no in frame.chunk_nos:
+            place = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
+            found = await self._names.learn(self._here, subject.image_id, *place)
+            if not self._chunks.has(found.cid):
+                return False
+        return True
 
     def _in_order(self, wants: Sequence[want_.Want]) -> list[want_.Want]:
         """Return them as this host takes them: those first that it is the home of."""
