@@ -2,5 +2,6 @@
 """Boots of guests.
 
 To be read in this order: ``activity`` (whether guests boot now), ``boot_recorder`` (what they read,
-of which boot images are made), ``boot_memory`` (which boot images lie in memory).
+of which boot images are made), ``boot_memory`` (which boot images lie in memory), ``boot_ahead``
+(which come before a guest asks).
 """
