@@ -137,14 +137,14 @@ class BootAhead:
         """Return what to ask for, as the source has the boot image now."""
         subject, head = await self._names.others.boot_head(self._here, image_id)
         keys, want_at = subject.scope_keys, self._chunks.want_at
-        formers = (self._images.scope_keys(one) for one in self._formers(task))
-        if not boot_ahead.is_served(keys, formers):
+        formers = self._formers(task)
+        if not boot_ahead.is_served(keys, map(self._images.scope_keys, formers)):
             what = f"the boot image of image {image_id}"
             raise errors.Unusable(what, "is of a project of which no instance of this host is")
         return [
             want_at(image_id, keys, base.AT_BOOT_IMAGE + one.offset, one.stored_bytes, one.cid)
             for one in head.frames
-            if not await self._is_spare(subject, one)
+            if not (formers and await self._is_spare(subject, one))
         ]
 
     async def _is_spare(self, subject: chunk_map.Subject, frame: boot_image.Frame) -> bool:
@@ -180,8 +180,9 @@ class BootAhead:
         with self._chunks.ahead(exchange.Priority.WHOLE) as ahead:
             while left or ahead:
                 if left and len(ahead) < UNDER_WAY:
-                    await self._wait_for_turn(left[0].length)
-                    ahead.ask([(left[0], left.popleft())])
+                    want = left.popleft()
+                    await self._wait_for_turn(want.length)
+                    ahead.ask([(want, want)])
                     continue
                 with trio.move_on_after(FETCH_S) as waiting:
                     for want, outcome in await ahead.came():

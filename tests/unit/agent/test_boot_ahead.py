@@ -14,6 +14,7 @@ from acstor_agent.images import booting
 from acstor_agent.images import uses
 from acstor_agent.sources import base
 from acstor_common import boot_image
+from acstor_common import chunk_map
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import geometry
@@ -151,6 +152,16 @@ async def test_image_of_which_no_predecessor_is_here_comes_only_where_all_are_wa
     ahead = parts.ahead(mode)
     assert ahead.is_for(task(FORMER, is_open=True)) is (mode is Mode.ALL)
     assert not ahead.is_for(task(FORMER))
+
+
+async def test_names_of_chunks_are_looked_up_only_where_a_predecessor_is(parts):
+    blob = base.Blob(NEW, base.BlobKind.CHUNK_MAP)
+    parts.host.blobs[blob] = parts.host.blobs[blob][: chunk_map.HEADER_BYTES]
+    came = await parts.ahead(Mode.ALL).bring(task(FORMER, is_open=True), report)
+    assert came == {"done_bytes": parts.frames_bytes}
+    await parts.host.mirrors.attach(FORMER)
+    with pytest.raises(errors.ChunkMissing):
+        await parts.ahead(Mode.ALL).bring(task(FORMER, is_open=True), report)
 
 
 async def test_image_that_is_here_for_other_hosts_alone_is_no_predecessor(parts):
