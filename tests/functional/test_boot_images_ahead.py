@@ -136,7 +136,8 @@ def cloud(glance: uploads.Images, tmp_path: pathlib.Path) -> Iterator[Cloud]:
         tuned.NOTIFICATION_POOL: f"test-{tmp_path.name}",
         tuned.TRACES_NEEDED: 1,
     }
-    listener = acstor_glance.Listener("listener", lab, tmp_path, constants=constants)
+    options = {"constants": constants, "protect_used_images": False}  # they are deleted here
+    listener = acstor_glance.Listener("listener", lab, tmp_path, **options)
     made = Cloud(lab, listener)
     with contextlib.ExitStack() as stack:
         rest = acstor_decision.DecisionApi(lab, tmp_path / "api", connection)
