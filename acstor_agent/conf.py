@@ -146,6 +146,20 @@ OPTS = [
         "recorded. Otherwise numbers of chunks are, for three minutes at most, and sent to the "
         "listener beside Glance, which makes boot images of them.",
     ),
+    cfg.StrOpt(
+        "boot_images_ahead",
+        default="none",
+        choices=[
+            ("none", "a boot image comes when a guest boots"),
+            ("booted", "those of new versions of images that instances of this host use, too"),
+            ("all", "those, and those of all images that every project may use"),
+        ],
+        help="Which boot images come to this host as soon as they are made, before a guest of it "
+        "asks for them: slowly, behind everything else, in an eighth of the cache at most, and no "
+        "more than that in a day. Set all on hosts where images are first booted, such as those "
+        "of an aggregate. It needs a decision service, which tells of new boot images; private "
+        "images come only where their project has instances.",
+    ),
     cfg.ListOpt(
         "variants",
         default=[],

@@ -2,7 +2,6 @@
 """Builds the parts of a worker, joins and starts them, and does nothing else."""
 
 import functools
-import os
 import pathlib
 import random
 import time
@@ -33,6 +32,7 @@ from acstor_agent.core.mount import inodes
 from acstor_agent.core.transfers import transfers
 from acstor_agent.core.transfers.giving import rights
 from acstor_agent.disks import disks
+from acstor_agent.images import boot_ahead
 from acstor_agent.images import boot_recording
 from acstor_agent.images import booting
 from acstor_agent.images import detaching
@@ -222,6 +222,17 @@ class Agent:
             change_policy=self._change_policy,
             switched_off=self._rescue.switched_off,
         )
+        ahead = boot_ahead.BootAhead(
+            self._host,
+            boot_ahead.Mode(own.boot_images_ahead),
+            self._boots,
+            self._images,
+            self._uses,
+            self._naming,
+            quiet_s=self._waiting.quiet_s,
+            hosts=lambda: len(rings.ring.hosts),
+            limit_bytes_s=settings.whole_limits(own).bytes_s,
+        )
         self._tasks = image_tasks.ImageTasks(
             self._images,
             self._recording,
@@ -231,6 +242,7 @@ class Agent:
             self._chunks.counters.fetched.get,
             functools.partial(whole_telling.told, self._telling, self._uses),
             self._uses.bases,
+            ahead,
         )
         self._member.link(
             held=lambda: decision_link.held_by(self._chunks, self._cache),
@@ -247,10 +259,7 @@ class Agent:
             self._images,
             current_ring=self._ring.current,
             tell=self._chunks.tell,
-            own=sharing.Own(
-                lambda: self._telling.used() if self._telling else [],
-                lambda image_id: self._telling.share_of(image_id) if self._telling else None,
-            ),
+            own=whole_telling.own(lambda: self._telling),
         )
 
     def _is_leased(self, image_id: ids.ImageId) -> bool:
@@ -347,23 +356,13 @@ class Agent:
 
     def picture(self) -> dict[str, Any]:
         """Return the agent's status; may be called from any thread."""
-        own, counted = self._conf.acstor_agent, self._chunks.counters
-        fetched = dict(counted.fetched)  # the event loop's thread adds images to it
-        late = self._rescue.late()
-        images = status.of_images(self._images, self._uses, self._whole, fetched, late)
+        counted, late = self._chunks.counters, self._rescue.late()
         return {
-            "host": self._host,
-            "worker_pid": os.getpid(),
-            "uptime_s": round(time.monotonic() - self._started_s, 3),
-            "mount_point": self._conf.acstor.mount_point,
-            "keep_images": own.keep_images,
-            "cache_may_grow_for_pins": own.cache_may_grow_for_pins,
+            **status.of_agent(self._host, self._conf, time.monotonic() - self._started_s),
             "ring": status.of_ring(self._ring),
             "identity": status.of_identity(self._member.identity.current(), self._member.enrolment),
-            "images": images,
+            **status.of_images(self._images, self._uses, self._whole, counted, late),
             "disks": status.of_disks(self._disks, late),
-            "read": status.of_read(self._images.read_before, images.values()),
-            "fetched": status.of_fetched(counted.fetched_before, fetched.values()),
             "detached": status.of_detached(self._detaching),
             "exchange": status.of_exchange(self._chunks, self._peers),
             "refused": status.of_refused(self._chunks, self._naming.others, self._peers.strangers),

@@ -51,6 +51,7 @@ IMAGE_WANTED = "image_wanted"
 MAX_PEERS = 4096
 MAX_IMAGES = 1024
 MAX_BOOTS = 32
+MAX_FORMERS = 16
 MAX_WHY = 255
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
@@ -70,6 +71,7 @@ Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 """A wall clock in s; infinity is none."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=ring.MAX_EPOCH)]
+Formers = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_FORMERS)]
 Signature = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{86}==$")]
 """Of 64 bytes, in base64."""
 
@@ -115,6 +117,7 @@ class TaskKind(enum.StrEnum):
     PAUSE = "pause"  # do not fill it for the time being
     RESUME = "resume"  # end what those two began
     UNPIN = "unpin"  # keep it only as long as it is used
+    BOOT_AHEAD = "boot_ahead"  # have its boot image there before a guest asks, where that is wanted
 
 
 class TaskState(enum.StrEnum):
@@ -134,6 +137,8 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     :param within_s: to be whole within this time from when it was asked; 0: as fast as it comes
     :param by_s: when that time is over, wall clock: it may be long until an agent hears of it; 0:
         ``within_s`` is from then
+    :param after: images of its family that came before it
+    :param is_open: every project may read it
     """
 
     request: Word
@@ -142,9 +147,12 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
     within_s: control_wire.Within = 0.0
     by_s: Annotated[float, msgspec.Meta(ge=0, le=1 << 63)] = 0.0
+    after: Formers = ()
+    is_open: bool = False
 
     def __post_init__(self) -> None:
-        ids.parse_image_id(self.image_id)
+        for image_id in (self.image_id, *self.after):
+            ids.parse_image_id(image_id)
 
 
 class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):

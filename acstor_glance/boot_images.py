@@ -106,11 +106,12 @@ class BootImages:
             with self._chunk_map(image) as image_map:
                 if self._merge(image, image_map, present, traces, needed):
                     return True
-                if before is not None and self._inherit(image, image_map, *before):
+                has_one = before is not None and self._inherit(image, image_map, *before)
+                if build is None:
+                    return has_one
+                if has_one:
                     present = self._images.artefact_of(self._images.read(image_id), BOOT_IMAGE)
-                    if build is None:
-                        return True
-                return build is not None and self._build(image, image_map, present, build)
+                return self._build(image, image_map, present, build) or has_one
 
     # Built
 

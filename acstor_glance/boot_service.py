@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import trace_message
+from acstor_glance import boot_ahead
 from acstor_glance import boot_images
 from acstor_glance import boot_ways
 from acstor_glance import counters as glance_counters
@@ -32,6 +33,7 @@ class BootService:
     """The thread that makes boot images, and what it is told.
 
     :param needed: returns the images that hosts use, as far as it is known
+    :param ahead: tells hosts of what was made
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class BootService:
         ways: boot_ways.Ways,
         counters: glance_counters.Counters,
         needed: Callable[[], Collection[str]],
+        ahead: boot_ahead.BootAhead,
     ) -> None:
         self.hears_traces = ways.records
         self._made, self._counters, self._needed = made, counters, needed
+        self._ahead = ahead
         self._queue = work_queue.WorkQueue()
         self._owed: set[ids.ImageId] = set()
 
@@ -66,6 +70,7 @@ class BootService:
 
     def look_again(self, image_ids: Iterable[ids.ImageId]) -> None:
         """Make the boot images that are due, and those that something kept us from."""
+        self._ahead.tell()
         booted = {*self._needed(), *self._made.recorded()}
         while self._owed:
             self._put(self._owed.pop(), Rank.BOOTED)
@@ -88,7 +93,8 @@ class BootService:
         while (image_id := self._queue.take()) is not None:
             self._show()
             try:
-                self._made.make(image_id)
+                if self._made.make(image_id):
+                    self._ahead.made(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: no boot image yet: %s", image_id, exc)
                 self._owed.add(image_id)

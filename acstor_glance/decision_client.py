@@ -43,14 +43,24 @@ class DecisionClient:
         :raises errors.ImageServiceError: it says nothing, or nothing that makes sense
         :raises errors.Unusable: the options of the service user make no sense
         """
+        return self._asked("GET", path, None, kind, most_bytes)
+
+    def post(self, path: str, body: object, kind: type[T], most_bytes: int) -> T:
+        """Have something done, and return what the service answers; raises as :meth:`get` does.
+
+        :param body: becomes JSON
+        """
+        return self._asked("POST", path, body, kind, most_bytes)
+
+    def _asked(self, method: str, path: str, body: object, kind: type[T], most_bytes: int) -> T:
         try:
             with glance_images.translated(f"the decision service's {path}"):
-                return self._get(path, kind, most_bytes)
+                return self._ask(method, path, body, kind, most_bytes)
         except errors.ImageServiceError:
             self.__dict__.pop("_session", None)  # Keystone's catalog may name another place by now
             raise
 
-    def _get(self, path: str, kind: type[T], most_bytes: int) -> T:
+    def _ask(self, method: str, path: str, body: object, kind: type[T], most_bytes: int) -> T:
         own = self._conf.acstor_glance
         api = keystone_adapter.Adapter(
             self._session,
@@ -59,7 +69,7 @@ class DecisionClient:
             region_name=own.region_name,
             endpoint_override=own.decision_endpoint,
         )
-        response: Any = api.get(path)
+        response: Any = api.request(path, method, **({} if body is None else {"json": body}))
         self._way.say(decision_api.way_fault(response.url or ""))
         try:
             return msgspec.json.decode(response.content[:most_bytes], type=kind)

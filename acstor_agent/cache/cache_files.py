@@ -272,14 +272,35 @@ class CacheFiles:
             self._behind.mark(slot)
         return True
 
-    def keep_for_boot(self, cid: ids.Cid) -> None:
+    def keep_for_boot(self, cid: ids.Cid) -> bool:
         """Keep a part of a boot image before all that others can give again, if it is here.
 
         It is no longer kept so when many others were used since; see
         :meth:`public_cache.PublicCache.bound_boot`.
+
+        :return: it was here because of :meth:`keep_ahead`, and is used for the first time
         """
+        slot = self._core.peek(cid)
+        was_ahead = slot is not None and slot.keep_class is public_cache.KeepClass.AHEAD
         self.promote(cid, public_cache.KeepClass.BOOT)
         self._core.bound_boot()
+        return was_ahead
+
+    def keep_ahead(self, cid: ids.Cid) -> bool:
+        """Keep a part of a boot image that no guest has needed yet; say whether it is here.
+
+        It never makes room by what :meth:`keep_for_boot` keeps.
+        """
+        is_here = self.promote(cid, public_cache.KeepClass.AHEAD)
+        self._core.bound_boot()
+        return is_here
+
+    @property
+    def ahead_limit_bytes(self) -> int:
+        """What :meth:`keep_ahead` keeps at most: neither pins nor what boots use make room."""
+        core, share = self._core, public_cache.BOOT_SHARES[public_cache.KeepClass.AHEAD]
+        taken = core.pins.slot_bytes + core.class_bytes[public_cache.KeepClass.BOOT]
+        return max(0, min(core.limit_bytes // share, core.limit_bytes - taken))
 
     # Pinning
 

@@ -210,12 +210,19 @@ class Exchange:
         return found
 
     def want_at(
-        self, image_map: chunk_map.ChunkMap, offset: int, length: int, cid: ids.Cid
+        self,
+        image_id: ids.ImageId,
+        keys: chunk_map.ScopeKeys,
+        offset: int,
+        length: int,
+        cid: ids.Cid,
     ) -> want_.Want:
-        """Return what to ask for to have what lies somewhere in an image or its boot image."""
-        image_id = image_map.image_id
+        """Return what to ask for to have what lies somewhere in an image or its boot image.
+
+        :param keys: of the image's chunk map
+        """
         oid = self._names.oid(image_id, offset, cid)
-        return want_.Want(cid, oid, image_id, offset, length, image_map.scope_keys)
+        return want_.Want(cid, oid, image_id, offset, length, keys)
 
     def is_home_of(self, want: want_.Want) -> bool:
         """Say whether this host is the home of a chunk, as it sees the v-node table."""

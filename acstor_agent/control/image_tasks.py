@@ -6,6 +6,7 @@ what has become of a task.  So whatever goes wrong with one is kept until then.
 """
 
 import collections
+import functools
 import logging
 import time
 from collections.abc import Awaitable
@@ -18,6 +19,7 @@ import trio
 
 from acstor_agent.control import control_socket
 from acstor_agent.core import counters
+from acstor_agent.images import boot_ahead
 from acstor_agent.images import boot_recording
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
@@ -29,7 +31,7 @@ from acstor_common import whole_image
 LOG = logging.getLogger(__name__)
 
 MOST_WAITING = 64
-"""Tasks that wait: those that take long, and as many wishes."""
+"""Tasks that wait: those that take long, as many wishes, and as many boot images to come."""
 MOST_REMEMBERED = 128
 """Images whose last task is told."""
 MOST_IMAGES = 256
@@ -55,6 +57,7 @@ class ImageTasks:
     :param fetched: returns what was moved to this host of an image
     :param whole_of: returns how far an image is from being whole; may be asked from any thread
     :param bases: returns the images that disks here began as, whose maps may be lost; as well
+    :param ahead: brings boot images before they are needed
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class ImageTasks:
         fetched: Fetched,
         whole_of: WholeOf,
         bases: Callable[[], Iterable[ids.ImageId]],
+        ahead: boot_ahead.BootAhead,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._images, self._recording = images, recording
@@ -74,7 +78,7 @@ class ImageTasks:
             decision_api.TaskKind.PRE_SEED: pre_seed,
             decision_api.TaskKind.HYDRATE: hydrate,
         }
-        self._wish = wish
+        self._wish, self._ahead = wish, ahead
         self._fetched, self._whole_of, self._clock = fetched, whole_of, clock
         self._bases = bases
         self._told = collections.OrderedDict[str, decision_api.TaskProgress]()
@@ -83,15 +87,20 @@ class ImageTasks:
         self._looked_s = -LOOK_AGAIN_S
         self._asked, self._to_do = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
         self._wished, self._wishes = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
+        self._coming, self._to_come = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
 
     def take(self, task: decision_api.ImageTask) -> None:
         """Take a task; it takes the place of an earlier one of the same image in what is told.
 
-        One that is given again was taken before: who gave it has not heard so yet.
+        One that is given again was taken before: who gave it has not heard so yet.  Of a boot image
+        all hosts are told; one that does not want it says nothing.
         """
         told = self._told.get(task.image_id)
         if told is not None and told.request == task.request:
             self._changed.add(task.image_id)
+            return
+        is_ahead = task.kind is decision_api.TaskKind.BOOT_AHEAD
+        if is_ahead and not self._ahead.is_for(task):
             return
         LOG.info("image %s: asked to %s", task.image_id, task.kind)
         self._tell(task, decision_api.TaskState.WAITING)
@@ -99,17 +108,23 @@ class ImageTasks:
             self._record(task)
             return
         line = self._asked if task.kind in self._bring_by else self._wished
+        line = self._coming if is_ahead else line
         try:
             line.send_nowait(task)
         except trio.WouldBlock:
             self._fail(task, f"{MOST_WAITING} other tasks wait here already")
 
     async def run(self) -> None:
-        """Bring one image after the other, for ever; wishes do not wait for that."""
+        """Bring one image after the other, for ever; others than these do not wait for that."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._do_wishes)
+            nursery.start_soon(self._bring_boot_images)
             async for task in self._to_do:
-                await self._bring(task)
+                await self._bring(task, functools.partial(self._bring_by[task.kind], task.image_id))
+
+    async def _bring_boot_images(self) -> None:
+        async for task in self._to_come:
+            await self._bring(task, functools.partial(self._ahead.bring, task))
 
     async def _do_wishes(self) -> None:
         async for task in self._wishes:
@@ -136,13 +151,17 @@ class ImageTasks:
         self._held = held
         return self._held
 
-    async def _bring(self, task: decision_api.ImageTask) -> None:
+    async def _bring(
+        self,
+        task: decision_api.ImageTask,
+        bring: Callable[[control_socket.Report], Awaitable[Mapping[str, int]]],
+    ) -> None:
         async def report(done: int, total: int) -> None:
             self._go_on(task, decision_api.TaskState.RUNNING, done, total)
 
         self._go_on(task, decision_api.TaskState.RUNNING)
         try:
-            came = await self._bring_by[task.kind](task.image_id, report)
+            came = await bring(report)
         except (errors.AcstorError, ValueError, OSError) as e:
             self._fail(task, str(e))
             return

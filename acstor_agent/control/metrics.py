@@ -255,17 +255,19 @@ def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:
     for name, text in (
         ("memory_bytes", "Bytes of memory that boot images take"),
         ("limit_bytes", "Upper bound of the memory that boot images take"),
+        ("images_loaded", "Boot images that came into memory as a whole"),
+        ("images_dropped", "Boot images dropped from memory after boots"),
+        ("images_ignored", "Boot images that were damaged or of other bytes"),
+        ("images_refused", "Boot images for which there was no room in memory"),
+        ("images_failed", "Boot images that could not be had"),
+        ("images_recorded", "Boots that were recorded here and handed on"),
+        ("images_ahead", "Boot images that are here before a guest asked for them"),
+        ("ahead_bytes", "Bytes of boot images that came before a guest here asked for them"),
+        ("ahead_used_bytes", "Of them those that a guest has needed since"),
     ):
-        yield core.GaugeMetricFamily(f"acstor_boot_{name}", text, boots[name])
-    for name, text in (
-        ("loaded", "Boot images that came into memory as a whole"),
-        ("dropped", "Boot images dropped from memory after boots"),
-        ("ignored", "Boot images that were damaged or of other bytes"),
-        ("refused", "Boot images for which there was no room in memory"),
-        ("failed", "Boot images that could not be had"),
-        ("recorded", "Boots that were recorded here and handed on"),
-    ):
-        yield core.CounterMetricFamily(f"acstor_boot_images_{name}", text, boots[name])
+        is_gauge = name in ("memory_bytes", "limit_bytes")
+        family = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
+        yield family(f"acstor_boot_{name}", text, boots[name.removeprefix("images_")])
 
 
 def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:

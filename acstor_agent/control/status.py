@@ -5,10 +5,13 @@ The field names are read by machines: they are never changed.
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
+
+from oslo_config import cfg
 
 from acstor_agent import disk_io
 from acstor_agent import identity_files
@@ -40,6 +43,19 @@ from acstor_agent.sources import failover
 from acstor_common import ids
 
 
+def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[str, Any]:
+    """Return which agent this is, and what was decided about it."""
+    own = conf.acstor_agent
+    decided = ("keep_images", "cache_may_grow_for_pins", "boot_images_ahead")
+    return {
+        "host": host,
+        "worker_pid": os.getpid(),
+        "uptime_s": round(uptime_s, 3),
+        "mount_point": conf.acstor.mount_point,
+        **{name: own[name] for name in decided},
+    }
+
+
 def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
     """Return the v-node table in force in numbers."""
     return {
@@ -65,11 +81,15 @@ def of_images(
     images: mirrors.Mirrors,
     uses: uses_.Uses,
     whole: wholeness.Wholeness | None,
-    fetched: Mapping[ids.ImageId, counters.Tally],
+    counted: counters.ExchangeCounters,
     late: Mapping[str, waits.Late],
-) -> dict[ids.ImageId, dict[str, Any]]:
-    """Return what is known of each image that is attached."""
-    return {
+) -> dict[str, Any]:
+    """Return what is known of each image that is attached.
+
+    Beside it what was read and fetched of all images, those included that have gone.
+    """
+    fetched = dict(counted.fetched)  # the event loop's thread adds images to it
+    shown = {
         image_id: of_image(
             images.get_nowait(image_id),
             fetched.get(image_id),
@@ -81,6 +101,9 @@ def of_images(
         )
         for image_id in images.attached()
     }
+    read = [images.read_before.as_dict(), *(one["read"] for one in shown.values())]
+    came = (tally.as_dict() for tally in (counted.fetched_before, *fetched.values()))
+    return {"images": shown, "read": total(read), "fetched": total(came)}
 
 
 def of_shares(
@@ -161,6 +184,9 @@ def of_boots(host: booting.Host) -> dict[str, Any]:
         "refused": counted.refused,
         "failed": counted.failed,
         "recorded": counted.recorded,
+        "ahead": counted.ahead,
+        "ahead_bytes": counted.ahead_bytes,
+        "ahead_used_bytes": counted.ahead_used_bytes,
     }
 
 
@@ -310,24 +336,6 @@ def of_exchange(chunks: exchange.Exchange, net: peer_net.PeerNet) -> dict[str, A
         "peer_faults": net.faults.count + chunks.faults.count,
         "quarantined": {host: round(left_s, 1) for host, left_s in chunks.quarantined().items()},
     }
-
-
-def of_read(
-    before: counters.Tally, images: Iterable[Mapping[str, Any]]
-) -> dict[str, dict[str, int]]:
-    """Return what guests have read, by origin.
-
-    :param before: of images that are not attached any more
-    :param images: the others, as :func:`of_images` shows them
-    """
-    return total([before.as_dict(), *(image["read"] for image in images)])
-
-
-def of_fetched(
-    before: counters.Tally, others: Iterable[counters.Tally]
-) -> dict[str, dict[str, int]]:
-    """Return what was moved to this host, by origin; see :func:`of_read`."""
-    return total(tally.as_dict() for tally in (before, *others))
 
 
 def total(tallies: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:

@@ -64,13 +64,20 @@ class State(enum.Enum):
 
 
 class BootCounters:
-    """What is counted of all boot images of this host."""
+    """What is counted of all boot images of this host.
 
-    __slots__ = ("dropped", "failed", "ignored", "loaded", "recorded", "refused")
+    ``ahead`` came before a guest asked for them, with ``ahead_bytes``; ``ahead_used_bytes`` of
+    what came so were needed by a guest later.
+    """
+
+    __slots__ = (
+        *("dropped", "failed", "ignored", "loaded", "recorded", "refused"),
+        *("ahead", "ahead_bytes", "ahead_used_bytes"),
+    )
 
     def __init__(self) -> None:
         self.loaded = self.dropped = self.ignored = self.refused = self.failed = 0
-        self.recorded = 0
+        self.recorded = self.ahead = self.ahead_bytes = self.ahead_used_bytes = 0
 
 
 class Host:
@@ -362,7 +369,8 @@ class Booting:
     ) -> tuple[dict[ids.Cid, memoryview], counters.Origin]:
         """Return the chunks of a frame, each checked, and where the frame came from."""
         chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset
-        want = chunks.want_at(self._map, offset, frame.stored_bytes, frame.cid)
+        of = self._map.image_id, self._map.scope_keys
+        want = chunks.want_at(*of, offset, frame.stored_bytes, frame.cid)
         patience_s = self._host.frame_patience_s
         under_way = self.loading
         fetched = await chunks.fetch(want, priority, patience_s, is_patient=False)
@@ -370,7 +378,8 @@ class Booting:
         found = await trio.to_thread.run_sync(
             boot_frames.unpack_checked, self._map, frame, fetched.data, self._what
         )
-        self._host.cache.keep_for_boot(frame.cid)
+        if self._host.cache.keep_for_boot(frame.cid):
+            self._host.counters.ahead_used_bytes += frame.stored_bytes
         return found, fetched.origin
 
     def _keep(self, chunks: dict[ids.Cid, memoryview]) -> None:

@@ -91,6 +91,11 @@ class Mirrors:
         subject = self._subject(image_id)
         return subject and base.stored_blob(image_id, subject.stored.disk_format)
 
+    def scope_keys(self, image_id: ids.ImageId) -> chunk_map.ScopeKeys:
+        """Return the keys of an attached image's scopes; none as :meth:`size_bytes`."""
+        subject = self._subject(image_id)
+        return () if subject is None else subject.scope_keys
+
     def _subject(self, image_id: ids.ImageId) -> chunk_map.Subject | None:
         if (opened := self._mirrors.get(image_id)) is not None:
             return opened.map.subject

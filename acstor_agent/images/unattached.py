@@ -212,6 +212,25 @@ class UnattachedImages:
         if self._clock() < until_s:
             raise kind(f"image {image_id}", self._source.where, "not a moment ago")
 
+    async def boot_head(
+        self, here: ids.HostId, image_id: ids.ImageId
+    ) -> tuple[chunk_map.Subject, boot_image.Head]:
+        """Return what an image is, and the head of its boot image, as the source has them now.
+
+        :param here: this host, for which it is
+        :raises errors.ChunkUnavailable: there is no such image, it has no boot image, this host may
+            not read it, or the source does not answer
+        :raises errors.BootImageFormatError: what it has is no boot image of this image
+        """
+        self._check_missing(image_id)
+        if (image := self._images.get(image_id)) is not None:
+            image.look_again_s = 0.0  # another boot image may have taken the place of what is known
+        await self._once(here, image_id, None, lambda: self._open(image_id))
+        image = self._images.get(image_id)
+        if image is None:  # pushed out by what others ask for
+            raise errors.SourceUnreachable(f"image {image_id}", "this host", "too many are asked")
+        return image.subject, await self._read_boot_head(image.subject)
+
     async def _once(
         self,
         host: ids.HostId,

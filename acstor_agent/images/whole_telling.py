@@ -187,3 +187,11 @@ def told(whole: WholeTelling | None, uses: uses_.Uses, image_id: ids.ImageId) ->
         )
     why = shown["why"][: whole_image.MAX_WHY]
     return msgspec.convert({**shown, "is_used": is_used, "why": why}, whole_image.Whole)
+
+
+def own(telling: Callable[[], WholeTelling | None]) -> sharing_.Own:
+    """Return what other hosts are told of the images of this one; nothing before it is known."""
+    return sharing_.Own(
+        lambda: found.used() if (found := telling()) else [],
+        lambda image_id: found.share_of(image_id) if (found := telling()) else None,
+    )

@@ -28,6 +28,7 @@ REQUEST_BITS = 52
 """A request is an integer that JSON readers with floating-point numbers get right."""
 
 HostNames = Annotated[list[str], msgspec.Meta(max_length=1000)]
+Formers = Annotated[list[str], msgspec.Meta(max_length=decision_api.MAX_FORMERS)]
 
 
 class Prepare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,6 +90,27 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
 
 
+class BootAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which hosts may want a boot image before a guest asks for it; each decides for itself.
+
+    :param after: images of the family that came before; hosts that use one may want it
+    :param is_open: every project may read the image: so may others
+    """
+
+    after: Formers = []
+    is_open: bool = False
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What hosts were told of; those that take it tell how far it is, as of what they are asked.
+
+    :param request: names it there
+    """
+
+    image_id: str
+    request: int
+
+
 class Asked(msgspec.Struct, frozen=True):
     """What hosts were asked for; ``GET /v1/images/{image_id}/hosts`` tells how far each is.
 
@@ -143,6 +165,16 @@ def record_boots(call: operation.Call) -> Asked:
     image_id = _prepared(call)
     task = _task(decision_api.TaskKind.RECORD_BOOTS, image_id, boots=call.body.boots)
     return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
+
+
+def boot_ahead(call: operation.Call) -> Told:
+    """Tell all hosts of a boot image that was made.  Who does not hear of it does without."""
+    image_id = operation.image_id(call.path["image_id"])
+    after = tuple(map(operation.image_id, call.body.after))
+    kind, is_open = decision_api.TaskKind.BOOT_AHEAD, call.body.is_open
+    task = _task(kind, image_id, after=after, is_open=is_open)
+    call.bus.give(task, None)
+    return Told(image_id, task.request)
 
 
 def hurry(call: operation.Call) -> Asked:
@@ -315,6 +347,17 @@ OPERATIONS = (
         record_boots,
         rule=operation.ADMIN,
         body=Record,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    operation.Operation(
+        "image:boot_ahead",
+        "POST",
+        "/v1/images/{image_id}/boot-ahead",
+        "Tell hosts of a boot image that was made, so that they have it before it is needed",
+        Told,
+        boot_ahead,
+        rule=f"role:acstor-prepare or role:service or {operation.ADMIN}",
+        body=BootAhead,
         status=http.HTTPStatus.ACCEPTED,
     ),
 )

@@ -12,6 +12,7 @@ from oslo_config import cfg
 
 from acstor_common import conf as common_conf
 from acstor_common import errors
+from acstor_glance import boot_ahead
 from acstor_glance import boot_images
 from acstor_glance import boot_service
 from acstor_glance import boot_ways
@@ -41,7 +42,8 @@ def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counte
     boots = None
     if ways.any:
         made = boot_images.BootImages(images, conf, ways)
-        boots = boot_service.BootService(made, ways, counters, lambda: guard.needed)
+        ahead = boot_ahead.BootAhead(images, conf)
+        boots = boot_service.BootService(made, ways, counters, lambda: guard.needed, ahead)
     return glance_listener.Listener(conf, preparer, reconciler, counters, guard, boots), counters
 
 

@@ -202,6 +202,7 @@ def agent(
     link_mbit: float,
     source_url: str = "",
     *,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
     constants: tuned.Constants | None = None,
     **options: object,
 ) -> agents.Agent:
@@ -210,13 +211,15 @@ def agent(
     :param instance: of the service
     :param images: what it reads if there is no image server
     :param source_url: the image server
+    :param sections: more sections of its configuration, such as those of other sources
     :param constants: that differ from the lab's
     """
-    sections: dict[str, Mapping[str, Any]] = {
+    configured: dict[str, Mapping[str, Any]] = {
         "DEFAULT": {"transport_url": broker},
         "source_file": {"folder": images.folder if images else "/nonexistent"},
         "source_http": {"url": source_url or "http://none.invalid"},
         "oslo_messaging_rabbit": {"rabbit_retry_interval": 1, "rabbit_retry_backoff": 0},
+        **(sections or {}),
     }
     own: dict[str, object] = {
         "sources": "http" if source_url else "file",
@@ -226,6 +229,6 @@ def agent(
         **options,
     }
     known = {tuned.COLLECTION_S: COLLECTION_S, **(constants or {})}
-    made = agents.Agent(host, source_url, sections=sections, constants=known, **own)
+    made = agents.Agent(host, source_url, sections=configured, constants=known, **own)
     manage(instance.config_file, "authority", "issue", host.name, "--out", made.identity)
     return made

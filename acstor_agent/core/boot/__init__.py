@@ -3,5 +3,6 @@
 
 To be read in this order: ``activity`` (whether guests boot now), ``boot_recorder`` (what they read,
 of which boot images are made), ``boot_memory`` (which boot images lie in memory), ``loading``
-(how one came there), ``timeline_recorder`` (where the time of a boot went).
+(how one came there), ``boot_ahead`` (which come before a guest asks), ``timeline_recorder`` (where
+the time of a boot went).
 """

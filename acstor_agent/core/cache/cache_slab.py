@@ -23,7 +23,7 @@ ALIGNMENT_BYTES = 4096
 MIN_SLOT_BYTES = 4096
 MAX_SLOT_BYTES = geometry.MAX_CHUNK_BYTES
 MAX_SEQUENCE = 2**63 - 1
-KEEP_CLASS_COUNT = 3
+KEEP_CLASS_COUNT = 4
 LEAST_SLABS = 16
 """Files that a cache has room for, at the least: a whole one is given up where chunks of another
 size need room."""

@@ -19,7 +19,8 @@ class KeepClass(enum.IntEnum):
 
     BORROWED = 0  # anybody else can give it again
     HOME = 1  # this host is its home: others come here for it
-    BOOT = 2  # a running instance needs it to boot
+    AHEAD = 2  # part of a boot image that was brought before any guest here asked for it
+    BOOT = 3  # a running instance needs it to boot
 
 
 CLASSES = tuple(KeepClass)

@@ -33,9 +33,9 @@ SlabAction = cache_actions.SlabAction
 Placement = cache_actions.Placement
 FoundSlab = cache_actions.FoundSlab
 
-BOOT_SHARE = 4
-"""One part of so many of the limit is kept for booting.  A boot image takes 2 to 3 % of its image:
-that is room for those of ten times as many images as the cache holds whole."""
+BOOT_SHARES = {KeepClass.BOOT: 4, KeepClass.AHEAD: 8}
+"""One part of so many of the limit is kept for booting, and for boots to come.  A boot image takes
+2 to 3 % of its image: a quarter has those of ten times as many images as the cache holds whole."""
 
 
 class PublicCache:
@@ -182,21 +182,22 @@ class PublicCache:
         return True
 
     def bound_boot(self) -> None:
-        """Keep no more than a part of the limit for booting; what was used last stays.
+        """Keep no more than BOOT_SHARES of the limit; of each class what was used last stays.
 
         The others become borrowed ones.  What the disk says of them stays as it is: a new run keeps
         them until it is asked to keep another one.
         """
-        while self.class_bytes[KeepClass.BOOT] > self.limit_bytes // BOOT_SHARE:
-            orders = (group.orders[KeepClass.BOOT] for group in self._slabs.groups.values())
-            first = min(
-                filter(None, (order.first() for order in orders)),
-                key=operator.attrgetter("used_at"),
-                default=None,
-            )
-            if first is None:
-                return  # they are pinned, or were in use when room was needed
-            self._change_class(first, KeepClass.BORROWED)
+        for keep_class, part in BOOT_SHARES.items():
+            while self.class_bytes[keep_class] > self.limit_bytes // part:
+                orders = (group.orders[keep_class] for group in self._slabs.groups.values())
+                first = min(
+                    filter(None, (order.first() for order in orders)),
+                    key=operator.attrgetter("used_at"),
+                    default=None,
+                )
+                if first is None:
+                    break  # they are pinned, or were in use when room was needed
+                self._change_class(first, KeepClass.BORROWED)
 
     def let_go(self, slot: cache_slot.Slot) -> bool:
         """Make a borrowed chunk the first to make room until it is used; say whether it is one.

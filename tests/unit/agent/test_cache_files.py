@@ -374,7 +374,7 @@ async def test_change_while_the_writer_is_busy_reaches_the_disk(tmp_path, monkey
         await settle(cache)
         assert cache.statistics.pending_bytes == 0
     async with running(tmp_path) as cache:
-        assert cache.statistics.chunks_by_class == {"borrowed": 1, "home": 1, "boot": 1}
+        assert cache.statistics.chunks_by_class == {"borrowed": 1, "home": 1, "ahead": 0, "boot": 1}
         for number in range(3):
             assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
 
@@ -387,7 +387,7 @@ async def test_chunk_that_is_here_is_only_promoted_and_that_survives_a_restart(t
         assert cache.statistics.pending_bytes == 0
         assert not cache.promote(CIDS[1], KeepClass.BOOT)
     async with running(tmp_path) as cache:
-        assert cache.statistics.chunks_by_class == {"borrowed": 0, "home": 0, "boot": 1}
+        assert cache.statistics.chunks_by_class == {"borrowed": 0, "home": 0, "ahead": 0, "boot": 1}
 
 
 async def test_chunk_that_a_thread_reads_is_not_overwritten(tmp_path, monkeypatch):

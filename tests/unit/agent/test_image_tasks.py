@@ -38,6 +38,7 @@ class Host:
         self.may_go_on = trio.Event()
         self.failure = None
         self.whole, self.bases, self.wished = {}, set(), []
+        self.is_ahead_wanted, self.may_come = True, trio.Event()
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.tasks = image_tasks.ImageTasks(
             made.mirrors,
@@ -48,6 +49,7 @@ class Host:
             made.chunks.counters.fetched.get,
             lambda image_id: self.whole.get(image_id, NOT_USED),
             lambda: self.bases,
+            self,
             clock=lambda: self.now_s,
         )
 
@@ -71,6 +73,16 @@ class Host:
         if self.failure:
             raise self.failure
         self.wished.append(asked)
+
+    def is_for(self, asked):
+        return self.is_ahead_wanted
+
+    async def bring(self, asked, report):
+        await report(0, 9)
+        await self.may_come.wait()
+        if self.failure:
+            raise self.failure
+        return {"done_bytes": 9}
 
     async def told(self, image_id=one_host.IMAGE):
         return (await self.tasks.news())[image_id].task
@@ -291,3 +303,33 @@ async def test_boots_are_not_recorded_where_that_is_switched_off(tmp_path):
         made.tasks.take(task(1, Kind.RECORD_BOOTS))
         told = await made.told()
     assert told.state is State.FAILED and "boot_memory_limit_bytes: is 0" in told.why
+
+
+async def test_boot_images_that_come_keep_nothing_else_waiting(host):
+    host.tasks.take(task(1, Kind.BOOT_AHEAD))
+    await host.wait(lambda told: told.state is State.RUNNING)
+    other = str(one_host.OTHER)
+    host.tasks.take(task(2, Kind.HYDRATE, other))
+    while (await host.told(other)).state is not State.DONE:
+        host.now_s += image_tasks.LOOK_AGAIN_S
+        await trio.sleep(0.01)
+    assert (await host.told()).state is State.RUNNING
+    host.may_come.set()
+    done = await host.wait(lambda told: told.state is State.DONE)
+    assert (done.kind, done.done, done.total) == (Kind.BOOT_AHEAD, 9, 9)
+
+
+@pytest.mark.expect_log("cannot boot_ahead: the boot image")
+async def test_why_a_boot_image_does_not_come_is_told(host):
+    host.failure = errors.Unusable("the boot image", "would be more than comes in a day")
+    host.may_come.set()
+    host.tasks.take(task(1, Kind.BOOT_AHEAD))
+    failed = await host.wait(lambda told: told.state is State.FAILED)
+    assert "more than comes in a day" in failed.why
+
+
+async def test_host_that_does_not_want_a_boot_image_says_nothing(host):
+    host.is_ahead_wanted = False
+    host.tasks.take(task(1, Kind.BOOT_AHEAD))
+    host.now_s += image_tasks.LOOK_AGAIN_S
+    assert await host.tasks.news() == {}

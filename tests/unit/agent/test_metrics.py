@@ -202,6 +202,7 @@ def test_agent_without_images_has_metrics_too():
     names += " promised_bytes pinned_bytes pinned_missing_chunks"
     names += " evictions healed refused write_errors trouble"
     counted = "memory_bytes limit_bytes loaded dropped ignored refused failed recorded"
+    counted += " ahead ahead_bytes ahead_used_bytes"
     picture["boot"] = dict.fromkeys(counted.split(), 0)
     picture["cache"] = dict.fromkeys(names.split(), 0)
     picture["disk_io"] = status.of_disk_io(disk_io.DiskIo())

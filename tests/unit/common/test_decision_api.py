@@ -164,3 +164,12 @@ def test_images_come_out_as_they_went_in():
     )
     assert sample.images == {IMAGE: held}
     assert decision_api.decode(PLAIN, decision_api.Sample).images is None
+
+
+@pytest.mark.parametrize("after", [["../x"], [""], [7], IMAGE, 17 * [IMAGE], None])
+def test_a_task_that_names_what_is_no_image_before_is_refused(after):
+    task = {"request": 1, "kind": "boot_ahead", "image_id": IMAGE, "is_open": False}
+    found = decision_api.decode({**task, "after": [IMAGE]}, decision_api.ImageTask)
+    assert found.after == (IMAGE,)
+    with pytest.raises(errors.RemoteProtocolError):
+        decision_api.decode({**task, "after": after}, decision_api.ImageTask)

@@ -142,6 +142,15 @@ def test_its_own_takes_the_place_of_an_inherited_one_though_they_hardly_differ(
     assert origin(images, second) == "recorded"
 
 
+def test_image_that_inherits_one_and_cannot_be_built_has_one(images, made, conf, prepare):
+    assert boot(made, prepare(chunks(*range(40)), **OLD), *BOOTED)
+    arm = prepare(chunks(*range(41)), name="debian", hw_architecture="aarch64", **NEW)
+    both = boot_images.BootImages(images, conf, boot_ways.Ways(builds=True, records=True))
+    assert both.make(ids.parse_image_id(arm["id"]))  # so hosts are told of it
+    assert (origin(images, arm), arm["acstor_boot_state"]) == ("inherited", "unbootable")
+    assert not both.make(ids.parse_image_id(arm["id"]))
+
+
 def test_images_with_little_in_common_inherit_nothing(images, made, prepare):
     assert boot(made, prepare(chunks(*range(40)), **OLD), *BOOTED)
     image = prepare(chunks(*range(15), *range(100, 125)), **NEW)

@@ -105,7 +105,7 @@ def test_record_with_a_flipped_bit_is_a_free_slot(bit):
         (CID, 2**63, 4000, 0),
         (CID, 1, 0, 0),
         (CID, 1, 4097, 0),
-        (CID, 1, 4000, 3),
+        (CID, 1, 4000, 4),
     ],
 )
 def test_record_that_cannot_be_right_is_a_free_slot(cid, sequence, length, keep_class):

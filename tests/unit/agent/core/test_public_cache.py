@@ -81,9 +81,10 @@ def test_no_more_than_a_part_is_kept_for_booting_and_what_was_used_last_stays(po
     cache.place(cid(6), 4 * KIB, KeepClass.BOOT)  # of another slab
     for number in (2, 3, 4, 5, 6):
         cache.lookup(cid(number))
-    may_keep = cache.limit_bytes // public_cache.BOOT_SHARE
+    may_keep = cache.limit_bytes // public_cache.BOOT_SHARES[KeepClass.BOOT]
     cache.bound_boot()
-    assert cache.class_bytes[KeepClass.BOOT] <= may_keep < 16 * KIB + cache.class_bytes[2]
+    kept_bytes = cache.class_bytes[KeepClass.BOOT]
+    assert kept_bytes <= may_keep < 16 * KIB + kept_bytes
     kept = {c for c in cache.cids() if cache.peek(c).keep_class is KeepClass.BOOT}
     assert len(cache) == 6 and cid(1) not in kept and cid(6) in kept
     fill(cache, range(10, 30))
@@ -93,17 +94,36 @@ def test_no_more_than_a_part_is_kept_for_booting_and_what_was_used_last_stays(po
     assert cache.class_bytes == before
 
 
+@pytest.mark.parametrize("policy", sorted(public_cache.POLICIES))
+def test_what_was_brought_ahead_gives_way_by_itself_and_never_takes_from_boots(policy):
+    cache = make(policy, slabs=8)
+    limits = {k: cache.limit_bytes // part for k, part in public_cache.BOOT_SHARES.items()}
+    fill(cache, range(1, 6), KeepClass.BOOT)
+    for number in range(10, 20):
+        fill(cache, [number])
+        cache.promote(cache.peek(cid(number)), KeepClass.AHEAD)
+        cache.bound_boot()
+        assert cache.class_bytes[KeepClass.AHEAD] <= limits[KeepClass.AHEAD]
+    assert cache.class_chunks == [5, 0, 5, 5]
+    assert all(cache.peek(cid(n)).keep_class is KeepClass.AHEAD for n in range(15, 20))
+    fill(cache, range(20, 60))  # nothing else is left of what was not used
+    assert [cache.peek(cid(n)).keep_class for n in range(1, 6)] == 5 * [KeepClass.BOOT]
+    assert cid(19) in cache and cid(14) not in cache
+    cache.promote(cache.peek(cid(19)), KeepClass.BOOT)  # a guest boots from it
+    assert cache.class_chunks == [cache.class_chunks[0], 0, 4, 6]
+
+
 def test_pinned_chunks_of_boot_images_stay_what_they_are_though_they_are_many():
     cache = make(slabs=3)
     fill(cache, [1, 2, 3, 4, 5], KeepClass.BOOT)
     for number in range(1, 6):
         cache.pin(cid(number), 16 * KIB)
     cache.bound_boot()
-    assert cache.class_chunks == [0, 0, 5]
+    assert cache.class_chunks == [0, 0, 0, 5]
     cache.unpin(cid(3), 16 * KIB)
     cache.bound_boot()
     assert cache.peek(cid(3)).keep_class is KeepClass.BORROWED
-    assert cache.class_chunks == [1, 0, 4]
+    assert cache.class_chunks == [1, 0, 0, 4]
 
 
 def test_held_chunk_that_may_go_is_not_handed_out():
@@ -197,7 +217,7 @@ def test_promoted_chunk_outlives_its_neighbours(policy):
     assert not cache.promote(cache.peek(cid(1)), KeepClass.HOME)
     fill(cache, [5, 6, 7])
     assert cid(1) in cache
-    assert cache.class_chunks == [3, 0, 1]
+    assert cache.class_chunks == [3, 0, 0, 1]
 
 
 @pytest.mark.parametrize("policy", public_cache.POLICIES)
@@ -355,12 +375,12 @@ def test_younger_of_two_records_counts_and_the_place_of_the_older_is_free():
     cache.restore(
         [
             found(0, [(2, cid(1), 20, 16 * KIB, 0)]),
-            found(1, [(0, cid(1), 10, 16 * KIB, 1), (1, cid(2), 11, 16 * KIB, 2)]),
+            found(1, [(0, cid(1), 10, 16 * KIB, 1), (1, cid(2), 11, 16 * KIB, 3)]),
         ]
     )
     slot = cache.peek(cid(1))
     assert (slot.slab.number, slot.slot_no) == (0, 2)
-    assert cache.class_chunks == [1, 0, 1]
+    assert cache.class_chunks == [1, 0, 0, 1]
     fill(cache, range(10, 16))
     assert len(cache) == 8 and cache.evictions == 0
 
@@ -408,8 +428,8 @@ def test_all_bytes_are_counted_by_class():
     fill(cache, [1, 2], KeepClass.HOME)
     cache.place(cid(3), 10_000, KeepClass.BOOT)
     cache.drop(cache.peek(cid(1)))
-    assert cache.class_bytes == [0, 16 * KIB, 10_000]
-    assert cache.class_chunks == [0, 1, 1]
+    assert cache.class_bytes == [0, 16 * KIB, 0, 10_000]
+    assert cache.class_chunks == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("policy", public_cache.POLICIES)

@@ -342,3 +342,44 @@ def test_a_host_that_fell_silent_needs_its_images_for_a_day(client, store):
         told = conftest.sample(0, sent_s=time.time() - silent_s, images={IMAGES[0]: LACKING})
         conftest.note(store, told)
         assert client.get("/v1/needed").json["images"] == needs
+
+
+def test_all_hosts_are_told_of_a_boot_image_and_nobody_is_asked_again(client, store, bus):
+    hold(store, {}, {})
+    body = {"after": [IMAGES[1], IMAGES[2]], "is_open": True}
+    answer = client.post(f"/v1/images/{IMAGES[0]}/boot-ahead", json=body)
+    assert answer.status_code == 202
+    [(task, hosts)] = bus.tasks
+    assert (task.kind, task.image_id, hosts) == ("boot_ahead", IMAGES[0], None)
+    assert (task.after, task.is_open) == ((IMAGES[1], IMAGES[2]), True)
+    assert answer.json == {"image_id": IMAGES[0], "request": task.request}
+    assert store.unheard_tasks(0) == []
+
+
+@pytest.mark.parametrize(
+    ("roles", "status"),
+    [
+        ("admin", 202),
+        ("acstor-prepare", 202),
+        ("service", 202),
+        ("acstor-reader", 403),
+        ("reader", 403),
+    ],
+)
+def test_who_prepares_images_may_tell_hosts_of_boot_images(roles, status, client, bus):
+    headers = {"X-Roles": roles, "OpenStack-System-Scope": "all"}
+    answer = client.post(f"/v1/images/{IMAGES[0]}/boot-ahead", headers=headers)
+    assert answer.status_code == status
+    assert len(bus.tasks) == (status == 202)
+
+
+@pytest.mark.parametrize("after", [["../x"], [IMAGES[0]] * 17, [7], IMAGES[0]])
+def test_predecessors_that_are_none_are_refused(after, client, bus):
+    answer = client.post(f"/v1/images/{IMAGES[0]}/boot-ahead", json={"after": after})
+    assert answer.status_code == 400
+    assert not bus.tasks
+
+
+def test_hosts_are_told_of_no_boot_image_while_the_bus_is_gone(client, bus):
+    bus.failure = rpc.BusUnreachable("refused")
+    assert client.post(f"/v1/images/{IMAGES[0]}/boot-ahead").status_code == 503

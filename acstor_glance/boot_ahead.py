@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells hosts of boot images that were made, so that they have them before they are needed.
+
+Hosts are told by the decision service; which of them take a boot image is their own decision, by
+their option ``boot_images_ahead``.  What they are told of an image is what only Glance knows:
+whether every project may read it, and which images of its family came before it.
+
+The one rule: this is a help to those who boot.  Where there is no decision service nobody is told.
+"""
+
+import collections
+import logging
+from typing import Any
+
+import msgspec
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import image_record
+from acstor_common import log_once
+from acstor_common import scope
+from acstor_glance import decision_client
+from acstor_glance import families
+from acstor_glance import images as glance_images
+
+LOG = logging.getLogger(__name__)
+
+MOST_UNTOLD = 1000
+"""Images of which hosts are still to be told; of more those that were made first are left out."""
+MOST_BYTES = 1 << 16
+"""Of the decision service's answer."""
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What the decision service answers."""
+
+    image_id: str
+    request: int
+
+
+class BootAhead:
+    """What tells hosts; its methods block, and may be called from any thread."""
+
+    def __init__(self, images: glance_images.Images, conf: cfg.ConfigOpts) -> None:
+        self._images = images
+        self._service = decision_client.DecisionClient(conf)
+        self._untold: collections.OrderedDict[ids.ImageId, None] = collections.OrderedDict()
+        self._fault = log_once.LogOnce(LOG)
+
+    def made(self, image_id: ids.ImageId) -> None:
+        """Tell hosts that an image has another boot image now, and what they were not told yet."""
+        self._untold[image_id] = None
+        while len(self._untold) > MOST_UNTOLD:
+            self._untold.popitem(last=False)
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell hosts what they were not told yet; what cannot be told now waits for the next time.
+
+        An image that Glance or the decision service does not know any more is forgotten.
+        """
+        for image_id in list(self._untold):
+            try:
+                self._tell(image_id)
+            except errors.ImageGone as exc:
+                LOG.info("image %s: hosts are not told of its boot image: %s", image_id, exc)
+            except (errors.ImageServiceError, errors.Unusable) as exc:
+                self._fault.say(f"hosts are not told of new boot images: {exc}")
+                return
+            self._untold.pop(image_id, None)
+        self._fault.say("")
+
+    def _tell(self, image_id: ids.ImageId) -> None:
+        image = self._images.read_or_none(image_id)
+        if image is None or image_record.why_not_served(image):
+            return
+        after = [str(one["id"]) for one in families.predecessors(self._images, image)]
+        is_open = scope.is_open(image)
+        if not after and not is_open:
+            return  # no host may want it
+        body: dict[str, Any] = {"after": after, "is_open": is_open}
+        self._service.post(f"/v1/images/{image_id}/boot-ahead", body, _Told, MOST_BYTES)
+        LOG.info("image %s: hosts are told of its boot image", image_id)

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boot images that come before they are needed, over everything that is real.
+
+Four hosts in namespaces read from a real Glance: h1 wants no boot image ahead, h2 and h4 those of
+new versions of what they use, h3 those of all images that every project may read.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import pathlib
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+import pytest
+
+from acstor_common import artefacts
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import decision
+from tests.lab import network
+from tests.lab import relay
+from tests.lab import runs
+from tests.lab import tuned
+from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import api
+from tests.lab.openstack import cloud as openstack
+from tests.lab.openstack import uploads
+
+pytestmark = hosts.needs_fuse
+
+LINK_MBIT = 100
+DEADLINE_S = 150.0
+CHUNK = uploads.CHUNK
+BOOT_CHUNKS = 320
+"""What a boot reads: 20 MiB.  Half of it, as a new version may have, takes this link 0.9 s."""
+_HALF = BOOT_CHUNKS // 2
+_DICE = random.Random(1)
+TRACE = [*_DICE.sample(range(_HALF), _HALF), *_DICE.sample(range(_HALF, BOOT_CHUNKS), _HALF)]
+"""In which order: here and there, so that nothing is read ahead of it; its halves apart."""
+MODES = {"h1": "none", "h2": "booted", "h3": "all", "h4": "booted"}
+DEBIAN = {"os_distro": "debian", "os_version": "13"}
+BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
+
+
+class Boot(NamedTuple):
+    """What a guest's boot read, how long that took, and what of it came to the host meanwhile."""
+
+    data: bytes
+    took_s: float
+    fetched_bytes: int
+
+
+class Cloud:
+    """Four hosts, a decision service with its API, and a listener beside the lab's Glance."""
+
+    def __init__(self, lab: openstack.Cloud, listener: acstor_glance.Listener) -> None:
+        self.lab, self.listener = lab, listener
+        self.agents: dict[str, agents.Agent] = {}
+
+    def log(self) -> str:
+        """Return the ends of all logs."""
+        logs = (self.listener.log(), *(agent.log() for agent in self.agents.values()))
+        return "\n".join(log[-1500:] for log in logs)
+
+    def wait(self, check: Any, what: str) -> None:
+        runs.wait_for(check, DEADLINE_S, what, self.log)
+
+    def boot(self, host: str, image_id: str) -> Boot:
+        """Read what a boot reads, in order and past the page cache, on a host."""
+        agent = self.agents[host]
+        before = fetched_bytes(agent)
+        began_s = time.monotonic()
+        fd = os.open(agent.image_path(image_id), os.O_RDONLY | os.O_DIRECT)
+        try:
+            buffer = mmap.mmap(-1, CHUNK)
+            data = b"".join(
+                bytes(buffer[: os.preadv(fd, [buffer], chunk_no * CHUNK)]) for chunk_no in TRACE
+            )
+        finally:
+            os.close(fd)
+        took_s = time.monotonic() - began_s
+        return Boot(data, took_s, fetched_bytes(agent) - before)
+
+    def ahead(self, host: str) -> tuple[int, int]:
+        """Return how many boot images came to a host ahead, and the bytes that came with them."""
+        boots = self.agents[host].status()["boot"]
+        return boots["ahead"], boots["ahead_bytes"]
+
+    def source_bytes(self) -> int:
+        """Return what all hosts together have read from Glance."""
+        shown = (agent.status()["exchange"] for agent in self.agents.values())
+        return sum(one["source_bytes"] for one in shown)
+
+    def tasks(self, image_id: str) -> dict[str, str]:
+        """Return what ``openstack acstor image host list`` shows of tasks."""
+        words = ("image", "host", "list", image_id, "-f", "json")
+        done = acstor_decision.openstack(self.lab, "admin", *words)
+        if done.returncode:
+            return {}
+        return {row["Host"]: row["Task"] for row in json.loads(done.stdout) if row["Task"]}
+
+
+def booted(data: bytes) -> bytes:
+    """Return what a boot reads of an image."""
+    return b"".join(data[number * CHUNK : (number + 1) * CHUNK] for number in TRACE)
+
+
+def is_prepared(glance: uploads.Images, image_id: str) -> bool:
+    return artefacts.state_of(glance.record(image_id)) is artefacts.State.READY
+
+
+def boot_image_of(glance: uploads.Images, image_id: str) -> str:
+    """Return the id of an image's boot image; empty if it has none."""
+    return str(glance.record(image_id).get(BOOT_IMAGE.pointer, ""))
+
+
+def fetched_bytes(agent: agents.Agent) -> int:
+    """Return what came to a host from the source and from others."""
+    return sum(count["bytes"] for count in agent.status()["fetched"].values())
+
+
+@pytest.fixture
+def cloud(glance: uploads.Images, tmp_path: pathlib.Path) -> Iterator[Cloud]:
+    if shutil.which("/usr/sbin/rabbitmq-server") is None:
+        pytest.skip("RabbitMQ is not installed")
+    lab = glance.lab
+    connection = f"sqlite:///{tmp_path}/decision.sqlite"
+    constants: tuned.Constants = {
+        tuned.NOTIFICATION_POOL: f"test-{tmp_path.name}",
+        tuned.TRACES_NEEDED: 1,
+    }
+    options = {"constants": constants, "protect_used_images": False}  # they are deleted here
+    listener = acstor_glance.Listener("listener", lab, tmp_path, **options)
+    made = Cloud(lab, listener)
+    with contextlib.ExitStack() as stack:
+        rest = acstor_decision.DecisionApi(lab, tmp_path / "api", connection)
+        net = stack.enter_context(network.Network(len(MODES), LINK_MBIT))
+        broker, keystone, images = (
+            stack.enter_context(relay.Relay(net.source, port)).address
+            for port in (lab.rabbitmq.port, lab.keystone.port, lab.glance.port)
+        )
+        instance = decision.Instance(tmp_path, "one", lab.rabbitmq.url, connection)
+        stack.enter_context(instance)
+        stack.callback(rest.stop)
+        rest.start()
+        rest.wait_ready()
+        rest.register()
+        stack.callback(listener.stop)
+        listener.start()
+        listener.wait_ready()
+        auth_url = lab.keystone.auth_url.replace(f"127.0.0.1:{lab.keystone.port}", keystone)
+        source = {**api.credentials(auth_url, "acstor"), "endpoint_override": f"http://{images}"}
+        for host in net.hosts:
+            agent = decision.agent(
+                host,
+                instance,
+                None,
+                f"rabbit://guest:guest@{broker}/",
+                LINK_MBIT,
+                sections={"source_glance": source},
+                sources="glance",
+                boot_images_ahead=MODES[host.name],
+                constants={tuned.RECORD_IDLE_S: 5.0},
+            )
+            made.agents[host.name] = stack.enter_context(agent)
+        for agent in made.agents.values():
+            agent.wait_ready()
+        made.wait(
+            lambda: all(a.status()["ring"]["hosts"] == len(MODES) for a in made.agents.values()),
+            "one table on all hosts",
+        )
+        yield made
+
+
+def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
+    cloud: Cloud, glance: uploads.Images, record_property: Any
+) -> None:
+    dice = random.Random(30)
+    same_bytes = _HALF * CHUNK
+    first = dice.randbytes((BOOT_CHUNKS + 20) * CHUNK)
+    second = first[:same_bytes] + dice.randbytes(len(first) - same_bytes)
+    first_id = glance.upload(first, **DEBIAN)
+    cloud.wait(lambda: is_prepared(glance, first_id), "the first version's chunk map")
+    for host in ("h2", "h4", "h1"):  # all of it is there before there is a boot image
+        assert cloud.boot(host, first_id).data == booted(first)
+    cloud.wait(lambda: bool(boot_image_of(glance, first_id)), "a recorded boot image")
+    second_id = glance.upload(second, **DEBIAN)
+    cloud.wait(lambda: bool(boot_image_of(glance, second_id)), "an inherited boot image")
+    inherited = boot_image_of(glance, second_id)
+    for host in ("h2", "h4"):
+        cloud.wait(lambda: cloud.ahead(host)[0] == 1, "the inherited boot image")  # noqa: B023
+        assert cloud.ahead(host)[1] == 0  # all of it is here since the version before was booted
+
+    cold = cloud.boot("h1", second_id)
+    assert cold.data == booted(second)
+    read_bytes = cloud.source_bytes()
+    cloud.wait(lambda: boot_image_of(glance, second_id) != inherited, "its own boot image")
+    for host in ("h2", "h4"):
+        cloud.wait(lambda: cloud.ahead(host)[0] == 2, "its own boot image")  # noqa: B023
+    came_bytes = cloud.ahead("h2")[1]
+    assert 0.9 * same_bytes < came_bytes < 1.1 * same_bytes
+    read_bytes = cloud.source_bytes() - read_bytes
+    print(f"two hosts: {2 * came_bytes} bytes came, {read_bytes} of the source")
+    assert read_bytes < 1.1 * came_bytes  # they share it
+    assert f"image {second_id}: its boot image is here before" in cloud.agents["h2"].log()
+    assert second_id not in cloud.agents["h2"].status()["images"]  # nobody has used it there
+    cloud.wait(lambda: {"h2", "h4"} <= cloud.tasks(second_id).keys(), "what operators see")
+    told = {host: task for host, task in cloud.tasks(second_id).items() if "boot_ahead" in task}
+    assert told == dict.fromkeys(("h2", "h4"), "boot_ahead: done, 100 %")
+
+    warm = cloud.boot("h2", second_id)
+    assert warm.data == booted(second)
+    for name, boot in (("cold", cold), ("ahead", warm)):
+        print(f"{name}: {boot.took_s:.3f} s, {boot.fetched_bytes} bytes came")
+        record_property(f"{name}_s", round(boot.took_s, 3))
+        record_property(f"{name}_fetched_bytes", boot.fetched_bytes)
+    assert cold.fetched_bytes >= 0.9 * same_bytes
+    assert warm.fetched_bytes < 0.25 * same_bytes  # of what neighbours advertise, perhaps
+    assert cloud.agents["h2"].status()["boot"]["ahead_used_bytes"] == came_bytes
+    assert cloud.ahead("h1") == cloud.ahead("h3") == (0, 0)  # it is a project's own
+
+
+def test_image_that_all_may_read_comes_to_the_hosts_that_want_all(
+    cloud: Cloud, glance: uploads.Images
+) -> None:
+    data = random.Random(31).randbytes(40 * CHUNK + BOOT_CHUNKS * CHUNK)
+    image_id = glance.upload(data, visibility="community")
+    cloud.wait(lambda: is_prepared(glance, image_id), "its chunk map")
+    assert cloud.boot("h1", image_id).data == booted(data)
+    cloud.wait(lambda: cloud.ahead("h3")[0] == 1, "the boot image on the host that wants all")
+    assert cloud.ahead("h2") == (0, 0)
+    warm = cloud.boot("h3", image_id)
+    assert warm.data == booted(data)
+    print(f"open image: {warm.took_s:.3f} s, {warm.fetched_bytes} bytes came")
+    assert warm.fetched_bytes < 0.25 * BOOT_CHUNKS * CHUNK
