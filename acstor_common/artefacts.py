@@ -208,7 +208,7 @@ def new_artefact(
         raise ValueError(f"image {image_record.text_of(image, 'id')} has no hash in Glance")
     image_id = image_record.image_id_of(image)
     return {
-        **_hidden(f"acstor {kind.value} of {image_id}", kind.value, project_id),
+        **_hidden(name_of(kind, image_id), kind.value, project_id),
         OF_IMAGE: image_id,
         OS_HASH_ALGO: os_hash.algo,
         OS_HASH_VALUE: os_hash.value.hex(),
@@ -216,6 +216,11 @@ def new_artefact(
         REVISION: str(revision),
         **(also or {}),
     }
+
+
+def name_of(kind: Kind, image_id: str) -> str:
+    """Return the name of an image's artefact: those of a kind are sorted as their images are."""
+    return f"acstor {kind.value} of {image_id}"
 
 
 def new_secret(project_id: str) -> dict[str, Any]:
@@ -283,6 +288,15 @@ def why_foreign(
     if _bound_hash(artefact) != image_record.os_hash_of(image) or not _bound_hash(artefact).algo:
         return "it is of other bytes: Glance's hash of the image is not the one it was made for"
     return _why_unreadable(artefact, format_version)
+
+
+def is_of_other_bytes(
+    image: image_record.Record, artefact: image_record.Record, kind: Kind, project_id: str
+) -> bool:
+    """Say whether ``artefact`` was made as the ``kind`` of ``image`` when that had other bytes."""
+    is_of_image = image_record.text_of(artefact, OF_IMAGE) == image_record.text_of(image, "id")
+    is_kind = is_artefact(artefact, project_id) and kind_of(artefact) is kind
+    return is_of_image and is_kind and _bound_hash(artefact) != image_record.os_hash_of(image)
 
 
 def _why_unreadable(artefact: image_record.Record, format_version: int) -> str:

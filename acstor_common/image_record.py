@@ -95,6 +95,15 @@ def why_format_not_served(record: Record) -> str:
     return ""
 
 
+def is_encrypted(record: Record) -> bool:
+    """Say whether the image is encrypted, as its properties have it.
+
+    >>> is_encrypted({"os_encrypt_format": "LUKS"}), is_encrypted({"os_encrypt_format": ""})
+    (True, False)
+    """
+    return any(name.startswith("os_encrypt") and record[name] for name in record)
+
+
 def _why_nothing_to_bind(record: Record) -> str:
     if not size_bytes_of(record):
         return "it is empty"

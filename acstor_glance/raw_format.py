@@ -15,6 +15,10 @@ from oslo_utils.imageutils import format_inspector
 from acstor_common import geometry
 from acstor_common import layout
 
+BACKING_FILE = "it has a backing file"
+EXTERNAL_DATA = "it has an external data file"
+_UNSAFE = {"backing_file": BACKING_FILE, "data_file": EXTERNAL_DATA}
+"""What oslo.utils finds unsafe, in words for operators."""
 RAW_FORMATS = frozenset({"raw", "gpt", "iso"})
 """What oslo.utils may call an image that a guest can read as it is."""
 
@@ -60,7 +64,11 @@ def why_not_qcow2(head: bytes) -> str:
             return f"its format is {' or '.join(sorted(formats))}, but Glance says qcow2"
         found[0].safety_check()
     except format_inspector.SafetyCheckFailed as e:
-        failures = [str(why) for name, why in e.failures.items() if name != "unknown_features"]
+        failures = [
+            _UNSAFE.get(name, str(why))
+            for name, why in e.failures.items()
+            if name != "unknown_features"
+        ]
         return "; ".join(failures)
     except Exception as e:  # as above
         return f"its format cannot be told: inspecting it ended in {type(e).__name__}"

@@ -213,12 +213,11 @@ def _check_eligible(image: dict[str, Any]) -> None:
 
     :raises NotEligibleError: it cannot be shown as a mirror
     """
-    properties = {**image, **image.get("properties", {})}
     if image["status"] != "active":
         raise NotEligibleError(_REASONS.NOT_ACTIVE, f"its status is {image['status']}")
     if image["disk_format"] not in image_record.SERVED_DISK_FORMATS:
         raise NotEligibleError(_REASONS.DISK_FORMAT, f"its format is {image['disk_format']}")
-    if any(name.startswith("os_encrypt") and properties[name] for name in properties):
+    if image_record.is_encrypted({**image, **image.get("properties", {})}):
         raise NotEligibleError(_REASONS.ENCRYPTED, "it is encrypted")
 
 
