@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import re
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,7 +27,6 @@ MOST_LABELS = 200
 """Reasons with their details that are told apart; what else there is counts as OTHER_DETAIL."""
 OTHER_DETAIL = "others"
 _DETAIL = re.compile(r"[a-z0-9][a-z0-9_.,-]{0,63}")
-_VERSION = glance_images.FORMAT_VERSIONS[walk.CHUNK_MAP]
 _FORMAT_WORDS = "its format "
 
 
@@ -57,7 +57,8 @@ FAULTY = frozenset({Reason.FAILED, Reason.RECORD_DIFFERS, Reason.STORE_AWAY})
 _WHAT_TO_DO = {
     Reason.SERVED: "",
     Reason.NOT_ACTIVE: "nothing: they are not there, or somebody deactivated them",
-    Reason.DISK_FORMAT: "upload them as raw or qcow2, or let Glance convert imports",
+    Reason.DISK_FORMAT: "upload them as raw or qcow2, let Glance convert imports, or name the "
+    "format in convert_formats",
     Reason.CONTAINER_FORMAT: "upload the disk itself, in no container (bare)",
     Reason.ENCRYPTED: "nothing: Nova takes encrypted images by itself",
     Reason.EMPTY: "nothing: there is nothing in them",
@@ -105,38 +106,68 @@ class Count:
         return f"{what_to_do}; of the first: {self.why}" if self.why else what_to_do
 
 
+class Cloud(NamedTuple):
+    """What is asked beside an image's record.
+
+    :param ranges_of: whether parts of what an image is read from can be read
+    :param converted_of: what an image of another format points to as its conversion
+    :param convertible: disk formats that are converted
+    """
+
+    project_id: str
+    ranges_of: RangesOf
+    converted_of: Callable[[image_record.Record], image_record.Record | None]
+    convertible: Collection[str] = ()
+
+
 def standing_of(
-    image: image_record.Record,
-    found: image_record.Record | None,
-    project_id: str,
-    ranges_of: RangesOf,
+    image: image_record.Record, found: image_record.Record | None, cloud: Cloud
 ) -> Standing:
     """Return how an image stands.
 
     :param found: what it points to as its chunk map
-    :param ranges_of: says whether parts of it can be read; asked of images that are mapped
     """
-    by_record = _by_record(image)
+    by_record = _by_record(image, cloud.convertible)
     if by_record is not None:
         return by_record
-    if found is None or artefacts.why_foreign(image, found, walk.CHUNK_MAP, project_id, _VERSION):
-        return _unmapped(image, found, project_id)
-    stores = glance_ranges.stores_of(image)
-    answer = ranges_of(image)
+    if _why_foreign(image, found, walk.CHUNK_MAP, cloud.project_id):
+        return _unmapped(image, found, cloud.project_id)
+    read = image
+    if image_record.is_convertible(image):
+        converted = cloud.converted_of(image)
+        why = _why_foreign(image, converted, artefacts.Kind.CONVERTED, cloud.project_id)
+        if why or converted is None:
+            return Standing(Reason.NOT_MAPPED, "", f"what it was converted to: {why}")
+        read = converted
+    stores = glance_ranges.stores_of(read)
+    answer = cloud.ranges_of(read)
     if answer.readable is glance_ranges.Readable.RANGES:
         return Standing(Reason.SERVED)
     is_whole = answer.readable is glance_ranges.Readable.WHOLE
     return Standing(Reason.NO_RANGES if is_whole else Reason.STORE_AWAY, stores, answer.why)
 
 
-def _by_record(image: image_record.Record) -> Standing | None:
+def _why_foreign(
+    image: image_record.Record,
+    found: image_record.Record | None,
+    kind: artefacts.Kind,
+    project_id: str,
+) -> str:
+    """Say why an image's artefact is not used; empty if it is."""
+    if found is None:
+        return "it is not there"
+    version = glance_images.FORMAT_VERSIONS[kind]
+    return artefacts.why_foreign(image, found, kind, project_id, version)
+
+
+def _by_record(image: image_record.Record, convertible: Collection[str]) -> Standing | None:
     """Return how it stands by what Glance says of it; None if that is no reason not to serve it."""
     status = image_record.text_of(image, "status")
     if status != image_record.ACTIVE:
         return Standing(Reason.NOT_ACTIVE, status)
-    if image_record.why_format_not_served(image):
+    if image_record.why_format_not_served(image, convertible):
         disk = image_record.text_of(image, "disk_format")
-        if disk not in image_record.SERVED_DISK_FORMATS:
+        if disk not in (*image_record.SERVED_DISK_FORMATS, *convertible):
             return Standing(Reason.DISK_FORMAT, disk)
         container = image_record.text_of(image, "container_format")
         return Standing(Reason.CONTAINER_FORMAT, container)
@@ -144,7 +175,8 @@ def _by_record(image: image_record.Record) -> Standing | None:
         return Standing(Reason.ENCRYPTED)
     if not image_record.size_bytes_of(image):
         return Standing(Reason.EMPTY)
-    return Standing(Reason.NO_HASH) if image_record.why_not_served(image) else None
+    why_not = image_record.why_not_served(image, convertible)
+    return Standing(Reason.NO_HASH) if why_not else None
 
 
 def _unmapped(
@@ -156,11 +188,11 @@ def _unmapped(
         return Standing(Reason.REFUSED, refusal_of(message), message)
     if state is artefacts.State.FAILED:
         return Standing(Reason.FAILED, "", message)
-    why = found and artefacts.why_foreign(image, found, walk.CHUNK_MAP, project_id, _VERSION)
+    why = _why_foreign(image, found, walk.CHUNK_MAP, project_id) if found else ""
     is_other = found is not None and artefacts.is_of_other_bytes(
         image, found, walk.CHUNK_MAP, project_id
     )
-    return Standing(Reason.RECORD_DIFFERS if is_other else Reason.NOT_MAPPED, "", why or "")
+    return Standing(Reason.RECORD_DIFFERS if is_other else Reason.NOT_MAPPED, "", why)
 
 
 def refusal_of(message: str) -> str:
@@ -178,8 +210,10 @@ def refusal_of(message: str) -> str:
 class Census:
     """The counts, by reason and detail; :meth:`run` fills them."""
 
-    def __init__(self, images: glance_images.Images, ranges_of: RangesOf) -> None:
-        self._images, self._ranges_of = images, ranges_of
+    def __init__(
+        self, images: glance_images.Images, ranges_of: RangesOf, convertible: Collection[str] = ()
+    ) -> None:
+        self._images, self._ranges_of, self._convertible = images, ranges_of, convertible
         self.counts: dict[str, Count] = {}
 
     def run(self) -> Iterator[int]:
@@ -187,9 +221,14 @@ class Census:
 
         :raises errors.ImageServiceError: Glance is away or refuses
         """
-        project_id = self._images.project_id
+        cloud = Cloud(
+            self._images.project_id,
+            self._ranges_of,
+            self._images.read_converted,
+            self._convertible,
+        )
         for number, (image, found) in enumerate(walk.walk(self._images), 1):
-            self._add(str(image["id"]), standing_of(image, found, project_id, self._ranges_of))
+            self._add(str(image["id"]), standing_of(image, found, cloud))
             yield number
 
     def _add(self, image_id: str, standing: Standing) -> None:

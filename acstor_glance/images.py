@@ -48,6 +48,7 @@ _PASSING = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
 FORMAT_VERSIONS = {
     artefacts.Kind.CHUNK_MAP: chunk_map.VERSION,
     artefacts.Kind.BOOT_IMAGE: boot_image.VERSION,
+    artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION,
 }
 """Version of each kind's format that is written and read."""
 
@@ -177,6 +178,12 @@ class Images:
             return None
         return found
 
+    def read_converted(self, image: image_record.Record) -> image_record.Record | None:
+        """Return what an image of another format points to as its conversion, if there is one."""
+        pointer = artefacts.pointer_of(image, artefacts.Kind.CONVERTED)
+        is_one = pointer is not None and image_record.is_convertible(image)
+        return self.read_or_none(pointer) if pointer and is_one else None
+
     def locations(self, image_id: str) -> list[tuple[str, str]]:
         """Return where the image's bytes are: URLs, which may hold passwords, and stores' names.
 
@@ -255,7 +262,7 @@ class Images:
         except errors.AcstorError:
             self._delete_quietly(artefact_id)
             raise
-        self._delete_others(kind, image["id"], artefact_id)
+        self.delete_others(kind, image["id"], artefact_id)
         return artefact_id
 
     def store(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
@@ -277,7 +284,7 @@ class Images:
         with translated(f"members of image {image_id}"):
             return [str(m["member_id"]) for m in self._client.image_members.list(image_id)]
 
-    def _delete_others(self, kind: artefacts.Kind, image_id: str, artefact_id: ids.ImageId) -> None:
+    def delete_others(self, kind: artefacts.Kind, image_id: str, artefact_id: ids.ImageId) -> None:
         """Delete an image's other artefacts of a kind; keep the one that it points to now."""
         others = [old for old in self.every_artefact(image_id) if artefacts.kind_of(old) is kind]
         in_force = artefacts.pointer_of(self.read(image_id), kind)

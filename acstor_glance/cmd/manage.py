@@ -157,7 +157,8 @@ class Tool:
         found = []
         with self._steps("looked at", None) as step:
             for image, image_map in walk.walk(self._images):
-                known = {image_map["id"]: image_map} if image_map else {}
+                others = self._images.read_converted(image)
+                known = {one["id"]: one for one in (image_map, others) if one}
                 todo = plan.plan_image(image, known, project_id, self._preparer.wanted, now)
                 if todo.step is not plan.Step.NOTHING:
                     found.append(str(image["id"]))
@@ -257,7 +258,11 @@ class Tool:
 
     def _count(self) -> bool:
         """Say how many images are served, and how many are not for which reason."""
-        counting = census.Census(self._images, ranges.Ranges(self._conf).of)
+        counting = census.Census(
+            self._images,
+            ranges.Ranges(self._conf).of,
+            self._conf.acstor_glance.convert_formats,
+        )
         with self._steps("images", None) as step:
             for _number in counting.run():
                 step()

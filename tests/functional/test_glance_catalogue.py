@@ -177,7 +177,9 @@ def test_count_shows_how_far_it_is_on_a_terminal_and_says_plainly_that_glance_is
     upload_many(glance, 3, uploads.some_bytes(chunks=8))
     with on_a_terminal(options.conf_file, "check") as (process, shown):
         process.wait(uploads.DEADLINE_S)
-        runs.wait_for(lambda: "not-mapped" in "".join(shown), 10, "the counts")
+        runs.wait_for(
+            lambda: "not-mapped" in "".join(shown), 10, "the counts", lambda: "".join(shown)
+        )
     said = "".join(shown)
     assert re.search(r"images: +\d+ images \[", said), said
     assert re.search(r"reason not-mapped +images 3 +examples ", said), said
