@@ -25,7 +25,7 @@ from tests.lab import runs
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
 
-SERVED, UNFIT = 60, 200
+SERVED, UNFIT = 40, 200
 """Images that are prepared, and further ones that are only counted: more than one page."""
 COMMAND = [sys.executable, "-W", "ignore", "-m", "acstor_glance.cmd.manage", "--config-file"]
 
