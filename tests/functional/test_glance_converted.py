@@ -138,17 +138,20 @@ def test_prepared_again_it_keeps_its_conversion_and_gets_another_where_that_is_d
 def test_hostile_and_misnamed_images_are_refused_for_good_and_nothing_stays(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
-    listen(convert_formats="vmdk,vdi")
     vmdk, child = image_of(tmp_path, "vmdk")[0], tmp_path / "child"
     backing = ["-F", "vmdk", "-b", tmp_path / "image.vmdk"]
     runs.tool(["qemu-img", "create", "-q", "-f", "vmdk", *backing, child])
     runs.tool(["qemu-img", "create", "-q", "-f", "vdi", tmp_path / "large", "3T"])
-    for data, name, why in (
-        ((tmp_path / "large").read_bytes(), "vdi", "its disk is too large"),
-        (child.read_bytes(), "vmdk", "it has a backing file"),
-        (vmdk[:700], "vmdk", "its format "),
+    large = glance.upload((tmp_path / "large").read_bytes(), disk_format="vdi")
+    linked = glance.upload_unseen(vmdk, child.read_bytes(), disk_format="vmdk")
+    broken = glance.upload_unseen(vmdk, vmdk[:700], disk_format="vmdk")
+    listen(convert_formats="vmdk,vdi")
+    for image_id, why in (
+        (large, "its disk is too large"),
+        (linked, "it has a backing file"),
+        (broken, "its format "),
     ):
-        record = glance.wait_state(glance.upload(data, disk_format=name), "refused")
+        record = glance.wait_state(image_id, "refused")
         assert record["acstor_message"].startswith(why), record["acstor_message"]
         assert record["acstor_retry"] == "1 never"
     assert glance.artefacts() == []

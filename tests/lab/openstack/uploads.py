@@ -2,6 +2,7 @@
 """Somebody who uploads images to the lab's Glance and looks at what acstor made of them."""
 
 import contextlib
+import hashlib
 import json
 import pathlib
 import random
@@ -81,6 +82,18 @@ class Images:
     def upload(self, data: bytes, **options: Any) -> str:
         """Upload as a whole, which no import plugin sees."""
         image_id: str = self.create(data=data, **options).id
+        return image_id
+
+    def upload_unseen(self, allowed: bytes, data: bytes, **options: Any) -> str:
+        """Let Glance have an image as it took them before it looked into what is uploaded.
+
+        :param allowed: an image that it takes, in whose place ``data`` is then
+        """
+        image_id = self.upload(allowed, **options)
+        (self.lab.glance.images / image_id).write_bytes(data)
+        value = hashlib.sha512(data).hexdigest()
+        change = f"UPDATE images SET size = {len(data)}, os_hash_value = '{value}'"
+        self.lab.mariadb.execute(f"{change} WHERE id = '{image_id}'", database="glance")
         return image_id
 
     def import_staged(self, data: bytes, **options: Any) -> str:
