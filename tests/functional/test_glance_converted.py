@@ -126,8 +126,8 @@ def test_prepared_again_it_keeps_its_conversion_and_gets_another_where_that_is_d
     uploads.manage(listener, "prepare", "--force", image_id)
     assert check(glance, image_id, disk)[1] == made_id
     with (glance.lab.glance.images / made_id).open("r+b") as stored:
-        stored.seek(200_000)
-        stored.write(bytes(1000))
+        stored.seek(glance.record(made_id)["size"] // 2)  # among random bytes, which are not these
+        stored.write(b"damaged" * 100)
     faulty = uploads.manage(listener, "verify", "--bytes", image_id, status=3)
     assert faulty[0]["fault"]
     uploads.manage(listener, "verify", "--bytes", "--repair", image_id)
