@@ -20,6 +20,7 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
+from acstor_common import layout
 
 PREFIX = "acstor_"
 """What every property of acstor begins with; Glance's property protections name it."""
@@ -30,12 +31,19 @@ class Kind(enum.StrEnum):
 
     CHUNK_MAP = "chunk_map"
     BOOT_IMAGE = "boot_image"
+    CONVERTED = "converted"
 
     @property
     def pointer(self) -> str:
         """The property of the image that holds the artefact's id."""
         return PREFIX + self.value
 
+
+CONVERTED_VERSION = 1
+"""Of what an image of another format is converted to: 1 is one qcow2 file."""
+
+AS_CONVERTED = layout.DiskFormat.QCOW2.glance_name
+"""The format of such an artefact."""
 
 SCOPE_SECRET = "scope_secret"
 """What ``acstor_kind`` says of the cloud's secret for scopes, which is of no image."""
@@ -207,8 +215,10 @@ def new_artefact(
     if os_hash == chunk_map.UNKNOWN_OS_HASH:
         raise ValueError(f"image {image_record.text_of(image, 'id')} has no hash in Glance")
     image_id = image_record.image_id_of(image)
+    disk_format = AS_CONVERTED if kind is Kind.CONVERTED else "raw"
     return {
-        **_hidden(f"acstor {kind.value} of {image_id}", kind.value, project_id),
+        **_hidden(name_of(kind, image_id), kind.value, project_id),
+        "disk_format": disk_format,
         OF_IMAGE: image_id,
         OS_HASH_ALGO: os_hash.algo,
         OS_HASH_VALUE: os_hash.value.hex(),
@@ -216,6 +226,11 @@ def new_artefact(
         REVISION: str(revision),
         **(also or {}),
     }
+
+
+def name_of(kind: Kind, image_id: str) -> str:
+    """Return the name of an image's artefact: those of a kind are sorted as their images are."""
+    return f"acstor {kind.value} of {image_id}"
 
 
 def new_secret(project_id: str) -> dict[str, Any]:
@@ -238,6 +253,19 @@ def _hidden(name: str, kind: str, project_id: str) -> dict[str, Any]:
 def is_stopgap(artefact: image_record.Record | None) -> bool:
     """Say whether a boot image serves only until the image has its own."""
     return artefact is not None and artefact.get(ORIGIN) == BootOrigin.INHERITED
+
+
+def as_read(
+    image: image_record.Record, converted: image_record.Record | None
+) -> image_record.Record:
+    """Return an image's record with the format and size of what agents read of it.
+
+    :param converted: the artefact that is read instead of an image of another format; None: there
+        is none
+    """
+    if converted is None:
+        return image
+    return {**image, "disk_format": AS_CONVERTED, "size": converted.get("size")}
 
 
 def check_belongs(
@@ -285,6 +313,15 @@ def why_foreign(
     return _why_unreadable(artefact, format_version)
 
 
+def is_of_other_bytes(
+    image: image_record.Record, artefact: image_record.Record, kind: Kind, project_id: str
+) -> bool:
+    """Say whether ``artefact`` was made as the ``kind`` of ``image`` when that had other bytes."""
+    is_of_image = image_record.text_of(artefact, OF_IMAGE) == image_record.text_of(image, "id")
+    is_kind = is_artefact(artefact, project_id) and kind_of(artefact) is kind
+    return is_of_image and is_kind and _bound_hash(artefact) != image_record.os_hash_of(image)
+
+
 def _why_unreadable(artefact: image_record.Record, format_version: int) -> str:
     found = image_record.text_of(artefact, FORMAT)
     if found != str(format_version):
@@ -304,6 +341,7 @@ def _bound_hash(artefact: image_record.Record) -> chunk_map.OsHash:
 def parse_chunk_map(image: image_record.Record, buffer: chunk_map.Buffer) -> chunk_map.ChunkMap:
     """Check that ``buffer`` is the chunk map of ``image``, down to its hash, and return it.
 
+    :param image: as agents read it (:func:`as_read`)
     :raises errors.ChunkMapFormatError: it is damaged or the map of another image
     """
     image_id = image_record.image_id_of(image)

@@ -8,6 +8,7 @@ additional properties are text that a tenant wrote.
 """
 
 import re
+from collections.abc import Collection
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,10 @@ IMPORT_TASK = "os_glance_import_task"
 """A property that an image has while Glance's import works on it, a moment longer than it takes to
 become active."""
 SERVED_DISK_FORMATS = tuple(one.glance_name for one in layout.DiskFormat)
+CONVERTIBLE_DISK_FORMATS = ("vmdk", "vhd", "vhdx", "vdi")
+"""Formats of which an artefact is made and served, where an operator wants it."""
+CONVERTED = "acstor_converted"
+"""The property of an image of these formats that names the artefact which is read instead."""
 SERVED_CONTAINER_FORMAT = "bare"
 
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
@@ -66,8 +71,16 @@ def parse_os_hash(algo: str, digits: str) -> chunk_map.OsHash:
     return found
 
 
-def why_not_served(record: Record) -> str:
+def is_convertible(record: Record) -> bool:
+    """Say whether the image's format is one that could be converted for agents."""
+    return text_of(record, "disk_format") in CONVERTIBLE_DISK_FORMATS
+
+
+def why_not_served(record: Record, convertible: Collection[str] | None = None) -> str:
     """Say why acstor leaves an image to Nova's own download, and what to do; empty if it does not.
+
+    :param convertible: formats that are converted; None: an image that points to what it was
+        converted to is served
 
     >>> why_not_served({"status": "queued"})
     'its status is queued, not active'
@@ -75,17 +88,23 @@ def why_not_served(record: Record) -> str:
     status = text_of(record, "status")
     if status != ACTIVE:
         return f"its status is {status or 'unknown'}, not active"
-    return why_format_not_served(record) or _why_nothing_to_bind(record)
+    return why_format_not_served(record, convertible) or _why_nothing_to_bind(record)
 
 
-def why_format_not_served(record: Record) -> str:
-    """Say why an image of its formats is not served, whatever its bytes; empty if it is."""
+def why_format_not_served(record: Record, convertible: Collection[str] | None = None) -> str:
+    """Say why an image of its formats is not served, whatever its bytes; empty if it is.
+
+    :param convertible: as for :func:`why_not_served`
+    """
     container, disk = text_of(record, "container_format"), text_of(record, "disk_format")
-    if disk not in SERVED_DISK_FORMATS:
+    if convertible is None:
+        convertible = CONVERTIBLE_DISK_FORMATS if text_of(record, CONVERTED) else ()
+    if disk not in SERVED_DISK_FORMATS and disk not in convertible:
+        ours = ", or acstor (convert_formats)" if disk in CONVERTIBLE_DISK_FORMATS else ""
         return (
             f"its disk format is {disk or 'unknown'}, and only {' and '.join(SERVED_DISK_FORMATS)} "
             "images are served: upload it as one of them, or let Glance convert imports (plugin "
-            "image_conversion, output_format = raw)"
+            f"image_conversion, output_format = raw){ours}"
         )
     if container != SERVED_CONTAINER_FORMAT:
         return (
@@ -93,6 +112,15 @@ def why_format_not_served(record: Record) -> str:
             "(bare) are served: upload the disk itself"
         )
     return ""
+
+
+def is_encrypted(record: Record) -> bool:
+    """Say whether the image is encrypted, as its properties have it.
+
+    >>> is_encrypted({"os_encrypt_format": "LUKS"}), is_encrypted({"os_encrypt_format": ""})
+    (True, False)
+    """
+    return any(name.startswith("os_encrypt") and record[name] for name in record)
 
 
 def _why_nothing_to_bind(record: Record) -> str:

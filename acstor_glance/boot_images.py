@@ -38,6 +38,7 @@ from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import plan
 from acstor_glance import sandbox
+from acstor_glance import stored_images
 from acstor_glance import trace_store
 
 LOG = logging.getLogger(__name__)
@@ -174,12 +175,13 @@ class BootImages:
     @contextlib.contextmanager
     def _bytes(self, image: image_record.Record) -> Iterator[pathlib.Path]:
         """Yield a file with the image's bytes: the store's own, or a sparse copy."""
-        local = self._images.local_path(image, self._conf.file_store_dirs)
+        read = stored_images.of(self._images, image)
+        local = self._images.local_path(read.own_record, self._conf.file_store_dirs)
         if local is not None:
             yield local
             return
         with tempfile.TemporaryFile(dir=self._folder) as file:  # without a name: a kill leaves none
-            with self._images.opened(image["id"]) as pieces:
+            with self._images.opened(read.glance_id) as pieces:
                 for piece in pieces:
                     if any(piece):
                         file.write(piece)
@@ -315,7 +317,8 @@ class BootImages:
             with self._images.opened(artefact["id"]) as pieces:
                 file.writelines(pieces)
             with mapped_file.mapped(file) as view:
-                yield artefacts.parse_chunk_map(image, view)
+                read = stored_images.of(self._images, image)
+                yield artefacts.parse_chunk_map(read.record, view)
 
     def _publish(
         self,

@@ -12,8 +12,10 @@ from typing import Any
 
 from keystoneauth1 import loading
 from oslo_config import cfg
+from oslo_config import types
 
 from acstor_common import conf as common_conf
+from acstor_common import image_record
 from acstor_common import scope
 from acstor_glance import sandbox
 
@@ -58,6 +60,17 @@ OPTS = [
         "a file in one of them is read there, holes are skipped and a stopped run goes on where "
         "it was; others are read through Glance's API.",
     ),
+    cfg.ListOpt(
+        "convert_formats",
+        item_type=types.String(choices=image_record.CONVERTIBLE_DISK_FORMATS),
+        default=[],
+        help="Disk formats other than raw and qcow2 that are served as well: "
+        f"{', '.join(image_record.CONVERTIBLE_DISK_FORMATS)}. A listener converts such images with "
+        "qemu-img, in the sandbox of builder_sandbox, and keeps what comes of it in Glance as a "
+        "hidden compressed qcow2 image, which agents read instead. It takes the room of the image "
+        "once more there, and twice in state_dir for a while. Images of formats that are not named "
+        "are left to Nova, and lose what was made of them.",
+    ),
     cfg.BoolOpt(
         "protect_used_images",
         default=True,
@@ -101,7 +114,8 @@ OPTS = [
             ("bubblewrap", "no file, process or network of this host; without it nothing is built"),
             ("none", "QEMU's own filter and resource limits only: who breaks out of QEMU is here"),
         ],
-        help="What holds QEMU while it boots an image, which any tenant may have uploaded.",
+        help="What holds QEMU while it boots or converts an image, which any tenant may have "
+        "uploaded.",
     ),
     cfg.StrOpt(
         "decision_endpoint",

@@ -24,6 +24,7 @@ from acstor_common import image_record
 from acstor_common import whole_file
 from acstor_glance import images as glance_images
 from acstor_glance import preparer as glance_preparer
+from acstor_glance import stored_images
 
 LOG = logging.getLogger(__name__)
 
@@ -61,12 +62,14 @@ def export(
         return Outcome.UNPREPARED
     stem = folder / image_record.image_id_of(image)
     outcome = Outcome.THERE
-    path = stem.with_suffix(IMAGE_ENDINGS[image_record.text_of(image, "disk_format")])
+    stored = stored_images.of(images, image)
+    disk_format = image_record.text_of(stored.record, "disk_format")
+    path = stem.with_suffix(IMAGE_ENDINGS[disk_format])
     if not path.exists():
-        _write_image(images, image, path, progress)
+        _write_image(images, stored, path, progress)
         outcome = Outcome.EXPORTED
     read = {kind: _read(images, artefact["id"]) for kind, artefact in found.items() if artefact}
-    image_map = artefacts.parse_chunk_map(image, read[artefacts.Kind.CHUNK_MAP])
+    image_map = artefacts.parse_chunk_map(stored.record, read[artefacts.Kind.CHUNK_MAP])
     if raw := read.get(artefacts.Kind.BOOT_IMAGE):
         boot_frames.check([raw], f"boot image of image {image['id']}", image_map.scope_keys)
     for kind, raw in read.items():
@@ -94,14 +97,14 @@ def remove_others(folder: pathlib.Path, served: Collection[str]) -> list[str]:
 
 def _write_image(
     images: glance_images.Images,
-    image: image_record.Record,
+    stored: stored_images.Stored,
     path: pathlib.Path,
     progress: glance_preparer.Progress,
 ) -> None:
-    os_hash = image_record.os_hash_of(image)
+    os_hash = stored.os_hash
     hasher = hashlib.new(os_hash.algo)
     whole_file.remove_leftovers(path.parent, path.name)
-    with whole_file.written(path, MODE) as file, images.opened(image["id"]) as pieces:
+    with whole_file.written(path, MODE) as file, images.opened(stored.glance_id) as pieces:
         for piece in pieces:
             hasher.update(piece)
             if any(piece):
@@ -112,7 +115,7 @@ def _write_image(
         file.truncate(file.tell())
         if hasher.digest() != os_hash.value:
             why = f"its bytes do not have the {os_hash.algo} that Glance says"
-            raise errors.WrongBytes(f"image {image['id']}", why)
+            raise errors.WrongBytes(f"image {stored.record['id']}", why)
 
 
 def _read(images: glance_images.Images, artefact_id: str) -> bytes:

@@ -9,7 +9,9 @@ Calls block and may come from several threads.
 """
 
 import contextlib
+import heapq
 import http
+import itertools
 import json
 import logging
 import pathlib
@@ -46,6 +48,7 @@ _PASSING = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
 FORMAT_VERSIONS = {
     artefacts.Kind.CHUNK_MAP: chunk_map.VERSION,
     artefacts.Kind.BOOT_IMAGE: boot_image.VERSION,
+    artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION,
 }
 """Version of each kind's format that is written and read."""
 
@@ -127,25 +130,37 @@ class Images:
         except errors.ImageGone:
             return None
 
-    def every(self, **filters: Any) -> Iterator[image_record.Record]:
-        """Yield all images, those of other projects and the hidden ones too."""
-        for hidden in ("false", "true"):
-            query = {"os_hidden": hidden, **filters}
-            with translated("list of images"):
-                for image in self._client.images.list(page_size=PAGE_IMAGES, filters=query):
-                    yield dict(image)
+    def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+        """Yield all images, those of other projects and the hidden ones too, page by page.
+
+        :param sorted_by: a base property, whose smallest value comes first; by default the youngest
+            images come first, and the hidden ones last
+        """
+        parts = [self._listed(sorted_by, {"os_hidden": no_yes, **filters})
+                 for no_yes in ("false", "true")]  # fmt: skip
+        if sorted_by:
+            yield from heapq.merge(*parts, key=lambda record: str(record.get(sorted_by)))
+        else:
+            yield from itertools.chain(*parts)
+
+    def _listed(self, sorted_by: str, query: dict[str, Any]) -> Iterator[image_record.Record]:
+        order = {"sort_key": sorted_by, "sort_dir": "asc"} if sorted_by else {}
+        with translated("list of images"):
+            found = self._client.images.list(page_size=PAGE_IMAGES, filters=query, **order)
+            for image in found:
+                yield dict(image)
 
     def every_artefact(
-        self, of_image: str | None = None, kind: str | None = None
+        self, of_image: str | None = None, kind: str | None = None, sorted_by: str = ""
     ) -> Iterator[image_record.Record]:
-        """Yield all artefacts, or those of one image, or of one kind."""
+        """Yield all artefacts, or those of one image, or of one kind; sorted as :meth:`every`."""
         project_id = self.project_id
         filters = {"owner": project_id}
         if of_image:
             filters[artefacts.OF_IMAGE] = of_image
         if kind:
             filters[artefacts.KIND] = kind
-        for record in self.every(**filters):
+        for record in self.every(sorted_by, **filters):
             if artefacts.is_artefact(record, project_id):
                 yield record
 
@@ -162,6 +177,12 @@ class Images:
             LOG.info("%s", errors.ForeignArtefact(image["id"], kind.value, found["id"], why))
             return None
         return found
+
+    def read_converted(self, image: image_record.Record) -> image_record.Record | None:
+        """Return what an image of another format points to as its conversion, if there is one."""
+        pointer = artefacts.pointer_of(image, artefacts.Kind.CONVERTED)
+        is_one = pointer is not None and image_record.is_convertible(image)
+        return self.read_or_none(pointer) if pointer and is_one else None
 
     def locations(self, image_id: str) -> list[tuple[str, str]]:
         """Return where the image's bytes are: URLs, which may hold passwords, and stores' names.
@@ -241,7 +262,7 @@ class Images:
         except errors.AcstorError:
             self._delete_quietly(artefact_id)
             raise
-        self._delete_others(kind, image["id"], artefact_id)
+        self.delete_others(kind, image["id"], artefact_id)
         return artefact_id
 
     def store(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
@@ -263,7 +284,7 @@ class Images:
         with translated(f"members of image {image_id}"):
             return [str(m["member_id"]) for m in self._client.image_members.list(image_id)]
 
-    def _delete_others(self, kind: artefacts.Kind, image_id: str, artefact_id: ids.ImageId) -> None:
+    def delete_others(self, kind: artefacts.Kind, image_id: str, artefact_id: ids.ImageId) -> None:
         """Delete an image's other artefacts of a kind; keep the one that it points to now."""
         others = [old for old in self.every_artefact(image_id) if artefacts.kind_of(old) is kind]
         in_force = artefacts.pointer_of(self.read(image_id), kind)
@@ -355,25 +376,25 @@ def translated(what: str) -> Iterator[None]:
         keystone_errors.DiscoveryFailure,
         requests.exceptions.RequestException,
     ) as exc:
-        raise errors.ImageServiceUnreachable(what, _words(exc)) from exc
+        raise errors.ImageServiceUnreachable(what, words(exc)) from exc
     except glance_errors.HTTPException as exc:
         raise _of_status(what, exc.code, exc) from exc
     except keystone_errors.HttpError as exc:
         raise _of_status(what, exc.http_status, exc) from exc
     except (keystone_errors.ClientException, glance_errors.ClientException) as exc:
-        raise errors.ImageServiceRefused(what, _words(exc)) from exc
+        raise errors.ImageServiceRefused(what, words(exc)) from exc
 
 
 def _of_status(what: str, status: object, exc: Exception) -> errors.ImageServiceError:
     if status in _PASSING:
-        return errors.ImageServiceUnreachable(what, _words(exc))
-    why = _words(exc)
+        return errors.ImageServiceUnreachable(what, words(exc))
+    why = words(exc)
     if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
         why += "; the service user needs a role that Glance takes for an administrator's"
     return errors.ImageServiceRefused(what, why)
 
 
-def _words(exc: Exception) -> str:
+def words(exc: Exception) -> str:
     """Return the first line of what an error says; glanceclient quotes whole HTML pages."""
     text = str(exc).strip().splitlines()
     return text[0][:300] if text else type(exc).__name__

@@ -90,9 +90,10 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         spool.remove(self._image_id)
         with self._wrapper as action:
             disk_format = action.image_disk_format
-            why = image_record.why_format_not_served(
-                {"disk_format": disk_format, "container_format": action.image_container_format}
-            )
+            said = {"disk_format": disk_format, "container_format": action.image_container_format}
+            if disk_format in self._conf.acstor_glance.convert_formats:
+                return  # the listener converts it, when the import is over
+            why = image_record.why_format_not_served(said)
         state, message = artefacts.State.REFUSED, why
         if not why:
             state, message = self._hash(staged, raw_format.format_named(disk_format), spool)

@@ -9,6 +9,7 @@ time.
 import dataclasses
 import datetime
 import enum
+from collections.abc import Collection
 from collections.abc import Mapping
 
 from acstor_common import artefacts
@@ -72,6 +73,24 @@ class Retry:
 
 
 @dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What each image should have.
+
+    :param kinds: artefacts of every image, and their formats' versions
+    :param convertible: disk formats that are converted, which makes another artefact
+    """
+
+    kinds: Mapping[artefacts.Kind, int]
+    convertible: Collection[str] = ()
+
+    def of(self, image: image_record.Record) -> Mapping[artefacts.Kind, int]:
+        """Return the artefacts that an image should have, and their formats' versions."""
+        if not image_record.is_convertible(image):
+            return self.kinds
+        return {**self.kinds, artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION}
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """What to do with an image, and why.
 
@@ -87,22 +106,21 @@ def plan_image(
     image: image_record.Record,
     found: Mapping[str, image_record.Record],
     project_id: str,
-    wanted: Mapping[artefacts.Kind, int],
+    wanted: Wanted,
     now: datetime.datetime,
 ) -> Plan:
     """Say what ``image`` needs.
 
     :param found: artefacts by their ids; at least the ones that the image points to
-    :param wanted: kinds of artefacts that each image should have, and their formats' versions
     """
     if artefacts.is_left_alone(image, project_id):
         return Plan(Step.NOTHING, "it is an artefact itself")
     if image_record.text_of(image, "status") != image_record.ACTIVE:
         return Plan(Step.NOTHING, image_record.why_not_served(image))
-    why_not = image_record.why_not_served(image)
+    why_not = image_record.why_not_served(image, wanted.convertible)
     if why_not:
         return Plan(Step.NOTHING if _is_refused(image, why_not) else Step.REFUSE, why_not)
-    why = _why_incomplete(image, found, project_id, wanted)
+    why = _why_incomplete(image, found, project_id, wanted.of(image))
     if not why and artefacts.state_of(image) is artefacts.State.READY:
         return Plan(Step.NOTHING)
     return _plan_attempt(image, why, now)

@@ -10,8 +10,10 @@ import dataclasses
 import datetime
 import enum
 import logging
+import os
 import pathlib
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import IO
 
@@ -24,19 +26,22 @@ from acstor_common import image_record
 from acstor_common import scope
 from acstor_glance import claims as glance_claims
 from acstor_glance import conf as glance_conf
+from acstor_glance import converting
 from acstor_glance import counters as glance_counters
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import plan
 from acstor_glance import prehash
 from acstor_glance import raw_format
+from acstor_glance import sandbox
 from acstor_glance import scopes as glance_scopes
 from acstor_glance import spool as glance_spool
+from acstor_glance import stored_images
 from acstor_glance import stream_prehash
 
 LOG = logging.getLogger(__name__)
 
-CHUNK_MAP = artefacts.Kind.CHUNK_MAP
+CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +90,9 @@ class Preparer:
         self._counters = counters or glance_counters.Counters()
         self._after_chunk_map = tuple(after_chunk_map)
         kinds = [CHUNK_MAP, *(step.kind for step in after_chunk_map)]
-        self.wanted = {kind: glance_images.FORMAT_VERSIONS[kind] for kind in kinds}
+        convertible = tuple(self._conf.convert_formats)
+        versions = glance_images.FORMAT_VERSIONS
+        self.wanted = plan.Wanted({kind: versions[kind] for kind in kinds}, convertible)
         state_dir = glance_conf.state_dir(conf)
         self.scopes = glance_scopes.Scopes(images, conf)
         self.spool = glance_spool.Spool(state_dir)
@@ -116,9 +123,10 @@ class Preparer:
         if image is None:
             return self._counted(self._clean_up(image_id))
         todo = self._plan(image)
+        can_be_forced = is_forced and self._can_be_forced(image)
         if todo.step is plan.Step.REFUSE:
             outcome = self._refuse(image, todo.why)
-        elif todo.step is plan.Step.PREPARE or (is_forced and _can_be_forced(image)):
+        elif todo.step is plan.Step.PREPARE or can_be_forced:
             outcome = self._attempt(image, is_forced, progress or _no_progress)
         else:
             is_waiting = todo.step is plan.Step.WAIT
@@ -130,10 +138,15 @@ class Preparer:
         return outcome
 
     def _plan(self, image: image_record.Record) -> plan.Plan:
-        pointers = [artefacts.pointer_of(image, kind) for kind in self.wanted]
+        pointers = [artefacts.pointer_of(image, kind) for kind in self.wanted.of(image)]
         found = [self._images.read_or_none(pointer) for pointer in pointers if pointer]
         by_id = {record["id"]: record for record in found if record}
         return plan.plan_image(image, by_id, self._images.project_id, self.wanted, _now())
+
+    def _can_be_forced(self, image: image_record.Record) -> bool:
+        """Say whether an image that needs nothing may be prepared again all the same."""
+        why_not = image_record.why_not_served(image, self.wanted.convertible)
+        return not why_not and artefacts.KIND not in image
 
     def _attempt(self, image: image_record.Record, is_forced: bool, progress: Progress) -> Outcome:
         """Prepare the image, and write down what came of it."""
@@ -154,7 +167,8 @@ class Preparer:
         image_id = image_record.image_id_of(image)
         LOG.info("image %s: preparing (%d bytes)", image_id, image_record.size_bytes_of(image))
         started = _now()
-        if is_forced or self._images.artefact_of(image, CHUNK_MAP) is None:
+        needed = [CHUNK_MAP, CONVERTED] if image_record.is_convertible(image) else [CHUNK_MAP]
+        if is_forced or any(self._images.artefact_of(image, kind) is None for kind in needed):
             self._make_chunk_map(image, is_forced, progress)
         image = self._images.read(image_id)
         for step in self._after_chunk_map:
@@ -188,6 +202,9 @@ class Preparer:
         """Publish the image's chunk map: the import plugin's, or one made from its bytes."""
         counted = self._counting(image, progress)
         with self.scopes.naming(image) as naming:
+            if image_record.is_convertible(image):
+                self._make_by_converting(image, counted, naming)
+                return
             with self.spool.bound(image, naming.scope_keys) as waiting:
                 if waiting is not None and not is_forced:
                     self._publish(image, waiting)
@@ -202,6 +219,73 @@ class Preparer:
                     image, pieces, chunk_bytes, file, counted, naming, self.spool.folder
                 )
                 self._publish(image, file)
+
+    def _make_by_converting(
+        self, image: image_record.Record, progress: Progress, naming: scope.Naming
+    ) -> None:
+        """Publish the chunk map of what an image of another format is converted to.
+
+        What it was converted to before stays, if it is whole: guests read it.
+        """
+        with stream_prehash.working(self.spool.folder) as work:
+            if self._is_made_of_conversion(image, work, progress, naming):
+                return
+            with (work / "image").open("w+b") as copied:
+                with self._images.opened(image["id"]) as pieces:
+                    stream_prehash.copy(image, pieces, copied, image_record.os_hash_of(image))
+                progress(image_record.size_bytes_of(image))
+                held_by = sandbox.Sandbox(self._conf.builder_sandbox)
+                with converting.converted(image, copied, work, held_by) as made:
+                    self._publish_converted(image, made, work, naming)
+
+    def _is_made_of_conversion(
+        self,
+        image: image_record.Record,
+        work: pathlib.Path,
+        progress: Progress,
+        naming: scope.Naming,
+    ) -> bool:
+        """Publish a chunk map of what the image was converted to before; say whether that is so."""
+        if self._images.artefact_of(image, CONVERTED) is None:
+            return False
+        try:
+            read = stored_images.of(self._images, image)
+            with self.spool.scratch() as file:
+                with self._images.opened(read.glance_id) as pieces:
+                    stream_prehash.write_map(
+                        *(read.record, pieces, prehash.SERVICE_CHUNK_BYTES, file, progress),
+                        *(naming, work, read.other_hash),
+                    )
+                self._publish(image, file, read.record)
+        except (errors.Unusable, errors.FormatError, errors.ImageGone) as exc:
+            LOG.warning("image %s: what it was converted to is not whole: %s", image["id"], exc)
+            return False
+        return True
+
+    def _publish_converted(
+        self,
+        image: image_record.Record,
+        made: IO[bytes],
+        work: pathlib.Path,
+        naming: scope.Naming,
+    ) -> None:
+        """Store what an image was converted to, and point to it and to its chunk map at once."""
+        as_read = artefacts.as_read(image, {"size": os.fstat(made.fileno()).st_size})
+        with self.spool.scratch() as file:
+            stream_prehash.write_map_of_file(
+                *(as_read, made, work, file, prehash.SERVICE_CHUNK_BYTES),
+                naming=naming,
+                is_hashed=True,
+            )
+            version = glance_images.FORMAT_VERSIONS[CONVERTED]
+            record = artefacts.new_artefact(image, CONVERTED, self._images.project_id, version)
+            artefact_id = self._images.store(record, made)
+            try:
+                self._publish(image, file, as_read, {CONVERTED.pointer: artefact_id})
+            except errors.AcstorError:
+                self._images.delete(artefact_id)
+                raise
+        self._images.delete_others(CONVERTED, image["id"], artefact_id)
 
     def _hash_file(
         self,
@@ -227,14 +311,26 @@ class Preparer:
         with map_path.open("rb") as file:
             self._publish(image, file)
 
-    def _publish(self, image: image_record.Record, file: IO[bytes]) -> None:
-        """Publish a map after a last look at it: it is of this image, of all of it."""
+    def _publish(
+        self,
+        image: image_record.Record,
+        file: IO[bytes],
+        as_read: image_record.Record | None = None,
+        said: Mapping[str, str] | None = None,
+    ) -> None:
+        """Publish a map after a last look at it: it is of this image, of all of it.
+
+        :param as_read: the image's record as agents read it, if that is not as it is
+        :param said: properties of the image that change with its pointer
+        """
+        file.flush()
         with mapped_file.mapped(file) as view:
-            is_keyed = bool(artefacts.parse_chunk_map(image, view).scope_keys)
+            is_keyed = bool(artefacts.parse_chunk_map(as_read or image, view).scope_keys)
         file.seek(0)
         named_in = scope.DedupScope.PROJECT if is_keyed else scope.DedupScope.CLOUD
         before = self._images.artefact_of(image, CHUNK_MAP)
-        self._images.publish(CHUNK_MAP, image, file, also={artefacts.SCOPE: named_in})
+        also = {artefacts.SCOPE: named_in}
+        self._images.publish(CHUNK_MAP, image, file, also=also, said=said)
         if before is not None and before.get(artefacts.SCOPE) != named_in:
             self._drop_boot_image(image)
 
@@ -289,11 +385,6 @@ class Preparer:
             self._counters.deleted_artefacts.inc()
         self.spool.remove(image_id)
         return Outcome.GONE
-
-
-def _can_be_forced(image: image_record.Record) -> bool:
-    """Say whether an image that needs nothing may be prepared again all the same."""
-    return not image_record.why_not_served(image) and artefacts.KIND not in image
 
 
 def _now() -> datetime.datetime:

@@ -9,12 +9,21 @@ oslo.utils decides, as it does in Glance and Nova.
 """
 
 import io
+from typing import IO
 
 from oslo_utils.imageutils import format_inspector
 
 from acstor_common import geometry
 from acstor_common import layout
 
+BACKING_FILE = "it has a backing file"
+EXTERNAL_DATA = "it has an external data file"
+_UNSAFE = {
+    "backing_file": BACKING_FILE,
+    "data_file": EXTERNAL_DATA,
+    "unknown_features": "it has incompatible features that are not known",
+}
+"""What oslo.utils finds unsafe, in words for operators."""
 RAW_FORMATS = frozenset({"raw", "gpt", "iso"})
 """What oslo.utils may call an image that a guest can read as it is."""
 
@@ -59,6 +68,30 @@ def why_not_qcow2(head: bytes) -> str:
         formats = {str(one) for one in found}
         if formats != {"qcow2"}:
             return f"its format is {' or '.join(sorted(formats))}, but Glance says qcow2"
+        found[0].safety_check()
+    except format_inspector.SafetyCheckFailed as e:
+        return "; ".join(_UNSAFE.get(name, str(why)) for name, why in e.failures.items())
+    except Exception as e:  # as above
+        return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
+    return ""
+
+
+def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
+    """Say why an image is not safe to convert from a format; empty if it is.
+
+    :param file: all of it is read, for the ends of some formats count as well, and closed
+    :param disk_format: as Glance calls it
+    :raises OSError: it cannot be read
+    """
+    inspector = format_inspector.InspectWrapper(file)
+    while inspector.read(geometry.MIB):
+        pass
+    try:
+        inspector.close()
+        found = list(inspector.formats or ())
+        formats = {str(one) for one in found}
+        if formats != {disk_format}:
+            return f"its format is {' or '.join(sorted(formats))}, but Glance says {disk_format}"
         found[0].safety_check()
     except format_inspector.SafetyCheckFailed as e:
         return "; ".join(map(str, e.failures.values()))

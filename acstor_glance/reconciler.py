@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import datetime
 import logging
-from collections.abc import Mapping
 
 from acstor_common import artefacts
 from acstor_common import ids
@@ -54,14 +53,14 @@ class Findings:
 class Reconciler:
     """Compares what there is with what there should be.
 
-    :param wanted: kinds of artefacts that each image should have (:attr:`Preparer.wanted`)
+    :param wanted: what each image should have (:attr:`Preparer.wanted`)
     :param builds: boot images are built here
     """
 
     def __init__(
         self,
         images: glance_images.Images,
-        wanted: Mapping[artefacts.Kind, int],
+        wanted: plan.Wanted,
         *,
         builds: bool,
     ) -> None:

@@ -70,13 +70,18 @@ def check(sandbox: Sandbox) -> None:
 
 
 def command(
-    sandbox: Sandbox, bounds: Mapping[str, int], devices: Sequence[str] = (), group: str = ""
+    sandbox: Sandbox,
+    bounds: Mapping[str, int],
+    devices: Sequence[str] = (),
+    group: str = "",
+    files: Mapping[str, pathlib.Path] | None = None,
 ) -> list[str]:
     """Return what a program is started by.
 
     :param bounds: its resource limits, by the names that prlimit(1) has for them
     :param devices: what it may use of /dev
     :param group: its group, if it needs a certain one
+    :param files: of this host that it sees, by their names there; their modes say what it may do
     """
     limited = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
     first_to_go = ["choom", "--adjust", "1000", "--"]
@@ -84,7 +89,15 @@ def command(
     dropped = _dropped(group) if os.geteuid() == 0 else []
     if sandbox is Sandbox.BUBBLEWRAP:
         inside = ["setpriv", *dropped] if dropped else []
-        return [*first_to_go, *die, BUBBLEWRAP, *_walls(devices), "--", *inside, *limited]
+        return [
+            *first_to_go,
+            *die,
+            BUBBLEWRAP,
+            *_walls(devices, files or {}),
+            "--",
+            *inside,
+            *limited,
+        ]
     apart = ["unshare", "--net", "--ipc"] if dropped else []
     return [*first_to_go, *apart, *die, *dropped, *limited]
 
@@ -103,7 +116,7 @@ def _user(name: str) -> pwd.struct_passwd | None:
     return None
 
 
-def _walls(devices: Sequence[str]) -> list[str]:
+def _walls(devices: Sequence[str], files: Mapping[str, pathlib.Path]) -> list[str]:
     """Return bubblewrap's arguments."""
     kinds = ("ipc", "pid", "net", "uts", "cgroup-try")
     apart = [f"--unshare-{kind}" for kind in kinds]
@@ -123,6 +136,8 @@ def _walls(devices: Sequence[str]) -> list[str]:
             seen += ["--ro-bind", f"/{name}", f"/{name}"]
     for device in devices:
         seen += ["--dev-bind", device, device]
+    for name, path in files.items():
+        seen += ["--bind", str(path), name]
     closed = [
         "--remount-ro",
         "/dev",

@@ -29,6 +29,7 @@ from acstor_common import image_record
 from acstor_common import scope
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
+from acstor_glance import stored_images
 
 LOG = logging.getLogger(__name__)
 
@@ -95,8 +96,9 @@ class Scopes:
 
     def _parsed(self, base: image_record.Record, view: memoryview) -> chunk_map.ChunkMap | None:
         try:
-            return artefacts.parse_chunk_map(base, view)
-        except errors.ChunkMapFormatError as exc:
+            as_read = stored_images.of(self._images, base).record
+            return artefacts.parse_chunk_map(as_read, view)
+        except (errors.ChunkMapFormatError, errors.Unusable) as exc:
             LOG.warning("image %s: nothing is shared with it: %s", base["id"], exc)
             return None
 

@@ -10,6 +10,7 @@ plugin and the listener of one host.
 
 import contextlib
 import pathlib
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ class Spool:
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # somebody finished it meanwhile
                 if time.time() - path.stat().st_mtime > age_s:
-                    path.rmdir() if path.is_dir() else path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
                     removed += 1
         return removed
 

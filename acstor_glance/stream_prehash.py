@@ -11,6 +11,7 @@ The tables of a qcow2 image lie anywhere in it, before or behind what they lead 
 becomes a file without a name first, if there is room, which is pre-hashed then.
 """
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import IO
 
+from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import image_record
@@ -28,6 +30,7 @@ from acstor_common import map_builder
 from acstor_common import scope
 from acstor_glance import chunk_hashing
 from acstor_glance import image_file
+from acstor_glance import mapped_file
 from acstor_glance import prehash
 from acstor_glance import raw_format
 
@@ -46,6 +49,7 @@ def write_map(
     progress: Callable[[int], None] = lambda done_bytes: None,
     naming: scope.Naming = scope.PLAIN,
     folder: pathlib.Path | None = None,
+    bytes_hash: chunk_map.OsHash | None = None,
 ) -> None:
     """Write the chunk map of ``image`` to ``file``.
 
@@ -53,12 +57,17 @@ def write_map(
     :param progress: told how many bytes of the image are done
     :param naming: names the chunks
     :param folder: where a qcow2 image becomes a file; None: the system's temporary folder
+    :param bytes_hash: of what is read instead of the image, as Glance knows it; the map is bound to
+        the image's own hash all the same
     :raises errors.NotRaw: the bytes are not of the format that Glance says, or never served
     :raises errors.Unusable: they are not those that Glance has a hash of; there is no room
     :raises errors.ImageServiceUnreachable: more bytes came than Glance says, or fewer
     """
     if _format_of(image) is layout.DiskFormat.QCOW2:
-        _write_by_file(image, pieces, chunk_bytes, file, progress, naming, folder)
+        with working(folder) as work, tempfile.TemporaryFile(dir=work) as copied:
+            copy(image, pieces, copied, bytes_hash)
+            is_hashed = bytes_hash is not None
+            write_map_of_file(image, copied, work, file, chunk_bytes, progress, naming, is_hashed)
     else:
         _write_on_the_way(image, pieces, chunk_bytes, file, progress, naming)
 
@@ -67,55 +76,87 @@ def _format_of(image: image_record.Record) -> layout.DiskFormat:
     return raw_format.format_named(image_record.text_of(image, "disk_format"))
 
 
-def _write_by_file(
+@contextlib.contextmanager
+def working(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
+    """Yield a folder for files that go with the block.
+
+    :raises errors.Unusable: it cannot be written
+    """
+    with tempfile.TemporaryDirectory(prefix=WORK_PREFIX, dir=folder) as work:
+        with image_file.named(work):
+            yield pathlib.Path(work)
+
+
+def write_map_of_file(
+    image: image_record.Record,
+    stored: IO[bytes],
+    work: pathlib.Path,
+    file: IO[bytes],
+    chunk_bytes: int,
+    progress: Callable[[int], None] = lambda done_bytes: None,
+    naming: scope.Naming = scope.PLAIN,
+    is_hashed: bool = False,
+) -> None:
+    """Write the chunk map of an image whose bytes are in the file ``stored`` to ``file``.
+
+    :param image: as it is read (:func:`artefacts.as_read`)
+    :param work: a folder for what is made on the way
+    :param is_hashed: these bytes were looked at, and are not those that Glance's hash is of
+    """
+    map_path = work / "map"
+    prehash.prehash(
+        stored,
+        map_path,
+        image_record.image_id_of(image),
+        disk_format=_format_of(image),
+        chunk_bytes=chunk_bytes,
+        os_hash=chunk_map.UNKNOWN_OS_HASH if is_hashed else image_record.os_hash_of(image),
+        workers=prehash.SERVICE_THREADS,
+        max_virtual_bytes=prehash.SERVICE_MAX_VIRTUAL_BYTES,
+        progress=progress,
+        naming=naming,
+    )
+    with map_path.open("rb") as made:
+        if not is_hashed:
+            shutil.copyfileobj(made, file, BUFFER_BYTES)
+            return
+        with mapped_file.mapped(made) as view:
+            found = chunk_map.ChunkMap.parse(view, str(map_path))
+            os_hash = image_record.os_hash_of(image)
+            file.writelines(map_builder.with_os_hash(found, view, os_hash))
+
+
+def copy(
     image: image_record.Record,
     pieces: Iterator[bytes],
-    chunk_bytes: int,
-    file: IO[bytes],
-    progress: Callable[[int], None],
-    naming: scope.Naming,
-    folder: pathlib.Path | None,
+    copied: IO[bytes],
+    bytes_hash: chunk_map.OsHash | None = None,
 ) -> None:
-    image_id = image_record.image_id_of(image)
-    with tempfile.TemporaryDirectory(prefix=WORK_PREFIX, dir=folder) as work:
-        map_path = pathlib.Path(work) / "map"
-        with image_file.named(work), tempfile.TemporaryFile(dir=work) as copy:
-            _copy(image, pieces, copy)
-            prehash.prehash(
-                copy,
-                map_path,
-                image_id,
-                disk_format=_format_of(image),
-                chunk_bytes=chunk_bytes,
-                os_hash=image_record.os_hash_of(image),
-                workers=prehash.SERVICE_THREADS,
-                max_virtual_bytes=prehash.SERVICE_MAX_VIRTUAL_BYTES,
-                progress=progress,
-                naming=naming,
-            )
-        with map_path.open("rb") as made:
-            shutil.copyfileobj(made, file, BUFFER_BYTES)
+    """Write the bytes of what is read of an image to ``copied``, if there is room for them.
 
-
-def _copy(image: image_record.Record, pieces: Iterator[bytes], copy: IO[bytes]) -> None:
-    """Write the image's bytes to ``copy``, if there is room for them.
-
+    :param bytes_hash: what their hash must be; None: it is looked at elsewhere
     :raises errors.Unusable: there is none
+    :raises errors.WrongBytes: they have another hash
     """
     name, size_bytes = f"image {image['id']}", image_record.size_bytes_of(image)
-    space = os.statvfs(copy.fileno())
+    space = os.statvfs(copied.fileno())
     if size_bytes > space.f_bavail * space.f_frsize:
         raise errors.Unusable(name, f"there is no room for its {size_bytes} bytes",
                               "Give [acstor_glance] state_dir more")  # fmt: skip
+    hasher = _hasher(name, bytes_hash.algo) if bytes_hash else None
     done_bytes = 0
     for piece in pieces:
         done_bytes += len(piece)
         if done_bytes > size_bytes:
             raise _differs(name, f"more than {size_bytes}")
-        copy.write(piece)
+        copied.write(piece)
+        if hasher is not None:
+            hasher.update(piece)
     if done_bytes < size_bytes:
         raise _differs(name, f"{done_bytes} of {size_bytes}")
-    copy.flush()
+    copied.flush()
+    if hasher is not None and bytes_hash is not None and hasher.digest() != bytes_hash.value:
+        raise _wrong_bytes(name, bytes_hash)
 
 
 def _write_on_the_way(
@@ -149,7 +190,7 @@ def _write_on_the_way(
     if done_bytes < cut.size_bytes:
         raise _differs(name, f"{done_bytes} of {cut.size_bytes}")
     if hasher.digest() != os_hash.value:
-        raise errors.WrongBytes(name, f"its bytes do not have the {os_hash.algo} that Glance says")
+        raise _wrong_bytes(name, os_hash)
     file.write(builder.end())
 
 
@@ -180,6 +221,11 @@ def _check_raw(name: str, head: bytes) -> None:
     why = raw_format.why_not_raw(head)
     if why:
         raise errors.NotRaw(name, why, "Upload it under its own disk format, or convert it")
+
+
+def _wrong_bytes(name: str, os_hash: chunk_map.OsHash) -> errors.WrongBytes:
+    why = f"its bytes do not have the {os_hash.algo} that Glance says"
+    return errors.WrongBytes(name, why)
 
 
 def _differs(name: str, came: str) -> errors.ImageServiceUnreachable:

@@ -19,6 +19,7 @@ from acstor_glance import boot_builder
 from acstor_glance import images as glance_images
 from acstor_glance import mapped_file
 from acstor_glance import preparer as glance_preparer
+from acstor_glance import stored_images
 from acstor_glance import stream_prehash
 
 CHUNK_MAP, BOOT_IMAGE = artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE
@@ -72,9 +73,10 @@ def _fault(
         with tempfile.TemporaryFile() as stored:
             _fetch(images, image[CHUNK_MAP.pointer], stored)
             with mapped_file.mapped(stored) as view:
-                image_map = artefacts.parse_chunk_map(image, view)
+                read = stored_images.of(images, image)
+                image_map = artefacts.parse_chunk_map(read.record, view)
                 if is_thorough:
-                    _compare(images, image, image_map, stored, progress)
+                    _compare(images, read, image_map, stored, progress)
                 _check_boot_image(images, image, image_map)
     except (errors.AcstorError, ValueError) as exc:
         if isinstance(exc, errors.ImageServiceUnreachable):
@@ -119,7 +121,7 @@ def _fetch(images: glance_images.Images, artefact_id: str, file: io.BufferedIOBa
 
 def _compare(
     images: glance_images.Images,
-    image: image_record.Record,
+    read: stored_images.Stored,
     image_map: chunk_map.ChunkMap,
     stored: io.BufferedIOBase,
     progress: glance_preparer.Progress,
@@ -130,12 +132,15 @@ def _compare(
     """
     naming = scope.Naming(next(iter(image_map.scope_keys), None), image_map)
     chunk_bytes = image_map.geometry.chunk_bytes
-    with tempfile.TemporaryFile() as fresh, images.opened(image["id"]) as pieces:
-        stream_prehash.write_map(image, pieces, chunk_bytes, fresh, progress, naming)
+    with tempfile.TemporaryFile() as fresh, images.opened(read.glance_id) as pieces:
+        stream_prehash.write_map(
+            *(read.record, pieces, chunk_bytes, fresh, progress, naming),
+            bytes_hash=read.other_hash,
+        )
         for file in (fresh, stored):
             file.seek(0)
         digests = {hashlib.file_digest(file, "sha256").digest() for file in (fresh, stored)}
         if len(digests) != 1:
             raise errors.Unusable(
-                f"chunk map of image {image['id']}", "is not the one that its bytes give"
+                f"chunk map of image {read.record['id']}", "is not the one that its bytes give"
             )

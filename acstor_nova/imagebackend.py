@@ -44,6 +44,7 @@ SWITCH_OFF_S = 2.0
 ROOT_DISKS = frozenset({"disk", "disk.rescue"})
 RAW = "raw"
 _MISSING = "ChunkMissing"
+_NOT_THERE = (_MISSING, "ChunkRefused")
 _REASONS = control_wire.Fallback
 
 
@@ -114,12 +115,13 @@ class Host:
         image = self.seams.get_image(context, image_id)
         if image is not None:
             _check_eligible(image)
-        stored = self._ensure(image_id)
+        stored = self._ensure(image_id, image)
         if image is None:
             LOG.info("image %s: Glance says nothing of it; the agent has its map", image_id)
             image = {"disk_format": stored.disk_format, "size": stored.size_bytes}
         recorded = agent_client.Stored(image["disk_format"], image["size"])
-        if recorded != stored:
+        # Of another format agents read what it was converted to, which belongs to it by its hash.
+        if recorded != stored and not image_record.is_convertible(image):
             why = f"Glance has {recorded}, the agent's map is of {stored}"
             raise NotEligibleError(_REASONS.RECORD_DIFFERS, why)
         path = self.mirror_path(image_id)
@@ -134,12 +136,15 @@ class Host:
         self.fallbacks.tell(self.agent)
         LOG.info("image %s: %s leads to the mirror %s", image_id, link, path)
 
-    def _ensure(self, image_id: str) -> agent_client.Stored:
+    def _ensure(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
         try:
             return self.agent.ensure(image_id, mirror_link.HEAD_BYTES)
         except errors.AgentUnreachable as e:
             raise NotEligibleError(_REASONS.AGENT_UNREACHABLE, str(e)) from e
         except errors.AgentRefused as e:
+            if image is not None and image_record.is_convertible(image) and e.kind in _NOT_THERE:
+                why = f"its format is {image['disk_format']}, and it is not converted: {e.why}"
+                raise NotEligibleError(_REASONS.DISK_FORMAT, why) from e
             missing = e.kind == _MISSING
             reason = _REASONS.NOT_MAPPED if missing else _REASONS.AGENT_REFUSED
             raise NotEligibleError(reason, e.why) from e
@@ -213,12 +218,12 @@ def _check_eligible(image: dict[str, Any]) -> None:
 
     :raises NotEligibleError: it cannot be shown as a mirror
     """
-    properties = {**image, **image.get("properties", {})}
     if image["status"] != "active":
         raise NotEligibleError(_REASONS.NOT_ACTIVE, f"its status is {image['status']}")
-    if image["disk_format"] not in image_record.SERVED_DISK_FORMATS:
+    formats = (*image_record.SERVED_DISK_FORMATS, *image_record.CONVERTIBLE_DISK_FORMATS)
+    if image["disk_format"] not in formats:
         raise NotEligibleError(_REASONS.DISK_FORMAT, f"its format is {image['disk_format']}")
-    if any(name.startswith("os_encrypt") and properties[name] for name in properties):
+    if image_record.is_encrypted({**image, **image.get("properties", {})}):
         raise NotEligibleError(_REASONS.ENCRYPTED, "it is encrypted")
 
 

@@ -53,6 +53,8 @@ ARTEFACTS = {
     base.BlobKind.CHUNK_MAP: (artefacts.Kind.CHUNK_MAP, chunk_map.VERSION),
     base.BlobKind.BOOT_IMAGE: (artefacts.Kind.BOOT_IMAGE, boot_image.VERSION),
 }
+CONVERTED = (artefacts.Kind.CONVERTED, artefacts.CONVERTED_VERSION)
+"""What is read instead of an image of a format that is not read as it is."""
 NO_RANGES = (
     "the store that holds the image does no range reads (Glance answered {status}): only file and "
     "cinder stores do. Where acstor-glance-gateway runs name the source gateway as well; or let "
@@ -207,7 +209,7 @@ class GlanceSource(driver.Driver):
             ask = functools.partial(self._link.fill, run)
             await self._of_file(blob, what, place, run.offset, run.length, ask)
         except http_range.Refused as error:
-            if error.status == 404 and blob.kind in ARTEFACTS:
+            if error.status == 404 and place.glance_id != blob.image_id:
                 self._places.pop(blob, None)  # another one may have taken its place
             raise
 
@@ -307,6 +309,8 @@ class GlanceSource(driver.Driver):
         place = Place.of(image, blob.image_id)
         if blob.kind in ARTEFACTS:
             place = await self._find_artefact(image, *ARTEFACTS[blob.kind], what)
+        elif image_record.is_convertible(image):
+            place = await self._find_artefact(image, *CONVERTED, what)
         self._places[blob] = place
         while len(self._places) > PLACES_LIMIT:
             self._places.popitem(last=False)

@@ -127,7 +127,7 @@ def prepare(call: operation.Call) -> images.Image:
     """Have an image prepared; answer with the image as it is now."""
     image_id = operation.image_id(call.path["image_id"])
     record = _visible(call, image_id)
-    if why := image_record.why_not_served(record) if record else "":
+    if why := _why_not_prepared(record) if record else "":
         raise operation.Refused(
             http.HTTPStatus.CONFLICT, f"image {image_id} cannot be prepared: {why}"
         )
@@ -197,6 +197,13 @@ def resume(call: operation.Call) -> Asked:
 def unpin(call: operation.Call) -> Asked:
     """Have an image kept only as long as it is used, though it was pre-seeded."""
     return _ask_keepers(call, decision_api.TaskKind.UNPIN)
+
+
+def _why_not_prepared(record: image_record.Record) -> str:
+    """Say why an image cannot be prepared; empty if it can, or if only a listener knows."""
+    why = image_record.why_not_served(record)
+    is_decided = image_record.text_of(record, artefacts.MESSAGE) == artefacts.fitting(why)
+    return why if is_decided or not image_record.is_convertible(record) else ""
 
 
 def _ask_keepers(call: operation.Call, kind: decision_api.TaskKind, **more: Any) -> Asked:

@@ -8,6 +8,7 @@ standard error.  Exit status: 0 all well, 1 it could not be done, 2 wrong usage,
 
 import argparse
 import contextlib
+import datetime
 import functools
 import json
 import logging
@@ -28,14 +29,18 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import scope
+from acstor_glance import census
 from acstor_glance import conf as glance_conf
 from acstor_glance import exporter
 from acstor_glance import guarantee
 from acstor_glance import images as glance_images
+from acstor_glance import plan
 from acstor_glance import preparer as glance_preparer
 from acstor_glance import protection
+from acstor_glance import ranges
 from acstor_glance import reconciler as glance_reconciler
 from acstor_glance import verifier
+from acstor_glance import walk
 
 PROG = "acstor-glance-manage"
 EXIT_FAILED, EXIT_FAULTY, EXIT_STOPPED = 1, 3, 130
@@ -103,7 +108,9 @@ def make_parser() -> argparse.ArgumentParser:
     purge = commands.add_parser("purge", help="remove artefacts and properties from Glance")
     purge.add_argument("--yes", action="store_true", help="do it, do not only say what it is")
     checking = commands.add_parser(
-        "check", help="say whether images that servers need can be deleted"
+        "check",
+        help="say whether images that servers need can be deleted, and count all images by why "
+        "they are not served",
     )
     for command, run in (
         (checking, Tool.check),
@@ -139,8 +146,24 @@ class Tool:
 
     def prepare(self) -> int:
         """Make chunk maps of the named images, or of all that need one."""
-        named = [image["id"] for image in self._chosen()]
-        return self._prepare(named, is_forced=self._options.force)
+        is_forced = self._options.force
+        if self._options.images or is_forced:
+            return self._prepare([image["id"] for image in self._chosen()], is_forced=is_forced)
+        return self._prepare(self._in_need())
+
+    def _in_need(self) -> list[str]:
+        """Return the images that need something: of a catalogue that was begun, the rest."""
+        now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
+        found = []
+        with self._steps("looked at", None) as step:
+            for image, image_map in walk.walk(self._images):
+                others = self._images.read_converted(image)
+                known = {one["id"]: one for one in (image_map, others) if one}
+                todo = plan.plan_image(image, known, project_id, self._preparer.wanted, now)
+                if todo.step is not plan.Step.NOTHING:
+                    found.append(str(image["id"]))
+                step()
+        return found
 
     def reconcile(self) -> int:
         """Do what the listener does from time to time."""
@@ -225,13 +248,30 @@ class Tool:
         return 0 if is_whole else EXIT_FAULTY
 
     def check(self) -> int:
-        """Say where images that hosts need can be deleted."""
+        """Say where images that hosts need can be deleted, and which images are not served."""
         is_well = True
         for finding in guarantee.check(self._conf, self._images):
             outcome = "ok" if finding.is_well else "not guaranteed"
             self._say({"check": finding.what, "outcome": outcome, "message": finding.message})
             is_well = is_well and finding.is_well
-        return 0 if is_well else EXIT_FAULTY
+        return 0 if self._count() and is_well else EXIT_FAULTY
+
+    def _count(self) -> bool:
+        """Say how many images are served, and how many are not for which reason."""
+        counting = census.Census(
+            self._images,
+            ranges.Ranges(self._conf).of,
+            self._conf.acstor_glance.convert_formats,
+        )
+        with self._steps("images", None) as step:
+            for _number in counting.run():
+                step()
+        for label, count in sorted(counting.counts.items(), key=lambda one: -one[1].images):
+            facts: dict[str, Any] = {"reason": label, "images": count.images}
+            if count.reason is not census.Reason.SERVED:
+                facts |= {"examples": count.examples, "message": count.message}
+            self._say(facts)
+        return counting.is_well
 
     def purge(self) -> int:
         """Delete artefacts, then acstor's properties, of the selection."""
@@ -266,13 +306,16 @@ class Tool:
 
     def _prepare(self, image_ids: Sequence[str], *, is_forced: bool = False) -> int:
         outcomes = set()
-        for image_id in image_ids:
-            with self._bar(self._images.read_or_none(image_id) or {"id": image_id}) as progress:
-                outcome = self._preparer.handle(
-                    ids.parse_image_id(image_id), is_forced=is_forced, progress=progress
-                )
-            self._say({"image": image_id, "outcome": outcome.value})
-            outcomes.add(outcome)
+        with self._steps("images", len(image_ids)) as step:
+            for image_id in image_ids:
+                known = self._images.read_or_none(image_id) if self._shows_progress else None
+                with self._bar(known or {"id": image_id}) as progress:
+                    outcome = self._preparer.handle(
+                        ids.parse_image_id(image_id), is_forced=is_forced, progress=progress
+                    )
+                self._say({"image": image_id, "outcome": outcome.value})
+                outcomes.add(outcome)
+                step()
         return EXIT_FAULTY if outcomes & BAD_OUTCOMES else 0
 
     def _chosen(self, **filters: str) -> Iterator[image_record.Record]:
@@ -290,24 +333,35 @@ class Tool:
 
     @contextlib.contextmanager
     def _bar(self, image: image_record.Record) -> Iterator[Callable[[int], None]]:
-        show = sys.stderr.isatty() and not self._options.quiet
         with tqdm.tqdm(
             desc=image["id"],
             total=image_record.size_bytes_of(image) or None,
             unit="B",
             unit_scale=True,
-            disable=not show,
+            disable=not self._shows_progress,
             leave=False,
         ) as bar:
             yield lambda done_bytes: bar.update(done_bytes - bar.n) and None
 
+    @contextlib.contextmanager
+    def _steps(self, what: str, total: int | None) -> Iterator[Callable[[], object]]:
+        """Yield what is called after each of ``total`` images; None: it is not known how many."""
+        with tqdm.tqdm(
+            desc=what, total=total, unit=" images", disable=not self._shows_progress, leave=False
+        ) as bar:
+            yield bar.update
+
+    @property
+    def _shows_progress(self) -> bool:
+        return sys.stderr.isatty() and not self._options.quiet
+
     def _say(self, facts: dict[str, Any]) -> None:
-        if self._options.json:
-            print(json.dumps(facts), flush=True)
-        else:
-            print(
-                "  ".join(f"{name} {value}" for name, value in facts.items() if value), flush=True
-            )
+        """Print a result, above the progress bars."""
+        shown = {name: ", ".join(value) if isinstance(value, list) else value
+                 for name, value in facts.items()}  # fmt: skip
+        words = "  ".join(f"{name} {value}" for name, value in shown.items() if value)
+        with tqdm.tqdm.external_write_mode():
+            print(json.dumps(facts) if self._options.json else words, flush=True)
 
 
 if __name__ == "__main__":

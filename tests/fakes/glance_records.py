@@ -37,6 +37,7 @@ def image(**changed: Any) -> dict[str, Any]:
 VERSIONS = {
     artefacts.Kind.CHUNK_MAP: chunk_map.VERSION,
     artefacts.Kind.BOOT_IMAGE: boot_image.VERSION,
+    artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION,
 }
 
 

@@ -45,8 +45,11 @@ class MemoryImages(glance_images.Images):
             raise errors.ImageGone(f"image {image_id}", "there is none")
         return dict(self.records[image_id])
 
-    def every(self, **filters: Any) -> Iterator[image_record.Record]:
-        for record in list(self.records.values()):
+    def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+        found = list(self.records.values())
+        if sorted_by:
+            found.sort(key=lambda record: str(record[sorted_by]))
+        for record in found:
             if all(record.get(name) == value for name, value in filters.items()):
                 yield dict(record)
 

@@ -18,9 +18,12 @@ from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_common import errors
 from acstor_common import ids
+from acstor_glance import ranges
+from acstor_glance.cmd import manage
 from tests.fakes import http_server
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
+from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 from tests.lab.openstack import glance as glance_service
@@ -105,6 +108,29 @@ def test_image_on_a_web_server_is_read_there(place, web):
     assert "no such object" in said(place.read(image_id), 409)
     web.always = http_server.status(500)
     assert "answers 500" in said(place.read(image_id), 502)
+
+
+def test_check_sees_which_stores_give_parts_and_by_whom(place, tmp_path):
+    def seen_by(image, **changed):
+        listener = acstor_glance.Listener("unused", place.lab, tmp_path, **changed)
+        listener.configure()
+        return ranges.Ranges(manage.load_conf(str(listener.conf_file))).of(image)
+
+    found = {
+        store: place.ask("admin", "GET", f"/v2/images/{place.upload(store)}").json()
+        for store in ("fs", "s3")
+    }
+    nowhere = {"region_name": "nowhere", "endpoint_override": place.lab.glance.url}
+    assert seen_by(found["fs"], **nowhere).readable is ranges.Readable.RANGES
+    assert seen_by(found["s3"], **nowhere) == (
+        ranges.Readable.WHOLE,
+        "Glance answers 400 when it is asked for a part of it",
+    )
+    assert seen_by(found["s3"]).readable is ranges.Readable.RANGES
+    place.gateway.stop()
+    away = seen_by(found["s3"])
+    assert away.readable is ranges.Readable.NOTHING
+    assert away.why.startswith("the gateway gives nothing of it: ")
 
 
 # Who may read what

@@ -217,3 +217,65 @@ async def test_place_that_guests_read_from_is_not_the_one_that_is_forgotten(
         await source.size_bytes(blob)
     change(server, status="deactivated")
     assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
+
+
+QCOW2 = IMAGE._replace(kind=base.BlobKind.QCOW2)
+CONVERTED_ID = "3c1d7c7e-9d0c-4f5e-8a56-0f4f1f5b7d33"
+CONVERTED = b"what the image was converted to"
+
+
+def convert(server, **changed):
+    """Let Glance have the image as vmdk, with what it was converted to."""
+    change(server, disk_format="vmdk", acstor_converted=CONVERTED_ID)
+    record = glance_records.artefact(
+        json.loads(server.files[RECORD]),
+        artefacts.Kind.CONVERTED,
+        **{"id": CONVERTED_ID, "size": len(CONVERTED), **changed},
+    )
+    fake_glance.put(server.files, record, CONVERTED)
+
+
+async def test_image_of_another_format_is_read_from_what_it_was_converted_to(server, source):
+    convert(server)
+    assert await source.size_bytes(QCOW2) == len(CONVERTED)
+    assert await source.read(QCOW2, 5, 3) == CONVERTED[5:8]
+    assert await source.stamp(QCOW2) == CONVERTED_ID
+    assert await source.size_bytes(CHUNK_MAP) == 300
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"owner": glance_records.TENANT},
+        {"acstor_image_id": CONVERTED_ID},
+        {"acstor_os_hash_value": "00" * 64},
+        {"acstor_kind": "chunk_map"},
+        {"acstor_format": "2"},
+        {"status": "deactivated"},
+    ],
+)
+@pytest.mark.expect_log("converted .* is ignored")
+async def test_conversion_that_is_not_the_images_own_is_not_read(server, source, forged):
+    convert(server, **forged)
+    with pytest.raises(errors.ChunkMissing):
+        await source.size_bytes(QCOW2)
+
+
+async def test_image_of_another_format_that_was_not_converted_is_refused_with_what_to_do(
+    server, source
+):
+    change(server, disk_format="vmdk")
+    with pytest.raises(errors.ChunkRefused, match=r"disk format is vmdk.*convert_formats"):
+        await source.size_bytes(QCOW2)
+
+
+async def test_conversion_that_was_deleted_is_looked_for_anew(server, source):
+    convert(server)
+    assert await source.read(QCOW2, 0, 4) == CONVERTED[:4]
+    served = server.files.pop(f"v2/images/{CONVERTED_ID}/file")
+    with pytest.raises(errors.ChunkMissing):
+        await source.read(QCOW2, 0, 4)
+    server.files[f"v2/images/{CONVERTED_ID}/file"] = served
+    server.asked.clear()
+    assert await source.read(QCOW2, 0, 4) == CONVERTED[:4]
+    assert len(server.asked) > 1  # its place was asked for

@@ -166,7 +166,28 @@ def test_disks_without_an_image_are_made_as_ever(nova):
     assert made.libvirt_info("none").driver_cache == "none"
 
 
-OTHER_FORMAT = {"disk_format": "vmdk"}
+def test_disk_of_an_image_that_was_converted_lies_on_its_raw_view(nova, agent):
+    agent.answers[control_wire.Ensure] = attached("qcow2", SIZE // 5)
+    nova.image |= {"disk_format": "vmdk", "size": SIZE // 3}
+    nova.spawn()
+    assert os.readlink(nova.base) == str(nova.mirror)
+    assert nova.inspected == [("raw", str(nova.mirror))]
+    assert not nova.host.fallbacks.total
+
+
+@pytest.mark.parametrize("kind", ["ChunkMissing", "ChunkRefused"])
+@pytest.mark.parametrize("disk_format", ["vmdk", "vhd", "vhdx", "vdi"])
+@pytest.mark.expect_log("is not taken through acstor but as Nova does by itself")
+def test_image_that_was_not_converted_is_downloaded(nova, agent, disk_format, kind):
+    failed = control_wire.encode(control_wire.Failed(kind, "nothing of it is there"))
+    agent.answers[control_wire.Ensure] = lambda request: failed
+    nova.image |= {"disk_format": disk_format}
+    nova.spawn()
+    assert nova.base.read_bytes() == DOWNLOADED
+    assert nova.host.fallbacks.total == {R.DISK_FORMAT: 1}
+
+
+OTHER_FORMAT = {"disk_format": "ploop"}
 ENCRYPTED = {"properties": {"os_encrypt_format": "luks"}}
 
 

@@ -5,7 +5,9 @@ import time
 
 import pytest
 
+from acstor_common import artefacts
 from acstor_common import decision_api
+from acstor_common import image_record
 from acstor_common import whole_image
 from acstor_decision import rpc
 from acstor_decision.api import app
@@ -238,10 +240,22 @@ def test_an_image_is_prepared_anew_if_it_failed_or_somebody_insists(client, glan
 
 
 def test_an_image_that_cannot_be_served_is_not_prepared(client, glance, bus):
-    glance.add(IMAGES[0], disk_format="vmdk")
+    glance.add(IMAGES[0], disk_format="ploop")
     answer = client.post(f"/v1/images/{IMAGES[0]}/prepare")
-    assert answer.status_code == 409 and "vmdk" in answer.json["error"]["message"]
+    assert answer.status_code == 409 and "ploop" in answer.json["error"]["message"]
     assert not bus.wanted
+
+
+def test_an_image_that_a_listener_may_convert_is_prepared_unless_it_said_that_it_does_not(
+    client, glance, bus
+):
+    glance.add(IMAGES[0], disk_format="vmdk")
+    assert client.post(f"/v1/images/{IMAGES[0]}/prepare").status_code == 202
+    why = image_record.why_not_served({"status": "active", "disk_format": "vmdk"})
+    glance.add(IMAGES[1], disk_format="vmdk", acstor_message=artefacts.fitting(why))
+    answer = client.post(f"/v1/images/{IMAGES[1]}/prepare")
+    assert answer.status_code == 409 and "convert_formats" in answer.json["error"]["message"]
+    assert [wanted.image_id for wanted in bus.wanted] == [IMAGES[0]]
 
 
 def test_all_hosts_are_asked_at_once_or_some_by_name(client, store, glance, bus):

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What agents read of an image: its own bytes, or of another format what it was converted to.
+
+The one rule: who reads an image's bytes to compare them with its chunk map asks here which.
+"""
+
+from typing import NamedTuple
+
+from acstor_common import artefacts
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import image_record
+from acstor_glance import images as glance_images
+
+CONVERTED = artefacts.Kind.CONVERTED
+
+
+class Stored(NamedTuple):
+    """What is read.
+
+    :param record: the image's, with the format and size of what is read
+    :param glance_id: what Glance has these bytes under
+    :param os_hash: theirs, as Glance knows it
+    """
+
+    record: image_record.Record
+    glance_id: str
+    os_hash: chunk_map.OsHash
+
+    @property
+    def own_record(self) -> image_record.Record:
+        """What Glance says of these bytes: their id and their size, and no more that is right."""
+        return {**self.record, "id": self.glance_id}
+
+    @property
+    def other_hash(self) -> chunk_map.OsHash | None:
+        """Their hash, if it is not the image's; else None."""
+        return None if self.glance_id == self.record["id"] else self.os_hash
+
+
+def of(images: glance_images.Images, image: image_record.Record) -> Stored:
+    """Return what is read of an image.
+
+    :raises errors.Unusable: it was not converted
+    """
+    if not image_record.is_convertible(image):
+        return Stored(image, str(image["id"]), image_record.os_hash_of(image))
+    found = images.artefact_of(image, CONVERTED)
+    if found is None:
+        raise errors.Unusable(f"image {image['id']}", "nothing of it is converted", "Prepare it")
+    os_hash = image_record.os_hash_of(found)
+    return Stored(artefacts.as_read(image, found), str(found["id"]), os_hash)

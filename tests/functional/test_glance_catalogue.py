@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A catalogue of existing images: prepared by a command with progress, and counted by reason.
+
+Keystone and Glance are those of the lab, with some hundred images.
+"""
+
+import contextlib
+import os
+import pathlib
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+
+import pytest
+
+from acstor_common import artefacts
+from acstor_glance import census
+from tests.lab import runs
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import uploads
+
+SERVED, UNFIT = 24, 200
+"""Images that are prepared, and further ones that are only counted: more than one page."""
+COMMAND = [sys.executable, "-W", "ignore", "-m", "acstor_glance.cmd.manage", "--config-file"]
+
+
+@pytest.fixture
+def options(glance: uploads.Images, tmp_path: pathlib.Path) -> acstor_glance.Listener:
+    """Return the configuration of a listener that is never started."""
+    made = acstor_glance.Listener("unused", glance.lab, tmp_path)
+    made.configure()
+    return made
+
+
+def tool(folder: pathlib.Path, name: str, *argv: str) -> bytes:
+    """Return the image that qemu-img makes of some arguments."""
+    path = folder / name
+    runs.tool(["qemu-img", "create", "-q", *argv[:-1], path, argv[-1]])
+    return path.read_bytes()
+
+
+def upload_many(glance: uploads.Images, number: int, data: bytes, **given: str) -> list[str]:
+    with futures.ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda _: glance.upload(data, **given), range(number)))
+
+
+def compressed(folder: pathlib.Path) -> bytes:
+    """Return a compressed qcow2 image of a few chunks."""
+    raw, packed = folder / "raw", folder / "packed"
+    raw.write_bytes(uploads.some_bytes(chunks=8))
+    runs.tool(["qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", raw, packed])
+    return packed.read_bytes()
+
+
+@contextlib.contextmanager
+def on_a_terminal(conf: pathlib.Path, *words: str) -> Iterator[tuple[subprocess.Popen, list[str]]]:
+    """Run the command on a terminal; yield it and what it shows there, which grows."""
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (24, 120))
+    shown: list[str] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # nobody has the other side any more
+            while data := os.read(ours, 1 << 16):
+                shown.append(data.decode(errors="replace"))
+
+    process = subprocess.Popen([*COMMAND, conf, *words], stdout=its, stderr=its)
+    os.close(its)
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield process, shown
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        os.close(ours)
+
+
+def test_catalogue_is_prepared_with_progress_and_goes_on_where_it_was_stopped(
+    glance: uploads.Images, options: acstor_glance.Listener, tmp_path: pathlib.Path
+) -> None:
+    every = set(upload_many(glance, SERVED // 2, uploads.some_bytes(chunks=8)))
+    packed = compressed(tmp_path)
+    every |= set(upload_many(glance, SERVED // 2, packed, disk_format="qcow2"))
+    with on_a_terminal(options.conf_file, "prepare") as (process, shown):
+        runs.wait_for(
+            lambda: "".join(shown).count("outcome prepared") >= SERVED // 4,
+            3 * uploads.DEADLINE_S,
+            "a part of the catalogue",
+            lambda: "".join(shown),
+        )
+        process.send_signal(signal.SIGINT)
+        assert process.wait(uploads.DEADLINE_S) == 130
+        said = "".join(shown)
+    assert re.search(rf"images: +\d+%\|.*\| \d+/{SERVED} \[", said), said
+    assert "stopped; what was done stays" in said
+    done = {one["acstor_image_id"] for one in glance.artefacts()}
+    rows = uploads.manage(options, "prepare")
+    assert {row["outcome"] for row in rows} == {"prepared"}
+    rest = {row["image"] for row in rows}
+    # What was published when the signal came may not have been said to be ready.
+    assert rest | done == every and len(rest & done) <= 1
+    assert len(rest) <= SERVED - SERVED // 4
+    assert uploads.manage(options, "prepare") == []
+    assert uploads.manage(options, "verify", sorted(every)[0])[0]["fault"] == ""
+    counted = uploads.counted(options)
+    assert {name: row["images"] for name, row in counted.items()} == {"served": SERVED}
+
+
+def test_check_counts_every_image_of_the_cloud_by_why_it_is_not_served(
+    glance: uploads.Images, options: acstor_glance.Listener, tmp_path: pathlib.Path
+) -> None:
+    data, packed = uploads.some_bytes(chunks=8), compressed(tmp_path)
+    base = tmp_path / "base"
+    runs.tool(["qemu-img", "create", "-q", "-f", "raw", base, "1M"])
+    backed = ["-f", "qcow2", "-F", "raw", "-b", str(base), "1M"]
+    served = [
+        glance.upload(data),
+        glance.upload(packed, disk_format="qcow2"),
+        glance.upload(data),
+        glance.upload(data),
+    ]
+    glance.patch(served[2], visibility="community")
+    glance.patch(served[3], os_hidden=True)
+    differs, renamed = glance.upload(data), glance.upload(data)
+    linked = glance.upload_unseen(packed, tool(tmp_path, "backed", *backed), disk_format="qcow2")
+    misnamed = glance.upload(packed)
+    uploads.manage(options, "prepare")
+    glance.lab.mariadb.execute(
+        f"UPDATE images SET os_hash_value = '{'0' * 128}' WHERE id = '{differs}'", database="glance"
+    )
+    glance.patch(glance.record(renamed)[artefacts.Kind.CHUNK_MAP.pointer], name="zzz")
+    fresh = glance.upload(data)
+    copied = glance.upload(data)
+    glance.patch(copied, acstor_chunk_map=glance.record(served[0])["acstor_chunk_map"])
+    disk = tool(tmp_path, "disk.vmdk", "-f", "vmdk", "1M")
+    foreign = upload_many(glance, UNFIT, disk, disk_format="vmdk")
+    expected = {
+        "served": {*served, renamed},
+        "record-differs": {differs},
+        "refused:backing-file": {linked},
+        "refused:format": {misnamed},
+        "not-mapped": {fresh, copied},
+        "disk-format:vmdk": set(foreign),
+        "disk-format:vdi": {
+            glance.upload(tool(tmp_path, "disk.vdi", "-f", "vdi", "1M"), disk_format="vdi")
+        },
+        "container-format:ova": {glance.upload(data, container_format="ova")},
+        "not-active:queued": {glance.create().id},
+    }
+    rows = uploads.counted(options)
+    assert {name: row["images"] for name, row in rows.items()} == {
+        name: len(images) for name, images in expected.items()
+    }
+    assert list(rows) == sorted(rows, key=lambda name: -rows[name]["images"])
+    for name, row in rows.items():
+        if name != "served":
+            assert set(row["examples"]) <= expected[name]
+            assert len(row["examples"]) == min(census.EXAMPLES, len(expected[name]))
+            assert row["message"]
+    assert "of other bytes" in rows["record-differs"]["message"]
+    # It cannot be mended: these are not the bytes that Glance has a hash of.
+    uploads.manage(options, "prepare", differs, status=3)
+    failed = uploads.counted(options)["failed"]
+    assert failed["examples"] == [differs]
+    assert "do not have the sha512" in failed["message"]
+
+
+def test_count_shows_how_far_it_is_on_a_terminal_and_says_plainly_that_glance_is_away(
+    glance: uploads.Images, options: acstor_glance.Listener
+) -> None:
+    upload_many(glance, 3, uploads.some_bytes(chunks=8))
+    with on_a_terminal(options.conf_file, "check") as (process, shown):
+        process.wait(uploads.DEADLINE_S)
+        runs.wait_for(
+            lambda: "not-mapped" in "".join(shown), 10, "the counts", lambda: "".join(shown)
+        )
+    said = "".join(shown)
+    assert re.search(r"images: +\d+ images \[", said), said
+    assert re.search(r"reason not-mapped +images 3 +examples ", said), said
+    away = acstor_glance.Listener(
+        "away", glance.lab, options.conf_file.parent, endpoint_override="http://127.0.0.1:9"
+    )
+    away.configure()
+    done = subprocess.run(
+        [*COMMAND, away.conf_file, "check"],
+        capture_output=True,
+        text=True,
+        timeout=uploads.DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("acstor-glance-manage: list of images: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_store_that_has_lost_what_it_had_is_not_called_well(
+    glance: uploads.Images, options: acstor_glance.Listener
+) -> None:
+    data = uploads.some_bytes(chunks=8)
+    first, second = glance.upload(data), glance.upload(data)
+    uploads.manage(options, "prepare")
+    for image_id in (first, second):
+        (glance.lab.glance.images / image_id).rename(glance.lab.glance.images / f"{image_id}.lost")
+    [away] = uploads.counted(options).values()
+    assert (away["reason"].partition(":")[0], away["images"]) == ("store-away", 2)
+    assert "Glance answers 204" in away["message"]
+    for path in glance.lab.glance.images.glob("*.lost"):
+        path.rename(path.with_suffix(""))
+    assert [row["images"] for row in uploads.counted(options).values()] == [2]
+    assert "served" in uploads.counted(options)

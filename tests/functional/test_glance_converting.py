@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images of other formats become qcow2 files with the same disk, and hostile ones do not.
+
+qemu-img, oslo.utils and bubblewrap are the real ones.
+"""
+
+import pathlib
+import random
+import shutil
+import struct
+import subprocess
+import time
+
+import pytest
+
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_glance import converting
+from acstor_glance import sandbox
+from tests.fakes import glance_records as records
+from tests.lab import runs
+
+WALLS = sandbox.Sandbox.BUBBLEWRAP
+DISK_BYTES = 12 * geometry.MIB + 512
+OPTIONS = {
+    "vmdk": ["-O", "vmdk", "-o", "subformat=monolithicSparse"],
+    "vmdk-streamed": ["-O", "vmdk", "-o", "subformat=streamOptimized"],
+    "vhd": ["-O", "vpc", "-o", "force_size=on"],
+    "vhdx": ["-O", "vhdx"],
+    "vdi": ["-O", "vdi"],
+}
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("qemu-img") is None or shutil.which("bwrap") is None,
+    reason="qemu-utils or bubblewrap is not installed: run tools/install.sh",
+)
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Return a raw disk: bytes that do not compress, text, and holes."""
+    path = tmp_path_factory.mktemp("disk") / "disk"
+    with path.open("wb") as file:
+        file.write(random.Random(5).randbytes(3 * geometry.MIB))
+        file.seek(8 * geometry.MIB)
+        file.write(b"text that compresses " * 50_000)
+        file.truncate(DISK_BYTES)
+    return path
+
+
+def made_of(disk: pathlib.Path, folder: pathlib.Path, kind: str) -> pathlib.Path:
+    path = folder / f"made.{kind}"
+    runs.tool(["qemu-img", "convert", "-f", "raw", *OPTIONS[kind], disk, path])
+    return path
+
+
+def convert(
+    path: pathlib.Path, disk_format: str, work: pathlib.Path, held_by: sandbox.Sandbox = WALLS
+) -> pathlib.Path:
+    """Convert an image; return the raw disk in what came of it."""
+    image = records.image(disk_format=disk_format, size=path.stat().st_size)
+    work.mkdir(mode=0o700)
+    raw = work / "raw"
+    with (work / "image").open("w+b") as stored:
+        stored.write(path.read_bytes())
+        stored.flush()
+        with converting.converted(image, stored, work, held_by) as made:
+            words = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
+            runs.tool([*words, made.name, raw])
+            assert pathlib.Path(made.name).stat().st_size < 5 * geometry.MIB
+    return raw
+
+
+def refused(path: pathlib.Path, disk_format: str, work: pathlib.Path) -> str:
+    with pytest.raises(errors.NotRaw) as caught:
+        convert(path, disk_format, work)
+    return caught.value.why
+
+
+@pytest.mark.parametrize("held_by", sandbox.Sandbox, ids=str)
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_disk_is_the_same_byte_by_byte(
+    disk: pathlib.Path, tmp_path: pathlib.Path, kind: str, held_by: sandbox.Sandbox
+) -> None:
+    path, disk_format = made_of(disk, tmp_path, kind), kind.partition("-")[0]
+    raw = convert(path, disk_format, tmp_path / "work", held_by)
+    found, expected = raw.read_bytes(), disk.read_bytes()
+    # Some formats have disks of whole clusters or cylinders alone: what is added is zeros.
+    assert found[:DISK_BYTES] == expected
+    assert not any(found[DISK_BYTES:])
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_image_that_is_cut_short_is_refused_or_wholly_converted_and_never_hangs(
+    disk: pathlib.Path, tmp_path: pathlib.Path, kind: str
+) -> None:
+    path, disk_format = made_of(disk, tmp_path, kind), kind.partition("-")[0]
+    data = path.read_bytes()
+    for number, share in enumerate((1, 5, 9)):
+        path.write_bytes(data[: len(data) * share // 10])
+        try:
+            convert(path, disk_format, tmp_path / f"work{number}")
+        except errors.NotRaw as refusal:
+            assert refusal.why
+
+
+@pytest.mark.parametrize("disk_format", sorted(converting.DRIVERS))
+def test_bytes_of_another_format_are_refused_by_what_they_are(
+    disk: pathlib.Path, tmp_path: pathlib.Path, disk_format: str
+) -> None:
+    other = "vdi" if disk_format != "vdi" else "vhdx"
+    why = refused(made_of(disk, tmp_path, other), disk_format, tmp_path / "work")
+    assert why == f"its format is {other}, but Glance says {disk_format}"
+    why = refused(disk, disk_format, tmp_path / "raw")
+    assert why == f"its format is raw, but Glance says {disk_format}"
+
+
+@pytest.mark.parametrize("subformat", ["monolithicFlat", "twoGbMaxExtentSparse"])
+def test_vmdk_that_names_other_files_is_refused(
+    disk: pathlib.Path, tmp_path: pathlib.Path, subformat: str
+) -> None:
+    path = tmp_path / "disk.vmdk"
+    words = ["qemu-img", "convert", "-f", "raw", "-O", "vmdk", "-o", f"subformat={subformat}"]
+    runs.tool([*words, disk, path])
+    assert refused(path, "vmdk", tmp_path / "work")
+
+
+def test_vmdk_with_a_parent_is_refused(disk: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    parent, path = made_of(disk, tmp_path, "vmdk"), tmp_path / "child.vmdk"
+    runs.tool(["qemu-img", "create", "-q", "-f", "vmdk", "-F", "vmdk", "-b", parent, path])
+    assert refused(path, "vmdk", tmp_path / "work")
+
+
+def test_disk_that_is_too_large_is_refused_before_it_is_read(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "large.vdi"
+    runs.tool(["qemu-img", "create", "-q", "-f", "vdi", path, "3T"])
+    why = refused(path, "vdi", tmp_path / "work")
+    assert why.startswith("its disk is too large: 3298534883328 bytes")
+
+
+def bomb(path: pathlib.Path, blocks: int = 512) -> pathlib.Path:
+    """Make a VDI image of little more than one MiB whose blocks are all the same one."""
+    runs.tool(["qemu-img", "create", "-q", "-f", "vdi", path, f"{blocks}M"])
+    header = bytearray(path.read_bytes())
+    map_at, data_at = struct.unpack_from("<II", header, 0x154)
+    header[map_at : map_at + 4 * blocks] = bytes(4 * blocks)  # all of them are block 0
+    struct.pack_into("<I", header, 0x184, blocks)
+    path.write_bytes(header[:data_at].ljust(data_at, b"\0") + random.Random(6).randbytes(1 << 20))
+    return path
+
+
+def test_small_file_that_says_the_same_block_again_and_again_does_not_grow(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bomb(tmp_path / "bomb.vdi")
+    monkeypatch.setattr(converting, "SPARE_BYTES", 4 * geometry.MIB)
+    began_s = time.monotonic()
+    with pytest.raises(errors.Unusable, match=r"write 2 times|too large|not convert"):
+        convert(path, "vdi", tmp_path / "work")
+    assert time.monotonic() - began_s < converting.SPARE_S
+    assert max(one.stat().st_size for one in tmp_path.rglob("made")) <= 8 * geometry.MIB
+
+
+def test_conversion_that_takes_too_long_is_ended_and_leaves_no_process(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bomb(tmp_path / "bomb.vdi")
+    monkeypatch.setattr(converting, "SPARE_S", 1)
+    monkeypatch.setattr(converting, "SPARE_BYTES", 2048 * geometry.MIB)
+    began_s = time.monotonic()
+    with pytest.raises(errors.Unusable, match="was ended: for its"):
+        convert(path, "vdi", tmp_path / "work")
+    assert time.monotonic() - began_s < 60
+    runs.wait_for(lambda: not still_running(tmp_path), 10, "the end of it", lambda: str(tmp_path))
+
+
+def still_running(folder: pathlib.Path) -> bool:
+    words = ["pgrep", "-f", str(folder / "work")]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+def test_host_without_the_sandbox_says_so_and_the_image_is_not_refused_for_good(
+    disk: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made_of(disk, tmp_path, "vdi")
+    monkeypatch.setattr(sandbox, "BUBBLEWRAP", "bwrap-that-is-not-there")
+    with pytest.raises(errors.Unusable, match="sandbox") as caught:
+        convert(path, "vdi", tmp_path / "work")
+    assert not isinstance(caught.value, errors.NotRaw)

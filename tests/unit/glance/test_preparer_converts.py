@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The preparer makes, keeps, repairs and gives up conversions as images and options want it.
+
+qemu-img and its sandbox are the real ones.
+"""
+
+import pathlib
+import random
+import shutil
+from typing import Any
+
+import pytest
+from oslo_config import cfg
+
+from acstor_common import artefacts
+from acstor_common import errors
+from acstor_common import ids
+from acstor_glance import conf as glance_conf
+from acstor_glance import converting
+from acstor_glance import preparer
+from acstor_glance import verifier
+from tests.fakes import memory_images
+from tests.lab import runs
+
+CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
+Outcome = preparer.Outcome
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("qemu-img") is None or shutil.which("bwrap") is None,
+    reason="qemu-utils or bubblewrap is not installed: run tools/install.sh",
+)
+
+
+@pytest.fixture
+def images() -> memory_images.MemoryImages:
+    return memory_images.MemoryImages()
+
+
+@pytest.fixture
+def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
+    made = cfg.ConfigOpts()
+    glance_conf.register_opts(made)
+    made([], default_config_files=[], default_config_dirs=[])
+    made.set_override("state_dir", str(tmp_path / "state"), "acstor_glance")
+    made.set_override("convert_formats", ["vdi"], "acstor_glance")
+    return made
+
+
+@pytest.fixture
+def data(tmp_path: pathlib.Path) -> bytes:
+    raw, path = tmp_path / "raw", tmp_path / "image"
+    raw.write_bytes(random.Random(3).randbytes(200_000).ljust(1 << 20, b"\0"))
+    runs.tool(["qemu-img", "convert", "-f", "raw", "-O", "vdi", raw, path])
+    return path.read_bytes()
+
+
+def handle(
+    images: memory_images.MemoryImages, conf: cfg.ConfigOpts, image: dict[str, Any], **how: bool
+) -> Outcome:
+    outcome = preparer.Preparer(images, conf).handle(ids.parse_image_id(image["id"]), **how)
+    assert list(pathlib.Path(conf.acstor_glance.state_dir, "maps").iterdir()) == []
+    return outcome
+
+
+def made_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> set[str]:
+    return {one["id"] for one in images.every_artefact(image["id"])}
+
+
+def test_conversion_and_its_map_appear_together_and_are_whole(images, conf, data):
+    image = images.add(data, disk_format="vdi")
+    assert handle(images, conf, image) is Outcome.PREPARED
+    pointers = {image[kind.pointer] for kind in (CHUNK_MAP, CONVERTED)}
+    assert made_of(images, image) == pointers
+    assert verifier.verify(images, image, is_thorough=True).fault == ""
+    assert handle(images, conf, image) is Outcome.NOTHING
+
+
+def test_forced_it_keeps_the_conversion_that_guests_read(images, conf, data):
+    image = images.add(data, disk_format="vdi")
+    handle(images, conf, image)
+    before = image[CHUNK_MAP.pointer], image[CONVERTED.pointer]
+    assert handle(images, conf, image, is_forced=True) is Outcome.PREPARED
+    assert image[CHUNK_MAP.pointer] != before[0] and image[CONVERTED.pointer] == before[1]
+    assert verifier.verify(images, image, is_thorough=True).fault == ""
+
+
+@pytest.mark.expect_log("what it was converted to is not whole")
+def test_conversion_that_is_damaged_is_found_and_made_anew(images, conf, data):
+    image = images.add(data, disk_format="vdi")
+    handle(images, conf, image)
+    old = image[CONVERTED.pointer]
+    images.data[old] = images.data[old][:-1] + b"?"
+    assert "do not have the sha512" in verifier.verify(images, image, is_thorough=True).fault
+    assert handle(images, conf, image, is_forced=True) is Outcome.PREPARED
+    assert image[CONVERTED.pointer] != old and old not in images.records
+    assert verifier.verify(images, image, is_thorough=True).fault == ""
+
+
+def test_conversion_of_other_bytes_or_of_another_owner_is_replaced(images, conf, data):
+    for changed in ({"owner": "somebody"}, {"acstor_os_hash_value": "00" * 64}):
+        image = images.add(data, disk_format="vdi")
+        handle(images, conf, image)
+        old = image[CONVERTED.pointer]
+        images.records[old] |= changed
+        assert handle(images, conf, image) is Outcome.PREPARED
+        assert image[CONVERTED.pointer] != old
+
+
+def test_format_that_is_not_named_any_more_is_refused_and_points_to_nothing(images, conf, data):
+    image = images.add(data, disk_format="vdi")
+    handle(images, conf, image)
+    conf.set_override("convert_formats", [], "acstor_glance")
+    assert handle(images, conf, image) is Outcome.REFUSED
+    assert not {kind.pointer for kind in artefacts.Kind} & image.keys()
+    assert handle(images, conf, image) is Outcome.NOTHING
+    conf.set_override("convert_formats", ["vdi"], "acstor_glance")
+    assert handle(images, conf, image) is Outcome.PREPARED
+
+
+@pytest.mark.expect_log("could not be prepared")
+def test_bytes_that_are_not_glances_are_never_converted(images, conf, data, monkeypatch):
+    image = images.add(data, disk_format="vdi")
+    images.data[image["id"]] = data[:-1] + b"?"
+    monkeypatch.setattr(converting, "converted", None)
+    assert handle(images, conf, image) is Outcome.FAILED
+    assert "do not have the sha512" in image["acstor_message"]
+    assert made_of(images, image) == set()
+
+
+@pytest.mark.expect_log("could not be prepared")
+def test_glance_that_goes_away_between_both_artefacts_leaves_neither_in_force(
+    images, conf, data, monkeypatch
+):
+    image = images.add(data, disk_format="vdi")
+
+    def away(*_: Any, **__: Any) -> None:
+        raise errors.ImageServiceUnreachable("properties", "it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "set_properties", away)
+        with pytest.raises(errors.ImageServiceUnreachable):
+            handle(images, conf, image)
+    assert made_of(images, image) == set()
+    assert handle(images, conf, image) is Outcome.PREPARED
