@@ -42,7 +42,7 @@ from tests.lab import relay
 from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import cloud
-from tests.lab.openstack import object_store
+from tests.lab.openstack import image_stores
 
 DATA_MIB = int(os.environ.get("ACSTOR_BENCH_DATA_MIB", "2048"))
 DISK_FORMAT = os.environ.get("ACSTOR_BENCH_DISK_FORMAT", "qcow2")
@@ -167,7 +167,7 @@ def started(folder: pathlib.Path) -> Iterator[Place]:
         lab.start_compute_services()
         gateway = None
         if STORE == "s3":
-            gateway = stack.enter_context(object_store.images_in_s3(lab))
+            gateway = stack.enter_context(image_stores.images_in_s3(lab))
         net = stack.enter_context(network.Network(hosts=1, link_mbit=LINK_MBIT))
         url = stack.enter_context(slow_way_to(net, lab.glance.port))
         gateway_url = stack.enter_context(slow_way_to(net, gateway.port)) if gateway else None

@@ -24,8 +24,8 @@ from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import client
 from tests.lab.openstack import cloud
+from tests.lab.openstack import image_stores
 from tests.lab.openstack import installed
-from tests.lab.openstack import object_store
 from tests.lab.openstack import uploads
 
 pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
@@ -41,7 +41,7 @@ def gateway(openstack_lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
     if not installed.is_ready():
         pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
     openstack_lab.start_compute_services()
-    with object_store.images_in_s3(openstack_lab) as beside:
+    with image_stores.images_in_s3(openstack_lab) as beside:
         yield beside
 
 

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import random
 import uuid
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,8 @@ STORES = ("fs", "s3", "swift", "rbd")
 DATA = random.Random(17).randbytes(MIB + 777)
 LARGE = random.Random(18).randbytes(9 * MIB + MIB // 2 + 5)
 """Uploaded to S3 in several parts, to Swift in segments, and not aligned to either."""
+
+_INTO_S3: ini.Sections = {"glance_store": {"default_backend": "s3"}}
 
 
 @dataclasses.dataclass
@@ -62,16 +65,6 @@ class Place:
         if self.ceph:
             self.ceph.start()
 
-    def images(self) -> set[str]:
-        """Return all images that Glance has."""
-        path = "/v2/images?visibility=all&limit=1000&os_hidden="
-        answers = [self.ask("admin", "GET", path + hidden).json() for hidden in ("false", "true")]
-        return {image["id"] for answer in answers for image in answer["images"]}
-
-    def delete(self, images: set[str]) -> None:
-        for image_id in images:
-            self.ask("admin", "DELETE", f"/v2/images/{image_id}")
-
     def token(self, user: str) -> str:
         return str(self.lab.session(user).get_token())
 
@@ -91,8 +84,7 @@ class Place:
 
     def ask(self, user: str, method: str, path: str, **options: Any) -> requests.Response:
         """Ask Glance."""
-        where = {"endpoint_filter": {"service_type": "image"}, "raise_exc": False}
-        return self.lab.session(user).request(path, method, **where, **options)
+        return ask(self.lab, user, method, path, **options)
 
     def read(
         self,
@@ -132,12 +124,41 @@ class Place:
         runs.tool([installed.BIN / "python", "-c", script])
 
 
+def ask(lab: cloud.Cloud, user: str, method: str, path: str, **options: Any) -> requests.Response:
+    """Ask Glance."""
+    where = {"endpoint_filter": {"service_type": "image"}, "raise_exc": False}
+    return lab.session(user).request(path, method, **where, **options)
+
+
 def said(answer: requests.Response, status: int) -> str:
     """Return the words of a refusal with this status; no store's password is in them."""
     assert answer.status_code == status, answer.text
     words: str = answer.json()["error"]["message"]
     assert api.PASSWORD not in words
     return words
+
+
+@contextlib.contextmanager
+def no_image_left(lab: cloud.Cloud, start: Callable[[], None]) -> Iterator[None]:
+    """Delete, when the block ends, the images that were made in it.
+
+    Without its store nobody can delete an image, and Glance's lists would fail of it.
+
+    :param start: starts Glance and the stores, if a test has ended them
+    """
+
+    def images() -> set[str]:
+        path = "/v2/images?visibility=all&limit=1000&os_hidden="
+        answers = [ask(lab, "admin", "GET", path + hidden).json() for hidden in ("false", "true")]
+        return {image["id"] for answer in answers for image in answer["images"]}
+
+    before = images()
+    try:
+        yield
+    finally:
+        start()
+        for image_id in images() - before:
+            ask(lab, "admin", "DELETE", f"/v2/images/{image_id}")
 
 
 @contextlib.contextmanager
@@ -154,18 +175,44 @@ def running(lab: cloud.Cloud) -> Iterator[Place]:
         if cluster:
             cluster.start()
         made = Place(lab, objects, cluster, served)
-        before = made.images()
-        with lab.glance.changed(made.stores()):
+        with lab.glance.changed(made.stores()), no_image_left(lab, made.start_stores):
             served.start()
             served.wait_ready()
             served.register()
-            try:
-                yield made
-            finally:
-                made.start_stores()
-                made.delete(made.images() - before)  # without their stores nobody can
+            yield made
     finally:
         for part in (served, objects, *([cluster] if cluster else ())):
             part.stop()
         for part in (objects, *([cluster] if cluster else ())):
             part.wipe()
+
+
+@contextlib.contextmanager
+def images_in_s3(lab: cloud.Cloud) -> Iterator[acstor_gateway.Gateway]:
+    """Let Glance put what is uploaded into S3 until the block ends; yield the gateway.
+
+    Nothing is converted or copied for anybody: what reads images goes through Glance or the
+    gateway, which have the store's credentials.  Keystone's catalog names the gateway.  Glance is
+    restarted, so it must run already.
+
+    :raises errors.Unusable: a server does not start; shows the end of its log
+    """
+    objects = swift.Swift(lab.folder, lab.keystone)
+    gateway = acstor_gateway.Gateway(lab, lab.folder)
+    stores = ini.merged(acstor_gateway.stores(lab, objects, None), _INTO_S3)
+
+    def start() -> None:
+        lab.start_image_services()
+        objects.start()
+
+    try:
+        objects.start()
+        with lab.glance.changed(stores), no_image_left(lab, start):
+            gateway.start()
+            gateway.wait_ready()
+            gateway.register()
+            yield gateway
+    finally:
+        gateway.stop()
+        objects.stop()
+        objects.wipe()
