@@ -32,7 +32,7 @@ pytestmark = [hosts.needs_fuse, hosts.needs_take_over]
 
 PREPARED_S = 300.0
 """The image is booted once by the listener, under emulation and beside all of an OpenStack."""
-BOOTED_S = 200.0
+BOOTED_S = 400.0
 
 
 @pytest.fixture(scope="module")
