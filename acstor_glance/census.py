@@ -68,8 +68,8 @@ _WHAT_TO_DO = {
     Reason.RECORD_DIFFERS: "their chunk map is of other bytes than Glance has: prepare them, and "
     "see who changed them",
     Reason.NOT_MAPPED: "wait for the listener, or prepare",
-    Reason.NO_RANGES: "run acstor-glance-gateway; without it only hosts with the source file or "
-    "http read them",
+    Reason.NO_RANGES: "run acstor-glance-gateway; without it one host reads each of them as a "
+    "whole, for all hosts",
     Reason.STORE_AWAY: "look after the store, or its gateway",
 }
 

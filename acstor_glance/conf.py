@@ -68,8 +68,8 @@ OPTS = [
         f"{', '.join(image_record.CONVERTIBLE_DISK_FORMATS)}. A listener converts such images with "
         "qemu-img, in the sandbox of builder_sandbox, and keeps what comes of it in Glance as a "
         "hidden compressed qcow2 image, which agents read instead. It takes the room of the image "
-        "once more there, and twice in state_dir for a while. Images of formats that are not named "
-        "are left to Nova, and lose what was made of them.",
+        "once more there, and up to three times in state_dir for a while. Images of formats that "
+        "are not named are left to Nova, and lose what was made of them.",
     ),
     cfg.BoolOpt(
         "protect_used_images",

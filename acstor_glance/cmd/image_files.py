@@ -10,10 +10,9 @@ from typing import IO
 from acstor_common import errors
 
 
-def add_files(
-    parser: argparse.ArgumentParser, metavar: str, ending: str, what: str = "file of a raw image"
-) -> None:
-    """Add the image that is read, with ``what`` it is, and the file that is made of it."""
+def add_files(parser: argparse.ArgumentParser, metavar: str, ending: str) -> None:
+    """Add the image that is read, and the file that is made of it."""
+    what = "file of the image, as Glance has it"
     parser.add_argument("image", metavar="IMAGE", type=pathlib.Path, help=what)
     parser.add_argument(
         *("-o", "--output"),

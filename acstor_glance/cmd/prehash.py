@@ -75,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
         "chunks.",
         epilog="A run that was stopped goes on where it was when it is started again.",
     )
-    image_files.add_files(parser, "MAP", ".acmap", "file of the image, as Glance has it")
+    image_files.add_files(parser, "MAP", ".acmap")
     parser.add_argument(
         "--image-id",
         metavar="UUID",
