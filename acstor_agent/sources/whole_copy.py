@@ -260,9 +260,9 @@ class Copy:
             raise _Enough
 
     async def _write(self) -> None:
-        """Write what is held, so that it can be read."""
+        """Write what is held, so that it can be read; it is held until then, whoever gives up."""
         async with self._writing:
-            data, self._held = b"".join(self._held), []
+            count, data = len(self._held), b"".join(self._held)
             if not data:
                 return
             try:
@@ -272,6 +272,7 @@ class Copy:
             except OSError as error:
                 self.failure = self._of_disk(error)  # whoever writes: what follows has no place
                 raise self.failure from error
+            del self._held[:count]
             self.came_bytes += len(data)
             self.used_s = trio.current_time()
             self._tell()
