@@ -93,7 +93,8 @@ class ImageTasks:
         """Take a task; it takes the place of an earlier one of the same image in what is told.
 
         One that is given again was taken before: who gave it has not heard so yet.  Of a boot image
-        all hosts are told; one that does not want it says nothing.
+        all hosts are told: one that does not want it says nothing, and what somebody has asked
+        this host for stays what is told.
         """
         told = self._told.get(task.image_id)
         if told is not None and told.request == task.request:
@@ -103,7 +104,8 @@ class ImageTasks:
         if is_ahead and not self._ahead.is_for(task):
             return
         LOG.info("image %s: asked to %s", task.image_id, task.kind)
-        self._tell(task, decision_api.TaskState.WAITING)
+        if not is_ahead or told is None or told.kind is task.kind:
+            self._tell(task, decision_api.TaskState.WAITING)
         if task.kind is decision_api.TaskKind.RECORD_BOOTS:
             self._record(task)
             return

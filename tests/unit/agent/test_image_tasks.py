@@ -319,6 +319,22 @@ async def test_boot_images_that_come_keep_nothing_else_waiting(host):
     assert (done.kind, done.done, done.total) == (Kind.BOOT_AHEAD, 9, 9)
 
 
+async def test_boot_image_that_comes_hides_nothing_that_was_asked_for(host):
+    """Who waits for a pre-seed looks for it in what is told, when it is done as well."""
+    host.tasks.take(task(1))
+    await host.wait(lambda told: told.done)
+    host.may_come.set()
+    host.tasks.take(task(2, Kind.BOOT_AHEAD))
+    told = await host.wait(lambda told: True)
+    assert (told.request, told.state, told.total) == (1, State.RUNNING, len(DATA))
+    host.may_go_on.set()
+    await host.wait(lambda told: told.state is State.DONE)
+    host.tasks.take(task(3, Kind.BOOT_AHEAD))
+    assert (await host.wait(lambda told: True)).request == 1
+    host.tasks.take(task(4))
+    assert (await host.wait(lambda told: True)).request == 4
+
+
 @pytest.mark.expect_log("cannot boot_ahead: the boot image")
 async def test_why_a_boot_image_does_not_come_is_told(host):
     host.failure = errors.Unusable("the boot image", "would be more than comes in a day")
