@@ -152,7 +152,7 @@ OPTS = [
         choices=[
             ("none", "a boot image comes when a guest boots"),
             ("booted", "those of new versions of images that instances of this host use, too"),
-            ("all", "those, and those of all images that every project may use"),
+            ("all", "those, and those of all public images"),
         ],
         help="Which boot images come to this host as soon as they are made, before a guest of it "
         "asks for them: slowly, behind everything else, in an eighth of the cache at most, and no "

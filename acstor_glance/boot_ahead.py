@@ -3,9 +3,10 @@
 
 Hosts are told by the decision service; which of them take a boot image is their own decision, by
 their option ``boot_images_ahead``.  What they are told of an image is what only Glance knows:
-whether every project may read it, and which images of its family came before it.
+whether it is public, and which images of its family came before it.
 
-The one rule: this is a help to those who boot.  Where there is no decision service nobody is told.
+The one rule: this is a help to those who boot.  Where there is no decision service nobody is told,
+and no tenant has hosts take what none of them has use for.
 """
 
 import collections
@@ -19,7 +20,6 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_common import log_once
-from acstor_common import scope
 from acstor_glance import decision_client
 from acstor_glance import families
 from acstor_glance import images as glance_images
@@ -30,6 +30,8 @@ MOST_UNTOLD = 1000
 """Images of which hosts are still to be told; of more those that were made first are left out."""
 MOST_BYTES = 1 << 16
 """Of the decision service's answer."""
+PUBLIC = "public"
+"""The visibility that only an administrator gives: any tenant lets all read his (``community``)."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -76,7 +78,7 @@ class BootAhead:
         if image is None or image_record.why_not_served(image):
             return
         after = [str(one["id"]) for one in families.predecessors(self._images, image)]
-        is_open = scope.is_open(image)
+        is_open = image_record.text_of(image, "visibility") == PUBLIC
         if not after and not is_open:
             return  # no host may want it
         body: dict[str, Any] = {"after": after, "is_open": is_open}

@@ -2,7 +2,7 @@
 """Boot images that come before they are needed, over everything that is real.
 
 Four hosts in namespaces read from a real Glance: h1 wants no boot image ahead, h2 and h4 those of
-new versions of what they use, h3 those of all images that every project may read.
+new versions of what they use, h3 those of all public images.
 """
 
 import contextlib
@@ -227,16 +227,16 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
     assert cloud.ahead("h1") == cloud.ahead("h3") == (0, 0)  # it is a project's own
 
 
-def test_image_that_all_may_read_comes_to_the_hosts_that_want_all(
+def test_public_image_comes_to_the_hosts_that_want_all(
     cloud: Cloud, glance: uploads.Images
 ) -> None:
     data = random.Random(31).randbytes(40 * CHUNK + BOOT_CHUNKS * CHUNK)
-    image_id = glance.upload(data, visibility="community")
+    image_id = glance.upload(data, visibility="public")
     cloud.wait(lambda: is_prepared(glance, image_id), "its chunk map")
     assert cloud.boot("h1", image_id).data == booted(data)
     cloud.wait(lambda: cloud.ahead("h3")[0] == 1, "the boot image on the host that wants all")
     assert cloud.ahead("h2") == (0, 0)
     warm = cloud.boot("h3", image_id)
     assert warm.data == booted(data)
-    print(f"open image: {warm.took_s:.3f} s, {warm.fetched_bytes} bytes came")
+    print(f"public image: {warm.took_s:.3f} s, {warm.fetched_bytes} bytes came")
     assert warm.fetched_bytes < 0.25 * BOOT_CHUNKS * CHUNK

@@ -86,7 +86,8 @@ class Images:
 
     def create(self, **options: Any) -> Any:
         wanted = {"disk_format": "raw", "container_format": "bare", "visibility": "private"}
-        image = self.tenant.create_image(name=f"test-{uuid.uuid4()}", **{**wanted, **options})
+        user = self.admin if options.get("visibility") == "public" else self.tenant
+        image = user.create_image(name=f"test-{uuid.uuid4()}", **{**wanted, **options})
         self._made.append(image.id)
         return image
 

@@ -86,18 +86,17 @@ def test_hosts_are_told_what_came_before_and_who_may_read_it(images, decision, a
     assert decision.told == [(path, {"after": [first["id"]], "is_open": False})]
 
 
-@pytest.mark.parametrize("visibility", ["public", "community"])
-def test_hosts_are_told_of_an_image_that_all_may_read_though_none_came_before(
-    images, decision, ahead, visibility
-):
-    made = images.add(DATA, name="web", owner="ours", visibility=visibility, **NEW)
+def test_hosts_are_told_of_a_public_image_though_none_came_before(images, decision, ahead):
+    made = images.add(DATA, name="web", owner="ours", visibility="public", **NEW)
     ahead.made(image_id(made))
     [(_, body)] = decision.told
     assert body == {"after": [], "is_open": True}
 
 
-def test_nobody_is_told_of_an_image_that_no_host_may_want(images, decision, ahead):
-    made = images.add(DATA, name="web", owner="ours", visibility="shared", **NEW)
+@pytest.mark.parametrize("visibility", ["shared", "community"])
+def test_nobody_is_told_of_an_image_that_no_host_may_want(images, decision, ahead, visibility):
+    """A tenant makes his image a community's by himself, and would have all hosts take it."""
+    made = images.add(DATA, name="web", owner="ours", visibility=visibility, **NEW)
     ahead.made(image_id(made))
     ahead.made(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff"))  # deleted meanwhile
     assert decision.told == []
