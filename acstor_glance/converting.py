@@ -104,11 +104,11 @@ class _Job:
         with tempfile.TemporaryFile() as said:
             self._run(words, said, _INFO_BYTES, SPARE_S)
             said.seek(0)
-            try:
-                return dict(json.loads(said.read(_INFO_BYTES)))
-            except ValueError as exc:
-                why = f"{QEMU_IMG} says nothing that can be read of it"
-                raise errors.NotRaw(self._name, why, REMEDY) from exc
+            with contextlib.suppress(ValueError, RecursionError):
+                found = json.loads(said.read(_INFO_BYTES))
+                if isinstance(found, dict):
+                    return found
+        raise errors.NotRaw(self._name, f"{QEMU_IMG} says nothing that can be read of it", REMEDY)
 
     def convert(self) -> None:
         """Write the qcow2 file."""
@@ -180,11 +180,13 @@ def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:
 
 
 def _file_names(said: object) -> Iterator[str]:
-    """Yield every file that is named anywhere in what qemu-img says."""
-    if isinstance(said, dict):
-        if isinstance(found := said.get("filename"), str):
-            yield found
-        said = list(said.values())
-    if isinstance(said, list):
-        for one in said:
-            yield from _file_names(one)
+    """Yield every file that is named anywhere in what qemu-img says, however deep that is."""
+    left = [said]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            if isinstance(found := one.get("filename"), str):
+                yield found
+            one = list(one.values())
+        if isinstance(one, list):
+            left += one
