@@ -128,8 +128,9 @@ class CopiesSource(base.Source):
 
     async def aclose(self) -> None:
         """Let all copies go."""
-        for blob in list(self._copies):
-            self._copies.pop(blob).drop()
+        for blob, copy in list(self._copies.items()):
+            self._drop(blob)
+            await copy.gone()
 
     async def _fill(self, run: driver.Run, until_s: float) -> None:
         copy = await self._copy_of(run)
@@ -245,15 +246,15 @@ class CopiesSource(base.Source):
             free_bytes -= sum(other.to_come_bytes for other in self._copies.values())
             if copy.until_bytes <= free_bytes // MOST_OF_FREE:
                 return
-            others = (blob for blob, other in self._copies.items() if other.is_idle)
-            unused = next(others, None)
+            unused = next((other for other in self._copies.values() if other.is_idle), None)
             if unused is None:
                 why = (
                     f"its copy needs {copy.until_bytes} bytes, and {free_bytes} are free in "
                     f"{self._folder}, of which it may take half"
                 )
                 raise errors.ChunkRefused(copy.blob.name, self.where, why)
-            self._drop(unused)
+            self._drop(unused.blob)
+            await unused.gone()
 
     def _free_bytes(self) -> int:
         found = os.statvfs(self._folder)

@@ -84,6 +84,7 @@ class Copy:
         self.scope = trio.CancelScope()
         self._where, self._limiter = where, limiter
         self._descriptor = -1
+        self._closed: trio.Event | None = None
         self._readers = 0
         self.is_dropped = False
         self._moved = trio.Event()
@@ -188,9 +189,14 @@ class Copy:
         self.scope.cancel()
         self._close_unused()
 
+    async def gone(self) -> None:
+        """Wait until the file of a copy that was dropped, and that nobody reads, is no more."""
+        if self._closed is not None:
+            await self._closed.wait()
+
     def _close_unused(self) -> None:
         if self.is_dropped and self.is_idle and self._descriptor >= 0:
-            os.close(self._descriptor)
+            self._closed = _close_soon(self._descriptor)
             self._descriptor = -1
 
     # The stream
@@ -315,6 +321,18 @@ def _nameless(folder: pathlib.Path) -> int:
     """Open a file that goes with its descriptor, as when this process is killed."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         return os.dup(file.fileno())
+
+
+def _close_soon(descriptor: int) -> trio.Event:
+    """Close a file in a thread, for it takes a second or two for each GiB; return what says so."""
+    closed, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+    def tell(_: object) -> None:
+        with contextlib.suppress(trio.RunFinishedError):
+            token.run_sync_soon(closed.set)
+
+    trio.lowlevel.start_thread_soon(lambda: os.close(descriptor), tell)
+    return closed
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

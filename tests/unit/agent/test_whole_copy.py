@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy is as the stream was, whoever waits for it and gives up."""
+"""A copy is as the stream was, whoever gives up, and nobody waits for its end."""
 
+import os
 import random
+import threading
 
 import trio
 import trio.testing
@@ -53,3 +55,21 @@ async def test_reader_that_gives_up_before_he_writes_leaves_no_hole(tmp_path, nu
         assert await copy.read_into(run, 0) == len(DATA)
     assert bytes(run.buffers[0]) == DATA
     copy.drop()
+
+
+async def test_file_of_a_copy_is_not_closed_where_others_wait_for_it(tmp_path, monkeypatch):
+    place = glance.Place(IMAGE.image_id, len(DATA), chunk_map.UNKNOWN_OS_HASH)
+    copy = whole_copy.Copy(IMAGE, place, len(DATA), "Glance", trio.CapacityLimiter(1))
+    with copy.coming():
+        await copy.bring(tmp_path, random.Random(1), lambda take: take(DATA))
+    descriptor, here, closers, close = copy._descriptor, threading.get_ident(), [], os.close
+
+    def noting(number):
+        closers.append((number, threading.get_ident() == here))
+        close(number)
+
+    monkeypatch.setattr(os, "close", noting)
+    copy.drop()
+    with trio.fail_after(10):
+        await copy.gone()
+    assert (descriptor, False) in closers and (descriptor, True) not in closers
