@@ -61,14 +61,20 @@ class Admission:
         job.add_done_callback(lambda job: self._ended(job, began_s))
         futures.wait((job,), self._timeout_s)
         with self._lock:
-            if not job.done():
+            if is_under_way := not job.done():
                 self._late.add(job)
-                self._counted.failed("late")
-                raise refusal.Refused(
-                    http.HTTPStatus.GATEWAY_TIMEOUT,
-                    f"store {self._name}: no answer within {self._timeout_s:g} s",
-                )
+        if is_under_way or self._has_timed_out(job, began_s):
+            self._counted.failed("late")
+            why = f"store {self._name}: no answer within {self._timeout_s:g} s"
+            raise refusal.Refused(http.HTTPStatus.GATEWAY_TIMEOUT, why)
         return job.result()
+
+    def _has_timed_out(self, job: futures.Future[Any], began_s: float) -> bool:
+        """Say whether a read failed no sooner than its time was over, by the time-out of a client.
+
+        Which of the two is first is chance.
+        """
+        return job.exception() is not None and time.monotonic() - began_s >= self._timeout_s
 
     def _ended(self, job: futures.Future[Any], began_s: float) -> None:
         """Give the place of a read to another one."""

@@ -84,6 +84,17 @@ def test_read_gives_what_it_returns_or_raises(open_door, numbers):
     assert (shown(numbers, "reads_in_flight"), shown(numbers, "reads_limit")) == (0, 1)
 
 
+def test_read_that_a_client_gives_up_when_its_time_is_over_is_late(open_door, numbers):
+    def give_up():
+        time.sleep(0.05)
+        raise_timeout()
+
+    with pytest.raises(refusal.Refused, match="no answer within") as late:
+        open_door(reads=1, timeout_s=0.05).run(give_up)
+    assert late.value.status == 504
+    assert shown(numbers, "store_faults_total", fault="late") == 1
+
+
 def raise_timeout():
     raise TimeoutError("of a socket")
 
