@@ -176,7 +176,7 @@ class Guard:
         project_id = self._images.project_id
         found = {
             record["id"]: protection.marked_s(record, project_id) or 0.0
-            for record in self._images.every(protected="true", visibility="all")
+            for record in self._images.every(protected="true")
             if protection.standing_of(record, project_id) is protection.Standing.OURS
         }
         self._known.listed(found, self._clock())

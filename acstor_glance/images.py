@@ -131,13 +131,16 @@ class Images:
             return None
 
     def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
-        """Yield all images, those of other projects and the hidden ones too, page by page.
+        """Yield all images page by page, those of other projects, communities' and hidden ones too.
 
         :param sorted_by: a base property, whose smallest value comes first; by default the youngest
             images come first, and the hidden ones last
         """
-        parts = [self._listed(sorted_by, {"os_hidden": no_yes, **filters})
-                 for no_yes in ("false", "true")]  # fmt: skip
+        everybodys = {"visibility": "all", **filters}  # else those of communities are left out
+        parts = [
+            self._listed(sorted_by, {"os_hidden": is_hidden, **everybodys})
+            for is_hidden in ("false", "true")
+        ]
         if sorted_by:
             yield from heapq.merge(*parts, key=lambda record: str(record.get(sorted_by)))
         else:

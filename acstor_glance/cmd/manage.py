@@ -281,7 +281,7 @@ class Tool:
                 self._purge({"artefact": artefact["id"]}, self._images.delete, artefact["id"])
         names = dict.fromkeys(artefacts.IMAGE_PROPERTIES, "")
         project_id = self._images.project_id
-        for image in self._chosen(visibility="all"):
+        for image in self._chosen():
             if protection.tags_of(image, project_id) != image.get("tags", []):
                 of_image = {"protection": image["id"]}
                 self._purge(of_image, self._give_back, image["id"], project_id)
@@ -318,16 +318,13 @@ class Tool:
                 step()
         return EXIT_FAULTY if outcomes & BAD_OUTCOMES else 0
 
-    def _chosen(self, **filters: str) -> Iterator[image_record.Record]:
-        """Yield the images that the command line names, or all but the artefacts.
-
-        :param filters: of the list of all images, as Glance takes them
-        """
+    def _chosen(self) -> Iterator[image_record.Record]:
+        """Yield the images that the command line names, or all but the artefacts."""
         if getattr(self._options, "images", None):
             yield from map(self._images.read, self._options.images)
             return
         project_id = self._images.project_id
-        for image in self._images.every(**filters):
+        for image in self._images.every():
             if not artefacts.is_left_alone(image, project_id):
                 yield image
 
