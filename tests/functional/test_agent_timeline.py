@@ -85,8 +85,8 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
     hosts.wait_until(lambda: told(agent, SERVER)[0].is_over, "the end of the boot")
     [boot] = told(agent, SERVER)
     read = agent.status()["images"][image_id]["read"]
-    assert boot.bytes["boot"] == read["boot"]["bytes"] > 0
-    assert boot.bytes["source"] == read["source"]["bytes"] > 0
+    assert boot.bytes["boot"] > 0
+    assert boot.bytes == {origin: one["bytes"] for origin, one in read.items() if one["bytes"]}
     assert sum(boot.bytes.values()) == len(DATA)
     assert boot.reads == CHUNKS and boot.boot_image == "ready"
     assert {span.what for span in boot.spans} >= {"ensure", "chunk map", "boot image"}

@@ -205,7 +205,7 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
     for host in ("h2", "h4"):
         cloud.wait(lambda: cloud.ahead(host)[0] == 2, "its own boot image")  # noqa: B023
     came_bytes = cloud.ahead("h2")[1]
-    assert 0.9 * same_bytes < came_bytes < 1.1 * same_bytes
+    assert 0.5 * same_bytes < came_bytes < 1.1 * same_bytes  # it is the home of the rest
     read_bytes = cloud.source_bytes() - read_bytes
     print(f"two hosts: {2 * came_bytes} bytes came, {read_bytes} of the source")
     assert read_bytes < 1.1 * came_bytes  # they share it
