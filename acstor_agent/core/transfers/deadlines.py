@@ -3,7 +3,7 @@
 
 An entry is not taken out when what it was for has come; whoever gets it looks whether it still
 matters.  So entries are made for batches and not for chunks, and their number is bounded by the
-batches of the longest timeout.  For a batch of which nothing is left it is never time.
+batches of the longest timeout.  A batch of which nothing is left wakes nobody: it is dropped.
 """
 
 import enum
@@ -46,15 +46,18 @@ class Deadlines:
     @property
     def next_s(self) -> float | None:
         """When something is due; None if nothing is."""
-        heap = self._heap
-        while heap and heap[0][2] is Due.ATTEMPTS and not heap[0][3]:
-            heapq.heappop(heap)
-        return heap[0][0] if heap else None
+        return self._heap[0][0] if self._heap else None
 
     def put(self, at_s: float, due: Due, what: Any) -> None:
         """Let :meth:`take` give something out when it is time; what is put first comes first."""
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, due, what))
+
+    def drop_empty(self) -> None:
+        """Let no batch of which nothing is left be what is due next."""
+        heap = self._heap
+        while heap and heap[0][2] is Due.ATTEMPTS and not heap[0][3]:
+            heapq.heappop(heap)
 
     def count(self, due: Due) -> int:
         """Return how many entries are for one thing; looks at all of them."""

@@ -171,8 +171,7 @@ class Transfers:
         """
         self.parts.now = now
         self._mending.mend(why)
-        self.parts.asking.flush(now)
-        return self.parts.out.take()
+        return self._todo()
 
     # What this host wants
 
@@ -387,5 +386,10 @@ class Transfers:
         """Return what the event has brought about."""
         self.waiters.begin_more()
         self.parts.sources.start(self.parts.now)
+        return self._todo()
+
+    def _todo(self) -> Actions:
+        """Return what is to be done now; ``next_s`` says when there is more."""
         self.parts.asking.flush(self.parts.now)
+        self.parts.deadlines.drop_empty()
         return self.parts.out.take()

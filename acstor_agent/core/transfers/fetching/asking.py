@@ -230,11 +230,15 @@ class Asking:
         return min(max(over_s, heard_s + self.timeout_s), longest_s)
 
     def flush(self, now: float) -> None:
-        """Have the attempts of this event looked at, all together, when the first may be late."""
+        """Have the attempts of this event looked at together, when the first may be late, or over.
+
+        Some were sent before: they are more urgent now, and have no more time for that.
+        """
         if self._new:
             is_raced = any(attempt.priority <= PEER for attempt in self._new)
             after_s = self._book.soonest_late_s if is_raced else self.timeout_s
-            self._deadlines.put(now + after_s, deadlines_.Due.ATTEMPTS, self._new)
+            at_s = min(now + after_s, *map(self.over_s, self._new))
+            self._deadlines.put(at_s, deadlines_.Due.ATTEMPTS, self._new)
             self._new = {}
 
     def look_again(self, attempts: Sequence[Attempt], now: float) -> None:

@@ -367,6 +367,20 @@ def test_relay_that_somebody_joins_who_waits_is_late_from_then_on(machine):
     assert [action for action in todo if isinstance(action, actions.ReadSource)]
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_question_has_its_time_from_when_it_was_sent_whatever_happens(joins, machine):
+    number = machine.chunk_of("h2")
+    machine.wanted([chunk(number)], P.SOON, "ahead")
+    asked = machine.attempt()
+    machine.wait(9.9)
+    if joins:
+        machine.wanted([chunk(number)], P.GUEST, "a guest")
+    else:
+        machine.mend("a fault")
+    machine.wait(0.2)
+    assert machine.got(actions.Cancel) == [actions.Cancel(H2, [asked.number])]
+
+
 def test_guest_who_joins_read_ahead_hurries_it_in_the_line_and_at_the_peer(machine):
     machine = one_machine.Machine(background_limit=1000)
     numbers = [machine.chunk_of("h2", skip) for skip in range(140)]
