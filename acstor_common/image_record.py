@@ -20,6 +20,7 @@ Record = Mapping[str, Any]
 """An image as Glance's API v2 gives it."""
 
 ACTIVE = "active"
+DEACTIVATED = "deactivated"
 IMPORT_TASK = "os_glance_import_task"
 """A property that an image has while Glance's import works on it, a moment longer than it takes to
 become active."""

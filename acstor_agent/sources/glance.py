@@ -4,7 +4,8 @@
 The rule: what is attached was checked.  Asking for a blob's size asks Glance for
 the image's record: it must be active and of a disk format that is read here, and an
 artefact must be its own (:mod:`acstor_common.artefacts`), whatever its properties
-claim.  Later reads only read, so guests go on with an image that was deactivated meanwhile.
+claim.  Reads only read: guests go on with an image that was deactivated meanwhile, by the next
+worker too.
 
 Tokens come from keystoneauth, which blocks and therefore works in threads of its
 own; bytes come over the connections of http_link.py.
@@ -49,6 +50,9 @@ STREAM_SILENCE_S = 30.0
 """So long Glance may be silent in the midst of a whole blob: to begin it again costs all of it."""
 NO_RANGES_S = 300.0
 """For how long reads do not ask Glance for ranges that it does not give; who attaches asks anew."""
+_NEW = frozenset({image_record.ACTIVE})
+_IN_USE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
+"""Of images that are attached, and of those whose guests read on."""
 ARTEFACTS = {
     base.BlobKind.CHUNK_MAP: (artefacts.Kind.CHUNK_MAP, chunk_map.VERSION),
     base.BlobKind.BOOT_IMAGE: (artefacts.Kind.BOOT_IMAGE, boot_image.VERSION),
@@ -200,7 +204,7 @@ class GlanceSource(driver.Driver):
         known = self._no_ranges.get(blob)
         if known is not None and trio.current_time() < known.until_s:
             raise errors.ChunkRefused(what, self._where, known.why)
-        place = self._places.get(blob) or await self._find(blob, what)
+        place = self._places.get(blob) or await self._find(blob, what, _IN_USE)
         if blob in self._places:  # what guests read is not what is forgotten
             self._places.move_to_end(blob)
         if place.size_bytes == 0:
@@ -299,12 +303,11 @@ class GlanceSource(driver.Driver):
             self._no_ranges.popitem(last=False)
         return why
 
-    async def _find(self, blob: base.Blob, what: str) -> Place:
+    async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str] = _NEW) -> Place:
         """Ask Glance where the bytes of ``blob`` are, and whether they may be used."""
         self._places.pop(blob, None)
         image = await self._record(blob.image_id, what)
-        why = _why_not_served(image)
-        if why:
+        if why := _why_not_served(image, statuses):
             raise errors.ChunkRefused(what, self._where, why)
         place = Place.of(image, blob.image_id)
         if blob.kind in ARTEFACTS:
@@ -395,8 +398,8 @@ class GlanceSource(driver.Driver):
         return Pass(token or "", endpoint, project_id, f"{endpoint}/v2/images")
 
 
-def _why_not_served(image: image_record.Record) -> str:
+def _why_not_served(image: image_record.Record, statuses: frozenset[str]) -> str:
     status = image_record.text_of(image, "status")
-    if status != image_record.ACTIVE:
+    if status not in statuses:
         return f"the image's status is {status or 'unknown'}, not active"
     return image_record.why_format_not_served(image)

@@ -30,7 +30,7 @@ from acstor_glance.gateway import stores
 LOG = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 16_384
-READABLE = frozenset({image_record.ACTIVE, "deactivated"})
+READABLE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
 """Glance lets nobody but administrators, and acstor's agents, download what is deactivated: guests
 that run on such an image go on."""
 _YES = frozenset({200, 204, 206, 400, 416})

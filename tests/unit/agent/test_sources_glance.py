@@ -114,6 +114,16 @@ async def test_image_in_use_is_read_on_when_it_is_deactivated(server, source):
         await source.size_bytes(IMAGE)
 
 
+async def test_image_in_use_is_read_on_by_the_next_worker_though_it_is_deactivated(server, source):
+    change(server, status="deactivated")
+    assert await source.read(IMAGE, 4, 4) == glance_records.BYTES[4:8]
+    change(server, status="queued")
+    with pytest.raises(errors.ChunkMissing, match="queued"):
+        await source.stamp(IMAGE)
+    with pytest.raises(errors.ChunkMissing, match="queued"):
+        await source.read(IMAGE, 4, 4)
+
+
 @pytest.mark.expect_log("chunk_map .* is ignored")
 @pytest.mark.parametrize(
     ("forged", "why"),
