@@ -25,6 +25,7 @@ pytestmark = hosts.needs_fuse
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 CHUNKS = 64
+LIFE_S = 280.0
 DATA = local.random_bytes(CHUNKS * CHUNK, seed=5, zero_share=0.1)
 SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 GUEST_OF = """
@@ -129,7 +130,7 @@ def test_boot_is_forgotten_with_its_worker_and_the_guest_reads_on(images, image_
 
 def test_real_guest_waits_only_where_it_is_told(guest_image_id, start, tmp_path):
     """What a guest that boots by QEMU reads lies in its timeline, second by second."""
-    agent = start(constants={tuned.BOOT_IDLE_S: 600})
+    agent = start(constants={tuned.BOOT_IDLE_S: 600}, life_s=LIFE_S)
     agents.request(agent.control_socket, "ensure", image_id=guest_image_id)
     path = agent.image_path(guest_image_id)
     disk = tmp_path / SERVER / "disk"
