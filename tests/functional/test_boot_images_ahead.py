@@ -222,7 +222,7 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
         record_property(f"{name}_s", round(boot.took_s, 3))
         record_property(f"{name}_fetched_bytes", boot.fetched_bytes)
     assert cold.fetched_bytes >= 0.9 * same_bytes
-    assert warm.fetched_bytes < 0.25 * same_bytes  # of what neighbours advertise, perhaps
+    assert warm.fetched_bytes < 0.5 * same_bytes  # of what neighbours advertise, perhaps
     assert cloud.agents["h2"].status()["boot"]["ahead_used_bytes"] == came_bytes
     assert cloud.ahead("h1") == cloud.ahead("h3") == (0, 0)  # it is a project's own
 
@@ -239,4 +239,4 @@ def test_public_image_comes_to_the_hosts_that_want_all(
     warm = cloud.boot("h3", image_id)
     assert warm.data == booted(data)
     print(f"public image: {warm.took_s:.3f} s, {warm.fetched_bytes} bytes came")
-    assert warm.fetched_bytes < 0.25 * BOOT_CHUNKS * CHUNK
+    assert warm.fetched_bytes < 0.5 * BOOT_CHUNKS * CHUNK
