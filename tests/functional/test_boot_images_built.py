@@ -12,6 +12,7 @@ from oslo_config import cfg
 from acstor_common import artefacts
 from acstor_common import ids
 from acstor_common import trace_message
+from acstor_glance import boot_ahead
 from acstor_glance import boot_guest
 from acstor_glance import boot_images
 from acstor_glance import boot_service
@@ -123,7 +124,8 @@ def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
     make = made.make
     made.make = lambda image_id: (order.append(image_id), make(image_id))
     counters = glance_counters.Counters()
-    service = boot_service.BootService(made, BOTH, counters, lambda: {booted})
+    ahead = boot_ahead.BootAhead(images, conf)
+    service = boot_service.BootService(made, BOTH, counters, lambda: {booted}, ahead)
     service.look_again([*catalogue, booted])
     service.put(new)
     assert counters.registry.get_sample_value("acstor_glance_waiting_boot_images") == 5
@@ -155,7 +157,8 @@ def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images,
     image_id, image = prepared(images, conf, ENDS_SOON)  # as the import plugin does it
     counters = glance_counters.Counters()
     guard = glance_guard.Guard(conf, images, counters)
-    boots = boot_service.BootService(made, BOTH, counters, lambda: guard.needed)
+    ahead = boot_ahead.BootAhead(images, conf)
+    boots = boot_service.BootService(made, BOTH, counters, lambda: guard.needed, ahead)
     preparing = preparer.Preparer(images, conf, counters)
     looking = reconciler.Reconciler(images, preparing.wanted, builds=True)
     service = listener.Listener(conf, preparing, looking, counters, guard, boots)

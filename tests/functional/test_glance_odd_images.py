@@ -112,7 +112,7 @@ def test_no_image_is_served_that_nova_s_own_inspection_refuses(
     hash_anew(glance, image_id)
     listen()
     record = glance.wait_state(image_id, "refused")
-    assert "Unknown QCOW2 features" in record["acstor_message"]
+    assert "incompatible features that are not known" in record["acstor_message"]
     assert record["acstor_retry"] == "1 never"
     assert glance.artefacts() == []
 

@@ -266,7 +266,7 @@ def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
     assert world.images.asked == []
     world.make_pass()
     assert world.standing(image_id) == "acstor"
-    assert uploads.manage(world.listener, "check") == [
+    assert uploads.checked(world.listener) == [
         {"check": what, "outcome": "ok", "message": ""}
         for what in (
             "protect_used_images",
@@ -277,7 +277,7 @@ def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
     off = guarded(protect_used_images=False)
     off.make_pass()
     assert (world.standing(image_id), world.standing(own)) == ("free", "others")
-    found = {row["check"]: row for row in uploads.manage(off.listener, "check", status=3)}
+    found = {row["check"]: row for row in uploads.checked(off.listener, status=3)}
     bad = {what for what, row in found.items() if row["outcome"] == "not guaranteed"}
     assert bad == {"protect_used_images", f"image {image_id}"}
     world.restart()
@@ -398,5 +398,5 @@ def test_glance_that_is_away_delays_and_a_pass_is_bounded(
     with pytest.raises(errors.ImageServiceUnreachable):
         world.make_pass(2 * protection.SILENT_S)
     assert world.standing(made[0]) == "acstor"
-    [away] = uploads.manage(world.listener, "check", status=3)[1:]
+    [away] = uploads.checked(world.listener, status=3)[1:]
     assert (away["check"], away["outcome"]) == ("decision service", "not guaranteed")

@@ -204,6 +204,11 @@ def manage(listener: acstor_glance.Listener, *words: str, status: int = 0) -> li
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def checked(listener: acstor_glance.Listener, status: int = 0) -> list[dict[str, Any]]:
+    """Return what the check says of images in use."""
+    return [row for row in manage(listener, "check", status=status) if "check" in row]
+
+
 def counted(listener: acstor_glance.Listener) -> dict[str, dict[str, Any]]:
     """Return how many images stand how, as the check says it where no decision service runs."""
     rows = manage(listener, "check", status=3)
