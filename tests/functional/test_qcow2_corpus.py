@@ -95,7 +95,7 @@ def test_subclusters_are_read_as_qemu_reads_them_and_not_served(
         disk.part(0, len(got), cut).fill(memoryview(got), 0)
         assert got == raw
         assert rebuilt(image, disk.extents(), 0, len(raw)) == raw
-    with pytest.raises(errors.NotRaw, match="Unknown QCOW2 features"):
+    with pytest.raises(errors.NotRaw, match="incompatible features that are not known"):
         make_map(image)
     assert not list(tmp_path.glob("*.acmap*"))
 
@@ -148,8 +148,8 @@ def huge(path: pathlib.Path) -> None:
     ("make", "why"),
     [
         (with_backing_file, "backing file"),
-        (with_data_file, "data_file"),
-        (with_raw_data_file, "data_file"),
+        (with_data_file, "external data file"),
+        (with_raw_data_file, "external data file"),
         (encrypted, "it is encrypted"),
         (corrupt, "marked as corrupt"),
         (huge, "its disk is too large"),
