@@ -25,11 +25,9 @@ from tests.lab import runs
 from tests.lab.openstack import acstor_gateway
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
-from tests.lab.openstack import cloud
 from tests.lab.openstack import glance as glance_service
 from tests.lab.openstack import image_stores
 from tests.lab.openstack import ini
-from tests.lab.openstack import installed
 from tests.lab.openstack import uploads
 
 MIB = 1 << 20
@@ -37,27 +35,6 @@ STORES = image_stores.STORES
 DATA, LARGE = image_stores.DATA, image_stores.LARGE
 TIMEOUT_S = image_stores.TIMEOUT_S
 said = image_stores.said
-
-
-@pytest.fixture(scope="module")
-def _place(openstack_lab: cloud.Cloud) -> Iterator[image_stores.Place]:
-    if not installed.is_ready():
-        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
-    with image_stores.running(openstack_lab) as made:
-        yield made
-
-
-@pytest.fixture
-def place(_place: image_stores.Place) -> image_stores.Place:
-    """Return the cloud, all of it up."""
-    _place.start()
-    return _place
-
-
-@pytest.fixture
-def web() -> Iterator[http_server.LocalServer]:
-    with http_server.serve({"image": DATA}) as server:
-        yield server
 
 
 RANGES = [(0, 1), (0, len(DATA)), (len(DATA) - 1, 1), (65_536, 65_536), (12_345, 99_999)]
@@ -191,8 +168,8 @@ def test_range_that_makes_no_sense_is_refused(place, large, wanted, status, word
 
 
 @pytest.fixture(scope="module")
-def large(_place: image_stores.Place) -> ids.ImageId:
-    return _place.upload("fs", LARGE)
+def large(all_stores: image_stores.Place) -> ids.ImageId:
+    return all_stores.upload("fs", LARGE)
 
 
 def test_what_is_no_request_for_a_range_is_refused(place, large):

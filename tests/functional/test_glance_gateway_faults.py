@@ -4,7 +4,6 @@
 import signal
 import time
 import uuid
-from collections.abc import Iterator
 
 import pytest
 import trio
@@ -21,35 +20,12 @@ from acstor_common import ids
 from tests.fakes import http_server
 from tests.lab import runs
 from tests.lab.openstack import api
-from tests.lab.openstack import cloud
 from tests.lab.openstack import image_stores
 from tests.lab.openstack import ini
-from tests.lab.openstack import installed
 
 DATA, LARGE = image_stores.DATA, image_stores.LARGE
 said = image_stores.said
 CHUNK_BYTES = 65_536
-
-
-@pytest.fixture(scope="module")
-def _place(openstack_lab: cloud.Cloud) -> Iterator[image_stores.Place]:
-    if not installed.is_ready():
-        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
-    with image_stores.running(openstack_lab) as made:
-        yield made
-
-
-@pytest.fixture
-def place(_place: image_stores.Place) -> image_stores.Place:
-    """Return the cloud, all of it up."""
-    _place.start()
-    return _place
-
-
-@pytest.fixture
-def web() -> Iterator[http_server.LocalServer]:
-    with http_server.serve({"image": DATA}) as server:
-        yield server
 
 
 # Wrong bytes

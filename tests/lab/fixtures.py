@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 
 from tests.fakes import hosts
+from tests.fakes import http_server
 from tests.lab import agents
 from tests.lab import local
 from tests.lab import runs
 from tests.lab.openstack import cloud
+from tests.lab.openstack import image_stores
+from tests.lab.openstack import installed
 from tests.lab.openstack import rabbitmq as rabbitmq_lab
 
 
@@ -63,3 +66,26 @@ def rabbitmq(openstack_lab: cloud.Cloud) -> rabbitmq_lab.RabbitMQ:
     openstack_lab.rabbitmq.start()
     openstack_lab.rabbitmq.wait_ready()
     return openstack_lab.rabbitmq
+
+
+@pytest.fixture(scope="module")
+def all_stores(openstack_lab: cloud.Cloud) -> Iterator[image_stores.Place]:
+    """A cloud whose Glance has a store of each kind, and the gateway; they end with the module."""
+    if not installed.is_ready():
+        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    with image_stores.running(openstack_lab) as place:
+        yield place
+
+
+@pytest.fixture
+def place(all_stores: image_stores.Place) -> image_stores.Place:
+    """The same, all of it up."""
+    all_stores.start()
+    return all_stores
+
+
+@pytest.fixture
+def web() -> Iterator[http_server.LocalServer]:
+    """A web server that has an image."""
+    with http_server.serve({"image": image_stores.DATA}) as server:
+        yield server

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import time
 import urllib.parse
-from collections.abc import Iterator
 
 import pytest
 import requests
@@ -24,27 +23,11 @@ from tests.lab.openstack import cloud
 from tests.lab.openstack import daemon
 from tests.lab.openstack import image_stores
 from tests.lab.openstack import ini
-from tests.lab.openstack import installed
 
 DATA = image_stores.DATA
 said = image_stores.said
 CROWD = 100
 NGINX = pathlib.Path("/usr/sbin/nginx")
-
-
-@pytest.fixture(scope="module")
-def _place(openstack_lab: cloud.Cloud) -> Iterator[image_stores.Place]:
-    if not installed.is_ready():
-        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
-    with image_stores.running(openstack_lab) as made:
-        yield made
-
-
-@pytest.fixture
-def place(_place: image_stores.Place) -> image_stores.Place:
-    """Return the cloud, all of it up."""
-    _place.start()
-    return _place
 
 
 @pytest.fixture
