@@ -23,6 +23,8 @@ MAX_WHY = 255
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
+WallClock = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
+"""Until the end of the year 9999, which is the last one that has dates."""
 Name = Annotated[str, msgspec.Meta(pattern="^[a-z ]{1,32}$")]
 Bytes = Annotated[dict[Name, Count], msgspec.Meta(max_length=16)]
 """By :class:`Via`; an agent that is newer may know other ones."""
@@ -103,7 +105,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     image_id: Annotated[str, msgspec.Meta(max_length=36)]
     instance_id: Annotated[str, msgspec.Meta(max_length=36)] = ""
-    began_at_s: Moment
+    began_at_s: WallClock
     boot_image: Annotated[str, msgspec.Meta(pattern="^[a-z]{0,16}$")] = ""
     spans: Annotated[tuple[Span, ...], msgspec.Meta(max_length=MAX_SPANS)] = ()
     opened_s: Moment

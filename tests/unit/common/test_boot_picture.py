@@ -88,6 +88,12 @@ def test_boot_that_has_read_nothing_is_drawn():
     assert boot_timeline.from_boot_image({"zero": 9}) is None
 
 
+def test_boot_of_the_last_moment_that_has_a_date_is_drawn():
+    last = {**msgspec.to_builtins(BOOT), "began_at_s": 253_402_300_799.0}
+    picture = boot_picture.draw(msgspec.convert(last, boot_timeline.Timeline))
+    assert "from 9999-12-31 23:59:59 UTC" in picture
+
+
 def test_what_a_newer_agent_tells_is_drawn_too():
     newer = msgspec.structs.replace(
         BOOT, waited_s={"a new way": 4.0}, bytes={"a new way": MIB}, boot_image="resting"
@@ -103,6 +109,7 @@ def test_what_a_newer_agent_tells_is_drawn_too():
         {"image_id": "../../etc/passwd"},
         {"instance_id": "x"},
         {"began_at_s": -1.0},
+        {"began_at_s": 253_402_300_800.0},  # the year 10000
         {"slice_s": 0.0},
         {"bytes": {"source": -1}},
         {"bytes": {"SOURCE\x1b[2J": 1}},
