@@ -98,7 +98,8 @@ class DecisionLink:
     :param rings: takes tables
     :param images: returns what is to be told of images; None if nothing new is
     :param take_task: takes what is asked of this host about an image
-    :param boots: returns what is new of where the time of boots went
+    :param boots: returns what is new of where the time of boots went; is asked again when that
+        was sent
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class DecisionLink:
         self._files, self._sender, self._rings = files, sender, rings
         self._fresh = freshness.Freshness()
         self._images, self._take_task, self._boots = images, take_task, boots
+        self._untold: tuple[boot_timeline.Timeline, ...] = ()  # of boots; in no sample that went
         self._session = random.getrandbits(63)
         self._began_s, self._started_s = time.monotonic(), time.time()
         self._number = 0
@@ -183,6 +185,7 @@ class DecisionLink:
             self._bus.cast(
                 decision_api.TOPIC, decision_api.SAMPLE_COLLECTED, payload, is_fanout=True
             )
+            self._untold = ()
 
     async def _look(self) -> traffic_meter.Look | None:
         try:
@@ -233,6 +236,7 @@ class DecisionLink:
         )
         chunks = links.on_the_link(moved, total)
         self._number += 1
+        self._untold = self._untold or self._boots()
         return decision_api.Sample(
             host=self._here,
             address=self._address,
@@ -255,7 +259,7 @@ class DecisionLink:
                 held.source.took_s - before.source.took_s,
             ),
             images=images,
-            boots=self._boots(),
+            boots=self._untold,
         )
 
     # In a thread of the bus

@@ -164,6 +164,25 @@ async def test_sample_says_what_is_new_of_boots(host):
     assert [sample.boots for sample in host.bus.samples] == [(boot,), ()]
 
 
+@pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
+async def test_what_is_new_of_boots_is_told_when_a_sample_can_be_sent_again(host):
+    """What tells of it last does so once."""
+    first, second = (
+        boot_timeline.Timeline(image_id=IMAGE, began_at_s=at_s, opened_s=0.5, slice_s=0.25)
+        for at_s in (1.0, 2.0)
+    )
+    news = [(first,), (second,)]
+    host.link._boots = lambda: news.pop(0) if news else ()
+    identity_files.write(host.folder, KEYS.host("h1")._replace(certificate=b""))
+    host.files.look_again()
+    await trio.sleep(2 * COLLECTION_S)
+    assert host.bus.samples == []
+    identity_files.write(host.folder, KEYS.host("h1"))
+    host.files.look_again()
+    await until(lambda: len(host.bus.samples) >= 3)
+    assert [sample.boots for sample in host.bus.samples[:3]] == [(first,), (second,), ()]
+
+
 async def test_samples_are_numbered_and_each_counts_from_the_one_before(host):
     for received in (100, 100, 350):
         host.meter.received = received
