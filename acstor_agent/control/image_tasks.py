@@ -13,6 +13,7 @@ from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 import trio
@@ -31,7 +32,10 @@ from acstor_common import whole_image
 LOG = logging.getLogger(__name__)
 
 MOST_WAITING = 64
-"""Tasks that wait: those that take long, as many wishes, and as many boot images to come."""
+"""Tasks that wait: those that take long, and as many wishes."""
+MOST_TO_COME = 128
+"""Boot images that wait, each for half an hour at most: of those of a night hosts may be told
+together."""
 MOST_REMEMBERED = 128
 """Images whose last task is told."""
 MOST_IMAGES = 256
@@ -46,6 +50,13 @@ Fetched = Callable[[ids.ImageId], counters.Tally | None]
 Wish = Callable[[decision_api.ImageTask], Awaitable[object]]
 """Does what is wished of an image that is whole, or is to become so, and ends soon."""
 WholeOf = Callable[[ids.ImageId], whole_image.Whole]
+
+
+class _Heard(NamedTuple):
+    """A boot image, and when this host was told of it."""
+
+    task: decision_api.ImageTask
+    at_s: float
 
 
 class ImageTasks:
@@ -87,7 +98,7 @@ class ImageTasks:
         self._looked_s = -LOOK_AGAIN_S
         self._asked, self._to_do = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
         self._wished, self._wishes = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
-        self._coming, self._to_come = trio.open_memory_channel[decision_api.ImageTask](MOST_WAITING)
+        self._coming, self._to_come = trio.open_memory_channel[_Heard](MOST_TO_COME)
 
     def take(self, task: decision_api.ImageTask) -> None:
         """Take a task; it takes the place of an earlier one of the same image in what is told.
@@ -110,11 +121,14 @@ class ImageTasks:
             self._record(task)
             return
         line = self._asked if task.kind in self._bring_by else self._wished
-        line = self._coming if is_ahead else line
         try:
-            line.send_nowait(task)
+            if is_ahead:
+                self._coming.send_nowait(_Heard(task, trio.current_time()))
+            else:
+                line.send_nowait(task)
         except trio.WouldBlock:
-            self._fail(task, f"{MOST_WAITING} other tasks wait here already")
+            count = MOST_TO_COME if is_ahead else MOST_WAITING
+            self._fail(task, f"{count} other tasks wait here already")
 
     async def run(self) -> None:
         """Bring one image after the other, for ever; others than these do not wait for that."""
@@ -125,7 +139,8 @@ class ImageTasks:
                 await self._bring(task, functools.partial(self._bring_by[task.kind], task.image_id))
 
     async def _bring_boot_images(self) -> None:
-        async for task in self._to_come:
+        async for task, told_s in self._to_come:
+            await trio.sleep_until(told_s + self._ahead.delay_s())
             await self._bring(task, functools.partial(self._ahead.bring, task))
 
     async def _do_wishes(self) -> None:

@@ -86,7 +86,7 @@ class BootAhead:
         self._chunks, self._cache = boots.chunks, boots.cache
         self._quiet_s, self._hosts = quiet_s, hosts
         self._counted, self._clock = boots.counters, clock
-        self._rng = rng or random.Random()
+        self._place = (rng or random.Random()).random()  # among the hosts that are told at once
         self._pacer = whole_pace.Pacer()
         self._pacer.bytes_s = min(BYTES_S, limit_bytes_s)
         kept_bytes = boots.cache.statistics.limit_bytes // public_cache.BOOT_SHARES[KeepClass.AHEAD]
@@ -105,6 +105,13 @@ class BootAhead:
         is_attached = self._images.is_attached(image_id)
         return is_attached and not self._uses.is_only_for_others(image_id)
 
+    def delay_s(self) -> float:
+        """Return how long after it was told this host begins: the same for each boot image.
+
+        Were it not, the last of those that it was told of together would begin late on all hosts.
+        """
+        return self._place * boot_ahead.spread_s(self._hosts())
+
     async def bring(self, task: decision_api.ImageTask, report: bringing.Report) -> dict[str, int]:
         """Have an image's boot image in the cache; return what it came to in bytes.
 
@@ -113,7 +120,6 @@ class BootAhead:
         :raises errors.AcstorError: it cannot be had; what came of it is kept
         """
         image_id = ids.parse_image_id(task.image_id)
-        await trio.sleep(self._rng.uniform(0, boot_ahead.spread_s(self._hosts())))
         if self._is_mirrored(image_id):  # guests of this host have it by themselves
             return {"done_bytes": 0}
         begun_s = self._clock()

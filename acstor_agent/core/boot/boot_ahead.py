@@ -52,7 +52,7 @@ def is_served(keys: chunk_map.ScopeKeys, formers: Iterable[chunk_map.ScopeKeys])
 
 
 def spread_s(hosts: int) -> float:
-    """Return the time over which so many hosts that were told at once are to begin.
+    """Return the time, from when they were told, over which so many hosts are to begin.
 
     >>> spread_s(2), spread_s(1000), spread_s(100_000)
     (1.0, 500.0, 1800.0)

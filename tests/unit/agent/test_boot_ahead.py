@@ -69,9 +69,7 @@ class Parts:
             self.host.mirrors,
             self.uses,
             self.host.naming,
-            hosts=lambda: 0,
-            rng=random.Random(1),
-            **options,
+            **{"hosts": lambda: 0, "rng": random.Random(1), **options},
         )
 
     async def report(self, done, total):
@@ -316,3 +314,13 @@ async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts, monkeypat
     begun_s = trio.current_time()
     await parts.ahead().bring(task(FORMER), report)
     assert trio.current_time() - begun_s >= 3 * 0.05
+
+
+async def test_hosts_begin_one_after_the_other_and_each_as_late_for_every_boot_image(parts):
+    spread_s = core.spread_s(1000)
+    ahead = [parts.ahead(hosts=lambda: 1000, rng=random.Random(seed)) for seed in range(1000)]
+    delays_s = sorted(one.delay_s() for one in ahead)
+    assert 0 <= delays_s[0] and delays_s[-1] < spread_s
+    for share in (0.25, 0.5, 0.75):
+        assert delays_s[int(share * 1000)] == pytest.approx(share * spread_s, abs=0.1 * spread_s)
+    assert ahead[0].delay_s() == ahead[0].delay_s()

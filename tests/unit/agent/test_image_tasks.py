@@ -38,7 +38,7 @@ class Host:
         self.may_go_on = trio.Event()
         self.failure = None
         self.whole, self.bases, self.wished = {}, set(), []
-        self.is_ahead_wanted, self.may_come = True, trio.Event()
+        self.is_ahead_wanted, self.may_come, self.ahead_delay_s = True, trio.Event(), 0.0
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.tasks = image_tasks.ImageTasks(
             made.mirrors,
@@ -77,6 +77,9 @@ class Host:
     def is_for(self, asked):
         return self.is_ahead_wanted
 
+    def delay_s(self):
+        return self.ahead_delay_s
+
     async def bring(self, asked, report):
         await report(0, 9)
         await self.may_come.wait()
@@ -87,12 +90,15 @@ class Host:
     async def told(self, image_id=one_host.IMAGE):
         return (await self.tasks.news())[image_id].task
 
+    async def all(self):
+        self.now_s += image_tasks.LOOK_AGAIN_S
+        return await self.tasks.news()
+
     async def wait(self, is_so):
         """Return what is told of the image's task when it is so."""
         with trio.fail_after(30):
             while True:
-                self.now_s += image_tasks.LOOK_AGAIN_S
-                told = await self.told()
+                told = (await self.all())[one_host.IMAGE].task
                 if is_so(told):
                     return told
                 await trio.sleep(0.01)
@@ -333,6 +339,21 @@ async def test_boot_image_that_comes_hides_nothing_that_was_asked_for(host):
     assert (await host.wait(lambda told: True)).request == 1
     host.tasks.take(task(4))
     assert (await host.wait(lambda told: True)).request == 4
+
+
+async def test_boot_images_of_a_night_wait_side_by_side(host):
+    """Each begins some time after its host was told; a hundred times that is over a day."""
+    host.ahead_delay_s = 1.0
+    host.may_come.set()
+    begun_s = trio.current_time()
+    for number in range(100):
+        host.tasks.take(task(number, Kind.BOOT_AHEAD, f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}"))
+    left = True
+    with trio.fail_after(50):
+        while left:
+            await trio.sleep(0.05)
+            left = any(one.task.state is not State.DONE for one in (await host.all()).values())
+    assert trio.current_time() - begun_s >= 1.0
 
 
 @pytest.mark.expect_log("cannot boot_ahead: the boot image")
