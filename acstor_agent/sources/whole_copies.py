@@ -237,7 +237,7 @@ class CopiesSource(base.Source):
             copy.drop()
 
     async def _make_room(self, copy: whole_copy.Copy) -> None:
-        """Let unused copies go until there is room for this one.
+        """Let unused copies go until there is room for this one, and keep that for it.
 
         :raises errors.ChunkRefused: there is none
         """
@@ -245,6 +245,7 @@ class CopiesSource(base.Source):
             free_bytes = await copy.in_thread(self._free_bytes)
             free_bytes -= sum(other.to_come_bytes for other in self._copies.values())
             if copy.until_bytes <= free_bytes // MOST_OF_FREE:
+                copy.has_room = True
                 return
             unused = next((other for other in self._copies.values() if other.is_idle), None)
             if unused is None:

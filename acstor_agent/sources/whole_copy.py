@@ -66,6 +66,7 @@ class Copy:
     :ivar failure: why no more of it comes
     :ivar used_s: when it was read last, or something of it came
     :ivar looked_s: when Glance was asked last whether it is the right one
+    :ivar has_room: room on the disk is kept for it
     :ivar is_dropped: nobody finds it any more
     """
 
@@ -86,7 +87,7 @@ class Copy:
         self._descriptor = -1
         self._closed: trio.Event | None = None
         self._readers = 0
-        self.is_dropped = False
+        self.has_room = self.is_dropped = False
         self._moved = trio.Event()
         self._stops: list[int] = []  # what readers wait for
         self._held: list[bytes] = []  # what came and is not written
@@ -111,7 +112,7 @@ class Copy:
     @property
     def to_come_bytes(self) -> int:
         """What it will take of the disk besides what it has taken."""
-        is_coming = self._descriptor >= 0 and not self.is_over
+        is_coming = self.has_room and not self.is_over
         return self.until_bytes - self.came_bytes if is_coming else 0
 
     @property

@@ -441,6 +441,32 @@ async def test_copy_without_room_is_refused_with_what_it_needs(source, monkeypat
     assert nameless_files(tmp_path) == 0
 
 
+@pytest.mark.expect_log("not read whole.*of which it may take half")
+async def test_copies_that_begin_together_do_not_take_the_same_room(source, monkeypatch):
+    """The first one has room, and no file yet, when the second one looks."""
+    looked, go_on, nameless = threading.Event(), threading.Event(), whole_copy._nameless
+
+    def slow(folder):
+        looked.set()
+        go_on.wait(30)
+        return nameless(folder)
+
+    monkeypatch.setattr(whole_copy, "_nameless", slow)
+    monkeypatch.setattr(whole_copies.CopiesSource, "_free_bytes", lambda self: 2 * len(MAP))
+
+    async def read_map():
+        assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_map)
+        await trio.to_thread.run_sync(looked.wait, 30)
+        try:
+            with pytest.raises(errors.ChunkRefused, match=f"and {len(MAP)} are free"):
+                await source.read(BOOT_IMAGE, 0, 4)
+        finally:
+            go_on.set()
+
+
 async def test_unused_copy_makes_room_for_another(source, tmp_path, monkeypatch):
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
     await trio.testing.wait_all_tasks_blocked(0.2)  # its hash is looked at
