@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import trio
 
+from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_agent.sources import glance
@@ -41,6 +42,8 @@ LOOK_AGAIN_S = 60.0
 WAIT_S = {base.BlobKind.CHUNK_MAP: 30.0, base.BlobKind.BOOT_IMAGE: 8.0}
 IMAGE_WAIT_S = 5.0
 """So long one read waits for a stream: for images less than peers wait for an answer (10 s)."""
+FIND_S = attempt_timeout.BASE_S
+"""So long Glance is asked where a blob is."""
 NEAR_BYTES = 32 * geometry.MIB
 """What lies further ahead in an image's stream is not waited for: it would keep others waiting."""
 HEAD_BYTES = 4 * geometry.MIB
@@ -107,7 +110,7 @@ class CopiesSource(base.Source):
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return what Glance's record says now."""
-        return (await self._source.find(blob)).size_bytes
+        return (await self._find(blob)).size_bytes
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return Glance's hash of what it stores."""
@@ -184,16 +187,22 @@ class CopiesSource(base.Source):
         """Return where Glance has a blob; now and then it is asked whether another one is there."""
         copy, place = self._copies.get(blob), self._source.known(blob)
         if place is None:
-            return await self._source.find(blob)
+            return await self._find(blob)
         if copy is None or not _is_artefact(blob):
             return place
         if copy.looked_s < trio.current_time() - LOOK_AGAIN_S:
             copy.looked_s = trio.current_time()
             try:
-                return await self._source.find(blob)
+                return await self._find(blob)
             except errors.SourceUnreachable as error:
                 LOG.debug("%s", error)
         return place
+
+    async def _find(self, blob: base.Blob) -> glance.Place:
+        with trio.move_on_after(FIND_S):
+            return await self._source.find(blob)
+        why = f"no answer within {FIND_S:g} s"
+        raise errors.SourceUnreachable(f"the place of {blob.name}", self.where, why)
 
     def _begin(self, blob: base.Blob, place: glance.Place, until_bytes: int) -> whole_copy.Copy:
         """Let a copy come, in place of the one that is there."""
@@ -208,7 +217,7 @@ class CopiesSource(base.Source):
 
     async def _bring_unasked(self, blob: base.Blob) -> None:
         try:
-            place = await self._source.find(blob)
+            place = await self._find(blob)
         except errors.ChunkUnavailable as error:
             LOG.debug("%s", error)
             return

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import trio
 
+from acstor_agent.core.sources import attempt_timeout
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_agent.sources import glance
@@ -36,6 +37,9 @@ FRUITLESS = 3
 """Times in a row that a stream may break without having come further than before."""
 TRIES = 10
 """Times that a stream is begun at all: each begins at the beginning."""
+WINDOW_S = 60.0
+LEAST_BYTES = int(WINDOW_S * attempt_timeout.SLOWEST_BYTES_PER_S)
+"""A stream that brings less in WINDOW_S counts as broken, however seldom it is silent."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 
@@ -92,6 +96,7 @@ class Copy:
         self._stops: list[int] = []  # what readers wait for
         self._held: list[bytes] = []  # what came and is not written
         self._taken_bytes = self._streamed_bytes = 0  # of the blob; by the stream of now
+        self._window, self._window_bytes = trio.CancelScope(), 0
         self._writing, self._writer = trio.Lock(), trio.CapacityLimiter(1)  # behind no reader
 
     @property
@@ -248,14 +253,21 @@ class Copy:
             await trio.sleep(pause_s * rng.uniform(0.5, 1))
 
     async def _once(self, pour: Pour) -> None:
-        with contextlib.suppress(_Enough):
+        self._window_bytes = 0
+        with trio.move_on_after(WINDOW_S) as self._window, contextlib.suppress(_Enough):
             await pour(self._take)
+        if self._window.cancelled_caught:
+            why = f"less than {LEAST_BYTES} bytes of it came in {WINDOW_S:g} s"
+            raise errors.SourceUnreachable(self.blob.name, self._where, why)
         await self._write()
 
     async def _take(self, part: bytes) -> None:
         """Take the next part of the stream; what is here already is skipped."""
         fresh = part[max(0, self._taken_bytes - self._streamed_bytes) :]
         self._streamed_bytes += len(part)
+        self._window_bytes += len(part)
+        if self._window_bytes >= LEAST_BYTES:
+            self._window.deadline, self._window_bytes = trio.current_time() + WINDOW_S, 0
         if fresh:
             self._held.append(fresh[: self.until_bytes - self._taken_bytes])
             self._taken_bytes += len(self._held[-1])

@@ -3,6 +3,7 @@
 
 import collections
 import threading
+import time
 
 from tests.fakes import http_server
 
@@ -52,5 +53,19 @@ def held_back(after_bytes: int, go_on: threading.Event) -> http_server.Behaviour
         handler.wfile.write(asked.body[:after_bytes])
         go_on.wait(30)
         handler.wfile.write(asked.body[after_bytes:])
+
+    return behave
+
+
+def trickling(every_s: float, part_bytes: int = 1) -> http_server.Behaviour:
+    """Send the whole a few bytes at a time, never silent for long."""
+
+    def behave(handler, asked):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(asked.body)))
+        handler.end_headers()
+        for at in range(0, len(asked.body), part_bytes):
+            handler.wfile.write(asked.body[at : at + part_bytes])
+            time.sleep(every_s)
 
     return behave

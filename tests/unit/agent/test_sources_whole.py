@@ -197,6 +197,38 @@ async def test_stream_that_always_breaks_a_little_later_is_not_begun_for_ever(
     assert store.whole == {artefact_path(server): whole_copy.TRIES}
 
 
+@pytest.mark.expect_log("not read whole, .*less than 100000 bytes of it came in 0.2 s")
+async def test_stream_that_only_trickles_gives_its_turn_back(server, store, source, monkeypatch):
+    monkeypatch.setattr(whole_copy, "WINDOW_S", 0.2)
+    monkeypatch.setattr(whole_copy, "LEAST_BYTES", 100_000)
+    store.streams = [rangeless.trickling(0.02)] * whole_copy.TRIES
+    with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="bytes of it came in"):
+        await source.read(CHUNK_MAP, MIB, 4)
+    assert store.whole[artefact_path(server)] <= 1 + whole_copy.TRIES
+    assert source._copies._artefact_turns.borrowed_tokens == 0
+
+
+async def test_stream_that_is_slow_and_no_slower_than_it_may_be_comes_to_its_end(
+    store, source, monkeypatch
+):
+    monkeypatch.setattr(whole_copy, "WINDOW_S", 2.0)
+    monkeypatch.setattr(whole_copy, "LEAST_BYTES", 100_000)
+    store.streams = [rangeless.trickling(0.2, 200_000)]
+    began_s = trio.current_time()
+    assert await source.read(CHUNK_MAP, 0, len(MAP)) == MAP
+    assert trio.current_time() - began_s > whole_copy.WINDOW_S
+    assert sum(store.whole.values()) == 1
+
+
+async def test_record_that_only_trickles_is_waited_for_no_longer_than_an_attempt_may_take(
+    server, store, source, monkeypatch
+):
+    monkeypatch.setattr(whole_copies, "FIND_S", 0.3)
+    server.always = rangeless.trickling(0.1)
+    with trio.fail_after(25), pytest.raises(errors.SourceUnreachable, match="no answer within"):
+        await source._copies.size_bytes(CHUNK_MAP)
+
+
 @pytest.mark.expect_log("not read whole")
 @pytest.mark.parametrize(
     ("behaviour", "error", "why"),
