@@ -225,12 +225,14 @@ class GlanceSource(driver.Driver):
         """Return where a blob is, if that is known since it was looked for last."""
         return self._places.get(blob)
 
-    async def find(self, blob: base.Blob) -> Place:
+    async def find(self, blob: base.Blob, *, is_in_use: bool) -> Place:
         """Ask Glance where a blob is, and whether it may be used now.
 
+        :param is_in_use: guests read it: it may be of an image that was deactivated
         :raises errors.ChunkUnavailable: it may not, or Glance does not say
         """
-        return await self._find(blob, f"the place of {blob.name}")
+        what = f"the place of {blob.name}"
+        return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
     async def pour(self, blob: base.Blob, place: Place, take: http_link.Take) -> None:
         """Give ``take`` all of a blob, part by part, as every store gives it.

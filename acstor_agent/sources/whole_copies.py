@@ -110,7 +110,7 @@ class CopiesSource(base.Source):
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return what Glance's record says now."""
-        return (await self._find(blob)).size_bytes
+        return (await self._find(blob, is_in_use=False)).size_bytes
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return Glance's hash of what it stores."""
@@ -198,9 +198,9 @@ class CopiesSource(base.Source):
                 LOG.debug("%s", error)
         return place
 
-    async def _find(self, blob: base.Blob) -> glance.Place:
+    async def _find(self, blob: base.Blob, *, is_in_use: bool = True) -> glance.Place:
         with trio.move_on_after(FIND_S):
-            return await self._source.find(blob)
+            return await self._source.find(blob, is_in_use=is_in_use)
         why = f"no answer within {FIND_S:g} s"
         raise errors.SourceUnreachable(f"the place of {blob.name}", self.where, why)
 

@@ -301,10 +301,14 @@ async def test_who_attaches_finds_the_artefact_that_is_there_now(server, source)
     assert await source.read(CHUNK_MAP, 0, len(MAP)) == other
 
 
-async def test_image_that_was_deactivated_is_refused(server, source):
-    assert await source.size_bytes(CHUNK_MAP) == len(MAP)
+def deactivate(server):
     record = json.loads(server.files[RECORD])
     server.files[RECORD] = json.dumps({**record, "status": "deactivated"}).encode()
+
+
+async def test_image_that_was_deactivated_is_refused(server, source):
+    assert await source.size_bytes(CHUNK_MAP) == len(MAP)
+    deactivate(server)
     with pytest.raises(errors.ChunkRefused, match="deactivated"):
         await source.size_bytes(CHUNK_MAP)
 
@@ -374,6 +378,24 @@ async def test_store_that_has_ranges_again_is_read_in_ranges_by_who_attaches(ser
     before = server.body_bytes
     assert await source.read(CHUNK_MAP, 5, 10) == MAP[5:15]
     assert server.body_bytes - before == 10
+
+
+@pytest.mark.parametrize(("blob", "data"), [(IMAGE, glance_records.BYTES), (BOOT_IMAGE, BOOT)])
+async def test_guests_read_on_of_a_deactivated_image_that_nobody_can_attach(
+    server, store, source, blob, data, monkeypatch
+):
+    """Who tries to attach it takes nothing from them, nor does a look for another boot image."""
+    assert await source.size_bytes(blob) == len(data)
+    assert await source.read(blob, 0, 4) == data[:4]
+    deactivate(server)
+    with pytest.raises(errors.ChunkRefused, match="deactivated"):
+        await source.size_bytes(blob)
+    monkeypatch.setattr(whole_copies, "LOOK_AGAIN_S", 0.0)
+    for _ in range(2):
+        assert await source.read(blob, 100, 50) == data[100:150]
+    assert sum(store.whole.values()) == 1
+    with pytest.raises(errors.ChunkRefused, match="deactivated"):
+        await source.size_bytes(blob)
 
 
 # Images, which one host takes for all
