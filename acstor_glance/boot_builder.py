@@ -38,6 +38,7 @@ from acstor_common import geometry
 from acstor_common import whole_file
 from acstor_glance import boot_guest
 from acstor_glance import guest_disk
+from acstor_glance import host_cache
 from acstor_glance import recording_export
 from acstor_glance import sandbox
 
@@ -223,8 +224,8 @@ def record(
         limits.idle_s,
         min(boot_image.MAX_CHUNKS, max(1, limits.boot_bytes // cut.chunk_bytes)),
     )
-    notes = _Notes(boot_trace.Recorder(cut, window))
     size_bytes = -(-cut.size_bytes // SECTOR_BYTES) * SECTOR_BYTES
+    notes = _Notes(boot_trace.Recorder(cut, window), host_cache.HostCache(size_bytes))
     with (
         tempfile.TemporaryFile() as written,
         tempfile.TemporaryFile() as log,
@@ -252,16 +253,22 @@ class _Notes:
 
     Its time stands still while the guest waits for a processor: on a busy host a guest reads
     nothing for long without having booted.
+
+    :param cache: says what the kernel of a host asks a mirror for because of a guest's read
     """
 
-    def __init__(self, recorder: boot_trace.Recorder) -> None:
+    def __init__(self, recorder: boot_trace.Recorder, cache: host_cache.HostCache) -> None:
         self._recorder = recorder
+        self._cache = cache
         self._lock = threading.Lock()
         self._starved_s = 0.0
 
     def read(self, offset: int, length: int) -> None:
         with self._lock:
-            self._recorder.read(offset, length, self._now_s())
+            if self._recorder.is_full:
+                return  # so the cache is bounded, too
+            for asked in self._cache.read(offset, length):
+                self._recorder.read(*asked, self._now_s())
 
     def starved(self, starved_s: float) -> None:
         """Take note of how long the guest has waited for a processor so far."""
