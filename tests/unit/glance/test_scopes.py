@@ -243,4 +243,4 @@ def test_secret_of_a_tenant_is_none(
 
 def test_secret_is_no_orphan() -> None:
     secret = {"id": glance_records.ARTEFACT_ID, **artefacts.new_secret("p")}
-    assert plan.why_orphan(secret, {}, plan._AT_ONCE, 0) == ""
+    assert plan.why_orphan(secret, None, plan._AT_ONCE, 0) == ""
