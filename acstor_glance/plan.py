@@ -24,6 +24,17 @@ RETRY_LAST_S = 86400
 ORPHAN_GRACE_S = 3600
 """Age at which an artefact that its image does not point to is deleted. Its upload takes less: the
 chunk map of an image of 1 TiB has 0.5 GiB, which pass in an hour at 150 KB/s."""
+OWN_OF_ARTEFACT = ("id", "created_at", artefacts.OF_IMAGE, artefacts.OS_HASH_VALUE)
+"""What is looked at in an artefact's record, and is its own."""
+SHARED_OF_ARTEFACTS = (
+    "owner",
+    "status",
+    artefacts.KIND,
+    artefacts.OS_HASH_ALGO,
+    artefacts.FORMAT,
+    artefacts.ORIGIN,
+)
+"""The same, and many artefacts have it in common."""
 _AT_ONCE = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
@@ -111,7 +122,7 @@ def plan_image(
 ) -> Plan:
     """Say what ``image`` needs.
 
-    :param found: artefacts by their ids; at least the ones that the image points to
+    :param found: artefacts by their ids; at least those of the image
     """
     if artefacts.is_left_alone(image, project_id):
         return Plan(Step.NOTHING, "it is an artefact itself")
@@ -150,7 +161,7 @@ def next_build(
     Whoever builds writes the next attempt down before he begins, so an image that takes its builder
     with it is tried again, and ever more seldom.
 
-    :param found: artefacts by their ids; at least the one that the image points to
+    :param found: artefacts by their ids; at least those of the image
     """
     if artefacts.state_of(image) is not artefacts.State.READY:
         return None
@@ -181,7 +192,7 @@ def _why_incomplete(
         if pointer is None:
             return f"it has no {kind.value}"
         if pointer not in found:
-            return f"its {kind.value} {pointer} does not exist"
+            return f"it points to {pointer}, which is no {kind.value} of it"
         why = artefacts.why_foreign(image, found[pointer], kind, project_id, version)
         if why:
             return why
@@ -190,18 +201,17 @@ def _why_incomplete(
 
 def why_orphan(
     artefact: image_record.Record,
-    images: Mapping[str, image_record.Record],
+    image: image_record.Record | None,
     now: datetime.datetime,
     grace_s: float,
 ) -> str:
     """Say why an artefact is of no use to anybody; empty if it is, or may become so.
 
-    :param images: all images that there are, by their ids; read after the artefact was
+    :param image: the one that it says it is of, read after the artefact was; None: there is none
     """
     if image_record.text_of(artefact, artefacts.KIND) == artefacts.SCOPE_SECRET:
         return ""
     of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
-    image = images.get(of_image)
     if _age_s(artefact, now) < grace_s and image is not None:
         return ""  # it may be on its way: it is uploaded before its image points to it
     if image is None:

@@ -3,7 +3,7 @@
 
 The one rule: a pass only finds; images are prepared by whoever takes them from
 the list it returns, and an artefact is deleted only after one more look at the
-image that it names.
+image that it names.  Of images no record is held, of artefacts no more than plans need.
 """
 
 import collections
@@ -26,7 +26,8 @@ BootState = artefacts.BootState
 class Findings:
     """What a pass found and did.
 
-    :param to_boot: images whose boot image is to be built now, the youngest first
+    :param todo: images to prepare, as Glance lists them: the youngest first, the hidden ones last
+    :param to_boot: images whose boot image is to be built now, in the same order
     :param boot_states: how many images' boot images are how far
     :param next_at: when the first of the images that wait may be tried again
     """
@@ -71,19 +72,34 @@ class Reconciler:
 
         :raises errors.ImageServiceError: Glance is away or refuses
         """
-        now = datetime.datetime.now(datetime.UTC)
+        now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
+        findings = Findings()
         # Artefacts first: an image that appears in between then looks as if it had none, which
         # costs a look, not an artefact.
-        found = {record["id"]: record for record in self._images.every_artefact()}
-        images = {record["id"]: record for record in self._images.every()}
-        findings = Findings(images=len(images) - len(found.keys() & images.keys()))
-        findings.artefacts = len(found)
-        for image in sorted(images.values(), key=_made_at, reverse=True):
-            self._look_at(image, found, now, findings)
-        for artefact in found.values():
-            self._delete_orphan(artefact, images, now, findings)
+        left = self._artefacts_by_image(findings)
+        orphans: list[image_record.Record] = []
+        for image in self._images.every():
+            if artefacts.is_artefact(image, project_id):
+                continue
+            findings.images += 1
+            own = {one["id"]: one for one in left.pop(image["id"], ())}
+            orphans += (one for one in own.values() if _is_orphan(one, image, now))
+            self._look_at(image, own, now, findings)
+        orphans += (one for some in left.values() for one in some if _is_orphan(one, None, now))
+        for artefact in orphans:
+            self._delete_orphan(artefact, now, findings)
         LOG.info("reconcile: %s", findings)
         return findings
+
+    def _artefacts_by_image(self, findings: Findings) -> dict[str, list[image_record.Record]]:
+        """Return what is needed of all artefacts, by the images that they say they are of."""
+        by_image: dict[str, list[image_record.Record]] = {}
+        repeated: dict[str, str] = {}
+        for record in self._images.every_artefact():
+            findings.artefacts += 1
+            kept = _kept(record, repeated)
+            by_image.setdefault(image_record.text_of(kept, artefacts.OF_IMAGE), []).append(kept)
+        return by_image
 
     def _look_at(
         self,
@@ -92,6 +108,10 @@ class Reconciler:
         now: datetime.datetime,
         findings: Findings,
     ) -> None:
+        """Note what an image needs.
+
+        :param found: its artefacts, by their ids
+        """
         todo = plan.plan_image(image, found, self._images.project_id, self._wanted, now)
         if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
             findings.todo.append(image_record.image_id_of(image))
@@ -118,27 +138,31 @@ class Reconciler:
                 _wait(findings, build.at)
 
     def _delete_orphan(
-        self,
-        artefact: image_record.Record,
-        images: dict[str, image_record.Record],
-        now: datetime.datetime,
-        findings: Findings,
+        self, artefact: image_record.Record, now: datetime.datetime, findings: Findings
     ) -> None:
-        grace_s = plan.ORPHAN_GRACE_S
-        if not plan.why_orphan(artefact, images, now, grace_s):
-            return
+        """Delete an artefact if it is of no use after one more look at its image."""
         of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
         latest = self._images.read_or_none(of_image) if of_image else None
-        why = plan.why_orphan(artefact, {of_image: latest} if latest else {}, now, grace_s)
-        if why:
+        if why := plan.why_orphan(artefact, latest, now, plan.ORPHAN_GRACE_S):
             LOG.info("artefact %s: deleted, because %s", artefact["id"], why)
             self._images.delete(artefact["id"])
             findings.deleted.append(artefact["id"])
 
 
-def _made_at(image: image_record.Record) -> str:
-    """Return when an image was made, as Glance writes it (UTC, ISO 8601)."""
-    return image_record.text_of(image, "created_at")
+def _is_orphan(
+    artefact: image_record.Record, image: image_record.Record | None, now: datetime.datetime
+) -> bool:
+    return bool(plan.why_orphan(artefact, image, now, plan.ORPHAN_GRACE_S))
+
+
+def _kept(record: image_record.Record, repeated: dict[str, str]) -> image_record.Record:
+    """Return what plans look at in an artefact's record.
+
+    :param repeated: values that many artefacts have, which are kept once
+    """
+    own = {name: record[name] for name in plan.OWN_OF_ARTEFACT if name in record}
+    shared = {name: image_record.text_of(record, name) for name in plan.SHARED_OF_ARTEFACTS}
+    return own | {name: repeated.setdefault(text, text) for name, text in shared.items() if text}
 
 
 def _wait(findings: Findings, at: datetime.datetime | None) -> None:

@@ -4,7 +4,8 @@
 A home is asked for chunks of images that no guest of its own uses.  It answers for
 what the image's own chunk map names, and it takes that map from the source itself:
 so it gives nothing of an image that it could not open, and notices within LOOK_AGAIN_S
-that an image was deleted or deactivated, or its map or boot image replaced.
+that an image was deleted, or its map or boot image replaced.  What was deactivated is given on:
+who knows its CIDs has attached it when that was allowed, and his guests read on.
 
 Of a map only the pages are read that are asked about, so nobody makes this host
 read or keep the map of a very large image.  A page is not covered by the map's
@@ -217,6 +218,8 @@ class UnattachedImages:
     ) -> tuple[chunk_map.Subject, boot_image.Head]:
         """Return what an image is, and the head of its boot image, as the source has them now.
 
+        It is for guests that boot from now on, so the image must be active.
+
         :param here: this host, for which it is
         :raises errors.ChunkUnavailable: there is no such image, it has no boot image, this host may
             not read it, or the source does not answer
@@ -229,6 +232,8 @@ class UnattachedImages:
         image = self._images.get(image_id)
         if image is None:  # pushed out by what others ask for
             raise errors.SourceUnreachable(f"image {image_id}", "this host", "too many are asked")
+        # For guests that are to boot: it must be one that they may attach.
+        await self._source.size_bytes(base.stored_blob(image_id, image.subject.stored.disk_format))
         return image.subject, await self._read_boot_head(image.subject)
 
     async def _once(
@@ -289,11 +294,11 @@ class UnattachedImages:
         self._check_missing(image_id)
         try:
             # First: what is read after it is as new at least, or the next look finds it changed.
-            stamp = await self._source.stamp(base.Blob(image_id, base.BlobKind.CHUNK_MAP))
+            stamp = (await self._source.look(base.Blob(image_id, base.BlobKind.CHUNK_MAP))).stamp
             is_same = image is not None and image.stamp == stamp
             subject = image.subject if image and is_same else await self._read_subject(image_id)
             blob = base.stored_blob(image_id, subject.stored.disk_format)
-            size_bytes = await self._source.size_bytes(blob)
+            size_bytes = (await self._source.look(blob)).size_bytes
             if size_bytes != subject.stored.size_bytes:
                 what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
                 raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
@@ -351,7 +356,7 @@ class UnattachedImages:
     async def _read_boot_head(self, subject: chunk_map.Subject) -> boot_image.Head:
         blob = base.Blob(subject.image_id, base.BlobKind.BOOT_IMAGE)
         what = f"{blob.name} from {self._source.where}"
-        await self._source.stamp(blob)  # so that it is the one that is there now
+        await self._source.look(blob)  # so that it is the one that is there now
         raw = await self._source.read(blob, 0, boot_image.HEADER_BYTES)
         header = boot_image.parse_header(raw, what)
         boot_image.check_binding(header, boot_image.Binding(*subject[:3]), what)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ends each attempt at a place in time: what has no answer by then is SourceUnreachable.
 
-One attempt is one question to the driver: a run of pieces, a size or a stamp.
+One attempt is one question to the driver: a run of pieces, a size or a look.
 How long it may take, ``core/sources/attempt_timeout.py`` decides from what the latest took: a slow
 place has longer.  So whatever hangs below, retry and failover see a passing fault, and go on.
 """
@@ -37,10 +37,10 @@ class AttemptSource(base.Wrapper):
         what = f"the size of {blob.name}"
         return await self._attempt(what, lambda: self._inner.size_bytes(blob))
 
-    async def stamp(self, blob: base.Blob) -> str:
-        """Ask for the stamp, as long as an attempt may take."""
-        what = f"the stamp of {blob.name}"
-        return await self._attempt(what, lambda: self._inner.stamp(blob))
+    async def look(self, blob: base.Blob) -> base.Seen:
+        """Look, as long as an attempt may take."""
+        what = f"a look at {blob.name}"
+        return await self._attempt(what, lambda: self._inner.look(blob))
 
     async def read_pieces(
         self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told

@@ -123,6 +123,16 @@ Told = Callable[[Answers], None]
 """Is called in the event loop's thread, and does not wait."""
 
 
+class Seen(NamedTuple):
+    """What a place has of a blob.
+
+    :param stamp: is another one when another blob has taken this one's place
+    """
+
+    size_bytes: int
+    stamp: str
+
+
 class Health(NamedTuple):
     """How a source does, beyond what its errors say.
 
@@ -152,17 +162,17 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     async def size_bytes(self, blob: Blob) -> int:
-        """Return the length of ``blob``."""
+        """Return the length of ``blob``; for who attaches, so it must be one that he may use."""
 
-    async def stamp(self, blob: Blob) -> str:
-        """Return what is another one when another blob has taken this one's place.
+    async def look(self, blob: Blob) -> Seen:
+        """Return what the place has now, for guests that read it already, on whatever host.
 
         The place is asked, whatever is remembered of it; reads that follow are of what is there.
         """
         size_bytes = await self.size_bytes(blob)
         length = min(size_bytes, TAIL_BYTES)
         tail = await self.read(blob, size_bytes - length, length)
-        return f"{size_bytes} {tail.hex()}"
+        return Seen(size_bytes, tail.hex())
 
     @abc.abstractmethod
     async def read_pieces(self, blob: Blob, pieces: Sequence[Piece], told: Told) -> None:
@@ -236,9 +246,9 @@ class Wrapper(Source):
         """Ask the inner source."""
         return await self._inner.size_bytes(blob)
 
-    async def stamp(self, blob: Blob) -> str:
+    async def look(self, blob: Blob) -> Seen:
         """Ask the inner source."""
-        return await self._inner.stamp(blob)
+        return await self._inner.look(blob)
 
     async def read_pieces(self, blob: Blob, pieces: Sequence[Piece], told: Told) -> None:
         """Ask the inner source."""

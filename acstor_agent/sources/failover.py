@@ -86,9 +86,9 @@ class FailoverSource(base.Source):
         """Return the size that the first source with the blob gives."""
         return await self._first(lambda place: place.source.size_bytes(blob))
 
-    async def stamp(self, blob: base.Blob) -> str:
-        """Return the stamp that the first source with the blob gives."""
-        return await self._first(lambda place: place.source.stamp(blob))
+    async def look(self, blob: base.Blob) -> base.Seen:
+        """Return what the first source with the blob has."""
+        return await self._first(lambda place: place.source.look(blob))
 
     async def read_pieces(
         self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told

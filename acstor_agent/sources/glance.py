@@ -183,20 +183,26 @@ class GlanceSource(driver.Driver):
 
         A range of one byte is read, which shows whether the image's store does ranges.
         """
-        what = f"the size of {blob.name}"
-        place = await self._find(blob, what)
+        return (await self._look(blob, f"the size of {blob.name}", _NEW)).size_bytes
+
+    async def look(self, blob: base.Blob) -> base.Seen:
+        """Do the same, for a blob of an image that was deactivated, too.
+
+        The stamp is the id of what holds the bytes: what Glance holds under it never changes.
+        """
+        return await self._look(blob, f"a look at {blob.name}", _IN_USE)
+
+    async def _look(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> base.Seen:
+        place = await self._find(blob, what, statuses)
         try:
             if place.size_bytes == 0:
-                return 0
-            return await self._of_file(blob, what, place, 0, 1, self._link.size_bytes)
+                return base.Seen(0, place.glance_id)
+            ask = self._link.size_bytes
+            size_bytes = await self._of_file(blob, what, place, 0, 1, ask)
+            return base.Seen(size_bytes, place.glance_id)
         except errors.ChunkMissing:
             self._places.pop(blob, None)  # its bytes come from another source, if from any
             raise
-
-    async def stamp(self, blob: base.Blob) -> str:
-        """Return the id of what holds the bytes: what Glance holds under an id never changes."""
-        place = await self._find(blob, f"the stamp of {blob.name}")
-        return place.glance_id
 
     async def fill(self, run: driver.Run) -> None:
         """Read the run with one request; what is gone from its place is looked for next time."""
@@ -305,7 +311,7 @@ class GlanceSource(driver.Driver):
             self._no_ranges.popitem(last=False)
         return why
 
-    async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str] = _NEW) -> Place:
+    async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> Place:
         """Ask Glance where the bytes of ``blob`` are, and whether they may be used."""
         self._places.pop(blob, None)
         image = await self._record(blob.image_id, what)

@@ -112,10 +112,13 @@ class LayoutSource(base.Wrapper):
         await self._inner.size_bytes(self._stored(blob, found))
         return found.size_bytes
 
-    async def stamp(self, blob: base.Blob) -> str:
-        """Ask for the stamp of the stored file."""
+    async def look(self, blob: base.Blob) -> base.Seen:
+        """Look at the stored file; the length is that of what the guest reads."""
         found = self._layout(blob)
-        return await self._inner.stamp(self._stored(blob, found) if found else blob)
+        if found is None:
+            return await self._inner.look(blob)
+        seen = await self._inner.look(self._stored(blob, found))
+        return seen._replace(size_bytes=found.size_bytes)
 
     async def read_pieces(
         self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told

@@ -67,9 +67,9 @@ class RetrySource(base.Wrapper):
         """Ask for the size until there is an answer."""
         return await self._retry(lambda: self._inner.size_bytes(blob))
 
-    async def stamp(self, blob: base.Blob) -> str:
-        """Ask for the stamp until there is an answer."""
-        return await self._retry(lambda: self._inner.stamp(blob))
+    async def look(self, blob: base.Blob) -> base.Seen:
+        """Look until there is an answer."""
+        return await self._retry(lambda: self._inner.look(blob))
 
     async def read_pieces(
         self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told

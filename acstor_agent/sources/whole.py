@@ -6,7 +6,10 @@ of ranges (``CopiesSource.can_give``) is taken from copies, for a while without 
 """
 
 import collections
+from collections.abc import Awaitable
+from collections.abc import Callable
 from collections.abc import Sequence
+from typing import TypeVar
 
 import trio
 
@@ -17,6 +20,8 @@ from acstor_agent.sources import whole_copies
 from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
+
+T = TypeVar("T")
 
 REFUSED_S = 300.0
 """For how long places are not asked for parts of what they refuse; who attaches asks anew."""
@@ -56,16 +61,23 @@ class WholeSource(base.Wrapper):
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Ask the places, and Glance's record if they refuse."""
+        return await self._ask(blob, lambda source: source.size_bytes(blob))
+
+    async def look(self, blob: base.Blob) -> base.Seen:
+        """Ask the places, and Glance's record if they refuse."""
+        return await self._ask(blob, lambda source: source.look(blob))
+
+    async def _ask(self, blob: base.Blob, ask: Callable[[base.Source], Awaitable[T]]) -> T:
         try:
-            size_bytes = await self._places.size_bytes(blob)
+            answer = await ask(self._places)
         except errors.ChunkRefused:
             if self._read is None or not self._can_copy(blob):
                 raise
-            size_bytes = await self._read.size_bytes(blob)
+            answer = await ask(self._read)
             self._note_refused(blob)
         else:
             self._refused.pop(_as_asked(blob), None)
-        return size_bytes
+        return answer
 
     async def read_pieces(
         self, blob: base.Blob, pieces: Sequence[base.Piece], told: base.Told

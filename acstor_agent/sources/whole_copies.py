@@ -112,6 +112,11 @@ class CopiesSource(base.Source):
         """Return what Glance's record says now."""
         return (await self._find(blob, is_in_use=False)).size_bytes
 
+    async def look(self, blob: base.Blob) -> base.Seen:
+        """Return what Glance's record says now, of an image that was deactivated, too."""
+        place = await self._find(blob)
+        return base.Seen(place.size_bytes, place.glance_id)
+
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
         """Return Glance's hash of what it stores."""
         return self._source.os_hash(blob)

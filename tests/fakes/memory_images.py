@@ -49,6 +49,9 @@ class MemoryImages(glance_images.Images):
         found = list(self.records.values())
         if sorted_by:
             found.sort(key=lambda record: str(record[sorted_by]))
+        else:
+            found.sort(key=lambda record: str(record.get("created_at")), reverse=True)
+            found.sort(key=lambda record: record.get("os_hidden", False))
         for record in found:
             if all(record.get(name) == value for name, value in filters.items()):
                 yield dict(record)

@@ -14,12 +14,14 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
 import pytest
 
 from acstor_common import artefacts
+from acstor_common import boot_image
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import decision
@@ -50,11 +52,23 @@ BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 
 
 class Boot(NamedTuple):
-    """What a guest's boot read, how long that took, and what of it came to the host meanwhile."""
+    """What a guest's boot read, how long that took, and what of it came to the host meanwhile.
+
+    :param read: the bytes that it read, by the ways that these came
+    :param loaded: those of the boot image that was had in memory for it, by where they came from
+    """
 
     data: bytes
     took_s: float
     fetched_bytes: int
+    read: dict[str, int]
+    loaded: dict[str, int]
+
+    def check_needs_nobody(self, kept_bytes: int) -> None:
+        """Check that all came from this host: of the boot image what was kept ahead, no less."""
+        assert set(self.read) <= {"boot", "frame", "cache"}
+        assert sum(self.read.values()) == len(self.data)
+        assert self.loaded == {"cache": kept_bytes}
 
 
 class Cloud:
@@ -83,15 +97,27 @@ class Cloud:
             data = b"".join(
                 bytes(buffer[: os.preadv(fd, [buffer], chunk_no * CHUNK)]) for chunk_no in TRACE
             )
+            took_s = time.monotonic() - began_s
+            self.wait(lambda: not self._is_loading(host, image_id), "the rest of the boot image")
         finally:
             os.close(fd)
-        took_s = time.monotonic() - began_s
-        return Boot(data, took_s, fetched_bytes(agent) - before)
+        [line, *_] = json.loads(agent.ctl("--json", "timeline", image_id))["timelines"]
+        loaded = [span["bytes"] for span in line["spans"] if span["what"] == "boot image"]
+        return Boot(data, took_s, fetched_bytes(agent) - before, line["bytes"], *loaded)
+
+    def _is_loading(self, host: str, image_id: str) -> bool:
+        boot_image = self.agents[host].status()["images"][image_id]["boot_image"]
+        return bool(boot_image["state"] == "loading")
 
     def ahead(self, host: str) -> tuple[int, int]:
         """Return how many boot images came to a host ahead, and the bytes that came with them."""
         boots = self.agents[host].status()["boot"]
         return boots["ahead"], boots["ahead_bytes"]
+
+    def kept_ahead_bytes(self, host: str) -> int:
+        """Return what a host keeps of boot images that no guest has needed yet."""
+        kept: int = self.agents[host].status()["cache"]["bytes_by_class"]["ahead"]
+        return kept
 
     def source_bytes(self) -> int:
         """Return what all hosts together have read from Glance."""
@@ -119,6 +145,12 @@ def is_prepared(glance: uploads.Images, image_id: str) -> bool:
 def boot_image_of(glance: uploads.Images, image_id: str) -> str:
     """Return the id of an image's boot image; empty if it has none."""
     return str(glance.record(image_id).get(BOOT_IMAGE.pointer, ""))
+
+
+def frames_of(glance: uploads.Images, image_id: str) -> Sequence[boot_image.Frame]:
+    """Return the frames of an image's boot image."""
+    stored = glance.admin.get(f"/images/{boot_image_of(glance, image_id)}/file").content
+    return boot_image.parse_head(stored, f"boot image of image {image_id}").frames
 
 
 def fetched_bytes(agent: agents.Agent) -> int:
@@ -183,9 +215,9 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
     cloud: Cloud, glance: uploads.Images, record_property: Any
 ) -> None:
     dice = random.Random(30)
-    same_bytes = _HALF * CHUNK
+    half_bytes = _HALF * CHUNK
     first = dice.randbytes((BOOT_CHUNKS + 20) * CHUNK)
-    second = first[:same_bytes] + dice.randbytes(len(first) - same_bytes)
+    second = first[:half_bytes] + dice.randbytes(len(first) - half_bytes)
     first_id = glance.upload(first, **DEBIAN)
     cloud.wait(lambda: is_prepared(glance, first_id), "the first version's chunk map")
     for host in ("h2", "h4", "h1"):  # all of it is there before there is a boot image
@@ -204,26 +236,33 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
     cloud.wait(lambda: boot_image_of(glance, second_id) != inherited, "its own boot image")
     for host in ("h2", "h4"):
         cloud.wait(lambda: cloud.ahead(host)[0] == 2, "its own boot image")  # noqa: B023
-    came_bytes = cloud.ahead("h2")[1]
-    assert 0.5 * same_bytes < came_bytes < 1.1 * same_bytes  # it is the home of the rest
+    frames = frames_of(glance, second_id)
+    assert sorted(number for one in frames for number in one.chunk_nos) == sorted(TRACE)
+    new_bytes = sum(one.stored_bytes for one in frames if max(one.chunk_nos) >= _HALF)
+    kept = {host: cloud.kept_ahead_bytes(host) for host in ("h2", "h4")}
+    came = {host: cloud.ahead(host)[1] for host in kept}
     read_bytes = cloud.source_bytes() - read_bytes
-    print(f"two hosts: {2 * came_bytes} bytes came, {read_bytes} of the source")
-    assert read_bytes < 1.1 * came_bytes  # they share it
+    print(f"of {new_bytes} bytes came {came}, kept {kept}; {read_bytes} were read of the source")
+    for host in kept:  # the rest is here as chunks, or came through this host to the other one
+        assert 0 < came[host] <= kept[host] <= new_bytes
+    assert read_bytes < 1.1 * new_bytes  # they share it
     assert f"image {second_id}: its boot image is here before" in cloud.agents["h2"].log()
     assert second_id not in cloud.agents["h2"].status()["images"]  # nobody has used it there
     cloud.wait(lambda: {"h2", "h4"} <= cloud.tasks(second_id).keys(), "what operators see")
     told = {host: task for host, task in cloud.tasks(second_id).items() if "boot_ahead" in task}
     assert told == dict.fromkeys(("h2", "h4"), "boot_ahead: done, 100 %")
 
-    warm = cloud.boot("h2", second_id)
-    assert warm.data == booted(second)
-    for name, boot in (("cold", cold), ("ahead", warm)):
-        print(f"{name}: {boot.took_s:.3f} s, {boot.fetched_bytes} bytes came")
+    warm = {host: cloud.boot(host, second_id) for host in kept}
+    for host, boot in warm.items():
+        assert boot.data == booted(second)
+        boot.check_needs_nobody(kept[host])
+        assert cloud.kept_ahead_bytes(host) == 0
+        assert cloud.agents[host].status()["boot"]["ahead_used_bytes"] == kept[host]
+    assert cold.fetched_bytes >= half_bytes
+    for name, boot in (("cold", cold), ("ahead", warm["h2"])):
+        print(f"{name}: {boot.took_s:.3f} s, {boot.fetched_bytes} bytes came, {boot.read}")
         record_property(f"{name}_s", round(boot.took_s, 3))
         record_property(f"{name}_fetched_bytes", boot.fetched_bytes)
-    assert cold.fetched_bytes >= 0.9 * same_bytes
-    assert warm.fetched_bytes < 0.5 * same_bytes  # of what neighbours advertise, perhaps
-    assert cloud.agents["h2"].status()["boot"]["ahead_used_bytes"] == came_bytes
     assert cloud.ahead("h1") == cloud.ahead("h3") == (0, 0)  # it is a project's own
 
 
@@ -236,7 +275,10 @@ def test_public_image_comes_to_the_hosts_that_want_all(
     assert cloud.boot("h1", image_id).data == booted(data)
     cloud.wait(lambda: cloud.ahead("h3")[0] == 1, "the boot image on the host that wants all")
     assert cloud.ahead("h2") == (0, 0)
+    all_bytes = sum(one.stored_bytes for one in frames_of(glance, image_id))
+    assert cloud.ahead("h3") == (1, all_bytes)
+    assert cloud.kept_ahead_bytes("h3") == all_bytes
     warm = cloud.boot("h3", image_id)
     assert warm.data == booted(data)
-    print(f"public image: {warm.took_s:.3f} s, {warm.fetched_bytes} bytes came")
-    assert warm.fetched_bytes < 0.5 * BOOT_CHUNKS * CHUNK
+    warm.check_needs_nobody(all_bytes)
+    print(f"public image: {warm.took_s:.3f} s, {warm.fetched_bytes} bytes came, {warm.read}")

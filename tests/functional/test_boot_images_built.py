@@ -17,7 +17,6 @@ from acstor_glance import boot_guest
 from acstor_glance import boot_images
 from acstor_glance import boot_service
 from acstor_glance import boot_ways
-from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
 from acstor_glance import guard as glance_guard
 from acstor_glance import listener
@@ -25,6 +24,7 @@ from acstor_glance import preparer
 from acstor_glance import reconciler
 from acstor_glance.cmd import listener as listener_command
 from tests.fakes import boot_sectors
+from tests.fakes import glance_options
 from tests.fakes import memory_images
 from tests.lab import local
 
@@ -39,11 +39,7 @@ DATA_ONLY = local.random_bytes(4 * MIB)
 
 @pytest.fixture
 def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
-    made = cfg.ConfigOpts()
-    glance_conf.register_opts(made)
-    made([], default_config_files=[], default_config_dirs=[])
-    made.set_override("state_dir", str(tmp_path), "acstor_glance")
-    return made
+    return glance_options.conf(state_dir=tmp_path)
 
 
 @pytest.fixture

@@ -18,6 +18,12 @@ from tests.lab.openstack import uploads
 Listen = Callable[..., acstor_glance.Listener]
 
 
+def from_glance(glance: uploads.Images) -> dict[str, Any]:
+    """Return options of an agent whose only source is Glance."""
+    user = api.credentials(glance.lab.keystone.auth_url, "acstor")
+    return {"sources": "glance", "sections": {"source_glance": user}}
+
+
 def with_glance(
     glance: uploads.Images,
     folder: pathlib.Path,
@@ -25,9 +31,7 @@ def with_glance(
     **options: Any,
 ) -> Any:
     """Run an agent whose only source is Glance."""
-    user = api.credentials(glance.lab.keystone.auth_url, "acstor")
-    sections = {"source_glance": user}
-    return local.agent(folder, nothing, sources="glance", sections=sections, **options)
+    return local.agent(folder, nothing, **from_glance(glance), **options)
 
 
 def ensure(agent: agents.Agent, image_id: str) -> Any:
@@ -64,3 +68,23 @@ def test_deactivated_image_is_refused_with_the_reason_and_served_again_when_it_i
         ensure(agent, idle)
         assert agent.image_path(idle).read_bytes() == later
     glance.check_chunk_map(idle, later)
+
+
+@hosts.needs_fuse
+def test_home_that_does_not_mirror_a_deactivated_image_gives_it_to_guests_of_another_host(
+    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    listen()
+    data = uploads.some_bytes(chunks=400, seed=44)  # of which the other host is the home of a part
+    image_id = glance.upload(data)
+    glance.wait_state(image_id)
+    nothing = local.ImageFolder(tmp_path / "nothing")
+    with hosts.cloud(tmp_path, nothing, ("h1", "h2"), **from_glance(glance)) as cloud:
+        ensure(cloud["h1"], image_id)
+        glance.admin.deactivate_image(image_id)
+        with pytest.raises(errors.Unusable, match=r"deactivated, not active"):
+            ensure(cloud["h2"], image_id)
+        assert cloud["h1"].image_path(image_id).read_bytes() == data
+        home = cloud["h2"].status()
+        assert image_id not in home["images"]
+        assert home["exchange"]["source_bytes"] >= home["exchange"]["served_bytes"] > 0

@@ -16,7 +16,6 @@ import sys
 import time
 
 import pytest
-from oslo_config import cfg
 
 from acstor_common import chunk_map
 from acstor_common import errors
@@ -25,10 +24,10 @@ from acstor_glance import boot_builder
 from acstor_glance import boot_guest
 from acstor_glance import boot_images
 from acstor_glance import boot_ways
-from acstor_glance import conf as glance_conf
 from acstor_glance import prehash
 from acstor_glance import sandbox
 from tests.fakes import boot_sectors
+from tests.fakes import glance_options
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="bubblewrap is not installed: run tools/install.sh"
@@ -350,11 +349,7 @@ def test_where_namespaces_are_forbidden_the_remedy_is_told(tmp_path):
 
 @pytest.mark.expect_log(r"no boot images will be built: bubblewrap-that-is-missing")
 def test_listener_says_so_when_it_starts_and_does_the_rest(tmp_path, monkeypatch):
-    conf = cfg.ConfigOpts()
-    glance_conf.register_opts(conf)
-    conf([], default_config_files=[], default_config_dirs=[])
-    conf.set_override("state_dir", str(tmp_path), "acstor_glance")
-    conf.set_override("boot_images", "both", "acstor_glance")
+    conf = glance_options.conf(state_dir=tmp_path, boot_images="both")
     monkeypatch.setattr(sandbox, "BUBBLEWRAP", "bubblewrap-that-is-missing")
     ways = boot_ways.decide(conf)
     assert ways == boot_ways.Ways(builds=True, records=True)  # as it was told to

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What peers may ask for, with the chunk maps of a folder of images and a real source."""
 
+import json
 import uuid
 
 import pytest
@@ -116,6 +117,13 @@ def image_id(images):
     return images.add(DATA)
 
 
+def of_frame(frame):
+    """Return what a request for a frame of a boot image says."""
+    proof = peer_wire.proof_of(frame.cid, PEER, HERE)
+    at = base.AT_BOOT_IMAGE + frame.offset
+    return {"offset": at, "length": frame.stored_bytes, "proof": proof}
+
+
 async def test_whole_chunks_that_the_own_map_names_may_be_asked_for(host, image_id):
     for chunk_no in (0, 4, 9):
         want = await host.ask(image_id, chunk_no)
@@ -125,7 +133,7 @@ async def test_whole_chunks_that_the_own_map_names_may_be_asked_for(host, image_
             CIDS[chunk_no],
         )
     reads = [kind for kind, _ in host.source.asked]
-    # Its length and its end, which are its stamp, the header and one page, once.
+    # Its length and its end, which a look is, the header and one page, once.
     assert reads.count(base.BlobKind.CHUNK_MAP) == 4
 
 
@@ -228,10 +236,7 @@ async def test_map_of_another_image_is_of_no_use(host, images, image_id):
 
 async def test_frames_of_boot_images_are_checked_in_the_same_way(host, images, image_id):
     frame = images.add_boot_image(image_id, [0, 1, 5]).frames[0]
-    at = base.AT_BOOT_IMAGE + frame.offset
-    proof = peer_wire.proof_of(frame.cid, PEER, HERE)
-    right = {"offset": at, "length": frame.stored_bytes, "proof": proof}
-    assert (await host.ask(image_id, **right)).cid == frame.cid
+    assert (await host.ask(image_id, **of_frame(frame))).cid == frame.cid
 
 
 async def test_hosts_take_turns_and_few_loads_are_under_way(host, images, autojump_clock):
@@ -384,7 +389,7 @@ async def test_map_that_is_as_it_was_is_not_read_again(host, image_id, autojump_
         await trio.sleep(unattached.LOOK_AGAIN_S)
         await host.ask(image_id)
         kinds = [kind for kind, _ in host.source.asked]
-        assert kinds == [base.BlobKind.CHUNK_MAP, base.BlobKind.CHUNK_MAP, base.BlobKind.IMAGE]
+        assert kinds == [base.BlobKind.CHUNK_MAP] * 2 + [base.BlobKind.IMAGE] * 2
 
 
 async def test_page_of_a_map_that_is_replaced_meanwhile_is_not_kept(
@@ -401,51 +406,94 @@ async def test_page_of_a_map_that_is_replaced_meanwhile_is_not_kept(
 async def test_boot_image_that_was_replaced_is_read_again_after_a_minute(
     host, images, image_id, autojump_clock
 ):
-    def asking(frame):
-        at = base.AT_BOOT_IMAGE + frame.offset
-        proof = peer_wire.proof_of(frame.cid, PEER, HERE)
-        return {"offset": at, "length": frame.stored_bytes, "proof": proof}
-
     old = images.add_boot_image(image_id, [0, 1, 5]).frames[0]
-    await host.ask(image_id, **asking(old))
+    await host.ask(image_id, **of_frame(old))
     new = images.add_boot_image(image_id, [7, 8]).frames[0]
     await trio.sleep(unattached.LOOK_AGAIN_S)
-    assert (await host.ask(image_id, **asking(new))).cid == new.cid
+    assert (await host.ask(image_id, **of_frame(new))).cid == new.cid
 
 
-async def test_artefacts_that_are_replaced_in_glance_are_found_there(host, images):
+class OnGlance:
+    """A host whose source is Glance, and the images there: those of the folder."""
+
+    def __init__(self, host, images, server):
+        self.images, self.files, self.now_s = images, server.files, 0.0
+        self.source = glance.GlanceSource(fake_glance.session(server.url))
+        host.others._source = self.source
+        host.others._clock = lambda: self.now_s  # Glance answers in real time
+
+    def show(self, image_id, made=""):
+        """Let Glance have an image as it is now, and nothing else."""
+        found = self.images.folder.glob(f"{image_id}.*")
+        self.files.clear()
+        fake_glance.fill(self.files, {path.name: path.read_bytes() for path in found}, made)
+
+    def deactivate(self, image_id):
+        path = f"v2/images/{image_id}"
+        record = {**json.loads(self.files[path]), "status": "deactivated"}
+        self.files[path] = json.dumps(record).encode()
+
+
+@pytest.fixture
+async def on_glance(host, images):
+    with http_server.serve({}) as server:
+        made = OnGlance(host, images, server)
+        yield made
+        await made.source.aclose()
+
+
+async def test_artefacts_that_are_replaced_in_glance_are_found_there(host, images, on_glance):
     """By the id that the image points to; those which were there before are gone."""
-
-    def show(name):
-        files = {}
-        for path in images.folder.glob(f"{image_id}.*"):
-            files[path.name] = path.read_bytes()
-        server.files.clear()
-        fake_glance.fill(server.files, files, name)
-
-    now_s = 0.0
-    host.others._clock = lambda: now_s  # Glance answers in real time
     image_id = images.add(DATA)
     images.add_boot_image(image_id, [0, 1, 5])
-    with http_server.serve({}) as server:
-        show("first")
-        source = glance.GlanceSource(fake_glance.session(server.url))
-        host.others._source = source
+    on_glance.show(image_id, "first")
+    await host.ask(image_id)
+    with pytest.raises(errors.ChunkMissing):  # which loads the boot image's head
+        await host.ask(image_id, offset=base.AT_BOOT_IMAGE)
+    images.path(image_id).unlink()
+    images.map_path(image_id).unlink()
+    images.add(DATA, image_id, chunk_bytes=2 * CHUNK)
+    images.boot_image_path(image_id).unlink()
+    frame = images.add_boot_image(image_id, [2, 3]).frames[0]
+    on_glance.show(image_id, "second")
+    on_glance.now_s += unattached.LOOK_AGAIN_S
+    cid = ids.cid_of(DATA[: 2 * CHUNK])
+    wider = {"length": 2 * CHUNK, "proof": peer_wire.proof_of(cid, PEER, HERE)}
+    assert (await host.ask(image_id, **wider)).cid == cid
+    assert (await host.ask(image_id, **of_frame(frame))).cid == frame.cid
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known before", "not known before"])
+async def test_image_that_was_deactivated_goes_on_for_who_knows_its_chunks(
+    host, images, on_glance, is_known
+):
+    """Guests of other hosts read on, whose home may have begun anew; nobody else gets anything."""
+    image_id = images.add(DATA)
+    frame = images.add_boot_image(image_id, [0, 1, 5]).frames[0]
+    on_glance.show(image_id)
+    if is_known:
         await host.ask(image_id)
-        with pytest.raises(errors.ChunkMissing):  # which loads the boot image's head
-            await host.ask(image_id, offset=base.AT_BOOT_IMAGE)
-        images.path(image_id).unlink()
-        images.map_path(image_id).unlink()
-        images.add(DATA, image_id, chunk_bytes=2 * CHUNK)
-        images.boot_image_path(image_id).unlink()
-        frame = images.add_boot_image(image_id, [2, 3]).frames[0]
-        show("second")
-        now_s += unattached.LOOK_AGAIN_S
-        cid = ids.cid_of(DATA[: 2 * CHUNK])
-        wider = {"length": 2 * CHUNK, "proof": peer_wire.proof_of(cid, PEER, HERE)}
-        assert (await host.ask(image_id, **wider)).cid == cid
-        at = base.AT_BOOT_IMAGE + frame.offset
-        proof = peer_wire.proof_of(frame.cid, PEER, HERE)
-        booted = await host.ask(image_id, offset=at, length=frame.stored_bytes, proof=proof)
-        assert booted.cid == frame.cid
-        await source.aclose()
+    on_glance.deactivate(image_id)
+    for _ in range(2):
+        on_glance.now_s += unattached.LOOK_AGAIN_S
+        assert (await host.ask(image_id, 4)).cid == CIDS[4]
+        assert (await host.ask(image_id, **of_frame(frame))).cid == frame.cid
+        with pytest.raises(errors.ChunkMissing):
+            await host.ask(image_id, 4, proof=bytes(16))
+    on_glance.files.clear()
+    on_glance.now_s += unattached.LOOK_AGAIN_S
+    with pytest.raises(errors.ChunkMissing):
+        await host.ask(image_id, 4)
+    assert host.others.counts == {"images": 0, "map_bytes": 0}
+
+
+async def test_boot_image_of_an_image_that_was_deactivated_is_for_nobody_who_boots(
+    host, images, on_glance
+):
+    image_id = images.add(DATA)
+    head = images.add_boot_image(image_id, [0, 1, 5])
+    on_glance.show(image_id)
+    assert (await host.others.boot_head(HERE, image_id))[1].frames == head.frames
+    on_glance.deactivate(image_id)
+    with pytest.raises(errors.ChunkRefused, match="deactivated"):
+        await host.others.boot_head(HERE, image_id)

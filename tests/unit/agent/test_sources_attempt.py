@@ -27,7 +27,7 @@ class Silent(faulty_source.MemorySource):
     async def size_bytes(self, blob):
         await trio.sleep(NEVER_S)
 
-    async def stamp(self, blob):
+    async def look(self, blob):
         await trio.sleep(NEVER_S)
 
     async def read(self, blob, offset, length, content=None):
@@ -49,7 +49,7 @@ def memory(**faults):
     ("ask", "what"),
     [
         (lambda source: source.size_bytes(BLOB), "the size of"),
-        (lambda source: source.stamp(BLOB), "the stamp of"),
+        (lambda source: source.look(BLOB), "a look at"),
         (lambda source: source.read(BLOB, 0, 10), "bytes 0-9"),
     ],
 )

@@ -6,14 +6,13 @@ import time
 
 import pytest
 from keystoneauth1 import exceptions
-from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common import ring
 from acstor_glance import authority
-from acstor_glance import conf as glance_conf
 from acstor_glance import images as glance_images
 from tests.fakes import cloud_keys
+from tests.fakes import glance_options
 
 KEYS = cloud_keys.CloudKeys()
 CA, SIGNERS = KEYS.authority.certificate_pem.decode(), KEYS.signers.decode()
@@ -21,10 +20,7 @@ CA, SIGNERS = KEYS.authority.certificate_pem.decode(), KEYS.signers.decode()
 
 @pytest.fixture
 def conf():
-    made = cfg.ConfigOpts()
-    glance_conf.register_opts(made)
-    made([])
-    return made
+    return glance_options.conf()
 
 
 class Session:

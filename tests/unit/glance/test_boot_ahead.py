@@ -6,11 +6,10 @@ import threading
 from http import server
 
 import pytest
-from oslo_config import cfg
 
 from acstor_common import ids
 from acstor_glance import boot_ahead
-from acstor_glance import conf as glance_conf
+from tests.fakes import glance_options
 from tests.fakes import memory_images
 
 OLD, NEW = {"created_at": "2026-01-01T00:00:00Z"}, {"created_at": "2026-02-01T00:00:00Z"}
@@ -62,15 +61,12 @@ def images():
 
 @pytest.fixture
 def ahead(images, decision, tmp_path):
-    conf = cfg.ConfigOpts()
-    glance_conf.register_opts(conf)
     file = tmp_path / "listener.conf"
     file.write_text(
         f"[acstor_glance]\nauth_type = none\nstate_dir = {tmp_path}\n"
         f"endpoint = {decision.url}\ndecision_endpoint = {decision.url}\n"
     )
-    conf([], default_config_files=[str(file)], default_config_dirs=[])
-    return boot_ahead.BootAhead(images, conf)
+    return boot_ahead.BootAhead(images, glance_options.conf(file))
 
 
 def image_id(record):

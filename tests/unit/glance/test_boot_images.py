@@ -6,7 +6,6 @@ import hashlib
 import random
 
 import pytest
-from oslo_config import cfg
 
 from acstor_common import artefacts
 from acstor_common import boot_frames
@@ -16,8 +15,8 @@ from acstor_common import ids
 from acstor_common import trace_message
 from acstor_glance import boot_images
 from acstor_glance import boot_ways
-from acstor_glance import conf as glance_conf
 from acstor_glance import prehash
+from tests.fakes import glance_options
 
 CHUNK = 64 * geometry.KIB
 DATA = random.Random(1).randbytes(20 * CHUNK) + bytes(4 * CHUNK)
@@ -81,11 +80,7 @@ def glance(tmp_path):
 
 @pytest.fixture
 def conf(tmp_path):
-    made = cfg.ConfigOpts()
-    glance_conf.register_opts(made)
-    made([])
-    made.set_override("state_dir", str(tmp_path / "state"), "acstor_glance")
-    return made
+    return glance_options.conf(state_dir=tmp_path / "state")
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from oslo_config import cfg
 from acstor_common import artefacts
 from acstor_glance import boot_guest
 from acstor_glance import boot_ways
-from acstor_glance import conf as glance_conf
 from acstor_glance import counters as glance_counters
 from acstor_glance import sandbox
+from tests.fakes import glance_options
 
 needs_qemu = pytest.mark.skipif(
     not all(shutil.which(name) for name in (boot_guest.QEMU, boot_guest.QEMU_IMG)),
@@ -21,11 +21,7 @@ needs_qemu = pytest.mark.skipif(
 
 @pytest.fixture
 def conf() -> cfg.ConfigOpts:
-    made = cfg.ConfigOpts()
-    glance_conf.register_opts(made)
-    made([], default_config_files=[], default_config_dirs=[])
-    made.set_override("builder_sandbox", sandbox.Sandbox.NONE.value, "acstor_glance")
-    return made
+    return glance_options.conf(builder_sandbox=sandbox.Sandbox.NONE.value)
 
 
 def ways(conf: cfg.ConfigOpts, option: str) -> tuple[bool, bool]:

@@ -12,6 +12,7 @@ from acstor_common import errors
 from acstor_glance import conf as glance_conf
 from acstor_glance import images
 from acstor_glance.cmd import manage
+from tests.fakes import glance_options
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 SAMPLE = ROOT / "etc/acstor/config-generator/acstor-glance.conf"
@@ -20,10 +21,7 @@ SAMPLE = ROOT / "etc/acstor/config-generator/acstor-glance.conf"
 def loaded(tmp_path: pathlib.Path, *lines: str) -> cfg.ConfigOpts:
     path = tmp_path / "acstor-glance.conf"
     path.write_text("\n".join(("[acstor_glance]", *lines)))
-    conf = cfg.ConfigOpts()
-    glance_conf.register_opts(conf)
-    conf([], default_config_files=[str(path)], default_config_dirs=[])
-    return conf
+    return glance_options.conf(path)
 
 
 def test_every_option_says_what_it_decides() -> None:

@@ -16,10 +16,10 @@ from acstor_common import ids
 from acstor_common import trace_message
 from acstor_glance import boot_images
 from acstor_glance import boot_ways
-from acstor_glance import conf as glance_conf
 from acstor_glance import families
 from acstor_glance import plan
 from acstor_glance import preparer
+from tests.fakes import glance_options
 from tests.fakes import glance_records as records
 from tests.fakes import memory_images
 
@@ -36,11 +36,7 @@ def chunks(*numbers: int) -> bytes:
 
 @pytest.fixture
 def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
-    made = cfg.ConfigOpts()
-    glance_conf.register_opts(made)
-    made([], default_config_files=[], default_config_dirs=[])
-    made.set_override("state_dir", str(tmp_path), "acstor_glance")
-    return made
+    return glance_options.conf(state_dir=tmp_path)
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from taskflow.patterns import linear_flow
 
 from acstor_common import chunk_map
 from acstor_common import geometry
-from acstor_glance import conf as glance_conf
 from acstor_glance import import_plugin
 from acstor_glance import prehash
+from tests.fakes import glance_options
 from tests.fakes import glance_records as records
 
 
@@ -49,11 +49,8 @@ class Wrapper:
 
 @pytest.fixture
 def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigOpts:
-    conf = cfg.ConfigOpts()
-    glance_conf.register_opts(conf)
-    conf([], default_config_files=[], default_config_dirs=[])
-    conf.set_override("state_dir", str(tmp_path / "state"), "acstor_glance")
-    conf.set_override("dedup_scope", "cloud", "acstor_glance")  # which asks nobody
+    scope = "cloud"  # which asks nobody
+    conf = glance_options.conf(state_dir=tmp_path / "state", dedup_scope=scope)
     monkeypatch.setattr(import_plugin.cfg, "CONF", conf)
     monkeypatch.setattr(import_plugin.Publishing, "start", lambda thread: None)
     return conf

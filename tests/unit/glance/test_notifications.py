@@ -6,10 +6,9 @@ import threading
 
 import oslo_messaging
 import pytest
-from oslo_config import cfg
 
-from acstor_glance import conf as glance_conf
 from acstor_glance import notifications
+from tests.fakes import glance_options
 from tests.fakes import glance_records as records
 
 OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
@@ -68,9 +67,7 @@ def test_what_glance_says_on_the_topics_of_the_configuration_is_heard(
         "[oslo_messaging_notifications]\ntopics = for-acstor\n"
         "[acstor_glance]\nnotification_exchange = images\n"
     )
-    conf = cfg.ConfigOpts()
-    glance_conf.register_opts(conf)
-    conf(["--config-file", str(path)], default_config_files=[], default_config_dirs=[])
+    conf = glance_options.conf(path)
     heard = threading.Event()
     seen: list[tuple[str, str]] = []
 

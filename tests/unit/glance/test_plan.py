@@ -141,8 +141,8 @@ def test_each_failure_doubles_the_time_up_to_a_limit() -> None:
     assert plan.Retry.after(plan.Retry(99999, None), NOW).attempts == 100000
 
 
-def orphan(artefact: dict[str, Any], *images: dict[str, Any]) -> str:
-    return plan.why_orphan(artefact, {image["id"]: image for image in images}, NOW, 3600)
+def orphan(artefact: dict[str, Any], image: dict[str, Any] | None = None) -> str:
+    return plan.why_orphan(artefact, image, NOW, 3600)
 
 
 def test_artefact_in_use_is_no_orphan() -> None:

@@ -15,10 +15,10 @@ from oslo_config import cfg
 from acstor_common import artefacts
 from acstor_common import errors
 from acstor_common import ids
-from acstor_glance import conf as glance_conf
 from acstor_glance import converting
 from acstor_glance import preparer
 from acstor_glance import verifier
+from tests.fakes import glance_options
 from tests.fakes import memory_images
 from tests.lab import runs
 
@@ -38,12 +38,7 @@ def images() -> memory_images.MemoryImages:
 
 @pytest.fixture
 def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
-    made = cfg.ConfigOpts()
-    glance_conf.register_opts(made)
-    made([], default_config_files=[], default_config_dirs=[])
-    made.set_override("state_dir", str(tmp_path / "state"), "acstor_glance")
-    made.set_override("convert_formats", ["vdi"], "acstor_glance")
-    return made
+    return glance_options.conf(state_dir=tmp_path / "state", convert_formats=["vdi"])
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
-from acstor_glance import conf as glance_conf
 from acstor_glance import plan
 from acstor_glance import prehash
 from acstor_glance import preparer as glance_preparer
 from acstor_glance import scopes
 from acstor_glance import verifier
+from tests.fakes import glance_options
 from tests.fakes import glance_records
 from tests.fakes import memory_images
 
@@ -33,11 +33,7 @@ def data(*numbers: int) -> bytes:
 @pytest.fixture
 def conf(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> cfg.ConfigOpts:
     monkeypatch.setattr(prehash, "SERVICE_CHUNK_BYTES", CHUNK)
-    conf = cfg.ConfigOpts()
-    glance_conf.register_opts(conf)
-    conf([], default_config_files=[], default_config_dirs=[])
-    conf.set_override("state_dir", str(tmp_path), "acstor_glance")
-    return conf
+    return glance_options.conf(state_dir=tmp_path)
 
 
 @pytest.fixture
@@ -247,4 +243,4 @@ def test_secret_of_a_tenant_is_none(
 
 def test_secret_is_no_orphan() -> None:
     secret = {"id": glance_records.ARTEFACT_ID, **artefacts.new_secret("p")}
-    assert plan.why_orphan(secret, {}, plan._AT_ONCE, 0) == ""
+    assert plan.why_orphan(secret, None, plan._AT_ONCE, 0) == ""
