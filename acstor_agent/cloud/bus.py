@@ -33,7 +33,6 @@ QUEUE_LIMIT = 64
 """Messages that wait for the broker; at one sample in 5 s those of the last 5 minutes."""
 SEND_RETRIES = 1
 AGAIN_AFTER_S = 1.0
-STOP_WAIT_S = 5.0
 
 
 class _Message(NamedTuple):
@@ -78,7 +77,7 @@ class Bus:
         self._queue: collections.deque[_Message] = collections.deque()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self._servers: list[oslo_messaging.MessageHandlingServer] = []
+        self._servers: list[message_bus.Served] = []
         self._sender = threading.Thread(target=self._send_all, name="bus-sender", daemon=True)
         self._sender.start()
 
@@ -114,15 +113,12 @@ class Bus:
         self._stopping.set()
         with self._changed:
             self._changed.notify()
-        last = threading.Thread(target=self._close, name="bus-closer", daemon=True)
-        last.start()
-        last.join(STOP_WAIT_S)
+        message_bus.let_go(self._close)()
 
     def _close(self) -> None:
         self._sender.join()
         for server in self._servers:
-            server.stop()
-            server.wait()
+            server.close()
         self._transport.cleanup()
 
     # In threads of their own
