@@ -244,13 +244,13 @@ class Server:
     def wait(self, *statuses: str, deadline_s: float = DEADLINE_S) -> Any:
         """Wait until nothing is under way and the status is one of these; return the server."""
         ends_s = time.monotonic() + deadline_s
-        while time.monotonic() < ends_s:
+        while (began_s := time.monotonic()) < ends_s:
             seen = self.client.get_server(self.id)
             if seen.status in statuses and not seen.task_state:
                 return seen
             if seen.status == "ERROR" and "ERROR" not in statuses:
                 raise AssertionError(f"{self.id}: {seen.fault}")
-            time.sleep(0.2)
+            runs.pause(began_s)
         raise AssertionError(f"{self.id} is {seen.status} ({seen.task_state}), not {statuses}")
 
     def reaches(self, task_state: str) -> None:
