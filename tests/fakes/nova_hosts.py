@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import IO
 from typing import Any
 
@@ -417,6 +418,19 @@ def wait_started(host: compute.Compute) -> None:
     runs.wait_for(is_started, DEADLINE_S, host.name, host.log)
 
 
+def configure(wanted: Mapping[compute.Compute, ini.Sections]) -> None:
+    """Let nova-compute have these options on each host; one that runs with them is left alone."""
+    others = [host for host, options in wanted.items() if not host.pid or host.changes != options]
+    for host in others:
+        host.request_stop()
+    for host in others:
+        host.stop()
+        host.changes = wanted[host]
+        host.start()
+    for host in wanted:
+        wait_started(host)
+
+
 def wait_heard(lab: cloud.Cloud) -> None:
     """Wait until all of Nova listens again at a broker that was started anew.
 
@@ -430,6 +444,9 @@ def wait_heard(lab: cloud.Cloud) -> None:
 @contextlib.contextmanager
 def running(lab: cloud.Cloud, sources: str = "glance") -> Iterator[NovaHosts]:
     """Let the lab's compute hosts run with acstor until the block ends.
+
+    Nova on them keeps its options after it, for most who follow want the same; who wants others
+    says so (:func:`configure`).
 
     :param sources: of their agents
     """
@@ -447,8 +464,6 @@ def running(lab: cloud.Cloud, sources: str = "glance") -> Iterator[NovaHosts]:
                     peer_listen=f"{host.machine.address}:{port}",
                 )
             )
-            stack.enter_context(host.changed(nova_options(agent)))
             found.append(Host(host, agent))
-        for host in lab.computes:
-            wait_started(host)
+        configure({host.compute: nova_options(host.agent) for host in found})
         yield NovaHosts(lab, found, images)
