@@ -248,6 +248,14 @@ OPTS = [
     ),
 ]
 
+BROKER = cfg.StrOpt(
+    "transport_url",
+    secret=True,
+    help="The broker of the message bus, by which the decision service is joined. The other "
+    "options of oslo.messaging stand beside it.",
+)
+"""oslo.messaging's own, which looks in a configuration object of its own for it."""
+
 
 def source_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Yield the option group of every installed source."""
@@ -261,6 +269,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the agent's options, and those of its sources, with ``conf``."""
     acstor_common.conf.register_opts(conf)
     acstor_common.conf.register(conf, GROUP, OPTS)
+    conf.register_opt(BROKER)
     for group, options in source_options():
         acstor_common.conf.register(conf, group, options)
     loading.register_auth_conf_options(conf, ENROLMENT.name)

@@ -99,6 +99,7 @@ class Agent:
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
         state_dir, self._ring = pathlib.Path(own.state_dir), rings
         self._member = membership.Membership(conf, self._host, identity, rings, self._optional.note)
+        self.leave = self._member.stop  #: ends what is with the message bus, in some seconds
         self._named = settings.naming(own)
         self._peers = peer_net.PeerNet(
             self._host,
@@ -351,7 +352,6 @@ class Agent:
     async def stop(self) -> None:
         """Let go of what a nursery does not end by itself, when nobody uses it any more."""
         await self._disks.sync()
-        await self._member.stop()
         await self._source.aclose()
 
     def picture(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 The one rule: without a bus, a decision service or an identity the host goes on alone.
 """
 
+import importlib
 import pathlib
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from oslo_config import cfg
 
 from acstor_agent import identity_files
 from acstor_agent import settings
-from acstor_agent.cloud import bus
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import proofs
@@ -42,6 +42,18 @@ def ring_keeper_of(
     )
 
 
+def prepare(conf: cfg.ConfigOpts) -> None:
+    """Import what this host uses and others do not, before a worker is forked.
+
+    It takes as long as two fifths of an agent's start, and a worker that takes over has guests
+    who wait.
+    """
+    if conf.transport_url:
+        importlib.import_module("acstor_agent.cloud.bus")
+    if conf.transport_url or conf.acstor_agent.keep_images != "none":
+        importlib.import_module("pyroute2")
+
+
 class Membership:
     """What this host has to do with its cloud.
 
@@ -67,9 +79,13 @@ class Membership:
         self.has_others = any((own.ring_file, self._bus, self.enrolment))
         """A v-node table is to come where there is none yet."""
 
-    def _open_bus(self, note: Callable[[str, str], None]) -> bus.Bus | None:
+    def _open_bus(self, note: Callable[[str, str], None]) -> decision_link.Bus | None:
         """Return the message bus; one that makes no sense is as if there were none."""
         conf = self._conf
+        if not conf.transport_url:
+            return None
+        from acstor_agent.cloud import bus
+
         try:
             return bus.open_bus(self._here, conf.config_file or [], conf.config_dir or [])
         except errors.Unusable as e:

@@ -75,6 +75,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
                 async for _ in stops:
                     break
             LOG.info("worker %d stops", os.getpid())
+            await agent.leave()
             nursery.cancel_scope.cancel()
         await agent.stop()
     except BaseExceptionGroup as failures:

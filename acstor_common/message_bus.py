@@ -4,6 +4,7 @@
 The one rule: a broker that is away, or a message that makes no sense, ends nothing.
 """
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -20,9 +21,13 @@ from acstor_common import log_once
 LOG = logging.getLogger(__name__)
 
 AGAIN_AFTER_S = 1.0
+STOP_WAIT_S = 5.0
+"""So long may letting go of the broker keep a process from its end."""
 COMPLAINTS = 30
 COMPLAINTS_S = 60.0
 """So many lines in so many seconds say that messages are of no use."""
+WOKEN = "woken"
+"""A message of this method means nothing; a server sends it to itself."""
 
 Heard = Callable[[Any], None]
 """Gets a message's payload, unchecked, in a thread; what it raises is logged."""
@@ -44,18 +49,55 @@ def open_transport(
         raise errors.Unusable("[DEFAULT] transport_url", str(e)) from e
 
 
-def serve(transport: Any, target: Any, endpoint: object, stopping: threading.Event) -> Any:
+class Served:
+    """A server that hears what is sent to a target: :func:`serve` makes it."""
+
+    def __init__(self, transport: Any, target: Any, server: Any) -> None:
+        self._transport, self._target, self._server = transport, target, server
+
+    def close(self) -> None:
+        """Hear no more, see to what was heard, and let go of the broker.
+
+        Waits for a broker that is away, so call it in a thread.
+
+        A server that hears nothing looks only every 5 s whether it is to end (oslo.messaging, with
+        RabbitMQ), and soon after each message: so it is sent one.
+        """
+        target = self._target(version=decision_api.VERSION)
+        client = oslo_messaging.get_rpc_client(self._transport, target, retry=0)
+        try:
+            client.cast({}, WOKEN)
+        except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
+            LOG.debug("%s looks by itself whether it is to end: %s", self._target, e)
+        self._server.stop()
+        self._server.wait()
+
+
+def serve(
+    transport: Any, target: Any, endpoint: "Endpoint", stopping: threading.Event
+) -> Served | None:
     """Begin to hear what is sent to a target, once the broker is there; return the server.
 
     It waits for the broker, so call it in a thread.
 
     :return: None if it was told to stop before
     """
-    return start(
+    server = start(
         lambda: oslo_messaging.get_rpc_server(transport, target, [endpoint], executor="threading"),
         target.topic,
         stopping,
     )
+    return None if server is None else Served(transport, target, server)
+
+
+def let_go(work: Callable[[], None]) -> Callable[[], None]:
+    """Let go of a broker by ``work``, which may wait for it, beside the caller.
+
+    :return: what waits for the end of it, for a few seconds at most
+    """
+    last = threading.Thread(target=work, name="bus-closer", daemon=True)
+    last.start()
+    return functools.partial(last.join, STOP_WAIT_S)
 
 
 def start(make: Callable[[], Any], topic: str, stopping: threading.Event) -> Any:
@@ -114,6 +156,9 @@ class Endpoint:
         self._complaints = Complaints(clock)
         for method, callback in heard.items():
             setattr(self, method, self._safely(method, callback))
+
+    def woken(self, _context: object) -> None:
+        """Do nothing: it is enough that a message came."""
 
     def _safely(self, method: str, callback: Heard) -> Callable[..., None]:
         def hear(_context: object, payload: object = None) -> None:

@@ -120,6 +120,16 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     return list(itertools.chain([(GROUP, OPTS)], switch_load_options()))
 
 
+def load(args: list[str]) -> cfg.ConfigOpts:
+    """Read the configuration into the global object (oslo.messaging knows no other); return it.
+
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    """
+    conf = cfg.CONF
+    common_conf.load(conf, args, "acstor-decision", register_opts, list_opts())
+    return conf
+
+
 def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
     """Return what membership and overload are measured with."""
     return members.Limits(

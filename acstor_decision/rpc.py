@@ -26,7 +26,6 @@ from acstor_common import trace_message
 LOG = logging.getLogger(__name__)
 
 SEND_RETRIES = 1
-STOP_WAIT_S = 5.0
 
 Heard = Callable[[decision_api.Signed], None]
 Seal = Callable[[msgspec.Struct, str], decision_api.Signed]
@@ -89,7 +88,7 @@ class Rpc:
         self._transport = message_bus.open_transport(conf)
         self._target = oslo_messaging.Target(topic=decision_api.TOPIC, server=instance)
         self._endpoint = _Endpoint(heard, current_ring, self._count_refused)
-        self._server: oslo_messaging.MessageHandlingServer | None = None
+        self._server: message_bus.Served | None = None
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -99,9 +98,7 @@ class Rpc:
     def stop(self) -> None:
         """Let go of the broker.  Waits a few seconds at most."""
         self._stopping.set()
-        last = threading.Thread(target=self._close, name="rpc-closer", daemon=True)
-        last.start()
-        last.join(STOP_WAIT_S)
+        message_bus.let_go(self._close)()
 
     def publish(self, table: decision_api.RingTable) -> bool:
         """Send a table to all agents; say whether the broker took it."""
@@ -136,8 +133,7 @@ class Rpc:
 
     def _close(self) -> None:
         if self._server is not None:
-            self._server.stop()
-            self._server.wait()
+            self._server.close()
         self._transport.cleanup()
 
     def _count_refused(self, why: str) -> None:

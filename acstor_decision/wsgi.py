@@ -10,9 +10,9 @@ import os
 from oslo_config import cfg
 
 import acstor_decision.cmd  # noqa: F401  first of all, for it keeps Eventlet's warning back
+from acstor_decision import conf as decision_conf
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
-from acstor_decision.cmd import decision
 from acstor_decision.db import database
 
 
@@ -22,7 +22,7 @@ def load(files: list[str]) -> app.Wsgi:
     :raises cfg.Error: there is no such file, or some option's value makes no sense
     """
     api_conf.register_opts(cfg.CONF)
-    conf = decision.load_conf([part for file in files for part in ("--config-file", file)])
+    conf = decision_conf.load([part for file in files for part in ("--config-file", file)])
     return app.make_app(conf, database.Database(conf))
 
 

@@ -8,8 +8,8 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Mapping
-from typing import Any
 
 import oslo_messaging
 from oslo_config import cfg
@@ -33,17 +33,16 @@ class BusServer:
         self._transport = message_bus.open_transport(conf)
         self._endpoint = message_bus.Endpoint(heard, time.monotonic)
         self._stopping = threading.Event()
-        self._server: Any = None
+        self._server: message_bus.Served | None = None
 
     def start(self) -> None:
         """Begin to hear as soon as the broker answers; waits for nothing."""
         threading.Thread(target=self._serve, name="acstor-bus-server", daemon=True).start()
 
-    def stop(self) -> None:
-        """Hear no more."""
+    def stop(self) -> Callable[[], None]:
+        """Hear no more; return what waits until the broker is let go of, a few seconds at most."""
         self._stopping.set()
-        if self._server is not None:
-            self._server.stop()
+        return message_bus.let_go(self._close)
 
     def _serve(self) -> None:
         target = oslo_messaging.Target(
@@ -52,3 +51,8 @@ class BusServer:
         self._server = message_bus.serve(self._transport, target, self._endpoint, self._stopping)
         if self._server is not None:
             LOG.info("listening for requests and boot traces")
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._transport.cleanup()

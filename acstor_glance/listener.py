@@ -98,12 +98,13 @@ class Listener:
         self._authority.stop()
         self._guard.stop()
         self._listening.stop()
-        self._server.stop()
+        wait_for_broker = self._server.stop()
         self._queue.close()
         for worker in workers:  # who is in the middle of an image is left behind: claims end too
             worker.join(STOP_S / len(workers))
         if self._boots is not None:
             self._boots.stop()
+        wait_for_broker()
 
     def stop(self) -> None:
         """Let :meth:`run` end; may be called from a signal handler."""

@@ -26,6 +26,7 @@ case $part in
     *) bash tools/install.sh ;;
 esac
 export PATH=$VENV/bin:$PATH
+unset PYTHONDONTWRITEBYTECODE # thousands of processes would compile what they import, each for itself
 
 # run_tests NAME [pytest arguments]: the tests of that name. Those that run side by side share neither
 # a cache nor a folder of temporary files.

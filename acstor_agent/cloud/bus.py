@@ -33,7 +33,6 @@ QUEUE_LIMIT = 64
 """Messages that wait for the broker; at one sample in 5 s those of the last 5 minutes."""
 SEND_RETRIES = 1
 AGAIN_AFTER_S = 1.0
-STOP_WAIT_S = 5.0
 
 
 class _Message(NamedTuple):
@@ -43,8 +42,8 @@ class _Message(NamedTuple):
     is_fanout: bool
 
 
-def open_bus(host: str, files: Sequence[str], folders: Sequence[str] = ()) -> "Bus | None":
-    """Return the bus that the configuration names; None if it names none.
+def open_bus(host: str, files: Sequence[str], folders: Sequence[str] = ()) -> "Bus":
+    """Return the bus that the configuration names.
 
     :param host: the name under which this agent can be sent a message alone
     :param files: the agent's configuration files
@@ -55,10 +54,6 @@ def open_bus(host: str, files: Sequence[str], folders: Sequence[str] = ()) -> "B
     args += [part for folder in folders for part in ("--config-dir", folder)]
     cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
     transport = message_bus.open_transport(cfg.CONF)
-    where = cfg.CONF.get_location("transport_url")
-    if where is None or where.location is cfg.Locations.opt_default:
-        transport.cleanup()
-        return None
     return Bus(host, transport)
 
 
@@ -78,7 +73,7 @@ class Bus:
         self._queue: collections.deque[_Message] = collections.deque()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self._servers: list[oslo_messaging.MessageHandlingServer] = []
+        self._servers: list[message_bus.Served] = []
         self._sender = threading.Thread(target=self._send_all, name="bus-sender", daemon=True)
         self._sender.start()
 
@@ -114,15 +109,12 @@ class Bus:
         self._stopping.set()
         with self._changed:
             self._changed.notify()
-        last = threading.Thread(target=self._close, name="bus-closer", daemon=True)
-        last.start()
-        last.join(STOP_WAIT_S)
+        message_bus.let_go(self._close)()
 
     def _close(self) -> None:
         self._sender.join()
         for server in self._servers:
-            server.stop()
-            server.wait()
+            server.close()
         self._transport.cleanup()
 
     # In threads of their own

@@ -15,14 +15,16 @@ import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 
 import trio
 
 from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
-from acstor_agent.cloud import bus
 from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
@@ -73,6 +75,21 @@ def held_by(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> Held:
     return Held(moved, statistics.stored_bytes, statistics.limit_bytes, source)
 
 
+class Bus(Protocol):
+    """The message bus (:class:`acstor_agent.cloud.bus.Bus`)."""
+
+    def cast(
+        self, topic: str, method: str, payload: Mapping[str, Any], *, is_fanout: bool = False
+    ) -> None:
+        """Send a message when the broker is there; never waits."""
+
+    def listen(self, topic: str, heard: Mapping[str, Callable[[Any], None]]) -> None:
+        """Hear what is sent to ``topic``, to all there or to this host."""
+
+    def stop(self) -> None:
+        """Let go of the broker."""
+
+
 @dataclasses.dataclass(slots=True)
 class _Peer:
     """What went to and from one peer since the last sample; see :class:`decision_api.Exchanged`."""
@@ -108,7 +125,7 @@ class DecisionLink:
         address: str,
         place: str,
         *,
-        message_bus: bus.Bus,
+        message_bus: Bus,
         meter: traffic_meter.TrafficMeter,
         collection_s: float,
         held: Callable[[], Held],

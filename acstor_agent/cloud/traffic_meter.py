@@ -3,15 +3,15 @@
 
 Everything here blocks for some milliseconds, so it is called in threads.  The one
 rule: a look is one dump of the kernel's table, so all interfaces are of one moment.
+
+To import pyroute2 takes as long as a fifth of an agent's start, and many agents look at no
+interface: it is imported by the first look, or before (:func:`acstor_agent.membership.prepare`).
 """
 
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
-
-import pyroute2
-from pyroute2 import netlink
 
 from acstor_agent.core.cloud import links
 from acstor_common import errors
@@ -40,6 +40,9 @@ class TrafficMeter:
 
         :raises errors.Unusable: no such interface is there, or the kernel refuses
         """
+        import pyroute2
+        from pyroute2 import netlink
+
         try:
             with pyroute2.IPRoute() as netlink_socket:
                 every = [_link(message) for message in netlink_socket.get_links()]
@@ -67,6 +70,8 @@ class TrafficMeter:
     def _mbit(self, counted: Iterable[links.Link]) -> float:
         if self._link_mbit:
             return self._link_mbit
+        import pyroute2
+
         with pyroute2.Ethtool() as ethtool:
             return sum(_speed_mbit(ethtool, link.name) for link in counted)
 
@@ -86,7 +91,7 @@ def _link(message: Any) -> links.Link:
     )
 
 
-def _speed_mbit(ethtool: pyroute2.Ethtool, name: str) -> float:
+def _speed_mbit(ethtool: Any, name: str) -> float:
     try:
         speed = ethtool.get_link_mode(name).speed
     except Exception:  # each kind of driver has its own way of not knowing

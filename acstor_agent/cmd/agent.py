@@ -9,6 +9,7 @@ import sys
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
+from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent import worker
 from acstor_agent.process import folders
@@ -51,6 +52,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     os.umask(0o077)  # what the agent keeps is nobody else's
     own = conf.acstor_agent
     settings.check(own)
+    membership.prepare(conf)
     state_dir = pathlib.Path(own.state_dir).resolve()
     keep_mirror_open(conf, state_dir)
     with folders.lock_folders([state_dir]):

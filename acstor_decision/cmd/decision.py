@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
-from acstor_common import conf as common_conf
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_decision import conf as decision_conf
@@ -31,22 +30,10 @@ LOG = logging.getLogger(__name__)
 LOOK_AGAIN_S = 2.0
 
 
-def load_conf(args: list[str]) -> cfg.ConfigOpts:
-    """Read the configuration into the global object (oslo.messaging knows no other); return it.
-
-    :raises cfg.Error: there is no such file, or some option's value makes no sense
-    """
-    conf = cfg.CONF
-    common_conf.load(
-        conf, args, "acstor-decision", decision_conf.register_opts, decision_conf.list_opts()
-    )
-    return conf
-
-
 def main() -> int:
     """Run the service until SIGTERM or SIGINT; return an exit status."""
     try:
-        conf = load_conf(sys.argv[1:])
+        conf = decision_conf.load(sys.argv[1:])
         return run(conf)
     except (errors.Unusable, cfg.Error) as e:
         print(f"acstor-decision: {e}", file=sys.stderr)

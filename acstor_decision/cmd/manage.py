@@ -17,7 +17,7 @@ from acstor_common import errors
 from acstor_common import ids
 from acstor_common import whole_file
 from acstor_decision import authority
-from acstor_decision.cmd import decision
+from acstor_decision import conf as decision_conf
 from acstor_decision.core import enrolment
 from acstor_decision.db import database
 from acstor_decision.db import models
@@ -32,7 +32,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     files = ["--config-file", arguments.config_file] if arguments.config_file else []
     try:
-        conf = decision.load_conf(files)
+        conf = decision_conf.load(files)
         store = database.Database(conf)
         arguments.conf = conf
         arguments.do(store, arguments)

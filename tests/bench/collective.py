@@ -144,8 +144,7 @@ class Cloud:
                 agent.wait_ready()
             self.mark()
             yield self
-            for agent in self.agents.values():
-                agent.ask_to_end()
+            agents.ask_to_end(self.agents.values())
 
     def _write_rings(self, net: network.Network) -> dict[int, pathlib.Path]:
         rings = {}

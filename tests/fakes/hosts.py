@@ -182,6 +182,7 @@ def cloud(
             )
             made.agents[name] = stack.enter_context(agent)
             stack.enter_context(bounded(made.agents[name], life_s))
+        stack.callback(agents.ask_to_end, made.agents.values())
         for agent in made.agents.values():
             agent.wait_ready()
         yield made

@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import IO
 from typing import Any
 
@@ -244,13 +245,13 @@ class Server:
     def wait(self, *statuses: str, deadline_s: float = DEADLINE_S) -> Any:
         """Wait until nothing is under way and the status is one of these; return the server."""
         ends_s = time.monotonic() + deadline_s
-        while time.monotonic() < ends_s:
+        while (began_s := time.monotonic()) < ends_s:
             seen = self.client.get_server(self.id)
             if seen.status in statuses and not seen.task_state:
                 return seen
             if seen.status == "ERROR" and "ERROR" not in statuses:
                 raise AssertionError(f"{self.id}: {seen.fault}")
-            time.sleep(0.2)
+            runs.pause(began_s)
         raise AssertionError(f"{self.id} is {seen.status} ({seen.task_state}), not {statuses}")
 
     def reaches(self, task_state: str) -> None:
@@ -417,6 +418,19 @@ def wait_started(host: compute.Compute) -> None:
     runs.wait_for(is_started, DEADLINE_S, host.name, host.log)
 
 
+def configure(wanted: Mapping[compute.Compute, ini.Sections]) -> None:
+    """Let nova-compute have these options on each host; one that runs with them is left alone."""
+    others = [host for host, options in wanted.items() if not host.pid or host.changes != options]
+    for host in others:
+        host.request_stop()
+    for host in others:
+        host.stop()
+        host.changes = wanted[host]
+        host.start()
+    for host in wanted:
+        wait_started(host)
+
+
 def wait_heard(lab: cloud.Cloud) -> None:
     """Wait until all of Nova listens again at a broker that was started anew.
 
@@ -430,6 +444,9 @@ def wait_heard(lab: cloud.Cloud) -> None:
 @contextlib.contextmanager
 def running(lab: cloud.Cloud, sources: str = "glance") -> Iterator[NovaHosts]:
     """Let the lab's compute hosts run with acstor until the block ends.
+
+    Nova on them keeps its options after it, for most who follow want the same; who wants others
+    says so (:func:`configure`).
 
     :param sources: of their agents
     """
@@ -447,8 +464,6 @@ def running(lab: cloud.Cloud, sources: str = "glance") -> Iterator[NovaHosts]:
                     peer_listen=f"{host.machine.address}:{port}",
                 )
             )
-            stack.enter_context(host.changed(nova_options(agent)))
             found.append(Host(host, agent))
-        for host in lab.computes:
-            wait_started(host)
+        configure({host.compute: nova_options(host.agent) for host in found})
         yield NovaHosts(lab, found, images)

@@ -71,6 +71,7 @@ def keystone_glance(openstack_lab: cloud.Cloud) -> cloud.Cloud:
 def nova(keystone_glance: cloud.Cloud) -> cloud.Cloud:
     """All of the OpenStack: Nova with two compute hosts beside Keystone and Glance."""
     keystone_glance.start_compute_services()
+    nova_hosts.configure({host: {} for host in keystone_glance.computes})
     return keystone_glance
 
 

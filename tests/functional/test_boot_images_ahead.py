@@ -202,6 +202,7 @@ def cloud(glance: uploads.Images, tmp_path: pathlib.Path) -> Iterator[Cloud]:
                 constants={tuned.RECORD_IDLE_S: 5.0},
             )
             made.agents[host.name] = stack.enter_context(agent)
+        stack.callback(agents.ask_to_end, made.agents.values())
         for agent in made.agents.values():
             agent.wait_ready()
         made.wait(

@@ -199,6 +199,7 @@ def cloud(
                 host, made.instances[0], None, broker, LINK_MBIT, server.url, **options
             )
             made.agents[host.name] = stack.enter_context(agent)
+        stack.callback(agents.ask_to_end, made.agents.values())
         for agent in made.agents.values():
             agent.wait_ready()
         made.wait_followed(0)

@@ -115,6 +115,7 @@ def cloud(
                 constants={tuned.BOOT_IDLE_S: DEADLINE_S * 10, tuned.PEER_SILENCE_S: 2.0},
             )
             made.agents[host.name] = stack.enter_context(agent)
+        stack.callback(agents.ask_to_end, made.agents.values())
         for agent in made.agents.values():
             agent.wait_ready()
         lab.connect("tenant").image.create_image(

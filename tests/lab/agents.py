@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -72,6 +73,12 @@ def request(socket_path: pathlib.Path, op: str, **fields: object) -> Any:
             if reply["reply"] == "done":
                 return reply["result"]
     raise errors.Unusable(f"{op} at {socket_path}", "the agent hung up")
+
+
+def ask_to_end(running: Iterable["Agent"]) -> None:
+    """Ask several agents to end, so that they end at once; who stops each waits for it."""
+    for agent in running:
+        agent.ask_to_end()
 
 
 class Agent:
@@ -225,7 +232,7 @@ class Agent:
         return self.mount_point / "images" / f"{image_id}.raw"
 
     def ask_to_end(self) -> None:
-        """Ask the agent to end in good order, so that several end at once; :meth:`stop` waits."""
+        """Ask the agent to end in good order; :meth:`stop` waits for it."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 

@@ -173,6 +173,7 @@ class Service:
             )
             for host in hosts
         ]
+        self._stack.callback(agents.ask_to_end, joined)
         for one in joined:
             one.wait_ready(JOIN_DEADLINE_S)
 

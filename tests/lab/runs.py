@@ -31,6 +31,7 @@ CACHE_FOLDER = (CHECKOUT / ".cache" / "lab").resolve()
 RUNS_FOLDER = CACHE_FOLDER / "runs"
 NETNS_FOLDER = pathlib.Path("/run/netns")
 KILL_DEADLINE_S = 10.0
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 0.5
 RECORD_SUFFIX = ".process"
 
 _TAG = re.compile(r"(?P<pid>[0-9]+)t(?P<start>[0-9]+)n[0-9]+")
@@ -222,10 +223,21 @@ def wait_for(
     :raises errors.Unusable: it did not become true in time; ``why`` tells what is known
     """
     end = time.monotonic() + deadline_s
+    began = time.monotonic()
     while not is_done():
         if time.monotonic() > end:
             raise errors.Unusable(what, f"not ready after {deadline_s:g} s: {why()[-2000:]}")
-        time.sleep(0.05)
+        pause(began)
+        began = time.monotonic()
+
+
+def pause(began: float) -> None:
+    """Sleep before something is asked once more: who is asked often has no time to get it done.
+
+    :param began: when it was asked last, by the monotonic clock, in seconds; it has just answered
+    """
+    took_s = time.monotonic() - began
+    time.sleep(min(max(SHORTEST_PAUSE_S, 4 * took_s), LONGEST_PAUSE_S))
 
 
 @contextlib.contextmanager

@@ -48,12 +48,16 @@ class Ceph:
         self._port = daemon.port_of(folder, "ceph-mon")
         self.monitor = _Server("ceph-mon", ["ceph-mon", "-i", "a"], self)
         self.osd = _Server("ceph-osd", ["ceph-osd", "-i", "0"], self)
+        self._up: tuple[int | None, int | None] | None = None
 
     def start(self) -> None:
-        """Start the cluster and wait until objects can be written.
+        """Start the cluster, if it does not run, and wait until objects can be written.
 
         :raises errors.Unusable: it does not start
         """
+        if self._up == (self.monitor.pid, self.osd.pid):
+            return  # to ask it takes as long as a test of it
+        self._up = None
         is_new = not self.conf_file.exists()
         if is_new:
             self._make()
@@ -70,6 +74,7 @@ class Ceph:
         # It waits until the object is written.
         probe = ["rados", "--conf", self.conf_file, "--pool", POOL, "put", "probe", self.conf_file]
         runs.tool(probe)
+        self._up = (self.monitor.pid, self.osd.pid)
 
     def stop(self) -> None:
         """Stop the cluster."""

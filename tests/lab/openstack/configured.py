@@ -21,7 +21,7 @@ class Configured(daemon.Daemon):
     def __init__(self, name: str, folder: pathlib.Path) -> None:
         super().__init__(name, folder)
         self.conf_folder = folder / "etc" / name
-        self._changes: ini.Sections = {}
+        self.changes: ini.Sections = {}  #: what its next start adds to its own options
 
     @property
     def conf_file(self) -> pathlib.Path:
@@ -34,7 +34,7 @@ class Configured(daemon.Daemon):
 
     def configure(self) -> None:
         """Write its configuration."""
-        ini.write(self.conf_file, self.sections(), self._changes)
+        ini.write(self.conf_file, self.sections(), self.changes)
 
     @contextlib.contextmanager
     def changed(self, changes: ini.Sections) -> Iterator[None]:
@@ -44,10 +44,10 @@ class Configured(daemon.Daemon):
 
         :raises errors.Unusable: it does not start with them; shows the end of its log
         """
-        before, self._changes = self._changes, changes
+        before, self.changes = self.changes, changes
         try:
             self.restart()
             yield
         finally:
-            self._changes = before
+            self.changes = before
             self.restart()

@@ -32,7 +32,6 @@ def configure(folder: pathlib.Path, url: str) -> list[str]:
 @pytest.fixture
 def link(tmp_path: pathlib.Path) -> Iterator[bus.Bus]:
     made = bus.open_bus("h1", configure(tmp_path, "transport_url = kombu+memory:////"))
-    assert made is not None
     yield made
     made.stop()
 
@@ -53,10 +52,6 @@ class Gate:
         if self.refuses:
             raise oslo_messaging.MessageDeliveryFailure("no broker")
         self.passed.put(message.method)
-
-
-def test_no_broker_is_used_when_none_is_named(tmp_path):
-    assert bus.open_bus("h1", configure(tmp_path, "")) is None
 
 
 def test_unknown_kind_of_broker_is_refused(tmp_path):

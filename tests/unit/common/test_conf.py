@@ -150,10 +150,10 @@ def test_decision_service_and_its_api_warn(tmp_path, of_the_api):
     file = tmp_path / "d.conf"
     file.write_text("[acstor_decision]\nremaps = 5\n[acstor_decision_api]\nauth = none\n")
     code = (
-        "import acstor_decision.cmd, sys; from acstor_decision.cmd import decision;"
+        "from acstor_decision import conf as own;"
         "from acstor_decision.api import conf; from oslo_config import cfg;"
         f"{of_the_api} and conf.register_opts(cfg.CONF);"
-        f"decision.load_conf(['--config-file', {str(file)!r}])"
+        f"own.load(['--config-file', {str(file)!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = [line for line in done.stdout.splitlines() if "there is no" in line]

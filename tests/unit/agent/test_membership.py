@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host's part in its cloud: which hosts have one, and what those alone import."""
+
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from oslo_config import cfg
+
+from acstor_agent import membership
+from acstor_agent import settings
+from acstor_agent.cmd import agent
+from acstor_common import ids
+
+HERE = ids.HostId("h1")
+BROKER = "transport_url = kombu+memory:////"
+ALONE = "[acstor_agent]\nkeep_images = none"
+IMPORTS = """
+import sys
+from acstor_agent import membership
+from acstor_agent.cmd import agent
+membership.prepare(agent.load_conf(["--config-file", sys.argv[1]]))
+print(*sorted({"oslo_messaging", "pyroute2"} & sys.modules.keys()))
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_global_conf() -> Iterator[None]:
+    yield
+    cfg.CONF.reset()
+
+
+def configured(folder: pathlib.Path, text: str) -> pathlib.Path:
+    path = folder / "agent.conf"
+    path.write_text(f"[DEFAULT]\n{text}\n")
+    return path
+
+
+def member(folder: pathlib.Path, text: str, noted: list[str]) -> membership.Membership:
+    conf = agent.load_conf(["--config-file", str(configured(folder, text))])
+    conf.set_override("state_dir", str(folder), "acstor_agent")
+    identity = settings.identity(conf.acstor_agent, HERE)
+    rings = membership.ring_keeper_of(conf.acstor_agent, identity)
+    return membership.Membership(conf, HERE, identity, rings, lambda _, why: noted.append(why))
+
+
+@pytest.mark.parametrize(("text", "has_others"), [("", False), (BROKER, True)])
+async def test_a_host_has_others_where_a_broker_is_named(
+    tmp_path: pathlib.Path, text: str, has_others: bool
+) -> None:
+    noted: list[str] = []
+    made = member(tmp_path, text, noted)
+    assert (made.has_others, noted) == (has_others, [])
+    await made.stop()
+
+
+def test_a_broker_that_makes_no_sense_is_told_and_is_as_none(tmp_path: pathlib.Path) -> None:
+    noted: list[str] = []
+    made = member(tmp_path, "transport_url = pigeon://loft/", noted)
+    assert not made.has_others
+    assert "[DEFAULT] transport_url" in noted[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "imported"),
+    [
+        (ALONE, ""),
+        ("", "pyroute2"),  # to keep images whole it looks at what the host's traffic leaves
+        (f"{BROKER}\n{ALONE}", "oslo_messaging pyroute2"),
+    ],
+)
+def test_workers_have_from_their_fork_what_the_host_uses_and_no_more(
+    tmp_path: pathlib.Path, text: str, imported: str
+) -> None:
+    argv = [sys.executable, "-c", IMPORTS, str(configured(tmp_path, text))]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == imported
