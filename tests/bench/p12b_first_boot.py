@@ -13,7 +13,6 @@ boot says so, and where the rest of the time went; the last one is drawn.  A run
 timelines lack reads that the agent has counted for the image: the share of a part means nothing.
 """
 
-import json
 import os
 import statistics
 import time
@@ -112,8 +111,7 @@ def timeline_of(agent: agents.Agent, image_id: str) -> boot_timeline.Timeline:
 
     :raises errors.Unusable: nothing
     """
-    answer: dict[str, Any] = json.loads(agent.ctl("--json", "timeline", image_id))
-    told = msgspec.convert(answer["timelines"], list[boot_timeline.Timeline])
+    told = agent.timelines(image_id)
     if not told:
         raise errors.Unusable("P12b", "the agent has noted no boot")
     return told[-1]

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the time of a boot went, as a real agent tells it of processes that read as guests do."""
 
-import json
 import os
 import subprocess
 import sys
-from typing import Any
 
-import msgspec
 import pytest
 
 from acstor_common import boot_picture
-from acstor_common import boot_timeline
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
@@ -47,11 +43,6 @@ def image_id(images: local.ImageFolder) -> ids.ImageId:
     return images.add(DATA)
 
 
-def told(agent: agents.Agent, *which: str) -> list[boot_timeline.Timeline]:
-    answer: dict[str, Any] = json.loads(agent.ctl("--json", "timeline", *which))
-    return msgspec.convert(answer["timelines"], list[boot_timeline.Timeline])
-
-
 def reader(agent: agents.Agent, image_id: str, *more: object) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-c", GUEST_OF, agent.image_path(image_id), *map(str, more)]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -78,13 +69,13 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
     with reader(agent, image_id, disk) as booting:
         try:
             assert booting.stdout.readline()
-            hosts.wait_until(lambda: bool(told(agent, SERVER)), "who boots")
-            [boot] = told(agent, SERVER)
-            assert told(agent, image_id) == [boot] and not boot.is_over
+            hosts.wait_until(lambda: bool(agent.timelines(SERVER)), "who boots")
+            [boot] = agent.timelines(SERVER)
+            assert agent.timelines(image_id) == [boot] and not boot.is_over
         finally:
             booting.communicate()
-    hosts.wait_until(lambda: told(agent, SERVER)[0].is_over, "the end of the boot")
-    [boot] = told(agent, SERVER)
+    hosts.wait_until(lambda: agent.timelines(SERVER)[0].is_over, "the end of the boot")
+    [boot] = agent.timelines(SERVER)
     read = agent.status()["images"][image_id]["read"]
     assert boot.bytes["boot"] > 0
     assert boot.bytes == {origin: one["bytes"] for origin, one in read.items() if one["bytes"]}
@@ -99,7 +90,7 @@ def test_boot_of_a_server_is_told_by_where_its_bytes_came_from(images, image_id,
 def test_where_nothing_is_here_the_source_is_what_was_waited_for(images, image_id, start):
     agent = start()
     read_all(agent, image_id)
-    [boot] = told(agent, image_id)
+    [boot] = agent.timelines(image_id)
     waits = {what: waited_s for what, waited_s in boot.waited_s.items() if waited_s}
     assert max(waits, key=waits.__getitem__) == "source"
     assert boot.longest and boot.instance_id == ""
@@ -118,14 +109,14 @@ def test_boot_is_forgotten_with_its_worker_and_the_guest_reads_on(images, image_
     agent = start()
     with open(agent.image_path(image_id), "rb", buffering=0) as file:
         assert os.pread(file.fileno(), len(DATA), 0) == DATA
-        assert len(told(agent)) == 1
+        assert len(agent.timelines()) == 1
         killed = agent.worker_pid()
         hosts.kill(killed)
         hosts.wait_until(lambda: agent.worker_pid() not in (killed, None), "the next worker")
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         assert os.pread(file.fileno(), len(DATA), 0) == DATA
     hosts.wait_until(lambda: agent.is_mounted(), "the mount")
-    assert told(agent) == []
+    assert agent.timelines() == []
 
 
 def test_real_guest_waits_only_where_it_is_told(guest_image_id, start, tmp_path):
@@ -138,8 +129,8 @@ def test_real_guest_waits_only_where_it_is_told(guest_image_id, start, tmp_path)
     guest.make_overlay(disk, path, "raw", path.stat().st_size)
     with guest.Guest(agent.host, disk, cache="writeback") as booted:
         login_s = booted.wait_booted().login_s
-        hosts.wait_until(lambda: bool(told(agent, SERVER)), "who boots")
-    [boot] = told(agent, SERVER)
+        hosts.wait_until(lambda: bool(agent.timelines(SERVER)), "who boots")
+    [boot] = agent.timelines(SERVER)
     assert login_s is not None and boot.opened_s < boot.last_s
     assert boot.bytes["source"] > 10 * geometry.MIB
     assert sum(one.reads for one in boot.slices) == boot.reads

@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 from typing import Self
 
+import msgspec
+
 from acstor_agent import conf
+from acstor_common import boot_timeline
 from acstor_common import errors
 from acstor_common import geometry
 from tests.lab import console
@@ -226,6 +229,11 @@ class Agent:
         """Run ``acstor-agent-ctl`` on the agent's host and return its output."""
         command = BIN / "acstor-agent-ctl"
         return self.host.run([command, "--config-file", self.config_file, *args])
+
+    def timelines(self, *which: str) -> list[boot_timeline.Timeline]:
+        """Return the boots that the agent remembers, of an image, of a server, or all."""
+        answer: dict[str, Any] = json.loads(self.ctl("--json", "timeline", *which))
+        return msgspec.convert(answer["timelines"], list[boot_timeline.Timeline])
 
     def image_path(self, image_id: str) -> pathlib.Path:
         """Return the file under which the agent shows an image."""
