@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 FEW, MANY, UNPREPARED = 200, 10_000, 20
-MOST_BYTES_OF_IMAGE = {"prepare": 500, "check": 500, "reconcile": 4000}
+MOST_BYTES_OF_IMAGE = {"prepare": 500, "check": 500, "reconcile": 2000}
 """What a command may hold more of memory for each image, beside what it always does."""
 COPIED = "copied for a test"
 COPIES = "acstor_test_copies"
