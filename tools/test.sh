@@ -34,7 +34,8 @@ run_tests() {
     local paths=("${FUNCTIONAL[@]}") marks="not openstack" temporary=${TMPDIR:-/tmp}
     case $1 in
         unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit ;;
-        openstack) marks=openstack temporary=/var/tmp ;;
+        openstack) marks="openstack and not nova" temporary=/var/tmp ;;
+        nova) marks=nova temporary=/var/tmp/acstor-nova ;;
     esac
     mkdir -p "$temporary"
     PYTEST_DEBUG_TEMPROOT=$temporary python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
@@ -42,11 +43,15 @@ run_tests() {
 }
 
 # begin NAME [pytest arguments]: run the tests of that name beside what follows, in a process group of
-# their own; it is interrupted when this ends before them, and cleans up then.
+# their own; it is interrupted when this ends before them, and cleans up then. Those of Nova wait for the
+# end of the unit tests: three at a time are enough for two processors.
 declare -A beside=()
 begin() {
     set -m
-    run_tests "$@" >"$LOGS/tests-$1.log" 2>&1 &
+    {
+        [[ $1 != nova || -z ${beside[unit]:-} ]] || tail --pid="${beside[unit]}" --follow /dev/null
+        run_tests "$@"
+    } >"$LOGS/tests-$1.log" 2>&1 &
     set +m
     beside[$1]=$!
     say "the $1 tests run beside the rest; $LOGS/tests-$1.log shows how far they are"
@@ -94,6 +99,7 @@ case $part in
         python -m tests.lab.openstack install || say "no OpenStack: what needs it is skipped"
         wait "$guest" || say "no guest image: what boots a guest is skipped"
         begin openstack "$@"
+        begin nova "$@"
         ;;
 esac
 run_tests "$last" "$@" || last_status=$?
