@@ -49,7 +49,10 @@ declare -A beside=()
 begin() {
     set -m
     {
-        [[ $1 != nova || -z ${beside[unit]:-} ]] || tail --pid="${beside[unit]}" --follow /dev/null
+        if [[ $1 == nova && -n ${beside[unit]:-} ]]; then
+            # Who starts this in the background has it ignore interrupts; this one must not.
+            env --default-signal=INT tail --pid="${beside[unit]}" --follow /dev/null || exit
+        fi
         run_tests "$@"
     } >"$LOGS/tests-$1.log" 2>&1 &
     set +m
