@@ -15,8 +15,6 @@ import uuid
 from collections.abc import Callable
 from collections.abc import Iterator
 
-from tooz import coordination
-
 from acstor_common import errors
 from acstor_common import ids
 
@@ -76,6 +74,9 @@ class Claims:
 
     @contextlib.contextmanager
     def _locked(self, image_id: ids.ImageId) -> Iterator[bool]:
+        # It takes a third of the start of a command, and most commands claim nothing.
+        from tooz import coordination
+
         with _translated(self._url):
             coordinator = coordination.get_coordinator(self._url, uuid.uuid4().bytes)
             coordinator.start(start_heart=True)

@@ -28,7 +28,11 @@ MARKERS = {
     "allow_log": "allow_log(regex): a warning or error that the test may log",
 }
 pytest_plugins = ["tests.lab.fixtures"]
-OPENSTACK = "openstack: a test that needs its services; tools/test.sh runs these beside the others"
+LANES = (
+    "openstack: a test that needs its services; tools/test.sh runs these beside the others",
+    "nova: one of those that needs its compute hosts, too; they have a cloud of their own there",
+)
+COMPUTE = {"nova", "cluster"}  # fixtures
 HAS_PASSED = pytest.StashKey[bool]()
 
 # How fast inputs come says more about the machine than about the code: the first run in a fresh
@@ -43,15 +47,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for line in (*MARKERS.values(), OPENSTACK):
+    for line in (*MARKERS.values(), *LANES):
         config.addinivalue_line("markers", line)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "openstack_lab" in getattr(item, "fixturenames", ()):
+        names = set(getattr(item, "fixturenames", ()))
+        if "openstack_lab" in names:
             item.add_marker("openstack")
+            if names & COMPUTE:
+                item.add_marker("nova")
 
 
 @pytest.hookimpl(wrapper=True)

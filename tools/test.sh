@@ -11,6 +11,7 @@ cd "$ROOT"
 
 UNIT=(acstor_common acstor_agent/core acstor_decision/core acstor_simulator tests/unit tests/contract tests/security/fuzz)
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
+declare -A AFTER=([nova]=unit [faults]=openstack) # three at a time are enough for two processors
 
 part=all
 case ${1:-} in
@@ -34,7 +35,10 @@ run_tests() {
     local paths=("${FUNCTIONAL[@]}") marks="not openstack" temporary=${TMPDIR:-/tmp}
     case $1 in
         unit) paths=("${UNIT[@]}") temporary=$temporary/acstor-unit ;;
-        openstack) marks=openstack temporary=/var/tmp ;;
+        functional) paths=("${FUNCTIONAL[@]:0:1}") ;;
+        faults) paths=("${FUNCTIONAL[@]:1}") temporary=$temporary/f ;; # sockets have short paths
+        openstack) marks="openstack and not nova" temporary=/var/tmp ;;
+        nova) marks=nova temporary=/var/tmp/acstor-nova ;;
     esac
     mkdir -p "$temporary"
     PYTEST_DEBUG_TEMPROOT=$temporary python -m pytest -m "$marks" -o cache_dir=".pytest_cache/$1" \
@@ -42,11 +46,19 @@ run_tests() {
 }
 
 # begin NAME [pytest arguments]: run the tests of that name beside what follows, in a process group of
-# their own; it is interrupted when this ends before them, and cleans up then.
+# their own, after those that AFTER names; it is interrupted when this ends before them, and cleans up
+# then.
 declare -A beside=()
 begin() {
+    local first=${beside[${AFTER[$1]:-none}]:-}
     set -m
-    run_tests "$@" >"$LOGS/tests-$1.log" 2>&1 &
+    {
+        if [[ -n $first ]]; then
+            # Who starts this in the background has it ignore interrupts; this one must not.
+            env --default-signal=INT tail --pid="$first" --follow /dev/null || exit
+        fi
+        run_tests "$@"
+    } >"$LOGS/tests-$1.log" 2>&1 &
     set +m
     beside[$1]=$!
     say "the $1 tests run beside the rest; $LOGS/tests-$1.log shows how far they are"
@@ -94,6 +106,8 @@ case $part in
         python -m tests.lab.openstack install || say "no OpenStack: what needs it is skipped"
         wait "$guest" || say "no guest image: what boots a guest is skipped"
         begin openstack "$@"
+        begin nova "$@"
+        begin faults "$@"
         ;;
 esac
 run_tests "$last" "$@" || last_status=$?

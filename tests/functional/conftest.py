@@ -86,6 +86,25 @@ def glance(keystone_glance: cloud.Cloud) -> Iterator[uploads.Images]:
         tester.clean_up()
 
 
+@pytest.fixture(scope="module")
+def image_services(openstack_lab: cloud.Cloud) -> cloud.Cloud:
+    """Keystone and Glance, for what else a module has them do until it ends."""
+    if not installed.is_ready():
+        pytest.skip(f"the services of OpenStack are not installed: {installed.REMEDY}")
+    openstack_lab.start_image_services()
+    return openstack_lab
+
+
+@pytest.fixture(scope="module")
+def importing(
+    image_services: cloud.Cloud, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[pathlib.Path]:
+    """Return the state folder of a Glance that prepares what is imported, until the module ends."""
+    folder = tmp_path_factory.mktemp("importing")
+    with image_services.glance.changed(acstor_glance.plugin_sections(image_services, folder)):
+        yield folder
+
+
 @pytest.fixture
 def listen(
     glance: uploads.Images, tmp_path: pathlib.Path

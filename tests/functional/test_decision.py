@@ -7,9 +7,11 @@ an instance that leads, nobody drained.
 
 import contextlib
 import json
+import os
 import pathlib
 import random
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -479,3 +481,21 @@ def test_a_worker_that_starts_without_the_broker_goes_on_with_the_last_table(clo
         cloud.rabbit.wait_ready()
         cloud.change("drain", "h1")
     cloud.change("enable", "h1")
+
+
+def test_guests_are_served_while_an_agent_that_ends_waits_for_a_broker_that_hangs(
+    cloud: Cloud,
+) -> None:
+    agent, data = cloud.agents["h3"], local.random_bytes(4 << 20, seed=41)
+    stops = f"worker {agent.worker_pid()} stops"
+    with agent.image_path(cloud.images.add(data)).open("rb", buffering=0) as guest:
+        cloud.rabbit.signal(signal.SIGSTOP)
+        try:
+            agent.ask_to_end()
+            wait(lambda: stops in agent.log(), stops, agent.log)
+            assert os.pread(guest.fileno(), 4096, 2 << 20) == data[2 << 20 :][:4096]
+        finally:
+            cloud.rabbit.signal(signal.SIGCONT)
+    agent.stop()
+    agent.start()
+    agent.wait_ready()

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 from openstack import exceptions
@@ -26,6 +27,7 @@ from tests.lab import runs
 from tests.lab import tuned
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
+from tests.lab.openstack import cloud
 from tests.lab.openstack import glance as glance_service
 from tests.lab.openstack import uploads
 
@@ -47,27 +49,6 @@ def put_nothing(glance: uploads.Images, image_id: str, where: str) -> None:
     octets = {"Content-Type": "application/octet-stream"}
     answer = glance.tenant.put(f"/images/{image_id}/{where}", data=b"", headers=octets)
     assert answer.status_code == 204, answer.text
-
-
-def test_empty_images_are_refused_whichever_way_they_came(
-    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
-) -> None:
-    listener = listen()
-    uploaded_id = glance.create().id
-    put_nothing(glance, uploaded_id, "file")
-    with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path / "spool")):
-        imported = glance.create()
-        put_nothing(glance, imported.id, "stage")
-        glance.tenant.import_image(imported)
-        glance.wait(imported.id, glance_service.is_imported, "the import")
-        for image_id in (uploaded_id, imported.id):
-            record = glance.wait_state(image_id, "refused")
-            assert (record["status"], record["size"]) == ("active", 0)
-            assert record["acstor_message"] == "it is empty"
-    assert glance.artefacts() == []
-    listener.stop()
-    rows = uploads.manage(listener, "verify", uploaded_id, imported.id)
-    assert {(row["state"], row["fault"]) for row in rows} == {("refused", "")}
 
 
 def test_every_format_that_is_not_served_is_refused_by_its_name(
@@ -210,47 +191,6 @@ def keep_writing(path: pathlib.Path, is_over: threading.Event) -> None:
         time.sleep(0.001)
 
 
-def test_staged_file_that_changes_is_left_to_the_listener_which_hashes_what_was_stored(
-    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
-) -> None:
-    image = glance.create()
-    is_over = threading.Event()
-    with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path / "spool")):
-        glance.tenant.stage_image(image, data=uploads.some_bytes(chunks=512, seed=71))
-        staged = glance.lab.glance.data / "staging" / image.id
-        with uploads.threaded(lambda: keep_writing(staged, is_over)):
-            try:
-                glance.tenant.import_image(image)
-                glance.wait_state(image.id, "failed")
-            finally:
-                is_over.set()
-        record = glance.wait(image.id, glance_service.is_imported, "the import")
-        assert "changed while it was read" in record["acstor_message"]
-        assert glance.artefacts() == []
-        listen()
-        glance.wait_state(image.id)
-        stored = (glance.lab.glance.images / image.id).read_bytes()
-        assert b"other bytes" in stored
-        glance.check_chunk_map(image.id, stored)
-
-
-@pytest.mark.parametrize("is_in_file_store", [False, True], ids=["api", "file-store"])
-def test_sparse_image_gets_its_chunk_map_by_either_way_to_its_bytes(
-    glance: uploads.Images, listen: Listen, *, is_in_file_store: bool
-) -> None:
-    data = bytearray(uploads.some_bytes(chunks=1024, seed=72))
-    data[8 * uploads.CHUNK : 1000 * uploads.CHUNK] = bytes(992 * uploads.CHUNK)
-    options = {"file_store_dirs": glance.lab.glance.images} if is_in_file_store else {}
-    with glance.lab.glance.changed({"fs": {"filesystem_thin_provisioning": True}}):
-        listener = listen(**options)
-        image_id = glance.upload(bytes(data))
-        glance.wait_state(image_id)
-        stored = (glance.lab.glance.images / image_id).stat()
-        assert stored.st_blocks * 512 < len(data) // 4
-        glance.check_chunk_map(image_id, bytes(data))
-        assert uploads.metric(listener, "acstor_glance_hashed_bytes_total") == len(data)
-
-
 def test_file_in_the_store_that_is_not_what_glance_hashed_is_refused(
     glance: uploads.Images, listen: Listen
 ) -> None:
@@ -264,3 +204,73 @@ def test_file_in_the_store_that_is_not_what_glance_hashed_is_refused(
     assert "its bytes do not have the sha512 that Glance says" in said
     assert glance.artefacts_of(image_id) == []
     assert "do not have the sha512" in listener.log()
+
+
+# The last ones of the module: from here on Glance leaves holes in its files, and then it prepares
+# what is imported
+
+
+@pytest.fixture(scope="module")
+def thin(image_services: cloud.Cloud) -> Iterator[None]:
+    """Let Glance leave holes where an image has zeros, until the module ends."""
+    with image_services.glance.changed({"fs": {"filesystem_thin_provisioning": True}}):
+        yield
+
+
+@pytest.mark.parametrize("is_in_file_store", [False, True], ids=["api", "file-store"])
+def test_sparse_image_gets_its_chunk_map_by_either_way_to_its_bytes(
+    thin: None, glance: uploads.Images, listen: Listen, *, is_in_file_store: bool
+) -> None:
+    data = bytearray(uploads.some_bytes(chunks=1024, seed=72))
+    data[8 * uploads.CHUNK : 1000 * uploads.CHUNK] = bytes(992 * uploads.CHUNK)
+    options = {"file_store_dirs": glance.lab.glance.images} if is_in_file_store else {}
+    listener = listen(**options)
+    image_id = glance.upload(bytes(data))
+    glance.wait_state(image_id)
+    stored = (glance.lab.glance.images / image_id).stat()
+    assert stored.st_blocks * 512 < len(data) // 4
+    glance.check_chunk_map(image_id, bytes(data))
+    assert uploads.metric(listener, "acstor_glance_hashed_bytes_total") == len(data)
+
+
+def test_empty_images_are_refused_whichever_way_they_came(
+    importing: pathlib.Path, glance: uploads.Images, listen: Listen
+) -> None:
+    listener = listen()
+    uploaded_id = glance.create().id
+    put_nothing(glance, uploaded_id, "file")
+    imported = glance.create()
+    put_nothing(glance, imported.id, "stage")
+    glance.tenant.import_image(imported)
+    glance.wait(imported.id, glance_service.is_imported, "the import")
+    for image_id in (uploaded_id, imported.id):
+        record = glance.wait_state(image_id, "refused")
+        assert (record["status"], record["size"]) == ("active", 0)
+        assert record["acstor_message"] == "it is empty"
+    assert glance.artefacts() == []
+    listener.stop()
+    rows = uploads.manage(listener, "verify", uploaded_id, imported.id)
+    assert {(row["state"], row["fault"]) for row in rows} == {("refused", "")}
+
+
+def test_staged_file_that_changes_is_left_to_the_listener_which_hashes_what_was_stored(
+    importing: pathlib.Path, glance: uploads.Images, listen: Listen
+) -> None:
+    image = glance.create()
+    is_over = threading.Event()
+    glance.tenant.stage_image(image, data=uploads.some_bytes(chunks=512, seed=71))
+    staged = glance.lab.glance.data / "staging" / image.id
+    with uploads.threaded(lambda: keep_writing(staged, is_over)):
+        try:
+            glance.tenant.import_image(image)
+            glance.wait_state(image.id, "failed")
+        finally:
+            is_over.set()
+    record = glance.wait(image.id, glance_service.is_imported, "the import")
+    assert "changed while it was read" in record["acstor_message"]
+    assert glance.artefacts() == []
+    listen()
+    glance.wait_state(image.id)
+    stored = (glance.lab.glance.images / image.id).read_bytes()
+    assert b"other bytes" in stored
+    glance.check_chunk_map(image.id, stored)

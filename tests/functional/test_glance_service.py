@@ -45,45 +45,6 @@ def test_plain_upload_gets_a_chunk_map_and_loses_it_with_the_image(
     )
 
 
-def test_import_publishes_the_chunk_map_without_a_listener(
-    glance: uploads.Images, tmp_path: pathlib.Path
-) -> None:
-    data = uploads.some_bytes(seed=2)
-    with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path)):
-        image_id = glance.import_staged(data)
-        glance.wait_state(image_id)
-        glance.check_chunk_map(image_id, data)
-        assert list((tmp_path / "maps").iterdir()) == []
-
-
-def test_qcow2_image_gets_the_chunk_map_of_what_a_guest_reads(
-    glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
-) -> None:
-    data = uploads.some_bytes(seed=26)
-    stored = uploads.qcow2(tmp_path, data)
-    with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path)):
-        imported_id = glance.import_staged(stored, disk_format="qcow2")
-        glance.wait_state(imported_id)
-        glance.check_chunk_map(imported_id, data)
-    listen()
-    uploaded_id = glance.upload(stored, disk_format="qcow2")
-    glance.wait_state(uploaded_id)
-    glance.check_chunk_map(uploaded_id, data)
-
-
-def test_plugin_refuses_what_is_not_served_and_the_import_goes_on(
-    glance: uploads.Images, tmp_path: pathlib.Path
-) -> None:
-    with glance.lab.glance.changed(acstor_glance.plugin_sections(glance.lab, tmp_path)):
-        image_id = glance.import_staged(uploads.vdi(tmp_path), disk_format="vdi")
-        record = glance.wait_state(image_id, "refused")
-        assert "its disk format is vdi" in record["acstor_message"]
-        misnamed_id = glance.import_staged(uploads.qcow2(tmp_path, uploads.some_bytes()))
-        record = glance.wait_state(misnamed_id, "refused")
-        assert "its format is qcow2" in record["acstor_message"]
-    assert glance.artefacts() == []
-
-
 def test_listener_publishes_what_the_plugin_left_under_protected_properties(
     glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
 ) -> None:
@@ -176,3 +137,42 @@ def test_purge_removes_everything(
     for purged in (refused_id, image_id):
         record = glance.record(purged)
         assert [name for name in record if name.startswith(artefacts.PREFIX)] == []
+
+
+# The last ones of the module: from here on Glance prepares what is imported
+
+
+def test_import_publishes_the_chunk_map_without_a_listener(
+    importing: pathlib.Path, glance: uploads.Images
+) -> None:
+    data = uploads.some_bytes(seed=2)
+    image_id = glance.import_staged(data)
+    glance.wait_state(image_id)
+    glance.check_chunk_map(image_id, data)
+    assert list((importing / "maps").iterdir()) == []
+
+
+def test_qcow2_image_gets_the_chunk_map_of_what_a_guest_reads(
+    importing: pathlib.Path, glance: uploads.Images, listen: Listen, tmp_path: pathlib.Path
+) -> None:
+    data = uploads.some_bytes(seed=26)
+    stored = uploads.qcow2(tmp_path, data)
+    imported_id = glance.import_staged(stored, disk_format="qcow2")
+    glance.wait_state(imported_id)
+    glance.check_chunk_map(imported_id, data)
+    listen()
+    uploaded_id = glance.upload(stored, disk_format="qcow2")
+    glance.wait_state(uploaded_id)
+    glance.check_chunk_map(uploaded_id, data)
+
+
+def test_plugin_refuses_what_is_not_served_and_the_import_goes_on(
+    importing: pathlib.Path, glance: uploads.Images, tmp_path: pathlib.Path
+) -> None:
+    image_id = glance.import_staged(uploads.vdi(tmp_path), disk_format="vdi")
+    record = glance.wait_state(image_id, "refused")
+    assert "its disk format is vdi" in record["acstor_message"]
+    misnamed_id = glance.import_staged(uploads.qcow2(tmp_path, uploads.some_bytes()))
+    record = glance.wait_state(misnamed_id, "refused")
+    assert "its format is qcow2" in record["acstor_message"]
+    assert glance.artefacts() == []

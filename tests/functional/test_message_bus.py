@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real broker that refuses us at first: its operator makes our user while we run."""
+"""A real broker: it refuses us at first, and is let go of when we end."""
 
 import pathlib
 import queue
+import time
 from collections.abc import Iterator
 
 import oslo_messaging
@@ -17,18 +18,38 @@ from tests.lab import runs
 from tests.lab.openstack import rabbitmq as rabbitmq_lab
 
 WAIT_S = 60.0
+IDLE_S = 5.0
+"""From then on it looks every 4 s, and later every 5 s, whether it is to end."""
 
 
 @pytest.fixture
-def conf(tmp_path: pathlib.Path, rabbitmq: rabbitmq_lab.RabbitMQ) -> Iterator[cfg.ConfigOpts]:
+def conf(
+    request: pytest.FixtureRequest, tmp_path: pathlib.Path, rabbitmq: rabbitmq_lab.RabbitMQ
+) -> Iterator[cfg.ConfigOpts]:
     path = tmp_path / "acstor-glance.conf"
-    url = rabbitmq.url.replace("guest:guest", "late:secret")
+    url = rabbitmq.url.replace("guest:guest", request.param)
     path.write_text(f"[DEFAULT]\ntransport_url = {url}\n")
     cfg.CONF(["--config-file", str(path)], project="acstor")
     yield cfg.CONF
     cfg.CONF.reset()
 
 
+@pytest.mark.parametrize("conf", ["guest:guest"], indirect=True)
+def test_a_listener_that_hears_nothing_lets_go_of_the_broker_at_once(
+    conf: cfg.ConfigOpts, rabbitmq: rabbitmq_lab.RabbitMQ
+) -> None:
+    server = bus_server.BusServer(conf, {})
+    server.start()
+    runs.wait_for(lambda: server._server is not None, WAIT_S, "the server", rabbitmq.log)
+    assert any(name.startswith(trace_message.TOPIC) for name in rabbitmq.heard())
+    time.sleep(IDLE_S)
+    began = time.monotonic()
+    server.stop()()
+    assert time.monotonic() - began < IDLE_S / 2
+    assert not any(name.startswith(trace_message.TOPIC) for name in rabbitmq.heard())
+
+
+@pytest.mark.parametrize("conf", ["late:secret"], indirect=True)
 @pytest.mark.expect_log("cannot listen to acstor-glance on the message bus yet: .*ACCESS_REFUSED")
 @pytest.mark.allow_log("cannot listen to acstor-glance on the message bus yet: .*NOT_ALLOWED")
 def test_a_listener_whom_the_broker_refuses_hears_once_it_is_let_in(
@@ -53,5 +74,5 @@ def test_a_listener_whom_the_broker_refuses_hears_once_it_is_let_in(
         assert heard.get(timeout=WAIT_S) == {"image": "one"}
         transport.cleanup()
     finally:
-        server.stop()
+        server.stop()()
         rabbitmq.control("delete_user", "late")

@@ -137,61 +137,6 @@ def test_bad_token_gets_nothing_where_its_check_is_left_to_the_application(
         lenient.stop()
 
 
-class Forgetful(acstor_gateway.Gateway):
-    """A gateway that remembers nothing of what Glance and Keystone said."""
-
-    def __init__(self, lab: cloud.Cloud, folder: pathlib.Path) -> None:
-        super().__init__(lab, folder, remember_s=0)
-
-    def sections(self) -> ini.Sections:
-        return ini.merged(super().sections(), {"keystone_authtoken": {"token_cache_time": -1}})
-
-
-@pytest.fixture
-def forgetful(place, tmp_path):
-    changes = {"keystone_authtoken": {"token_cache_time": -1}}
-    with place.lab.glance.changed(ini.merged(place.stores(), changes)):
-        made = Forgetful(place.lab, tmp_path)
-        made.start()
-        try:
-            made.wait_ready()
-            yield made
-        finally:
-            made.stop()
-
-
-def test_revoked_token_reads_nothing_more(place, forgetful):
-    image_id = place.upload("s3")
-    token = place.token("tenant")
-    assert place.read(image_id, token=token, at=forgetful).status_code == 206
-    own = {"X-Auth-Token": token, "X-Subject-Token": token}
-    where = f"{place.lab.keystone.auth_url}/auth/tokens"
-    requests.delete(where, headers=own, timeout=30).raise_for_status()
-    time.sleep(1.1)  # Keystone's times of revocation are whole seconds
-    assert place.read(image_id, token=token, at=forgetful).status_code == 401
-
-
-def test_who_is_no_member_any_more_reads_on_no_longer_than_is_said(place, forgetful):
-    """At once where nothing is remembered; else for remember_s."""
-    image_id = place.upload("s3", visibility="shared")
-    member = place.lab.session("stranger").get_project_id()
-    path = f"/v2/images/{image_id}/members"
-    place.ask("tenant", "POST", path, json={"member": member}).raise_for_status()
-    token = place.token("stranger")
-    for at in (forgetful, place.gateway):
-        assert place.read(image_id, token=token, at=at).status_code == 206
-    began_s = time.monotonic()
-    place.ask("tenant", "DELETE", f"{path}/{member}").raise_for_status()
-    said(place.read(image_id, token=token, at=forgetful), 404)
-    runs.wait_for(
-        lambda: place.read(image_id, token=token).status_code == 404,
-        image_stores.REMEMBER_S + 15,
-        "the end of what is remembered",
-        place.gateway.log,
-    )
-    assert time.monotonic() - began_s < image_stores.REMEMBER_S + 15
-
-
 # What is asked
 
 
@@ -325,3 +270,62 @@ def test_slow_clients_hold_up_nobody_behind_what_takes_in_requests_and_answers(
     for request, receive_bytes in ((whole[:-3], None), (whole, 4096)):
         with links(front, request, receive_bytes):
             runs.wait_for(is_read, 20, "an answer", place.gateway.log)
+
+
+# What is remembered; the last ones of the module, for which Glance remembers no tokens
+
+
+class Forgetful(acstor_gateway.Gateway):
+    """A gateway that remembers nothing of what Glance and Keystone said."""
+
+    def __init__(self, lab: cloud.Cloud, folder: pathlib.Path) -> None:
+        super().__init__(lab, folder, remember_s=0)
+
+    def sections(self) -> ini.Sections:
+        return ini.merged(super().sections(), {"keystone_authtoken": {"token_cache_time": -1}})
+
+
+@pytest.fixture(scope="module")
+def forgetful(all_stores, tmp_path_factory):
+    all_stores.start()
+    changes = {"keystone_authtoken": {"token_cache_time": -1}}
+    with all_stores.lab.glance.changed(ini.merged(all_stores.stores(), changes)):
+        made = Forgetful(all_stores.lab, tmp_path_factory.mktemp("forgetful"))
+        made.start()
+        try:
+            made.wait_ready()
+            yield made
+        finally:
+            made.stop()
+
+
+def test_revoked_token_reads_nothing_more(place, forgetful):
+    image_id = place.upload("s3")
+    token = place.token("tenant")
+    assert place.read(image_id, token=token, at=forgetful).status_code == 206
+    own = {"X-Auth-Token": token, "X-Subject-Token": token}
+    where = f"{place.lab.keystone.auth_url}/auth/tokens"
+    requests.delete(where, headers=own, timeout=30).raise_for_status()
+    time.sleep(1.1)  # Keystone's times of revocation are whole seconds
+    assert place.read(image_id, token=token, at=forgetful).status_code == 401
+
+
+def test_who_is_no_member_any_more_reads_on_no_longer_than_is_said(place, forgetful):
+    """At once where nothing is remembered; else for remember_s."""
+    image_id = place.upload("s3", visibility="shared")
+    member = place.lab.session("stranger").get_project_id()
+    path = f"/v2/images/{image_id}/members"
+    place.ask("tenant", "POST", path, json={"member": member}).raise_for_status()
+    token = place.token("stranger")
+    for at in (forgetful, place.gateway):
+        assert place.read(image_id, token=token, at=at).status_code == 206
+    began_s = time.monotonic()
+    place.ask("tenant", "DELETE", f"{path}/{member}").raise_for_status()
+    said(place.read(image_id, token=token, at=forgetful), 404)
+    runs.wait_for(
+        lambda: place.read(image_id, token=token).status_code == 404,
+        image_stores.REMEMBER_S + 15,
+        "the end of what is remembered",
+        place.gateway.log,
+    )
+    assert time.monotonic() - began_s < image_stores.REMEMBER_S + 15

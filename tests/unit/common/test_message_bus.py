@@ -43,6 +43,7 @@ class Refusing:
         if self._refusals:
             raise self._refusals.pop(0)
         self._server.start()
+        self.stop, self.wait = self._server.stop, self._server.wait
 
 
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: no broker")
@@ -61,7 +62,8 @@ def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkey
 
     monkeypatch.setattr(oslo_messaging, "get_rpc_server", refusing_server)
     target = oslo_messaging.Target(topic="lighthouses", server="h1")
-    assert message_bus.serve(transport, target, endpoint, threading.Event()) is not None
+    served = message_bus.serve(transport, target, endpoint, threading.Event())
+    assert served is not None
     assert len(made) == 5
     assert len(watched_log.messages) == 2, "each reason is logged once"
     try:
@@ -69,8 +71,36 @@ def test_a_server_that_cannot_start_is_started_again_and_hears(transport, monkey
         client.cast({}, "lit", payload=1)
         assert heard.wait(WAIT_S)
     finally:
-        made[-1].stop()
-        made[-1].wait()
+        served.close()
+
+
+@pytest.mark.expect_log("message lit is of no use: dark")
+def test_what_was_heard_before_a_server_is_closed_is_seen_to(transport):
+    heard, seen = threading.Event(), []
+
+    def see(payload: object) -> None:
+        heard.set()
+        time.sleep(0.5)
+        seen.append(payload)
+        raise ValueError("dark")
+
+    target = oslo_messaging.Target(topic="lamps", server="h1")
+    endpoint = message_bus.Endpoint({"lit": see}, time.monotonic)
+    served = message_bus.serve(transport, target, endpoint, threading.Event())
+    assert served is not None
+    oslo_messaging.get_rpc_client(transport, target).cast({}, "lit", payload=1)
+    assert heard.wait(WAIT_S)
+    message_bus.let_go(served.close)()
+    assert seen == [1]
+
+
+def test_a_broker_that_is_waited_for_keeps_nobody_from_leaving(monkeypatch):
+    monkeypatch.setattr(message_bus, "STOP_WAIT_S", 0.1)
+    hangs = threading.Event()
+    began = time.monotonic()
+    message_bus.let_go(lambda: hangs.wait(WAIT_S))()
+    assert time.monotonic() - began < WAIT_S / 2
+    hangs.set()
 
 
 @pytest.mark.expect_log("cannot listen to lighthouses on the message bus yet: no broker")
