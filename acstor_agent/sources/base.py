@@ -38,6 +38,8 @@ class BlobKind(enum.Enum):
     BOOT_IMAGE = ".acboot"
 
 
+ARTEFACTS = frozenset({BlobKind.CHUNK_MAP, BlobKind.BOOT_IMAGE})
+
 AT_BOOT_IMAGE = 1 << 62
 """Where hosts that talk of an image place its boot image: no image is that long."""
 
@@ -126,7 +128,7 @@ Told = Callable[[Answers], None]
 class Seen(NamedTuple):
     """What a place has of a blob.
 
-    :param stamp: is another one when another blob has taken this one's place
+    :param stamp: of an artefact, is another one when another one has taken its place
     """
 
     size_bytes: int
@@ -168,9 +170,11 @@ class Source(abc.ABC):
         """Return what the place has now, for guests that read it already, on whatever host.
 
         The place is asked, whatever is remembered of it; reads that follow are of what is there.
+        An artefact ends with its hash, which tells it from others; the end of an image tells
+        nothing, and is not read.
         """
         size_bytes = await self.size_bytes(blob)
-        length = min(size_bytes, TAIL_BYTES)
+        length = min(size_bytes, TAIL_BYTES) if blob.kind in ARTEFACTS else 0
         tail = await self.read(blob, size_bytes - length, length)
         return Seen(size_bytes, tail.hex())
 
