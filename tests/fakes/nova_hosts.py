@@ -419,16 +419,13 @@ def wait_started(host: compute.Compute) -> None:
 
 
 def configure(wanted: Mapping[compute.Compute, ini.Sections]) -> None:
-    """Let nova-compute have these options on each host; one that runs with them is left alone."""
-    others = [host for host, options in wanted.items() if not host.pid or host.changes != options]
+    """Let nova-compute have these options on each host; it is stopped where it runs with others."""
+    others = [host for host, options in wanted.items() if host.changes != options]
     for host in others:
         host.request_stop()
     for host in others:
         host.stop()
         host.changes = wanted[host]
-        host.start()
-    for host in wanted:
-        wait_started(host)
 
 
 def wait_heard(lab: cloud.Cloud) -> None:
@@ -466,4 +463,8 @@ def running(lab: cloud.Cloud, sources: str = "glance") -> Iterator[NovaHosts]:
             )
             found.append(Host(host, agent))
         configure({host.compute: nova_options(host.agent) for host in found})
+        for host in lab.computes:
+            host.start()
+        for host in lab.computes:
+            wait_started(host)
         yield NovaHosts(lab, found, images)

@@ -70,8 +70,8 @@ def keystone_glance(openstack_lab: cloud.Cloud) -> cloud.Cloud:
 @pytest.fixture
 def nova(keystone_glance: cloud.Cloud) -> cloud.Cloud:
     """All of the OpenStack: Nova with two compute hosts beside Keystone and Glance."""
-    keystone_glance.start_compute_services()
     nova_hosts.configure({host: {} for host in keystone_glance.computes})
+    keystone_glance.start_compute_services()
     return keystone_glance
 
 
