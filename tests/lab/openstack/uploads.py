@@ -200,7 +200,7 @@ def manage(listener: acstor_glance.Listener, *words: str, status: int = 0) -> li
         timeout=DEADLINE_S,
         check=False,
     )
-    assert done.returncode == status, done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
