@@ -25,6 +25,8 @@ from typing import IO
 from typing import Any
 
 from acstor_common import ids
+from acstor_glance import boot_images
+from acstor_glance import boot_ways
 from acstor_glance import images as glance_images
 from acstor_glance import preparer
 from acstor_glance.cmd import manage
@@ -98,7 +100,8 @@ class Images:
         own = acstor_glance.options(lab, folder, file_store_dirs=lab.glance.images)
         ini.write(conf_file, {"acstor_glance": own})
         conf = manage.load_conf(str(conf_file))
-        self._preparer = preparer.Preparer(glance_images.connect(conf), conf)
+        self._glance, self._conf = glance_images.connect(conf), conf
+        self._preparer = preparer.Preparer(self._glance, conf)
 
     def add(self, data: bytes | IO[bytes], disk_format: str = "raw", **facts: str) -> str:
         """Upload an image that no agent can show yet; return its id."""
@@ -123,6 +126,12 @@ class Images:
         """Give an image its chunk map."""
         assert self._preparer.handle(ids.parse_image_id(image_id)) == preparer.Outcome.PREPARED
         return image_id
+
+    def build_boot_image(self, image_id: str) -> None:
+        """Give an image with a chunk map its boot image, as the listener does soon after it."""
+        ways = boot_ways.Ways(builds=True, records=False)
+        builder = boot_images.BootImages(self._glance, self._conf, ways)
+        assert builder.make(ids.parse_image_id(image_id))
 
     def _given(self, image_id: str, status: int) -> list[int]:
         return given(self._lab.glance.log(), image_id, status)
