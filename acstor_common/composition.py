@@ -142,40 +142,37 @@ def _changed(table: changes.Table) -> Iterator[_Segment]:
 
 def _of_base(disk: Disk) -> Iterator[_Segment]:
     """Yield what the base has of the disk; what is not compressed is joined."""
-    at = stop = 0
+    run: _Segment | None = None
     for extent in disk.base.extents():
         if extent.at >= disk.virtual_size:
             break
         length = min(extent.length, disk.virtual_size - extent.at)
-        is_packed = extent.codec is not layout.Codec.STORED
-        if stop > at and (is_packed or extent.at != stop):
-            yield _Segment(at, stop - at, _From.BASE)
-            at = stop
-        if is_packed:
-            yield _Segment(extent.at, length, _From.BASE, extent)
-            at = stop = extent.at + length
+        packed = None if extent.codec is layout.Codec.STORED else extent
+        if run and not run.packed and not packed and extent.at == run.stop:
+            run = run._replace(length=run.length + length)
         else:
-            at, stop = (at if stop > at else extent.at), extent.at + length
-    if stop > at:
-        yield _Segment(at, stop - at, _From.BASE)
+            if run:
+                yield run
+            run = _Segment(extent.at, length, _From.BASE, packed)
+    if run:
+        yield run
 
 
 def _runs(disk: Disk) -> Iterator[qcow2_writer.Run]:
     """Yield the clusters that have anything."""
     size = disk.base.cluster_bytes
-    start = stop = 0
+    run: qcow2_writer.Run | None = None
     for segment in _segments(disk):
         packed = _carried(segment, disk)
-        first, last = segment.at // size * size, -(-segment.stop // size) * size
-        if stop > start and (packed or first > stop):
-            yield qcow2_writer.Run(start, stop - start)
-        if packed:
-            yield qcow2_writer.Run(first, size, packed.stored_bytes)
-            start = stop = last
+        first, stop = segment.at // size * size, -(-segment.stop // size) * size
+        if run and not run.packed_bytes and not packed and first <= run.at + run.length:
+            run = run._replace(length=stop - run.at)
         else:
-            start, stop = (start if first <= stop and stop > start else first), last
-    if stop > start:
-        yield qcow2_writer.Run(start, stop - start)
+            if run:
+                yield run
+            run = qcow2_writer.Run(first, stop - first, packed.stored_bytes if packed else 0)
+    if run:
+        yield run
 
 
 def _carried(segment: _Segment, disk: Disk) -> layout.Extent | None:
