@@ -4,7 +4,6 @@
 import blake3
 
 from acstor_common import changes
-from acstor_common import composition
 from acstor_common import errors
 from acstor_common import qcow2
 from acstor_common import qcow2_header
@@ -105,13 +104,14 @@ COMPOSED_LIMIT = 8 << 20
 
 
 def _composed(data: bytes) -> bytes | None:
-    """Compose a file on a base; one that would be long is not made, as its length is known."""
+    """Compose a file on a base, as far as it is not long."""
     base = qcow2.Qcow2(qcow2_files.Bytes(data), COMPOSED_LIMIT)
-    received = changed_disks.Received(_stream(FOUND))
-    composed = composition.as_qcow2(received.disk(base), received.read)
-    if composed.file_bytes > COMPOSED_LIMIT:
-        return None
-    return b"".join(composed.parts)
+    file = bytearray()
+    for part in changed_disks.compose(_stream(FOUND), base, "qcow2"):
+        file += part
+        if len(file) > COMPOSED_LIMIT:
+            return None
+    return bytes(file)
 
 
 def _check_composed(file: bytes | None, _data: bytes) -> None:
