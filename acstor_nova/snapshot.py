@@ -59,9 +59,9 @@ def _reason(e: Exception) -> control_wire.Fallback:
 
 
 def _write_map(host: imagebackend.Host, image_id: ids.ImageId, path: str) -> None:
-    cut, zeros = host.agent.zeros(image_id)
+    told = host.agent.zeros(image_id)
     with open(path, "xb") as file:
-        hole_map.write(file, cut, lambda chunk_no: bool(zeros[chunk_no // 8] >> chunk_no % 8 & 1))
+        hole_map.write(file, told.cut, told.is_zero)
 
 
 def _with_holes(disk_path: str, holes: str, base: str) -> str:

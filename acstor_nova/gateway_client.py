@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the gateway beside Glance, with the token of who wants the snapshot, and no other.
+
+The gateway makes an ordinary image out of a base and the changes that are sent.  The rule: what is
+not a clear yes is an error of one of two kinds, and no wait is without a bound.
+"""
+
+import contextlib
+import http
+import logging
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import Protocol
+
+import msgspec
+import requests
+import urllib3
+
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+IDLE_TIMEOUT_S = 120.0
+"""How long nothing may move: neither a piece of the changes to the gateway, nor a line from it, which
+says every few seconds that it is at work."""
+_SENT_S = (IDLE_TIMEOUT_S, IDLE_TIMEOUT_S)
+_ASKED_S = (10.0, 60.0)
+"""To connect, and for an answer for which Keystone, Glance and a store may have to be asked."""
+MAX_LINE_BYTES = 64 * 1024
+
+
+class Body(Protocol):
+    """What is sent: pieces of a length, in all, that is known."""
+
+    def __len__(self) -> int:
+        """Return the length in bytes."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the pieces."""
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Line(msgspec.Struct):
+    """One line of the answer; the last one has ``done`` or ``error``."""
+
+    done: dict[str, Any] | None = None
+    error: _Error | None = None
+
+
+class GatewayClient:
+    """One caller's way to the gateway.
+
+    :param url: the gateway's
+    :param ca_file: who signed its certificate; empty: the system's authorities
+    :param headers: that say who asks
+    """
+
+    def __init__(self, url: str, ca_file: str, headers: Mapping[str, str] | None = None) -> None:
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._verify: str | bool = ca_file or True
+        self._headers = dict(headers or {})
+
+    def look(self) -> None:
+        """Ask whether there is a gateway.
+
+        :raises errors.GatewayUnreachable: it does not answer
+        :raises errors.GatewayRefused: what answers is no gateway
+        """
+        with self._asked("GET", "/healthz") as answer:
+            _check(answer, http.HTTPStatus.OK)
+
+    def check_base(self, image_id: str) -> None:
+        """Ask for one byte of an image, before anything is made of it.
+
+        :raises errors.GatewayUnreachable: the gateway does not answer
+        :raises errors.GatewayRefused: the caller may not have it, or the gateway cannot read it
+        """
+        path = f"/v1/images/{image_id}/file"
+        with self._asked("GET", path, headers={"Range": "bytes=0-0"}) as answer:
+            _check(answer, http.HTTPStatus.PARTIAL_CONTENT)
+
+    def compose(self, image_id: str, disk_format: str, body: Body) -> dict[str, Any]:
+        """Have an image made out of changes; return what the gateway says of it.
+
+        :param image_id: of the new image, whose record says the same format
+        :raises errors.GatewayUnreachable: nobody answers to the end
+        :raises errors.GatewayRefused: it is not made; or what ``body`` raises
+        """
+        path = f"/v1/images/{image_id}/changes"
+        headers = {"Content-Type": "application/octet-stream"}
+        asked = self._asked("PUT", path, headers=headers, params={"format": disk_format}, data=body)
+        with asked as answer:
+            _check(answer, http.HTTPStatus.OK)
+            for line in self._lines(answer):
+                if line.error is not None:
+                    raise errors.GatewayRefused(answer.status_code, line.error.message)
+                if line.done is not None:
+                    return line.done
+        raise errors.GatewayUnreachable(self._url, "it went away before it was done")
+
+    @contextlib.contextmanager
+    def _asked(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> Iterator[requests.Response]:
+        # What is sent goes under the time that connecting may take, piece by piece.
+        timeout_s = _SENT_S if "data" in more else _ASKED_S
+        try:
+            with (
+                requests.Session() as session,
+                session.request(
+                    method,
+                    f"{self._url}{path}",
+                    headers={**self._headers, **(headers or {})},
+                    timeout=timeout_s,
+                    verify=self._verify,
+                    allow_redirects=False,
+                    stream=True,
+                    **more,
+                ) as answer,
+            ):
+                yield answer
+        except (OSError, urllib3.exceptions.HTTPError) as e:  # those of requests are OSError
+            raise errors.GatewayUnreachable(self._url, str(e)) from e
+
+    def _lines(self, answer: requests.Response) -> Iterator[_Line]:
+        for raw in _cut(answer):
+            try:
+                yield msgspec.json.decode(raw, type=_Line)
+            except msgspec.MsgspecError as e:
+                raise errors.GatewayUnreachable(self._url, f"it answers nonsense: {e}") from e
+
+
+def _cut(answer: requests.Response) -> Iterator[bytes]:
+    """Cut what comes into lines, each as soon as it is there."""
+    line = bytearray()
+    for piece in answer.iter_content(1):
+        if piece == b"\n":
+            yield bytes(line)
+            line.clear()
+        elif len(line) < MAX_LINE_BYTES:
+            line += piece
+
+
+def _check(answer: requests.Response, wanted: http.HTTPStatus) -> None:
+    """Check the status of an answer.
+
+    :raises errors.GatewayRefused: it is another one
+    """
+    if answer.status_code != wanted:
+        raise errors.GatewayRefused(answer.status_code, _words(answer))
+
+
+def _words(answer: requests.Response) -> str:
+    """Return what the gateway says of a refusal, or what HTTP calls it."""
+    said = answer.raw.read(MAX_LINE_BYTES, decode_content=True)
+    with contextlib.suppress(msgspec.MsgspecError):
+        line = msgspec.json.decode(said, type=_Line)
+        if line.error is not None and line.error.message:
+            return line.error.message
+    return str(answer.reason)
