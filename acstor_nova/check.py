@@ -21,6 +21,7 @@ from acstor_nova import conf as nova_conf
 from acstor_nova import findings
 from acstor_nova import mirror_link
 from acstor_nova import register
+from acstor_nova import seams
 from acstor_nova import whole_images
 
 FS_TYPE = "fuse.acstor"
@@ -96,7 +97,7 @@ def _configuration(conf: cfg.ConfigOpts) -> Iterator[Finding]:
 def _nova() -> Finding:
     try:
         version = register.nova_version()
-        register.check_seams(version, [seam.module for seam in register.SEAMS[max(register.SEAMS)]])
+        seams.check(version, [seam.module for seam in seams.SEAMS[max(seams.SEAMS)]])
     except importlib.metadata.PackageNotFoundError:
         remedy = "Install acstor[nova] where Nova is installed, and run this command there."
         return Finding("nova", Level.ERROR, "Nova is not installed in this environment", remedy)

@@ -22,12 +22,12 @@ from acstor_common import errors
 LOG = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_S = 120.0
-"""How long nothing may move: neither a piece of the changes to the gateway, nor a line from it, which
-says every few seconds that it is at work."""
+"""How long nothing may move: neither a piece of the changes to the gateway, nor a line from it,
+which says now and then that it is at work."""
 _SENT_S = (IDLE_TIMEOUT_S, IDLE_TIMEOUT_S)
 _ASKED_S = (10.0, 60.0)
 """To connect, and for an answer for which Keystone, Glance and a store may have to be asked."""
-MAX_LINE_BYTES = 64 * 1024
+MAX_LINE_BYTES = 16 * 1024
 
 
 class Body(Protocol):
@@ -135,14 +135,14 @@ class GatewayClient:
 
 
 def _cut(answer: requests.Response) -> Iterator[bytes]:
-    """Cut what comes into lines, each as soon as it is there."""
+    """Cut what comes into lines, each as soon as it is there; a long one is cut off."""
     line = bytearray()
-    for piece in answer.iter_content(1):
-        if piece == b"\n":
+    for byte in answer.iter_content(1):
+        if byte == b"\n" or len(line) == MAX_LINE_BYTES:
             yield bytes(line)
             line.clear()
-        elif len(line) < MAX_LINE_BYTES:
-            line += piece
+        else:
+            line += byte
 
 
 def _check(answer: requests.Response, wanted: http.HTTPStatus) -> None:

@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 
 FORMATS = ("raw", "qcow2")
 SETTLE_S = 60.0
-"""How long Glance may take to let go of an upload that was broken off: it refuses another before."""
+"""How long Glance may take to let go of an upload that was broken off: it takes no other before."""
 ASK_AGAIN_S = 1.0
 _SAVING = "saving"
 _REASONS = control_wire.Fallback
@@ -225,9 +225,7 @@ class Snapshot:
             # Ids may be used again: the hash says which image the disk was made from.
             raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not tell its base's hash")
         with self._made.seams.disk_turn(), open(disk_path, "rb") as file:
-            disk = qcow2.Qcow2(
-                overlay.File(file), changes.MAX_VIRTUAL_BYTES, may_have_backing=True
-            )
+            disk = qcow2.Qcow2(overlay.File(file), changes.MAX_VIRTUAL_BYTES, may_have_backing=True)
             body = overlay.Body(disk, self._base, told)
             LOG.info(
                 "image %s: %d bytes of changes of %d are sent to the gateway",

@@ -136,8 +136,8 @@ def _told(
     """Pass pieces on, and tell the log now and then how many there were."""
     done_bytes, told_s = 0, clock()
     for piece in pieces:
-        if clock() - told_s >= TELL_EVERY_S:
-            told_s = clock()
+        if (now_s := clock()) - told_s >= TELL_EVERY_S:
+            told_s = now_s
             LOG.info("%d of %d bytes of changes are sent", done_bytes, total_bytes)
         yield piece
         done_bytes += len(piece)

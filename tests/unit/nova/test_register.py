@@ -33,7 +33,7 @@ def nova(monkeypatch):
         assert (where, instance_id) == (host, INSTANCE)
         done.append("taken back" if is_taken_back else "told")
 
-    monkeypatch.setattr(register, "check_seams", lambda version, modules: None)
+    monkeypatch.setattr(register.seams, "check", lambda version, modules: None)
     monkeypatch.setattr(register, "nova_version", lambda: 34)
     monkeypatch.setattr(register, "_backend", lambda module: types.SimpleNamespace(host=host))
     monkeypatch.setattr(register.importlib, "import_module", lambda name: None)
