@@ -26,8 +26,8 @@ SUBCLUSTERS = 32
 """Of a cluster, where a file has them (extended L2 entries)."""
 MAX_VIRTUAL_BYTES = 16 << 40
 """Of a disk; the chunk map of one of 16 TiB is 8 GiB long, however small its file is."""
+MAX_L1_BYTES = 32 * geometry.MIB
 
-_MAX_L1_BYTES = 32 * geometry.MIB
 _MAX_REFCOUNT_TABLE_BYTES = 8 * geometry.MIB
 _MAX_SNAPSHOTS = 65536
 _MIN_SNAPSHOT_BYTES = 40
@@ -303,7 +303,7 @@ def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:
         raise Refused(name, Reason.TABLES, "it has no refcount table")
     spans = [Span(0, cluster_bytes, "header")]
     for what, offset, length, limit in (
-        ("L1 table", fields.l1_offset, fields.l1_size * 8, _MAX_L1_BYTES),
+        ("L1 table", fields.l1_offset, fields.l1_size * 8, MAX_L1_BYTES),
         (
             "refcount table",
             fields.refcount_offset,
