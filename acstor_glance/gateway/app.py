@@ -2,7 +2,9 @@
 """The application: from HTTP to a range of an image, and back.
 
 ``GET /v1/images/<id>/file`` with a range is answered as Glance answers it for a store that has
-ranges: 206 with Content-Range.  The one rule: nothing is read before the token was checked.
+ranges: 206 with Content-Range.  ``PUT /v1/images/<id>/changes`` fills an image that was made of a
+base, and is answered with lines of JSON while that goes on.  The one rule: nothing is read before
+the token was checked.
 """
 
 import http
@@ -20,7 +22,10 @@ from werkzeug import exceptions
 
 from acstor_common import ids
 from acstor_glance.gateway import catalogue
+from acstor_glance.gateway import composition
+from acstor_glance.gateway import compositions
 from acstor_glance.gateway import counters
+from acstor_glance.gateway import filling
 from acstor_glance.gateway import refusal
 from acstor_glance.gateway import service
 from acstor_glance.gateway import stores
@@ -48,7 +53,8 @@ def make_app(conf: cfg.ConfigOpts, counted: counters.Counters) -> Wsgi:
     own = conf.acstor_gateway
     known, places = catalogue.Catalogue(conf, counted), stores.Stores(conf, counted)
     made = service.Service(known, places, own.longest_range_bytes, own.timeout_s)
-    plain = make_plain_app(made)
+    fills = filling.Filling(conf, known, places.default_driver)
+    plain = make_plain_app(made, compositions.Compositions(known, made, fills, own, counted))
     guarded = _TokenCheck(plain, {"oslo_config_config": conf}, counted)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
@@ -82,13 +88,19 @@ class _TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without typ
             ) from error
 
 
-def make_plain_app(made: service.Service) -> flask.Flask:
+def make_plain_app(made: service.Service, composes: compositions.Compositions) -> flask.Flask:
     """Return the application without the check of tokens: it believes the request's environment."""
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = 0
     app.add_url_rule("/", "versions", lambda: _json(VERSIONS))
     app.add_url_rule("/healthz", "healthz", lambda: _json({"status": "ok"}))
     app.add_url_rule("/v1/images/<image_id>/file", "file", lambda image_id: _file(made, image_id))
+    app.add_url_rule(
+        "/v1/images/<image_id>/changes",
+        "changes",
+        lambda image_id: _changes(composes, image_id),
+        methods=["PUT"],
+    )
     app.register_error_handler(Exception, _fault)
     return app
 
@@ -97,14 +109,7 @@ def _file(made: service.Service, image_id: str) -> flask.Response:
     request = flask.request
     if request.method != "GET":
         raise exceptions.MethodNotAllowed(["GET"])
-    try:
-        wanted = ids.parse_image_id(image_id)
-    except ValueError as error:
-        raise refusal.Refused(http.HTTPStatus.BAD_REQUEST, str(error)) from error
-    token = request.headers.get("X-Auth-Token", "")
-    if request.environ.get(TOKEN_INFO) is None or not token:
-        raise exceptions.Unauthorized
-    caller = catalogue.Caller(token)
+    wanted, caller = _image_id(image_id), _caller()
     answer = made.read(wanted, request.headers.get("Range", ""), caller)
     headers = {
         "Content-Range": answer.asked.content_range(answer.size_bytes),
@@ -114,6 +119,42 @@ def _file(made: service.Service, image_id: str) -> flask.Response:
     return flask.Response(
         answer.data, http.HTTPStatus.PARTIAL_CONTENT, headers, mimetype="application/octet-stream"
     )
+
+
+def _changes(composes: compositions.Compositions, image_id: str) -> flask.Response:
+    request = flask.request
+    wanted, caller = _image_id(image_id), _caller()
+    disk_format = request.args.get("format", "")
+    if disk_format not in composition.FORMATS:
+        raise refusal.Refused(http.HTTPStatus.BAD_REQUEST, "give format=qcow2 or format=raw")
+    length_bytes = request.content_length
+    if length_bytes is None:
+        words = "give the length of the body in Content-Length"
+        raise refusal.Refused(http.HTTPStatus.LENGTH_REQUIRED, words)
+    lines = composes.begin(
+        composition.Order(wanted, disk_format, caller),
+        request.headers.get("X-Project-Id", ""),  # of keystonemiddleware, which takes others away
+        request.environ["wsgi.input"],  # werkzeug's own is bounded to nothing
+        length_bytes,
+    )
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return flask.Response(lines, headers=headers, mimetype="application/x-ndjson")
+
+
+def _image_id(text: str) -> ids.ImageId:
+    try:
+        return ids.parse_image_id(text)
+    except ValueError as error:
+        raise refusal.Refused(http.HTTPStatus.BAD_REQUEST, str(error)) from error
+
+
+def _caller() -> catalogue.Caller:
+    """Return who asks, if his token was good."""
+    headers = flask.request.headers
+    token = headers.get("X-Auth-Token", "")
+    if flask.request.environ.get(TOKEN_INFO) is None or not token:
+        raise exceptions.Unauthorized
+    return catalogue.Caller(token, headers.get("X-Service-Token", ""))
 
 
 def _fault(error: Exception) -> flask.Response:
@@ -137,8 +178,7 @@ def _said(
 
 
 def _fault_body(status: http.HTTPStatus, message: str) -> bytes:
-    fault = {"code": int(status), "title": status.phrase, "message": message}
-    return msgspec.json.encode({"error": fault})
+    return msgspec.json.encode({"error": refusal.fault(status, message)})
 
 
 def _json(answer: object) -> flask.Response:

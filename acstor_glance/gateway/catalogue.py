@@ -17,6 +17,7 @@ from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
 from oslo_config import cfg
 
+from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
@@ -33,6 +34,7 @@ MOST_REMEMBERED = 16_384
 READABLE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
 """Glance lets nobody but administrators, and acstor's agents, download what is deactivated: guests
 that run on such an image go on."""
+_BARE = image_record.SERVED_CONTAINER_FORMAT
 _YES = frozenset({200, 204, 206, 400, 416})
 """Glance decides before it looks at the range and the store: these are answers to one who may."""
 _AS_THEY_ARE = frozenset({401, 403, 404})
@@ -42,9 +44,17 @@ class Caller(NamedTuple):
     """Who asks.
 
     :param token: as Keystone made it; what Glance is asked with
+    :param service_token: of the service that asks for him, if one does: it goes to Glance as well
     """
 
     token: str
+    service_token: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What Glance is told of him."""
+        served = {"X-Service-Token": self.service_token} if self.service_token else {}
+        return {"X-Auth-Token": self.token, **served}
 
     @property
     def key(self) -> bytes:
@@ -56,11 +66,30 @@ class Image(NamedTuple):
     """What Glance's record says of an image.
 
     :param md5: in hexadecimal digits; empty if Glance has none
+    :param disk_format: Glance's word; empty unless the container is ``bare``
     """
 
     image_id: ids.ImageId
     size_bytes: int
     md5: str
+    disk_format: str = ""
+    os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
+
+
+def adapter_of(conf: cfg.ConfigOpts) -> adapter.Adapter:
+    """Return what asks the Glance that ``conf`` names.
+
+    The session is the service user's: of it comes Glance's address, and where somebody else asks
+    no token.
+    """
+    own = conf.acstor_glance
+    return adapter.Adapter(
+        session=glance_images.session_of(conf),
+        service_type="image",
+        region_name=own.region_name,
+        interface=own.valid_interfaces or ["internal", "public"],
+        endpoint_override=own.endpoint_override,
+    )
 
 
 class Catalogue:
@@ -71,14 +100,7 @@ class Catalogue:
 
     def __init__(self, conf: cfg.ConfigOpts, counted: counters.Counters) -> None:
         self._images, self._counted = glance_images.connect(conf), counted
-        own, for_s = conf.acstor_glance, conf.acstor_gateway.remember_s
-        self._glance = adapter.Adapter(
-            session=glance_images.session_of(conf),
-            service_type="image",
-            region_name=own.region_name,
-            interface=own.valid_interfaces or ["internal", "public"],
-            endpoint_override=own.endpoint_override,
-        )
+        for_s, self._glance = conf.acstor_gateway.remember_s, adapter_of(conf)
         self._trouble, self._untold = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
         self._known: remembered.Remembered[Image] = remembered.Remembered(for_s, MOST_REMEMBERED)
         self._places: remembered.Remembered[list[stores.Location]] = remembered.Remembered(
@@ -97,6 +119,16 @@ class Catalogue:
             self._known.put(key, known)
         return known
 
+    def record(self, image_id: ids.ImageId, caller: Caller) -> image_record.Record:
+        """Return what Glance says of an image to the caller now.
+
+        :raises refusal.Refused: there is none for him, or Glance does not answer
+        """
+        answer = self._get(f"/v2/images/{image_id}", caller)
+        if answer.status_code != http.HTTPStatus.OK:
+            raise self._no(answer.status_code, "whether there is such an image")
+        return self._decoded(answer)
+
     def locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
         """Return where an image's bytes are, the place that Glance prefers first.
 
@@ -114,10 +146,7 @@ class Catalogue:
         self._known.forget((caller.key, image_id))
 
     def _ask(self, image_id: ids.ImageId, caller: Caller) -> Image:
-        record = self._get(f"/v2/images/{image_id}", caller)
-        if record.status_code != http.HTTPStatus.OK:
-            raise self._no(record.status_code, "whether there is such an image")
-        image = _image_of(image_id, self._decoded(record))
+        image = _image_of(image_id, self.record(image_id, caller))
         behind = {"Range": f"bytes={image.size_bytes}-"}
         answer = self._get(f"/v2/images/{image_id}/file", caller, behind)
         if answer.status_code not in _YES:
@@ -127,14 +156,11 @@ class Catalogue:
     def _get(
         self, path: str, caller: Caller, headers: dict[str, str] | None = None
     ) -> requests.Response:
-        """Ask Glance in the caller's name; the body of what is no record is not read.
-
-        The session is the service user's: of it comes Glance's address, and no token.
-        """
+        """Ask Glance in the caller's name; the body of what is no record is not read."""
         try:
             answer: requests.Response = self._glance.get(
                 path,
-                headers={"X-Auth-Token": caller.token, **(headers or {})},
+                headers={**caller.headers, **(headers or {})},
                 authenticated=False,
                 raise_exc=False,
                 stream=headers is not None,
@@ -191,4 +217,12 @@ def _image_of(image_id: ids.ImageId, record: image_record.Record) -> Image:
             "the image is empty",
             {"Content-Range": "bytes */0"},
         )
-    return Image(image_id, size_bytes, image_record.text_of(record, "checksum").lower())
+    md5 = image_record.text_of(record, "checksum").lower()
+    os_hash = image_record.os_hash_of(record)
+    return Image(image_id, size_bytes, md5, disk_format_of(record), os_hash)
+
+
+def disk_format_of(record: image_record.Record) -> str:
+    """Return Glance's word for an image's format; empty unless its container is ``bare``."""
+    is_bare = image_record.text_of(record, "container_format") == _BARE
+    return image_record.text_of(record, "disk_format") if is_bare else ""

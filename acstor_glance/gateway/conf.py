@@ -6,7 +6,9 @@ from oslo_config import cfg
 from acstor_common import conf as common_conf
 from acstor_glance import conf as glance_conf
 
-GROUP = cfg.OptGroup("acstor_gateway", title="What reads ranges of images from Glance's stores")
+GROUP = cfg.OptGroup(
+    "acstor_gateway", title="What reads ranges of images from Glance's stores, and composes images"
+)
 
 OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
@@ -47,6 +49,31 @@ OPTS: list[cfg.Opt] = [
         max=3600.0,
         help="For how long Glance is not asked again whether the same token may download the same "
         "image, and where its bytes are. So long may go on reading who has just lost the right to.",
+    ),
+    cfg.IntOpt(
+        "compositions",
+        default=4,
+        min=0,
+        max=64,
+        help="Images that are composed of a base and changes at a time, in each process of the "
+        "WSGI server; 0: none, and snapshots are uploaded whole. Each takes a thread of the server "
+        "and up to 50 MiB of memory.",
+    ),
+    cfg.IntOpt(
+        "compositions_of_project",
+        default=2,
+        min=1,
+        max=64,
+        help="How many of these may be of one project.",
+    ),
+    cfg.FloatOpt(
+        "composition_still_s",
+        default=120.0,
+        min=1.0,
+        max=3600.0,
+        help="A composition is broken off when nothing has moved for so long: no changes come, a "
+        "store gives nothing of the base, Glance takes nothing, or does not say that it has the "
+        "image.",
     ),
 ]
 

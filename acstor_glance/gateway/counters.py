@@ -39,8 +39,12 @@ FAULTS = (
     "unreachable",
 )
 SERVICES = ("glance", "keystone")
-STATUSES = (206, 400, 401, 403, 404, 405, 409, 413, 416, 500, 502, 503, 504)
+STATUSES = (200, 206, 400, 401, 403, 404, 405, 409, 411, 413, 416, 500, 502, 503, 504)
 """They are there from the start: an alert sees the first of each only if it saw 0 before."""
+OUTCOMES = ("done", "refused", "busy", "client", "base", "glance", "fault")
+"""Of compositions: the image is active; or who ended it, or kept it from beginning."""
+COMPOSED_OF = ("base", "changes", "image")
+"""Bytes that were read of bases and of changes, and those that were made of them."""
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
@@ -82,6 +86,24 @@ class Counters:
         self.limit = self._gauge(
             "acstor_gateway_reads_limit", "How many reads of a store may be under way"
         )
+        self._compositions = self._counter(
+            "acstor_gateway_compositions",
+            "Images that were to be composed of a base and changes, by what came of it",
+            ["outcome"],
+        )
+        self._composed_bytes = self._counter(
+            "acstor_gateway_composed_bytes", "Bytes of compositions, by what they are of", ["of"]
+        )
+        self.compositions_in_flight = self._gauge(
+            "acstor_gateway_compositions_in_flight", "Compositions that are under way", ()
+        )
+        self.compositions_limit = self._gauge(
+            "acstor_gateway_compositions_limit", "How many compositions may be under way", ()
+        )
+        for outcome in OUTCOMES:
+            self._compositions.labels(outcome)
+        for part in COMPOSED_OF:
+            self._composed_bytes.labels(part)
         for status in STATUSES:
             self._requests.labels(str(status))
         for service in SERVICES:
@@ -94,6 +116,16 @@ class Counters:
     def service_failed(self, service: str) -> None:
         """Count a request for which one of SERVICES did not answer."""
         self._service_faults.labels(service).inc()
+
+    def composed(self, outcome: str, **of_bytes: int) -> None:
+        """Count a composition that is over.
+
+        :param outcome: one of OUTCOMES
+        :param of_bytes: by COMPOSED_OF
+        """
+        self._compositions.labels(outcome).inc()
+        for part, count_bytes in of_bytes.items():
+            self._composed_bytes.labels(part).inc(count_bytes)
 
     def serve(self, address: str) -> Callable[[], None]:
         """Start the Prometheus endpoint in a thread; return what stops it.
@@ -110,9 +142,11 @@ class Counters:
     def _counter(self, name: str, text: str, labels: Iterable[str]) -> prometheus_client.Counter:
         return prometheus_client.Counter(name, text, list(labels), registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> prometheus_client.Gauge:
+    def _gauge(
+        self, name: str, text: str, labels: Iterable[str] = STORE_LABELS
+    ) -> prometheus_client.Gauge:
         return prometheus_client.Gauge(
-            name, text, STORE_LABELS, registry=self.registry, multiprocess_mode="livesum"
+            name, text, list(labels), registry=self.registry, multiprocess_mode="livesum"
         )
 
 

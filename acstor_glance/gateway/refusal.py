@@ -8,8 +8,14 @@ With 502, 503 and 504 it is a store or Glance, which may answer later.
 
 import http
 from collections.abc import Mapping
+from typing import Any
 
 from acstor_common import errors
+
+
+def fault(status: http.HTTPStatus, message: str) -> dict[str, Any]:
+    """Return what a client is told of an error."""
+    return {"code": int(status), "title": status.phrase, "message": message}
 
 
 class Refused(errors.AcstorError):
@@ -28,3 +34,14 @@ class Refused(errors.AcstorError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class Broken(Refused):
+    """A composition ended before its image was whole.
+
+    :param who: ended it: ``client``, ``base`` or ``glance``
+    """
+
+    def __init__(self, status: http.HTTPStatus, message: str, who: str) -> None:
+        super().__init__(status, message)
+        self.who = who

@@ -10,6 +10,7 @@ been moved, or deleted.
 import http
 import logging
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from acstor_common import ids
@@ -64,12 +65,33 @@ class Service:
         """
         image = self._catalogue.image(image_id, caller)
         asked = byte_range.parse(header, image.size_bytes, self._longest_bytes)
-        until_s = time.monotonic() + self._timeout_s
+
+        def look_again() -> catalogue.Image:
+            self._catalogue.forget(image_id, caller)
+            return self._catalogue.image(image_id, caller)
+
+        return Answer(self._read(image, asked, look_again), asked, image.size_bytes)
+
+    def part(self, image: catalogue.Image, asked: byte_range.ByteRange) -> bytes:
+        """Return a range of an image, for somebody whom Glance let download it when he began.
+
+        As Glance does itself: a download that has begun goes on.
+
+        :raises refusal.Refused: it is not given
+        """
+        return self._read(image, asked, lambda: image)
+
+    def _read(
+        self,
+        image: catalogue.Image,
+        asked: byte_range.ByteRange,
+        look_again: Callable[[], catalogue.Image],
+    ) -> bytes:
+        image_id, until_s = image.image_id, time.monotonic() + self._timeout_s
         tried = self._catalogue.locations(image_id, is_fresh=False)
         data, faults = self._first(image, tried, asked, until_s)
         if data is None:
-            self._catalogue.forget(image_id, caller)
-            image = self._catalogue.image(image_id, caller)
+            image = look_again()
             now = self._catalogue.locations(image_id, is_fresh=True)
             if now != tried:
                 data, faults = self._first(image, now, asked, until_s)
@@ -77,7 +99,7 @@ class Service:
             refused = _refused(faults)
             self._tell(image_id, refused.message)
             raise refused
-        return Answer(data, asked, image.size_bytes)
+        return data
 
     def _tell(self, image_id: ids.ImageId, words: str) -> None:
         """Say in the log why an image is not read, and not again for a while."""

@@ -77,6 +77,11 @@ class Stores:
             for name in self._readers
         }
 
+    @property
+    def default_driver(self) -> str:
+        """What an image gets into whose uploader names no store; empty if none is the default."""
+        return _kind_of(self._enabled.get(self._conf.glance_store.default_backend or "", ""))
+
     def failed(self, fault: base.StoreFault) -> None:
         """Count a fault of a store."""
         self._counted.get(fault.store, self._others).failed(fault.fault)

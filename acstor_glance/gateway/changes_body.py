@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The body of a request that is changes, read as it comes.
+
+The one rule: the last bytes of the changes are handed out when the trailer has come and
+is right, not before.  So nothing that was made of a body that was cut or altered is ever whole.
+"""
+
+import contextlib
+import http
+import os
+import socket
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+from acstor_common import changes
+from acstor_common import errors
+from acstor_common import ids
+from acstor_glance.gateway import refusal
+from acstor_glance.gateway import watch
+
+PIECE_BYTES = 1 << 20
+READ_BYTES = 1 << 16
+"""The most that is asked of the WSGI server at once: it returns when it has all of that."""
+
+
+class Body:
+    """Changes that come from a client.
+
+    :param stream: ``wsgi.input``, read by one thread
+    :param length_bytes: of the body, as the client says
+    :param image_id: what is made of them, for words
+    """
+
+    def __init__(
+        self, stream: Any, length_bytes: int, image_id: ids.ImageId, watched: watch.Watch
+    ) -> None:
+        self._stream, self._length_bytes, self._watch = stream, length_bytes, watched
+        self._reader = changes.Reader(f"the changes for image {image_id}")
+        self._left_bytes = 0
+        self.is_whole = threading.Event()
+        """Set when all of it has come and is right: the client has nothing more to send."""
+        self.read_bytes = 0
+        self.is_waiting = False
+        """Whether bytes of the client are waited for."""
+
+    def front(self) -> tuple[changes.Head, changes.Table]:
+        """Read and check what stands before the bytes.
+
+        :raises refusal.Broken: these are no changes, or they do not come
+        """
+        with _translated():
+            head = self._reader.head(self._take(changes.HEADER_BYTES))
+            if head.stream_bytes != self._length_bytes:
+                words = f"it has {self._length_bytes} bytes, and its changes {head.stream_bytes}"
+                raise _broken(f"the body is not what its header says: {words}")
+            table = self._reader.table(self._take(head.table_bytes))
+            self._left_bytes = head.data_bytes
+            self._end_if_read()
+        return head, table
+
+    def read(self, length: int) -> Iterator[bytes]:
+        """Yield the next bytes of the changes, in pieces.
+
+        :raises refusal.Broken: they do not come, or the trailer shows that they were altered
+        """
+        for start in range(0, length, PIECE_BYTES):
+            data = self._take(min(PIECE_BYTES, length - start))
+            with _translated():
+                self._reader.feed(data)
+                self._left_bytes -= len(data)
+                self._end_if_read()
+            yield data
+
+    def break_off(self) -> None:
+        """End a read that waits for the client, if the WSGI server tells where from."""
+        find: Callable[[], int] | None = getattr(self._stream, "fileno", None)
+        with contextlib.suppress(OSError, ValueError):
+            if find is not None and (number := find()) >= 0:
+                with socket.socket(fileno=os.dup(number)) as link:
+                    link.shutdown(socket.SHUT_RDWR)
+
+    def _end_if_read(self) -> None:
+        if not self._left_bytes:
+            self._reader.end(self._take(changes.TRAILER_BYTES))
+            self.is_whole.set()
+
+    def _take(self, length: int) -> bytes:
+        """Return the next bytes of the body.
+
+        :raises refusal.Broken: they do not come
+        """
+        parts, missing = [], length
+        while missing:
+            part = self._read_some(min(missing, READ_BYTES))
+            if not part:
+                raise _broken(f"the body ended after {self.read_bytes} bytes")
+            parts.append(part)
+            missing -= len(part)
+            self.read_bytes += len(part)
+            self._watch.moved()
+        return b"".join(parts)
+
+    def _read_some(self, length: int) -> bytes:
+        self.is_waiting = True
+        try:
+            part: bytes = self._stream.read(length)
+        except OSError as error:  # the client is gone, or too slow for the server
+            self._watch.check()
+            raise _broken(f"the body does not come: {error}") from error
+        finally:
+            self.is_waiting = False
+        return part
+
+
+def _broken(words: str) -> refusal.Broken:
+    return refusal.Broken(http.HTTPStatus.BAD_REQUEST, words, "client")
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except errors.ChangesFormatError as error:
+        raise _broken(str(error)) from error

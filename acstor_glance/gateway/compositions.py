@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compositions of this process: who may begin one, what he is told, what is counted.
+
+The one rule: a thread of the WSGI server waits for each, and another one works; the first does not
+leave before the second has read the last of the body, for that is the server's own.
+
+What fails before the body has come whole is answered with a status of its own.  After that the
+client is told every few seconds how far it is, so nothing between takes the connection for
+dead, and at last what came of it.
+"""
+
+import contextlib
+import http
+import logging
+import traceback
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import msgspec
+
+from acstor_glance.gateway import catalogue
+from acstor_glance.gateway import changes_body
+from acstor_glance.gateway import composition
+from acstor_glance.gateway import counters
+from acstor_glance.gateway import filling
+from acstor_glance.gateway import places
+from acstor_glance.gateway import refusal
+from acstor_glance.gateway import service
+from acstor_glance.gateway import watch
+
+LOG = logging.getLogger(__name__)
+
+TOLD_EVERY_S = 5.0
+LOOK_EVERY_S = 0.1
+"""How soon it is seen that the body is there."""
+
+
+class Compositions:
+    """What composes images.
+
+    :param own: the options of the gateway
+    """
+
+    def __init__(
+        self,
+        known: catalogue.Catalogue,
+        made: service.Service,
+        fills: filling.Filling,
+        own: Any,
+        counted: counters.Counters,
+    ) -> None:
+        self._catalogue, self._service, self._filling = known, made, fills
+        self._still_s, self._counted = own.composition_still_s, counted
+        self._places = places.Places(own.compositions, own.compositions_of_project)
+        threads = max(1, own.compositions)
+        self._threads = futures.ThreadPoolExecutor(threads, thread_name_prefix="composition")
+        counted.compositions_limit.set(own.compositions)
+
+    def begin(
+        self, order: composition.Order, project_id: str, stream: Any, length_bytes: int
+    ) -> Iterator[bytes]:
+        """Compose an image; return the lines of the answer when the body has come whole.
+
+        :param project_id: of the caller
+        :param stream: ``wsgi.input``
+        :raises refusal.Refused: it is not to be, or has failed already
+        """
+        watched = watch.Watch(self._still_s)
+        body = changes_body.Body(stream, length_bytes, order.image_id, watched)
+        work = composition.Composition(
+            self._catalogue, self._service, self._filling, order, body, watched
+        )
+        place = contextlib.ExitStack()
+        try:
+            place.enter_context(self._places.taken(project_id))
+        except refusal.Refused:
+            self._counted.composed("busy")
+            raise
+        self._counted.compositions_in_flight.inc()
+        job = self._threads.submit(self._run, order, work, body)
+        job.add_done_callback(lambda _job: self._over(place))
+        self._wait(job, body, watched)
+        if job.done() and (error := job.exception()):
+            raise error
+        return self._lines(job, work, body, watched)
+
+    def _wait(
+        self, job: futures.Future[None], body: changes_body.Body, watched: watch.Watch
+    ) -> None:
+        """Wait until the body has come whole, or the work is over; end what stands still."""
+        while not body.is_whole.is_set():
+            if futures.wait((job,), LOOK_EVERY_S).done:
+                return
+            if body.is_waiting and watched.is_still:
+                words = f"no changes came for {self._still_s:g} s"
+                watched.end(refusal.Broken(http.HTTPStatus.REQUEST_TIMEOUT, words, "client"))
+                body.break_off()
+
+    def _lines(
+        self,
+        job: futures.Future[None],
+        work: composition.Composition,
+        body: changes_body.Body,
+        watched: watch.Watch,
+    ) -> Iterator[bytes]:
+        try:
+            while not job.done():
+                told = {"state": "uploading", "sent_bytes": work.sent_bytes}
+                yield _line({**told, "file_bytes": work.file_bytes})
+                futures.wait((job,), TOLD_EVERY_S)
+            yield _line(_outcome(job.exception(), work, body))
+        finally:  # also when the client is gone
+            words = "the client did not wait for it"
+            watched.end(refusal.Broken(http.HTTPStatus.BAD_REQUEST, words, "client"))
+
+    def _run(
+        self, order: composition.Order, work: composition.Composition, body: changes_body.Body
+    ) -> None:
+        """Do the work, count what comes of it.
+
+        :raises refusal.Refused: it failed
+        """
+        outcome, failed, why = "done", None, ""
+        try:
+            work.run(self._still_s)
+        except refusal.Refused as error:
+            outcome = error.who if isinstance(error, refusal.Broken) else "refused"
+            failed, why = error, error.message
+        except Exception as error:
+            where = "".join(traceback.format_tb(error.__traceback__))  # its words may hold a URL
+            outcome, why = "fault", f"{type(error).__name__}\n{where}"
+            words = "the gateway failed; its log says why"
+            failed = refusal.Refused(http.HTTPStatus.INTERNAL_SERVER_ERROR, words)
+        self._counted.composed(
+            outcome, base=work.base_bytes, changes=body.read_bytes, image=work.sent_bytes
+        )
+        bytes_of = f"{work.sent_bytes} bytes of {work.base_bytes} and {body.read_bytes}"
+        LOG.info("image %s, composed: %s, %s %s", order.image_id, outcome, bytes_of, why)
+        if failed is not None:
+            raise failed
+
+    def _over(self, place: contextlib.ExitStack) -> None:
+        self._counted.compositions_in_flight.dec()
+        place.close()
+
+
+def _outcome(
+    error: BaseException | None, work: composition.Composition, body: changes_body.Body
+) -> dict[str, Any]:
+    if isinstance(error, refusal.Refused):
+        return {"state": "failed", "error": refusal.fault(error.status, error.message)}
+    return {
+        "state": "done",
+        "size": work.file_bytes,
+        "base_bytes": work.base_bytes,
+        "changes_bytes": body.read_bytes,
+    }
+
+
+def _line(said: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(said) + b"\n"

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a composition goes on, as the one who waits for it sees it.
+
+The one rule: whatever it waits for, a client, a store or Glance, it ends when nothing has moved for
+so long.  What works asks often, what waits decides.
+"""
+
+import time
+from collections.abc import Callable
+
+from acstor_glance.gateway import refusal
+
+
+class Watch:
+    """The watch over one composition; two threads use it.
+
+    :param longest_s: how long nothing may move
+    :param clock: never goes back
+    """
+
+    def __init__(self, longest_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._longest_s, self._clock = longest_s, clock
+        self._moved_s = clock()
+        self._why: refusal.Refused | None = None
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing has moved for too long."""
+        return self._clock() - self._moved_s > self._longest_s
+
+    @property
+    def left_s(self) -> float:
+        """How long it may go on without a move."""
+        return max(0.0, self._moved_s + self._longest_s - self._clock())
+
+    def moved(self) -> None:
+        """Note that something has come or gone.
+
+        :raises refusal.Refused: it has been ended
+        """
+        self.check()
+        self._moved_s = self._clock()
+
+    def end(self, why: refusal.Refused) -> None:
+        """Let what works end at its next move; the first reason counts."""
+        self._why = self._why or why
+
+    def check(self) -> None:
+        """Go on, if it has not been ended.
+
+        :raises refusal.Refused: it has
+        """
+        if self._why is not None:
+            raise self._why
