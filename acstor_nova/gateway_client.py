@@ -27,6 +27,7 @@ which says now and then that it is at work."""
 _SENT_S = (IDLE_TIMEOUT_S, IDLE_TIMEOUT_S)
 _ASKED_S = (10.0, 60.0)
 """To connect, and for an answer for which Keystone, Glance and a store may have to be asked."""
+_DONE = "done"
 MAX_LINE_BYTES = 16 * 1024
 
 
@@ -45,10 +46,11 @@ class _Error(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """One line of the answer; the last one has ``done`` or ``error``."""
+    """One line of the answer; of the last one the state is DONE, or there is an error."""
 
-    done: dict[str, Any] | None = None
+    state: str = ""
     error: _Error | None = None
+    size: int = 0
 
 
 class GatewayClient:
@@ -83,8 +85,8 @@ class GatewayClient:
         with self._asked("GET", path, headers={"Range": "bytes=0-0"}) as answer:
             _check(answer, http.HTTPStatus.PARTIAL_CONTENT)
 
-    def compose(self, image_id: str, disk_format: str, body: Body) -> dict[str, Any]:
-        """Have an image made out of changes; return what the gateway says of it.
+    def compose(self, image_id: str, disk_format: str, body: Body) -> int:
+        """Have an image made out of changes; return the bytes that it has in Glance.
 
         :param image_id: of the new image, whose record says the same format
         :raises errors.GatewayUnreachable: nobody answers to the end
@@ -98,8 +100,8 @@ class GatewayClient:
             for line in self._lines(answer):
                 if line.error is not None:
                     raise errors.GatewayRefused(answer.status_code, line.error.message)
-                if line.done is not None:
-                    return line.done
+                if line.state == _DONE:
+                    return line.size
         raise errors.GatewayUnreachable(self._url, "it went away before it was done")
 
     @contextlib.contextmanager

@@ -233,15 +233,20 @@ class Snapshot:
                 len(body),
                 body.head.virtual_size,
             )
-            began_s = time.monotonic()
-            try:
-                self._gateway.compose(self._image_id, self._format, body)
-            except Exception as e:
-                if not self._is_active_all_the_same():
-                    raise
-                LOG.info("image %s is whole, though its end was not heard: %s", self._image_id, e)
-        took_s = time.monotonic() - began_s
-        LOG.info("image %s was made of changes in %.1f s", self._image_id, took_s)
+            self._compose(body)
+
+    def _compose(self, body: overlay.Body) -> None:
+        began_s = time.monotonic()
+        try:
+            size = self._gateway.compose(self._image_id, self._format, body)
+        except Exception as e:
+            if not self._is_active_all_the_same():
+                raise
+            LOG.info("image %s is whole, though its end was not heard: %s", self._image_id, e)
+        else:
+            took_s = time.monotonic() - began_s
+            told = "image %s: %d bytes were made of these changes in %.1f s"
+            LOG.info(told, self._image_id, size, took_s)
 
     def _is_active_all_the_same(self) -> bool:
         """Wait until nothing is uploaded any more; say whether the image is active.

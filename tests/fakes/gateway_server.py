@@ -10,7 +10,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
-DONE = {"done": {"size_bytes": 7}}
+UPLOADING, DONE = {"state": "uploading", "sent_bytes": 1}, {"state": "done", "size": 7}
 
 
 class Gateway:
@@ -22,7 +22,7 @@ class Gateway:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.lines: list[object] = [{"progress": {}}, DONE]
+        self.lines: list[object] = [UPLOADING, DONE]
         self.refused: dict[str, tuple[int, str]] = {}
         self.takes_bytes: int | None = None
         self.stalls_s = 0.0

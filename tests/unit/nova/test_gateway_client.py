@@ -42,7 +42,7 @@ def client(gateway):
 def test_changes_are_sent_as_they_are_for_who_wants_the_snapshot(gateway, client):
     client.look()
     client.check_base(IMAGE)
-    assert client.compose(IMAGE, "qcow2", Body()) == gateway_server.DONE["done"]
+    assert client.compose(IMAGE, "qcow2", Body()) == gateway_server.DONE["size"]
     path = f"/v1/images/{IMAGE}/changes?format=qcow2"
     assert gateway.composed == [(path, b"".join(PIECES))]
     _, looked, sent = gateway.asked
@@ -63,13 +63,13 @@ def test_refusal_is_told_in_the_gateway_s_words(gateway, client):
 @pytest.mark.parametrize(
     ("lines", "error", "why"),
     [
-        ([{"error": {"message": "the base was deleted"}}], REFUSED, "the base was deleted"),
-        ([{}, {"more": 1}], UNREACHABLE, "it went away before it was done"),
+        ([{"state": "failed", "error": {"message": "the base was deleted"}}], REFUSED, "the base was deleted"),
+        ([gateway_server.UPLOADING, {"more": 1}], UNREACHABLE, "it went away before it was done"),
         ([], UNREACHABLE, "it went away before it was done"),
         (["hello"], UNREACHABLE, "it answers nonsense"),
         ([[1]], UNREACHABLE, "it answers nonsense"),
         (["x" * (1 << 20)], UNREACHABLE, "it answers nonsense"),
-        ([{"done": 7}], UNREACHABLE, "it answers nonsense"),
+        ([{"state": 7}], UNREACHABLE, "it answers nonsense"),
     ],
 )
 def test_answer_that_does_not_end_well_is_an_error(gateway, client, lines, error, why):
