@@ -107,7 +107,7 @@ def _nova() -> Finding:
         remedy = "Nova works as with images_type = qcow2. Install an acstor that knows this Nova."
         return Finding("nova", Level.ERROR, str(e), remedy)
     try:
-        seams.check_incremental(version)
+        seams.check_composed(version)
     except errors.UnsupportedNova as e:
         remedy = "Snapshots are uploaded as whole images; the rest works."
         return Finding("nova", Level.WARNING, str(e), remedy)

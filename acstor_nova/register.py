@@ -145,15 +145,15 @@ def _backend(module: ModuleType) -> type:
 @functools.cache
 def _make_backend(module: ModuleType) -> type:
     from acstor_common import conf as common_conf
+    from acstor_nova import composed_snapshot
     from acstor_nova import conf as nova_conf
     from acstor_nova import imagebackend
-    from acstor_nova import incremental
 
     nova_conf.register_opts(module.CONF)
     common_conf.warn_of_strays(module.CONF, nova_conf.list_opts())
     host = imagebackend.Host(_seams(module))
     LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
-    bases = incremental.IncrementalBase, module.Qcow2
+    bases = composed_snapshot.ComposedBase, module.Qcow2
     return type("Acstor", bases, {"host": host, "__module__": __name__})
 
 
@@ -196,7 +196,7 @@ def _register_driver(module: ModuleType) -> None:
     if not getattr(module.LibvirtDriver, _MARK, False):
         setattr(module.LibvirtDriver, _MARK, True)
         _register_precache(module)
-        _register_incremental(module)
+        _register_composed(module)
 
 
 def _register_precache(module: ModuleType) -> None:
@@ -227,7 +227,7 @@ def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_
     return imagebackend.precache(host, stock, context, image_id)
 
 
-def _register_incremental(module: ModuleType) -> None:
+def _register_composed(module: ModuleType) -> None:
     """Have the backend told of each snapshot that Nova's driver begins.
 
     What it is about to do with the guest the driver says in one place only: where it suspends the
@@ -249,7 +249,7 @@ def _register_incremental(module: ModuleType) -> None:
             LOG.exception("a snapshot is made as Nova does by itself")
 
     try:
-        seams.check_incremental(nova_version())
+        seams.check_composed(nova_version())
     except Exception as e:
         LOG.error("snapshots are not made of changes: %s", e)
         return
@@ -259,7 +259,7 @@ def _register_incremental(module: ModuleType) -> None:
 def _begin_snapshot(
     driver: Any, context: Any, instance: Any, is_live: bool, is_suspended: bool
 ) -> None:
-    from acstor_nova import incremental
+    from acstor_nova import composed_snapshot
 
     images = importlib.import_module("nova.virt.images")
     glance = importlib.import_module("nova.image.glance")
@@ -280,13 +280,15 @@ def _begin_snapshot(
             context, instance, guest, disk_path, out_path, STOCK, image_format, meta
         )
 
-    used = incremental.Seams(
+    used = composed_snapshot.Seams(
         token_headers=token_headers,
         update_image=functools.partial(images.IMAGE_API.update, purge_props=False),
         disk_turn=lambda: compute.disk_ops_semaphore,
     )
-    incremental.begin(
-        incremental.UnderWay(used, is_live, is_suspended, record_of=record_of, make_live=make_live)
+    composed_snapshot.begin(
+        composed_snapshot.UnderWay(
+            used, is_live, is_suspended, record_of=record_of, make_live=make_live
+        )
     )
 
 

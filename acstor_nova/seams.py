@@ -58,7 +58,7 @@ _SUSPEND = ("self", "context", "live_snapshot", "current_power_state", "instance
 _LIVE = ("context", "instance", "guest", "disk_path", "out_path", "source_format", "image_format")
 _UPDATE = ("self", "context", "id_or_uri", "image_info", "data", "purge_props")
 _METADATA = ("self", "image_meta", "instance", "img_fmt", "snp_name")
-INCREMENTAL: Sequence[Seam] = (
+COMPOSED: Sequence[Seam] = (
     Seam(IMAGEBACKEND, "Image.direct_snapshot", _DIRECT),
     Seam(DRIVER, "LibvirtDriver._suspend_guest_for_snapshot", _SUSPEND),
     Seam(DRIVER, "LibvirtDriver._needs_suspend_resume_for_snapshot", ("self", *_SUSPEND[2:4])),
@@ -92,10 +92,10 @@ def check(
             raise errors.UnsupportedNova(version, f"{seam.module}.{seam.name} {wrong}")
 
 
-def check_incremental(version: str) -> None:
+def check_composed(version: str) -> None:
     """Check what snapshots that are made of changes need; as :func:`check`."""
-    table = dict.fromkeys(SEAMS, INCREMENTAL)
-    check(version, [seam.module for seam in INCREMENTAL], table)
+    table = dict.fromkeys(SEAMS, COMPOSED)
+    check(version, [seam.module for seam in COMPOSED], table)
 
 
 def _what_is_wrong(seam: Seam) -> str:

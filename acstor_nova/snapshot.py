@@ -16,9 +16,9 @@ from collections.abc import Callable
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
+from acstor_nova import composed_snapshot
 from acstor_nova import hole_map
 from acstor_nova import imagebackend
-from acstor_nova import incremental
 from acstor_nova import mirror_link
 
 Extract = Callable[[str, str, str, str], None]
@@ -36,7 +36,7 @@ def extract(
 
     :param stock: what Nova does by itself, with the arguments that follow
     """
-    if incremental.is_sent(disk_path):
+    if composed_snapshot.is_sent(disk_path):
         return
     base = mirror_link.backing_file(disk_path) if source_fmt == "qcow2" else None
     image_id = mirror_link.image_of(base) if base else None

@@ -47,11 +47,11 @@ print(json.dumps({
     "classes": classes,
     "precache": driver.LibvirtDriver.cache_image.__code__.co_filename,
     "snapshots": driver.libvirt_utils.extract_snapshot.__code__.co_filename,
-    "incremental": driver.LibvirtDriver._suspend_guest_for_snapshot.__code__.co_filename,
+    "composed": driver.LibvirtDriver._suspend_guest_for_snapshot.__code__.co_filename,
     "power": driver.libvirt_guest.Guest.poweroff.__code__.co_filename,
 }))
 """
-OURS = ["acstor_nova.incremental.IncrementalBase", "acstor_nova.imagebackend.MirrorBase"]
+OURS = ["acstor_nova.composed_snapshot.ComposedBase", "acstor_nova.imagebackend.MirrorBase"]
 STOCK = f"{register.IMAGEBACKEND}.Qcow2"
 
 pytestmark = pytest.mark.skipif(
@@ -113,7 +113,7 @@ def test_release_takes_acstor(tmp_path, version):
     assert found["images_type"] == "acstor"
     for classes in found["classes"].values():
         assert classes[1:4] == [*OURS, STOCK]
-    for what in ("precache", "snapshots", "incremental", "power"):
+    for what in ("precache", "snapshots", "composed", "power"):
         assert found[what] == register.__file__, what
     assert "acstor is not used" not in log and "are not made of changes" not in log
 
@@ -155,7 +155,7 @@ def test_snapshot_seam_that_changed_costs_only_snapshots_of_changes(tmp_path):
         file.write("\nLibvirtDriver._live_snapshot = lambda self: None\n")
     found, log = start_nova(nova)
     assert "LibvirtDriver._live_snapshot takes ('self',)" in log
-    assert found["incremental"] != register.__file__ == found["precache"]
+    assert found["composed"] != register.__file__ == found["precache"]
     assert found["classes"]["acstor"][1:3] == OURS
 
 

@@ -63,7 +63,7 @@ def test_refusal_is_told_in_the_gateway_s_words(gateway, client):
 @pytest.mark.parametrize(
     ("lines", "error", "why"),
     [
-        ([{"state": "failed", "error": {"message": "the base was deleted"}}], REFUSED, "the base was deleted"),
+        ([{"state": "failed", "error": {"message": "the base is away"}}], REFUSED, "is away"),
         ([gateway_server.UPLOADING, {"more": 1}], UNREACHABLE, "it went away before it was done"),
         ([], UNREACHABLE, "it went away before it was done"),
         (["hello"], UNREACHABLE, "it answers nonsense"),

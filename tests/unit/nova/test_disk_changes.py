@@ -11,9 +11,8 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
-from acstor_common import qcow2
 from acstor_nova import agent_client
-from acstor_nova import overlay
+from acstor_nova import disk_changes
 
 KIB, MIB = geometry.KIB, geometry.MIB
 CHUNK = 64 * KIB
@@ -47,8 +46,8 @@ class Disk:
 
     def sent(self):
         with self.path.open("rb") as file:
-            opened = qcow2.Qcow2(overlay.File(file), may_have_backing=True)
-            body = overlay.Body(opened, BASE, self.zeros)
+            opened = disk_changes.opened(file)
+            body = disk_changes.Body(opened, BASE, self.zeros)
             raw = b"".join(body)
         assert len(raw) == len(body)
         return raw
@@ -125,9 +124,7 @@ def test_random_writes_are_the_disk(disk):
 def test_disk_that_becomes_shorter_meanwhile_is_an_error(disk):
     disk.write("write -P 1 0 3M")
     with disk.path.open("rb") as file:
-        body = overlay.Body(
-            qcow2.Qcow2(overlay.File(file), may_have_backing=True), BASE, disk.zeros
-        )
+        body = disk_changes.Body(disk_changes.opened(file), BASE, disk.zeros)
         pieces = iter(body)
         next(pieces)
         with disk.path.open("r+b") as other:
@@ -146,7 +143,7 @@ def test_disk_whose_bytes_lie_elsewhere_is_none_of_ours(disk):
 def test_log_says_now_and_then_how_much_was_sent(caplog):
     caplog.set_level("INFO")
     moments = iter([0.0, 1.0, 31.0, 32.0])
-    assert list(overlay._told([b"1"] * 3, 3, lambda: next(moments))) == [b"1"] * 3
+    assert list(disk_changes._told([b"1"] * 3, 3, lambda: next(moments))) == [b"1"] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "1 of 3 bytes of changes are sent"
     ]

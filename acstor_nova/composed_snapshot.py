@@ -19,17 +19,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from acstor_common import changes
 from acstor_common import chunk_map
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import image_record
-from acstor_common import qcow2
+from acstor_nova import disk_changes
 from acstor_nova import gateway_client
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
-from acstor_nova import overlay
 
 LOG = logging.getLogger(__name__)
 
@@ -95,7 +93,7 @@ def is_sent(disk_path: str) -> bool:
     return send is not None
 
 
-class IncrementalBase(imagebackend.MirrorBase):
+class ComposedBase(imagebackend.MirrorBase):
     """A disk on a mirror, of whose snapshots only changes leave the host."""
 
     def direct_snapshot(
@@ -225,8 +223,10 @@ class Snapshot:
             # Ids may be used again: the hash says which image the disk was made from.
             raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not tell its base's hash")
         with self._made.seams.disk_turn(), open(disk_path, "rb") as file:
-            disk = qcow2.Qcow2(overlay.File(file), changes.MAX_VIRTUAL_BYTES, may_have_backing=True)
-            body = overlay.Body(disk, self._base, told)
+            disk = qcow2.Qcow2(
+                disk_changes.File(file), changes.MAX_VIRTUAL_BYTES, may_have_backing=True
+            )
+            body = disk_changes.Body(disk, self._base, told)
             LOG.info(
                 "image %s: %d bytes of changes of %d are sent to the gateway",
                 self._image_id,
@@ -235,7 +235,7 @@ class Snapshot:
             )
             self._compose(body)
 
-    def _compose(self, body: overlay.Body) -> None:
+    def _compose(self, body: disk_changes.Body) -> None:
         began_s = time.monotonic()
         try:
             size = self._gateway.compose(self._image_id, self._format, body)

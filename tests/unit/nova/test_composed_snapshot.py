@@ -11,9 +11,9 @@ from oslo_config import cfg
 from acstor_common import changes
 from acstor_common import control_wire
 from acstor_common import geometry
+from acstor_nova import composed_snapshot
 from acstor_nova import conf as nova_conf
 from acstor_nova import imagebackend
-from acstor_nova import incremental
 from acstor_nova import snapshot
 from tests.fakes import gateway_server
 from tests.fakes import scripted_agent
@@ -76,12 +76,12 @@ class Nova:
         self.host = imagebackend.Host(
             imagebackend.Seams(self.conf, None, self.get_image, None, None)
         )
-        self.seams = incremental.Seams(
+        self.seams = composed_snapshot.Seams(
             token_headers=lambda context: {"X-Auth-Token": context},
             update_image=lambda context, image_id, record: self.said("update", image_id, record),
             disk_turn=lambda: contextlib.nullcontext(),
         )
-        self.backend = type("Acstor", (incremental.IncrementalBase, Stock), {"host": self.host})
+        self.backend = type("Acstor", (composed_snapshot.ComposedBase, Stock), {"host": self.host})
 
     def said(self, *event):
         self.events.append(event)
@@ -114,14 +114,14 @@ class Nova:
         raise AssertionError(args)
 
     def snapshot(self, image_format="qcow2", disk=None):
-        made = incremental.UnderWay(
+        made = composed_snapshot.UnderWay(
             seams=self.seams,
             is_live=bool(self.is_live),
             is_suspended=self.is_suspended,
             record_of=lambda image_format: {**RECORD, "disk_format": image_format},
             make_live=self.make_live,
         )
-        incremental.begin(made)
+        composed_snapshot.begin(made)
         root = self.backend(None, "disk", str(disk or self.disk))
         return root.direct_snapshot("token", "name", image_format, SNAPSHOT, IMAGE)
 
@@ -233,7 +233,7 @@ def test_nova_goes_on_when_glance_has_let_go_of_what_failed(
     def sleep(seconds):
         nova.status = "queued" if seconds else nova.status
 
-    monkeypatch.setattr(incremental.time, "sleep", sleep)
+    monkeypatch.setattr(composed_snapshot.time, "sleep", sleep)
     assert nova.is_made_as_ever() == {R.GATEWAY_REFUSED: 1}
     assert nova.events[-2:] == [("asked", "saving"), ("asked", "queued")]
 
@@ -242,8 +242,8 @@ def test_nova_goes_on_when_glance_has_let_go_of_what_failed(
 def test_upload_that_hangs_is_waited_for_no_longer_than_allowed(nova, agent, gateway, monkeypatch):
     gateway.lines = []
     nova.status = "saving"
-    monkeypatch.setattr(incremental, "SETTLE_S", 0.05)
-    monkeypatch.setattr(incremental, "ASK_AGAIN_S", 0.02)
+    monkeypatch.setattr(composed_snapshot, "SETTLE_S", 0.05)
+    monkeypatch.setattr(composed_snapshot, "ASK_AGAIN_S", 0.02)
     assert nova.is_made_as_ever() == {R.GATEWAY_UNREACHABLE: 1}
 
 

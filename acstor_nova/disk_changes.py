@@ -95,6 +95,14 @@ class Body:
                     yield piece
 
 
+def opened(file: BinaryIO) -> qcow2.Qcow2:
+    """Return the disk that a file has.
+
+    :raises errors.Unusable: it is no disk of Nova's
+    """
+    return qcow2.Qcow2(File(file), changes.MAX_VIRTUAL_BYTES, may_have_backing=True)
+
+
 def zeros_of(told: agent_client.Zeros, virtual_size: int) -> Iterator[changes.Change]:
     """Yield where an image has zeros, as changes of a disk that lies on it.
 
