@@ -223,10 +223,7 @@ class Snapshot:
             # Ids may be used again: the hash says which image the disk was made from.
             raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not tell its base's hash")
         with self._made.seams.disk_turn(), open(disk_path, "rb") as file:
-            disk = qcow2.Qcow2(
-                disk_changes.File(file), changes.MAX_VIRTUAL_BYTES, may_have_backing=True
-            )
-            body = disk_changes.Body(disk, self._base, told)
+            body = disk_changes.Body(disk_changes.opened(file), self._base, told)
             LOG.info(
                 "image %s: %d bytes of changes of %d are sent to the gateway",
                 self._image_id,
