@@ -43,7 +43,7 @@ _ZEROS = memoryview(bytes(1 << 20))
 
 
 class Qcow2:
-    """An open qcow2 file whose header and L1 table have been checked.
+    """An open qcow2 file, ``source``, whose header and L1 table have been checked.
 
     ``virtual_size`` is the length of the disk, ``cluster_bytes`` that of a cluster, ``codec`` what
     compressed clusters are compressed with.
@@ -62,7 +62,7 @@ class Qcow2:
         *,
         may_have_backing: bool = False,
     ) -> None:
-        self._source, self.name = source, source.name
+        self.source, self.name = source, source.name
         self._header = header = qcow2_header.parse(
             source, max_virtual_bytes, may_have_backing=may_have_backing
         )
@@ -120,11 +120,11 @@ class Qcow2:
         :param cut: of the chunk map: ``extents`` of the part are those of its layout
         """
         extents = list(layout.joined(self.extents(start, stop), cut))
-        return Part(self._source, self.cluster_bytes, extents)
+        return Part(self.source, self.cluster_bytes, extents)
 
     def _in_file(self, start: int, stop: int) -> Iterator[layout.Extent]:
         """Yield the extents that are stored, without what lies behind the end of the file."""
-        file_bytes = self._source.size_bytes
+        file_bytes = self.source.size_bytes
         for extent in self._clipped(start, stop):
             at, length, codec, offset, stored_bytes = extent
             if _is_zeros(extent):
@@ -143,7 +143,7 @@ class Qcow2:
         for extent in self._mapped(start, stop):
             if extent.at >= stop:
                 return
-            if extent.offset >= self._source.size_bytes:
+            if extent.offset >= self.source.size_bytes:
                 why = f"the cluster at {extent.at} of the disk"
                 raise Refused(self.name, Reason.TRUNCATED, why)
             if extent.at + extent.length > stop:
@@ -246,7 +246,7 @@ class Qcow2:
     def _words(self, offset: int, length: int) -> "array.array[int]":
         words = array.array("Q", bytes(length))
         with memoryview(words) as view:
-            self._source.read_into(view.cast("B"), offset)
+            self.source.read_into(view.cast("B"), offset)
         if sys.byteorder == "little":
             words.byteswap()
         return words
@@ -263,7 +263,7 @@ class Qcow2:
             if offset % cluster_bytes:
                 why = f"the L2 table at {offset} does not begin with a cluster"
                 raise Refused(self.name, Reason.TABLES, why)
-            if span.stop > self._source.size_bytes:
+            if span.stop > self.source.size_bytes:
                 raise Refused(self.name, Reason.TABLES_OUTSIDE, f"the L2 table at {offset}")
             if offset == before:
                 raise Refused(self.name, Reason.TABLES_OVERLAP, f"two L2 tables at {offset}")

@@ -98,7 +98,7 @@ class Plan:
         yield from self._tables()
         done = 0
         for run, offset, _ in self._placed():
-            yield from _zeros(offset - done)
+            yield from zeros(offset - done)
             length = run.packed_bytes or run.length
             for data in read(run):
                 length -= len(data)
@@ -106,7 +106,7 @@ class Plan:
             if length:
                 raise ValueError(f"{abs(length)} bytes too few or too many at {run.at} of the disk")
             done = offset + (run.packed_bytes or run.length)
-        yield from _zeros(self._data_clusters * self._cluster_bytes - done)
+        yield from zeros(self._data_clusters * self._cluster_bytes - done)
 
     def _check(self) -> None:
         size, cluster_bytes = self._virtual_size, self._cluster_bytes
@@ -242,9 +242,10 @@ def _pieces(words: Iterator[int], code: str, length: int) -> Iterator[bytes]:
             piece.byteswap()
         length -= len(piece) * piece.itemsize
         yield piece.tobytes()
-    yield from _zeros(length)
+    yield from zeros(length)
 
 
-def _zeros(length: int) -> Iterator[bytes]:
+def zeros(length: int) -> Iterator[bytes]:
+    """Yield so many zeros, up to a MiB at a time."""
     for start in range(0, length, _PIECE_BYTES):
         yield bytes(min(_PIECE_BYTES, length - start))

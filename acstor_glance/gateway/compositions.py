@@ -78,8 +78,7 @@ class Compositions:
             self._counted.composed("busy")
             raise
         self._counted.compositions_in_flight.inc()
-        job = self._threads.submit(self._run, order, work, body)
-        job.add_done_callback(lambda _job: self._over(place))
+        job = self._threads.submit(self._run, order, work, body, place)
         self._wait(job, body, watched)
         if job.done() and (error := job.exception()):
             raise error
@@ -115,34 +114,36 @@ class Compositions:
             watched.end(refusal.Broken(http.HTTPStatus.BAD_REQUEST, words, "client"))
 
     def _run(
-        self, order: composition.Order, work: composition.Composition, body: changes_body.Body
+        self,
+        order: composition.Order,
+        work: composition.Composition,
+        body: changes_body.Body,
+        place: contextlib.ExitStack,
     ) -> None:
-        """Do the work, count what comes of it.
+        """Do the work, count what comes of it, give the place back.
 
         :raises refusal.Refused: it failed
         """
-        outcome, failed, why = "done", None, ""
+        outcome, why = "done", ""
         try:
-            work.run(self._still_s)
+            with place:
+                work.run(self._still_s)
         except refusal.Refused as error:
             outcome = error.who if isinstance(error, refusal.Broken) else "refused"
-            failed, why = error, error.message
+            why = error.message
+            raise
         except Exception as error:
             where = "".join(traceback.format_tb(error.__traceback__))  # its words may hold a URL
             outcome, why = "fault", f"{type(error).__name__}\n{where}"
             words = "the gateway failed; its log says why"
-            failed = refusal.Refused(http.HTTPStatus.INTERNAL_SERVER_ERROR, words)
-        self._counted.composed(
-            outcome, base=work.base_bytes, changes=body.read_bytes, image=work.sent_bytes
-        )
-        bytes_of = f"{work.sent_bytes} bytes of {work.base_bytes} and {body.read_bytes}"
-        LOG.info("image %s, composed: %s, %s %s", order.image_id, outcome, bytes_of, why)
-        if failed is not None:
-            raise failed
-
-    def _over(self, place: contextlib.ExitStack) -> None:
-        self._counted.compositions_in_flight.dec()
-        place.close()
+            raise refusal.Refused(http.HTTPStatus.INTERNAL_SERVER_ERROR, words) from error
+        finally:
+            self._counted.compositions_in_flight.dec()
+            self._counted.composed(
+                outcome, base=work.base_bytes, changes=body.read_bytes, image=work.sent_bytes
+            )
+            bytes_of = f"{work.sent_bytes} bytes of {work.base_bytes} and {body.read_bytes}"
+            LOG.info("image %s, composed: %s, %s %s", order.image_id, outcome, bytes_of, why)
 
 
 def _outcome(

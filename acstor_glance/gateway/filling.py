@@ -25,8 +25,8 @@ LOG = logging.getLogger(__name__)
 
 QUEUED, SAVING = "queued", "saving"
 SETTLE_S = 10.0
-"""How long it is waited for that Glance has noticed the end of an upload: the image can be filled in
-another way then."""
+"""How long it is waited for that Glance has noticed the end of an upload: then the image can be
+filled in another way."""
 SETTLE_STEP_S = 0.25
 UNSIZED = frozenset({"swift"})
 """Drivers to which images go in chunks of HTTP, without their length: of a large object whose

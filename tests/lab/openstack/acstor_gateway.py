@@ -30,6 +30,7 @@ class Gateway(api.Api):
 
     module = "acstor_glance.gateway.wsgi"
     conf_name = "acstor-gateway.conf"
+    more_arguments = ("--socket-timeout", "180")  # as the unit has it: changes come with pauses
 
     def __init__(self, lab: cloud.Cloud, folder: pathlib.Path, **changed: object) -> None:
         super().__init__("acstor-glance-gateway", folder)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is composed reads as the base with the changes laid over it, whatever the two are."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from acstor_common import changes
+from acstor_common import layout
+from acstor_common import qcow2_writer
+from acstor_glance.gateway import merging
+from acstor_glance.gateway.merging import Origin
+
+SECTOR, CLUSTER, DISK = 512, 4096, 16 * 4096
+STORED, DEFLATE = layout.Codec.STORED, layout.Codec.DEFLATE
+DATA, ZERO = changes.Kind.DATA, changes.Kind.ZERO
+
+sectors = st.integers(0, DISK // SECTOR)
+
+
+@st.composite
+def tables(draw):
+    """Return changes of a disk."""
+    ends = sorted(draw(st.sets(sectors, max_size=12)))
+    runs = [
+        changes.Change(start * SECTOR, (stop - start) * SECTOR, draw(st.sampled_from([DATA, ZERO])))
+        for start, stop in itertools.pairwise(ends)
+        if draw(st.booleans())
+    ]
+    return changes.Table.of(runs, DISK)
+
+
+@st.composite
+def extents(draw):
+    """Return where a base of some length has its clusters: compressed ones, stored ones, none."""
+    clusters, offset, found = draw(st.integers(0, 20)), CLUSTER, []
+    for at in range(0, clusters * CLUSTER, CLUSTER):
+        kind = draw(st.sampled_from(["none", "next", "far", "packed", "packed"]))
+        if kind == "far":
+            offset += draw(st.integers(1, 200)) * CLUSTER
+        if kind in ("next", "far"):
+            found.append(layout.Extent(at, CLUSTER, STORED, offset, CLUSTER))
+            offset += CLUSTER
+        if kind == "packed":
+            stored_bytes = draw(st.integers(1, CLUSTER + 600))
+            found.append(layout.Extent(at, CLUSTER, DEFLATE, offset, stored_bytes))
+            offset += stored_bytes
+            offset += -offset % CLUSTER
+    return found
+
+
+def painted(disk):
+    """Return who each sector of a disk is of, as pieces say it: places of the base, or names."""
+    shown = []
+    for piece in disk:
+        assert piece.at == len(shown) * SECTOR
+        for at in range(piece.at, piece.stop, SECTOR):
+            shown.append(owner(piece, at))
+    return shown
+
+
+def owner(piece, at):
+    if piece.extent is None:
+        return piece.origin.name
+    assert piece.origin in (Origin.BASE, Origin.PACKED)
+    skip = at - piece.extent.at
+    if piece.extent.codec is STORED:
+        return piece.extent.offset + skip
+    return (piece.extent.offset, skip)
+
+
+def expected(table, base):
+    """Return the same by hand, sector by sector."""
+    shown = ["ZERO"] * (DISK // SECTOR)
+    for extent in base:
+        for at in range(extent.at, min(extent.at + extent.length, DISK), SECTOR):
+            skip, offset = at - extent.at, extent.offset
+            shown[at // SECTOR] = offset + skip if extent.codec is STORED else (offset, skip)
+    for change in table:
+        name = "CHANGED" if change.kind is DATA else "ZERO"
+        for at in range(change.at, change.stop, SECTOR):
+            shown[at // SECTOR] = name
+    return shown
+
+
+@given(tables(), extents())
+def test_every_sector_is_the_changes_or_the_bases_or_zeros(table, base):
+    pieces = list(merging.pieces(table, base, DISK))
+    assert painted(pieces) == expected(table, base)
+    assert all(piece.length > 0 for piece in pieces)
+
+
+@given(tables(), extents(), st.sampled_from([CLUSTER, 2 * CLUSTER]))
+def test_stretches_are_runs_that_a_file_can_have_and_lose_nothing(table, base, cluster_bytes):
+    stretches = list(merging.stretches(merging.pieces(table, base, DISK), cluster_bytes))
+    shown = ["ZERO"] * (DISK // SECTOR)
+    for run, pieces in stretches:
+        assert sum(piece.length for piece in pieces) == run.length
+        for piece in pieces:
+            for at in range(piece.at, piece.stop, SECTOR):
+                shown[at // SECTOR] = owner(piece, at)
+        if run.packed_bytes:
+            (piece,) = pieces
+            assert (piece.origin, piece.length) == (Origin.PACKED, cluster_bytes)
+            assert run.packed_bytes == piece.extent.stored_bytes <= cluster_bytes
+        else:
+            assert all(piece.origin is not Origin.PACKED for piece in pieces)
+    assert shown == expected(table, base)
+    runs = [stretch.run for stretch in stretches]
+    plan = qcow2_writer.Plan(DISK, cluster_bytes, DEFLATE, lambda: runs)
+    data = plan.parts(lambda run: [bytes(run.packed_bytes or run.length)])
+    assert sum(map(len, data)) == plan.file_bytes
+
+
+def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_is_not():
+    base = [layout.Extent(at, CLUSTER, DEFLATE, 9000 + at, 700) for at in (0, CLUSTER)]
+    table = changes.Table.of([changes.Change(CLUSTER + SECTOR, SECTOR, DATA)], DISK)
+    first, second = merging.stretches(merging.pieces(table, base, DISK), CLUSTER)
+    assert first == (
+        qcow2_writer.Run(0, CLUSTER, 700),
+        [merging.Piece(0, CLUSTER, Origin.PACKED, base[0])],
+    )
+    assert second.run == qcow2_writer.Run(CLUSTER, CLUSTER)
+    origins = [piece.origin for piece in second.pieces]
+    assert origins == [Origin.BASE, Origin.CHANGED, Origin.BASE]
+
+
+def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
+    table = changes.Table.of([changes.Change(0, CLUSTER, ZERO)], DISK)
+    base = [layout.Extent(0, 3 * CLUSTER, STORED, 0, 3 * CLUSTER)]
+    whole, last = merging.stretches(merging.pieces(table, base, 2 * CLUSTER + SECTOR), CLUSTER)
+    assert whole.run == qcow2_writer.Run(CLUSTER, CLUSTER)
+    assert last.run == qcow2_writer.Run(2 * CLUSTER, CLUSTER)
+    assert [piece.origin for piece in last.pieces] == [Origin.BASE, Origin.ZERO]
+    parts = list(merging.stretches(merging.pieces([], [], DISK), CLUSTER))
+    assert parts == []
+
+
+@settings(max_examples=50)
+@given(tables(), extents(), st.integers(2 * CLUSTER, 8 * CLUSTER))
+def test_batches_are_the_same_pieces_and_each_reads_one_range_of_bounded_length(
+    table, base, most_bytes
+):
+    batches = list(merging.batches(merging.pieces(table, base, DISK), most_bytes))
+    assert painted(piece for batch in batches for piece in batch.pieces) == expected(table, base)
+    for offset, length, pieces in batches:
+        ranges = [merging.stored_range(piece) for piece in pieces if piece.extent]
+        assert length <= most_bytes
+        assert bool(length) is bool(ranges)
+        for start, stop in ranges:
+            assert offset <= start < stop <= offset + length
+
+
+def test_far_places_are_reads_of_their_own_and_near_ones_are_one():
+    near = [layout.Extent(at, CLUSTER, STORED, 5 * CLUSTER - at, CLUSTER) for at in (0, CLUSTER)]
+    far = [
+        layout.Extent(2 * CLUSTER, CLUSTER, STORED, 5 * CLUSTER + 2 * merging.GAP_BYTES, CLUSTER)
+    ]
+    pieces = merging.pieces([], near + far, DISK)
+    reads = [(batch.offset, batch.length) for batch in merging.batches(pieces, 1 << 20)]
+    assert reads == [(4 * CLUSTER, 2 * CLUSTER), (far[0].offset, CLUSTER)]
+
+
+def test_batch_holds_no_more_pieces_than_it_may():
+    table = [changes.Change(at, SECTOR, DATA) for at in range(0, DISK * 64, 2 * SECTOR)]
+    batches = list(merging.batches(merging.pieces(table, [], DISK * 64), CLUSTER))
+    assert max(len(batch.pieces) for batch in batches) == merging.MOST_PIECES
+
+
+def test_piece_that_is_not_the_bases_has_no_place_there():
+    with pytest.raises(ValueError, match="not the base's"):
+        merging.stored_range(merging.Piece(0, CLUSTER, Origin.ZERO))

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a composition: its place, its watch, the body of a request, the base's file."""
+
+import io
+import socket
+
+import pytest
+
+from acstor_common import changes
+from acstor_common import chunk_map
+from acstor_common import ids
+from acstor_glance.gateway import base_file
+from acstor_glance.gateway import changes_body
+from acstor_glance.gateway import places
+from acstor_glance.gateway import refusal
+from acstor_glance.gateway import watch
+
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+DISK = 1 << 20
+
+
+# Places
+
+
+def test_place_is_given_until_all_or_those_of_a_project_are_taken():
+    made = places.Places(3, 2)
+    with made.taken("a"), made.taken("a"):
+        with pytest.raises(refusal.Refused, match="2 compositions of this project are under way"):
+            made.taken("a").__enter__()
+        with made.taken("b"), pytest.raises(refusal.Refused, match="3 compositions are") as caught:
+            made.taken("c").__enter__()
+        assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "30"})
+    with made.taken("a"), made.taken("b"), made.taken("c"):
+        pass
+
+
+def test_place_is_given_back_by_what_fails_and_nobody_has_one_where_there_are_none():
+    made = places.Places(1, 1)
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), made.taken("a"):
+            raise ZeroDivisionError
+    with pytest.raises(refusal.Refused, match="0 compositions are under way, of 0"):
+        places.Places(0, 1).taken("a").__enter__()
+
+
+# The watch
+
+
+def test_watch_says_when_nothing_has_moved_and_ends_what_moves_after():
+    now_s = [100.0]
+    made = watch.Watch(10.0, lambda: now_s[0])
+    now_s[0] = 109.0
+    assert (made.is_still, made.left_s) == (False, 1.0)
+    made.moved()
+    now_s[0] = 120.0
+    assert (made.is_still, made.left_s) == (True, 0.0)
+    made.end(refusal.Broken(408, "first", "client"))
+    made.end(refusal.Broken(409, "second", "client"))
+    with pytest.raises(refusal.Broken, match="first"):
+        made.moved()
+
+
+# The body
+
+
+def body_of(raw, length_bytes=None):
+    stream = io.BytesIO(raw)
+    length_bytes = len(raw) if length_bytes is None else length_bytes
+    return changes_body.Body(stream, length_bytes, IMAGE, watch.Watch(5.0))
+
+
+def stream_of(*found, data=b""):
+    table = changes.Table.of(found, DISK)
+    writer = changes.Writer(DISK, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
+    writer.feed(data)
+    return writer.front + data + writer.end()
+
+
+DATA = bytes(range(256)) * 4
+WHOLE = stream_of(changes.Change(512, 1024, changes.Kind.DATA), data=DATA)
+
+
+def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
+    body = body_of(WHOLE)
+    head, table = body.front()
+    assert (head.virtual_size, head.base, len(table)) == (DISK, IMAGE, 1)
+    assert (b"".join(body.read(512)), body.is_whole.is_set()) == (DATA[:512], False)
+    assert (b"".join(body.read(512)), body.is_whole.is_set()) == (DATA[512:], True)
+    assert body.read_bytes == len(WHOLE)
+
+
+def test_body_without_bytes_is_whole_with_its_table():
+    body = body_of(stream_of(changes.Change(512, 1024, changes.Kind.ZERO)))
+    body.front()
+    assert body.is_whole.is_set()
+
+
+@pytest.mark.parametrize("length", range(0, len(WHOLE), 97))
+def test_body_that_ends_early_gives_not_its_last_bytes(length):
+    body = body_of(WHOLE[:length], len(WHOLE))
+    got = []
+    with pytest.raises(refusal.Broken, match="the body ended after") as caught:
+        read_all(body, got)
+    assert (caught.value.status, caught.value.who) == (400, "client")
+    assert (b"".join(got) != DATA, body.is_whole.is_set()) == (True, False)
+
+
+def read_all(body, got):
+    body.front()
+    got.extend(body.read(len(DATA)))
+
+
+@pytest.mark.parametrize("at", [0, 9, 17, 60, changes.HEADER_BYTES + 3, len(WHOLE) - 200, -1])
+def test_body_that_was_altered_gives_not_its_last_bytes(at):
+    raw = bytearray(WHOLE)
+    raw[at] ^= 1
+    got = []
+    with pytest.raises(refusal.Broken) as caught:
+        read_all(body_of(bytes(raw)), got)
+    assert (caught.value.status, b"".join(got) != DATA) == (400, True)
+
+
+@pytest.mark.parametrize("more", [-1, 1, 4096])
+def test_length_that_is_not_that_of_the_changes_is_refused_at_the_header(more):
+    body = body_of(WHOLE, len(WHOLE) + more)
+    with pytest.raises(refusal.Broken, match="not what its header says"):
+        body.front()
+    assert body.read_bytes == changes.HEADER_BYTES
+
+
+class Link:
+    """A stream whose reads wait for a socket, as that of a WSGI server."""
+
+    def __init__(self, link):
+        self._link = link
+        self.fileno = link.fileno
+
+    def read(self, length):
+        data = self._link.recv(length)
+        if not data:
+            raise OSError("error during read")
+        return data
+
+
+def test_read_that_waits_for_the_client_can_be_broken_off():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        watched = watch.Watch(5.0)
+        body = changes_body.Body(Link(ours), len(WHOLE), IMAGE, watched)
+        theirs.sendall(WHOLE[:100])
+        watched.end(refusal.Broken(408, "too slow", "client"))
+        body.break_off()
+        with pytest.raises(refusal.Broken, match="too slow"):
+            body.front()
+    body_of(WHOLE).break_off()  # a stream that has no socket
+
+
+# The base's file
+
+
+class Store:
+    """Gives bytes, after the faults that it was told of."""
+
+    def __init__(self, data, *faults):
+        self.data, self.faults, self.asked = data, list(faults), []
+
+    def read(self, asked):
+        self.asked.append(asked)
+        if self.faults:
+            raise self.faults.pop(0)
+        return self.data[asked.offset : asked.offset + asked.length]
+
+
+def file_of(store, longest_s=30.0):
+    return base_file.BaseFile("base", len(store.data), store.read, watch.Watch(longest_s))
+
+
+def test_tables_are_read_in_pages_that_are_kept_and_parts_are_not(monkeypatch):
+    monkeypatch.setattr(base_file, "PAGES", 2)
+    store = Store(bytes(range(256)) * 1000)
+    file, view = file_of(store), bytearray(100)
+    for at in (0, 65_500, 65_500, 255_900):
+        file.read_into(memoryview(view), at)
+        assert view == store.data[at : at + 100]
+    assert [asked.offset // base_file.PAGE_BYTES for asked in store.asked] == [0, 1, 3]
+    assert file.part(10, 20) == store.data[10:30]
+    assert file.read_bytes == 65_536 * 2 + 256_000 % 65_536 + 20
+
+
+def test_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not(monkeypatch):
+    monkeypatch.setattr(base_file, "PAUSE_S", 0.01)
+    passing = [refusal.Refused(status, "later") for status in (502, 503, 504)]
+    store = Store(b"x" * 100, *passing)
+    assert file_of(store).part(0, 10) == b"x" * 10
+    assert len(store.asked) == 4
+    gone = Store(b"x" * 100, refusal.Refused(409, "no such object"))
+    with pytest.raises(refusal.Broken, match="the base: no such object") as caught:
+        file_of(gone).part(0, 10)
+    assert (caught.value.status, caught.value.who) == (409, "base")
+
+
+def test_store_that_stays_busy_ends_the_composition_in_time(monkeypatch):
+    monkeypatch.setattr(base_file, "PAUSE_S", 0.01)
+    store = Store(b"x", *[refusal.Refused(503, "full")] * 1000)
+    with pytest.raises(refusal.Broken, match="full") as caught:
+        file_of(store, longest_s=0.1).part(0, 1)
+    assert caught.value.status == 503
