@@ -3,9 +3,9 @@
 
 One cloud, two compute hosts, a gateway beside Glance; the lab's Debian guest runs on each, with a
 disk of 2 GiB to which QEMU writes 100 MB in pieces all over it.  All that both hosts have to do
-with Glance and the gateway goes over one link.  The second host is stock Nova's, which uploads whole
-images; the first one sends changes.  They take turns, so that both see the same machine, and each
-snapshot has the link for itself.
+with Glance and the gateway goes over one link.  The second host is stock Nova's, which uploads
+whole images; the first one sends changes.  They take turns, so that both see the same machine, and
+each snapshot has the link for itself.
 
 P14b is what left the host for a snapshot, as the kernel counts it on the link, divided by what the
 server's disk has of its own, in clusters.  P14c is the time until the image is active, over that of

@@ -158,7 +158,7 @@ def test_snapshot_of_changes_is_the_server_s_disk_and_boots(
         assert size < IMAGE_BYTES, "zeros are not stored"
         cluster.images.map(snapshot_id)
         with cluster.server(snapshot_id) as copy:
-            assert copy.lies_on_mirror()
+            assert host.is_mirrored(snapshot_id) and copy.has_bytes_of(snapshot_id)
     assert host.fallbacks() == before
 
 
@@ -188,7 +188,7 @@ def test_tree_of_three_snapshots(cluster, gateway, tmp_path):
             check(cluster, server, image_id)
             cluster.images.map(image_id)
         last = stack.enter_context(cluster.server(image_id))
-        assert last.lies_on_mirror()
+        assert last.host.is_mirrored(image_id) and last.has_bytes_of(image_id)
 
 
 def test_two_servers_are_snapshotted_at_once(cluster, gateway, base_id):
