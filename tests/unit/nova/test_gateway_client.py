@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of the gateway, and that whatever it answers is a yes or one of two errors."""
 
+import socket
+
 import pytest
 
 from acstor_common import errors
@@ -119,3 +121,16 @@ def test_redirection_is_not_followed(gateway, client):
     gateway.refuse("PUT", 302, "over there")
     with pytest.raises(REFUSED, match="over there"):
         client.compose(IMAGE, "raw", Body())
+
+
+def test_host_of_the_gateway_that_died_is_noticed_long_before_the_time_is_over(gateway, client):
+    """The client's kernel asks it whether it lives."""
+    with client._asked("GET", "/healthz") as answer:
+        link = answer.raw.connection.sock
+        for level, option, value in (
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, gateway_client.KEEPALIVE_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, gateway_client.KEEPALIVES),
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        ):
+            assert link.getsockopt(level, option) == value
