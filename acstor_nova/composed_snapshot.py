@@ -61,8 +61,8 @@ class UnderWay:
     :param is_live: the guest runs on while it is made
     :param is_suspended: Nova has suspended the guest until it is made
     :param record_of: what Glance is to say of the image, by its format
-    :param make_live: makes it of a disk that is in use, at a path, in a format; its last step is
-        to call what :meth:`Instead.extract` is called by
+    :param make_live: copies a disk that is in use, and as its last step has the copy converted
+        (:func:`send_instead`) into a file, to a format
     """
 
     seams: Seams
@@ -85,8 +85,8 @@ def begin(made: UnderWay) -> None:
     _under_way.set(made)
 
 
-def is_sent(disk_path: str) -> bool:
-    """Send a disk that Nova would convert, if that is what this thread makes the snapshot for."""
+def send_instead(disk_path: str) -> bool:
+    """Send a disk that Nova wants converted; return whether this is a snapshot that is sent."""
     send = _sender.get()
     if send is not None:
         send(disk_path)
@@ -111,17 +111,13 @@ class ComposedBase(imagebackend.MirrorBase):
         """
         made = _under_way.get()
         _under_way.set(None)
-        base = self._base_of_snapshot() if made else None
-        if made is None or base is None:
-            return super().direct_snapshot(  # type: ignore[misc]
-                context, snapshot_name, image_format, image_id, base_image_id
-            )
-        snapshot = Snapshot(self.host, made, context, image_id, image_format, base)
-        try:
-            return snapshot.make(self.path, snapshot_name)
-        except Exception as e:
-            why = f"snapshot {image_id} is not made of changes: {e}"
-            self.host.fall_back(base, _reason(e), why)
+        if made is not None and (base := self._base_of_snapshot()) is not None:
+            try:
+                snapshot = Snapshot(self.host, made, context, image_id, image_format, base)
+                return snapshot.make(self.path, snapshot_name)
+            except Exception as e:
+                why = f"snapshot {image_id} is not made of changes: {e}"
+                self.host.fall_back(base, _reason(e), why)
         return super().direct_snapshot(  # type: ignore[misc]
             context, snapshot_name, image_format, image_id, base_image_id
         )

@@ -36,7 +36,7 @@ def extract(
 
     :param stock: what Nova does by itself, with the arguments that follow
     """
-    if composed_snapshot.is_sent(disk_path):
+    if composed_snapshot.send_instead(disk_path):
         return
     base = mirror_link.backing_file(disk_path) if source_fmt == "qcow2" else None
     image_id = mirror_link.image_of(base) if base else None

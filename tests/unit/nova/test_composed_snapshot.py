@@ -76,8 +76,9 @@ class Nova:
         self.host = imagebackend.Host(
             imagebackend.Seams(self.conf, None, self.get_image, None, None)
         )
+        self.headers = {"X-Auth-Token": "token"}
         self.seams = composed_snapshot.Seams(
-            token_headers=lambda context: {"X-Auth-Token": context},
+            token_headers=lambda context: {**self.headers},
             update_image=lambda context, image_id, record: self.said("update", image_id, record),
             disk_turn=lambda: contextlib.nullcontext(),
         )
@@ -212,6 +213,13 @@ def test_gateway_that_is_away_is_noticed_before_anything_is_done(nova, agent, is
     nova.conf.set_override("gateway_url", "http://127.0.0.1:9", group="acstor")
     assert nova.is_made_as_ever() == {R.GATEWAY_UNREACHABLE: 1}
     assert not nova.events
+
+
+@pytest.mark.expect_log("changes-unreadable")
+def test_keystone_that_gives_nova_no_token_of_its_own_is_for_nova_to_miss(nova, agent, gateway):
+    nova.headers = None
+    assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
+    assert not gateway.asked
 
 
 @pytest.mark.expect_log(r"\(403\): it is deactivated \[gateway-refused")
