@@ -32,7 +32,7 @@ def extract(
     out_path: str,
     dest_fmt: str,
 ) -> None:
-    """Write the image of a disk that nobody writes to.
+    """Write the image of a disk that nobody writes to, or send it, where that is wanted instead.
 
     :param stock: what Nova does by itself, with the arguments that follow
     """
