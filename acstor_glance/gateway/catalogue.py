@@ -119,12 +119,14 @@ class Catalogue:
             self._known.put(key, known)
         return known
 
-    def record(self, image_id: ids.ImageId, caller: Caller) -> image_record.Record:
+    def record(
+        self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_images.TIMEOUT_S
+    ) -> image_record.Record:
         """Return what Glance says of an image to the caller now.
 
         :raises refusal.Refused: there is none for him, or Glance does not answer
         """
-        answer = self._get(f"/v2/images/{image_id}", caller)
+        answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
         if answer.status_code != http.HTTPStatus.OK:
             raise self._no(answer.status_code, "whether there is such an image")
         return self._decoded(answer)
@@ -154,7 +156,11 @@ class Catalogue:
         return image
 
     def _get(
-        self, path: str, caller: Caller, headers: dict[str, str] | None = None
+        self,
+        path: str,
+        caller: Caller,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = glance_images.TIMEOUT_S,
     ) -> requests.Response:
         """Ask Glance in the caller's name; the body of what is no record is not read."""
         try:
@@ -164,6 +170,7 @@ class Catalogue:
                 authenticated=False,
                 raise_exc=False,
                 stream=headers is not None,
+                timeout=timeout_s,
             )
         except (exceptions.ClientException, requests.exceptions.RequestException) as error:
             self._trouble.say(f"Glance: {error}")

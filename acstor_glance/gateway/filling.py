@@ -147,7 +147,7 @@ class Filling:
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             try:
-                record = self._known.record(image_id, caller)
+                record = self._known.record(image_id, caller, SETTLE_S)
             except refusal.Refused:  # it is gone, or Glance is
                 return
             if image_record.text_of(record, "status") != SAVING:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that were changed, sent as changes and composed again, all in memory or in files."""
+"""Disks that were changed, sent as changes and composed again, without a gateway or a Glance."""
 
 import pathlib
 from collections.abc import Iterable
@@ -7,17 +7,38 @@ from collections.abc import Iterator
 
 from acstor_common import changes
 from acstor_common import chunk_map
-from acstor_common import composition
 from acstor_common import ids
+from acstor_common import layout
 from acstor_common import qcow2
 from acstor_common import qcow2_header
+from acstor_common import qcow2_writer
+from acstor_glance.gateway import merging
 
 BASE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OS_HASH = chunk_map.OsHash("sha512", bytes(range(64)))
 
 
-def base_of(source: qcow2_header.Source, disk_format: str) -> composition.Base:
-    return qcow2.Qcow2(source) if disk_format == "qcow2" else composition.RawBase(source)
+PART_BYTES = 1 << 20
+
+
+class RawBase:
+    """A base that is stored as a guest reads it."""
+
+    cluster_bytes, codec = 1 << 16, layout.Codec.STORED
+
+    def __init__(self, source: qcow2_header.Source) -> None:
+        self.source, self.virtual_size = source, source.size_bytes
+        self.read_into = source.read_into
+
+    def extents(self) -> Iterator[layout.Extent]:
+        yield layout.Extent(0, self.virtual_size, layout.Codec.STORED, 0, self.virtual_size)
+
+
+Base = qcow2.Qcow2 | RawBase
+
+
+def base_of(source: qcow2_header.Source, disk_format: str) -> Base:
+    return qcow2.Qcow2(source) if disk_format == "qcow2" else RawBase(source)
 
 
 def stream_of(overlay: qcow2.Qcow2, found: Iterable[changes.Change] | None = None) -> bytes:
@@ -58,24 +79,57 @@ class Received:
         self.reader.end(self._take(changes.TRAILER_BYTES))
         assert self._at == len(self._stream)
 
-    def disk(self, base: composition.Base) -> composition.Disk:
-        return composition.Disk(self.head.virtual_size, self.table, base)
-
     def _take(self, length: int) -> memoryview:
         self._at += length
         return self._stream[self._at - length : self._at]
 
 
-def compose(stream: bytes, base: composition.Base, disk_format: str) -> Iterator[bytes]:
-    """Yield the file, and check that its length was known before."""
+def compose(stream: bytes, base: Base, disk_format: str) -> Iterator[bytes]:
+    """Yield the file, and check that it is as long as was known before."""
     received, done = Received(stream), 0
-    make = composition.as_qcow2 if disk_format == "qcow2" else composition.as_raw
-    file_bytes, parts = make(received.disk(base), received.read)
+    size = received.head.virtual_size
+
+    def pieces() -> Iterator[merging.Piece]:
+        return merging.pieces(received.table, base.extents(), size)
+
+    def stretches() -> Iterator[merging.Stretch]:
+        return merging.stretches(pieces(), base.cluster_bytes)
+
+    if disk_format == "raw":
+        file_bytes, parts = size, bytes_of(pieces(), base, received)
+    else:
+        runs = lambda: (one.run for one in stretches())  # noqa: E731
+        plan = qcow2_writer.Plan(size, base.cluster_bytes, base.codec, runs)
+        again = stretches()
+        file_bytes = plan.file_bytes
+        parts = plan.parts(lambda run: bytes_of(next(again).pieces, base, received))
     for part in parts:
         done += len(part)
         yield bytes(part)
     received.end()
     assert done == file_bytes
+
+
+def bytes_of(
+    pieces: Iterable[merging.Piece], base: Base, received: Received
+) -> Iterator[bytes | memoryview]:
+    """Yield what pieces are, each read alone."""
+    for piece in pieces:
+        if piece.origin is merging.Origin.PACKED:
+            assert piece.extent is not None
+            stored = memoryview(bytearray(piece.extent.stored_bytes))
+            base.source.read_into(stored, piece.extent.offset)
+            yield stored
+            continue
+        while piece.length:
+            length = min(piece.length, PART_BYTES)
+            data = memoryview(bytearray(length))
+            if piece.origin is merging.Origin.CHANGED:
+                data = received.read(length)
+            elif piece.origin is merging.Origin.BASE:
+                base.read_into(data, piece.at)
+            yield data
+            piece = piece.cut(piece.at + len(data), piece.stop)
 
 
 def write(path: pathlib.Path, parts: Iterable[bytes]) -> None:

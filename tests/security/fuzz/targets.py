@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """All targets, by name."""
 
+from tests.security.fuzz import changed
 from tests.security.fuzz import said
 from tests.security.fuzz import signed
 from tests.security.fuzz import stored
 from tests.security.fuzz import trusted
 
-BY_NAME = {target.name: target for target in (*stored.ALL, *said.ALL, *trusted.ALL, *signed.ALL)}
+BY_NAME = {
+    target.name: target
+    for target in (*stored.ALL, *changed.ALL, *said.ALL, *trusted.ALL, *signed.ALL)
+}

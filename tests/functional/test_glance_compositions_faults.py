@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compositions that fail in the middle: no image is ever active that was not sent whole.
+
+The rule of each test: the image is queued again after it, and can be filled in another way.
+"""
+
+import json
+import signal
+import time
+
+import pytest
+
+from acstor_common import changes
+from tests.lab import runs
+from tests.lab.openstack import acstor_gateway
+from tests.lab.openstack import changed_disks
+from tests.lab.openstack import image_stores
+from tests.lab.openstack import ini
+from tests.lab.openstack import uploads
+
+KIB, MIB = 1 << 10, 1 << 20
+DATA = changes.Kind.DATA
+STILL_S = 4.0
+said = image_stores.said
+BASE = changed_disks.some_base(24 * MIB)
+DISK = changed_disks.Disk(BASE, 32 * MIB, [changes.Change(20 * MIB, 2 * MIB, DATA)])
+"""Most of the base lies before its change: Glance has a part of it when the change is sent."""
+LATE = changed_disks.Disk(BASE, 32 * MIB, [changes.Change(0, 2 * MIB, DATA)])
+"""Most of the base lies behind its change: it is read when the body has come."""
+HALF = -MIB
+"""Where bodies are cut: a half of the bytes of DISK's change, and the trailer, are missing."""
+
+
+@pytest.fixture(scope="module", params=["fs", "s3"])
+def into(request, all_stores, tmp_path_factory):
+    """Yield somebody whose images get into a store, and a gateway that is soon tired."""
+    all_stores.start()
+    default = {"glance_store": {"default_backend": request.param}}
+    with all_stores.lab.glance.changed(ini.merged(all_stores.stores(), default)):
+        gateway = acstor_gateway.Gateway(
+            all_stores.lab,
+            tmp_path_factory.mktemp(request.param),
+            composition_still_s=STILL_S,
+            compositions=2,
+            compositions_of_project=1,
+            timeout_s=2.0,
+        )
+        gateway.start()
+        try:
+            gateway.wait_ready()
+            yield changed_disks.Sender(all_stores, gateway)
+        finally:
+            gateway.stop()
+
+
+@pytest.fixture
+def sender(into):
+    """The same, all of it up, and nothing under way."""
+    into.place.start_stores()
+    into.gateway.start()
+    into.gateway.wait_ready()
+    wait_idle(into)
+    return into
+
+
+@pytest.fixture
+def base(sender):
+    return sender.place.upload("s3", BASE)
+
+
+def wait_idle(sender):
+    runs.wait_for(
+        lambda: sender.gateway.counted("compositions_in_flight") == 0,
+        30,
+        "the end of all compositions",
+        sender.gateway.log,
+    )
+
+
+def check_not_whole(sender, image_id):
+    """Check that an image waits for its bytes again, and takes them in Nova's own way."""
+    sender.wait_status(image_id, "queued")
+    wait_idle(sender)
+    assert sender.status(image_id) == "queued"
+    whole = sender.place.upload("fs", changed_disks.some_base(MIB), name="another")
+    assert sender.status(whole) == "active"
+    put = {"data": iter([b"x" * KIB]), "headers": {"Content-Type": "application/octet-stream"}}
+    answer = sender.place.ask("tenant", "PUT", f"/v2/images/{image_id}/file", **put)
+    assert (answer.status_code, sender.record(image_id)["size"]) == (204, KIB)
+
+
+def begun(sender, link, stream, image_id):
+    """Send the first half of a body, and wait until Glance has begun to take the image."""
+    link.sendall(stream[:HALF])
+    sender.wait_status(image_id, "saving")
+
+
+def error_of(answer: str) -> dict:
+    """Return what an answer says that went wrong, in its status or in its last line."""
+    error: dict = json.loads(answer.splitlines()[-1])["error"]
+    return error
+
+
+# The client
+
+
+def test_client_that_goes_in_the_middle_leaves_no_image(sender, base):
+    image_id, stream = sender.queued("raw"), DISK.stream(base)
+    before = sender.counted("client")
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        begun(sender, link, stream, image_id)
+    check_not_whole(sender, image_id)
+    assert sender.counted("client") == before + 1
+
+
+def test_client_that_goes_before_the_answer_leaves_no_image(sender, base):
+    """The body was whole; what is left is reading the base, from a store that answers nothing."""
+    image_id, stream = sender.queued("raw"), LATE.stream(base)
+    before = sender.counted("client") + sender.counted("base")
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        link.sendall(stream[:HALF])
+        time.sleep(2.0)  # what is read ahead is read
+        sender.place.objects.s3.signal(signal.SIGSTOP)
+        try:
+            link.sendall(stream[HALF:])
+            assert b" 200 " in link.recv(100)
+        finally:
+            link.close()
+            sender.wait_status(image_id, "queued", 60)
+            sender.place.objects.s3.signal(signal.SIGCONT)
+    check_not_whole(sender, image_id)
+    assert sender.counted("client") + sender.counted("base") == before + 1
+
+
+def test_client_that_says_nothing_more_is_given_up_in_time(sender, base):
+    image_id, stream = sender.queued("raw"), DISK.stream(base)
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        begun(sender, link, stream, image_id)
+        began_s = time.monotonic()
+        changed_disks.rest_of(link)
+        assert time.monotonic() - began_s < STILL_S + 15
+    check_not_whole(sender, image_id)
+    assert f"no changes came for {STILL_S:g} s" in sender.gateway.log()
+
+
+def test_client_that_sends_a_byte_now_and_then_is_given_up_in_time(sender, base):
+    image_id, stream = sender.queued("raw"), DISK.stream(base)
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        began_s = time.monotonic()
+        with pytest.raises(ConnectionError):
+            while time.monotonic() - began_s < STILL_S + 15:
+                link.sendall(stream[:1])
+                stream = stream[1:]
+                time.sleep(0.5)
+    assert sender.status(image_id) == "queued"
+
+
+def test_wrong_trailer_leaves_no_image(sender, base):
+    image_id, stream = sender.queued("raw"), bytearray(DISK.stream(base))
+    stream[-1] ^= 1
+    assert "the trailer does not match" in said(sender.send(image_id, bytes(stream), "raw"), 400)
+    check_not_whole(sender, image_id)
+
+
+def test_altered_bytes_leave_no_image(sender, base):
+    image_id, stream = sender.queued("raw"), bytearray(DISK.stream(base))
+    stream[HALF] ^= 1
+    assert "the trailer does not match" in said(sender.send(image_id, bytes(stream), "raw"), 400)
+    check_not_whole(sender, image_id)
+
+
+@pytest.mark.parametrize("more", [-1, 1, 4096])
+def test_body_of_another_length_is_refused_before_it_is_read(sender, base, more):
+    image_id, stream = sender.queued("raw"), DISK.stream(base)
+    body = stream[:more] if more < 0 else stream + bytes(more)
+    assert "not what its header says" in said(sender.send(image_id, body, "raw"), 400)
+    assert sender.status(image_id) == "queued"
+
+
+def test_body_that_ends_before_its_length_leaves_no_image(sender, base):
+    image_id, stream = sender.queued("raw"), DISK.stream(base)
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        begun(sender, link, stream, image_id)
+        link.sendall(stream[HALF:-1])
+        link.shutdown(1)
+        assert " 400 " in changed_disks.rest_of(link)
+    check_not_whole(sender, image_id)
+
+
+# The gateway
+
+
+def test_gateway_that_is_killed_in_the_middle_leaves_no_image(sender, base):
+    image_id, stream = sender.queued("raw"), DISK.stream(base)
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        begun(sender, link, stream, image_id)
+        sender.gateway.kill()
+        assert changed_disks.rest_of(link) == ""
+    sender.wait_status(image_id, "queued")
+    sender.gateway.start()
+    sender.gateway.wait_ready()
+    check_not_whole(sender, image_id)
+
+
+# The base's store
+
+
+def test_store_of_the_base_that_dies_in_the_middle_leaves_no_image(sender, base):
+    image_id, stream = sender.queued("raw"), LATE.stream(base)
+    before = sender.counted("base") + sender.counted("glance")
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        link.sendall(stream[:HALF])
+        time.sleep(2.0)  # what is read ahead is read
+        sender.place.objects.s3.kill()
+        link.sendall(stream[HALF:])
+        answer = changed_disks.rest_of(link)
+    assert error_of(answer)["code"] == 502
+    sender.place.objects.start()
+    check_not_whole(sender, image_id)
+    # The same store takes the image: it may be Glance that is first to say so.
+    assert sender.counted("base") + sender.counted("glance") == before + 1
+
+
+def test_store_of_the_base_that_is_away_for_a_moment_is_waited_for(sender, base):
+    image_id, stream = sender.queued("raw"), LATE.stream(base)
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        link.sendall(stream[:HALF])
+        sender.place.objects.s3.signal(signal.SIGSTOP)
+        try:
+            link.sendall(stream[HALF:])
+            time.sleep(2.5)  # longer than a read may take
+        finally:
+            sender.place.objects.s3.signal(signal.SIGCONT)
+        last = json.loads(changed_disks.rest_of(link).splitlines()[-1])
+    assert last["state"] == "done"
+    assert sender.status(image_id) == "active"
+
+
+def test_base_that_was_damaged_leaves_no_image(sender, tmp_path):
+    packed = bytearray(uploads.qcow2(tmp_path, BASE))
+    packed[len(packed) // 2 : len(packed) // 2 + 70_000] = b"\xff" * 70_000
+    damaged = sender.place.upload("fs", bytes(packed), disk_format="qcow2")
+    image_id = sender.queued("raw")  # as qcow2 it would be carried as it is
+    answer = sender.send(image_id, DISK.stream(damaged), "raw")
+    assert "the base: the cluster at" in error_of(answer.text)["message"]
+    check_not_whole(sender, image_id)
+
+
+# Glance
+
+
+def test_glance_that_stands_still_is_given_up_in_time(sender, base):
+    image_id, stream = sender.queued("raw"), DISK.stream(base)
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        begun(sender, link, stream, image_id)
+        sender.place.lab.glance.signal(signal.SIGSTOP)
+        try:
+            link.sendall(stream[HALF:])
+            answer = changed_disks.rest_of(link)
+        finally:
+            sender.place.lab.glance.signal(signal.SIGCONT)
+    assert "Glance does not take the image's bytes" in answer
+    wait_idle(sender)
+
+
+def test_glance_that_dies_in_the_middle_is_told_of(sender, base):
+    """Glance itself leaves the image ``saving`` then, however it was sent."""
+    image_id, stream = sender.queued("raw"), DISK.stream(base)
+    before = sender.counted("glance")
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        begun(sender, link, stream, image_id)
+        sender.place.lab.glance.kill()
+        link.sendall(stream[HALF:])
+        answer = changed_disks.rest_of(link)
+    assert "Glance" in answer
+    sender.place.start_stores()
+    assert sender.status(image_id) != "active"
+    assert sender.counted("glance") == before + 1
+
+
+def test_image_that_is_deleted_in_the_middle_is_told_of(sender, base):
+    image_id, stream = sender.queued("raw"), DISK.stream(base)
+    with sender.slowly(image_id, len(stream), "raw") as link:
+        begun(sender, link, stream, image_id)
+        sender.place.ask("tenant", "DELETE", f"/v2/images/{image_id}").raise_for_status()
+        link.sendall(stream[HALF:])
+        answer = changed_disks.rest_of(link)
+    assert error_of(answer)["code"] in (404, 409, 410, 502)
+    wait_idle(sender)
+
+
+# Bounds
+
+
+def test_more_compositions_than_there_may_be_are_told_to_come_back(sender, base):
+    stranger = changed_disks.Sender(sender.place, sender.gateway, "stranger")
+    admin = changed_disks.Sender(sender.place, sender.gateway, "admin")
+    stream, mine = DISK.stream(base), sender.queued("raw")
+    with sender.slowly(mine, len(stream), "raw") as first:
+        begun(sender, first, stream, mine)
+        again = sender.send(sender.queued("raw"), stream, "raw")
+        assert "of this project" in said(again, 503)
+        assert again.headers["Retry-After"] == "30"
+        theirs = stranger.place.ask("stranger", "GET", "/v2/images")  # has a project of his own
+        assert theirs.ok
+        with admin.slowly(admin.queued("raw"), len(stream), "raw") as second:
+            second.sendall(stream[:HALF])
+            runs.wait_for(
+                lambda: sender.gateway.counted("compositions_in_flight") == 2,
+                20,
+                "two of them",
+                sender.gateway.log,
+            )
+            busy = said(stranger.send(stranger.queued("raw"), stream, "raw"), 503)
+            assert busy == "2 compositions are under way, of 2"
+        first.sendall(stream[HALF:])
+        assert '"state":"done"' in changed_disks.rest_of(first)
+    assert sender.gateway.counted("compositions_limit") == 2
+    assert sender.counted("busy") >= 2

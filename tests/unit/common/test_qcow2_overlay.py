@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An overlay is read only where somebody says so, and says what it has and what it has not."""
+
+import dataclasses
+
+import pytest
+
+from acstor_common import qcow2
+from acstor_common import qcow2_header
+from acstor_common.changes import Change
+from acstor_common.changes import Kind
+from acstor_common.qcow2_header import Feature
+from acstor_common.qcow2_header import Reason
+from tests.fakes import qcow2_files
+from tests.fakes.qcow2_files import Bytes
+from tests.fakes.qcow2_files import File
+
+CLUSTER = 4096
+AT_DATA = 4 * CLUSTER
+DATA, ZERO = Kind.DATA, Kind.ZERO
+NAME = {"backing_offset": 200, "backing_length": 20, "extensions": b"\0" * 88 + b"/base/" * 3}
+
+
+def overlay(*l2_entries: int, data: bytes = b"", size: int = 8 * CLUSTER, **fields: object) -> File:
+    # A name where an extension would be: it must not be taken for one.
+    return File(size=size, l2_entries=list(l2_entries), data=data, **NAME | fields)  # type: ignore[arg-type]
+
+
+def opened(file: File) -> qcow2.Qcow2:
+    return qcow2.Qcow2(Bytes(file.pack()), may_have_backing=True)
+
+
+def changes_of(file: File) -> list[Change]:
+    return list(opened(file).changes())
+
+
+def test_clusters_of_all_kinds_are_changes_and_what_is_not_there_is_none() -> None:
+    packed = qcow2_files.deflated(b"c" * CLUSTER)
+    entry = qcow2_files.compressed_entry(AT_DATA + CLUSTER, len(packed))
+    file = overlay(
+        0, AT_DATA, entry, qcow2_files.ZERO, qcow2_files.ZERO | AT_DATA, 0, AT_DATA,
+        data=b"a" * CLUSTER + packed,
+    )  # fmt: skip
+    assert changes_of(file) == [
+        Change(CLUSTER, 2 * CLUSTER, DATA),
+        Change(3 * CLUSTER, 2 * CLUSTER, ZERO),
+        Change(6 * CLUSTER, CLUSTER, DATA),
+    ]
+    data = bytearray(b"\xaa" * 1024)
+    opened(file).read_into(memoryview(data), 2 * CLUSTER - 512)
+    assert data == b"a" * 512 + b"c" * 512
+    opened(file).read_into(memoryview(data), 3 * CLUSTER - 512)
+    assert data == b"c" * 512 + bytes(512)
+    opened(file).read_into(memoryview(data), 5 * CLUSTER)
+    assert data == bytes(1024)
+
+
+def test_subclusters_are_changes_each() -> None:
+    bitmap = 0b0011 | 0b1100 << 32 | 1 << 5
+    file = overlay(
+        4 << 14, bitmap, 0, 1 << 63, cluster_bits=14, size=2 << 14,
+        incompatible=Feature.EXTENDED_L2, data=bytes(1 << 14),
+    )  # fmt: skip
+    assert changes_of(file) == [
+        Change(0, 1024, DATA),
+        Change(1024, 1024, ZERO),
+        Change(5 * 512, 512, DATA),
+        Change((2 << 14) - 512, 512, ZERO),
+    ]
+
+
+def test_changes_end_with_the_disk_and_not_with_the_file() -> None:
+    file = overlay(0, AT_DATA, AT_DATA, data=b"a" * 700, size=2 * CLUSTER + 512)
+    assert changes_of(file) == [Change(CLUSTER, CLUSTER + 512, DATA)]
+    data = bytearray(b"\xaa" * CLUSTER)
+    opened(file).read_into(memoryview(data), CLUSTER)
+    assert data == (b"a" * 700).ljust(CLUSTER, b"\0")
+
+
+def test_file_without_a_backing_file_says_all_of_the_disk() -> None:
+    file = File(size=8 * CLUSTER, l2_entries=[0, AT_DATA], data=b"a" * CLUSTER)
+    assert changes_of(file) == [
+        Change(0, CLUSTER, ZERO),
+        Change(CLUSTER, CLUSTER, DATA),
+        Change(2 * CLUSTER, 6 * CLUSTER, ZERO),
+    ]
+    assert changes_of(File(size=0)) == []
+
+
+def test_overlay_is_refused_if_nobody_says_that_it_may_be_one() -> None:
+    with pytest.raises(qcow2_header.Refused) as caught:
+        qcow2.Qcow2(Bytes(overlay().pack()))
+    assert caught.value.reason is Reason.BACKING_FILE
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"backing_length": 1024}, Reason.HEADER),
+        ({"backing_length": CLUSTER - 199}, Reason.HEADER),
+        ({"backing_offset": CLUSTER}, Reason.HEADER),
+        ({"backing_offset": 1 << 63}, Reason.HEADER),
+        ({"cluster_bits": 63}, Reason.HEADER),
+        ({"incompatible": Feature.EXTERNAL_DATA}, Reason.EXTERNAL_DATA),
+        ({"autoclear": 2}, Reason.EXTERNAL_DATA),
+        ({"crypt_method": 1}, Reason.ENCRYPTED),
+        ({"incompatible": Feature.CORRUPT}, Reason.CORRUPT),
+        ({"l1_entries": [3 * CLUSTER, 3 * CLUSTER], "size": 4 << 20}, Reason.TABLES_OVERLAP),
+    ],
+)
+def test_what_is_refused_of_other_files_is_refused_of_overlays(
+    fields: dict[str, object], reason: Reason
+) -> None:
+    fields = dict(fields)
+    bits = fields.pop("cluster_bits", 12)
+    raw = bytearray(dataclasses.replace(overlay(), **fields).pack())  # type: ignore[arg-type]
+    raw[20:24] = bits.to_bytes(4, "big")  # type: ignore[attr-defined]
+    with pytest.raises(qcow2_header.Refused) as caught:
+        qcow2.Qcow2(Bytes(bytes(raw)), may_have_backing=True)
+    assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [(AT_DATA + 512, Reason.TABLES), (100 * CLUSTER, Reason.TRUNCATED)],
+)
+def test_tables_that_make_no_sense_are_refused(entry: int, reason: Reason) -> None:
+    file = overlay(0, entry, data=b"a" * CLUSTER)
+    with pytest.raises(qcow2_header.Refused) as caught:
+        changes_of(file)
+    assert caught.value.reason is reason
