@@ -41,6 +41,11 @@ class Fallback(enum.StrEnum):
     MIRROR_UNREADABLE = "mirror-unreadable"
     MIRROR_LOST = "mirror-lost"
     HOLES_UNKNOWN = "holes-unknown"
+    GATEWAY_UNREACHABLE = "gateway-unreachable"
+    GATEWAY_REFUSED = "gateway-refused"
+    CHANGES_UNREADABLE = "changes-unreadable"
+    SNAPSHOT_FORMAT = "snapshot-format"
+    GUEST_SUSPENDED = "guest-suspended"
 
 
 class Pace(enum.StrEnum):

@@ -281,6 +281,34 @@ class AgentRefused(AcstorError):
         return f"the agent refused: {self.why}"
 
 
+class GatewayUnreachable(AcstorError):
+    """The gateway does not answer, or not to the end: what was asked of it may be asked of Glance.
+
+    :param where: its URL
+    """
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(where, why)
+        self.where, self.why = where, why
+
+    def __str__(self) -> str:
+        return f"no answer from the gateway at {self.where}: {self.why}"
+
+
+class GatewayRefused(AcstorError):
+    """The gateway answered that it does not do what it was asked, or could not.
+
+    :param status: of its answer; 200 if it had begun
+    """
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(status, why)
+        self.status, self.why = status, why
+
+    def __str__(self) -> str:
+        return f"the gateway refused ({self.status}): {self.why}"
+
+
 class UnsupportedNova(AcstorError):
     """This Nova is not one that acstor was checked against; Nova goes on without acstor.
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
+from acstor_common import chunk_map
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import geometry
@@ -33,6 +34,24 @@ class Stored(NamedTuple):
     def __str__(self) -> str:
         """Return both in words, for warnings."""
         return f"{self.size_bytes} bytes of {self.disk_format}"
+
+
+class Zeros(NamedTuple):
+    """What the agent tells of an image that it shows.
+
+    :param cut: how it is cut into chunks
+    :param bits: one for each chunk, set if it has only zeros
+    :param os_hash: Glance's, of the image that the chunk map was made of; unknown if an agent is
+        too old to tell
+    """
+
+    cut: geometry.Geometry
+    bits: bytes
+    os_hash: chunk_map.OsHash
+
+    def is_zero(self, chunk_no: int) -> bool:
+        """Say whether a chunk has only zeros."""
+        return bool(self.bits[chunk_no // 8] >> chunk_no % 8 & 1)
 
 
 class AgentClient:
@@ -64,15 +83,17 @@ class AgentClient:
         """
         self._ask(control_wire.PreSeed(image_id), timeout_s)
 
-    def zeros(self, image_id: str) -> tuple[geometry.Geometry, bytes]:
-        """Return how an image is cut, and a bit for each chunk, set if it has only zeros.
+    def zeros(self, image_id: str) -> Zeros:
+        """Return where an image has zeros, and whose bytes its mirror shows.
 
         :raises errors.AgentRefused: it does not know the image, or is too old for the question
         :raises errors.AgentUnreachable: it does not answer in time
         """
         said = self._ask(control_wire.Zeros(image_id))
         cut = geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
-        return cut, base64.b64decode(said["zeros"])
+        value = bytes.fromhex(said.get("os_hash_value", ""))
+        os_hash = chunk_map.OsHash(said.get("os_hash_algo", ""), value)
+        return Zeros(cut, base64.b64decode(said["zeros"]), os_hash)
 
     def switched_off(
         self, instance_id: str, timeout_s: float, *, is_taken_back: bool = False

@@ -19,8 +19,10 @@ from acstor_common import errors
 from acstor_nova import agent_client
 from acstor_nova import conf as nova_conf
 from acstor_nova import findings
+from acstor_nova import gateway_client
 from acstor_nova import mirror_link
 from acstor_nova import register
+from acstor_nova import seams
 from acstor_nova import whole_images
 
 FS_TYPE = "fuse.acstor"
@@ -70,6 +72,7 @@ def check(conf: cfg.ConfigOpts, root: pathlib.Path = pathlib.Path("/")) -> list[
         *_agent(conf),
         _mount(conf, root),
         *_image_cache(conf),
+        _gateway(conf),
         whole_images.of_manager(conf),
         _kernel(root),
         _apparmor(conf, root),
@@ -96,13 +99,18 @@ def _configuration(conf: cfg.ConfigOpts) -> Iterator[Finding]:
 def _nova() -> Finding:
     try:
         version = register.nova_version()
-        register.check_seams(version, [seam.module for seam in register.SEAMS[max(register.SEAMS)]])
+        seams.check(version, [seam.module for seam in seams.SEAMS[max(seams.SEAMS)]])
     except importlib.metadata.PackageNotFoundError:
         remedy = "Install acstor[nova] where Nova is installed, and run this command there."
         return Finding("nova", Level.ERROR, "Nova is not installed in this environment", remedy)
     except errors.UnsupportedNova as e:
         remedy = "Nova works as with images_type = qcow2. Install an acstor that knows this Nova."
         return Finding("nova", Level.ERROR, str(e), remedy)
+    try:
+        seams.check_composed(version)
+    except errors.UnsupportedNova as e:
+        remedy = "Snapshots are uploaded as whole images; the rest works."
+        return Finding("nova", Level.WARNING, str(e), remedy)
     return Finding("nova", Level.OK, version)
 
 
@@ -164,6 +172,18 @@ def _image_cache(conf: cfg.ConfigOpts) -> Iterator[Finding]:
         yield Finding("image cache", Level.ERROR, f"{folder}: {e.strerror}", remedy)
         return
     yield Finding("image cache", Level.OK, f"{folder}: {links} links to mirrors")
+
+
+def _gateway(conf: cfg.ConfigOpts) -> Finding:
+    what, own = "[acstor] gateway_url", conf.acstor
+    if not own.gateway_url:
+        return Finding(what, Level.OK, "not set: snapshots are uploaded as whole images")
+    try:
+        gateway_client.GatewayClient(own.gateway_url, own.gateway_ca_file).look()
+    except (errors.GatewayUnreachable, errors.GatewayRefused) as e:
+        remedy = "Until it answers, snapshots are uploaded as whole images."
+        return Finding(what, Level.WARNING, str(e), remedy)
+    return Finding(what, Level.OK, own.gateway_url)
 
 
 def _kernel(root: pathlib.Path) -> Finding:

@@ -29,6 +29,18 @@ OPTS = [
         ],
         help="What Nova's request to cache an image (openstack aggregate cache image) does.",
     ),
+    cfg.StrOpt(
+        "gateway_url",
+        default="",
+        help="URL of acstor-glance-gateway. Snapshots of instances on a mirror are then sent there "
+        "as what differs from their image, and become a whole image beside Glance. Empty: Nova "
+        "uploads whole images, as ever.",
+    ),
+    cfg.StrOpt(
+        "gateway_ca_file",
+        default="",
+        help="The authorities of the gateway's certificate, as PEM. Empty: those of the system.",
+    ),
 ]
 
 

@@ -73,6 +73,9 @@ class NotEligibleError(Exception):
         super().__init__(reason, why)
         self.reason, self.why = reason, why
 
+    def __str__(self) -> str:
+        return self.why
+
 
 class Host:
     """What this nova-compute knows of acstor on its host."""

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes Nova know ``[libvirt] images_type = acstor``; all that is known of Nova's inside is here.
+"""Makes Nova know ``[libvirt] images_type = acstor``; what of Nova's inside is used is here.
 
 nova.conf names a configuration source, and oslo.config loads :class:`Driver`
 for it before any option is read.  It adds the value to the option's choices and
 waits for Nova to import the modules of its libvirt driver, to add the backend.
 
-The rule: Nova must start.  A Nova that is not in :data:`SEAMS`, or that is not
+The rule: Nova must start.  A Nova that is not in :data:`seams.SEAMS`, or that is not
 what the table says of it, is refused with an error in the log, and ``acstor``
 then means ``qcow2``.  So nothing but the standard library and oslo.config is
 imported until Nova needs it: this is also loaded by processes of Nova that have
 no use for it, one of them with root's rights.
 """
 
-import dataclasses
 import functools
 import hashlib
 import importlib
 import importlib.metadata
-import inspect
 import logging
 import sys
 from collections.abc import Callable
@@ -30,50 +28,14 @@ from typing import Any
 from oslo_config import cfg
 from oslo_config import sources
 
+from acstor_nova import seams
+
 LOG = logging.getLogger(__name__)
 
 NAME = "acstor"
 STOCK = "qcow2"
-IMAGEBACKEND = "nova.virt.libvirt.imagebackend"
-DRIVER = "nova.virt.libvirt.driver"
-UTILS = "nova.virt.libvirt.utils"
-GUEST = "nova.virt.libvirt.guest"
-_CONFIG = "nova.virt.libvirt.config"
+IMAGEBACKEND, DRIVER, UTILS, GUEST = seams.IMAGEBACKEND, seams.DRIVER, seams.UTILS, seams.GUEST
 _MARK = "_acstor_registered"
-
-
-@dataclasses.dataclass(frozen=True)
-class Seam:
-    """A name in Nova that is relied on, and its parameters (None: it is no function)."""
-
-    module: str
-    name: str
-    parameters: tuple[str, ...] | None = None
-
-
-_CACHE = ("self", "fetch_func", "filename", "size", "safe", "args", "kwargs")
-_LIBVIRT_INFO = ("self", "cache_mode", "extra_specs", "boot_order", "disk_unit")
-_QCOW2 = ("self", "instance", "disk_name", "path", "disk_info_mapping")
-_ALL_SEAMS = (
-    Seam(IMAGEBACKEND, "CONF"),
-    Seam(IMAGEBACKEND, "Backend.__init__", ("self", "use_cow")),
-    Seam(IMAGEBACKEND, "Qcow2.__init__", _QCOW2),
-    Seam(IMAGEBACKEND, "Image.cache", _CACHE),
-    Seam(IMAGEBACKEND, "Image.libvirt_info", _LIBVIRT_INFO),
-    Seam(_CONFIG, "LibvirtConfigGuestDisk.format_dom", ("self",)),
-    Seam("nova.virt.images", "IMAGE_API"),
-    Seam("nova.virt.images", "do_image_deep_inspection", ("img", "image_href", "path")),
-    Seam("nova.exception", "GlanceConnectionFailed"),
-    Seam("nova.exception", "ImageNotFound"),
-    Seam("nova.exception", "InternalError"),
-    Seam(DRIVER, "LibvirtDriver.cache_image", ("self", "context", "image_id")),
-    Seam("nova.virt.libvirt.imagecache", "get_cache_fname", ("image_id",)),
-    Seam(UTILS, "extract_snapshot", ("disk_path", "source_fmt", "out_path", "dest_fmt")),
-    Seam(GUEST, "Guest.uuid"),
-    Seam(GUEST, "Guest.poweroff", ("self",)),
-)
-SEAMS = dict.fromkeys(range(31, 35), _ALL_SEAMS)
-"""By Nova's major version: 31 is 2025.1, 34 is 2026.2."""
 
 
 class Driver(sources.ConfigurationSourceDriver):
@@ -88,7 +50,7 @@ class Driver(sources.ConfigurationSourceDriver):
         if "nova.conf" in sys.modules and "libvirt" in conf:
             _widen_choices()
             _when_imported(IMAGEBACKEND, _register_backend)
-            _when_imported(DRIVER, _register_precache)
+            _when_imported(DRIVER, _register_driver)
             _when_imported(UTILS, _register_snapshots)
             _when_imported(GUEST, _register_poweroff)
         return NoValues()
@@ -105,37 +67,6 @@ class NoValues(sources.ConfigurationSource):
 def nova_version() -> str:
     """Return the version of the Nova that is installed."""
     return importlib.metadata.version("nova")
-
-
-def check_seams(version: str, modules: Sequence[str]) -> None:
-    """Check that this Nova is what is known of its version.
-
-    :param modules: those whose seams are looked at
-    :raises errors.UnsupportedNova: the version is not known, or a seam is not as it was
-    """
-    from acstor_common import errors
-
-    known = SEAMS.get(int(version.partition(".")[0]))
-    if known is None:
-        wanted = f"{min(SEAMS)} to {max(SEAMS)}"
-        raise errors.UnsupportedNova(version, f"acstor was checked against versions {wanted} only")
-    for seam in known:
-        if seam.module in modules and (wrong := _what_is_wrong(seam)):
-            raise errors.UnsupportedNova(version, f"{seam.module}.{seam.name} {wrong}")
-
-
-def _what_is_wrong(seam: Seam) -> str:
-    try:
-        found: Any = functools.reduce(
-            getattr, seam.name.split("."), importlib.import_module(seam.module)
-        )
-    except (ImportError, AttributeError):
-        return "is not there"
-    if seam.parameters is not None:
-        parameters = tuple(inspect.signature(found).parameters)
-        if parameters != seam.parameters:
-            return f"takes {parameters}, not {seam.parameters}"
-    return ""
 
 
 def _widen_choices() -> None:
@@ -202,8 +133,8 @@ def _register_backend(module: ModuleType) -> None:
 def _backend(module: ModuleType) -> type:
     """Return the class of the backend, Nova's own if this Nova is not supported."""
     try:
-        modules = [IMAGEBACKEND, _CONFIG, "nova.virt.images", "nova.exception"]
-        check_seams(nova_version(), modules)
+        modules = [IMAGEBACKEND, seams.CONFIG, "nova.virt.images", "nova.exception"]
+        seams.check(nova_version(), modules)
         return _make_backend(module)
     except Exception as e:
         LOG.error("acstor is not used; Nova works as with images_type = %s: %s", STOCK, e)
@@ -214,6 +145,7 @@ def _backend(module: ModuleType) -> type:
 @functools.cache
 def _make_backend(module: ModuleType) -> type:
     from acstor_common import conf as common_conf
+    from acstor_nova import composed_snapshot
     from acstor_nova import conf as nova_conf
     from acstor_nova import imagebackend
 
@@ -221,9 +153,8 @@ def _make_backend(module: ModuleType) -> type:
     common_conf.warn_of_strays(module.CONF, nova_conf.list_opts())
     host = imagebackend.Host(_seams(module))
     LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
-    return type(
-        "Acstor", (imagebackend.MirrorBase, module.Qcow2), {"host": host, "__module__": __name__}
-    )
+    bases = composed_snapshot.ComposedBase, module.Qcow2
+    return type("Acstor", bases, {"host": host, "__module__": __name__})
 
 
 def _seams(module: ModuleType) -> Any:
@@ -260,10 +191,16 @@ def base_name(image_id: str) -> str:
     return hashlib.sha1(image_id.encode(), usedforsecurity=False).hexdigest()
 
 
+def _register_driver(module: ModuleType) -> None:
+    """Register with Nova's driver what each by itself may be left out."""
+    if not getattr(module.LibvirtDriver, _MARK, False):
+        setattr(module.LibvirtDriver, _MARK, True)
+        _register_precache(module)
+        _register_composed(module)
+
+
 def _register_precache(module: ModuleType) -> None:
     """Have Nova's requests to cache an image brought before the backend."""
-    if getattr(module.LibvirtDriver, _MARK, False):
-        return
     stock = module.LibvirtDriver.cache_image
 
     @functools.wraps(stock)
@@ -274,7 +211,7 @@ def _register_precache(module: ModuleType) -> None:
         return _precache(backend.host, functools.partial(stock, self), context, image_id)
 
     try:
-        check_seams(nova_version(), [DRIVER, "nova.virt.libvirt.imagecache"])
+        seams.check(nova_version(), [DRIVER, "nova.virt.libvirt.imagecache"])
         cached = importlib.import_module("nova.virt.libvirt.imagecache").get_cache_fname("image")
         if cached != base_name("image"):
             raise ValueError(f"Nova's image cache names its files otherwise: {cached}")
@@ -282,13 +219,77 @@ def _register_precache(module: ModuleType) -> None:
         LOG.error("images are not cached through acstor on request: %s", e)
         return
     module.LibvirtDriver.cache_image = cache_image
-    setattr(module.LibvirtDriver, _MARK, True)
 
 
 def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:
     from acstor_nova import imagebackend
 
     return imagebackend.precache(host, stock, context, image_id)
+
+
+def _register_composed(module: ModuleType) -> None:
+    """Have the backend told of each snapshot that Nova's driver begins.
+
+    What it is about to do with the guest the driver says in one place only: where it suspends the
+    guest for the snapshot, if it has to.
+    """
+    stock = module.LibvirtDriver._suspend_guest_for_snapshot
+
+    @functools.wraps(stock)
+    def suspend(
+        self: Any, context: Any, live_snapshot: bool, current_power_state: int, instance: Any
+    ) -> None:
+        stock(self, context, live_snapshot, current_power_state, instance)
+        try:
+            if hasattr(self.image_backend.backend(), "host"):
+                needs = self._needs_suspend_resume_for_snapshot
+                is_suspended = needs(live_snapshot, current_power_state)
+                _begin_snapshot(self, context, instance, live_snapshot, is_suspended)
+        except Exception:
+            LOG.exception("a snapshot is made as Nova does by itself")
+
+    try:
+        seams.check_composed(nova_version())
+    except Exception as e:
+        LOG.error("snapshots are not made of changes: %s", e)
+        return
+    module.LibvirtDriver._suspend_guest_for_snapshot = suspend
+
+
+def _begin_snapshot(
+    driver: Any, context: Any, instance: Any, is_live: bool, is_suspended: bool
+) -> None:
+    from acstor_nova import composed_snapshot
+
+    images = importlib.import_module("nova.virt.images")
+    glance = importlib.import_module("nova.image.glance")
+    compute = importlib.import_module("nova.compute.utils")
+
+    def token_headers(context: Any) -> dict[str, str]:
+        session, auth = glance._session_and_auth(context)
+        return dict(auth.get_headers(session) or {})
+
+    def record_of(image_format: str) -> dict[str, Any]:
+        return dict(
+            driver._create_snapshot_metadata(instance.image_meta, instance, image_format, "")
+        )
+
+    def make_live(disk_path: str, out_path: str, image_format: str) -> None:
+        guest, meta = driver._host.get_guest(instance), instance.image_meta
+        driver._live_snapshot(
+            context, instance, guest, disk_path, out_path, STOCK, image_format, meta
+        )
+
+    used = composed_snapshot.Seams(
+        token_headers=token_headers,
+        update_image=functools.partial(images.IMAGE_API.update, purge_props=False),
+        disk_turn=lambda: compute.disk_ops_semaphore,
+    )
+    composed_snapshot.begin(
+        composed_snapshot.UnderWay(
+            used, is_live, is_suspended, record_of=record_of, make_live=make_live
+        )
+    )
 
 
 def _register_snapshots(module: Any) -> None:
@@ -305,7 +306,7 @@ def _register_snapshots(module: Any) -> None:
         _extract(backend.host, stock, disk_path, source_fmt, out_path, dest_fmt)
 
     try:
-        check_seams(nova_version(), [UTILS])
+        seams.check(nova_version(), [UTILS])
     except Exception as e:
         LOG.error("snapshots are made as Nova does by itself: %s", e)
         return
@@ -339,7 +340,7 @@ def _register_poweroff(module: ModuleType) -> None:
             raise
 
     try:
-        check_seams(nova_version(), [GUEST])
+        seams.check(nova_version(), [GUEST])
     except Exception as e:
         LOG.error("instances whose reads wait are ended as Nova does by itself: %s", e)
         return

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import ids
+from acstor_nova import composed_snapshot
 from acstor_nova import hole_map
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
@@ -31,10 +32,12 @@ def extract(
     out_path: str,
     dest_fmt: str,
 ) -> None:
-    """Write the image of a disk that nobody writes to.
+    """Write the image of a disk that nobody writes to, or send it, where that is wanted instead.
 
     :param stock: what Nova does by itself, with the arguments that follow
     """
+    if composed_snapshot.send_instead(disk_path):
+        return
     base = mirror_link.backing_file(disk_path) if source_fmt == "qcow2" else None
     image_id = mirror_link.image_of(base) if base else None
     if base is None or image_id is None:
@@ -59,9 +62,9 @@ def _reason(e: Exception) -> control_wire.Fallback:
 
 
 def _write_map(host: imagebackend.Host, image_id: ids.ImageId, path: str) -> None:
-    cut, zeros = host.agent.zeros(image_id)
+    told = host.agent.zeros(image_id)
     with open(path, "xb") as file:
-        hole_map.write(file, cut, lambda chunk_no: bool(zeros[chunk_no // 8] >> chunk_no % 8 & 1))
+        hole_map.write(file, told.cut, told.is_zero)
 
 
 def _with_holes(disk_path: str, holes: str, base: str) -> str:

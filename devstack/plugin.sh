@@ -126,6 +126,9 @@ acstor_configure_nova() {
     iniset "$NOVA_CONF" acstor control_socket "$ACSTOR_CONTROL_SOCKET"
     iniset "$NOVA_CONF" acstor mount_point "$ACSTOR_MOUNT_POINT"
     iniset "$NOVA_CONF" libvirt images_type acstor
+    if is_service_enabled acstor-gateway; then
+        iniset "$NOVA_CONF" acstor gateway_url "http://$SERVICE_HOST:$ACSTOR_GATEWAY_PORT"
+    fi
 }
 
 acstor_make_folders() {

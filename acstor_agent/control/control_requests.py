@@ -196,7 +196,13 @@ class ControlRequests:
         image_map = (await self._attach(image_id)).map
         cut = image_map.geometry
         bits = await trio.to_thread.run_sync(image_map.zeros)
-        return {"size_bytes": cut.size_bytes, "chunk_bytes": cut.chunk_bytes, "zeros": bits}
+        return {
+            "size_bytes": cut.size_bytes,
+            "chunk_bytes": cut.chunk_bytes,
+            "zeros": bits,
+            "os_hash_algo": image_map.os_hash_algo,
+            "os_hash_value": image_map.os_hash_value.hex(),
+        }
 
     async def _drop(self, image_id: ids.ImageId) -> dict[str, str]:
         await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")

@@ -31,13 +31,18 @@ def check() -> None:
 
 @contextlib.contextmanager
 def running(
-    lab: cloud.Cloud, disk_gib: int, glance_url: str | None = None, gateway_url: str | None = None
+    lab: cloud.Cloud,
+    disk_gib: int,
+    glance_url: str | None = None,
+    gateway_url: str | None = None,
+    own: ini.Sections | None = None,
 ) -> Iterator[nova_hosts.NovaHosts]:
     """Let both hosts run until the block ends.
 
     :param disk_gib: the length of their servers' disks
     :param glance_url: where both hosts, and the agent, find Glance; None for where it is
     :param gateway_url: where the agent finds the gateway; None: it asks Glance alone
+    :param own: what nova.conf of the first host says beside that
     """
     images = nova_hosts.Images(lab, lab.folder / "acstor-glance")
     first, second = lab.computes
@@ -58,7 +63,8 @@ def running(
                 cache_limit_bytes=4 * 1024 * geometry.MIB,
             )
         )
-        stack.enter_context(first.changed(ini.merged(nova_hosts.nova_options(agent), there)))
+        options = ini.merged(nova_hosts.nova_options(agent), there, own or {})
+        stack.enter_context(first.changed(options))
         stack.enter_context(second.changed(there))
         for compute in (first, second):
             nova_hosts.wait_started(compute)

@@ -448,13 +448,16 @@ def wait_heard(lab: cloud.Cloud) -> None:
 
 
 @contextlib.contextmanager
-def running(lab: cloud.Cloud, sources: str = "glance") -> Iterator[NovaHosts]:
+def running(
+    lab: cloud.Cloud, sources: str = "glance", more: ini.Sections | None = None
+) -> Iterator[NovaHosts]:
     """Let the lab's compute hosts run with acstor until the block ends.
 
     Nova on them keeps its options after it, for most who follow want the same; who wants others
     says so (:func:`configure`).
 
     :param sources: of their agents
+    :param more: what nova.conf says beside what it needs
     """
     images = Images(lab, lab.folder / "acstor-glance")
     with contextlib.ExitStack() as stack:
@@ -471,7 +474,9 @@ def running(lab: cloud.Cloud, sources: str = "glance") -> Iterator[NovaHosts]:
                 )
             )
             found.append(Host(host, agent))
-        configure({host.compute: nova_options(host.agent) for host in found})
+        configure(
+            {host.compute: ini.merged(nova_options(host.agent), more or {}) for host in found}
+        )
         for host in lab.computes:
             host.start()
         for host in lab.computes:

@@ -17,6 +17,7 @@ import zipfile
 import pytest
 
 from acstor_nova import register
+from acstor_nova import seams
 from tests.lab import runs
 from tests.lab.openstack import installed
 
@@ -46,10 +47,12 @@ print(json.dumps({
     "classes": classes,
     "precache": driver.LibvirtDriver.cache_image.__code__.co_filename,
     "snapshots": driver.libvirt_utils.extract_snapshot.__code__.co_filename,
+    "composed": driver.LibvirtDriver._suspend_guest_for_snapshot.__code__.co_filename,
     "power": driver.libvirt_guest.Guest.poweroff.__code__.co_filename,
 }))
 """
-MIRROR_BASE, STOCK = "acstor_nova.imagebackend.MirrorBase", f"{register.IMAGEBACKEND}.Qcow2"
+OURS = ["acstor_nova.composed_snapshot.ComposedBase", "acstor_nova.imagebackend.MirrorBase"]
+STOCK = f"{register.IMAGEBACKEND}.Qcow2"
 
 pytestmark = pytest.mark.skipif(
     not installed.is_ready(),
@@ -99,7 +102,7 @@ def start_nova(nova: pathlib.Path) -> tuple[dict, str]:
 
 
 def test_table_is_the_releases_that_are_tested():
-    assert set(register.SEAMS) == set(RELEASES)
+    assert set(seams.SEAMS) == set(RELEASES)
 
 
 @pytest.mark.parametrize("version", RELEASES)
@@ -109,9 +112,10 @@ def test_release_takes_acstor(tmp_path, version):
     assert found["from"].startswith(str(nova))
     assert found["images_type"] == "acstor"
     for classes in found["classes"].values():
-        assert classes[1:3] == [MIRROR_BASE, STOCK]
-    assert found["precache"] == found["snapshots"] == found["power"] == register.__file__
-    assert "acstor is not used" not in log
+        assert classes[1:4] == [*OURS, STOCK]
+    for what in ("precache", "snapshots", "composed", "power"):
+        assert found[what] == register.__file__, what
+    assert "acstor is not used" not in log and "are not made of changes" not in log
 
 
 def refused(found: dict, log: str) -> str:
@@ -143,6 +147,16 @@ def test_seam_that_changed_is_refused_and_nova_goes_on(tmp_path, seam, damage, w
     with (nova / "nova" / seam).open("a") as file:
         file.write(f"\n{damage}\n")
     assert why in refused(*start_nova(nova))
+
+
+def test_snapshot_seam_that_changed_costs_only_snapshots_of_changes(tmp_path):
+    nova = unpack(RELEASES[34], tmp_path)
+    with (nova / "nova" / "virt/libvirt/driver.py").open("a") as file:
+        file.write("\nLibvirtDriver._live_snapshot = lambda self: None\n")
+    found, log = start_nova(nova)
+    assert "LibvirtDriver._live_snapshot takes ('self',)" in log
+    assert found["composed"] != register.__file__ == found["precache"]
+    assert found["classes"]["acstor"][1:3] == OURS
 
 
 def test_without_acstor_in_its_configuration_nova_is_untouched(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 
 import pytest
 
+from acstor_common import chunk_map
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import geometry
@@ -35,7 +36,9 @@ def test_answers_are_returned(path, client):
     }
     with scripted_agent.running(path, answers) as agent:
         assert client.ensure(IMAGE) == ("qcow2", 7)
-        assert client.zeros(IMAGE) == (geometry.Geometry(9 << 16, 1 << 16), b"\xff\x01")
+        cut = geometry.Geometry(9 << 16, 1 << 16)
+        older = chunk_map.UNKNOWN_OS_HASH
+        assert client.zeros(IMAGE) == agent_client.Zeros(cut, b"\xff\x01", older)
         assert client.status() == {"host": "h1"}
         client.switched_off(IMAGE, 20.0)
         client.count_fallback(control_wire.Fallback.DISK_FORMAT, 3)

@@ -11,6 +11,7 @@ from acstor_common import control_wire
 from acstor_common import geometry
 from acstor_nova import check
 from acstor_nova.cmd import manage
+from tests.fakes import gateway_server
 from tests.fakes import scripted_agent
 
 IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
@@ -39,13 +40,13 @@ class Machine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def configure(self, images_type="acstor", more=""):
+    def configure(self, images_type="acstor", more="", own=""):
         self.nova_conf.write_text(
             f"{more}\n"
             f"[DEFAULT]\nconfig_source = acstor\ninstances_path = {self.folder}/instances\n"
             f"[libvirt]\nimages_type = {images_type}\n"
             f"[acstor]\ndriver = acstor\ncontrol_socket = {self.folder}/control.sock\n"
-            f"mount_point = {self.mount_point}\n"
+            f"mount_point = {self.mount_point}\n{own}\n"
         )
 
     def status(self, mount_point=None):
@@ -113,6 +114,16 @@ def test_stock_backend_is_named(machine, agent):
     machine.configure("qcow2")
     found = machine.look()["[libvirt] images_type"]
     assert (found.level, found.detail) == ("error", "it is qcow2")
+
+
+def test_gateway_is_asked_whether_it_is_there(machine, agent):
+    with gateway_server.running() as gateway:
+        machine.configure(own=f"gateway_url = {gateway.url}")
+        assert machine.findings()["[acstor] gateway_url"].detail == gateway.url
+        gateway.refuse("GET", 404, "there is nothing here")
+        assert "(404): there is nothing here" in machine.look()["[acstor] gateway_url"].detail
+    found = machine.look()["[acstor] gateway_url"]
+    assert found.level == "warning" and "no answer from the gateway at" in found.detail
 
 
 def test_agent_that_is_away_is_named(machine):

@@ -5,8 +5,10 @@ import types
 
 import pytest
 
+from acstor_nova import composed_snapshot
 from acstor_nova import imagebackend
 from acstor_nova import register
+from acstor_nova import seams
 
 INSTANCE = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 
@@ -33,7 +35,7 @@ def nova(monkeypatch):
         assert (where, instance_id) == (host, INSTANCE)
         done.append("taken back" if is_taken_back else "told")
 
-    monkeypatch.setattr(register, "check_seams", lambda version, modules: None)
+    monkeypatch.setattr(register.seams, "check", lambda version, modules: None)
     monkeypatch.setattr(register, "nova_version", lambda: 34)
     monkeypatch.setattr(register, "_backend", lambda module: types.SimpleNamespace(host=host))
     monkeypatch.setattr(register.importlib, "import_module", lambda name: None)
@@ -66,3 +68,99 @@ def test_what_fails_when_the_agent_is_told_changes_nothing_for_nova(nova, monkey
     with pytest.raises(NotEndedError):
         nova.Guest().poweroff()
     assert nova.done == ["poweroff", "poweroff"]
+
+
+class Driver:
+    """Nova's driver, as far as it is called for a snapshot."""
+
+    backend = types.SimpleNamespace(host=object())
+
+    def __init__(self):
+        self.image_backend = types.SimpleNamespace(backend=lambda: self.backend)
+        self._host = types.SimpleNamespace(get_guest=lambda instance: f"guest of {instance.uuid}")
+        self.done = []
+
+    def _suspend_guest_for_snapshot(self, context, live_snapshot, current_power_state, instance):
+        self.done.append("suspended")
+
+    def _needs_suspend_resume_for_snapshot(self, live_snapshot, current_power_state):
+        return not live_snapshot and current_power_state == 1
+
+    def _create_snapshot_metadata(self, image_meta, instance, img_fmt, snp_name):
+        return {"disk_format": img_fmt, "container_format": image_meta}
+
+    def _live_snapshot(self, *args):
+        self.done.append(args)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Return Nova's driver with what is put around it; its modules are found by their names."""
+    auth = types.SimpleNamespace(get_headers=lambda session: {"X-Auth-Token": session})
+    api = types.SimpleNamespace(update=lambda *args, **more: args[0].append((args[1:], more)))
+    modules = {
+        "nova.virt.images": types.SimpleNamespace(IMAGE_API=api),
+        "nova.image.glance": types.SimpleNamespace(
+            _session_and_auth=lambda context: ("token of a session", auth)
+        ),
+        "nova.compute.utils": types.SimpleNamespace(disk_ops_semaphore="a turn"),
+    }
+    monkeypatch.setattr(register.seams, "check_composed", lambda version: None)
+    monkeypatch.setattr(register, "nova_version", lambda: "34.0.0")
+    monkeypatch.setattr(register.importlib, "import_module", modules.__getitem__)
+    made = type("LibvirtDriver", (Driver,), {})
+    register._register_composed(types.SimpleNamespace(LibvirtDriver=made))
+    composed_snapshot._under_way.set(None)
+    return made()
+
+
+def begin(driver, is_live=True, power_state=1):
+    instance = types.SimpleNamespace(uuid=INSTANCE, image_meta="meta")
+    driver._suspend_guest_for_snapshot("context", is_live, power_state, instance)
+    assert driver.done[0] == "suspended"
+    return composed_snapshot._under_way.get(), instance
+
+
+def test_backend_is_told_of_a_snapshot_and_given_what_it_needs_of_nova(driver):
+    made, instance = begin(driver)
+    assert (made.is_live, made.is_suspended) == (True, False)
+    assert made.record_of("raw") == {"disk_format": "raw", "container_format": "meta"}
+    made.make_live("disk", "out", "qcow2")
+    guest = f"guest of {INSTANCE}"
+    wanted = ("context", instance, guest, "disk", "out", "qcow2", "qcow2", "meta")
+    assert driver.done[1] == wanted
+    assert made.seams.token_headers("context") == {"X-Auth-Token": "token of a session"}
+    updated = []
+    made.seams.update_image(updated, "image", {"disk_format": "raw"})
+    assert updated == [(("image", {"disk_format": "raw"}), {"purge_props": False})]
+    assert made.seams.disk_turn() == "a turn"
+
+
+@pytest.mark.parametrize(("power_state", "is_suspended"), [(1, True), (4, False)])
+def test_backend_is_told_that_a_guest_is_suspended_for_a_snapshot(
+    driver, power_state, is_suspended
+):
+    made, _ = begin(driver, is_live=False, power_state=power_state)
+    assert (made.is_live, made.is_suspended) == (False, is_suspended)
+
+
+def test_snapshots_of_other_backends_are_not_remembered(driver):
+    driver.backend = object()
+    assert begin(driver)[0] is None
+
+
+@pytest.mark.expect_log("a snapshot is made as Nova does by itself")
+def test_what_fails_when_a_snapshot_begins_changes_nothing_for_nova(driver, monkeypatch):
+    monkeypatch.setattr(register.importlib, "import_module", {}.__getitem__)
+    assert begin(driver)[0] is None
+
+
+@pytest.mark.expect_log("snapshots are not made of changes: .*takes")
+def test_driver_that_is_not_as_it_was_is_left_alone(driver, monkeypatch):
+    def check(version):
+        raise ValueError("it takes other parameters")
+
+    monkeypatch.setattr(seams, "check_composed", check)
+    module = types.SimpleNamespace(LibvirtDriver=type("LibvirtDriver", (Driver,), {}))
+    register._register_composed(module)
+    assert module.LibvirtDriver._suspend_guest_for_snapshot is Driver._suspend_guest_for_snapshot

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names in Nova's inside that are relied on, and whether a Nova has them.
+
+The rule: what is not as it was when this was written is not used.  Nothing but the standard library
+is imported here until something is wrong: every process of Nova loads this.
+"""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+IMAGEBACKEND = "nova.virt.libvirt.imagebackend"
+DRIVER = "nova.virt.libvirt.driver"
+UTILS = "nova.virt.libvirt.utils"
+GUEST = "nova.virt.libvirt.guest"
+CONFIG = "nova.virt.libvirt.config"
+
+
+@dataclasses.dataclass(frozen=True)
+class Seam:
+    """A name in Nova that is relied on, and its parameters (None: it is no function)."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...] | None = None
+
+
+_CACHE = ("self", "fetch_func", "filename", "size", "safe", "args", "kwargs")
+_LIBVIRT_INFO = ("self", "cache_mode", "extra_specs", "boot_order", "disk_unit")
+_QCOW2 = ("self", "instance", "disk_name", "path", "disk_info_mapping")
+_ALL = (
+    Seam(IMAGEBACKEND, "CONF"),
+    Seam(IMAGEBACKEND, "Backend.__init__", ("self", "use_cow")),
+    Seam(IMAGEBACKEND, "Qcow2.__init__", _QCOW2),
+    Seam(IMAGEBACKEND, "Image.cache", _CACHE),
+    Seam(IMAGEBACKEND, "Image.libvirt_info", _LIBVIRT_INFO),
+    Seam(CONFIG, "LibvirtConfigGuestDisk.format_dom", ("self",)),
+    Seam("nova.virt.images", "IMAGE_API"),
+    Seam("nova.virt.images", "do_image_deep_inspection", ("img", "image_href", "path")),
+    Seam("nova.exception", "GlanceConnectionFailed"),
+    Seam("nova.exception", "ImageNotFound"),
+    Seam("nova.exception", "InternalError"),
+    Seam(DRIVER, "LibvirtDriver.cache_image", ("self", "context", "image_id")),
+    Seam("nova.virt.libvirt.imagecache", "get_cache_fname", ("image_id",)),
+    Seam(UTILS, "extract_snapshot", ("disk_path", "source_fmt", "out_path", "dest_fmt")),
+    Seam(GUEST, "Guest.uuid"),
+    Seam(GUEST, "Guest.poweroff", ("self",)),
+)
+SEAMS: Mapping[int, Sequence[Seam]] = dict.fromkeys(range(31, 35), _ALL)
+"""By Nova's major version: 31 is 2025.1, 34 is 2026.2."""
+
+_DIRECT = ("self", "context", "snapshot_name", "image_format", "image_id", "base_image_id")
+_SUSPEND = ("self", "context", "live_snapshot", "current_power_state", "instance")
+_LIVE = ("context", "instance", "guest", "disk_path", "out_path", "source_format", "image_format")
+_UPDATE = ("self", "context", "id_or_uri", "image_info", "data", "purge_props")
+_METADATA = ("self", "image_meta", "instance", "img_fmt", "snp_name")
+COMPOSED: Sequence[Seam] = (
+    Seam(IMAGEBACKEND, "Image.direct_snapshot", _DIRECT),
+    Seam(DRIVER, "LibvirtDriver._suspend_guest_for_snapshot", _SUSPEND),
+    Seam(DRIVER, "LibvirtDriver._needs_suspend_resume_for_snapshot", ("self", *_SUSPEND[2:4])),
+    Seam(DRIVER, "LibvirtDriver._live_snapshot", ("self", *_LIVE, "image_meta")),
+    Seam(DRIVER, "LibvirtDriver._create_snapshot_metadata", _METADATA),
+    Seam("nova.virt.libvirt.host", "Host.get_guest", ("self", "instance")),
+    Seam("nova.image.glance", "_session_and_auth", ("context",)),
+    Seam("nova.image.glance", "API.update", _UPDATE),
+    Seam("nova.compute.utils", "disk_ops_semaphore"),
+    Seam(UTILS, "extract_snapshot", ("disk_path", "source_fmt", "out_path", "dest_fmt")),
+)
+"""Of snapshots that are made of changes, in every version of SEAMS; without them the rest works."""
+
+
+def check(
+    version: str, modules: Sequence[str], table: Mapping[int, Sequence[Seam]] = SEAMS
+) -> None:
+    """Check that this Nova is what is known of its version.
+
+    :param modules: those whose seams are looked at
+    :raises errors.UnsupportedNova: the version is not known, or a seam is not as it was
+    """
+    from acstor_common import errors
+
+    known = table.get(int(version.partition(".")[0]))
+    if known is None:
+        wanted = f"{min(table)} to {max(table)}"
+        raise errors.UnsupportedNova(version, f"acstor was checked against versions {wanted} only")
+    for seam in known:
+        if seam.module in modules and (wrong := _what_is_wrong(seam)):
+            raise errors.UnsupportedNova(version, f"{seam.module}.{seam.name} {wrong}")
+
+
+def check_composed(version: str) -> None:
+    """Check what snapshots that are made of changes need; as :func:`check`."""
+    table = dict.fromkeys(SEAMS, COMPOSED)
+    check(version, [seam.module for seam in COMPOSED], table)
+
+
+def _what_is_wrong(seam: Seam) -> str:
+    try:
+        found: Any = functools.reduce(
+            getattr, seam.name.split("."), importlib.import_module(seam.module)
+        )
+    except (ImportError, AttributeError):
+        return "is not there"
+    if seam.parameters is not None:
+        parameters = tuple(inspect.signature(found).parameters)
+        if parameters != seam.parameters:
+            return f"takes {parameters}, not {seam.parameters}"
+    return ""

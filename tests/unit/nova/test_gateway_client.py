@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the gateway, and that whatever it answers is a yes or one of two errors."""
+
+import socket
+
+import pytest
+
+from acstor_common import errors
+from acstor_nova import gateway_client
+from tests.fakes import gateway_server
+
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+PIECES = [b"first", bytes(1 << 20), b"last"]
+UNREACHABLE, REFUSED = errors.GatewayUnreachable, errors.GatewayRefused
+
+
+class Body:
+    """Three pieces; a disk that fails in the middle, if it is told to."""
+
+    def __init__(self, fault=None):
+        self.fault = fault
+
+    def __len__(self):
+        return sum(map(len, PIECES))
+
+    def __iter__(self):
+        yield PIECES[0]
+        if self.fault:
+            raise self.fault
+        yield from PIECES[1:]
+
+
+@pytest.fixture
+def gateway():
+    with gateway_server.running() as running:
+        yield running
+
+
+@pytest.fixture
+def client(gateway):
+    return gateway_client.GatewayClient(f"{gateway.url}/v1/", "", {"X-Auth-Token": "secret"})
+
+
+def test_changes_are_sent_as_they_are_for_who_wants_the_snapshot(gateway, client):
+    client.look()
+    client.check_base(IMAGE)
+    assert client.compose(IMAGE, "qcow2", Body()) == gateway_server.DONE["size"]
+    path = f"/v1/images/{IMAGE}/changes?format=qcow2"
+    assert gateway.composed == [(path, b"".join(PIECES))]
+    _, looked, sent = gateway.asked
+    assert looked["Range"] == "bytes=0-0"
+    assert sent["Content-Length"] == str(len(Body()))
+    assert {one["X-Auth-Token"] for one in gateway.asked} == {"secret"}
+
+
+def test_refusal_is_told_in_the_gateway_s_words(gateway, client):
+    gateway.refuse("GET", 404, "there is no such image")
+    gateway.refuse("PUT", 503, "4 compositions are under way")
+    with pytest.raises(REFUSED, match=r"\(404\): there is no such image"):
+        client.check_base(IMAGE)
+    with pytest.raises(REFUSED, match=r"\(503\): 4 compositions are under way"):
+        client.compose(IMAGE, "raw", Body())
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "why"),
+    [
+        ([{"state": "failed", "error": {"message": "the base is away"}}], REFUSED, "is away"),
+        ([gateway_server.UPLOADING, {"more": 1}], UNREACHABLE, "it went away before it was done"),
+        ([], UNREACHABLE, "it went away before it was done"),
+        (["hello"], UNREACHABLE, "it answers nonsense"),
+        ([[1]], UNREACHABLE, "it answers nonsense"),
+        (["x" * (1 << 20)], UNREACHABLE, "it answers nonsense"),
+        ([{"state": 7}], UNREACHABLE, "it answers nonsense"),
+    ],
+)
+def test_answer_that_does_not_end_well_is_an_error(gateway, client, lines, error, why):
+    gateway.lines = lines
+    with pytest.raises(error, match=why):
+        client.compose(IMAGE, "raw", Body())
+
+
+def test_gateway_that_goes_away_in_the_middle_is_unreachable(gateway, client):
+    gateway.takes_bytes = 3
+    with pytest.raises(UNREACHABLE):
+        client.compose(IMAGE, "raw", Body())
+
+
+def test_gateway_that_says_nothing_more_is_waited_for_no_longer_than_allowed(
+    gateway, client, monkeypatch
+):
+    monkeypatch.setattr(gateway_client, "_SENT_S", (0.2, 0.2))
+    gateway.stalls_s = 1.0
+    with pytest.raises(UNREACHABLE, match="timed out"):
+        client.compose(IMAGE, "raw", Body())
+
+
+def test_disk_that_cannot_be_read_is_not_blamed_on_the_gateway(client):
+    fault = errors.Unusable("disk", "it became shorter")
+    with pytest.raises(errors.Unusable, match="it became shorter"):
+        client.compose(IMAGE, "raw", Body(fault))
+
+
+@pytest.mark.parametrize(
+    ("url", "ca_file"),
+    [
+        ("http://127.0.0.1:9", ""),
+        ("nonsense", ""),
+        ("https://127.0.0.1:9", "/nowhere/ca.pem"),
+        ("http://[::1", ""),
+    ],
+)
+def test_gateway_that_is_not_there_is_unreachable(url, ca_file):
+    client = gateway_client.GatewayClient(url, ca_file)
+    for ask in (client.look, lambda: client.check_base(IMAGE)):
+        with pytest.raises(UNREACHABLE, match="no answer from the gateway"):
+            ask()
+
+
+def test_redirection_is_not_followed(gateway, client):
+    gateway.refuse("PUT", 302, "over there")
+    with pytest.raises(REFUSED, match="over there"):
+        client.compose(IMAGE, "raw", Body())
+
+
+def test_kernel_asks_a_gateway_that_is_silent_whether_it_lives():
+    for url in ("http://gateway", "https://gateway"):
+        pools = gateway_client._session().get_adapter(url).poolmanager
+        with socket.socket() as link:
+            for option in pools.connection_pool_kw["socket_options"]:
+                link.setsockopt(*option)
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle_s = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+            assert idle_s == gateway_client.KEEPALIVE_S
+            assert link.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
