@@ -34,6 +34,10 @@ class BootImageFormatError(FormatError):
     """Not a boot image, or a damaged one, or that of another image: it is ignored, boots go on."""
 
 
+class CheckpointFormatError(FormatError):
+    """Not a manifest of a checkpoint, or one that cannot be: ask another holder for it."""
+
+
 class CacheFormatError(FormatError):
     """A slab file of the public cache is damaged or of an unknown version."""
 
