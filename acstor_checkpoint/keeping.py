@@ -76,6 +76,7 @@ def served(
             vault = vault_.Vault(folder, limits, host_of(own))
         except OSError as e:
             raise errors.Unusable(f"[acstor_checkpoint] vault_dir {folder}", str(e)) from e
+        stack.callback(vault.close)
         server = _server(own.vault_listen, vault_api.Api(vault), proof, fault)
         thread = threading.Thread(target=server.serve, name="vault")
         thread.start()

@@ -27,6 +27,7 @@ from typing import Final
 
 from acstor_checkpoint import names
 from acstor_checkpoint import room as room_
+from acstor_checkpoint import safety as safety_
 from acstor_checkpoint import vault_files
 from acstor_common import errors
 from acstor_common import ids
@@ -36,6 +37,8 @@ LOG = logging.getLogger(__name__)
 
 MAX_DISKS: Final = 4096
 """Of one host: sixteen times the instances of a large one."""
+MAX_REMOVED: Final = 20_000
+"""At a time: half a minute on a disk that others keep busy."""
 MAX_MANIFESTS: Final = 1024
 """Of one disk: forty days of one an hour, if nobody drops any."""
 
@@ -66,11 +69,16 @@ class Vault:
         self.room = room_.Room(limits, here)
         self._numbers = itertools.count()
         self._making = threading.Lock()
-        os.sync()  # a name that a killed process has given may not be safe yet
+        self.safety = safety_.Safety(folder)
+        self.safety.reach()  # a name that a killed process has given may not be safe yet
         for owner in vault_files.owners_in(folder):
             for disk in vault_files.disks_in(folder / owner):
                 for size_bytes in vault_files.sizes_in(folder / owner / disk):
                     self.room.count(owner, size_bytes)
+
+    def close(self) -> None:
+        """Let go of the folder's file system."""
+        self.safety.close()
 
     @contextlib.contextmanager
     def batch(self, disk: names.Disk) -> Iterator["Batch"]:
@@ -123,9 +131,10 @@ class Vault:
         return sorted(vault_files.disks_in(self.folder / owner))
 
     def keep(self, disk: names.Disk, stay: names.NameList) -> int:
-        """Drop all of a disk but the chunks and manifests of these names; return how many went.
+        """Drop what a disk has but chunks and manifests of these names; return how many went.
 
-        What the same host puts meanwhile, and does not name, may go, too.
+        MAX_REMOVED: there may be more, so ask again. What the same host puts meanwhile, and does
+        not name, may go, too.
 
         :raises OSError: something cannot be removed
         """
@@ -134,12 +143,14 @@ class Vault:
             is_shard = part.name != names.Kind.MANIFEST
             staying = stay.beginning_with(int(part.name, 16)) if is_shard else stay
             for name in vault_files.names_in(part):
+                if gone >= MAX_REMOVED:
+                    return gone
                 if name not in staying:
                     gone += self._remove(disk.owner, part / name.hex())
         return gone
 
     def drop(self, disk: names.Disk) -> int:
-        """Drop all of a disk; return how many things went.
+        """Drop all of a disk; return how many things went, as :meth:`keep` does.
 
         :raises OSError: something cannot be removed
         """
@@ -167,8 +178,6 @@ class Vault:
             if len(self.disks(disk.owner)) >= MAX_DISKS:
                 raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            whole_file.sync_folder(folder.parent)
-            whole_file.sync_folder(self.folder)
         return folder
 
     def _remove(self, owner: ids.HostId, path: pathlib.Path) -> int:
@@ -217,17 +226,16 @@ class Batch:
 
     def commit(self) -> None:
         """Make all of it safe, first its bytes, then its names."""
-        for incoming in self._incoming:
-            vault_files.sync(incoming.path)
-        parents = {incoming.final.parent for incoming in self._incoming}
-        for parent in parents:
+        if not self._incoming:
+            return
+        self._vault.safety.reach()
+        for parent in {incoming.final.parent for incoming in self._incoming}:
             parent.mkdir(mode=0o700, exist_ok=True)
         for incoming in self._incoming:
             with contextlib.suppress(FileExistsError):  # it came by another connection meanwhile
                 os.link(incoming.path, incoming.final)
                 incoming.is_kept = True
-        for parent in (*parents, self._folder):
-            whole_file.sync_folder(parent)
+        self._vault.safety.reach()
         self._is_safe = True
 
     def close(self) -> None:
