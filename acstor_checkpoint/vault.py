@@ -85,7 +85,7 @@ class Vault:
         """Yield what chunks of a disk are put into; all are safe when the block ends.
 
         :raises errors.VaultFull: there is no room; of what was put, nothing is kept
-        :raises OSError: the folder cannot be written
+        :raises OSError: the folder cannot be written; some of it may be kept
         """
         made = Batch(self, self._folder_for(disk), disk.owner)
         try:
@@ -199,12 +199,15 @@ class _Incoming:
 
 
 class Batch:
-    """What is put into the folder of one disk together: all of it is safe in the end, or none."""
+    """What is put into the folder of one disk together, and is safe together.
+
+    When it fails, some of it may have its name.  That is no harm, for nobody was told so, and
+    nothing gets a name whose bytes are not safe; what has one may be another connection's, too.
+    """
 
     def __init__(self, vault: Vault, folder: pathlib.Path, owner: ids.HostId) -> None:
         self._vault, self._folder, self._owner = vault, folder, owner
         self._incoming: list[_Incoming] = []
-        self._is_safe = False
 
     def add(self, kind: names.Kind, name: bytes, length: int, pieces: vault_files.Pieces) -> None:
         """Write something that has ``length`` bytes.
@@ -225,10 +228,13 @@ class Batch:
         vault_files.write(incoming.path, length, pieces, name if is_manifest else None)
 
     def commit(self) -> None:
-        """Make all of it safe, first its bytes, then its names."""
+        """Make all of it safe, first its bytes, then its names.
+
+        What was there already may have come a moment ago, and is made safe, too.
+        """
+        self._vault.safety.reach()
         if not self._incoming:
             return
-        self._vault.safety.reach()
         for parent in {incoming.final.parent for incoming in self._incoming}:
             parent.mkdir(mode=0o700, exist_ok=True)
         for incoming in self._incoming:
@@ -236,13 +242,10 @@ class Batch:
                 os.link(incoming.path, incoming.final)
                 incoming.is_kept = True
         self._vault.safety.reach()
-        self._is_safe = True
 
     def close(self) -> None:
-        """Remove what has another name by now, and, if not all of it is safe, the rest, too."""
+        """Remove what has another name by now, and what got none."""
         for incoming in self._incoming:
             incoming.path.unlink(missing_ok=True)
-            if incoming.is_kept and not self._is_safe:
-                incoming.final.unlink(missing_ok=True)
-            if not (incoming.is_kept and self._is_safe):
+            if not incoming.is_kept:
                 self._vault.room.give_back(self._owner, incoming.size_bytes)
