@@ -130,6 +130,15 @@ class Vault:
         """Return the disks of which something is kept for a host."""
         return sorted(vault_files.disks_in(self.folder / owner))
 
+    def everything(self) -> Iterator[tuple[names.Disk, names.Kind, bytes]]:
+        """Yield all that is kept; what comes or goes meanwhile may be among it or not."""
+        for owner in vault_files.owners_in(self.folder):
+            for disk in map(names.Disk, itertools.repeat(owner), self.disks(owner)):
+                for part in vault_files.parts_of(self._folder_of(disk)):
+                    is_shard = part.name != names.Kind.MANIFEST
+                    kind = names.Kind.CHUNK if is_shard else names.Kind.MANIFEST
+                    yield from ((disk, kind, name) for name in vault_files.names_in(part))
+
     def keep(self, disk: names.Disk, stay: names.NameList) -> int:
         """Drop what a disk has but chunks and manifests of these names; return how many went.
 

@@ -14,6 +14,7 @@ from hypothesis import strategies
 from acstor_checkpoint import names
 from acstor_checkpoint import room
 from acstor_checkpoint import safety
+from acstor_checkpoint import scrubbing
 from acstor_checkpoint import vault as vault_
 from acstor_checkpoint import vault_api
 from acstor_checkpoint import vault_files
@@ -256,6 +257,32 @@ def test_an_altered_file_is_removed(vault: vault_.Vault, at: int) -> None:
     target = f"{PATH}/chunks/{NAMES[0].hex()}"
     assert [asked(vault, "GET", target)[0] for _ in range(2)] == [410, 404]
     assert here(vault) == {NAMES[1]} and vault.room.used() == {H1: room.Used(4096, 1)}
+
+
+@pytest.mark.expect_log("is not what was put there")
+def test_scrubbing_finds_what_a_disk_forgot(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubbing, "BYTES_PER_S", 1 << 40)
+    put(vault, *CHUNKS)
+    name = checkpoint_sealing.manifest_name(b"a manifest")
+    asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", b"a manifest")
+    work = scrubbing.Scrubbing(vault, threading.Event())
+    assert work.once() == 0
+    for altered in (NAMES[3], NAMES[9], name):
+        (path,) = vault.folder.rglob(altered.hex())
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    assert work.once() == 3
+    assert here(vault) == set(NAMES) - {NAMES[3], NAMES[9]} and not vault.manifests(DISK)
+    assert work.once() == 0
+
+
+def test_scrubbing_ends_at_once(vault: vault_.Vault) -> None:
+    put(vault, *CHUNKS)
+    ended = threading.Event()
+    ended.set()
+    scrubbing.Scrubbing(vault, ended).run()
+    assert scrubbing.Scrubbing(vault, ended).once() == 0
 
 
 @pytest.mark.expect_log("is not what was put there")
