@@ -38,6 +38,10 @@ class ChangesFormatError(FormatError):
     """Not the changes of a disk, or cut or altered ones: nothing that was made of them counts."""
 
 
+class CheckpointFormatError(FormatError):
+    """Not a manifest of a checkpoint, or one that cannot be: ask another holder for it."""
+
+
 class CacheFormatError(FormatError):
     """A slab file of the public cache is damaged or of an unknown version."""
 
@@ -208,6 +212,31 @@ class CacheFull(AcstorError):
         return f"no room for {self.needed_bytes} bytes in a cache of {self.limit_bytes} bytes" + (
             f": {self.why}" if self.why else ""
         )
+
+
+class VaultFull(AcstorError):
+    """A vault has no room for a checkpoint: it keeps what it has, and takes nothing new.
+
+    :param what: the bound that was reached, in words
+    """
+
+    def __init__(self, vault: str, what: str) -> None:
+        super().__init__(vault, what)
+        self.vault, self.what = vault, what
+
+    def __str__(self) -> str:
+        return f"the vault of {self.vault} is full: {self.what}"
+
+
+class VaultRefused(AcstorError):
+    """A vault answered that this host may not do that, or that it makes no sense."""
+
+    def __init__(self, vault: str, why: str) -> None:
+        super().__init__(vault, why)
+        self.vault, self.why = vault, why
+
+    def __str__(self) -> str:
+        return f"the vault of {self.vault} refused: {self.why}"
 
 
 class RingFormatError(FormatError):

@@ -2,12 +2,11 @@
 """All targets, by name."""
 
 from tests.security.fuzz import changed
+from tests.security.fuzz import kept
 from tests.security.fuzz import said
 from tests.security.fuzz import signed
 from tests.security.fuzz import stored
 from tests.security.fuzz import trusted
 
-BY_NAME = {
-    target.name: target
-    for target in (*stored.ALL, *changed.ALL, *said.ALL, *trusted.ALL, *signed.ALL)
-}
+_ALL = (*stored.ALL, *changed.ALL, *said.ALL, *trusted.ALL, *signed.ALL, *kept.ALL)
+BY_NAME = {target.name: target for target in _ALL}
