@@ -38,6 +38,10 @@ class ChangesFormatError(FormatError):
     """Not the changes of a disk, or cut or altered ones: nothing that was made of them counts."""
 
 
+class CheckpointFormatError(FormatError):
+    """Not a manifest of a checkpoint, or one that cannot be: ask another holder for it."""
+
+
 class CacheFormatError(FormatError):
     """A slab file of the public cache is damaged or of an unknown version."""
 
