@@ -13,7 +13,6 @@ from collections.abc import Iterable
 import trio
 from oslo_config import cfg
 
-from acstor_agent import identity_files
 from acstor_agent import settings
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import enrolment
@@ -21,10 +20,11 @@ from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core.exchange import homes
-from acstor_agent.peers import credentials
 from acstor_common import boot_timeline
+from acstor_common import credentials
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import signing
 from acstor_common import trace_message
