@@ -12,9 +12,11 @@ A disk is looked at in three ways, and what any of them shows is read:
 The one rule: an entry is given only when all holders acknowledged its chunk.
 """
 
+import functools
 import heapq
 import itertools
 import operator
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -51,10 +53,12 @@ class Copies(Protocol):
         :raises errors.AcstorError: one of them does not answer
         """
 
-    def put(self, chunks: Sequence[tuple[ids.Cid, bytes]]) -> None:
-        """Have every holder keep sealed chunks; returns when all of them acknowledged.
+    def put(self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes]) -> int:
+        """Have every holder keep chunks; returns, when all acknowledged, how many bytes were sent.
 
-        :raises errors.AcstorError: one of them did not
+        :param names: in ascending order
+        :param sealed: returns one of them; is asked for those that a holder has not
+        :raises errors.AcstorError: a holder did not
         """
 
 
@@ -157,8 +161,6 @@ class Taking:
     def _keep(self, chunks: dict[ids.Cid, bytes]) -> None:
         """Have chunks kept by all holders."""
         chunks.pop(ids.ZERO_CID, None)
-        lacking = self._copies.lacking(sorted(chunks)) if chunks else set()
-        sealed = [(name, self._seal.close(name, chunks[name])) for name in sorted(lacking)]
-        if sealed:
-            self._copies.put(sealed)
-            self.sent_bytes += sum(len(data) for _, data in sealed)
+        if chunks:
+            sealed = functools.cache(lambda name: self._seal.close(name, chunks[name]))
+            self.sent_bytes += self._copies.put(sorted(chunks), sealed)
