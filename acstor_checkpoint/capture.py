@@ -98,7 +98,7 @@ class Taking:
     ) -> None:
         self._disk, self._seal, self._copies, self._pace = disk, seal, copies, pace
         self.cut = geometry.Geometry(disk.size_bytes, chunk_bytes)
-        self.read_bytes, self.sent_bytes = 0, 0
+        self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
 
     def entries(self, seen: Seen) -> Iterator[checkpoint_manifest.Entry]:
         """Yield what differs from the base, in the order of the disk, as soon as it is kept.
@@ -112,6 +112,7 @@ class Taking:
         before = -1
         for entry in heapq.merge(fresh, named, key=operator.attrgetter("chunk_no")):
             if entry.chunk_no != before:  # of two, the first is what was just read
+                self.changed_bytes += self.cut.chunk_length(entry.chunk_no)
                 yield entry
             before = entry.chunk_no
 

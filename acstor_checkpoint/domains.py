@@ -141,16 +141,16 @@ class Domain:
             for path in (socket, scratch):
                 path.unlink(missing_ok=True)
 
-    def forget(self, bitmap: str) -> None:
-        """Remove a bitmap, if it is there and QEMU runs.
+    def forget(self, bitmap: str) -> bool:
+        """Remove a bitmap, if QEMU runs; say whether it is gone.
 
-        :raises errors.Unusable: it is still there
+        :raises errors.Unusable: it cannot be removed
         """
         if not bitmap.startswith(PREFIX):
             raise ValueError(f"{bitmap} is not one of acstor's bitmaps")
         with _named(self.name):
             if not self._domain.isActive():
-                return
+                return False
             try:
                 self._tell(bitmap, _REDEFINE)
                 self._domain.checkpointLookupByName(bitmap).delete()
@@ -158,6 +158,7 @@ class Domain:
                 self._drop_notes()
                 if not self._is_missing(bitmap, e):
                     raise
+        return True
 
     def clear(self, folder: pathlib.Path, *, was_frozen: bool) -> None:
         """End what somebody began who was killed.
