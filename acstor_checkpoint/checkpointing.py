@@ -127,6 +127,7 @@ class Checkpointing:
         :raises errors.AcstorError: there is none; says why
         """
         instance, checkpoint_id = server.instance, str(uuid.uuid4())
+        self.clear(server)
         image = self._image_of(server.disk.base)
         state, why = self._state_of(server, image)
         before = None if why else self._states.manifest(instance, state, state.manifest)
@@ -147,7 +148,7 @@ class Checkpointing:
         return record
 
     def clear(self, server: servers.Server) -> None:
-        """End what a former daemon began with a server and did not end.
+        """End what was begun with a server and did not end well, maybe by a daemon that was killed.
 
         :raises errors.AcstorError: it cannot be ended
         """
@@ -248,7 +249,7 @@ class Checkpointing:
             powered_off.shown(server.disk, since, self._settings.folder) as socket,
             nbd.Disk(socket, powered_off.EXPORT, context, NBD_TIMEOUT_S) as disk,
         ):
-            yield _Shown(disk, before if since else None, since, True, taken_ms)
+            yield _Shown(disk, before if since else None, since, False, taken_ms)
 
     def _taken(
         self,
