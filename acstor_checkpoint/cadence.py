@@ -96,7 +96,7 @@ class Cadence:
             turn.due_s, turn.failures = began_s + turn.every_s, 0
 
     def failed(self, instance: ids.ImageId, now_s: float) -> float:
-        """Take note of one that could not be taken; return in how many seconds it is tried again."""
+        """Take note of one that could not be taken; return in how many seconds to try again."""
         turn = self._turns.get(instance)
         if turn is None:
             return 0.0

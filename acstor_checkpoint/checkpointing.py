@@ -16,6 +16,7 @@ never been, but that chunks that holders have are not sent again.
 import contextlib
 import logging
 import pathlib
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -60,12 +61,14 @@ class Settings(NamedTuple):
     :param copies: how many holders are wanted
     :param rate_bytes_s: of reading a disk; 0: as fast as it goes
     :param folder: for sockets and scratch files; QEMU can write to it
+    :param ended: set when the daemon ends: the checkpoint that is on is given up
     """
 
     host: ids.HostId
     copies: int
     rate_bytes_s: int
     folder: pathlib.Path
+    ended: threading.Event
 
 
 class Places(Protocol):
@@ -155,7 +158,7 @@ class Checkpointing:
         state = self._states.load(server.instance)
         if state and state.begun:
             domain = self._domains.domain(server)
-            domain.clear(self._settings.folder, was_frozen=state.was_frozen)
+            domain.clear(state.begun, self._settings.folder, was_frozen=state.was_frozen)
             self._forget_bitmaps(server, state)
 
     def _state_of(
@@ -261,7 +264,7 @@ class Checkpointing:
     ) -> tuple[capture.Taking, bytes]:
         """Have the chunks kept; return what was done, and the sealed manifest."""
         seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
-        pace = pace_.Pace(self._settings.rate_bytes_s)
+        pace = pace_.Pace(self._settings.rate_bytes_s, self._settings.ended)
         taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, pace)
         extents = shown.disk.extents() if shown.before else ()
         written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)

@@ -18,6 +18,7 @@ from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import log_once
 
 LOG = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Daemon:
         self._woken = threading.Event()
         self._has_ended = False
         self._cleared: set[ids.ImageId] = set()
-        self._fault = ""
+        self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
         """Take checkpoints until :meth:`stop`; the one that is on then ends first."""
@@ -113,9 +114,9 @@ class Daemon:
         try:
             present = self._domains.present()
         except errors.AcstorError as e:
-            self._say(str(e))
+            self._faults.say(str(e))
             return
-        self._say("")
+        self._faults.say("")
         with self._lock:
             self._cadence.see(present, self._clock(), self._age_s)
         here = {server.instance for server in present}
@@ -165,9 +166,3 @@ class Daemon:
         if state is None or not state.taken_ms:
             return None
         return (self._wall_ms() - state.taken_ms) / 1000
-
-    def _say(self, fault: str) -> None:
-        """Say once what is wrong, and once that it is over."""
-        if fault != self._fault:
-            LOG.warning("%s", fault or "servers of this host are known again")
-        self._fault = fault

@@ -17,6 +17,7 @@ import pathlib
 import threading
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 from typing import Final
@@ -128,7 +129,7 @@ class Domain:
         :raises BitmapLost: ``since`` is not there, or QEMU ended without having written it down
         :raises errors.Unusable: libvirt or QEMU cannot do it, now or ever
         """
-        socket, scratch = folder / f"{bitmap}.sock", folder / f"{bitmap}.scratch"
+        socket, scratch = files = _files(folder, bitmap)
         backup = _backup_xml(self._server.disk.target, since, socket, scratch)
         try:
             with self._frozen() as is_frozen, _named(self.name):
@@ -138,7 +139,7 @@ class Domain:
             finally:
                 self._end(socket)
         finally:
-            for path in (socket, scratch):
+            for path in files:
                 path.unlink(missing_ok=True)
 
     def forget(self, bitmap: str) -> bool:
@@ -160,21 +161,24 @@ class Domain:
                     raise
         return True
 
-    def clear(self, folder: pathlib.Path, *, was_frozen: bool) -> None:
+    def clear(self, bitmaps: Iterable[str], folder: pathlib.Path, *, was_frozen: bool) -> None:
         """End what somebody began who was killed.
 
+        :param bitmaps: that may have been begun
         :param folder: where that one had its sockets
         :param was_frozen: file systems may still be held
         :raises errors.Unusable: some of it cannot be ended
         """
         with _named(self.name):
             self._drop_notes()
-            if not self._domain.isActive():
-                return
-            if was_frozen:
+            is_active = self._domain.isActive()
+            if is_active and was_frozen:
                 self._thaw()
-            if socket := self._socket_beneath(folder):
+            if is_active and (socket := self._socket_beneath(folder)):
                 self._end(pathlib.Path(socket))
+        for bitmap in bitmaps:
+            for path in _files(folder, bitmap):
+                path.unlink(missing_ok=True)
 
     def _begin(self, bitmap: str, since: str, backup: str) -> None:
         try:
@@ -255,6 +259,11 @@ class Domain:
             self._domain.fsThaw()
         except libvirt.libvirtError as e:
             LOG.warning("%s: its file systems could not be thawed: %s", self.name, e)
+
+
+def _files(folder: pathlib.Path, bitmap: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Return socket and scratch file of the moment at which a bitmap begins."""
+    return folder / f"{bitmap}.sock", folder / f"{bitmap}.scratch"
 
 
 def _checkpoint_xml(bitmap: str, target: str, *, is_there: bool = False) -> str:

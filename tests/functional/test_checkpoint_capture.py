@@ -137,11 +137,13 @@ def test_checkpoints_are_the_disk_at_a_moment_while_it_is_written(place, tmp_pat
     it.start()
     with domain_lab.Writer(it.guest, DISK_BYTES, seed=len(options)) as writer:
         for number in range(4):
-            copies = []
+            shown = []
             low = writer.done
-            found = it.take(lambda moment: copies.append(it.shown(moment, tmp_path / "copy")))
+            found = it.take(
+                lambda moment, shown=shown: shown.append(it.shown(moment, tmp_path / "copy"))
+            )
             high = len(writer.writes)
-            assert copies == [found, found], number
+            assert shown == [found, found], number
             assert writer.first_match(start_of(), found, low, high) is not None, number
             assert it.taking.read_bytes < DISK_BYTES or number == 0
             time.sleep(0.3)
@@ -281,11 +283,11 @@ def test_who_comes_later_ends_what_a_killed_one_began(place):
     moment = it.domain.moment("acstor-cut", "", it.folder)
     moment.__enter__()
     assert it.guest.is_busy()
-    it.domain.clear(it.folder / "elsewhere", was_frozen=False)
+    it.domain.clear(["acstor-cut"], it.folder / "elsewhere", was_frozen=False)
     assert it.guest.is_busy()  # it is somebody else's
-    it.domain.clear(it.folder, was_frozen=True)
-    assert not it.guest.is_busy()
-    it.domain.forget("acstor-cut")
+    it.domain.clear(["acstor-cut"], it.folder, was_frozen=False)
+    assert not it.guest.is_busy() and list(it.folder.glob("acstor-*")) == []
+    assert it.domain.forget("acstor-cut")
     assert it.guest.bitmaps() == []
     with pytest.raises(ValueError, match="not one of acstor's"):
         it.domain.forget("backup-tool")
