@@ -25,6 +25,7 @@ from acstor_common import errors
 from acstor_common import ids
 
 _ENDS_WITHIN_S = 60.0
+_MAX_FOLDER_BYTES = 70
 
 Options = cfg.ConfigOpts.GroupAttr
 
@@ -85,6 +86,9 @@ def _made(
 
 
 def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> states.States:
+    if len(bytes(folder)) > _MAX_FOLDER_BYTES:
+        why = f"{folder} is too long for addresses of sockets"
+        raise errors.Unusable("[acstor_checkpoint] socket_dir", why)
     try:
         if not folder.is_dir():
             folder.mkdir()

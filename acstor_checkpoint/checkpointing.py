@@ -206,6 +206,7 @@ class Checkpointing:
         """Show a moment of the disk; without what it was before if that is of no use."""
         domain = self._domains.domain(server)
         if not domain.is_active():
+            self._states.save(server.instance, state)
             with self._shown_off(server, state, before) as shown:
                 yield shown
                 if domain.is_active():

@@ -35,6 +35,8 @@ PREFIX: Final = "acstor-"
 EXPORT_BITMAP: Final = "changed"
 """What the bitmap of an increment is called over NBD."""
 _AGENT_TIMEOUT_S: Final = 10
+_END_DEADLINE_S: Final = 20.0
+_LOOK_EVERY_S: Final = 0.02
 _KEEPALIVE_S, _KEEPALIVE_COUNT = 5, 6
 _REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
 _VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
@@ -222,9 +224,12 @@ class Domain:
 
     def _end(self, socket: pathlib.Path) -> None:
         """End our backup job, if it has not ended: Nova's snapshots and moves end it, too."""
+        end_s = time.monotonic() + _END_DEADLINE_S
         with contextlib.suppress(libvirt.libvirtError):
             if self._socket_beneath(socket.parent) == str(socket):
                 self._domain.abortJob()
+        while self._socket_beneath(socket.parent) and time.monotonic() < end_s:
+            time.sleep(_LOOK_EVERY_S)
 
     def _socket_beneath(self, folder: pathlib.Path) -> str:
         """Return the socket of the backup job that is on; "" if none is, or it is not ours."""
@@ -263,7 +268,8 @@ class Domain:
 
 def _files(folder: pathlib.Path, bitmap: str) -> tuple[pathlib.Path, pathlib.Path]:
     """Return socket and scratch file of the moment at which a bitmap begins."""
-    return folder / f"{bitmap}.sock", folder / f"{bitmap}.scratch"
+    stem = f"{PREFIX}{bitmap[-12:]}"  # addresses of sockets are short
+    return folder / f"{stem}.sock", folder / f"{stem}.scratch"
 
 
 def _checkpoint_xml(bitmap: str, target: str, *, is_there: bool = False) -> str:

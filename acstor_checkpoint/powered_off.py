@@ -55,12 +55,13 @@ def shown(disk: servers.Disk, bitmap: str, folder: pathlib.Path) -> Iterator[str
     :raises errors.Unusable: it cannot be shown
     """
     before = overlay.stamp(disk.path)
-    socket = folder / f"off-{disk.base}-{before.inode}.sock"
+    socket = folder / f"off-{before.inode}.sock"
     argv = ["qemu-nbd", "--read-only", "--persistent", "--shared=1", "--socket", str(socket)]
     argv += ["--export-name", EXPORT, *(["--bitmap", bitmap] if bitmap else []), _image(disk.path)]
     socket.unlink(missing_ok=True)
     try:
         server = subprocess.Popen(argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        assert server.stderr is not None
     except OSError as e:
         raise errors.Unusable("qemu-nbd", str(e)) from e
     try:
@@ -68,7 +69,8 @@ def shown(disk: servers.Disk, bitmap: str, folder: pathlib.Path) -> Iterator[str
         yield str(socket)
     finally:
         server.kill()
-        server.communicate()
+        server.wait(_DEADLINE_S)
+        server.stderr.close()
         socket.unlink(missing_ok=True)
     if overlay.stamp(disk.path) != before:
         raise Started(disk.path, "somebody wrote to it while it was read")
@@ -78,8 +80,8 @@ def _wait(server: "subprocess.Popen[bytes]", socket: pathlib.Path) -> None:
     end_s = time.monotonic() + _DEADLINE_S
     while not socket.is_socket():
         if server.poll() is not None:
-            why = server.communicate()[1].decode(errors="replace").strip()[:500]
-            raise errors.Unusable("qemu-nbd", why)
+            why = server.stderr.read().decode(errors="replace") if server.stderr else ""
+            raise errors.Unusable("qemu-nbd", why.strip()[:500])
         if time.monotonic() > end_s:
             raise errors.Unusable("qemu-nbd", f"it shows nothing after {_DEADLINE_S:g} s")
         time.sleep(_LOOK_EVERY_S)

@@ -153,7 +153,16 @@ class Domain:
 
     def is_busy(self) -> bool:
         """Say whether a job of libvirt's is on."""
-        return bool(self.domain.jobStats()["type"])
+        try:
+            return bool(self.domain.jobStats()["type"])
+        except libvirt.libvirtError:
+            return self.is_there()  # it begins, or ends
+
+    def is_there(self) -> bool:
+        """Say whether it has not been deleted."""
+        return any(
+            found.UUIDString() == self.instance for found in self._connection.listAllDomains()
+        )
 
 
 class Writer:
