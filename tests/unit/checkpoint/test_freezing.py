@@ -3,9 +3,8 @@
 
 import contextlib
 
+import libvirt
 import pytest
-
-libvirt = pytest.importorskip("libvirt")
 
 from acstor_checkpoint import domains
 from acstor_checkpoint import servers
