@@ -98,7 +98,10 @@ class Source(Protocol):
     """A file that is read by ranges, by several threads at once."""
 
     name: str
-    size_bytes: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Its length; that of a file that others write to may grow."""
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill ``view`` from ``offset`` on; the range lies in the file."""
