@@ -36,6 +36,7 @@ NAME = "acstor"
 STOCK = "qcow2"
 IMAGEBACKEND = "nova.virt.libvirt.imagebackend"
 DRIVER = "nova.virt.libvirt.driver"
+MANAGER = "nova.compute.manager"
 UTILS = "nova.virt.libvirt.utils"
 GUEST = "nova.virt.libvirt.guest"
 _CONFIG = "nova.virt.libvirt.config"
@@ -54,6 +55,11 @@ class Seam:
 _CACHE = ("self", "fetch_func", "filename", "size", "safe", "args", "kwargs")
 _LIBVIRT_INFO = ("self", "cache_mode", "extra_specs", "boot_order", "disk_unit")
 _QCOW2 = ("self", "instance", "disk_name", "path", "disk_info_mapping")
+_REBUILD = (
+    *("self", "context", "instance", "image_meta", "injected_files", "admin_password"),
+    *("allocations", "bdms", "detach_block_devices", "attach_block_devices", "network_info"),
+    *("evacuate", "block_device_info", "preserve_ephemeral", "accel_uuids", "reimage_boot_volume"),
+)
 _ALL_SEAMS = (
     Seam(IMAGEBACKEND, "CONF"),
     Seam(IMAGEBACKEND, "Backend.__init__", ("self", "use_cow")),
@@ -67,6 +73,8 @@ _ALL_SEAMS = (
     Seam("nova.exception", "ImageNotFound"),
     Seam("nova.exception", "InternalError"),
     Seam(DRIVER, "LibvirtDriver.cache_image", ("self", "context", "image_id")),
+    Seam(DRIVER, "LibvirtDriver.manage_image_cache", ("self", "context", "all_instances")),
+    Seam(MANAGER, "ComputeManager._rebuild_default_impl", _REBUILD),
     Seam("nova.virt.libvirt.imagecache", "get_cache_fname", ("image_id",)),
     Seam(UTILS, "extract_snapshot", ("disk_path", "source_fmt", "out_path", "dest_fmt")),
     Seam(GUEST, "Guest.uuid"),
@@ -89,6 +97,7 @@ class Driver(sources.ConfigurationSourceDriver):
             _widen_choices()
             _when_imported(IMAGEBACKEND, _register_backend)
             _when_imported(DRIVER, _register_precache)
+            _when_imported(MANAGER, _register_evacuations)
             _when_imported(UTILS, _register_snapshots)
             _when_imported(GUEST, _register_poweroff)
         return NoValues()
@@ -215,15 +224,15 @@ def _backend(module: ModuleType) -> type:
 def _make_backend(module: ModuleType) -> type:
     from acstor_common import conf as common_conf
     from acstor_nova import conf as nova_conf
+    from acstor_nova import evacuation
     from acstor_nova import imagebackend
 
     nova_conf.register_opts(module.CONF)
     common_conf.warn_of_strays(module.CONF, nova_conf.list_opts())
     host = imagebackend.Host(_seams(module))
     LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
-    return type(
-        "Acstor", (imagebackend.MirrorBase, module.Qcow2), {"host": host, "__module__": __name__}
-    )
+    bases = evacuation.RecoveringBase, imagebackend.MirrorBase, module.Qcow2
+    return type("Acstor", bases, {"host": host, "__module__": __name__})
 
 
 def _seams(module: ModuleType) -> Any:
@@ -282,6 +291,7 @@ def _register_precache(module: ModuleType) -> None:
         LOG.error("images are not cached through acstor on request: %s", e)
         return
     module.LibvirtDriver.cache_image = cache_image
+    _register_clean_up(module)
     setattr(module.LibvirtDriver, _MARK, True)
 
 
@@ -289,6 +299,50 @@ def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_
     from acstor_nova import imagebackend
 
     return imagebackend.precache(host, stock, context, image_id)
+
+
+def _register_evacuations(module: ModuleType) -> None:
+    """Have Nova's compute manager say when it builds a server anew because its host is dead."""
+    if getattr(module.ComputeManager, _MARK, False):
+        return
+
+    def is_ours() -> bool:
+        return hasattr(_backend(importlib.import_module(IMAGEBACKEND)), "host")
+
+    try:
+        check_seams(nova_version(), [MANAGER])
+    except Exception as e:
+        LOG.error("servers that are evacuated begin as their images: %s", e)
+        return
+    from acstor_nova import evacuation
+
+    stock = module.ComputeManager._rebuild_default_impl
+    module.ComputeManager._rebuild_default_impl = evacuation.rebuilding(stock, is_ours)
+    setattr(module.ComputeManager, _MARK, True)
+
+
+def _register_clean_up(module: ModuleType) -> None:
+    """Have disks of checkpoints go when Nova looks what of its image cache is used."""
+    stock = module.LibvirtDriver.manage_image_cache
+
+    @functools.wraps(stock)
+    def manage_image_cache(self: Any, context: Any, all_instances: Any) -> Any:
+        done = stock(self, context, all_instances)
+        backend = self.image_backend.backend()
+        if hasattr(backend, "host"):
+            _drop_unused(backend.host)
+        return done
+
+    module.LibvirtDriver.manage_image_cache = manage_image_cache
+
+
+def _drop_unused(host: Any) -> None:
+    from acstor_nova import evacuation
+
+    try:
+        evacuation.drop_unused(host)
+    except Exception:
+        LOG.exception("disks of checkpoints are not looked at")
 
 
 def _register_snapshots(module: Any) -> None:

@@ -234,6 +234,7 @@ class ControlRequests:
                 "disk_id": made.header.disk_id,
                 "image_id": made.header.image_id,
                 "size_bytes": made.size_bytes,
+                "chunk_bytes": made.header.cut.chunk_bytes,
                 "lacking_chunks": made.lacking_chunks,
                 "path": self._disk_path(made.header.disk_id),
             }
