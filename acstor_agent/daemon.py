@@ -12,7 +12,6 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent import disk_io
-from acstor_agent import identity_files
 from acstor_agent import membership
 from acstor_agent import settings
 from acstor_agent.cache import cache_files
@@ -66,6 +65,7 @@ from acstor_agent.process import loop_turns
 from acstor_agent.process import supervisor
 from acstor_agent.sources import build
 from acstor_common import chunk_map
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import trace_message
 

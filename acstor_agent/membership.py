@@ -14,7 +14,6 @@ from collections.abc import Iterable
 import trio
 from oslo_config import cfg
 
-from acstor_agent import identity_files
 from acstor_agent import settings
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import enrolment
@@ -22,14 +21,16 @@ from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core.exchange import homes
-from acstor_agent.peers import credentials
 from acstor_common import boot_timeline
 from acstor_common import certificates
+from acstor_common import credentials
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import signing
 from acstor_common import trace_message
+from acstor_common import vault_paths
 
 
 def ring_keeper_of(
@@ -75,7 +76,7 @@ class Membership:
         self.identity, self._rings = identity, rings
         self._sender = proofs.Sender(self.identity)
         self._credentials = credentials.Credentials(
-            identity, credentials.Security.SECURE, certificates.GRACE_S
+            identity, vault_paths.PROTOCOL, certificates.GRACE_S
         )
         self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked)
         self._bus = self._open_bus(note)

@@ -13,7 +13,6 @@ import pathlib
 from oslo_config import cfg
 
 from acstor_agent import disk_io
-from acstor_agent import identity_files
 from acstor_agent.chunks import exchange as exchange_
 from acstor_agent.core import variants
 from acstor_agent.core.boot import boot_memory
@@ -31,6 +30,7 @@ from acstor_common import addresses
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_common import identity_files
 from acstor_common import ids
 
 LOG = logging.getLogger(__name__)

@@ -158,6 +158,7 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     :param checkpoint_id: that the decision service gave it; the disk has the same
     :param instance_id: whose disk it was
     :param image_id: that the disk began as
+    :param owner: the host that took the checkpoint
     :param vault_disk: what the holders know the disk by
     :param manifest_name: 64 hex digits
     :param holders: names and addresses of hosts that keep it
@@ -167,6 +168,7 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     checkpoint_id: str
     instance_id: str
     image_id: str
+    owner: str
     vault_disk: str
     manifest_name: str
     holders: tuple[tuple[str, str], ...]

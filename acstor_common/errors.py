@@ -210,6 +210,31 @@ class CacheFull(AcstorError):
         )
 
 
+class VaultFull(AcstorError):
+    """A vault has no room for a checkpoint: it keeps what it has, and takes nothing new.
+
+    :param what: the bound that was reached, in words
+    """
+
+    def __init__(self, vault: str, what: str) -> None:
+        super().__init__(vault, what)
+        self.vault, self.what = vault, what
+
+    def __str__(self) -> str:
+        return f"the vault of {self.vault} is full: {self.what}"
+
+
+class VaultRefused(AcstorError):
+    """A vault answered that this host may not do that, or that it makes no sense: a bug, or a lie."""
+
+    def __init__(self, vault: str, why: str) -> None:
+        super().__init__(vault, why)
+        self.vault, self.why = vault, why
+
+    def __str__(self) -> str:
+        return f"the vault of {self.vault} refused: {self.why}"
+
+
 class RingFormatError(FormatError):
     """A v-node table that cannot be used; the last good one stays in use."""
 

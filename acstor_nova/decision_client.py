@@ -47,6 +47,7 @@ class Recovery(msgspec.Struct):
     checkpoint_id: str
     instance_id: str
     image_id: str
+    owner: str
     vault_disk: str
     manifest_name: str
     holders: list[Holder]

@@ -22,7 +22,6 @@ from typing import Protocol
 
 import trio
 
-from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
 from acstor_agent.cloud import proofs
@@ -34,6 +33,7 @@ from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import freshness
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import sealed
 from acstor_common import signing

@@ -27,7 +27,6 @@ from keystoneauth1 import loading
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
-from acstor_agent import identity_files
 from acstor_agent.core.cloud import renewal
 from acstor_agent.sources import glance
 from acstor_agent.sources import keystone_auth
@@ -35,6 +34,7 @@ from acstor_agent.sources import threads
 from acstor_common import certificates
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import log_once
 from acstor_common import sealed

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from acstor_agent import identity_files
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import identity_files
 from acstor_common import log_once
 from acstor_common import ring
 from acstor_common import sealed

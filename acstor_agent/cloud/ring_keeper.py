@@ -21,11 +21,11 @@ from collections.abc import Callable
 import msgspec
 import trio
 
-from acstor_agent import identity_files
 from acstor_agent.cloud import proofs
 from acstor_agent.core.cloud import table_rules
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import ring
 from acstor_common import whole_file

@@ -14,7 +14,6 @@ from typing import Any
 from oslo_config import cfg
 
 from acstor_agent import disk_io
-from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
 from acstor_agent.chunks import exchange
 from acstor_agent.cloud import enrolment
@@ -40,6 +39,7 @@ from acstor_agent.peers import peer_net
 from acstor_agent.peers import strangers
 from acstor_agent.sources import base
 from acstor_agent.sources import failover
+from acstor_common import identity_files
 from acstor_common import ids
 
 

@@ -25,6 +25,7 @@ from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
 from acstor_common import errors
 from acstor_common import ids
+from acstor_common import vault_paths
 
 T = TypeVar("T")
 
@@ -89,7 +90,8 @@ class Holders:
                 raise errors.ChunkInvalid(f"manifest {name.hex()}", where, "it is another one")
             return sealed
 
-        return await self._first(f"manifests/{name.hex()}", limit_bytes, checked)
+        path = vault_paths.manifest(self._recovery.owner, self._recovery.vault_disk, name)
+        return await self._first(path, limit_bytes, checked)
 
     def opened(self, sealed: bytes) -> checkpoint_manifest.Manifest:
         """Return what a sealed manifest says; blocks, for a second where it is of a large disk.
@@ -112,7 +114,8 @@ class Holders:
             return self._seal.open(name, sealed, length, where)
 
         limit_bytes = length + checkpoint_sealing.SEAL_BYTES
-        return await self._first(f"chunks/{name.hex()}", limit_bytes, opened)
+        path = vault_paths.chunk(self._recovery.owner, self._recovery.vault_disk, name)
+        return await self._first(path, limit_bytes, opened)
 
     async def _first(self, path: str, limit_bytes: int, check: Callable[[bytes, str], T]) -> T:
         """Return what the first holder gives that ``check`` takes; ask again while one may."""
@@ -140,8 +143,7 @@ class Holders:
         limit_bytes: int,
         check: Callable[[bytes, str], T],
     ) -> T:
-        url = f"https://{holder.address}/v1/disks/{self._recovery.vault_disk}/{path}"
-        sealed = await self._link.get(url, limit_bytes)
+        sealed = await self._link.get(f"https://{holder.address}{path}", limit_bytes)
         return await self._link.in_thread(check, sealed, holder.host)
 
     def _ask_last(self, holder: recovery_.Holder) -> None:

@@ -9,8 +9,9 @@ import socket
 import trio
 
 from acstor_agent import tls_session
-from acstor_agent.peers import credentials as credentials_
 from acstor_agent.peers import peer_link
+from acstor_agent.peers import security
+from acstor_common import credentials as credentials_
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:
@@ -40,7 +41,7 @@ async def _start(
     )
     try:
         await link.handshake(credentials)
-        if credentials.security is credentials_.Security.AUTHENTICATED:
+        if credentials.protocol == security.Security.AUTHENTICATED:
             return await link.laid_open(is_server=is_server)
     except BaseException:
         link.close()

@@ -25,8 +25,8 @@ import trio
 
 from acstor_agent import tls_session
 from acstor_agent.peers import buffers as buffers_
-from acstor_agent.peers import credentials as credentials_
 from acstor_common import certificates
+from acstor_common import credentials as credentials_
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import peer_seal
@@ -231,8 +231,8 @@ class TlsLink(Link):
             self._say_why()
             raise
         await self._send_all(self._session.take())
-        if self._session.protocol != credentials.security.value:
-            why = f"peer_security differs: this host's is {credentials.security.value}"
+        if self._session.protocol != credentials.protocol:
+            why = f"peer_security differs: this host's is {credentials.protocol}"
             raise errors.NotAuthentic("the other side's TLS", why)
         self.believed_by = credentials.generation  # first: other files may come meanwhile
         self.certificate = credentials.check(self._session.certificate)

@@ -20,9 +20,9 @@ import trio
 
 from acstor_agent import faults
 from acstor_agent.peers import connecting
-from acstor_agent.peers import credentials as credentials_
 from acstor_agent.peers import peer_endpoint
 from acstor_agent.peers import peer_link
+from acstor_agent.peers import security
 from acstor_agent.peers import strangers
 from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import asking
@@ -31,6 +31,7 @@ from acstor_agent.peers.connection import hello
 from acstor_agent.peers.connection import idle
 from acstor_agent.peers.connection import line as line_
 from acstor_agent.peers.connection import rights
+from acstor_common import credentials as credentials_
 from acstor_common import errors
 from acstor_common import ids
 from acstor_common import peer_wire
@@ -39,7 +40,7 @@ LOG = logging.getLogger(__name__)
 
 Limits = base.Limits
 Credentials = credentials_.Credentials
-Security = credentials_.Security
+Security = security.Security
 MaySpeak = hello.MaySpeak
 Heard = answering.Heard
 BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]

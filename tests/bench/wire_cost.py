@@ -30,14 +30,14 @@ from typing import Any
 
 import trio
 
-from acstor_agent import identity_files
 from acstor_agent.cache import cache_files
-from acstor_agent.peers import credentials
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import answering
 from acstor_agent.peers.connection import asking
 from acstor_common import certificates
+from acstor_common import credentials
 from acstor_common import geometry
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.bench import plain_sockets

@@ -12,9 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509 import oid
 
-from acstor_agent import identity_files
 from acstor_common import certificates
 from acstor_common import decision_api
+from acstor_common import identity_files
 from acstor_common import ring
 from acstor_common import sealed
 from acstor_common import signing

@@ -12,10 +12,12 @@ from acstor_common import chunk_map
 from acstor_common import errors
 from acstor_common import geometry
 from acstor_common import ids
+from acstor_common import vault_paths
 
 T = TypeVar("T")
 
 KEY = bytes(range(1, 33))
+OWNER = ids.HostId("h1")
 INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 VAULT_DISK = ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 
@@ -58,6 +60,7 @@ class Kept:
             "checkpoint_id": str(uuid.UUID(int=7)),
             "instance_id": INSTANCE,
             "image_id": self.image,
+            "owner": OWNER,
             "vault_disk": VAULT_DISK,
             "manifest_name": sealing.manifest_name(self.manifest).hex(),
             "holders": [("h2", "10.0.0.2:7205"), ("h3", "10.0.0.3:7205")],
@@ -77,12 +80,16 @@ class Link:
         self.asked: list[tuple[str, str]] = []
         self.faults: dict[str, Exception | Callable[[bytes], bytes]] = {}
         """Of holders, by their addresses: what they fail with, or make of what they give."""
-        self._things = {f"chunks/{name.hex()}": data for name, data in kept.chunks.items()}
-        self._things[f"manifests/{sealing.manifest_name(kept.manifest).hex()}"] = kept.manifest
+        self._things = {
+            vault_paths.chunk(OWNER, VAULT_DISK, name): data for name, data in kept.chunks.items()
+        }
+        name = sealing.manifest_name(kept.manifest)
+        self._things[vault_paths.manifest(OWNER, VAULT_DISK, name)] = kept.manifest
 
     async def get(self, url: str, limit_bytes: int) -> bytes:
         """Return what a holder has."""
-        address, _, path = url.removeprefix("https://").partition(f"/v1/disks/{VAULT_DISK}/")
+        address, _, path = url.removeprefix("https://").partition("/")
+        path = f"/{path}"
         self.asked.append((address, path))
         fault = self.faults.get(address)
         if isinstance(fault, Exception):

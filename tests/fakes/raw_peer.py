@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Self
 
-from acstor_agent import identity_files
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.lab import local

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from acstor_agent import identity_files
 from acstor_common import certificates
 from acstor_common import geometry
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import ring
 from tests.fakes import hosts

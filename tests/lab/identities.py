@@ -9,8 +9,8 @@ import functools
 import pathlib
 import time
 
-from acstor_agent import identity_files
 from acstor_common import certificates
+from acstor_common import identity_files
 from acstor_common import ids
 
 VALID_S = 86_400

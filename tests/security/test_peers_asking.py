@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_agent import identity_files
 from acstor_common import certificates
 from acstor_common import geometry
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.fakes import hosts

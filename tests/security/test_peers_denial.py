@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from acstor_agent import identity_files
 from acstor_common import geometry
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.fakes import hosts

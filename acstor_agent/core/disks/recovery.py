@@ -37,6 +37,7 @@ class Recovery(NamedTuple):
     """Of which checkpoint a disk was made, and who has its chunks.
 
     :param checkpoint_id: the decision service's; the disk made of it has the same id
+    :param owner: the host that took the checkpoint
     :param vault_disk: what the holders know the disk by
     :param manifest_name: BLAKE3 of the sealed manifest
     :param key: of the disk; empty when nothing is missing any more
@@ -45,6 +46,7 @@ class Recovery(NamedTuple):
     checkpoint_id: disk_header.DiskId
     instance_id: ids.ImageId
     image_id: ids.ImageId
+    owner: ids.HostId
     vault_disk: ids.ImageId
     manifest_name: bytes
     holders: tuple[Holder, ...]
@@ -63,6 +65,7 @@ class _Kept(msgspec.Struct, forbid_unknown_fields=True):
     checkpoint_id: str
     instance_id: str
     image_id: str
+    owner: str
     vault_disk: str
     manifest_name: _Hex
     holders: Annotated[list[tuple[str, str]], msgspec.Meta(max_length=MAX_HOLDERS)]
@@ -82,6 +85,7 @@ def made(**told: Any) -> Recovery:
         disk_header.parse_disk_id(kept.checkpoint_id),
         ids.parse_image_id(kept.instance_id),
         ids.parse_image_id(kept.image_id),
+        ids.parse_host_id(kept.owner),
         ids.parse_image_id(kept.vault_disk),
         bytes.fromhex(kept.manifest_name),
         tuple(_holder(host, address) for host, address in kept.holders),

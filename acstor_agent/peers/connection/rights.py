@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_agent.peers import credentials as credentials_
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import hello
+from acstor_common import credentials as credentials_
 from acstor_common import errors
 
 LOG = logging.getLogger(__name__)

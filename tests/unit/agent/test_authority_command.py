@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from acstor_agent import identity_files
 from acstor_agent.cmd import authority
 from acstor_common import certificates
+from acstor_common import identity_files
 from acstor_common import ids
 
 

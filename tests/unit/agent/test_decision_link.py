@@ -12,7 +12,6 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent import identity_files
 from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import proofs
 from acstor_agent.cloud import ring_keeper
@@ -21,6 +20,7 @@ from acstor_agent.core.cloud import links
 from acstor_common import boot_timeline
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import ring
 from acstor_common import sealed

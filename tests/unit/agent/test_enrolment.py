@@ -12,11 +12,11 @@ from keystoneauth1 import exceptions
 from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
-from acstor_agent import identity_files
 from acstor_agent.cloud import enrolment
 from acstor_agent.core.cloud import renewal
 from acstor_common import certificates
 from acstor_common import errors
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import sealed
 from acstor_common import signing

@@ -179,7 +179,7 @@ class Counting(socket.socket):
         return super().recvmsg_into(*args)
 
 
-@pytest.mark.parametrize("mode", list(security.credentials.Security))
+@pytest.mark.parametrize("mode", list(security.peer_net.Security))
 async def test_message_that_comes_alone_takes_one_call_of_the_socket(credentials, mode):
     insecure = mode is security.INSECURE
     hello = peer_wire.Hello(SERVER, peer_wire.Klass.DEMAND, 1)
@@ -209,7 +209,7 @@ def kept_unsent(link):
     return link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
 
 
-@pytest.mark.parametrize("mode", list(security.credentials.Security))
+@pytest.mark.parametrize("mode", list(security.peer_net.Security))
 async def test_kernel_keeps_more_unsent_only_while_that_leaves_at_once(credentials, mode):
     insecure = mode is security.INSECURE
     async with linked(dict.fromkeys((CLIENT, SERVER)) if insecure else credentials(mode)) as ends:

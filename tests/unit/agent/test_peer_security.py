@@ -9,16 +9,16 @@ import time
 import pytest
 import trio
 
-from acstor_agent import identity_files
 from acstor_agent import settings
 from acstor_agent.peers import connecting
-from acstor_agent.peers import credentials
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_net
 from acstor_agent.peers.connection import base
 from acstor_agent.peers.connection import rights
 from acstor_common import certificates
+from acstor_common import credentials
 from acstor_common import errors
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import peer_wire
 from tests.unit.agent import test_peer_net as nets
@@ -467,7 +467,7 @@ def test_hosts_alone_on_the_loopback_prove_nothing_by_default(identity, address)
 @pytest.mark.parametrize("address", ["0.0.0.0:7201", "192.0.2.1:7201", "[::]:7201"])
 def test_off_the_loopback_the_default_is_secure(identity, address):
     made = settings.peer_credentials(Own(address), files_of(identity(CLIENT)))
-    assert made.security is SECURE and made.is_there
+    assert made.protocol is SECURE and made.is_there
 
 
 def test_without_a_certificate_there_is_no_start_unless_one_may_come(identity, tmp_path):

@@ -37,6 +37,7 @@ def recovery_of(checkpoint_id):
         "checkpoint_id": checkpoint_id,
         "instance_id": INSTANCE,
         "image_id": nova_backend.IMAGE,
+        "owner": "h1",
         "vault_disk": OLD,
         "manifest_name": "ab" * 32,
         "holders": [{"host": "h2", "address": "10.0.0.2:7205"}],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this host proves to other agents who it is with, and what it believes of them.
+"""What this host proves to other hosts who it is with, and what it believes of them.
 
 The files (``identity_files``) may be replaced at any time; they are looked at every few
 seconds, and what cannot be used leaves in force what was there.
@@ -10,7 +10,6 @@ hosts go on for a while with certificates that nobody could renew.
 """
 
 import contextlib
-import enum
 import functools
 import logging
 import os
@@ -20,9 +19,9 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_agent import identity_files
 from acstor_common import certificates
 from acstor_common import errors
+from acstor_common import identity_files
 
 LOG = logging.getLogger(__name__)
 
@@ -32,14 +31,6 @@ SAY_AGAIN_S = 600.0
 
 _read = functools.lru_cache(maxsize=256)(certificates.read_host_certificate)
 """A host opens connections of two classes, and to look at its certificate takes 0.3 ms."""
-
-
-class Security(enum.Enum):
-    """How agents talk to each other; both sides must be set to the same."""
-
-    SECURE = "secure"  # mutual TLS 1.3
-    AUTHENTICATED = "authenticated"  # its handshake, then clear text with authentication codes
-    INSECURE = "insecure"  # clear text, and everybody is whom he says he is
 
 
 class _Loaded(NamedTuple):
@@ -55,7 +46,7 @@ class Credentials:
     """The certificate, key and authorities of one host.
 
     :param files: where they come from
-    :param security: secure or authenticated
+    :param protocol: what both sides must mean to speak inside TLS (ALPN)
     :param grace_s: for how long after its end a certificate is taken nevertheless
     :param clock: wall clock
     """
@@ -63,11 +54,11 @@ class Credentials:
     def __init__(
         self,
         files: identity_files.IdentityFiles,
-        security: Security,
+        protocol: str,
         grace_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.security = security
+        self.protocol = protocol
         self.generation = 0
         """Grows when another set is in force: what was believed must be looked at again."""
         self._files = files
@@ -114,7 +105,7 @@ class Credentials:
         context.verify_flags |= NO_CHECK_TIME
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0  # connections live long and are never resumed
-        context.set_alpn_protocols([self.security.value])
+        context.set_alpn_protocols([self.protocol])
         context.load_verify_locations(cadata=identity.ca.decode("ascii"))
         with _in_memory(own.pem + identity.key) as path:
             context.load_cert_chain(path)

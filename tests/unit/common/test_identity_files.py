@@ -5,7 +5,7 @@ import stat
 import pytest
 from cryptography.x509 import oid
 
-from acstor_agent import identity_files
+from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import signing
 from tests.fakes import cloud_keys

@@ -21,8 +21,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cryptography.hazmat.primitives.asymmetric import ed25519
-
 from acstor_common import certificates
 from acstor_common import errors
 from acstor_common import ids
@@ -35,7 +33,7 @@ LOOK_EVERY_S = 2.0
 MAX_FILE_BYTES = 256 * 1024
 SET_PREFIX = ".identity-"
 
-Signers = tuple[ed25519.Ed25519PublicKey, ...]
+Signers = tuple[signing.PublicKey, ...]
 _Stamps = tuple[tuple[int, int, int] | None, ...]
 
 

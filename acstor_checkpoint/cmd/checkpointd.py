@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor-checkpointd``: the checkpoint daemon of each host."""
+
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+from oslo_config import cfg
+
+from acstor_checkpoint import conf as checkpoint_conf
+from acstor_checkpoint import keeping
+from acstor_common import conf as common_conf
+from acstor_common import errors
+
+PROG = "acstor-checkpointd"
+
+
+def load_conf(args: list[str]) -> cfg.ConfigOpts:
+    """Return the configuration that the command line ``args`` names.
+
+    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    """
+    conf = cfg.ConfigOpts()
+    options = checkpoint_conf.list_opts()
+    common_conf.load(conf, args, PROG, checkpoint_conf.register_opts, options)
+    return conf
+
+
+def main() -> int:
+    """Run the daemon until SIGTERM or SIGINT; return an exit status."""
+    try:
+        return run(load_conf(sys.argv[1:]))
+    except (errors.Unusable, cfg.Error) as e:
+        print(f"{PROG}: {e}", file=sys.stderr)
+        return 1
+
+
+def run(conf: cfg.ConfigOpts) -> int:
+    """Run the daemon with ``conf``.
+
+    :raises errors.Unusable: it cannot start with what it was given
+    """
+    os.umask(0o077)  # what is kept is nobody else's
+    ended = threading.Event()
+
+    def stop(_number: int, _frame: Any) -> None:
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    own = conf.acstor_checkpoint
+    with keeping.served(own, keeping.credentials(own)):
+        ended.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the vault of this host together from its options, and serves it.
+
+The one rule: without a place to listen there is no vault, and nothing of it is made.
+"""
+
+import contextlib
+import pathlib
+import threading
+from collections.abc import Iterator
+
+from oslo_config import cfg
+
+from acstor_checkpoint import channel
+from acstor_checkpoint import room
+from acstor_checkpoint import vault as vault_
+from acstor_checkpoint import vault_api
+from acstor_checkpoint import vault_files
+from acstor_checkpoint import vault_server
+from acstor_common import addresses
+from acstor_common import certificates
+from acstor_common import credentials as credentials_
+from acstor_common import errors
+from acstor_common import identity_files
+from acstor_common import ids
+
+_ENDS_WITHIN_S = 10.0
+
+Options = cfg.ConfigOpts.GroupAttr
+
+
+def host_of(own: Options) -> ids.HostId:
+    """Return which host this is.
+
+    :raises errors.Unusable: its name is none
+    """
+    try:
+        return ids.parse_host_id(own.host)
+    except ValueError as e:
+        raise errors.Unusable("[acstor_checkpoint] host", str(e)) from e
+
+
+def credentials(own: Options) -> credentials_.Credentials:
+    """Return what this host proves to other vaults, and to those who ask its own.
+
+    :raises errors.Unusable: the host has no name
+    """
+    folder = pathlib.Path(own.identity_dir)
+    files = identity_files.IdentityFiles(host_of(own), identity_files.files_in(folder))
+    made = credentials_.Credentials(files, channel.PROTOCOL, certificates.GRACE_S)
+    made.look()
+    return made
+
+
+@contextlib.contextmanager
+def served(
+    own: Options,
+    proof: credentials_.Credentials,
+    fault: vault_server.Fault = lambda _certificate: "",
+) -> Iterator[vault_.Vault | None]:
+    """Serve the vault of this host as long as the block lasts; None if it keeps nothing.
+
+    :param proof: see :func:`credentials`
+    :raises errors.Unusable: the options make no sense, or the folder or the address cannot be used
+    """
+    if not own.vault_listen:
+        yield None
+        return
+    folder = pathlib.Path(own.vault_dir)
+    limits = room.Limits(
+        own.vault_limit_bytes, own.vault_limit_of_host_bytes, own.vault_limit_files
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(vault_files.locked(folder))
+            vault = vault_.Vault(folder, limits, host_of(own))
+        except OSError as e:
+            raise errors.Unusable(f"[acstor_checkpoint] vault_dir {folder}", str(e)) from e
+        server = _server(own.vault_listen, vault_api.Api(vault), proof, fault)
+        thread = threading.Thread(target=server.serve, name="vault")
+        thread.start()
+        stack.callback(thread.join, _ENDS_WITHIN_S)
+        stack.callback(server.close)
+        yield vault
+
+
+def _server(
+    listen: str, api: vault_api.Api, proof: credentials_.Credentials, fault: vault_server.Fault
+) -> vault_server.VaultServer:
+    try:
+        sock = vault_server.listen(*addresses.parse(listen))
+    except (OSError, ValueError) as e:
+        raise errors.Unusable("[acstor_checkpoint] vault_listen", f"{listen}: {e}") from e
+    return vault_server.VaultServer(sock, api, proof, fault)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vaults call things: whose disk, chunks and manifests, and lists of such names.
+
+The one rule: a list of names is ascending and has none twice.  So one of any length can be
+checked as it comes, and looked into where it lies.
+"""
+
+import bisect
+import enum
+import struct
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Final
+from typing import NamedTuple
+from typing import overload
+
+from acstor_common import checkpoint_sealing
+from acstor_common import ids
+
+NAME_BYTES: Final = ids.CID_BYTES
+MAX_ASKED: Final = 1 << 16
+"""Names that one question whether they are there may have: 4 GiB of a disk."""
+HEAD: Final = struct.Struct(f"<{NAME_BYTES}sI")
+"""What stands before each chunk on its way to a vault: its name, and its length when sealed."""
+
+
+class Disk(NamedTuple):
+    """A disk of which a vault keeps checkpoints.
+
+    :param owner: the host that took them; it alone may add to them and drop them
+    """
+
+    owner: ids.HostId
+    disk: ids.ImageId
+
+
+class Kind(enum.StrEnum):
+    """What is kept; the value is the word of the vaults' protocol."""
+
+    CHUNK = "chunks"
+    MANIFEST = "manifests"
+
+
+class Sealed(NamedTuple):
+    """A chunk as vaults keep it."""
+
+    name: bytes
+    data: bytes
+
+
+class NameList(Sequence[bytes]):
+    """Names, one behind the other, read where they lie.
+
+    >>> names = NameList(packed([bytes([7] * 32), bytes(32)]))
+    >>> len(names), bytes(32) in names, bytes([8] * 32) in names
+    (2, True, False)
+
+    :raises ValueError: they are not whole, or not in ascending order
+    """
+
+    def __init__(self, buffer: bytes | memoryview) -> None:
+        if len(buffer) % NAME_BYTES:
+            raise ValueError(f"{len(buffer)} bytes are no names of {NAME_BYTES}")
+        self._view = memoryview(buffer)
+        before = b""
+        for name in self:
+            if name <= before:
+                raise ValueError("the names are not in ascending order")
+            before = name
+
+    def __len__(self) -> int:
+        """Return how many they are."""
+        return len(self._view) // NAME_BYTES
+
+    @overload
+    def __getitem__(self, at: int) -> bytes: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[bytes]: ...
+    def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
+        """Return a name, or some of them."""
+        if isinstance(at, slice):
+            return [self[n] for n in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        return bytes(self._view[at * NAME_BYTES : (at + 1) * NAME_BYTES])
+
+    def __contains__(self, name: object) -> bool:
+        """Say whether a name is there."""
+        if not isinstance(name, bytes):
+            return False
+        at = bisect.bisect_left(self, name)
+        return at < len(self) and self[at] == name
+
+    def beginning_with(self, first: int) -> set[bytes]:
+        """Return the names whose first byte is this."""
+        start = bisect.bisect_left(self, bytes([first]))
+        stop = bisect.bisect_left(self, bytes([first + 1])) if first < 255 else len(self)
+        return set(self[start:stop])
+
+
+def packed(names: Iterable[bytes]) -> bytes:
+    """Return names as a list of them is written."""
+    return b"".join(sorted(set(names)))
+
+
+def parse_name(text: str) -> bytes:
+    """Return the name that stands in a path or is a file's.
+
+    :raises ValueError: it is none
+    """
+    if len(text) != 2 * NAME_BYTES or text != text.lower():
+        raise ValueError(f"not a name: {text[:80]!r}")
+    return bytes.fromhex(text)
+
+
+def check_length(length: int) -> None:
+    """Return if a sealed chunk can be so long.
+
+    :raises ValueError: it cannot
+    """
+    if not checkpoint_sealing.SEAL_BYTES < length <= checkpoint_sealing.MAX_SEALED_BYTES:
+        raise ValueError(f"a sealed chunk is not {length} bytes long")

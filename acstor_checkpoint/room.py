@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much a vault keeps, for whom, and how much more it may keep.
+
+The one rule: room is taken before anything is written, and given back for what was not.
+Counted are files as they lie on a disk, in blocks of 4 KiB.
+"""
+
+import collections
+import threading
+from typing import Final
+from typing import NamedTuple
+
+from acstor_common import errors
+from acstor_common import ids
+
+BLOCK_BYTES: Final = 4096
+
+
+class Limits(NamedTuple):
+    """What a vault may keep.
+
+    :param total_bytes: for all hosts together; 0: nothing
+    :param host_bytes: for one host
+    :param files: for all hosts together; a chunk is a file
+    """
+
+    total_bytes: int
+    host_bytes: int
+    files: int
+
+
+class Used(NamedTuple):
+    """What is kept."""
+
+    size_bytes: int = 0
+    files: int = 0
+
+
+def on_disk(size_bytes: int) -> int:
+    """Return what a file takes of a disk.
+
+    >>> on_disk(1), on_disk(4096), on_disk(4097)
+    (4096, 4096, 8192)
+    """
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+class Room:
+    """The room of one vault; may be used by many threads.
+
+    :param here: whose vault it is, for errors
+    """
+
+    def __init__(self, limits: Limits, here: str) -> None:
+        self.limits = limits
+        self._here = here
+        self._lock = threading.Lock()
+        self._used: collections.defaultdict[ids.HostId, Used] = collections.defaultdict(Used)
+        self._total = Used()
+
+    def take(self, owner: ids.HostId, size_bytes: int) -> None:
+        """Take the room of a file.
+
+        :raises errors.VaultFull: there is none
+        """
+        with self._lock:
+            if why := self._fault(self._used[owner], on_disk(size_bytes)):
+                raise errors.VaultFull(self._here, why)
+            self._add(owner, on_disk(size_bytes), 1)
+
+    def count(self, owner: ids.HostId, size_bytes: int) -> None:
+        """Note a file that is there already, whatever the limits are now."""
+        with self._lock:
+            self._add(owner, on_disk(size_bytes), 1)
+
+    def give_back(self, owner: ids.HostId, size_bytes: int) -> None:
+        """Note that a file is there no more."""
+        with self._lock:
+            self._add(owner, -on_disk(size_bytes), -1)
+
+    def used(self) -> dict[ids.HostId, Used]:
+        """Return what is kept for each host."""
+        with self._lock:
+            return {owner: used for owner, used in self._used.items() if used.files}
+
+    def _add(self, owner: ids.HostId, size_bytes: int, files: int) -> None:
+        one, total = self._used[owner], self._total
+        self._used[owner] = Used(one.size_bytes + size_bytes, one.files + files)
+        self._total = Used(total.size_bytes + size_bytes, total.files + files)
+
+    def _fault(self, one: Used, size_bytes: int) -> str:
+        total, limits = self._total, self.limits
+        if total.size_bytes + size_bytes > limits.total_bytes:
+            return f"{total.size_bytes} of {limits.total_bytes} bytes are in use"
+        if one.size_bytes + size_bytes > limits.host_bytes:
+            return f"{one.size_bytes} of the {limits.host_bytes} bytes of one host are in use"
+        if total.files >= limits.files:
+            return f"{total.files} of {limits.files} files are there"
+        return ""

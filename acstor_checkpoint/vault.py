@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vault: what this host keeps of other hosts' disks.
+
+``<folder>/<owner>/<disk>/<first byte of the name>/<name>`` is a sealed chunk, and
+``<folder>/<owner>/<disk>/manifests/<name>`` a sealed manifest, each with the BLAKE3 of its
+bytes behind it.  There is no index: what is in the folder is what is kept, whatever was
+killed before.
+
+The one rule: what was put is on the disk, with its name, before anybody is told so.  A file
+gets its name when its bytes are safe, and :meth:`Vault.batch` ends when the name is, too.
+
+Nobody here can read what is kept, so all that can be checked is that it is what came.  What
+is not any more goes when it is found: its owner is told that it is missing, and sends it again.
+"""
+
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import pathlib
+import threading
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import IO
+from typing import Final
+
+from acstor_checkpoint import names
+from acstor_checkpoint import room as room_
+from acstor_checkpoint import vault_files
+from acstor_common import errors
+from acstor_common import ids
+from acstor_common import whole_file
+
+LOG = logging.getLogger(__name__)
+
+MAX_DISKS: Final = 4096
+"""Of one host: sixteen times the instances of a large one."""
+MAX_MANIFESTS: Final = 1024
+"""Of one disk: forty days of one an hour, if nobody drops any."""
+
+
+class Kept:
+    """Something of the vault that was checked and is open: ``length`` bytes of it, in pieces."""
+
+    def __init__(self, file: IO[bytes], length: int) -> None:
+        self._file, self.length = file, length
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield its bytes."""
+        self._file.seek(0)
+        yield from vault_files.pieces_of(self._file, self.length)
+
+
+class Vault:
+    """What is kept in a folder; may be used by many threads, of one process.
+
+    To make one reads all names in the folder, and their lengths, for what is kept counts.
+
+    :param folder: only this process may use it (:func:`vault_files.locked`)
+    :raises OSError: it cannot be read
+    """
+
+    def __init__(self, folder: pathlib.Path, limits: room_.Limits, here: ids.HostId) -> None:
+        self.folder = folder
+        self.room = room_.Room(limits, here)
+        self._numbers = itertools.count()
+        self._making = threading.Lock()
+        os.sync()  # a name that a killed process has given may not be safe yet
+        for owner in vault_files.owners_in(folder):
+            for disk in vault_files.disks_in(folder / owner):
+                for size_bytes in vault_files.sizes_in(folder / owner / disk):
+                    self.room.count(owner, size_bytes)
+
+    @contextlib.contextmanager
+    def batch(self, disk: names.Disk) -> Iterator["Batch"]:
+        """Yield what chunks of a disk are put into; all are safe when the block ends.
+
+        :raises errors.VaultFull: there is no room; of what was put, nothing is kept
+        :raises OSError: the folder cannot be written
+        """
+        made = Batch(self, self._folder_for(disk), disk.owner)
+        try:
+            yield made
+            made.commit()
+        finally:
+            made.close()
+
+    def missing(self, disk: names.Disk, asked: Iterable[bytes]) -> list[bytes]:
+        """Return which of these chunks are not here."""
+        folder = self._folder_of(disk)
+        path_of = functools.partial(vault_files.path_of, folder, names.Kind.CHUNK)
+        return [name for name in asked if not os.path.exists(path_of(name))]
+
+    @contextlib.contextmanager
+    def opened(self, disk: names.Disk, kind: names.Kind, name: bytes) -> Iterator[Kept]:
+        """Yield something that is kept, checked.
+
+        :raises errors.ChunkMissing: it is not here
+        :raises errors.ChunkInvalid: it is not what was put, and has been removed
+        :raises OSError: it cannot be read
+        """
+        path = vault_files.path_of(self._folder_of(disk), kind, name)
+        what = f"{kind} {name.hex()} of {disk.disk}"
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            raise errors.ChunkMissing(what, str(path)) from None
+        with file:
+            length = vault_files.checked_length(file)
+            if length is None:
+                LOG.error("%s: it is not what was put there; it is removed", path)
+                self._remove(disk.owner, path)
+                raise errors.ChunkInvalid(what, str(path), "it is not what was put there")
+            yield Kept(file, length)
+
+    def manifests(self, disk: names.Disk) -> list[bytes]:
+        """Return the names of a disk's manifests, in ascending order."""
+        return sorted(vault_files.names_in(self._folder_of(disk) / names.Kind.MANIFEST))
+
+    def disks(self, owner: ids.HostId) -> list[ids.ImageId]:
+        """Return the disks of which something is kept for a host."""
+        return sorted(vault_files.disks_in(self.folder / owner))
+
+    def keep(self, disk: names.Disk, stay: names.NameList) -> int:
+        """Drop all of a disk but the chunks and manifests of these names; return how many went.
+
+        What the same host puts meanwhile, and does not name, may go, too.
+
+        :raises OSError: something cannot be removed
+        """
+        gone = 0
+        for part in vault_files.parts_of(self._folder_of(disk)):
+            is_shard = part.name != names.Kind.MANIFEST
+            staying = stay.beginning_with(int(part.name, 16)) if is_shard else stay
+            for name in vault_files.names_in(part):
+                if name not in staying:
+                    gone += self._remove(disk.owner, part / name.hex())
+        return gone
+
+    def drop(self, disk: names.Disk) -> int:
+        """Drop all of a disk; return how many things went.
+
+        :raises OSError: something cannot be removed
+        """
+        gone = self.keep(disk, names.NameList(b""))
+        folder = self._folder_of(disk)
+        with self._making:
+            for empty in (*vault_files.parts_of(folder), folder):
+                with contextlib.suppress(OSError):  # something was put meanwhile
+                    empty.rmdir()
+        return gone
+
+    def next_path(self, folder: pathlib.Path) -> pathlib.Path:
+        """Return what a file in the folder of a disk is called before it has its name."""
+        return folder / f"{whole_file.INCOMING}{next(self._numbers)}"
+
+    def _folder_of(self, disk: names.Disk) -> pathlib.Path:
+        return self.folder / disk.owner / disk.disk
+
+    def _folder_for(self, disk: names.Disk) -> pathlib.Path:
+        """Return the folder of a disk, which is made if it is not there."""
+        folder = self._folder_of(disk)
+        if folder.is_dir():
+            return folder
+        with self._making:
+            if len(self.disks(disk.owner)) >= MAX_DISKS:
+                raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            whole_file.sync_folder(folder.parent)
+            whole_file.sync_folder(self.folder)
+        return folder
+
+    def _remove(self, owner: ids.HostId, path: pathlib.Path) -> int:
+        try:
+            size_bytes = path.stat().st_size
+            path.unlink()
+        except FileNotFoundError:
+            return 0
+        self.room.give_back(owner, size_bytes)
+        return 1
+
+
+class _Incoming:
+    """A file that has no name of its own yet."""
+
+    def __init__(self, path: pathlib.Path, final: pathlib.Path, size_bytes: int) -> None:
+        self.path, self.final, self.size_bytes = path, final, size_bytes
+        self.is_kept = False
+
+
+class Batch:
+    """What is put into the folder of one disk together: all of it is safe in the end, or none."""
+
+    def __init__(self, vault: Vault, folder: pathlib.Path, owner: ids.HostId) -> None:
+        self._vault, self._folder, self._owner = vault, folder, owner
+        self._incoming: list[_Incoming] = []
+        self._is_safe = False
+
+    def add(self, kind: names.Kind, name: bytes, length: int, pieces: vault_files.Pieces) -> None:
+        """Write something that has ``length`` bytes.
+
+        :raises ValueError: it is longer or shorter, or not what its name says
+        """
+        final = vault_files.path_of(self._folder, kind, name)
+        if final.exists():
+            vault_files.skip(pieces, length)
+            return
+        is_manifest = kind is names.Kind.MANIFEST
+        if is_manifest and len(list(vault_files.names_in(final.parent))) >= MAX_MANIFESTS:
+            raise ValueError(f"{MAX_MANIFESTS} manifests of one disk are enough")
+        size_bytes = length + vault_files.CHECKSUM_BYTES
+        self._vault.room.take(self._owner, size_bytes)
+        incoming = _Incoming(self._vault.next_path(self._folder), final, size_bytes)
+        self._incoming.append(incoming)
+        vault_files.write(incoming.path, length, pieces, name if is_manifest else None)
+
+    def commit(self) -> None:
+        """Make all of it safe, first its bytes, then its names."""
+        for incoming in self._incoming:
+            vault_files.sync(incoming.path)
+        parents = {incoming.final.parent for incoming in self._incoming}
+        for parent in parents:
+            parent.mkdir(mode=0o700, exist_ok=True)
+        for incoming in self._incoming:
+            with contextlib.suppress(FileExistsError):  # it came by another connection meanwhile
+                os.link(incoming.path, incoming.final)
+                incoming.is_kept = True
+        for parent in (*parents, self._folder):
+            whole_file.sync_folder(parent)
+        self._is_safe = True
+
+    def close(self) -> None:
+        """Remove what has another name by now, and, if not all of it is safe, the rest, too."""
+        for incoming in self._incoming:
+            incoming.path.unlink(missing_ok=True)
+            if incoming.is_kept and not self._is_safe:
+                incoming.final.unlink(missing_ok=True)
+            if not (incoming.is_kept and self._is_safe):
+                self._vault.room.give_back(self._owner, incoming.size_bytes)

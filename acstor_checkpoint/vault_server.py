@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where other hosts reach the vault of this one: mutual TLS 1.3, a thread for each connection.
+
+The one rule: nothing is answered to who has not shown which host he is, and whether he is
+still believed is looked at again before each request.
+
+Everything has a bound: who is not known yet (places.py), how long a handshake, a silence and a
+body take, how long a connection has nothing to say.  A thread shakes hands by itself, so who is
+silent then holds up nobody: the reason for not taking a WSGI server, of which cheroot (10
+and 11) shakes hands in the one thread that accepts.
+"""
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Final
+
+import h11
+
+from acstor_checkpoint import channel as channel_
+from acstor_checkpoint import places as places_
+from acstor_checkpoint import vault_api
+from acstor_common import certificates
+from acstor_common import credentials as credentials_
+from acstor_common import errors
+
+LOG = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 10.0
+"""Of a host whose processor is busy; a stranger holds one of few places for so long."""
+IDLE_S: Final = 120.0
+"""A daemon comes back for the next disk within less, or connects anew."""
+LINGER_S: Final = 2.0
+"""How long more is taken from who was refused, so that he can read why."""
+_BACKLOG: Final = 128
+_LOOK_S: Final = 1.0
+_METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
+
+Fault = Callable[[certificates.HostCertificate], str]
+"""Says why a host that has proven who it is may not speak; empty if it may."""
+
+
+def listen(ip: str, port: int) -> socket.socket:
+    """Return a socket that takes connections.
+
+    :raises OSError: the address is not this host's, or in use
+    """
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    return socket.create_server((ip, port), family=family, backlog=_BACKLOG)
+
+
+class VaultServer:
+    """Answers hosts until it is closed.
+
+    :param sock: see :func:`listen`; it is closed with the server
+    :param credentials: for ``channel.PROTOCOL``
+    :param fault: revoked hosts, hosts that are not of this cloud any more
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        api: vault_api.Api,
+        credentials: credentials_.Credentials,
+        fault: Fault = lambda _certificate: "",
+    ) -> None:
+        self._sock, self._api = sock, api
+        self._credentials, self._fault = credentials, fault
+        self._places = places_.Places()
+        self._open: set[socket.socket] = set()
+        self._is_closed = threading.Event()
+
+    def serve(self) -> None:
+        """Take connections until :meth:`close` is called."""
+        self._sock.settimeout(_LOOK_S)
+        while not self._is_closed.is_set():
+            try:
+                sock, address = self._sock.accept()
+            except TimeoutError:
+                continue
+            except OSError as e:  # too many descriptors, a connection that was reset
+                if not self._is_closed.is_set():
+                    LOG.warning("no connection to the vault can be taken: %s", e)
+                    self._is_closed.wait(_LOOK_S)
+                continue
+            self._take(sock, address[0])
+
+    def close(self) -> None:
+        """Take no more connections, and end those that are there."""
+        self._is_closed.set()
+        self._sock.close()
+        for sock in tuple(self._open):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _take(self, sock: socket.socket, ip: str) -> None:
+        if not self._places.stranger(ip):
+            sock.close()
+            return
+        try:
+            threading.Thread(target=self._meet, args=(sock, ip), daemon=True).start()
+        except RuntimeError as e:  # no more threads
+            LOG.warning("a connection of %s cannot be served: %s", ip, e)
+            self._places.stranger_left(ip)
+            sock.close()
+
+    def _meet(self, sock: socket.socket, ip: str) -> None:
+        """Find out who it is, and answer him."""
+        is_stranger = True
+        try:
+            with self._shaken(sock) as tls, self._closable(tls):
+                certificate = self._known(tls)
+                self._places.stranger_left(ip)
+                is_stranger = False
+                with self._places.host(certificate.host) as has_place:
+                    if has_place:
+                        self._converse(tls, certificate)
+        except (OSError, ValueError, errors.NotAuthentic, channel_.Broken) as e:
+            LOG.info("connection of %s: %s", ip, e)
+        finally:
+            if is_stranger:
+                self._places.stranger_left(ip)
+            sock.close()
+
+    @contextlib.contextmanager
+    def _closable(self, sock: socket.socket) -> Iterator[None]:
+        self._open.add(sock)
+        try:
+            yield
+        finally:
+            self._open.discard(sock)
+
+    def _shaken(self, sock: socket.socket) -> ssl.SSLSocket:
+        self._credentials.look()
+        sock.settimeout(HANDSHAKE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return self._credentials.context(is_server=True).wrap_socket(sock, server_side=True)
+
+    def _known(self, tls: ssl.SSLSocket) -> certificates.HostCertificate:
+        if tls.selected_alpn_protocol() != channel_.PROTOCOL:
+            raise errors.NotAuthentic("the other side's TLS", "it does not speak to vaults")
+        certificate = self._credentials.check(tls.getpeercert(binary_form=True))
+        if why := self._fault(certificate):
+            raise errors.NotAuthentic(f"the certificate of {certificate.host}", why)
+        return certificate
+
+    def _converse(self, tls: ssl.SSLSocket, certificate: certificates.HostCertificate) -> None:
+        channel = channel_.Channel(tls, h11.SERVER)
+        while isinstance(request := channel.receive(IDLE_S), h11.Request):
+            self._credentials.look()
+            why = self._credentials.chain_fault(certificate) or self._fault(certificate)
+            if why or request.method not in _METHODS:
+                return
+            length = channel_.content_length(request)
+            body = vault_api.Body(length, channel.body(length or 0))
+            method, target = request.method.decode(), request.target.decode("latin-1")
+            with self._api.answered(certificate.host, method, target, body) as answer:
+                _send(channel, answer)
+            if not _finished(channel, body):
+                return
+
+
+def _send(channel: channel_.Channel, answer: vault_api.Answer) -> None:
+    length = (
+        [] if answer.status == vault_api.NO_CONTENT else [("content-length", str(answer.length))]
+    )
+    channel.send(h11.Response(status_code=answer.status, headers=length))
+    channel.send_body(answer.pieces, answer.length)
+
+
+def _finished(channel: channel_.Channel, body: vault_api.Body) -> bool:
+    """Take what is left of a request; say whether another one can follow."""
+    until_s = time.monotonic() + LINGER_S
+    for _ in body.rest():
+        if time.monotonic() > until_s:
+            return False
+    return channel.begin_again()

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real vaults on the loopback: what was put is there, whatever is killed, and nobody else changes it."""
+
+import contextlib
+import pathlib
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_checkpoint import names
+from acstor_checkpoint import places
+from acstor_checkpoint import vault_client
+from acstor_common import certificates
+from acstor_common import checkpoint_sealing
+from acstor_common import errors
+from acstor_common import ids
+from tests.lab import runs
+from tests.lab import vaults
+
+SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+OTHER_DISK = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
+PLAIN = [random.Random(n).randbytes(65536) for n in range(40)]
+NAMES = [SEAL.name(plain) for plain in PLAIN]
+CHUNKS = [
+    names.Sealed(name, SEAL.close(name, plain)) for name, plain in zip(NAMES, PLAIN, strict=True)
+]
+MANIFEST = SEAL.close_manifest(b"some manifest")
+
+Start = Callable[..., vaults.Vault]
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path) -> Iterator[Start]:
+    """Return what starts the vault of a host; it ends with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(name: str, **options: object) -> vaults.Vault:
+            vault = vaults.Vault(tmp_path / name, name, **options)
+            stack.callback(vault.close)
+            vault.start()
+            return vault
+
+        yield begin
+
+
+def of(vault: vaults.Vault, disk: ids.ImageId = DISK) -> names.Disk:
+    return names.Disk(vault.name, disk)
+
+
+def test_other_hosts_keep_what_one_host_put(start: Start) -> None:
+    h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
+    disk = of(h1)
+    for holder in (h2, h3):
+        with h1.client(holder) as client:
+            assert client.missing(disk, NAMES) == set(NAMES)
+            client.put(disk, CHUNKS[:30])
+            assert client.missing(disk, NAMES) == set(NAMES[30:])
+            name = client.put_manifest(disk, MANIFEST)
+            assert client.manifests(disk) == [name]
+            assert client.disks(h1.name) == [DISK]
+    with h3.client(h2) as client:  # another host reads
+        for plain, sealed in zip(PLAIN[:30], CHUNKS[:30], strict=True):
+            found = client.chunk(disk, sealed.name)
+            assert SEAL.open(ids.Cid(sealed.name), found, len(plain), h2.name) == plain
+        assert SEAL.open_manifest(client.manifest(disk, name), 1000) == b"some manifest"
+        with pytest.raises(errors.ChunkMissing):
+            client.chunk(disk, NAMES[35])
+    with h1.client(h2) as client:
+        assert client.keep(disk, [*NAMES[10:20], name]) == 20
+        assert client.missing(disk, NAMES) == set(NAMES) - set(NAMES[10:20])
+        assert client.drop(disk) == 11
+        assert client.disks(h1.name) == client.manifests(disk) == []
+    assert not list(h2.folder.glob("h1/*"))
+    assert h2.kill(15) == 0
+
+
+def test_only_the_owner_changes_what_is_kept_for_it(start: Start) -> None:
+    h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
+    with h1.client(h2) as client:
+        client.put(of(h1), CHUNKS)
+    with h3.client(h2) as client:
+        tries: list[Callable[[], object]] = [
+            lambda: client.put(of(h1), CHUNKS),
+            lambda: client.put_manifest(of(h1), MANIFEST),
+            lambda: client.keep(of(h1), NAMES[:1]),
+            lambda: client.drop(of(h1)),
+            lambda: client.missing(of(h1), NAMES),
+        ]
+        for one in tries:
+            with pytest.raises(errors.VaultRefused, match="not h3's to change"):
+                one()
+    with h2.client(h2) as client, pytest.raises(errors.VaultRefused, match="h1"):
+        client.drop(of(h1))  # nor does whoever keeps it
+    with h1.client(h2) as client:
+        assert client.missing(of(h1), NAMES) == set()
+
+
+def test_who_is_of_another_authority_gets_no_answer(start: Start, tmp_path: pathlib.Path) -> None:
+    h2 = start("h2")
+    other = certificates.Authority.create("another", time.time(), 86400)
+    stranger = vaults.credentials_of(tmp_path / "stranger", "h1", other)
+    address = ("127.0.0.1", h2.port)
+    client = vault_client.VaultClient(h2.name, address, stranger)
+    with client, pytest.raises((errors.SourceUnreachable, errors.NotAuthentic)):
+        client.disks(h2.name)
+    peer = vaults.credentials_of(tmp_path / "peer", "h1", protocol="secure")
+    with vault_client.VaultClient(h2.name, address, peer) as client:  # an agent's connection
+        with pytest.raises((errors.SourceUnreachable, errors.NotAuthentic)):
+            client.disks(h2.name)
+
+
+def test_another_host_is_not_taken_for_the_holder(start: Start) -> None:
+    h1, h2 = start("h1"), start("h2")
+    client = vault_client.VaultClient(ids.HostId("h3"), ("127.0.0.1", h2.port), h1.credentials)
+    with client, pytest.raises(errors.NotAuthentic, match="h3"):
+        client.put(of(h1), CHUNKS)
+
+
+def test_what_was_acknowledged_outlives_kill_9(start: Start) -> None:
+    h1, h2 = start("h1"), start("h2")
+    told: list[bytes] = []
+    for delay_s in (0.05, 0.1, 0.15, 0.2, 0.3):
+        thread = threading.Thread(target=_put_one_by_one, args=(h1, h2, told))
+        thread.start()
+        time.sleep(delay_s)
+        h2.kill()
+        thread.join(30)
+        h2.start()
+        with h1.client(h2) as client:
+            assert client.missing(of(h1), told) == set()
+            for name in set(NAMES) - client.missing(of(h1), NAMES):  # no halves of others
+                SEAL.open(name, client.chunk(of(h1), name), 65536, "h2")
+            client.drop(of(h1))
+        assert not [path for path in h2.folder.rglob(".incoming-*")]
+        told.clear()
+
+
+def _put_one_by_one(h1: vaults.Vault, h2: vaults.Vault, told: list[bytes]) -> None:
+    with h1.client(h2) as client, contextlib.suppress(errors.SourceUnreachable):
+        for chunk in CHUNKS:
+            client.put(of(h1), [chunk])
+            told.append(chunk.name)
+
+
+def test_kill_9_in_the_middle_of_a_batch_leaves_nothing_behind(start: Start) -> None:
+    h1, h2 = start("h1"), start("h2")
+
+    def slowly() -> Iterator[names.Sealed]:
+        for round_ in range(200):
+            plain = random.Random(1000 + round_).randbytes(65536)
+            name = SEAL.name(plain)
+            yield names.Sealed(name, SEAL.close(name, plain))
+
+    def put() -> None:
+        with h1.client(h2) as client, contextlib.suppress(errors.SourceUnreachable):
+            client.put(of(h1), slowly())
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    runs.wait_for(lambda: any(h2.folder.rglob(".incoming-*")), 20, "a batch", h2.log)
+    h2.kill()
+    thread.join(30)
+    h2.start()
+    left = list(h2.folder.rglob(".incoming-*"))
+    assert not left
+    with h1.client(h2) as client:
+        client.put(of(h1), CHUNKS)
+        assert client.missing(of(h1), NAMES) == set()
+
+
+def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
+    h1, h3 = start("h1"), start("h3")
+    h2 = start("h2", vault_limit_bytes=30 * 69632, vault_limit_of_host_bytes=20 * 69632)
+    with h1.client(h2) as client:
+        client.put(of(h1), CHUNKS[:15])
+        with pytest.raises(errors.VaultFull, match="of one host"):
+            client.put(of(h1), CHUNKS[15:])
+        assert client.missing(of(h1), NAMES) == set(NAMES[15:])  # nothing of the batch
+        client.put(of(h1), CHUNKS[15:20])
+    with h3.client(h2) as client:
+        client.put(of(h3), CHUNKS[:10])
+        with pytest.raises(errors.VaultFull, match="bytes are in use"):
+            client.put(of(h3), CHUNKS[10:11])
+    with h1.client(h2) as client:
+        assert client.keep(of(h1), NAMES[:5]) == 15
+        client.put(of(h1), CHUNKS[5:10])
+    h2.kill()
+    h2.start()  # counts what is there
+    with h1.client(h2) as client, pytest.raises(errors.VaultFull):
+        client.put(of(h1), CHUNKS[10:])
+
+
+def test_an_altered_chunk_is_not_given_and_can_be_put_again(start: Start) -> None:
+    h1, h2 = start("h1"), start("h2")
+    with h1.client(h2) as client:
+        client.put(of(h1), CHUNKS)
+        name = client.put_manifest(of(h1), MANIFEST)
+        for path in (*h2.folder.glob(f"h1/*/*/{NAMES[7].hex()}"), *h2.folder.rglob(name.hex())):
+            raw = bytearray(path.read_bytes())
+            raw[20] ^= 1
+            path.write_bytes(raw)
+        with pytest.raises(errors.ChunkMissing, match="not what was put"):
+            client.chunk(of(h1), NAMES[7])
+        with pytest.raises(errors.ChunkMissing, match="not what was put"):
+            client.manifest(of(h1), name)
+        assert client.missing(of(h1), NAMES) == {NAMES[7]}
+        assert client.manifests(of(h1)) == []
+        client.put(of(h1), CHUNKS[7:8])
+        assert client.chunk(of(h1), NAMES[7]) == CHUNKS[7].data
+
+
+def test_silent_strangers_hold_up_nobody(start: Start) -> None:
+    h1, h2 = start("h1"), start("h2")
+    with contextlib.ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.2", h2.port)))
+            if False
+            else stack.enter_context(_from("127.0.0.2", h2.port))
+            for _ in range(places.STRANGERS_OF_ADDRESS + 4)
+        ]
+        began = time.monotonic()
+        with h1.client(h2) as client:
+            client.put(of(h1), CHUNKS)
+        assert time.monotonic() - began < 5
+        ended = [sock for sock in silent if _has_ended(sock)]
+        assert len(ended) >= 4  # for them there was no place
+
+
+def _from(address: str, port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), 5, source_address=(address, 0))
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    sock.settimeout(0.5)
+    try:
+        return sock.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def _tls(h1: vaults.Vault, h2: vaults.Vault) -> ssl.SSLSocket:
+    sock = socket.create_connection(("127.0.0.1", h2.port), 10)
+    return h1.credentials.context(is_server=False).wrap_socket(sock)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nhost: v\r\n\r\n",
+        b"GET /v1 HTTP/1.1\r\nhost: v\r\n\r\n",
+        b"GET /v1/../../etc HTTP/1.1\r\nhost: v\r\n\r\n",
+        b"GET /v1/%2e%2e HTTP/1.1\r\nhost: v\r\n\r\n",
+        b"GET /v1/h1/" + DISK.encode() + b" HTTP/1.1\r\nhost: v\r\n\r\n",
+        b"GET /v1/h1/" + DISK.encode() + b"/chunks/../../x HTTP/1.1\r\nhost: v\r\n\r\n",
+        b"GET /v1/h1/../manifests HTTP/1.1\r\nhost: v\r\n\r\n",
+        b"HEAD /v1/h1 HTTP/1.1\r\nhost: v\r\n\r\n",
+        b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n\r\n",
+        b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
+        b"content-length: 99999999999\r\n\r\n",
+        b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
+        b"content-length: 40\r\n\r\n" + bytes(32) + b"\xff\xff\xff\xff" + bytes(4),
+        b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
+        b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n",
+        b"POST /v1/h1/" + DISK.encode() + b"/keep HTTP/1.1\r\nhost: v\r\ncontent-length: 0\r\n\r\n",
+        b"POST /v1/h1/" + DISK.encode() + b"/missing HTTP/1.1\r\nhost: v\r\n"
+        b"content-length: 33\r\n\r\n" + bytes(33),
+        b"x" * 40_000,
+        bytes(range(256)),
+    ],
+)
+def test_requests_that_make_no_sense_change_nothing(start: Start, said: bytes) -> None:
+    h1, h2 = start("h1"), start("h2")
+    with h1.client(h2) as client:
+        client.put(of(h1), CHUNKS[:3])
+        before = sorted(h2.folder.rglob("*"))
+        with _tls(h1, h2) as tls:
+            tls.settimeout(10)
+            with contextlib.suppress(OSError):
+                tls.sendall(said)
+            answer = b""
+            with contextlib.suppress(OSError):
+                answer = tls.recv(1000)
+        assert not answer or answer.startswith(b"HTTP/1.1 4"), answer
+        assert sorted(h2.folder.rglob("*")) == before
+        assert client.missing(of(h1), NAMES[:3]) == set()
+    assert "Traceback" not in h2.log()
+
+
+def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:
+    h1, h2, h3 = (start(name) for name in ("h1", "h2", "h3"))
+    with contextlib.ExitStack() as stack:
+        for _ in range(places.CONNECTIONS_OF_HOST):
+            stack.enter_context(_tls(h1, h2))
+        runs.pause(time.monotonic() - 0.1)
+        with h1.client(h2) as client, pytest.raises(errors.SourceUnreachable):
+            client.disks(h1.name)
+        with h3.client(h2) as client:
+            client.put(of(h3), CHUNKS)
+
+
+def test_who_sends_too_slowly_is_left(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's half: a vault that is silent is unreachable, not waited for."""
+    h1 = start("h1")
+    monkeypatch.setattr(vault_client, "CONNECT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = ("127.0.0.1", silent.getsockname()[1])
+        client = vault_client.VaultClient(ids.HostId("h2"), address, h1.credentials)
+        began = time.monotonic()
+        with client, pytest.raises(errors.SourceUnreachable):
+            client.disks(h1.name)
+        assert time.monotonic() - began < 5
+
+
+def test_new_certificates_are_taken_while_it_runs(start: Start, tmp_path: pathlib.Path) -> None:
+    h1, h2 = start("h1"), start("h2")
+    with h1.client(h2) as client:
+        client.put(of(h1), CHUNKS)
+    other = certificates.Authority.create("the next one", time.time(), 86400)
+    from acstor_common import identity_files
+    from tests.lab import identities
+
+    identity_files.write(tmp_path / "h2" / "identity", identities.issue("h2", other))
+    next_h1 = vaults.credentials_of(tmp_path / "next", "h1", other)
+    time.sleep(identity_files.LOOK_EVERY_S + 0.5)
+    with vault_client.VaultClient(h2.name, ("127.0.0.1", h2.port), next_h1) as client:
+        assert client.missing(of(h1), NAMES) == set()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vaults of a lab: the real daemon for each host, on the loopback, and who asks them."""
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+from acstor_checkpoint import channel
+from acstor_checkpoint import vault_client
+from acstor_common import certificates
+from acstor_common import credentials
+from acstor_common import errors
+from acstor_common import identity_files
+from acstor_common import ids
+from tests.lab import identities
+from tests.lab import local
+from tests.lab import runs
+
+START_S = 30.0
+
+
+def credentials_of(
+    folder: pathlib.Path,
+    name: str,
+    issuer: certificates.Authority | None = None,
+    protocol: str = channel.PROTOCOL,
+) -> credentials.Credentials:
+    """Return what a host proves to vaults who it is with; its files are in ``folder``."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        identity_files.write(folder, identities.issue(name, issuer))
+    files = identity_files.IdentityFiles(ids.HostId(name), identity_files.files_in(folder))
+    made = credentials.Credentials(files, protocol, certificates.GRACE_S)
+    made.look()
+    return made
+
+
+class Vault:
+    """The daemon of one host.
+
+    :param options: of ``[acstor_checkpoint]``, beside those that say where it is
+    """
+
+    def __init__(self, folder: pathlib.Path, name: str, **options: object) -> None:
+        self.name, self._folder = ids.HostId(name), folder
+        self.folder = folder / "vault"
+        self.credentials = credentials_of(folder / "identity", name)
+        self.port = local.unused_port()
+        self._options = options
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        options = {
+            "host": self.name,
+            "identity_dir": self._folder / "identity",
+            "vault_dir": self.folder,
+            "vault_listen": f"127.0.0.1:{self.port}",
+            **self._options,
+        }
+        config = self._folder / "acstor-checkpoint.conf"
+        lines = [f"{name} = {value}" for name, value in options.items()]
+        config.write_text("\n".join(["[acstor_checkpoint]", *lines, ""]))
+        command = [sys.executable, "-m", "acstor_checkpoint.cmd.checkpointd"]
+        with (self._folder / "log").open("ab") as log:
+            self.process = subprocess.Popen([*command, "--config-file", config], stderr=log)
+        runs.wait_for(self._answers, START_S, f"the vault of {self.name}", self.log)
+
+    def _answers(self) -> bool:
+        assert self.process is not None and self.process.poll() is None, self.log()
+        with self.client(self) as client:
+            try:
+                client.disks(self.name)
+            except errors.SourceUnreachable:
+                return False
+        return True
+
+    def log(self) -> str:
+        """Return what it has said."""
+        return (self._folder / "log").read_text()
+
+    def client(self, of: "Vault") -> vault_client.VaultClient:
+        """Return who asks the vault of a host for this one."""
+        return vault_client.VaultClient(of.name, ("127.0.0.1", of.port), self.credentials)
+
+    def kill(self, number: int = signal.SIGKILL) -> int:
+        """End it with a signal; return its status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        status = self.process.wait(30)
+        self.process = None
+        return status
+
+    def close(self) -> None:
+        """End it if it runs."""
+        if self.process is not None:
+            self.kill()
