@@ -225,7 +225,7 @@ class VaultFull(AcstorError):
 
 
 class VaultRefused(AcstorError):
-    """A vault answered that this host may not do that, or that it makes no sense: a bug, or a lie."""
+    """A vault answered that this host may not do that, or that it makes no sense."""
 
     def __init__(self, vault: str, why: str) -> None:
         super().__init__(vault, why)
