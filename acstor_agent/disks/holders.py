@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 CONNECTIONS = 16
 """To all holders together; what nobody waits for takes a quarter of them (``recovering``)."""
+MANIFEST_S = 25.0
+"""Who has a disk made of a checkpoint is told within 30 s why it cannot be."""
 TIMEOUT_S = 5.0
 """Of silence: so long a guest waits at first for a holder that is away."""
 
@@ -42,10 +44,21 @@ class Link:
     """
 
     def __init__(self, context: Callable[[], ssl.SSLContext], deadline_s: float) -> None:
+        self._context = context
         limits = http_link.Limits(CONNECTIONS, TIMEOUT_S)
         self._link = http_link.Link("checkpoints", limits, context=context)
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self.deadline_s = deadline_s
+
+    def check(self) -> None:
+        """Return if this host can prove to holders who it is.
+
+        :raises errors.Unusable: it cannot
+        """
+        try:
+            self._context()
+        except OSError as e:
+            raise errors.Unusable("checkpoints", f"no holder would give them: {e}") from e
 
     async def get(self, url: str, limit_bytes: int) -> bytes:
         """Return what lies at ``url``.
@@ -91,7 +104,8 @@ class Holders:
             return sealed
 
         path = vault_paths.manifest(self._recovery.owner, self._recovery.vault_disk, name)
-        return await self._first(path, limit_bytes, checked)
+        within_s = min(MANIFEST_S, self._link.deadline_s)
+        return await self._first(path, limit_bytes, checked, within_s)
 
     def opened(self, sealed: bytes) -> checkpoint_manifest.Manifest:
         """Return what a sealed manifest says; blocks, for a second where it is of a large disk.
@@ -115,12 +129,14 @@ class Holders:
 
         limit_bytes = length + checkpoint_sealing.SEAL_BYTES
         path = vault_paths.chunk(self._recovery.owner, self._recovery.vault_disk, name)
-        return await self._first(path, limit_bytes, opened)
+        return await self._first(path, limit_bytes, opened, self._link.deadline_s)
 
-    async def _first(self, path: str, limit_bytes: int, check: Callable[[bytes, str], T]) -> T:
+    async def _first(
+        self, path: str, limit_bytes: int, check: Callable[[bytes, str], T], within_s: float
+    ) -> T:
         """Return what the first holder gives that ``check`` takes; ask again while one may."""
         why = ""
-        with trio.move_on_after(self._link.deadline_s):
+        with trio.move_on_after(within_s):
             for tries in itertools.count():
                 may_come = False
                 for holder in list(self._in_order):
@@ -134,7 +150,7 @@ class Holders:
                     raise errors.ChunkLost(path, "any holder of its checkpoint", why)
                 waiting.note(why)
                 await trio.sleep(retries.pause_s(tries))
-        raise errors.DeadlineExceeded(path, self._link.deadline_s, why)
+        raise errors.DeadlineExceeded(path, within_s, why)
 
     async def _from(
         self,

@@ -77,6 +77,7 @@ class Recovering:
         if self._disks.link is None:
             what = f"checkpoint {recovery.checkpoint_id}"
             raise errors.Unusable(what, "this host has no way to the holders")
+        self._disks.link.check()
         of = holders.Holders(self._disks.link, recovery)
         sealed = await of.manifest()
         manifest = await trio.to_thread.run_sync(of.opened, sealed)

@@ -242,8 +242,8 @@ OPERATIONS = (
     ),
     operation.Operation(
         "checkpoint:delete",
-        "DELETE",
-        _ONE,
+        "POST",
+        f"{_ONE}/delete",
         "Delete a checkpoint",
         ForgottenCheckpoint,
         delete,
