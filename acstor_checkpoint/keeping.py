@@ -13,6 +13,7 @@ from oslo_config import cfg
 
 from acstor_checkpoint import channel
 from acstor_checkpoint import room
+from acstor_checkpoint import scrubbing as scrubbing_
 from acstor_checkpoint import vault as vault_
 from acstor_checkpoint import vault_api
 from acstor_checkpoint import vault_files
@@ -76,11 +77,15 @@ def served(
             vault = vault_.Vault(folder, limits, host_of(own))
         except OSError as e:
             raise errors.Unusable(f"[acstor_checkpoint] vault_dir {folder}", str(e)) from e
+        stack.callback(vault.close)
         server = _server(own.vault_listen, vault_api.Api(vault), proof, fault)
-        thread = threading.Thread(target=server.serve, name="vault")
-        thread.start()
-        stack.callback(thread.join, _ENDS_WITHIN_S)
-        stack.callback(server.close)
+        ended = threading.Event()
+        scrubbing = scrubbing_.Scrubbing(vault, ended)
+        for target, end in (server.serve, server.close), (scrubbing.run, ended.set):
+            thread = threading.Thread(target=target, daemon=True)
+            thread.start()
+            stack.callback(thread.join, _ENDS_WITHIN_S)
+            stack.callback(end)
         yield vault
 
 

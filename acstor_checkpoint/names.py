@@ -7,6 +7,7 @@ checked as it comes, and looked into where it lies.
 
 import bisect
 import enum
+import re
 import struct
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ MAX_ASKED: Final = 1 << 16
 """Names that one question whether they are there may have: 4 GiB of a disk."""
 HEAD: Final = struct.Struct(f"<{NAME_BYTES}sI")
 """What stands before each chunk on its way to a vault: its name, and its length when sealed."""
+
+_NAME: Final = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}")
 
 
 class Disk(NamedTuple):
@@ -108,7 +111,7 @@ def parse_name(text: str) -> bytes:
 
     :raises ValueError: it is none
     """
-    if len(text) != 2 * NAME_BYTES or text != text.lower():
+    if not _NAME.fullmatch(text):
         raise ValueError(f"not a name: {text[:80]!r}")
     return bytes.fromhex(text)
 

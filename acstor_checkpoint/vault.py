@@ -27,6 +27,7 @@ from typing import Final
 
 from acstor_checkpoint import names
 from acstor_checkpoint import room as room_
+from acstor_checkpoint import safety as safety_
 from acstor_checkpoint import vault_files
 from acstor_common import errors
 from acstor_common import ids
@@ -36,6 +37,8 @@ LOG = logging.getLogger(__name__)
 
 MAX_DISKS: Final = 4096
 """Of one host: sixteen times the instances of a large one."""
+MAX_REMOVED: Final = 20_000
+"""At a time: half a minute on a disk that others keep busy."""
 MAX_MANIFESTS: Final = 1024
 """Of one disk: forty days of one an hour, if nobody drops any."""
 
@@ -66,18 +69,23 @@ class Vault:
         self.room = room_.Room(limits, here)
         self._numbers = itertools.count()
         self._making = threading.Lock()
-        os.sync()  # a name that a killed process has given may not be safe yet
+        self.safety = safety_.Safety(folder)
+        self.safety.reach()  # a name that a killed process has given may not be safe yet
         for owner in vault_files.owners_in(folder):
             for disk in vault_files.disks_in(folder / owner):
                 for size_bytes in vault_files.sizes_in(folder / owner / disk):
                     self.room.count(owner, size_bytes)
+
+    def close(self) -> None:
+        """Let go of the folder's file system."""
+        self.safety.close()
 
     @contextlib.contextmanager
     def batch(self, disk: names.Disk) -> Iterator["Batch"]:
         """Yield what chunks of a disk are put into; all are safe when the block ends.
 
         :raises errors.VaultFull: there is no room; of what was put, nothing is kept
-        :raises OSError: the folder cannot be written
+        :raises OSError: the folder cannot be written; some of it may be kept
         """
         made = Batch(self, self._folder_for(disk), disk.owner)
         try:
@@ -122,10 +130,20 @@ class Vault:
         """Return the disks of which something is kept for a host."""
         return sorted(vault_files.disks_in(self.folder / owner))
 
-    def keep(self, disk: names.Disk, stay: names.NameList) -> int:
-        """Drop all of a disk but the chunks and manifests of these names; return how many went.
+    def everything(self) -> Iterator[tuple[names.Disk, names.Kind, bytes]]:
+        """Yield all that is kept; what comes or goes meanwhile may be among it or not."""
+        for owner in vault_files.owners_in(self.folder):
+            for disk in map(names.Disk, itertools.repeat(owner), self.disks(owner)):
+                for part in vault_files.parts_of(self._folder_of(disk)):
+                    is_shard = part.name != names.Kind.MANIFEST
+                    kind = names.Kind.CHUNK if is_shard else names.Kind.MANIFEST
+                    yield from ((disk, kind, name) for name in vault_files.names_in(part))
 
-        What the same host puts meanwhile, and does not name, may go, too.
+    def keep(self, disk: names.Disk, stay: names.NameList) -> int:
+        """Drop what a disk has but chunks and manifests of these names; return how many went.
+
+        MAX_REMOVED: there may be more, so ask again. What the same host puts meanwhile, and does
+        not name, may go, too.
 
         :raises OSError: something cannot be removed
         """
@@ -134,12 +152,14 @@ class Vault:
             is_shard = part.name != names.Kind.MANIFEST
             staying = stay.beginning_with(int(part.name, 16)) if is_shard else stay
             for name in vault_files.names_in(part):
+                if gone >= MAX_REMOVED:
+                    return gone
                 if name not in staying:
                     gone += self._remove(disk.owner, part / name.hex())
         return gone
 
     def drop(self, disk: names.Disk) -> int:
-        """Drop all of a disk; return how many things went.
+        """Drop all of a disk; return how many things went, as :meth:`keep` does.
 
         :raises OSError: something cannot be removed
         """
@@ -167,8 +187,6 @@ class Vault:
             if len(self.disks(disk.owner)) >= MAX_DISKS:
                 raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            whole_file.sync_folder(folder.parent)
-            whole_file.sync_folder(self.folder)
         return folder
 
     def _remove(self, owner: ids.HostId, path: pathlib.Path) -> int:
@@ -190,12 +208,15 @@ class _Incoming:
 
 
 class Batch:
-    """What is put into the folder of one disk together: all of it is safe in the end, or none."""
+    """What is put into the folder of one disk together, and is safe together.
+
+    When it fails, some of it may have its name.  That is no harm, for nobody was told so, and
+    nothing gets a name whose bytes are not safe; what has one may be another connection's, too.
+    """
 
     def __init__(self, vault: Vault, folder: pathlib.Path, owner: ids.HostId) -> None:
         self._vault, self._folder, self._owner = vault, folder, owner
         self._incoming: list[_Incoming] = []
-        self._is_safe = False
 
     def add(self, kind: names.Kind, name: bytes, length: int, pieces: vault_files.Pieces) -> None:
         """Write something that has ``length`` bytes.
@@ -216,25 +237,24 @@ class Batch:
         vault_files.write(incoming.path, length, pieces, name if is_manifest else None)
 
     def commit(self) -> None:
-        """Make all of it safe, first its bytes, then its names."""
-        for incoming in self._incoming:
-            vault_files.sync(incoming.path)
-        parents = {incoming.final.parent for incoming in self._incoming}
-        for parent in parents:
+        """Make all of it safe, first its bytes, then its names.
+
+        What was there already may have come a moment ago, and is made safe, too.
+        """
+        self._vault.safety.reach()
+        if not self._incoming:
+            return
+        for parent in {incoming.final.parent for incoming in self._incoming}:
             parent.mkdir(mode=0o700, exist_ok=True)
         for incoming in self._incoming:
             with contextlib.suppress(FileExistsError):  # it came by another connection meanwhile
                 os.link(incoming.path, incoming.final)
                 incoming.is_kept = True
-        for parent in (*parents, self._folder):
-            whole_file.sync_folder(parent)
-        self._is_safe = True
+        self._vault.safety.reach()
 
     def close(self) -> None:
-        """Remove what has another name by now, and, if not all of it is safe, the rest, too."""
+        """Remove what has another name by now, and what got none."""
         for incoming in self._incoming:
             incoming.path.unlink(missing_ok=True)
-            if incoming.is_kept and not self._is_safe:
-                incoming.final.unlink(missing_ok=True)
-            if not (incoming.is_kept and self._is_safe):
+            if not incoming.is_kept:
                 self._vault.room.give_back(self._owner, incoming.size_bytes)

@@ -23,7 +23,9 @@ import h11
 
 from acstor_checkpoint import channel as channel_
 from acstor_checkpoint import names
+from acstor_checkpoint import vault
 from acstor_checkpoint import vault_api
+from acstor_common import checkpoint_manifest
 from acstor_common import checkpoint_sealing
 from acstor_common import credentials as credentials_
 from acstor_common import errors
@@ -36,6 +38,9 @@ SHORT_BYTES: Final = 1 << 20
 """Of an answer that is a list or words."""
 ANSWER_S: Final = 300.0
 """How long a vault may take to make a batch safe on a slow disk, to go through a million files."""
+
+
+_MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault.MAX_REMOVED
 
 
 class _Answer(NamedTuple):
@@ -114,11 +119,11 @@ class VaultClient:
 
         :param stay: names that all manifests which stay name, and their own
         """
-        return _number(self._ask("POST", _path(disk, "keep"), [names.packed(stay)]), self.holder)
+        return self._until_all_went("POST", _path(disk, "keep"), names.packed(stay))
 
     def drop(self, disk: names.Disk) -> int:
         """Have all of a disk dropped; return how many things went."""
-        return _number(self._ask("DELETE", _path(disk), []), self.holder)
+        return self._until_all_went("DELETE", _path(disk), b"")
 
     def chunk(self, disk: names.Disk, name: bytes) -> bytes:
         """Return a sealed chunk, as the vault says; ``Seal.open`` finds out if it is.
@@ -154,6 +159,15 @@ class VaultClient:
             return [ids.parse_image_id(line) for line in text.splitlines()]
         except ValueError as e:
             raise errors.RemoteProtocolError(self.holder, str(e)) from e
+
+    def _until_all_went(self, method: str, path: str, body: bytes) -> int:
+        gone = 0
+        for _ in range(_MOST_ROUNDS):
+            went = _number(self._ask(method, path, [body]), self.holder)
+            gone += went
+            if went < vault.MAX_REMOVED:
+                return gone
+        raise errors.RemoteProtocolError(self.holder, f"{gone} things went, and there is no end")
 
     def _ask(
         self, method: str, path: str, body: Sequence[bytes], limit: int = SHORT_BYTES

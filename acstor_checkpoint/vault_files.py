@@ -124,15 +124,6 @@ def skip(pieces: Pieces, length: int) -> None:
         pass
 
 
-def sync(path: pathlib.Path) -> None:
-    """Wait until the bytes of a file are safe."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def checked_length(file: IO[bytes]) -> int | None:
     """Return how long what a file keeps is; None if it is not what was written."""
     length = os.fstat(file.fileno()).st_size - CHECKSUM_BYTES

@@ -112,7 +112,7 @@ install_venv() {
     # the entry points of an older acstor in the virtualenv.
     logged pip.log "Is the network up? Behind a mirror or proxy, set PIP_INDEX_URL or HTTPS_PROXY." \
         "$VENV/bin/pip" install --constraint "$ROOT/constraints.txt" \
-        --editable "${ROOT}[agent,decision,glance,nova,osc,simulator,test,doc]"
+        --editable "${ROOT}[agent,checkpoint,decision,glance,nova,osc,simulator,test,doc]"
     echo "$key" >"$stamp"
 }
 

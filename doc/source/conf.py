@@ -19,6 +19,7 @@ config_generator_config_file = [
     ("../../etc/acstor/config-generator/acstor-gateway.conf", "_static/acstor-gateway"),
     ("../../etc/acstor/config-generator/acstor-nova.conf", "_static/acstor-nova"),
     ("../../etc/acstor/config-generator/acstor-decision.conf", "_static/acstor-decision"),
+    ("../../etc/acstor/config-generator/acstor-checkpoint.conf", "_static/acstor-checkpoint"),
 ]
 sample_config_basename = "acstor"
 exclude_patterns: list[str] = []

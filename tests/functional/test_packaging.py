@@ -70,13 +70,18 @@ def test_apparmor_rules_are_what_the_check_looks_for():
     assert "/var/lib/acstor/mirror/images/*.raw r," in rules
 
 
-FOLDERS = ("acstor", "acstor/cache", "acstor/mirror", "acstor/state")
-OTHERS = ["acstor-glance-listener.service", "acstor-decision.service"]
+FOLDERS = ("acstor", "acstor/cache", "acstor/mirror", "acstor/state", "acstor/vault")
+OTHERS = [
+    "acstor-glance-listener.service",
+    "acstor-decision.service",
+    "acstor-checkpointd.service",
+]
 GATEWAY = "acstor-glance-gateway.service"
 SCORES = {
     "acstor-agent.service": 5.0,
     "acstor-glance-listener.service": 3.0,
     "acstor-decision.service": 1.5,
+    "acstor-checkpointd.service": 2.0,
     GATEWAY: 1.5,
 }
 """Exposure as ``systemd-analyze security`` measures it, from 0 to 10, at most.
@@ -152,6 +157,7 @@ def test_folders_are_nobody_elses(tmp_path):
         "var/lib/acstor/cache": 0o700,
         "var/lib/acstor/mirror": 0o755,
         "var/lib/acstor/state": 0o700,
+        "var/lib/acstor/vault": 0o700,
     }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real vaults on the loopback: what was put is there, whatever is killed, and nobody else changes it."""
+"""Real vaults on the loopback: what was put stays, whatever is killed, and is its owner's alone."""
 
 import contextlib
 import pathlib
@@ -220,9 +220,7 @@ def test_silent_strangers_hold_up_nobody(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
     with contextlib.ExitStack() as stack:
         silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.2", h2.port)))
-            if False
-            else stack.enter_context(_from("127.0.0.2", h2.port))
+            stack.enter_context(_from("127.0.0.2", h2.port))
             for _ in range(places.STRANGERS_OF_ADDRESS + 4)
         ]
         began = time.monotonic()
@@ -252,47 +250,50 @@ def _tls(h1: vaults.Vault, h2: vaults.Vault) -> ssl.SSLSocket:
     return h1.credentials.context(is_server=False).wrap_socket(sock)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.1\r\nhost: v\r\n\r\n",
-        b"GET /v1 HTTP/1.1\r\nhost: v\r\n\r\n",
-        b"GET /v1/../../etc HTTP/1.1\r\nhost: v\r\n\r\n",
-        b"GET /v1/%2e%2e HTTP/1.1\r\nhost: v\r\n\r\n",
-        b"GET /v1/h1/" + DISK.encode() + b" HTTP/1.1\r\nhost: v\r\n\r\n",
-        b"GET /v1/h1/" + DISK.encode() + b"/chunks/../../x HTTP/1.1\r\nhost: v\r\n\r\n",
-        b"GET /v1/h1/../manifests HTTP/1.1\r\nhost: v\r\n\r\n",
-        b"HEAD /v1/h1 HTTP/1.1\r\nhost: v\r\n\r\n",
-        b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n\r\n",
-        b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
-        b"content-length: 99999999999\r\n\r\n",
-        b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
-        b"content-length: 40\r\n\r\n" + bytes(32) + b"\xff\xff\xff\xff" + bytes(4),
-        b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
-        b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n",
-        b"POST /v1/h1/" + DISK.encode() + b"/keep HTTP/1.1\r\nhost: v\r\ncontent-length: 0\r\n\r\n",
-        b"POST /v1/h1/" + DISK.encode() + b"/missing HTTP/1.1\r\nhost: v\r\n"
-        b"content-length: 33\r\n\r\n" + bytes(33),
-        b"x" * 40_000,
-        bytes(range(256)),
-    ],
-)
-def test_requests_that_make_no_sense_change_nothing(start: Start, said: bytes) -> None:
+SENSELESS = [
+    b"GET / HTTP/1.1\r\nhost: v\r\n\r\n",
+    b"GET /v1 HTTP/1.1\r\nhost: v\r\n\r\n",
+    b"GET /v1/../../etc HTTP/1.1\r\nhost: v\r\n\r\n",
+    b"GET /v1/%2e%2e HTTP/1.1\r\nhost: v\r\n\r\n",
+    b"GET /v1/h1/" + DISK.encode() + b" HTTP/1.1\r\nhost: v\r\n\r\n",
+    b"GET /v1/h1/" + DISK.encode() + b"/chunks/../../x HTTP/1.1\r\nhost: v\r\n\r\n",
+    b"GET /v1/h1/../manifests HTTP/1.1\r\nhost: v\r\n\r\n",
+    b"HEAD /v1/h1 HTTP/1.1\r\nhost: v\r\n\r\n",
+    b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n\r\n",
+    b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
+    b"content-length: 99999999999\r\n\r\n",
+    b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
+    b"content-length: 40\r\n\r\n" + bytes(32) + b"\xff\xff\xff\xff" + bytes(4),
+    b"PUT /v1/h1/" + DISK.encode() + b"/chunks HTTP/1.1\r\nhost: v\r\n"
+    b"transfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n",
+    b"POST /v1/h1/" + DISK.encode() + b"/keep HTTP/1.1\r\nhost: v\r\ncontent-length: 0\r\n\r\n",
+    b"POST /v1/h1/" + DISK.encode() + b"/missing HTTP/1.1\r\nhost: v\r\n"
+    b"content-length: 33\r\n\r\n" + bytes(33),
+    b"x" * 40_000,
+    bytes(range(256)),
+]
+
+
+def test_requests_that_make_no_sense_change_nothing(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
     with h1.client(h2) as client:
         client.put(of(h1), CHUNKS[:3])
         before = sorted(h2.folder.rglob("*"))
-        with _tls(h1, h2) as tls:
-            tls.settimeout(10)
-            with contextlib.suppress(OSError):
-                tls.sendall(said)
-            answer = b""
-            with contextlib.suppress(OSError):
-                answer = tls.recv(1000)
-        assert not answer or answer.startswith(b"HTTP/1.1 4"), answer
-        assert sorted(h2.folder.rglob("*")) == before
+        for said in SENSELESS:
+            answer = _answer_to(said, h1, h2)
+            assert not answer or answer.startswith(b"HTTP/1.1 4"), (said[:80], answer)
+            assert sorted(h2.folder.rglob("*")) == before
         assert client.missing(of(h1), NAMES[:3]) == set()
     assert "Traceback" not in h2.log()
+
+
+def _answer_to(said: bytes, h1: vaults.Vault, h2: vaults.Vault) -> bytes:
+    with _tls(h1, h2) as tls, contextlib.suppress(OSError):
+        tls.settimeout(10)
+        with contextlib.suppress(OSError):
+            tls.sendall(said)
+        return tls.recv(1000)
+    return b""
 
 
 def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:

@@ -21,6 +21,7 @@ from packaging import requirements
 from packaging import utils
 
 from acstor_agent import conf as agent_conf
+from acstor_checkpoint import conf as checkpoint_conf
 from acstor_decision import conf as decision_conf
 from acstor_glance import conf as glance_conf
 from acstor_nova import conf as nova_conf
@@ -65,6 +66,10 @@ def agent_options() -> list[tuple[str, cfg.Opt]]:
 
 def decision_options() -> list[tuple[str, cfg.Opt]]:
     return [(group.name, opt) for group, opts in decision_conf.list_opts() for opt in opts]
+
+
+def checkpoint_options() -> list[tuple[str, cfg.Opt]]:
+    return [(group.name, opt) for group, opts in checkpoint_conf.list_opts() for opt in opts]
 
 
 def nova_options() -> list[tuple[str, cfg.Opt]]:
@@ -135,7 +140,12 @@ def test_entry_point_can_be_loaded(name: str) -> None:
 
 
 def test_every_option_says_what_it_decides() -> None:
-    every = [*agent_options(), *decision_options(), *nova_options()]
+    every = [
+        *agent_options(),
+        *checkpoint_options(),
+        *decision_options(),
+        *nova_options(),
+    ]
     silent = [f"{group}.{opt.name}" for group, opt in every if len(opt.help or "") < 20]
     assert not silent
 

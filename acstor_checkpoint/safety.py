@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes what was written to a file system safe, for all who wait at once.
+
+The one rule: who waits gets the end of a pass that began after he asked.  When one has failed, all
+later ones fail until the process is started anew: the kernel tells a fault of the disk once,
+and not whose bytes are lost.
+
+``syncfs`` and not ``fsync``: of 128 files that were written together, each fsync is a commit of
+the file system's journal and a flush of the disk's cache; all together need one.  It writes what
+others have written to the same file system, too: a vault should have one of its own.
+"""
+
+import ctypes
+import logging
+import os
+import pathlib
+import threading
+
+LOG = logging.getLogger(__name__)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Pass:
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.error: OSError | None = None
+
+
+class Safety:
+    """Of one file system; may be used by many threads.
+
+    :param folder: somewhere on it
+    :raises OSError: it cannot be opened
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        # One for all passes: the kernel tells a descriptor of the faults since it was opened.
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._failed: OSError | None = None
+        self._next: _Pass | None = None
+        self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
+
+    def reach(self) -> None:
+        """Wait until all that was written before this call is safe.
+
+        :raises OSError: it is not, and nobody knows which part
+        """
+        with self._lock:
+            is_first = self._next is None
+            mine = self._next = self._next or _Pass()
+        if is_first:
+            self._make(mine)
+        mine.ended.wait()
+        if mine.error is not None:
+            raise OSError(mine.error.errno, mine.error.strerror)
+
+    def close(self) -> None:
+        """Let go of the file system."""
+        os.close(self._descriptor)
+
+    def _make(self, mine: _Pass) -> None:
+        with self._one_at_a_time:
+            with self._lock:
+                self._next = None  # who comes from now on may have written after it began
+            self._failed = self._failed or _fault(self._descriptor)
+            mine.error = self._failed
+            mine.ended.set()
+
+
+def _fault(descriptor: int) -> OSError | None:
+    """Make a file system safe; return why that is not done."""
+    if not _libc.syncfs(descriptor):
+        return None
+    number = ctypes.get_errno()
+    LOG.error("what was written to the vault is not safe: %s", os.strerror(number))
+    return OSError(number, os.strerror(number))

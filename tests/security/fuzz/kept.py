@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets of checkpoints: a manifest as it is opened, what a vault gave, and what it is asked."""
+
+import pathlib
+import tempfile
+
+from acstor_checkpoint import names
+from acstor_checkpoint import room
+from acstor_checkpoint import vault as vault_
+from acstor_checkpoint import vault_api
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_sealing
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from tests.security.fuzz import stored
+from tests.security.fuzz.target import Target
+
+SEAL = checkpoint_sealing.Seal(bytes(range(32)))
+CHUNK = b"what a guest wrote " * 30
+NAME = SEAL.name(CHUNK)
+SUBJECT = checkpoint_manifest.Subject(
+    *(stored.IMAGE, stored.IMAGE, "a project", stored.IMAGE, stored.OS_HASH),
+    geometry.Geometry(10 * 65536, 65536),
+    *(1_795_000_000_000, checkpoint_manifest.Consistency.CRASH, 1),
+)
+HOST = ids.HostId("h1")
+
+
+def _manifest_seeds() -> list[bytes]:
+    some = [checkpoint_manifest.Entry(2, NAME), checkpoint_manifest.Entry(9, ids.ZERO_CID)]
+    return [checkpoint_manifest.build(SUBJECT, entries) for entries in ([], some)]
+
+
+def _check_manifest(taken: checkpoint_manifest.Manifest, data: bytes) -> None:
+    again = checkpoint_manifest.build(taken.subject, taken)
+    assert checkpoint_manifest.Manifest.parse(again, "again").subject == taken.subject
+    assert again[checkpoint_manifest.HEADER_BYTES :] == data[checkpoint_manifest.HEADER_BYTES :]
+
+
+MANIFEST = Target(
+    "checkpoint_manifest",
+    lambda data: checkpoint_manifest.Manifest.parse(data, "fuzz"),
+    (errors.CheckpointFormatError,),
+    _manifest_seeds,
+    _check_manifest,
+)
+
+
+def _check_sealed(taken: bytes, _data: bytes) -> None:
+    assert taken == CHUNK
+
+
+SEALED = Target(
+    "sealed_chunk",
+    lambda data: SEAL.open(NAME, data, len(CHUNK), "fuzz"),
+    (errors.ChunkInvalid,),
+    lambda: [SEAL.close(NAME, CHUNK)],
+    _check_sealed,
+)
+
+
+def _request_seeds() -> list[bytes]:
+    place, sealed = f"/v1/h1/{stored.IMAGE}", SEAL.close(NAME, CHUNK)
+    frame = names.HEAD.pack(NAME, len(sealed)) + sealed
+    said: list[tuple[str, bytes]] = [
+        (f"PUT {place}/chunks", frame),
+        (f"POST {place}/missing", NAME),
+        (f"POST {place}/keep", NAME),
+        (f"PUT {place}/manifests/{checkpoint_sealing.manifest_name(sealed).hex()}", sealed),
+        (f"GET {place}/chunks/{NAME.hex()}", b""),
+        (f"GET {place}/manifests", b""),
+        ("GET /v1/h1", b""),
+        (f"DELETE {place}", b""),
+    ]
+    return [f"{line}\n".encode() + data for line, data in said]
+
+
+def _ask(data: bytes) -> tuple[int, bytes]:
+    line, _, said = data.partition(b"\n")
+    method, _, target = line.decode("latin-1").partition(" ")
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "vault").mkdir()
+        vault = vault_.Vault(pathlib.Path(folder) / "vault", room.Limits(65536, 65536, 4), HOST)
+        try:
+            body = vault_api.Body(len(said), iter([said]))
+            with vault_api.Api(vault).answered(HOST, method, target, body) as answer:
+                taken = answer.status, b"".join(answer.pieces)
+        finally:
+            vault.close()
+        assert [path.name for path in pathlib.Path(folder).iterdir()] == ["vault"]
+    return taken
+
+
+def _check_answer(taken: tuple[int, bytes], _data: bytes) -> None:
+    assert taken[0] in (200, 204, 400, 403, 404, 411, 413, 507)
+
+
+REQUEST = Target(
+    "vault_request", _ask, (), _request_seeds, _check_answer, max_bytes=4096, time_limit_s=20.0
+)
+
+ALL = (MANIFEST, SEALED, REQUEST)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nobody takes the places of others."""
+
+from acstor_checkpoint import places
+from acstor_common import ids
+
+
+def test_an_address_has_few_places_and_gets_them_back() -> None:
+    all_of_them = places.Places()
+    taken = [all_of_them.stranger("10.0.0.1") for _ in range(places.STRANGERS_OF_ADDRESS + 1)]
+    assert taken == [True] * places.STRANGERS_OF_ADDRESS + [False]
+    assert all_of_them.stranger("10.0.0.2")
+    all_of_them.stranger_left("10.0.0.1")
+    assert all_of_them.stranger("10.0.0.1")
+
+
+def test_all_strangers_together_have_a_limit() -> None:
+    all_of_them = places.Places()
+    taken = [all_of_them.stranger(f"10.0.0.{n}") for n in range(places.STRANGERS + 1)]
+    assert taken.count(True) == places.STRANGERS
+    with all_of_them.host(ids.HostId("h1")) as has_place:
+        assert has_place  # those have others
+
+
+def test_a_host_has_few_places_and_gets_them_back() -> None:
+    all_of_them = places.Places()
+    held = [all_of_them.host(ids.HostId("h1")) for _ in range(places.CONNECTIONS_OF_HOST + 1)]
+    got = [one.__enter__() for one in held]
+    assert got == [True] * places.CONNECTIONS_OF_HOST + [False]
+    for one in held:
+        one.__exit__(None, None, None)
+    with all_of_them.host(ids.HostId("h1")) as has_place:
+        assert has_place

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in the folder is what is kept, and each step that can fail leaves it so."""
+
+import os
+import pathlib
+import random
+import threading
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from acstor_checkpoint import names
+from acstor_checkpoint import room
+from acstor_checkpoint import safety
+from acstor_checkpoint import scrubbing
+from acstor_checkpoint import vault as vault_
+from acstor_checkpoint import vault_api
+from acstor_checkpoint import vault_files
+from acstor_common import checkpoint_sealing
+from acstor_common import errors
+from acstor_common import ids
+
+H1, H2 = ids.HostId("h1"), ids.HostId("h2")
+DISK = names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+LIMITS = room.Limits(1 << 20, 1 << 20, 200)
+CHUNKS = [names.Sealed(random.Random(n).randbytes(32), bytes([n]) * 100) for n in range(20)]
+NAMES = [chunk.name for chunk in CHUNKS]
+PATH = f"/v1/h1/{DISK.disk}"
+
+
+@pytest.fixture
+def vault(tmp_path: pathlib.Path) -> Iterator[vault_.Vault]:
+    made = open_in(tmp_path)
+    yield made
+    made.close()
+
+
+def open_in(folder: pathlib.Path, limits: room.Limits = LIMITS) -> vault_.Vault:
+    return vault_.Vault(folder, limits, H2)
+
+
+def put(vault: vault_.Vault, *chunks: names.Sealed, disk: names.Disk = DISK) -> None:
+    with vault.batch(disk) as batch:
+        for name, data in chunks:
+            batch.add(names.Kind.CHUNK, name, len(data), [data])
+
+
+def here(vault: vault_.Vault) -> set[bytes]:
+    return set(NAMES) - set(vault.missing(DISK, NAMES))
+
+
+def got(vault: vault_.Vault, name: bytes, kind: names.Kind = names.Kind.CHUNK) -> bytes:
+    with vault.opened(DISK, kind, name) as kept:
+        return b"".join(kept.pieces())
+
+
+def files_of(vault: vault_.Vault) -> int:
+    return sum(path.is_file() for path in vault.folder.rglob("*"))
+
+
+def asked(
+    vault: vault_.Vault, method: str, target: str, data: bytes = b"", host: ids.HostId = H1
+) -> tuple[int, bytes]:
+    body = vault_api.Body(len(data), iter([data[:7], data[7:]]))
+    with vault_api.Api(vault).answered(host, method, target, body) as answer:
+        return answer.status, b"".join(answer.pieces)
+
+
+def test_what_was_put_is_there_for_the_next_process(vault: vault_.Vault) -> None:
+    put(vault, *CHUNKS[:5])
+    again = open_in(vault.folder)
+    assert here(again) == set(NAMES[:5])
+    assert got(again, NAMES[3]) == CHUNKS[3].data
+    assert again.room.used() == vault.room.used() == {H1: room.Used(5 * 4096, 5)}
+    again.close()
+
+
+@hypothesis.settings(
+    max_examples=30, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+)
+@hypothesis.given(
+    strategies.lists(
+        strategies.tuples(
+            strategies.sampled_from(["put", "keep", "drop", "again"]),
+            strategies.sets(strategies.integers(0, 19)),
+        ),
+        max_size=8,
+    )
+)
+def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]) -> None:
+    vault, model = open_in(tmp_path), set[int]()
+    vault.drop(DISK)
+    for what, numbers in steps:
+        if what == "put":
+            put(vault, *(CHUNKS[n] for n in sorted(numbers)))
+            model |= numbers
+        elif what == "keep":
+            vault.keep(DISK, names.NameList(names.packed(NAMES[n] for n in numbers)))
+            model &= numbers
+        elif what == "drop":
+            assert vault.drop(DISK) == len(model)
+            model = set()
+        else:
+            vault.close()
+            vault = open_in(tmp_path)
+        assert here(vault) == {NAMES[n] for n in model}
+        used = {H1: room.Used(4096 * len(model), len(model))} if model else {}
+        assert vault.room.used() == used and files_of(vault) == len(model)
+    vault.close()
+
+
+def test_a_batch_that_fails_keeps_nothing(vault: vault_.Vault) -> None:
+    put(vault, CHUNKS[0])
+
+    def broken() -> Iterator[bytes]:
+        yield b"x"
+        raise OSError(5, "the disk is broken")
+
+    with pytest.raises(OSError, match="broken"), vault.batch(DISK) as batch:
+        batch.add(names.Kind.CHUNK, NAMES[1], 100, [CHUNKS[1].data])
+        batch.add(names.Kind.CHUNK, NAMES[2], 100, broken())
+    for pieces in ([b"x" * 99], [b"x" * 101], [b"x" * 60] * 2, []):
+        with pytest.raises(ValueError, match="announced"), vault.batch(DISK) as batch:
+            batch.add(names.Kind.CHUNK, NAMES[3], 100, pieces)
+    assert here(vault) == {NAMES[0]} and files_of(vault) == 1
+    assert vault.room.used() == {H1: room.Used(4096, 1)}
+
+
+@pytest.mark.parametrize(("nth", "kept"), [(1, 1), (2, 4)])
+def test_nothing_has_its_name_before_it_is_safe(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch, nth: int, kept: int
+) -> None:
+    put(vault, CHUNKS[0])
+    calls = iter(range(1, 9))
+
+    def fault(_descriptor: int) -> OSError | None:
+        return OSError(5, "Input/output error") if next(calls) >= nth else None
+
+    monkeypatch.setattr(safety, "_fault", fault)
+    with pytest.raises(OSError, match="Input"):
+        put(vault, *CHUNKS[1:4])
+    assert here(vault) == set(NAMES[:kept]) and files_of(vault) == kept
+    monkeypatch.undo()
+    for chunk in CHUNKS:  # the kernel tells it once
+        with pytest.raises(OSError, match="Input"):
+            put(vault, chunk)
+    assert vault.room.used() == {H1: room.Used(4096 * kept, kept)}
+
+
+@pytest.mark.expect_log("No space left")
+@pytest.mark.parametrize("step", ["link", "mkdir"])
+def test_a_step_that_fails_leaves_nothing(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    put(vault, CHUNKS[0])
+
+    def full(*_arguments: object, **_words: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(OSError, match="space"):
+        put(vault, *CHUNKS[1:4])
+    assert asked(vault, "PUT", f"{PATH}/chunks", _frames(CHUNKS[1:4])) == (
+        500,
+        b"No space left on device",
+    )
+    monkeypatch.undo()
+    assert here(vault) == {NAMES[0]} and files_of(vault) == 1
+    put(vault, *CHUNKS[1:4])
+    assert here(vault) == set(NAMES[:4])
+
+
+def _frames(chunks: list[names.Sealed]) -> bytes:
+    return b"".join(names.HEAD.pack(name, len(data)) + data for name, data in chunks)
+
+
+def test_the_same_chunk_at_once_counts_once(vault: vault_.Vault) -> None:
+    threads = [threading.Thread(target=put, args=(vault, *CHUNKS)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert here(vault) == set(NAMES)
+    assert vault.room.used() == {H1: room.Used(20 * 4096, 20)} and files_of(vault) == 20
+
+
+def test_what_a_killed_process_left_goes(vault: vault_.Vault) -> None:
+    put(vault, CHUNKS[0])
+    left = vault.folder / H1 / DISK.disk / ".incoming-7"
+    left.write_bytes(b"half")
+    open_in(vault.folder).close()
+    assert not left.exists() and here(vault) == {NAMES[0]}
+
+
+@pytest.mark.expect_log("no vault has made it; it is left alone")
+def test_what_no_vault_made_is_left_alone(vault: vault_.Vault) -> None:
+    put(vault, CHUNKS[0])
+    others = [vault.folder / "lost+found/x", vault.folder / H1 / "no-disk/x"]
+    others.append(vault.folder / H1 / DISK.disk / NAMES[0].hex()[:2] / "notes")
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"somebody's")
+    again = open_in(vault.folder)
+    assert again.drop(DISK) == 1
+    assert all(path.exists() for path in others)
+    again.close()
+
+
+def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
+    vault = open_in(tmp_path, room.Limits(8 * 4096, 4 * 4096, 6))
+    put(vault, *CHUNKS[:4])
+    for disk, chunks, why in (
+        (DISK, CHUNKS[4:5], "one host"),
+        (names.Disk(H2, DISK.disk), CHUNKS[:3], "files"),
+    ):
+        with pytest.raises(errors.VaultFull, match=why):
+            put(vault, *chunks, disk=disk)
+    assert vault.room.used() == {H1: room.Used(4 * 4096, 4)}
+    assert asked(vault, "PUT", f"{PATH}/chunks", _frames(CHUNKS[4:5]))[0] == 507
+    vault.close()
+
+
+def test_a_host_has_only_so_many_disks_and_manifests(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vault_, "MAX_DISKS", 1)
+    monkeypatch.setattr(vault_, "MAX_MANIFESTS", 1)
+    put(vault, CHUNKS[0])
+    with pytest.raises(errors.VaultFull, match="disks"):
+        put(vault, CHUNKS[0], disk=names.Disk(H1, ids.ImageId(DISK.disk[::-1])))
+    for number, status in (1, 204), (2, 400), (1, 204):
+        data = b"manifest %d" % number
+        name = checkpoint_sealing.manifest_name(data)
+        assert asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", data)[0] == status
+
+
+def test_a_manifest_is_what_its_name_says(vault: vault_.Vault) -> None:
+    name = checkpoint_sealing.manifest_name(b"a manifest")
+    target = f"{PATH}/manifests/{name.hex()}"
+    assert asked(vault, "PUT", target, b"another one")[0] == 400
+    assert asked(vault, "PUT", target, b"a manifest") == (204, b"")
+    assert asked(vault, "GET", target, host=H2) == (200, b"a manifest")
+    assert asked(vault, "GET", f"{PATH}/manifests", host=H2) == (200, name)
+    assert asked(vault, "GET", "/v1/h1", host=H2) == (200, DISK.disk.encode())
+
+
+@pytest.mark.expect_log("is not what was put there")
+@pytest.mark.parametrize("at", [0, 50, 99, 100, 131])
+def test_an_altered_file_is_removed(vault: vault_.Vault, at: int) -> None:
+    put(vault, *CHUNKS[:2])
+    path = vault_files.path_of(vault.folder / H1 / DISK.disk, names.Kind.CHUNK, NAMES[0])
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+    target = f"{PATH}/chunks/{NAMES[0].hex()}"
+    assert [asked(vault, "GET", target)[0] for _ in range(2)] == [410, 404]
+    assert here(vault) == {NAMES[1]} and vault.room.used() == {H1: room.Used(4096, 1)}
+
+
+@pytest.mark.expect_log("is not what was put there")
+def test_scrubbing_finds_what_a_disk_forgot(
+    vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrubbing, "BYTES_PER_S", 1 << 40)
+    put(vault, *CHUNKS)
+    name = checkpoint_sealing.manifest_name(b"a manifest")
+    asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", b"a manifest")
+    work = scrubbing.Scrubbing(vault, threading.Event())
+    assert work.once() == 0
+    for altered in (NAMES[3], NAMES[9], name):
+        (path,) = vault.folder.rglob(altered.hex())
+        path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    assert work.once() == 3
+    assert here(vault) == set(NAMES) - {NAMES[3], NAMES[9]} and not vault.manifests(DISK)
+    assert work.once() == 0
+
+
+def test_scrubbing_ends_at_once(vault: vault_.Vault) -> None:
+    put(vault, *CHUNKS)
+    ended = threading.Event()
+    ended.set()
+    scrubbing.Scrubbing(vault, ended).run()
+    assert scrubbing.Scrubbing(vault, ended).once() == 0
+
+
+@pytest.mark.expect_log("is not what was put there")
+@pytest.mark.parametrize("length", [0, 1, 31, 32, 131])
+def test_a_file_that_was_cut_is_removed(vault: vault_.Vault, length: int) -> None:
+    put(vault, CHUNKS[0])
+    path = vault_files.path_of(vault.folder / H1 / DISK.disk, names.Kind.CHUNK, NAMES[0])
+    os.truncate(path, length)
+    with pytest.raises(errors.ChunkInvalid):
+        got(vault, NAMES[0])
+    assert here(vault) == set()
+
+
+def test_a_long_sweep_comes_in_steps(vault: vault_.Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vault_, "MAX_REMOVED", 8)
+    put(vault, *CHUNKS)
+    stay = names.NameList(names.packed(NAMES[:1]))
+    assert [vault.keep(DISK, stay) for _ in range(3)] == [8, 8, 3]
+
+
+def test_another_process_cannot_have_the_folder(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "vault"
+    with vault_files.locked(folder):
+        with pytest.raises(errors.Unusable, match="another process"):
+            with vault_files.locked(folder):
+                pass
+    folder.chmod(0o755)
+    with pytest.raises(errors.Unusable, match="others"):
+        with vault_files.locked(folder):
+            pass
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
+@pytest.mark.parametrize("end", ["", "/chunks", "/missing", "/keep", f"/manifests/{'0' * 64}"])
+def test_nobody_changes_what_is_anothers(vault: vault_.Vault, method: str, end: str) -> None:
+    put(vault, CHUNKS[0])
+    assert asked(vault, method, f"{PATH}{end}", bytes(32), host=H2)[0] in (403, 404)
+    assert here(vault) == {NAMES[0]}
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(
+    strategies.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH"]),
+    strategies.one_of(
+        strategies.text(max_size=60),
+        strategies.lists(
+            strategies.sampled_from(
+                ["v1", "h1", DISK.disk, "chunks", "manifests", "missing", "..", "", "0" * 64]
+            ),
+            max_size=7,
+        ).map("/".join),
+    ),
+    strategies.binary(max_size=120),
+)
+def test_hostile_requests_break_nothing(
+    tmp_path: pathlib.Path, method: str, target: str, data: bytes
+) -> None:
+    vault = open_in(tmp_path / "vault") if (tmp_path / "vault").exists() else _new(tmp_path)
+    put(vault, CHUNKS[0], disk=names.Disk(H2, DISK.disk))
+    status, _ = asked(vault, method, target, data)
+    assert status in (200, 204, 400, 403, 404)
+    assert not vault.missing(names.Disk(H2, DISK.disk), NAMES[:1])
+    assert {path.name for path in tmp_path.iterdir()} == {"vault"}
+    vault.close()
+
+
+def _new(tmp_path: pathlib.Path) -> vault_.Vault:
+    (tmp_path / "vault").mkdir()
+    return open_in(tmp_path / "vault")
+
+
+def test_bodies_have_lengths_and_limits(vault: vault_.Vault) -> None:
+    for length, status in (None, 411), (1 << 40, 413):
+        body = vault_api.Body(length, iter([]))
+        for method, end in ("PUT", "chunks"), ("POST", "keep"), ("POST", "missing"):
+            with vault_api.Api(vault).answered(H1, method, f"{PATH}/{end}", body) as answer:
+                assert answer.status == status
+    assert asked(vault, "POST", f"{PATH}/keep")[0] == 400  # an empty list is a DELETE

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No wait of a vault is without an end, and who is not believed any more is not answered."""
+
+import contextlib
+import pathlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_checkpoint import channel
+from acstor_checkpoint import names
+from acstor_checkpoint import room
+from acstor_checkpoint import vault as vault_
+from acstor_checkpoint import vault_api
+from acstor_checkpoint import vault_client
+from acstor_checkpoint import vault_server
+from acstor_common import certificates
+from acstor_common import errors
+from acstor_common import ids
+from tests.lab import vaults
+
+H1, H2 = ids.HostId("h1"), ids.HostId("h2")
+DISK = names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
+CHUNKS = [names.Sealed(bytes([n]) * 32, bytes([n]) * 100) for n in range(1, 5)]
+PUT = f"PUT /v1/h1/{DISK.disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 1000000\r\n\r\n"
+
+Fault = Callable[[certificates.HostCertificate], str]
+
+
+class Served:
+    """A server in this process, and who asks it."""
+
+    def __init__(self, folder: pathlib.Path, fault: Fault) -> None:
+        (folder / "vault").mkdir()
+        self.vault = vault_.Vault(folder / "vault", room.Limits(1 << 20, 1 << 20, 100), H2)
+        sock = vault_server.listen("127.0.0.1", 0)
+        self.address: tuple[str, int] = sock.getsockname()
+        own = vaults.credentials_of(folder / "h2", "h2")
+        self.server = vault_server.VaultServer(sock, vault_api.Api(self.vault), own, fault)
+        self.credentials = vaults.credentials_of(folder / "h1", "h1")
+        self.thread = threading.Thread(target=self.server.serve)
+        self.thread.start()
+
+    def client(self) -> vault_client.VaultClient:
+        return vault_client.VaultClient(H2, self.address, self.credentials)
+
+    def tls(self) -> ssl.SSLSocket:
+        sock = socket.create_connection(self.address, 10)
+        return self.credentials.context(is_server=False).wrap_socket(sock)
+
+    def close(self) -> None:
+        self.server.close()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        self.vault.close()
+
+
+@pytest.fixture
+def refused() -> list[str]:
+    """Why no host may speak any more."""
+    return []
+
+
+@pytest.fixture
+def served(tmp_path: pathlib.Path, refused: list[str]) -> Iterator[Served]:
+    made = Served(tmp_path, lambda _certificate: "".join(refused))
+    yield made
+    made.close()
+
+
+def ends_within(sock: socket.socket, deadline_s: float) -> bool:
+    sock.settimeout(deadline_s)
+    try:
+        while sock.recv(1000):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def test_silent_strangers_are_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vault_server, "HANDSHAKE_S", 0.2)
+    with socket.create_connection(served.address) as sock:
+        assert ends_within(sock, 5)
+    with socket.create_connection(served.address) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")  # no TLS
+        assert ends_within(sock, 5)
+
+
+def test_a_connection_with_nothing_to_say_ends_and_another_is_made(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vault_server, "IDLE_S", 0.2)
+    with served.tls() as tls:
+        assert ends_within(tls, 5)
+    with served.client() as client:
+        client.put(DISK, CHUNKS[:1])
+        time.sleep(0.5)
+        client.put(DISK, CHUNKS[1:])
+        assert client.missing(DISK, [chunk.name for chunk in CHUNKS]) == set()
+
+
+def test_who_drips_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "SILENCE_S", 0.3)
+    monkeypatch.setattr(channel, "SLOWEST_BYTES_PER_S", 1 << 30)
+    with served.tls() as tls:
+        tls.sendall(PUT.encode())
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 5:
+                tls.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - began < 5
+    assert served.vault.room.used() == {}
+
+
+def test_who_stops_in_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "SILENCE_S", 0.2)
+    with served.tls() as tls:
+        tls.sendall(PUT.encode() + names.HEAD.pack(bytes(32), 5000) + b"some")
+        assert ends_within(tls, 5)
+    assert not any(path.is_file() for path in served.vault.folder.rglob("*"))
+
+
+def test_a_host_that_is_revoked_gets_no_further_answer(served: Served, refused: list[str]) -> None:
+    with served.client() as client:
+        client.put(DISK, CHUNKS)
+        refused.append("its certificate was revoked")
+        with pytest.raises(errors.SourceUnreachable):
+            client.chunk(DISK, CHUNKS[0].name)
+
+
+def test_an_answer_that_is_too_long_is_not_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vault_client, "SHORT_BYTES", 10)
+    with served.client() as client:
+        client.put(DISK, CHUNKS)
+        with pytest.raises(errors.SourceUnreachable, match="10 at most"):
+            client._ask("GET", f"/v1/h1/{DISK.disk}/chunks/{CHUNKS[0].name.hex()}", [], 10)
+
+
+def test_a_vault_that_says_nothing_is_left(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vault_client, "CONNECT_S", 0.3)
+    own = vaults.credentials_of(tmp_path / "h1", "h1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with vault_client.VaultClient(H2, silent.getsockname(), own) as client:
+            with pytest.raises(errors.SourceUnreachable):
+                client.disks(H1)
+
+
+def test_where_nobody_listens_there_is_no_vault(tmp_path: pathlib.Path) -> None:
+    own = vaults.credentials_of(tmp_path / "h1", "h1")
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        address = sock.getsockname()
+    with vault_client.VaultClient(H2, address, own) as client:
+        with pytest.raises(errors.SourceUnreachable, match="refused"):
+            client.disks(H1)
+
+
+def test_a_host_without_a_certificate_asks_nobody(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "h1").mkdir()
+    own = vaults.credentials_of(tmp_path / "h1", "h1")
+    with vault_client.VaultClient(H2, ("127.0.0.1", 9), own) as client:
+        with pytest.raises(errors.SourceUnreachable, match="no certificate yet"):
+            client.disks(H1)
