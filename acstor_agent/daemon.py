@@ -31,6 +31,8 @@ from acstor_agent.core.mount import inodes
 from acstor_agent.core.transfers import transfers
 from acstor_agent.core.transfers.giving import rights
 from acstor_agent.disks import disks
+from acstor_agent.disks import holders
+from acstor_agent.disks import recovering
 from acstor_agent.images import boot_ahead
 from acstor_agent.images import boot_recording
 from acstor_agent.images import booting
@@ -95,7 +97,6 @@ class Agent:
         self._optional = optional.Optional(nursery)
         self._started_s, self._turns = time.monotonic(), loop_turns.LoopTurns()
         self._host = settings.host_id(own.host)
-        # Options that every chunk needs; to look one up costs as much as to hash some KiB.
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
         state_dir, self._ring = pathlib.Path(own.state_dir), rings
         self._member = membership.Membership(conf, self._host, identity, rings, self._optional.note)
@@ -112,9 +113,8 @@ class Agent:
             hosts_at=self._ring.hosts_at,
             limits=settings.peer_limits(),
         )
-        elsewhere = self._member.elsewhere
         self._source = build.build(
-            own.sources, conf, nursery, lambda one: self._naming.layout_of(one), elsewhere
+            own.sources, conf, nursery, lambda i: self._naming.layout_of(i), self._member.elsewhere
         )
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
@@ -169,7 +169,9 @@ class Agent:
             claim=known.know_disk,
             forget=known.forget_disk,
             reads=self._waiting,
+            link=holders.Link(self._member.context, deadline_s),
         )
+        self._recovering = recovering.Recovering(self._disks, self._images.attach)
         look_for_open = functools.partial(openers.images_open, conf.acstor.mount_point)
         self._uses = uses.Uses(
             self._images, look_for_open, self._disks.images, is_for_others=self._is_leased
@@ -214,6 +216,7 @@ class Agent:
             uses=self._uses,
             whole=self._whole,
             made=self._disks,
+            recovered=self._recovering,
             chunks=self._chunks,
             detaching=self._detaching,
             timelines=self._timelines,
@@ -254,7 +257,6 @@ class Agent:
         )
 
     def _share_images(self) -> sharing.Sharing:
-        """Return what asks others to keep shares of images, and keeps theirs."""
         return sharing.Sharing(
             self._host,
             self._images,
@@ -267,7 +269,6 @@ class Agent:
         return self._sharing is not None and self._sharing.is_leased(image_id)
 
     def _is_for_others(self, image_id: ids.ImageId) -> bool:
-        """Say whether an image is here for other hosts, and no instance of this one uses it."""
         return self._is_leased(image_id) and not self._uses.is_seen(image_id)
 
     def _keep_whole(self, promised: promises.Promises) -> wholeness.Wholeness | None:
@@ -289,13 +290,11 @@ class Agent:
         )
 
     def _change_policy(self, policy: str) -> None:
-        """Let the host's own disk be scheduled by a policy, from now on."""
         cache_dir = self._conf.acstor_agent.cache_dir
         self._io.change_policy(settings.disk_policy(policy, cache_dir))
         self._operations.name_guests(self._io.is_scheduling)
 
     def _send_trace(self, trace: trace_message.BootTrace) -> None:
-        """Hand a boot trace to those who prepare images; if that cannot be it is kept here."""
         self._boots.counters.recorded += 1
         if not self._member.cast_trace(trace):
             self._traces.put(trace)
@@ -324,6 +323,7 @@ class Agent:
         if self._sharing is not None:
             await keep("shares of images", optional.begun(self._sharing.run))
         await keep("detaching of images", optional.begun(self._detaching.run))
+        await keep("checkpoints", optional.begun(self._recovering.run))
         await keep("waiting reads", optional.begun(self._rescue.run))
         await keep("boot recording", optional.begun(self._recording.run))
         await keep("boot traces", optional.begun(self._traces.run))
@@ -351,7 +351,7 @@ class Agent:
 
     async def stop(self) -> None:
         """Let go of what a nursery does not end by itself, when nobody uses it any more."""
-        await self._disks.sync()
+        await self._disks.aclose()
         await self._source.aclose()
 
     def picture(self) -> dict[str, Any]:

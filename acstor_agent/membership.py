@@ -6,6 +6,7 @@ The one rule: without a bus, a decision service or an identity the host goes on 
 
 import importlib
 import pathlib
+import ssl
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.core.exchange import homes
 from acstor_common import boot_timeline
+from acstor_common import certificates
 from acstor_common import credentials
 from acstor_common import decision_api
 from acstor_common import errors
@@ -28,6 +30,7 @@ from acstor_common import identity_files
 from acstor_common import ids
 from acstor_common import signing
 from acstor_common import trace_message
+from acstor_common import vault_paths
 
 
 def ring_keeper_of(
@@ -72,6 +75,9 @@ class Membership:
         self._conf, self._here = conf, here
         self.identity, self._rings = identity, rings
         self._sender = proofs.Sender(self.identity)
+        self._credentials = credentials.Credentials(
+            identity, vault_paths.PROTOCOL, certificates.GRACE_S
+        )
         self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked)
         self._bus = self._open_bus(note)
         self.decision: decision_link.DecisionLink | None = None
@@ -100,6 +106,14 @@ class Membership:
         return settings.peer_credentials(
             self._conf.acstor_agent, self.identity, may_come_later=self.enrolment is not None
         )
+
+    def context(self) -> ssl.SSLContext:
+        """Return what a connection to a host that keeps checkpoints is begun with.
+
+        :raises OSError: this host has no certificate
+        """
+        self._credentials.look()
+        return self._credentials.context(is_server=False)
 
     def link(
         self,

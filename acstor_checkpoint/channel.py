@@ -14,8 +14,10 @@ from typing import Final
 
 import h11
 
-PROTOCOL: Final = "acstor-vault/1"
-"""What both sides agree on inside TLS, by ALPN; another one when they would not be understood."""
+from acstor_common import vault_paths
+
+PROTOCOL: Final = vault_paths.PROTOCOL
+"""What both sides agree on inside TLS, by ALPN."""
 SILENCE_S: Final = 30.0
 """A host whose disk has a long queue is slow; one that says nothing for so long has gone."""
 SLOWEST_BYTES_PER_S: Final = 256 * 1024

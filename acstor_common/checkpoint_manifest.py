@@ -11,6 +11,7 @@ The one rule: it is never unpacked.  One of MAX_ENTRIES entries is 80 MiB long, 
 goes through them takes them one by one.
 """
 
+import bisect
 import enum
 import struct
 from collections.abc import Iterable
@@ -176,6 +177,17 @@ class Manifest:
         """Yield the chunks that differ from the base, in the order of the disk."""
         with memoryview(self._buffer) as view:
             yield from map(Entry._make, _ENTRY.iter_unpack(view[HEADER_BYTES:]))
+
+    def find(self, chunk_no: int) -> ids.Cid | None:
+        """Return the name of a chunk; None if it is the base's.  Takes some 10 us."""
+        at = bisect.bisect_left(range(len(self)), chunk_no, key=lambda n: self._entry(n)[0])
+        if at == len(self):
+            return None
+        found = self._entry(at)
+        return found.cid if found.chunk_no == chunk_no else None
+
+    def _entry(self, number: int) -> Entry:
+        return Entry(*_ENTRY.unpack_from(self._buffer, HEADER_BYTES + number * ENTRY_BYTES))
 
     def names(self) -> list[ids.Cid]:
         """Return the names of the chunks that holders must have, each once, in ascending order."""

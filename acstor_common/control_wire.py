@@ -157,6 +157,33 @@ class DropDisk(Request, frozen=True, tag="drop-disk"):
     disk_id: str
 
 
+class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
+    """Make a disk of a checkpoint, which can be read at once; what it lacks comes as it is read.
+
+    :param checkpoint_id: that the decision service gave it; the disk has the same
+    :param instance_id: whose disk it was
+    :param image_id: that the disk began as
+    :param owner: the host that took the checkpoint
+    :param vault_disk: what the holders know the disk by
+    :param manifest_name: 64 hex digits
+    :param holders: names and addresses of hosts that keep it
+    :param key: of the disk, 64 hex digits
+    """
+
+    checkpoint_id: str
+    instance_id: str
+    image_id: str
+    owner: str
+    vault_disk: str
+    manifest_name: str
+    holders: tuple[tuple[str, str], ...]
+    key: str
+
+
+class Recovered(Request, frozen=True, tag="recovered"):
+    """Which disks were made of checkpoints, and how far they are."""
+
+
 class CountFallback(Request, frozen=True, tag="count-fallback"):
     """Count that Nova fell back to what it does without acstor.
 
@@ -223,6 +250,8 @@ AnyRequest = (
     | Hydrate
     | MakeDisk
     | DropDisk
+    | AttachCheckpoint
+    | Recovered
     | CountFallback
     | SetRing
     | SetDiskPolicy

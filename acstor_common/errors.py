@@ -338,6 +338,20 @@ class GatewayRefused(AcstorError):
         return f"the gateway refused ({self.status}): {self.why}"
 
 
+class DecisionUnreachable(AcstorError):
+    """The REST API of the decision service did not say what was asked.
+
+    :param url: that was asked
+    """
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(url, why)
+        self.url, self.why = url, why
+
+    def __str__(self) -> str:
+        return f"no answer from {self.url}: {self.why}"
+
+
 class UnsupportedNova(AcstorError):
     """This Nova is not one that acstor was checked against; Nova goes on without acstor.
 

@@ -23,6 +23,8 @@ TASK: Final = "task"
 IMAGE_WANTED: Final = "image wanted"
 SAMPLE: Final = "sample"
 TRACE: Final = "trace"
+CHECKPOINT: Final = "checkpoint"
+CHECKPOINT_WANTED: Final = "checkpoint wanted"
 RENEWAL: Final = "renewal"
 """A certificate request, signed with the key of the certificate that the host holds."""
 

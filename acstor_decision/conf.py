@@ -13,6 +13,7 @@ from oslo_db import options as db_options
 
 from acstor_common import conf as common_conf
 from acstor_common import decision_api
+from acstor_decision import nova
 from acstor_decision.core import decider
 from acstor_decision.core import members
 
@@ -91,6 +92,21 @@ OPTS = [
         "instance, and ca.key.pem, its key without a password. By default one is made at the "
         "first start and kept in the database.",
     ),
+    cfg.IntOpt(
+        "checkpoint_keep",
+        default=2,
+        min=1,
+        max=100,
+        help="Newest checkpoints of a server that are kept. With more than one a server can be "
+        "recovered from the one before when the newest cannot be had.",
+    ),
+    cfg.IntOpt(
+        "checkpoint_kept_s",
+        default=86400,
+        min=0,
+        help="How long the checkpoints of a server are kept after Nova has ceased to know it. "
+        "Who deleted it by mistake has that time.",
+    ),
     cfg.StrOpt(
         "metrics_listen",
         default="127.0.0.1:9465",
@@ -110,13 +126,19 @@ def switch_load_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the service's options, those of its plug-ins and those of the database."""
-    for group, options in list_opts():
+    for group, options in _own_opts():
         common_conf.register(conf, group, options)
+    nova.register_opts(conf)
     db_options.set_defaults(conf, connection="sqlite:////var/lib/acstor-decision/decision.sqlite")
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Return all options of acstor's own for the sample generator."""
+    of_nova = (nova.GROUP, [*nova.auth_options(), *nova.options()])
+    return [*_own_opts(), of_nova]
+
+
+def _own_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     return list(itertools.chain([(GROUP, OPTS)], switch_load_options()))
 
 

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Protocol
 
 import prometheus_client
 from prometheus_client import core
@@ -32,6 +34,26 @@ class HostPicture:
     is_overloaded: bool
 
 
+class Checkpoint(Protocol):
+    """The newest checkpoint of a server."""
+
+    @property
+    def instance_id(self) -> str:
+        """The server."""
+
+    @property
+    def taken_s(self) -> float:
+        """When it was taken, wall clock of its host."""
+
+    @property
+    def interval_s(self) -> int:
+        """How often one is promised; 0: not at all."""
+
+    @property
+    def changed_bytes(self) -> int:
+        """What of the disk differs from the image."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
     """What an instance knows.
@@ -42,6 +64,9 @@ class Picture:
     :param heard: samples that were used
     :param refused: samples that were not, by the reason
     :param refused_enrolments: requests for certificates at all instances of the API, likewise
+    :param checkpoints: the newest of each server, where this instance leads
+    :param checkpoints_registered: since its start
+    :param checkpoints_refused: that hosts wanted to register, by the reason
     :param published: tables that it has published, by the reason
     :param moved: v-nodes that these moved
     """
@@ -58,6 +83,9 @@ class Picture:
     heard: int = 0
     refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     refused_enrolments: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    checkpoints: Sequence[Checkpoint] = ()
+    checkpoints_registered: int = 0
+    checkpoints_refused: Mapping[str, int] = dataclasses.field(default_factory=dict)
     published: Mapping[str, int] = dataclasses.field(default_factory=dict)
     moved: int = 0
 
@@ -76,6 +104,7 @@ class Collector(registry.Collector):
         picture = self._picture()
         yield from _of_instance(picture)
         yield from _of_hosts(picture.hosts)
+        yield from _of_checkpoints(picture.checkpoints)
         for name, text, label, counts in (
             ("samples_refused", "Samples that were not used", "reason", picture.refused),
             (
@@ -83,6 +112,12 @@ class Collector(registry.Collector):
                 "Requests for a certificate that were refused, ever, at all instances of the API",
                 "reason",
                 picture.refused_enrolments,
+            ),
+            (
+                "checkpoints_refused",
+                "Checkpoints that hosts wanted to register and may not",
+                "reason",
+                picture.checkpoints_refused,
             ),
             (
                 "rings_published",
@@ -127,6 +162,7 @@ def _of_instance(picture: Picture) -> Iterator[core.Metric]:
         yield core.GaugeMetricFamily(f"acstor_decision_{name}", text, value)
     for name, text, value in (
         ("samples", "Samples that were used", picture.heard),
+        ("checkpoints", "Checkpoints that this one registered", picture.checkpoints_registered),
         ("vnodes_moved", "V-nodes that this one's tables moved", picture.moved),
     ):
         yield core.CounterMetricFamily(f"acstor_decision_{name}", text, value)
@@ -146,3 +182,19 @@ def _of_hosts(hosts: Mapping[str, HostPicture]) -> Iterator[core.Metric]:
         share.add_metric([name], host.traffic_share)
         overloaded.add_metric([name], host.is_overloaded)
     yield from (vnodes, share, overloaded)
+
+
+def _of_checkpoints(checkpoints: Sequence[Checkpoint]) -> Iterator[core.Metric]:
+    taken, interval, changed = (
+        core.GaugeMetricFamily(f"acstor_decision_checkpoint_{name}", text, labels=["server"])
+        for name, text in (
+            ("timestamp_seconds", "When the newest checkpoint of a server was taken"),
+            ("interval_seconds", "How often one is promised; 0: not at all"),
+            ("changed_bytes", "What of the disk differs from its image in it"),
+        )
+    )
+    for one in checkpoints:
+        taken.add_metric([one.instance_id], one.taken_s)
+        interval.add_metric([one.instance_id], one.interval_s)
+        changed.add_metric([one.instance_id], one.changed_bytes)
+    yield from (taken, interval, changed)

@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import oslo_messaging
 from oslo_config import cfg
 
+from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_common import message_bus
@@ -31,17 +33,26 @@ Heard = Callable[[decision_api.Signed], None]
 Seal = Callable[[msgspec.Struct, str], decision_api.Signed]
 MAX_NAMED = 4096
 CurrentRing = Callable[[], decision_api.RingTable]
+Answers = Mapping[str, Callable[[object], dict[str, Any]]]
 
 
 class _Endpoint(message_bus.Endpoint):
     """What agents and others may call."""
 
-    def __init__(self, heard: Heard, current_ring: CurrentRing, refused: Callable[[str], None]):
+    def __init__(
+        self,
+        heard: Heard,
+        current_ring: CurrentRing,
+        refused: Callable[[str], None],
+        answers: Answers,
+    ) -> None:
         super().__init__({decision_api.SAMPLE_COLLECTED: self._take_sample}, time.monotonic)
         self._heard = heard
         self._current_ring = current_ring
         self._refused = refused
         self._unsigned: set[str] = set()
+        for method, answer in answers.items():
+            setattr(self, method, _called(answer))
 
     def _take_sample(self, payload: object) -> None:
         if isinstance(payload, dict) and "host" in payload and "payload" not in payload:
@@ -73,21 +84,38 @@ class _Endpoint(message_bus.Endpoint):
         return decision_api.encode(self._current_ring())
 
 
+def _called(
+    answer: Callable[[object], dict[str, Any]],
+) -> Callable[..., dict[str, Any]]:
+    """Return a method that others may call and whose answer they get."""
+
+    def call(_context: object, payload: object = None) -> dict[str, Any]:
+        return answer(payload)
+
+    return call
+
+
 class Rpc:
     """Hears samples and sends tables.
 
     ``refused`` counts samples that made no sense or proved nothing.
 
     :param conf: the global configuration, for oslo.messaging knows no other
+    :param answers: what answers to other methods that may be called
     """
 
     def __init__(
-        self, conf: cfg.ConfigOpts, instance: str, heard: Heard, current_ring: CurrentRing
+        self,
+        conf: cfg.ConfigOpts,
+        instance: str,
+        heard: Heard,
+        current_ring: CurrentRing,
+        answers: Answers,
     ) -> None:
         self.refused = dict.fromkeys(("malformed", "not_authentic", "unsigned"), 0)
         self._transport = message_bus.open_transport(conf)
         self._target = oslo_messaging.Target(topic=decision_api.TOPIC, server=instance)
-        self._endpoint = _Endpoint(heard, current_ring, self._count_refused)
+        self._endpoint = _Endpoint(heard, current_ring, self._count_refused, answers)
         self._server: message_bus.Served | None = None
         self._stopping = threading.Event()
 
@@ -190,6 +218,19 @@ class Caster:
         target = oslo_messaging.Target(topic=trace_message.TOPIC)
         asked = decision_api.ImageWantedAt(wanted=wanted, request=request, given_s=self._wall())
         self._send(target, decision_api.IMAGE_WANTED, self._seal(asked, signing.IMAGE_WANTED))
+
+    def want_checkpoint(self, instance_id: str, host: str, request: int) -> None:
+        """Ask the daemon of a host for a checkpoint of one of its servers.
+
+        :param request: a number that tells this request from others
+        :raises BusUnreachable: it is not asked
+        """
+        wanted = checkpoint_messages.Wanted(
+            request=request, instance_id=instance_id, host=host, given_s=self._wall()
+        )
+        target = oslo_messaging.Target(topic=checkpoint_messages.DAEMON_TOPIC, server=host)
+        sealed = self._seal(wanted, signing.CHECKPOINT_WANTED)
+        self._send(target, checkpoint_messages.CHECKPOINT_WANTED, sealed)
 
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
         try:

@@ -142,6 +142,10 @@ class Service:
             waiting = self._inbox.qsize()
             self._complaints.say("%s: its sample is dropped, %d wait", sample.host, waiting)
 
+    def trust(self) -> trust.Trust:
+        """Return whom the service believes; may be called from any thread."""
+        return self._trust
+
     def current_ring(self) -> decision_api.RingTable:
         """Return the table in force; may be called from any thread."""
         return self.current

@@ -18,6 +18,7 @@ from acstor_common import chunk_map
 from acstor_common import control_wire
 from acstor_common import errors
 from acstor_common import geometry
+from acstor_nova import decision_client
 
 READ_BYTES = 64 * 1024
 TIMEOUT_S = 45.0
@@ -113,6 +114,34 @@ class AgentClient:
         :raises errors.AgentUnreachable: it does not answer in time
         """
         self._ask(control_wire.CountFallback(reason, times))
+
+    def attach_checkpoint(self, recovery: decision_client.Recovery) -> geometry.Geometry:
+        """Have a disk made of a checkpoint; return how it is cut.
+
+        :raises errors.AgentRefused: it cannot be had, or is not what it should be
+        :raises errors.AgentUnreachable: it does not answer in time
+        """
+        fields = {name: getattr(recovery, name) for name in recovery.__struct_fields__}
+        fields["holders"] = tuple((holder.host, holder.address) for holder in recovery.holders)
+        said = self._ask(control_wire.AttachCheckpoint(**fields))
+        return geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
+
+    def recovered(self) -> list[dict[str, Any]]:
+        """Return the disks that were made of checkpoints.
+
+        :raises errors.AgentRefused: it is an agent that does not know how
+        :raises errors.AgentUnreachable: it does not answer in time
+        """
+        disks: list[dict[str, Any]] = self._ask(control_wire.Recovered())["disks"]
+        return disks
+
+    def drop_disk(self, disk_id: str) -> None:
+        """Have a disk deleted that nobody has open.
+
+        :raises errors.AgentRefused: somebody has, or there is none
+        :raises errors.AgentUnreachable: it does not answer in time
+        """
+        self._ask(control_wire.DropDisk(disk_id))
 
     def status(self) -> dict[str, Any]:
         """Return what the agent says of itself.

@@ -41,6 +41,27 @@ OPTS = [
         default="",
         help="The authorities of the gateway's certificate, as PEM. Empty: those of the system.",
     ),
+    cfg.StrOpt(
+        "decision_url",
+        default="",
+        help="URL of acstor's REST API, which knows the checkpoints of servers. A server that is "
+        "evacuated to this host gets the disk of its newest one. Empty: it begins as its image.",
+    ),
+    cfg.StrOpt(
+        "decision_ca_file",
+        default="",
+        help="The authorities of the certificate of the REST API, as PEM. Empty: those of the "
+        "system.",
+    ),
+    cfg.StrOpt(
+        "recover",
+        default="required",
+        choices=[
+            ("required", "the server is not evacuated, and its fault says why"),
+            ("preferred", "the server begins as its image, without what it wrote"),
+        ],
+        help="What becomes of a server that is evacuated here when no checkpoint of it can be had.",
+    ),
 ]
 
 

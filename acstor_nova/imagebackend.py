@@ -298,10 +298,14 @@ class MirrorBase:
                 self.host.wait_for(image_id)
             except errors.AcstorError as e:
                 raise self.host.seams.cannot_start(str(e)) from e
-            self._choose_cachemode(info)
-            if self.host.seams.conf.acstor.disk_errors == "pause":
-                _pause_on_errors(info)
+            self._settle(info)
         return info
+
+    def _settle(self, info: Any) -> None:
+        """Choose how QEMU uses a disk whose bytes may be elsewhere."""
+        self._choose_cachemode(info)
+        if self.host.seams.conf.acstor.disk_errors == "pause":
+            _pause_on_errors(info)
 
     def _image_beneath(self) -> str | None:
         """Return the image whose mirror this disk lies on; a link that is gone is made again."""

@@ -6,6 +6,7 @@ Nova, qemu-img and libvirt follow it as if the image had been downloaded.  The
 rule: a link is put in place at once; nobody ever sees half of one.
 """
 
+import contextlib
 import os
 import pathlib
 import struct
@@ -46,6 +47,29 @@ def image_of(link: str) -> ids.ImageId | None:
     except (OSError, ValueError):
         pass
     return None
+
+
+def checkpoint_path(mount_point: str, checkpoint_id: str) -> str:
+    """Return where the agent shows the disk that was made of a checkpoint."""
+    return os.path.join(mount_point, "disks", f"{checkpoint_id}.raw")
+
+
+def checkpoint_of(path: str) -> str:
+    """Return the checkpoint that a path is of the disk of; empty if it is of none."""
+    is_disk = os.path.basename(os.path.dirname(path)) == "disks"
+    return checkpoint_in(os.path.basename(path)) if is_disk else ""
+
+
+def checkpoint_in(name: str) -> str:
+    """Return the checkpoint whose disk has this name; empty if that is none.
+
+    >>> checkpoint_in("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw")
+    '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11'
+    """
+    stem, ending = os.path.splitext(name)
+    with contextlib.suppress(ValueError):
+        return ids.parse_image_id(stem) if ending == ".raw" else ""
+    return ""
 
 
 def read_head(path: str) -> None:

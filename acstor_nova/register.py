@@ -35,6 +35,7 @@ LOG = logging.getLogger(__name__)
 NAME = "acstor"
 STOCK = "qcow2"
 IMAGEBACKEND, DRIVER, UTILS, GUEST = seams.IMAGEBACKEND, seams.DRIVER, seams.UTILS, seams.GUEST
+MANAGER = seams.MANAGER
 _MARK = "_acstor_registered"
 
 
@@ -51,6 +52,7 @@ class Driver(sources.ConfigurationSourceDriver):
             _widen_choices()
             _when_imported(IMAGEBACKEND, _register_backend)
             _when_imported(DRIVER, _register_driver)
+            _when_imported(MANAGER, _register_evacuations)
             _when_imported(UTILS, _register_snapshots)
             _when_imported(GUEST, _register_poweroff)
         return NoValues()
@@ -147,13 +149,14 @@ def _make_backend(module: ModuleType) -> type:
     from acstor_common import conf as common_conf
     from acstor_nova import composed_snapshot
     from acstor_nova import conf as nova_conf
+    from acstor_nova import evacuation
     from acstor_nova import imagebackend
 
     nova_conf.register_opts(module.CONF)
     common_conf.warn_of_strays(module.CONF, nova_conf.list_opts())
     host = imagebackend.Host(_seams(module))
     LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
-    bases = composed_snapshot.ComposedBase, module.Qcow2
+    bases = evacuation.RecoveringBase, composed_snapshot.ComposedBase, module.Qcow2
     return type("Acstor", bases, {"host": host, "__module__": __name__})
 
 
@@ -219,6 +222,7 @@ def _register_precache(module: ModuleType) -> None:
         LOG.error("images are not cached through acstor on request: %s", e)
         return
     module.LibvirtDriver.cache_image = cache_image
+    _register_clean_up(module)
 
 
 def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:
@@ -290,6 +294,50 @@ def _begin_snapshot(
             used, is_live, is_suspended, record_of=record_of, make_live=make_live
         )
     )
+
+
+def _register_evacuations(module: ModuleType) -> None:
+    """Have Nova's compute manager say when it builds a server anew because its host is dead."""
+    if getattr(module.ComputeManager, _MARK, False):
+        return
+
+    def is_ours() -> bool:
+        return hasattr(_backend(importlib.import_module(IMAGEBACKEND)), "host")
+
+    try:
+        seams.check(nova_version(), [MANAGER])
+    except Exception as e:
+        LOG.error("servers that are evacuated begin as their images: %s", e)
+        return
+    from acstor_nova import evacuation
+
+    stock = module.ComputeManager._rebuild_default_impl
+    module.ComputeManager._rebuild_default_impl = evacuation.rebuilding(stock, is_ours)
+    setattr(module.ComputeManager, _MARK, True)
+
+
+def _register_clean_up(module: ModuleType) -> None:
+    """Have disks of checkpoints go when Nova looks what of its image cache is used."""
+    stock = module.LibvirtDriver.manage_image_cache
+
+    @functools.wraps(stock)
+    def manage_image_cache(self: Any, context: Any, all_instances: Any) -> Any:
+        done = stock(self, context, all_instances)
+        backend = self.image_backend.backend()
+        if hasattr(backend, "host"):
+            _drop_unused(backend.host)
+        return done
+
+    module.LibvirtDriver.manage_image_cache = manage_image_cache
+
+
+def _drop_unused(host: Any) -> None:
+    from acstor_nova import evacuation
+
+    try:
+        evacuation.drop_unused(host)
+    except Exception:
+        LOG.exception("disks of checkpoints are not looked at")
 
 
 def _register_snapshots(module: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 IMAGEBACKEND = "nova.virt.libvirt.imagebackend"
 DRIVER = "nova.virt.libvirt.driver"
+MANAGER = "nova.compute.manager"
 UTILS = "nova.virt.libvirt.utils"
 GUEST = "nova.virt.libvirt.guest"
 CONFIG = "nova.virt.libvirt.config"
@@ -32,6 +33,11 @@ class Seam:
 _CACHE = ("self", "fetch_func", "filename", "size", "safe", "args", "kwargs")
 _LIBVIRT_INFO = ("self", "cache_mode", "extra_specs", "boot_order", "disk_unit")
 _QCOW2 = ("self", "instance", "disk_name", "path", "disk_info_mapping")
+_REBUILD = (
+    *("self", "context", "instance", "image_meta", "injected_files", "admin_password"),
+    *("allocations", "bdms", "detach_block_devices", "attach_block_devices", "network_info"),
+    *("evacuate", "block_device_info", "preserve_ephemeral", "accel_uuids", "reimage_boot_volume"),
+)
 _ALL = (
     Seam(IMAGEBACKEND, "CONF"),
     Seam(IMAGEBACKEND, "Backend.__init__", ("self", "use_cow")),
@@ -45,6 +51,8 @@ _ALL = (
     Seam("nova.exception", "ImageNotFound"),
     Seam("nova.exception", "InternalError"),
     Seam(DRIVER, "LibvirtDriver.cache_image", ("self", "context", "image_id")),
+    Seam(DRIVER, "LibvirtDriver.manage_image_cache", ("self", "context", "all_instances")),
+    Seam(MANAGER, "ComputeManager._rebuild_default_impl", _REBUILD),
     Seam("nova.virt.libvirt.imagecache", "get_cache_fname", ("image_id",)),
     Seam(UTILS, "extract_snapshot", ("disk_path", "source_fmt", "out_path", "dest_fmt")),
     Seam(GUEST, "Guest.uuid"),

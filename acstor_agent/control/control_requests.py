@@ -20,10 +20,12 @@ from acstor_agent.control import control_socket
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.core.disks import disk_header
+from acstor_agent.core.disks import recovery
 from acstor_agent.core.images import promise
 from acstor_agent.core.images import whole_pace
 from acstor_agent.disks import disks
 from acstor_agent.disks import hydration
+from acstor_agent.disks import recovering
 from acstor_agent.images import detaching as detaching_
 from acstor_agent.images import mirror
 from acstor_agent.images import mirrors
@@ -69,6 +71,7 @@ class ControlRequests:
         uses: uses_.Uses,
         whole: wholeness.Wholeness | None,
         made: disks.Disks,
+        recovered: recovering.Recovering,
         chunks: exchange.Exchange,
         detaching: detaching_.Detaching,
         timelines: timelines_.Timelines,
@@ -82,6 +85,7 @@ class ControlRequests:
         self._host, self._mount_point = here, mount_point
         self._patience_s = patience_s
         self._images, self._disks, self._chunks = images, made, chunks
+        self._recovering = recovered
         self._detaching, self._timelines = detaching, timelines
         self._ring, self._io, self._uses = rings, io, uses
         self._whole = whole
@@ -132,6 +136,10 @@ class ControlRequests:
                 return await self._make_disk(request)
             case control_wire.DropDisk(disk_id):
                 return await self._drop_disk(disk_header.parse_disk_id(disk_id))
+            case control_wire.AttachCheckpoint():
+                return await self._attach_checkpoint(request)
+            case control_wire.Recovered():
+                return {"disks": await trio.to_thread.run_sync(self._recovering.told)}
             case control_wire.CountFallback(reason, times):
                 self.nova_fallbacks[reason.value] += times
                 return None
@@ -221,8 +229,25 @@ class ControlRequests:
             "disk_id": disk_id,
             "image_id": made.header.image_id,
             "size_bytes": made.size_bytes,
-            "path": f"{self._mount_point}/disks/{disk_id}.raw",
+            "path": self._disk_path(disk_id),
         }
+
+    async def _attach_checkpoint(self, request: control_wire.AttachCheckpoint) -> dict[str, Any]:
+        what = f"checkpoint {request.checkpoint_id}"
+        with trio.move_on_after(self._patience_s):
+            made = await self._recovering.make(recovery.made(**msgspec.structs.asdict(request)))
+            return {
+                "disk_id": made.header.disk_id,
+                "image_id": made.header.image_id,
+                "size_bytes": made.size_bytes,
+                "chunk_bytes": made.header.cut.chunk_bytes,
+                "lacking_chunks": made.lacking_chunks,
+                "path": self._disk_path(made.header.disk_id),
+            }
+        raise errors.DeadlineExceeded(what, self._patience_s)
+
+    def _disk_path(self, disk_id: disk_header.DiskId) -> str:
+        return f"{self._mount_point}/disks/{disk_id}.raw"
 
     async def _drop_disk(self, disk_id: disk_header.DiskId) -> dict[str, str]:
         await self._check_closed(f"disks/{disk_id}.raw", f"disk {disk_id}")

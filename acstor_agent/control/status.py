@@ -209,7 +209,7 @@ def of_disk(made: disk.Disk | None, late: waits.Late | None = None) -> dict[str,
     """
     waiting_ = of_late(late)
     if made is None:
-        unknown = ("image_id", "size_bytes", "written_bytes", "unsynced_bytes")
+        unknown = ("image_id", "size_bytes", "written_bytes", "unsynced_bytes", "lacking_bytes")
         return {**dict.fromkeys(unknown), "waiting": waiting_}
     cut = made.header.cut
     return {
@@ -218,6 +218,7 @@ def of_disk(made: disk.Disk | None, late: waits.Late | None = None) -> dict[str,
         "size_bytes": cut.size_bytes,
         "written_bytes": min(made.written_chunks * cut.chunk_bytes, cut.size_bytes),
         "unsynced_bytes": min(made.unsynced_chunks * cut.chunk_bytes, cut.size_bytes),
+        "lacking_bytes": min(made.lacking_chunks * cut.chunk_bytes, cut.size_bytes),
     }
 
 

@@ -31,6 +31,7 @@ from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import disk_plan
 from acstor_agent.core.images import chunk_state
 from acstor_agent.core.mount import inodes
+from acstor_agent.disks import checkpoint as checkpoint_
 from acstor_agent.disks import disk_files
 from acstor_agent.images import mirror
 from acstor_agent.images import waiting
@@ -50,6 +51,7 @@ class Disk:
     :param io: the way to the host's disk; one without a scheduler if not given
     :param reads: where reads wait
     :param writes: where writes wait
+    :param checkpoint: what it was made of, as long as any of that is not in its own file
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class Disk:
         io: disk_io.DiskIo | None = None,
         reads: waiting.Waiting | None = None,
         writes: waiting.Waiting | None = None,
+        checkpoint: checkpoint_.Checkpoint | None = None,
     ) -> None:
+        self.checkpoint = checkpoint
         self.header = files.header
         self._guest = inodes.guest_of_disk(files.header.disk_id)
         self._reads = waiting.Waiting() if reads is None else reads
@@ -75,6 +79,10 @@ class Disk:
         self.written_chunks = len(files.written) + len(files.unsynced)
         self._unsynced = set(files.unsynced)
         self._locks: dict[int, trio.Lock] = {}
+        self._bringing: dict[int, trio.Lock] = {}
+        former = checkpoint.manifest if checkpoint else ()
+        self.lacking_chunks = sum(self.lacks(chunk_no) for chunk_no, _ in former)
+        """At most: those of the checkpoint that are not in the disk's own file."""
         self._syncing = trio.Lock()
         self._sync_failure: OSError | None = None
         if files.has_failed():
@@ -102,6 +110,8 @@ class Disk:
         :raises errors.AcstorError: a chunk of the image is not to be had
         """
         length = max(0, min(length, self.size_bytes - offset, mirror.MAX_READ_BYTES))
+        if self.checkpoint is not None and (lacking := self._lacking(offset, length)):
+            return await self._reads.turn(self._guest, self._read_brought, lacking, offset, length)
         stretches = self._plan_read(offset, length)
         if len(stretches) == 1 and stretches[0].origin is disk_plan.Origin.IMAGE:
             return await (await self._attach(self.header)).read(offset, length, self._guest)
@@ -109,6 +119,10 @@ class Disk:
             return kept
         is_here = all(one.origin is disk_plan.Origin.DISK for one in stretches)
         return await self._reads.turn(self._guest, self._read, stretches, length, is_here=is_here)
+
+    async def _read_brought(self, lacking: Sequence[int], offset: int, length: int) -> bytearray:
+        await self.bring(lacking)
+        return await self._read(self._plan_read(offset, length), length)
 
     async def _read(self, stretches: Sequence[disk_plan.Stretch], length: int) -> bytearray:
         buffer = bytearray(length)
@@ -196,6 +210,9 @@ class Disk:
         self._unsynced.update(plan.fresh)
 
     async def _write(self, offset: int, data: bytes, chunks: range) -> None:
+        if self.checkpoint is not None and data:  # of the others nothing is left
+            ends = {*self._lacking(offset, 1), *self._lacking(offset + len(data) - 1, 1)}
+            await self.bring(sorted(ends))
         async with self._alone(chunks):
             if chunks:
                 await self._write_alone(offset, data)
@@ -239,7 +256,50 @@ class Disk:
         """Return the chunks whose bytes are still the image's."""
         header = self.header
         whole = disk_plan.chunks_of(header.cut, 0, header.image_bytes)
-        return [n for n in whole if not disk_plan.is_on_disk(self._states, n)]
+        former = self.checkpoint or ()
+        return [n for n in whole if not disk_plan.is_on_disk(self._states, n) and n not in former]
+
+    def lacks(self, chunk_no: int) -> bool:
+        """Say whether a chunk's bytes are still the checkpoint's."""
+        if self.checkpoint is None or disk_plan.is_on_disk(self._states, chunk_no):
+            return False
+        return chunk_no in self.checkpoint
+
+    def _lacking(self, offset: int, length: int) -> list[int]:
+        return [n for n in disk_plan.chunks_of(self.header.cut, offset, length) if self.lacks(n)]
+
+    async def bring(self, chunk_nos: Iterable[int]) -> None:
+        """Put the checkpoint's bytes of chunks into the disk's own file, all at once.
+
+        :raises errors.AcstorError: some cannot be had
+        :raises OSError: some cannot be kept
+        """
+        failures: list[errors.AcstorError | OSError] = []
+        async with trio.open_nursery() as nursery:
+
+            async def bring(chunk_no: int) -> None:
+                try:
+                    await self._bring_one(chunk_no)
+                except (errors.AcstorError, OSError) as e:
+                    failures.append(e)
+                    nursery.cancel_scope.cancel()
+
+            for chunk_no in chunk_nos:
+                nursery.start_soon(bring, chunk_no)
+        if failures:
+            raise failures[0]
+
+    async def _bring_one(self, chunk_no: int) -> None:
+        """Bring a chunk, once for all who want it now; who gives up leaves it to the next."""
+        lock = self._bringing.setdefault(chunk_no, trio.Lock())
+        async with lock:
+            try:
+                if self.lacks(chunk_no) and self.checkpoint is not None:
+                    await self.keep(chunk_no, await self.checkpoint.fetch(chunk_no))
+                    self.lacking_chunks -= 1
+            finally:
+                if not lock.statistics().tasks_waiting:
+                    self._bringing.pop(chunk_no, None)
 
     async def keep(self, chunk_no: int, data: wish.Bytes) -> None:
         """Put the image's bytes of a chunk into the disk's own file, unless a guest wrote there.

@@ -17,8 +17,11 @@ import trio
 from acstor_agent import disk_io
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.mount import inodes
+from acstor_agent.disks import checkpoint
 from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
+from acstor_agent.disks import holders
+from acstor_agent.disks import recovery_files
 from acstor_agent.images import mirror
 from acstor_agent.images import opened as opened_
 from acstor_agent.images import waiting
@@ -48,6 +51,8 @@ class Disks:
     :param claim: is told of a disk before it is made, and may refuse it
     :param forget: is told of a disk that was dropped
     :param reads: where reads wait that need more than a disk's own bytes in memory
+    :param link: the way to what hosts keep of checkpoints; without it disks that were made of one
+        wait for what they lack
     """
 
     def __init__(
@@ -59,7 +64,9 @@ class Disks:
         claim: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
         forget: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
         reads: waiting.Waiting | None = None,
+        link: holders.Link | None = None,
     ) -> None:
+        self.link = link
         self._claim, self._forget = claim, forget
         self._reads = reads
         table = None if reads is None else reads.table
@@ -67,7 +74,7 @@ class Disks:
         self._io = io or disk_io.DiskIo()
         with contextlib.suppress(OSError):  # who makes a disk is told
             folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder = folder
+        self.folder = folder
         self._opened = opened
         self._boot_id = boot_id()
         self._disks: dict[disk_header.DiskId, disk.Disk] = {}
@@ -76,7 +83,7 @@ class Disks:
     def all(self) -> list[disk_header.DiskId]:
         """Return the disks of this host, whether opened since the start or not."""
         found = []
-        for path in self._folder.glob(f"*{disk_files.STATE_ENDING}"):
+        for path in self.folder.glob(f"*{disk_files.STATE_ENDING}"):
             try:
                 found.append(disk_header.parse_disk_id(path.stem))
             except ValueError:
@@ -89,7 +96,7 @@ class Disks:
 
     def exists(self, disk_id: disk_header.DiskId) -> bool:
         """Say whether there is such a disk."""
-        return disk_files.state_path(self._folder, disk_id).exists()
+        return disk_files.state_path(self.folder, disk_id).exists()
 
     async def open(self, disk_id: disk_header.DiskId) -> disk.Disk:
         """Return a disk.
@@ -103,8 +110,24 @@ class Disks:
             return self._disks[disk_id]
 
     def _open(self, disk_id: disk_header.DiskId) -> disk.Disk:
-        files = disk_files.DiskFiles(self._folder, disk_id, self._boot_id)
-        return disk.Disk(files, self._attach, self._io, self._reads, self.writes)
+        files = disk_files.DiskFiles(self.folder, disk_id, self._boot_id)
+        try:
+            former = self._checkpoint(disk_id)
+        except BaseException:
+            files.close()
+            raise
+        return disk.Disk(files, self._attach, self._io, self._reads, self.writes, former)
+
+    def _checkpoint(self, disk_id: disk_header.DiskId) -> checkpoint.Checkpoint | None:
+        """Return the checkpoint that a disk has chunks of which are not in its own file."""
+        recovery = recovery_files.read(self.folder, disk_id)
+        if recovery is None or recovery.is_whole:
+            return None
+        if self.link is None:
+            raise errors.Unusable(f"disk {disk_id}", "this host has no way to its checkpoint")
+        of = holders.Holders(self.link, recovery)
+        manifest = of.opened(recovery_files.read_manifest(self.folder, disk_id))
+        return checkpoint.Checkpoint(recovery, manifest, of)
 
     async def make(
         self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None
@@ -128,7 +151,7 @@ class Disks:
             raise errors.Unusable(f"disk {disk_id}", str(e)) from e
         async with self._opening:
             self._claim(disk_id)
-            await trio.to_thread.run_sync(disk_files.create, self._folder, header, self._boot_id)
+            await trio.to_thread.run_sync(disk_files.create, self.folder, header, self._boot_id)
         LOG.info("disk %s: made from image %s", disk_id, header.image_id)
         return await self.open(disk_id)
 
@@ -142,9 +165,10 @@ class Disks:
             if opened is not None:
                 await opened.aclose()
             try:
-                await trio.to_thread.run_sync(disk_files.remove, self._folder, disk_id)
+                await trio.to_thread.run_sync(disk_files.remove, self.folder, disk_id)
             except FileNotFoundError as e:
                 raise errors.Unusable(f"disk {disk_id}", "there is no such disk") from e
+            await trio.to_thread.run_sync(recovery_files.remove, self.folder, disk_id)
             self._forget(disk_id)
         LOG.info("disk %s: dropped", disk_id)
 
@@ -168,7 +192,7 @@ class Disks:
         for disk_id in self.all():
             opened = self._disks.get(disk_id)
             with contextlib.suppress(errors.FormatError, OSError):  # who opens it is told
-                header = opened.header if opened else disk_files.header_of(self._folder, disk_id)
+                header = opened.header if opened else disk_files.header_of(self.folder, disk_id)
                 found.add(header.image_id)
         return found
 
@@ -184,6 +208,12 @@ class Disks:
             if opened.unsynced_chunks:
                 with contextlib.suppress(OSError):  # it was logged; who asks for a sync is told
                     await opened.sync()
+
+    async def aclose(self) -> None:
+        """Make safe what was written to any disk; nobody uses one afterwards."""
+        await self.sync()
+        if self.link is not None:
+            await self.link.aclose()
 
     async def _attach(self, header: disk_header.DiskHeader) -> mirror.Mirror:
         found = await self._opened.mirror(header.image_id, inodes.guest_of_disk(header.disk_id))

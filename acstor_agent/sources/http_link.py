@@ -12,6 +12,8 @@ import base64
 import contextlib
 import dataclasses
 import functools
+import itertools
+import ssl
 from collections.abc import AsyncIterator
 from collections.abc import Awaitable
 from collections.abc import Callable
@@ -95,15 +97,25 @@ class Link:
     """Connections to a server, kept open.
 
     :param what: the option group, for errors
+    :param context: what a connection by TLS is begun with, where that is not what ``limits`` say;
+        raises OSError if there is nothing to begin it with
     :raises errors.Unusable: the file of the authority cannot be used
     """
 
-    def __init__(self, what: str, limits: Limits, auth: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        limits: Limits,
+        auth: tuple[str, str] | None = None,
+        context: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
         self.connections = limits.connections
         self._limits = limits
         self._not_before = 0.0
         self._is_closed = False
-        self._context = http_stream.tls_context(what, limits.ca_file)
+        if context is None:
+            context = itertools.repeat(http_stream.tls_context(what, limits.ca_file)).__next__
+        self._context = context
         self._dialler = http_dial.Dialler(f"[{what}]")
         self._headers = [("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity")]
         if auth is not None:
@@ -223,7 +235,7 @@ class Link:
             await self._turns.acquire()
 
     async def _connect(self, server: http_place.Server) -> http_stream.Stream:
-        context = self._context if server.is_tls else None
+        context = self._context() if server.is_tls else None
         return await http_stream.connect(
             self._dialler, server.host, server.port, context, self._limits.timeout_s
         )

@@ -23,6 +23,7 @@ from werkzeug import exceptions
 from acstor_common import errors
 from acstor_decision import authority
 from acstor_decision import conf as decision_conf
+from acstor_decision import nova
 from acstor_decision import rpc
 from acstor_decision.api import image_service
 from acstor_decision.api import openapi
@@ -41,6 +42,7 @@ KEYSTONE_IS_GONE = (
     "says which), so this token cannot be checked: ask again when that is mended; hosts read on "
     "without it"
 )
+_AWAY = (image_service.ImageServiceUnreachable, nova.NovaUnreachable, rpc.BusUnreachable)
 SEES_ALL = "acstor:image:hosts"
 """Whom this policy lets see the hosts of an image sees the images of all projects."""
 
@@ -79,6 +81,7 @@ def make_plain_app(
     store: database.Database,
     images: image_service.ImageService | None = None,
     bus: rpc.Caster | None = None,
+    asked: nova.Nova | None = None,
 ) -> flask.Flask:
     """Return the application without the check of tokens: it believes the headers that it gets."""
     app = flask.Flask(__name__, static_folder=None)
@@ -92,6 +95,7 @@ def make_plain_app(
         images=images or image_service.ImageService(conf),
         bus=bus or rpc.Caster(conf, keeper.seal),
         authority=keeper,
+        nova=asked or nova.Nova(conf),
     )
     for known in operations.ALL:
         rule = known.path.replace("{", "<").replace("}", ">")
@@ -192,7 +196,7 @@ def _fault(error: Exception) -> flask.Response:
     elif isinstance(error, exceptions.HTTPException):
         status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)
         message = str(error.description or status.phrase)
-    elif isinstance(error, (image_service.ImageServiceUnreachable, rpc.BusUnreachable)):
+    elif isinstance(error, _AWAY):
         status, message = http.HTTPStatus.SERVICE_UNAVAILABLE, str(error)
     elif isinstance(error, errors.Unusable):
         LOG.error("a request failed: %s", error)

@@ -19,6 +19,7 @@ from keystoneauth1 import plugin
 from acstor_common import errors
 from acstor_common import ids
 from acstor_decision import authority
+from acstor_decision import nova as nova_
 from acstor_decision import rpc
 from acstor_decision.api import image_service
 from acstor_decision.core import members
@@ -78,6 +79,7 @@ class Call:
     images: image_service.ImageService
     bus: rpc.Caster
     authority: authority.Keeper
+    nova: nova_.Nova | None = None
     path: dict[str, str] = dataclasses.field(default_factory=dict)
     query: Any = None
     body: Any = None

@@ -3,6 +3,7 @@
 
 from acstor_decision.api import authority
 from acstor_decision.api import boots
+from acstor_decision.api import checkpoints
 from acstor_decision.api import enrolments
 from acstor_decision.api import hosts
 from acstor_decision.api import image_actions
@@ -19,6 +20,7 @@ ALL = (
     *image_actions.OPERATIONS,
     *needed.OPERATIONS,
     *boots.OPERATIONS,
+    *checkpoints.OPERATIONS,
     *rings.OPERATIONS,
     *traffic.OPERATIONS,
 )

@@ -15,11 +15,14 @@ from collections.abc import Callable
 
 from oslo_config import cfg
 
+from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 from acstor_common import errors
+from acstor_decision import checkpoints
 from acstor_decision import conf as decision_conf
 from acstor_decision import leadership
 from acstor_decision import metrics
+from acstor_decision import nova
 from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.db import database
@@ -62,17 +65,36 @@ def run(conf: cfg.ConfigOpts) -> int:
         send_to=lambda host, table: bus.send(host, table),
         give_to=lambda host, task: bus.give(host, task),
     )
+    kept = checkpoints.Checkpoints(
+        store,
+        nova.Nova(conf),
+        made.trust,
+        kept=own.checkpoint_keep,
+        kept_after_s=float(own.checkpoint_kept_s),
+    )
     if not _wait_for_database(store, made.prepare, stopping):
         return 0
-    bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring)
+    answers = {
+        checkpoint_messages.REGISTER_CHECKPOINT: kept.register,
+        checkpoint_messages.KEPT_CHECKPOINTS: kept.kept,
+    }
+    bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring, answers)
 
     def picture() -> metrics.Picture:
-        refused = {**made.picture.refused, **bus.refused}
-        return dataclasses.replace(made.picture, refused=refused)
+        return dataclasses.replace(
+            made.picture,
+            refused={**made.picture.refused, **bus.refused},
+            checkpoints=kept.newest,
+            checkpoints_registered=kept.registered,
+            checkpoints_refused=dict(kept.refused),
+        )
+
+    sweeping = threading.Thread(target=kept.run, args=(lambda: made.leads, stopping), daemon=True)
 
     address = own.metrics_listen
     stop_metrics = metrics.serve(address, picture) if address else lambda: None
     bus.start()
+    sweeping.start()
     LOG.info("%s serves", own.instance)
     try:
         _rounds(made, decision_api.COLLECTION_S, stopping)

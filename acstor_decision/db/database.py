@@ -24,9 +24,11 @@ from oslo_db.sqlalchemy import enginefacade
 from sqlalchemy import engine
 from sqlalchemy import orm
 
+from acstor_common import checkpoint_messages
 from acstor_common import decision_api
 from acstor_common import errors
 from acstor_decision.db import boots as boots_
+from acstor_decision.db import checkpoints as checkpoints_
 from acstor_decision.db import given_tasks
 from acstor_decision.db import held_images
 from acstor_decision.db import identities
@@ -262,6 +264,46 @@ class Database:
     def boots(self, server_id: str) -> list[models.Boot]:
         """Return the last boot of a server on each host that told of one, the newest last."""
         return self._read(lambda session: boots_.of_server(session, server_id))
+
+    # Checkpoints
+
+    def note_checkpoint(
+        self, taken: checkpoint_messages.Taken, told_s: float, kept: int
+    ) -> list[models.Checkpoint] | None:
+        """See :func:`checkpoints.note`."""
+        return self._write(lambda session: checkpoints_.note(session, taken, told_s, kept))
+
+    def checkpoints(
+        self, marker: str, limit: int, instance_id: str, host: str, project_id: str = ""
+    ) -> list[models.Checkpoint]:
+        """Return checkpoints, the newest first; see :func:`checkpoints.every`."""
+        wanted = marker, limit, instance_id, host, project_id
+        return self._read(lambda session: checkpoints_.every(session, *wanted))
+
+    def checkpoint(self, checkpoint_id: str) -> models.Checkpoint | None:
+        """Return one checkpoint."""
+        return self._read(lambda session: session.get(models.Checkpoint, checkpoint_id))
+
+    def checkpoints_of_host(self, host: str, limit: int) -> list[models.Checkpoint]:
+        """Return the checkpoints that a host took."""
+        return self._read(lambda session: checkpoints_.of_host(session, host, limit))
+
+    def checkpointed_instances(self, after: str, limit: int) -> list[str]:
+        """Return instances that have checkpoints, in the order of their ids, behind ``after``."""
+        return self._read(lambda session: checkpoints_.instances(session, after, limit))
+
+    def newest_checkpoints(self) -> list[checkpoints_.Newest]:
+        """Return the newest checkpoint of each instance that Nova knows."""
+        return self._read(checkpoints_.newest)
+
+    def note_presence(self, instance_id: str, is_there: bool, now_s: float, kept_s: float) -> int:
+        """See :func:`checkpoints.note_presence`."""
+        seen = instance_id, is_there, now_s, kept_s
+        return self._write(lambda session: checkpoints_.note_presence(session, *seen))
+
+    def forget_checkpoint(self, checkpoint_id: str) -> bool:
+        """Forget a checkpoint; say whether it was there."""
+        return self._write(lambda session: checkpoints_.forget(session, checkpoint_id))
 
     # Images and boots
 

@@ -92,6 +92,41 @@ class Boot(Base):
     timeline: orm.Mapped[str] = orm.mapped_column(LONG_TEXT)
 
 
+class Checkpoint(Base):
+    """A checkpoint of a server's disk that hosts keep (``checkpoint_messages.Taken``).
+
+    ``told_s`` is when it was registered; ``gone_s`` since when Nova does not know the server.
+    ``disk_key`` opens what the holders have of the disk.
+    """
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (
+        sa.Index("checkpoints_by_instance", "instance_id", "told_s"),
+        sa.Index("checkpoints_by_host", "host"),
+        sa.Index("checkpoints_by_time", "told_s"),
+        MYSQL,
+    )
+
+    checkpoint_id: orm.Mapped[str] = orm.mapped_column(sa.String(36), primary_key=True)
+    instance_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
+    project_id: orm.Mapped[str] = orm.mapped_column(sa.String(64))
+    host: orm.Mapped[str] = orm.mapped_column(sa.String(255))
+    vault_disk: orm.Mapped[str] = orm.mapped_column(sa.String(36))
+    image_id: orm.Mapped[str] = orm.mapped_column(sa.String(36))
+    taken_ms: orm.Mapped[int]
+    told_s: orm.Mapped[float]
+    consistency: orm.Mapped[str] = orm.mapped_column(sa.String(16))
+    number: orm.Mapped[int]
+    size_bytes: orm.Mapped[int]
+    changed_bytes: orm.Mapped[int]
+    sent_bytes: orm.Mapped[int]
+    interval_s: orm.Mapped[int]
+    manifest_name: orm.Mapped[str] = orm.mapped_column(sa.String(64))
+    holders: orm.Mapped[str] = orm.mapped_column(LONG_TEXT)
+    disk_key: orm.Mapped[str] = orm.mapped_column(sa.String(64))
+    gone_s: orm.Mapped[float | None]
+
+
 class GivenTask(Base):
     """The last task that a host was given for an image, until its samples speak of it."""
 

@@ -381,6 +381,7 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
         uses=keeper.uses,
         whole=keeper.whole,
         made=None,
+        recovered=None,
         switched_off=None,
         chunks=keeper.host.chunks,
         detaching=None,

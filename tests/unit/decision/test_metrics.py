@@ -9,6 +9,7 @@ from prometheus_client import parser
 from acstor_common import errors
 from acstor_decision import metrics
 from acstor_decision.core import threshold
+from acstor_decision.db import checkpoints
 
 HOSTS = {"h1": metrics.HostPicture(40, 1.5, True), "h2": metrics.HostPicture(160, 0.0, False)}
 PICTURE = metrics.Picture(
@@ -23,6 +24,9 @@ PICTURE = metrics.Picture(
     heard=41,
     refused={"future": 3, "malformed": 1},
     refused_enrolments={"no_room": 5},
+    checkpoints=[checkpoints.Newest("s1", 12.5, 600, 4096)],
+    checkpoints_registered=8,
+    checkpoints_refused={"stale": 4},
     published={"overload": 2},
     moved=60,
 )
@@ -62,6 +66,11 @@ def test_every_number_of_a_picture_has_a_metric():
         ("samples_refused_total", "malformed"): 1,
         ("enrolments_refused_total", "no_room"): 5,
         ("rings_published_total", "overload"): 2,
+        ("checkpoints_total", ""): 8,
+        ("checkpoints_refused_total", "stale"): 4,
+        ("checkpoint_timestamp_seconds", "s1"): 12.5,
+        ("checkpoint_interval_seconds", "s1"): 600,
+        ("checkpoint_changed_bytes", "s1"): 4096,
         ("host_vnodes", "h1"): 40,
         ("host_vnodes", "h2"): 160,
         ("host_traffic_share", "h1"): 1.5,

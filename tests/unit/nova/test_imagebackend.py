@@ -4,132 +4,28 @@
 Here: what is linked, what falls back and why, what starts wait for.
 """
 
-import hashlib
 import os
-import pathlib
-import subprocess
 import time
 import types
-from xml.etree import ElementTree
 
 import pytest
-from oslo_config import cfg
 
 from acstor_common import control_wire
 from acstor_nova import agent_client
-from acstor_nova import conf as nova_conf
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
+from tests.fakes import nova_backend
 from tests.fakes import scripted_agent
 
-IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
-SIZE = 1 << 20
-DOWNLOADED = b"downloaded"
+IMAGE, SIZE, DOWNLOADED = nova_backend.IMAGE, nova_backend.SIZE, nova_backend.DOWNLOADED
+INSTANCE = nova_backend.INSTANCE
 R = control_wire.Fallback
-
-
-class CannotStartError(Exception):
-    pass
-
-
-class Stock:
-    """Nova's Qcow2 class, as far as it is called."""
-
-    fails = 0
-
-    def __init__(self, instance=None, disk_name=None, path=None, disk_info_mapping=None):
-        self.path = path
-
-    def cache(self, fetch_func, filename, size=None, safe=False, *args, **kwargs):
-        base = pathlib.Path(self.path).parents[1] / "_base" / filename
-        base.parent.mkdir(exist_ok=True)
-        if not base.exists():
-            fetch_func(target=str(base), *args, **kwargs)  # noqa: B026
-        if type(self).fails:
-            type(self).fails -= 1
-            raise RuntimeError("qemu-img failed")
-        pathlib.Path(self.path).parent.mkdir(exist_ok=True)
-        command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", base, self.path]
-        subprocess.run(command, check=True)
-
-    def libvirt_info(self, cache_mode):
-        def format_dom():
-            return ElementTree.fromstring("<disk><driver name='qemu'/><target dev='vda'/></disk>")
-
-        return types.SimpleNamespace(driver_cache=cache_mode, format_dom=format_dom)
-
-
-def base_name(image_id):
-    return hashlib.sha1(image_id.encode()).hexdigest()
-
-
-def attached(disk_format, stored_bytes):
-    """Return what the agent answers of an image that Glance has like this."""
-    answer = {"size_bytes": SIZE, "disk_format": disk_format, "stored_bytes": stored_bytes}
-    return scripted_agent.done({"image_id": IMAGE, **answer})
-
-
-class Nova:
-    """A host with Nova, an agent and a mirror."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.image = {"disk_format": "raw", "status": "active", "size": SIZE, "properties": {}}
-        self.inspected = []
-        self.conf = cfg.ConfigOpts()
-        nova_conf.register_opts(self.conf)
-        self.conf.register_opts([cfg.StrOpt("instances_path", default=str(folder))])
-        for group, opt in (
-            ("image_cache", cfg.StrOpt("subdirectory_name", default="_base")),
-            ("glance", cfg.BoolOpt("verify_glance_signatures", default=False)),
-            ("libvirt", cfg.ListOpt("disk_cachemodes", default=[])),
-        ):
-            self.conf.register_opt(opt, group=group)
-        self.conf([], default_config_files=[], default_config_dirs=[])
-        self.socket = folder / "control.sock"
-        for name, value in (("control_socket", self.socket), ("mount_point", folder / "mirror")):
-            self.conf.set_override(name, str(value), group="acstor")
-        self.mirror = folder / "mirror/images" / f"{IMAGE}.raw"
-        self.mirror.parent.mkdir(parents=True)
-        self.mirror.write_bytes(bytes(SIZE))
-        self.base = folder / "_base" / base_name(IMAGE)
-        seams = imagebackend.Seams(
-            conf=self.conf,
-            base_name=base_name,
-            get_image=lambda context, image_id: self.image,
-            inspect=lambda image, _, path: self.inspected.append((image["disk_format"], path)),
-            cannot_start=CannotStartError,
-        )
-        self.host = imagebackend.Host(seams)
-        self.stock = type("Stock", (Stock,), {})
-        self.backend = type("Acstor", (imagebackend.MirrorBase, self.stock), {"host": self.host})
-        self.answers = {
-            control_wire.Ensure: attached("raw", SIZE),
-            control_wire.PreSeed: scripted_agent.done({}),
-            control_wire.CountFallback: scripted_agent.done(),
-        }
-
-    def disk(self, name="disk"):
-        instance = types.SimpleNamespace(image_ref=IMAGE)
-        return self.backend(instance, name, str(self.folder / "instance" / name))
-
-    def spawn(self, filename=None, **kwargs):
-        made = self.disk()
-        options = {"context": None, "image_id": IMAGE, "trusted_certs": None, **kwargs}
-        made.cache(fetch_func=download, filename=filename or base_name(IMAGE), **options)
-        return made
-
-
-def download(target, **kwargs):
-    path = pathlib.Path(target)
-    path.unlink(missing_ok=True)  # Nova renames a new file onto it
-    path.write_bytes(DOWNLOADED)
 
 
 @pytest.fixture
 def nova(tmp_path, monkeypatch):
     monkeypatch.setattr(imagebackend, "AGENT_WAIT_S", 0.0)
-    return Nova(tmp_path)
+    return nova_backend.Nova(tmp_path)
 
 
 @pytest.fixture
@@ -149,7 +45,7 @@ def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
 
 @pytest.mark.parametrize("is_in_glance", [True, False])
 def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
-    agent.answers[control_wire.Ensure] = attached("qcow2", SIZE // 3)
+    agent.answers[control_wire.Ensure] = nova_backend.attached("qcow2", SIZE // 3)
     nova.image |= {"disk_format": "qcow2", "size": SIZE // 3}
     if not is_in_glance:
         nova.image = None
@@ -161,13 +57,13 @@ def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
 
 def test_disks_without_an_image_are_made_as_ever(nova):
     made = nova.disk("disk.swap")
-    made.cache(fetch_func=download, filename="swap_64", size=1, safe=True)
+    made.cache(fetch_func=nova_backend.download, filename="swap_64", size=1, safe=True)
     assert (nova.folder / "_base/swap_64").read_bytes() == DOWNLOADED
     assert made.libvirt_info("none").driver_cache == "none"
 
 
 def test_disk_of_an_image_that_was_converted_lies_on_its_raw_view(nova, agent):
-    agent.answers[control_wire.Ensure] = attached("qcow2", SIZE // 5)
+    agent.answers[control_wire.Ensure] = nova_backend.attached("qcow2", SIZE // 5)
     nova.image |= {"disk_format": "vmdk", "size": SIZE // 3}
     nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
@@ -311,10 +207,10 @@ def test_linked_mirror_is_used_while_the_agent_starts(nova):
 
 def test_nova_s_own_refusal_is_passed_on(nova, agent):
     def refuse(image, image_id, path):
-        raise CannotStartError("not what it says")
+        raise nova_backend.CannotStartError("not what it says")
 
     nova.host.seams = imagebackend.dataclasses.replace(nova.host.seams, inspect=refuse)
-    with pytest.raises(CannotStartError):
+    with pytest.raises(nova_backend.CannotStartError):
         nova.spawn()
     assert not os.path.lexists(nova.base)
 
@@ -363,7 +259,9 @@ def test_start_waits_for_the_agent_and_then_fails(nova):
     with scripted_agent.running(nova.socket, nova.answers):
         made = nova.spawn()
     nova.socket.unlink()
-    with pytest.raises(CannotStartError, match=r"no answer from the agent.*acstor-agent running"):
+    with pytest.raises(
+        nova_backend.CannotStartError, match=r"no answer from the agent.*acstor-agent running"
+    ):
         made.libvirt_info("none")
 
 
@@ -424,15 +322,15 @@ def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirro
     nova.answers[control_wire.SwitchedOff] = scripted_agent.done({"processes": 1})
     nova.spawn()
     del agent.asked[:]
-    imagebackend.switch_off(nova.host, "instance")
-    imagebackend.switch_off(nova.host, "instance", is_taken_back=True)
+    imagebackend.switch_off(nova.host, INSTANCE)
+    imagebackend.switch_off(nova.host, INSTANCE, is_taken_back=True)
     assert agent.asked == [
-        control_wire.SwitchedOff("instance"),
-        control_wire.SwitchedOff("instance", is_taken_back=True),
+        control_wire.SwitchedOff(INSTANCE),
+        control_wire.SwitchedOff(INSTANCE, is_taken_back=True),
     ]
     nova.base.unlink()
     nova.base.write_bytes(bytes(SIZE))
-    imagebackend.switch_off(nova.host, "instance")
+    imagebackend.switch_off(nova.host, INSTANCE)
     imagebackend.switch_off(nova.host, "no-instance")
     assert len(agent.asked) == 2
 
@@ -445,6 +343,6 @@ def test_agent_that_hangs_refuses_or_is_away_keeps_no_instance_on(nova, monkeypa
         nova.spawn()
         for answer in answers:
             agent.answers[control_wire.SwitchedOff] = answer
-            imagebackend.switch_off(nova.host, "instance")
-    imagebackend.switch_off(nova.host, "instance")
-    assert caplog.text.count("instance instance: its reads may delay its end") == 3
+            imagebackend.switch_off(nova.host, INSTANCE)
+    imagebackend.switch_off(nova.host, INSTANCE)
+    assert caplog.text.count(f"instance {INSTANCE}: its reads may delay its end") == 3

@@ -19,6 +19,7 @@ from acstor_common import vnode
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
 from acstor_decision.db import database
+from tests.fakes import checkpoint_hosts
 
 NOW_S = 1_800_000_000.0
 ADMIN = {"X-Roles": "admin,member,reader", "X-User-Id": "u", "X-Project-Id": "p"}
@@ -70,6 +71,7 @@ class Bus:
     def __init__(self) -> None:
         self.tasks: list[tuple[decision_api.ImageTask, list[str] | None]] = []
         self.wanted: list[decision_api.ImageWanted] = []
+        self.checkpoints: list[tuple[str, str]] = []
         self.failure: Exception | None = None
 
     def give(self, task: decision_api.ImageTask, hosts: list[str] | None) -> None:
@@ -81,6 +83,11 @@ class Bus:
         if self.failure:
             raise self.failure
         self.wanted.append(wanted)
+
+    def want_checkpoint(self, instance_id: str, host: str, request: int) -> None:
+        if self.failure:
+            raise self.failure
+        self.checkpoints.append((instance_id, host))
 
 
 @pytest.fixture
@@ -97,7 +104,8 @@ def bus() -> Bus:
 def client(
     api_configuration: cfg.ConfigOpts, store: database.Database, glance: Glance, bus: Bus
 ) -> testing.FlaskClient:
-    made = app.make_plain_app(api_configuration, store, glance, bus).test_client()
+    nova = checkpoint_hosts.Nova()
+    made = app.make_plain_app(api_configuration, store, glance, bus, nova).test_client()
     made.environ_base["keystone.token_auth"] = object()  # of the one who asks
     made.environ_base.update({f"HTTP_{k.upper().replace('-', '_')}": v for k, v in ADMIN.items()})
     return made

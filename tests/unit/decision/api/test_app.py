@@ -14,6 +14,7 @@ from acstor_decision.api import openapi
 from acstor_decision.api import operations
 from acstor_decision.api import policies
 from acstor_decision.db import database
+from tests.fakes import checkpoint_hosts
 from tests.unit.decision.api import conftest
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -24,6 +25,7 @@ EXAMPLES = {
     "epoch": "1",
     "image_id": "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11",
     "server_id": "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12",
+    "checkpoint_id": checkpoint_hosts.checkpoint_id(1),
 }
 
 
@@ -39,6 +41,7 @@ BODIES = {
     "host:enrol": {
         "csr": certificates.request(ids.HostId(EXAMPLES["host"]), certificates.new_key()).decode()
     },
+    "checkpoint:create": {"instance_id": checkpoint_hosts.SERVER},
     **{f"image:{name}": {"hosts": ["h0000"]} for name in ("hurry", "pause", "resume", "unpin")},
 }
 
@@ -49,6 +52,7 @@ def filled(store, glance):
     conftest.note(store, conftest.sample(0), conftest.sample(1))
     conftest.note(store, conftest.sample(2, sent_s=1.0))
     conftest.publish(store, 1, hosts=2)
+    store.note_checkpoint(checkpoint_hosts.taken(1), conftest.NOW_S, 10)
     return store
 
 
@@ -62,7 +66,7 @@ def test_every_answer_has_the_type_that_the_document_promises(known, client, fil
     answer = client.open(path_of(known), method=known.method, json=body)
     assert answer.status_code == known.status, answer.text
     msgspec.json.decode(answer.data, type=known.answer)
-    assert answer.headers["OpenStack-API-Version"] == "acstor 1.6"
+    assert answer.headers["OpenStack-API-Version"] == "acstor 1.7"
 
 
 @pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
@@ -145,7 +149,7 @@ def test_clients_of_this_version_and_earlier_ones_are_served(version, client, fi
     assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("version", ["acstor 1.7", "acstor 2.0", "acstor", "acstor x"])
+@pytest.mark.parametrize("version", ["acstor 1.8", "acstor 2.0", "acstor", "acstor x"])
 def test_clients_of_a_later_version_are_told_which_there_are(version, client, filled):
     answer = client.get("/v1/hosts", headers={"OpenStack-API-Version": version})
     assert answer.status_code == 406

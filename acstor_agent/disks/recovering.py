@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes disks of checkpoints, and brings here what such disks lack, while no guest waits for it.
+
+A disk can be read as soon as its manifest is here; each chunk of the checkpoint comes when it is
+read, or when its turn comes.  The one rule: nothing of a checkpoint is forgotten before all of it
+is safe on this host's disk: not its manifest, and not its key.
+"""
+
+import logging
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import trio
+
+from acstor_agent import disk_io
+from acstor_agent.core.disk_scheduling import request as requests
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.disks import recovery as recovery_
+from acstor_agent.disks import disk
+from acstor_agent.disks import disk_files
+from acstor_agent.disks import disks
+from acstor_agent.disks import holders
+from acstor_agent.disks import recovery_files
+from acstor_agent.images import mirror
+from acstor_common import checkpoint_manifest
+from acstor_common import errors
+from acstor_common import ids
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 10.0
+AGAIN_S = 30.0
+"""After so long what could not be brought is tried again."""
+AT_ONCE = holders.CONNECTIONS // 4
+"""Chunks on their way that nobody waits for: the other connections are those of guests."""
+TURNS = 256
+"""Chunks that are looked at before others have their turn: some 0.1 ms."""
+
+
+class Recovering:
+    """The disks of this host that were made of checkpoints; keep :meth:`run` running.
+
+    :param attach: returns the mirror of an image
+    """
+
+    def __init__(
+        self,
+        made: disks.Disks,
+        attach: Callable[[ids.ImageId], Awaitable[mirror.Mirror]],
+    ) -> None:
+        self._disks, self._attach = made, attach
+        self._making = trio.Lock()
+        self._wanted = trio.Event()
+        self._under_way: set[disk_header.DiskId] = set()
+
+    async def make(self, recovery: recovery_.Recovery) -> disk.Disk:
+        """Return the disk that is made of a checkpoint; it is made now if it is not there.
+
+        :raises errors.Unusable: it cannot be: another one has this id, or the manifest is of
+            something else
+        :raises errors.ChunkUnavailable: no holder has the manifest
+        :raises errors.DeadlineExceeded: no holder has given it in time
+        """
+        async with self._making:
+            if not self._disks.exists(recovery.checkpoint_id):
+                await self._make(recovery)
+            found = recovery_files.read(self._disks.folder, recovery.checkpoint_id)
+            if found is None or found.manifest_name != recovery.manifest_name:
+                what = f"disk {recovery.checkpoint_id}"
+                raise errors.Unusable(what, "is there, and was not made of this checkpoint")
+            self._wanted.set()
+            return await self._disks.open(recovery.checkpoint_id)
+
+    async def _make(self, recovery: recovery_.Recovery) -> None:
+        if self._disks.link is None:
+            what = f"checkpoint {recovery.checkpoint_id}"
+            raise errors.Unusable(what, "this host has no way to the holders")
+        self._disks.link.check()
+        of = holders.Holders(self._disks.link, recovery)
+        sealed = await of.manifest()
+        manifest = await trio.to_thread.run_sync(of.opened, sealed)
+        image = await self._attach(recovery.image_id)
+        _check(recovery, manifest.subject, image)
+        folder = self._disks.folder
+        await trio.to_thread.run_sync(recovery_files.write, folder, recovery, sealed)
+        await self._disks.make(recovery.checkpoint_id, image, manifest.subject.cut.size_bytes)
+        LOG.info(
+            "disk %s: made of the checkpoint of instance %s, which has %d chunks",
+            recovery.checkpoint_id,
+            recovery.instance_id,
+            len(manifest),
+        )
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return what is known of each such disk; blocks, and may be called from any thread."""
+        return [self._told(recovery) for recovery in self._recoveries()]
+
+    def _told(self, recovery: recovery_.Recovery) -> dict[str, Any]:
+        opened = self._disks.get_nowait(recovery.checkpoint_id)
+        lacking = opened.lacking_chunks if opened else None
+        return {
+            "checkpoint_id": recovery.checkpoint_id,
+            "instance_id": recovery.instance_id,
+            "is_whole": recovery.is_whole,
+            "lacking_chunks": 0 if recovery.is_whole else lacking,
+        }
+
+    def _recoveries(self) -> Iterator[recovery_.Recovery]:
+        for disk_id in self._disks.all():
+            try:
+                found = recovery_files.read(self._disks.folder, disk_id)
+            except (errors.FormatError, OSError) as e:
+                LOG.warning("disk %s: %s", disk_id, e)
+                continue
+            if found is not None:
+                yield found
+
+    async def run(self) -> None:
+        """Bring what disks lack, for ever; what former workers left of others is removed."""
+        folder = self._disks.folder
+        async with self._making:
+            for disk_id in recovery_files.of_no_disk(folder, disk_files.STATE_ENDING):
+                recovery_files.remove(folder, disk_id)
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._wanted = trio.Event()
+                for recovery in await trio.to_thread.run_sync(list, self._recoveries()):
+                    if not recovery.is_whole and recovery.checkpoint_id not in self._under_way:
+                        self._under_way.add(recovery.checkpoint_id)
+                        nursery.start_soon(self._complete, recovery)
+                with trio.move_on_after(LOOK_EVERY_S):
+                    await self._wanted.wait()
+
+    async def _complete(self, recovery: recovery_.Recovery) -> None:
+        """Bring all that a disk lacks; what fails is tried again, as long as the disk is there."""
+        disk_id = recovery.checkpoint_id
+        try:
+            while self._disks.exists(disk_id):
+                try:
+                    await self._bring_all(await self._disks.open(disk_id))
+                    await self._forget_key(recovery)
+                except (errors.AcstorError, OSError) as e:
+                    LOG.warning("disk %s: not all of its checkpoint is here: %s", disk_id, e)
+                    await trio.sleep(AGAIN_S)
+                else:
+                    return
+        finally:
+            self._under_way.discard(disk_id)
+
+    async def _bring_all(self, one: disk.Disk) -> None:
+        former = one.checkpoint
+        if former is None:
+            return
+        failures: list[errors.AcstorError | OSError] = []
+        lacking = (chunk_no for chunk_no, _ in former.manifest)
+
+        async def bring() -> None:
+            for looked, chunk_no in enumerate(lacking, 1):
+                if looked % TURNS == 0:
+                    await trio.lowlevel.checkpoint()
+                if one.lacks(chunk_no):
+                    try:
+                        await one.bring([chunk_no])
+                    except (
+                        errors.AcstorError,
+                        OSError,
+                    ) as e:  # others may come
+                        failures.append(e)
+
+        stream = requests.Stream(requests.Klass.FILL, f"recover {one.header.disk_id}")
+        with disk_io.as_stream(stream):
+            async with trio.open_nursery() as nursery:
+                for _ in range(AT_ONCE):
+                    nursery.start_soon(bring)
+        if failures:
+            raise failures[0]
+
+    async def _forget_key(self, recovery: recovery_.Recovery) -> None:
+        async with self._making:
+            one = await self._disks.open(recovery.checkpoint_id)
+            await one.sync()
+            await trio.to_thread.run_sync(recovery_files.forget_key, self._disks.folder, recovery)
+            one.checkpoint = None
+        LOG.info("disk %s: all of its checkpoint is here", recovery.checkpoint_id)
+
+
+def _check(
+    recovery: recovery_.Recovery, subject: checkpoint_manifest.Subject, image: mirror.Mirror
+) -> None:
+    """Refuse a manifest of something else.
+
+    :raises errors.Unusable: it is not what was asked for, or not of this image
+    """
+    what = f"checkpoint {recovery.checkpoint_id}"
+    told = (recovery.vault_disk, recovery.instance_id, recovery.image_id)
+    if (subject.disk, subject.instance, subject.base) != told:
+        raise errors.Unusable(what, "its manifest is of another disk, instance or image")
+    here = image.map
+    if subject.cut.chunk_bytes != here.geometry.chunk_bytes:
+        why = f"it has chunks of {subject.cut.chunk_bytes} bytes, its image has others"
+        raise errors.Unusable(what, why)
+    known = subject.os_hash, (here.os_hash_algo, here.os_hash_value)
+    if all(algo for algo, _ in known) and known[0] != known[1]:
+        raise errors.Unusable(what, f"image {recovery.image_id} is not what it was then")

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What checkpoint daemons and the decision service say to each other over the message bus.
+
+A daemon calls ``REGISTER_CHECKPOINT`` when all copies of a checkpoint are where they are to be:
+the payload is a :class:`Taken`, sealed as a host's samples are, for the purpose ``checkpoint``.
+The answer is an :class:`Answer`.  To learn what may go it calls ``KEPT_CHECKPOINTS`` with an
+:class:`Asked`, sealed likewise.  The service casts ``CHECKPOINT_WANTED`` to the daemon of one
+host (server of ``DAEMON_TOPIC``): a :class:`Wanted`, sealed for the purpose ``checkpoint wanted``.
+
+The one rule: nothing is used before its signature was checked, and a copy of an old message
+means nothing: it says when it was sent, and by or to which host.
+"""
+
+from typing import Annotated
+from typing import Final
+
+import msgspec
+
+from acstor_common import addresses
+from acstor_common import decision_api
+from acstor_common import ids
+
+DAEMON_TOPIC: Final = "acstor-checkpoint"
+REGISTER_CHECKPOINT: Final = "register_checkpoint"
+KEPT_CHECKPOINTS: Final = "kept_checkpoints"
+CHECKPOINT_WANTED: Final = "checkpoint_wanted"
+
+MAX_HOLDERS: Final = 16
+MAX_KEPT: Final = 16_384
+MAX_INTERVAL_S: Final = 366 * 86400
+_Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Number = Annotated[int, msgspec.Meta(ge=1, le=decision_api.MAX_NUMBER)]
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A host that keeps a checkpoint.
+
+    :param address: of its vault, ``ip:port``
+    """
+
+    host: str
+    address: Annotated[str, msgspec.Meta(max_length=64)]
+
+    def __post_init__(self) -> None:
+        ids.parse_host_id(self.host)
+        addresses.parse(self.address)
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint whose copies are all there.
+
+    :param checkpoint_id: a UUID, chosen by the host
+    :param host: that took it, and sends this
+    :param vault_disk: what the holders know the disk by
+    :param image_id: that the disk began as
+    :param taken_ms: since 1970, wall clock of the host
+    :param consistency: ``crash`` or ``filesystem``
+    :param number: counts the checkpoints of the vault's disk, from 1 on
+    :param size_bytes: of the disk
+    :param changed_bytes: what of it differs from the image
+    :param sent_bytes: what went to each holder for it
+    :param interval_s: how often one is promised; 0: nothing is
+    :param key: of the disk; it opens all that the holders have of it
+    :param sent_s: wall clock when this was sent
+    """
+
+    checkpoint_id: str
+    host: str
+    instance_id: str
+    project_id: Annotated[str, msgspec.Meta(max_length=64)]
+    vault_disk: str
+    image_id: str
+    taken_ms: decision_api.Bytes
+    consistency: Annotated[str, msgspec.Meta(pattern="^(crash|filesystem)$")]
+    number: _Number
+    size_bytes: decision_api.Bytes
+    changed_bytes: decision_api.Bytes
+    sent_bytes: decision_api.Bytes
+    interval_s: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL_S)] = 0
+    manifest_name: _Hex
+    holders: Annotated[tuple[Holder, ...], msgspec.Meta(min_length=1, max_length=MAX_HOLDERS)]
+    key: _Hex
+    sent_s: decision_api.Moment
+
+    def __post_init__(self) -> None:
+        ids.parse_host_id(self.host)
+        for one in (self.checkpoint_id, self.instance_id, self.vault_disk, self.image_id):
+            if ids.parse_image_id(one) != one:
+                raise ValueError(f"not written as ids are: {one}")
+        if self.host in {holder.host for holder in self.holders}:
+            raise ValueError("the host that took a checkpoint is none that keeps it")
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A checkpoint that is to stay where it is kept."""
+
+    checkpoint_id: str
+    instance_id: str
+    vault_disk: str
+    manifest_name: str
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the service says.
+
+    :param why: it is not registered, or nothing can be told; empty: it is
+    :param may_pass: asking again later may help
+    :param kept: the checkpoints that stay: of the instance, or all of a host that asked
+    :param is_complete: there are no others
+    """
+
+    why: str = ""
+    may_pass: bool = False
+    kept: Annotated[tuple[Kept, ...], msgspec.Meta(max_length=MAX_KEPT)] = ()
+    is_complete: bool = True
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A host's question which of its checkpoints stay."""
+
+    host: str
+    sent_s: decision_api.Moment
+
+    def __post_init__(self) -> None:
+        ids.parse_host_id(self.host)
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that is wanted now.
+
+    :param request: its number
+    :param host: whose daemon is to take it
+    :param given_s: wall clock when this was sent
+    """
+
+    request: decision_api.Word
+    instance_id: str
+    host: str
+    given_s: decision_api.Moment
+
+    def __post_init__(self) -> None:
+        ids.parse_image_id(self.instance_id)
+        ids.parse_host_id(self.host)

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of servers' disks: what there is, another one now, and what recovery needs.
+
+The one rule: the key of a disk is in one answer alone, that of ``recovery``, and who gets that can
+read all that the disk had.
+"""
+
+import datetime
+import http
+import random
+from typing import Annotated
+
+import msgspec
+
+from acstor_common import checkpoint_messages
+from acstor_common import ids
+from acstor_decision import nova
+from acstor_decision.api import image_actions
+from acstor_decision.api import operation
+from acstor_decision.db import checkpoints
+from acstor_decision.db import models
+
+RECOVERY = "rule:acstor:admin or role:service"
+"""Not the agents' role: no compute host is to read the disks of all others."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint of a server's disk.
+
+    :param host: that the server was on
+    :param image_id: that the disk began as
+    :param taken_at: by the clock of that host
+    :param registered_at: when all its copies were there
+    :param consistency: crash: as after a power failure; filesystem: the guest held them still
+    :param number: counts the checkpoints of the disk
+    :param size_bytes: of the disk
+    :param changed_bytes: what of it differs from the image
+    :param sent_bytes: what went to each holder for it
+    :param interval_s: how often one was promised; 0: not at all
+    :param holders: hosts that keep it
+    :param forgotten_from: since when Nova does not know the server; null: it does
+    """
+
+    checkpoint_id: str
+    instance_id: str
+    project_id: str
+    host: str
+    image_id: str
+    taken_at: datetime.datetime
+    registered_at: datetime.datetime
+    consistency: str
+    number: int
+    size_bytes: int
+    changed_bytes: int
+    sent_bytes: int
+    interval_s: int
+    holders: list[str]
+    forgotten_from: datetime.datetime | None
+
+
+class Checkpoints(msgspec.Struct, frozen=True):
+    """Checkpoints, the newest first."""
+
+    checkpoints: list[Checkpoint]
+
+
+class CheckpointPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which checkpoints are wanted.
+
+    :param instance: of this server alone
+    :param host: of servers that were on this host
+    :param limit: checkpoints at most
+    :param marker: the last one that is known already; the answer begins behind it
+    """
+
+    instance: Annotated[str, msgspec.Meta(max_length=36)] = ""
+    host: Annotated[str, msgspec.Meta(max_length=255)] = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    marker: Annotated[str, msgspec.Meta(max_length=36)] = ""
+
+
+class CheckpointRecovery(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent is told to make a disk of a checkpoint.
+
+    :param owner: the host that took it
+    :param vault_disk: what the holders know the disk by
+    :param key: of the disk
+    """
+
+    checkpoint_id: str
+    instance_id: str
+    image_id: str
+    owner: str
+    vault_disk: str
+    manifest_name: str
+    holders: list[checkpoint_messages.Holder]
+    key: str
+    taken_at: datetime.datetime
+
+
+class WantedCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of which server a checkpoint is wanted."""
+
+    instance_id: str
+
+
+class AskedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The host that was asked for a checkpoint.
+
+    :param latest: the newest one that there is now; null: there is none
+    """
+
+    request: int
+    instance_id: str
+    host: str
+    latest: str | None
+
+
+class ForgottenCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that was deleted; its host takes the copies away when it asks next."""
+
+    checkpoint_id: str
+
+
+def every(call: operation.Call) -> Checkpoints:
+    """Answer with checkpoints."""
+    page = call.query
+    if page.instance:
+        operation.server_id(page.instance)
+    rows = call.store.checkpoints(page.marker, page.limit, page.instance.lower(), page.host)
+    return Checkpoints([_shown(row) for row in rows])
+
+
+def one(call: operation.Call) -> Checkpoint:
+    """Answer with one checkpoint."""
+    return _shown(_row(call))
+
+
+def recovery(call: operation.Call) -> CheckpointRecovery:
+    """Answer with what recovery needs, the key too."""
+    row = _row(call)
+    return CheckpointRecovery(
+        checkpoint_id=row.checkpoint_id,
+        instance_id=row.instance_id,
+        image_id=row.image_id,
+        owner=row.host,
+        vault_disk=row.vault_disk,
+        manifest_name=row.manifest_name,
+        holders=checkpoints.holders_of(row),
+        key=row.disk_key,
+        taken_at=_moment(row.taken_ms / 1000),
+    )
+
+
+def create(call: operation.Call) -> AskedCheckpoint:
+    """Have the daemon of the server's host asked for a checkpoint."""
+    instance_id = ids.ImageId(operation.server_id(call.body.instance_id))
+    if call.nova is None:
+        raise nova.NovaUnreachable("nobody is asked here")
+    server = call.nova.server(instance_id, now=True)
+    if server is None:
+        raise operation.not_found(f"server {instance_id}")
+    if not server.host:
+        why = f"server {instance_id} is on no host"
+        raise operation.Refused(http.HTTPStatus.CONFLICT, why)
+    request = random.getrandbits(image_actions.REQUEST_BITS)
+    latest = call.store.checkpoints("", 1, instance_id, "")
+    call.bus.want_checkpoint(instance_id, server.host, request)
+    return AskedCheckpoint(
+        request=request,
+        instance_id=instance_id,
+        host=server.host,
+        latest=latest[0].checkpoint_id if latest else None,
+    )
+
+
+def delete(call: operation.Call) -> ForgottenCheckpoint:
+    """Forget a checkpoint."""
+    row = _row(call)
+    call.store.forget_checkpoint(row.checkpoint_id)
+    return ForgottenCheckpoint(row.checkpoint_id)
+
+
+def _row(call: operation.Call) -> models.Checkpoint:
+    checkpoint_id = operation.server_id(call.path["checkpoint_id"])
+    row = call.store.checkpoint(checkpoint_id)
+    if row is None:
+        raise operation.not_found(f"checkpoint {checkpoint_id}")
+    return row
+
+
+def _shown(row: models.Checkpoint) -> Checkpoint:
+    return Checkpoint(
+        checkpoint_id=row.checkpoint_id,
+        instance_id=row.instance_id,
+        project_id=row.project_id,
+        host=row.host,
+        image_id=row.image_id,
+        taken_at=_moment(row.taken_ms / 1000),
+        registered_at=_moment(row.told_s),
+        consistency=row.consistency,
+        number=row.number,
+        size_bytes=row.size_bytes,
+        changed_bytes=row.changed_bytes,
+        sent_bytes=row.sent_bytes,
+        interval_s=row.interval_s,
+        holders=[holder.host for holder in checkpoints.holders_of(row)],
+        forgotten_from=None if row.gone_s is None else _moment(row.gone_s),
+    )
+
+
+def _moment(at_s: float) -> datetime.datetime:
+    """Return a moment; one that no calendar has is its end."""
+    try:
+        return datetime.datetime.fromtimestamp(at_s, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.datetime.max.replace(tzinfo=datetime.UTC)
+
+
+_ONE = "/v1/checkpoints/{checkpoint_id}"
+OPERATIONS = (
+    operation.Operation(
+        "checkpoint:list",
+        "GET",
+        "/v1/checkpoints",
+        "List the checkpoints of servers",
+        Checkpoints,
+        every,
+        query=CheckpointPage,
+    ),
+    operation.Operation("checkpoint:get", "GET", _ONE, "Show a checkpoint", Checkpoint, one),
+    operation.Operation(
+        "checkpoint:create",
+        "POST",
+        "/v1/checkpoints",
+        "Have a checkpoint of a server taken now",
+        AskedCheckpoint,
+        create,
+        operation.ADMIN,
+        body=WantedCheckpoint,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    operation.Operation(
+        "checkpoint:delete",
+        "POST",
+        f"{_ONE}/delete",
+        "Delete a checkpoint",
+        ForgottenCheckpoint,
+        delete,
+        operation.ADMIN,
+    ),
+    operation.Operation(
+        "checkpoint:recovery",
+        "GET",
+        f"{_ONE}/recovery",
+        "Show what a disk is made of a checkpoint with, its key too",
+        CheckpointRecovery,
+        recovery,
+        RECOVERY,
+    ),
+)

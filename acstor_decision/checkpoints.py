@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registers checkpoints of hosts, and forgets those of servers that are gone.
+
+The one rule: a host may register for a server that Nova says is on it, and for no other.  Who
+could do more would let a server be recovered with a disk of his own.  So what Nova does not say
+is a no, which passes.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+from acstor_common import checkpoint_messages as messages
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import freshness
+from acstor_common import ids
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_decision import nova as nova_
+from acstor_decision import trust as trust_
+from acstor_decision.db import checkpoints as checkpoints_
+from acstor_decision.db import database
+from acstor_decision.db import models
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 30.0
+"""Prometheus looks that often."""
+SWEEP_EVERY_S = 300.0
+"""Nova is asked that often whether servers with checkpoints still exist."""
+SWEPT = 200
+"""Servers that are asked for in a row, some seconds of Nova's time; the next ones then."""
+BETWEEN_S = 0.02
+
+
+class Checkpoints:
+    """What this instance of the service does about checkpoints.
+
+    ``registered`` and ``refused`` (by the reason) count since its start; ``newest`` are the newest
+    checkpoints of all servers, some seconds ago, where this instance leads.
+
+    :param trust: returns whom the service believes now
+    :param kept: newest checkpoints of an instance that stay
+    :param kept_after_s: for how long those of one stay that Nova does not know any more
+    """
+
+    def __init__(
+        self,
+        store: database.Database,
+        nova: nova_.Nova,
+        trust: Callable[[], trust_.Trust],
+        *,
+        kept: int,
+        kept_after_s: float,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.newest: tuple[checkpoints_.Newest, ...] = ()
+        self.registered, self._clock = 0, clock
+        self.refused = dict.fromkeys(("not_authentic", "not_its_own", "unknown", "stale"), 0)
+        self._store, self._nova, self._trust = store, nova, trust
+        self._kept, self._kept_after_s, self._wall = kept, kept_after_s, wall
+        self._freshness, self._lock = freshness.Freshness(), threading.Lock()
+
+    def register(self, payload: object) -> dict[str, Any]:
+        """Answer a host that has taken a checkpoint; called in threads of the message bus."""
+        return decision_api.encode(self._answered(payload, messages.Taken, self._register))
+
+    def kept(self, payload: object) -> dict[str, Any]:
+        """Answer a host that asks which of its checkpoints stay."""
+        return decision_api.encode(self._answered(payload, messages.Asked, self._kept_of))
+
+    def _answered(
+        self, payload: object, kind: type[Any], work: Callable[[Any], messages.Answer]
+    ) -> messages.Answer:
+        try:
+            return work(self._checked(payload, kind))
+        except errors.NotAuthentic as e:
+            self.refused["not_authentic"] += 1
+            LOG.warning("checkpoints: %s", e)
+            return messages.Answer(str(e))
+        except errors.RemoteProtocolError as e:
+            self.refused["not_authentic"] += 1
+            return messages.Answer(str(e))
+        except (nova_.NovaUnreachable, database.DatabaseError) as e:
+            self.refused["unknown"] += 1
+            why = str(e).partition("\n")[0]
+            LOG.warning("a checkpoint is not registered: %s", why)
+            return messages.Answer(why, may_pass=True)
+
+    def _checked(self, payload: object, kind: type[Any]) -> Any:
+        """Return what a host says, once it has proven who it is, and that this is new."""
+        signed = decision_api.decode(payload, decision_api.Signed)
+        trust = self._trust()
+        certificate, told = sealed.open_from_host(signed, signing.CHECKPOINT, trust.ca, kind)
+        what = f"what {told.host} says of its checkpoints"
+        if certificate.host != told.host:
+            raise errors.NotAuthentic(what, f"{certificate.host} has signed it")
+        if fault := trust.fault(certificate, self._wall()):
+            raise errors.NotAuthentic(what, fault)
+        with self._lock:
+            message = (kind.__name__, told.host, told.sent_s)
+            if fault := self._freshness.why_not(message, told.sent_s, self._wall()):
+                raise errors.NotAuthentic(what, fault)
+        return told
+
+    def _register(self, taken: messages.Taken) -> messages.Answer:
+        server = self._nova.server(ids.ImageId(taken.instance_id))
+        if server is None or (server.host, server.project_id) != (taken.host, taken.project_id):
+            server = self._nova.server(ids.ImageId(taken.instance_id), now=True)
+        why = _fault_of(taken, server)
+        if why:
+            self.refused["not_its_own"] += 1
+            LOG.warning("%s: checkpoint %s is refused: %s", taken.host, taken.checkpoint_id, why)
+            return messages.Answer(why)
+        stays = self._store.note_checkpoint(taken, self._wall(), self._kept)
+        if stays is None:
+            self.refused["stale"] += 1
+            return messages.Answer("a later one of this disk, or another of this id, is registered")
+        self.registered += 1
+        return messages.Answer(kept=tuple(map(_kept, stays)))
+
+    def _kept_of(self, asked: messages.Asked) -> messages.Answer:
+        rows: Sequence[models.Checkpoint] = self._store.checkpoints_of_host(
+            asked.host, messages.MAX_KEPT + 1
+        )
+        told = tuple(_kept(row) for row in rows[: messages.MAX_KEPT])
+        return messages.Answer(kept=told, is_complete=len(rows) <= messages.MAX_KEPT)
+
+    def run(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
+        """Look at checkpoints, and forget those of servers that are gone, while this one leads."""
+        sweeps_s = self._clock() + SWEEP_EVERY_S
+        while not stopping.wait(LOOK_EVERY_S):
+            try:
+                self.newest = tuple(self._store.newest_checkpoints()) if leads() else ()
+                if leads() and self._nova.is_there and self._clock() >= sweeps_s:
+                    sweeps_s = self._clock() + SWEEP_EVERY_S
+                    self.sweep(stopping)
+            except (nova_.NovaUnreachable, database.DatabaseError) as e:
+                LOG.warning("checkpoints: %s", str(e).partition("\n")[0])
+            except Exception:
+                LOG.exception("checkpoints are not looked at")
+
+    def sweep(self, stopping: threading.Event) -> None:
+        """Ask Nova for each server that has checkpoints.
+
+        :raises nova_.NovaUnreachable: it cannot be known
+        """
+        marker = ""
+        while found := self._store.checkpointed_instances(marker, SWEPT):
+            for instance_id in found:
+                if stopping.wait(BETWEEN_S):
+                    return
+                is_there = self._nova.server(ids.ImageId(instance_id), now=True) is not None
+                gone = self._store.note_presence(
+                    instance_id, is_there, self._wall(), self._kept_after_s
+                )
+                if gone:
+                    LOG.info("server %s is gone: %d checkpoints forgotten", instance_id, gone)
+            marker = found[-1]
+
+
+def _fault_of(taken: messages.Taken, server: nova_.Server | None) -> str:
+    """Return why a host may not register a checkpoint; empty if it may."""
+    if server is None:
+        return f"Nova knows no server {taken.instance_id}"
+    if server.host != taken.host:
+        return f"Nova says that server {taken.instance_id} is on {server.host or 'no host'}"
+    if server.project_id != taken.project_id:
+        return f"Nova says that server {taken.instance_id} is of project {server.project_id}"
+    return ""
+
+
+def _kept(row: models.Checkpoint) -> messages.Kept:
+    return messages.Kept(row.checkpoint_id, row.instance_id, row.vault_disk, row.manifest_name)

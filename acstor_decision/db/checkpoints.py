@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statements about checkpoints; :mod:`acstor_decision.db.database` runs them.
+
+The one rule: newer is what was registered later.  The moments that hosts tell are for people:
+their clocks may be wrong, and a wrong one must not hide what was taken since.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from acstor_common import checkpoint_messages
+from acstor_decision.db import models
+
+ROW = models.Checkpoint
+MAX_PICTURED = 10_000
+
+
+class Newest(NamedTuple):
+    """The newest checkpoint of an instance, and the bytes of all."""
+
+    instance_id: str
+    taken_s: float
+    interval_s: int
+    changed_bytes: int
+
+
+def note(
+    session: orm.Session, taken: checkpoint_messages.Taken, told_s: float, kept: int
+) -> list[models.Checkpoint] | None:
+    """Note a checkpoint, and forget those of the instance beyond the ``kept`` newest.
+
+    :returns: those of the instance that stay; None if one like it, or a later one, is there
+    """
+    fields = msgspec.structs.asdict(taken)
+    del fields["sent_s"]
+    fields["holders"] = msgspec.json.encode(taken.holders).decode()
+    fields |= {"disk_key": fields.pop("key"), "told_s": told_s, "gone_s": None}
+    former = session.get(ROW, taken.checkpoint_id)
+    if former is not None:
+        is_same = all(getattr(former, n) == fields[n] for n in ("host", "manifest_name"))
+        return of_instance(session, taken.instance_id) if is_same else None
+    newest = sa.select(sa.func.max(ROW.number)).where(ROW.vault_disk == taken.vault_disk)
+    if (session.execute(newest).scalar() or 0) >= taken.number:
+        return None
+    session.execute(sa.insert(ROW).values(**fields))
+    found = of_instance(session, taken.instance_id)
+    if old := [row.checkpoint_id for row in found[kept:]]:
+        session.execute(sa.delete(ROW).where(ROW.checkpoint_id.in_(old)))
+    return found[:kept]
+
+
+def of_instance(session: orm.Session, instance_id: str) -> list[models.Checkpoint]:
+    """Return the checkpoints of an instance, the newest first."""
+    wanted = sa.select(ROW).where(ROW.instance_id == instance_id)
+    return list(session.execute(wanted.order_by(ROW.told_s.desc(), ROW.number.desc())).scalars())
+
+
+def of_host(session: orm.Session, host: str, limit: int) -> list[models.Checkpoint]:
+    """Return the checkpoints that a host took."""
+    wanted = sa.select(ROW).where(ROW.host == host).order_by(ROW.checkpoint_id).limit(limit)
+    return list(session.execute(wanted).scalars())
+
+
+def every(
+    session: orm.Session, marker: str, limit: int, instance_id: str, host: str, project_id: str
+) -> list[models.Checkpoint]:
+    """Return checkpoints, the newest first.
+
+    :param marker: begin behind this one; that is forgotten: begin with the newest
+    :param instance_id: of this one alone; empty: of all; so are ``host`` and ``project_id``
+    """
+    wanted = sa.select(ROW)
+    for column, value in (
+        (ROW.instance_id, instance_id),
+        (ROW.host, host),
+        (ROW.project_id, project_id),
+    ):
+        if value:
+            wanted = wanted.where(column == value)
+    if marker and (last := session.get(ROW, marker)) is not None:
+        is_same_time = sa.and_(ROW.told_s == last.told_s, ROW.checkpoint_id < marker)
+        wanted = wanted.where(sa.or_(ROW.told_s < last.told_s, is_same_time))
+    in_order = wanted.order_by(ROW.told_s.desc(), ROW.checkpoint_id.desc())
+    return list(session.execute(in_order.limit(limit)).scalars())
+
+
+def instances(session: orm.Session, after: str, limit: int) -> list[str]:
+    """Return the instances that have checkpoints, in the order of their ids, behind ``after``."""
+    wanted = sa.select(ROW.instance_id).distinct().where(ROW.instance_id > after)
+    return list(session.execute(wanted.order_by(ROW.instance_id).limit(limit)).scalars())
+
+
+def note_presence(
+    session: orm.Session, instance_id: str, is_there: bool, now_s: float, kept_s: float
+) -> int:
+    """Note whether Nova knows an instance; forget its checkpoints ``kept_s`` after it did last.
+
+    :returns: how many were forgotten
+    """
+    its = ROW.instance_id == instance_id
+    if is_there:
+        session.execute(sa.update(ROW).where(its, ROW.gone_s.is_not(None)).values(gone_s=None))
+        return 0
+    session.execute(sa.update(ROW).where(its, ROW.gone_s.is_(None)).values(gone_s=now_s))
+    gone = session.execute(sa.delete(ROW).where(its, ROW.gone_s <= now_s - kept_s))
+    return int(getattr(gone, "rowcount", 0))
+
+
+def forget(session: orm.Session, checkpoint_id: str) -> bool:
+    """Forget a checkpoint; say whether it was there."""
+    if session.get(ROW, checkpoint_id) is None:
+        return False
+    session.execute(sa.delete(ROW).where(ROW.checkpoint_id == checkpoint_id))
+    return True
+
+
+def newest(session: orm.Session) -> list[Newest]:
+    """Return the newest checkpoint of each instance that Nova knows, MAX_PICTURED at most."""
+    last = sa.select(ROW.instance_id, sa.func.max(ROW.told_s).label("told_s"))
+    last_of = last.where(ROW.gone_s.is_(None)).group_by(ROW.instance_id).subquery()
+    is_last = sa.and_(ROW.instance_id == last_of.c.instance_id, ROW.told_s == last_of.c.told_s)
+    fields = (ROW.instance_id, ROW.taken_ms, ROW.interval_s, ROW.changed_bytes)
+    wanted = sa.select(*fields).join(last_of, is_last).order_by(ROW.instance_id)
+    return [
+        Newest(instance_id, taken_ms / 1000, interval_s, changed_bytes)
+        for instance_id, taken_ms, interval_s, changed_bytes in session.execute(
+            wanted.limit(MAX_PICTURED)
+        )
+    ]
+
+
+def holders_of(row: models.Checkpoint) -> list[checkpoint_messages.Holder]:
+    """Return who keeps a checkpoint."""
+    return msgspec.json.decode(row.holders, type=list[checkpoint_messages.Holder])

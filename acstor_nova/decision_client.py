@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks the REST API of the decision service for checkpoints, with the token of who evacuates.
+
+The rule: what is not a clear yes is an error in words, and no wait is without a bound.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated
+from typing import TypeVar
+
+import msgspec
+import requests
+
+from acstor_common import errors
+
+T = TypeVar("T")
+
+TIMEOUT_S = (5.0, 30.0)
+"""To connect, and for an answer for which Keystone may have to be asked."""
+MAX_ANSWER_BYTES = 1024 * 1024
+NEWEST = 10
+"""Checkpoints of a server that are tried, the newest first."""
+
+
+class Listed(msgspec.Struct):
+    """A checkpoint as the list has it; ``taken_at`` is its moment, in ISO 8601."""
+
+    checkpoint_id: str
+    taken_at: str
+
+
+class _List(msgspec.Struct):
+    checkpoints: Annotated[list[Listed], msgspec.Meta(max_length=NEWEST)]
+
+
+class Holder(msgspec.Struct):
+    """A host that keeps a checkpoint, and where its vault listens."""
+
+    host: str
+    address: str
+
+
+class Recovery(msgspec.Struct):
+    """What an agent must be told to make a disk of a checkpoint."""
+
+    checkpoint_id: str
+    instance_id: str
+    image_id: str
+    owner: str
+    vault_disk: str
+    manifest_name: str
+    holders: list[Holder]
+    key: str
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Failure(msgspec.Struct):
+    error: _Error = msgspec.field(default_factory=_Error)
+
+
+class DecisionClient:
+    """One caller's way to the API.
+
+    :param url: of the API
+    :param ca_file: who signed its certificate; empty: the system's authorities
+    :param token: of the caller, which the API has checked by Keystone
+    """
+
+    def __init__(self, url: str, ca_file: str, token: str) -> None:
+        self._url, self._verify = url.rstrip("/"), ca_file or True
+        self._headers = {"X-Auth-Token": token, "Accept": "application/json"}
+
+    def newest(self, instance_id: str) -> list[Listed]:
+        """Return the newest checkpoints of a server, the newest first.
+
+        :raises errors.DecisionUnreachable: nobody says
+        """
+        query = f"?instance={instance_id}&limit={NEWEST}"
+        return self._get(f"/v1/checkpoints{query}", _List).checkpoints
+
+    def recovery(self, checkpoint_id: str) -> Recovery:
+        """Return what a disk is made of a checkpoint with.
+
+        :raises errors.DecisionUnreachable: nobody says
+        """
+        return self._get(f"/v1/checkpoints/{checkpoint_id}/recovery", Recovery)
+
+    def _get(self, path: str, answer: type[T]) -> T:
+        with self._failures(path):
+            said = requests.get(
+                self._url + path,
+                headers=self._headers,
+                timeout=TIMEOUT_S,
+                verify=self._verify,
+                allow_redirects=False,
+                stream=True,
+            )
+            with said:
+                raw = said.raw.read(MAX_ANSWER_BYTES + 1, decode_content=True)
+            if said.status_code != requests.codes.ok:
+                raise errors.DecisionUnreachable(self._url + path, _words(said.status_code, raw))
+            if len(raw) > MAX_ANSWER_BYTES:
+                raise ValueError(f"it is longer than {MAX_ANSWER_BYTES} bytes")
+            return msgspec.json.decode(raw, type=answer)
+
+    @contextlib.contextmanager
+    def _failures(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except (requests.RequestException, OSError, ValueError, RecursionError) as e:
+            why = f"{type(e).__name__}: {e}"
+            raise errors.DecisionUnreachable(self._url + path, why) from e
+
+
+def _words(status: int, raw: bytes) -> str:
+    """Return what the API says about a request that it did not fulfil."""
+    said = ""
+    with contextlib.suppress(msgspec.DecodeError):
+        said = msgspec.json.decode(raw, type=_Failure).error.message
+    return f"{said} (HTTP {status})" if said else f"HTTP {status}"

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server whose host is dead gets the disk that its last checkpoint has, instead of its image.
+
+Nova evacuates by building a server anew.  Only its compute manager knows that this is no rebuild
+that a user has asked for, which gives an empty disk on purpose; so it is noted there, for the time
+of the call.
+
+The rule: what a server wrote is not given up in silence.  Where a checkpoint cannot be used the
+server gets an empty disk only if the operator says so (``[acstor] recover = preferred``).
+
+A disk that was made of a checkpoint is a file of the agent, ``disks/<checkpoint id>.raw``, and
+Nova's own disk lies on it as on a mirror.  What a guest wrote is never looked at here to find out
+what format it is of: it is raw.
+"""
+
+import contextlib
+import contextvars
+import functools
+import glob
+import logging
+import os
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+from oslo_concurrency import processutils
+
+from acstor_common import errors
+from acstor_nova import decision_client
+from acstor_nova import imagebackend
+from acstor_nova import mirror_link
+
+LOG = logging.getLogger(__name__)
+
+DISK = "disk"
+RECOVERED_FROM = "acstor_recovered_from"
+"""Of the server's metadata: the moment that its disk comes from."""
+CREATE_S = 60
+
+
+class Evacuated(NamedTuple):
+    """A server that is being evacuated here, and Nova's context of the one who asked for it."""
+
+    instance_id: str
+    context: Any
+
+
+_under_way: contextvars.ContextVar[Evacuated | None] = contextvars.ContextVar(
+    "evacuated", default=None
+)
+_laying: set[str] = set()
+"""Checkpoints that disks are being made of: nothing lies on those yet."""
+
+
+@contextlib.contextmanager
+def noted(instance_id: str, context: Any) -> Iterator[None]:
+    """Let the disks that are made in the block be those of a server that is evacuated."""
+    former = _under_way.set(Evacuated(instance_id, context))
+    try:
+        yield
+    finally:
+        _under_way.reset(former)
+
+
+class RecoveringBase:
+    """Stands before :class:`imagebackend.MirrorBase`, for disks that are made of checkpoints."""
+
+    host: imagebackend.Host
+    path: str
+
+    def __init__(self, instance: Any = None, *args: Any, **kwargs: Any) -> None:
+        super().__init__(instance, *args, **kwargs)  # type: ignore[call-arg]
+        self._instance = instance
+
+    def cache(
+        self,
+        fetch_func: Callable[..., None],
+        filename: str,
+        size: int | None = None,
+        safe: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Make the disk; that of an evacuated server of its newest checkpoint."""
+        if mirror_link.checkpoint_in(filename):
+            raise self.host.seams.cannot_start(_elsewhere(filename))
+        evacuated = _under_way.get()
+        if evacuated is None or not self._is_lost(evacuated, kwargs.get("image_id")):
+            super().cache(fetch_func, filename, size, safe, *args, **kwargs)  # type: ignore[misc]
+        elif not self._recover(evacuated, size or 0):
+            super().cache(fetch_func, filename, size, safe, *args, **kwargs)  # type: ignore[misc]
+
+    def _is_lost(self, evacuated: Evacuated, image_id: str | None) -> bool:
+        """Say whether this is the root disk of the evacuated server, and not here."""
+        if image_id is None or os.path.basename(self.path) != DISK or os.path.lexists(self.path):
+            return False
+        return getattr(self._instance, "uuid", None) == evacuated.instance_id
+
+    def _recover(self, evacuated: Evacuated, size_bytes: int) -> bool:
+        """Make the disk of a checkpoint; say whether that was done."""
+        own = self.host.seams.conf.acstor
+        if not own.decision_url:
+            return False
+        try:
+            taken_at = _lay_newest(self.host, evacuated, self.path, size_bytes)
+        except errors.AcstorError as e:
+            why = f"instance {evacuated.instance_id} cannot be given the disk that it had: {e}"
+            if own.recover == "required":
+                raise self.host.seams.cannot_start(why) from e
+            LOG.warning("%s; it begins as its image, since [acstor] recover is preferred", why)
+            return False
+        with contextlib.suppress(AttributeError, TypeError):
+            self._instance.metadata = {**self._instance.metadata, RECOVERED_FROM: taken_at}
+        return True
+
+    def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
+        """Return libvirt's view of the disk; waits for the checkpoint under it, if there is one."""
+        info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
+        if os.path.basename(self.path) in imagebackend.ROOT_DISKS:
+            base = mirror_link.backing_file(self.path)
+            if base is not None and (checkpoint_id := mirror_link.checkpoint_of(base)):
+                wait_for(self.host, checkpoint_id, base)
+                self._settle(info)  # type: ignore[attr-defined]
+        return info
+
+
+def _elsewhere(what: str) -> str:
+    return (
+        f"its disk was made of checkpoint {mirror_link.checkpoint_in(what)}, which is on the host "
+        "that it was recovered on; let the disk depend on nothing there, before it moves "
+        "(virsh blockpull <instance> vda --wait)"
+    )
+
+
+def _lay_newest(host: imagebackend.Host, evacuated: Evacuated, path: str, size_bytes: int) -> str:
+    """Lay a disk on the newest checkpoint that can be had; return the moment it is of.
+
+    :raises errors.AcstorError: there is none
+    """
+    own = host.seams.conf.acstor
+    asked = decision_client.DecisionClient(
+        own.decision_url, own.decision_ca_file, evacuated.context.auth_token or ""
+    )
+    failure: errors.AcstorError = errors.Unusable(
+        f"instance {evacuated.instance_id}", "it has no checkpoint"
+    )
+    for one in asked.newest(evacuated.instance_id):
+        try:
+            _lay(host, asked.recovery(one.checkpoint_id), path, size_bytes)
+        except errors.AgentRefused as e:  # this one cannot be had; an older one may be
+            LOG.warning("checkpoint %s of %s: %s", one.checkpoint_id, one.taken_at, e)
+            failure = e
+        else:
+            LOG.info("%s is as it was at %s", path, one.taken_at)
+            return one.taken_at
+    raise failure
+
+
+def _lay(
+    host: imagebackend.Host, recovery: decision_client.Recovery, path: str, size_bytes: int
+) -> None:
+    _laying.add(recovery.checkpoint_id)
+    try:
+        base = host.agent.attach_checkpoint(recovery)
+        wanted = mirror_link.checkpoint_path(
+            host.seams.conf.acstor.mount_point, recovery.checkpoint_id
+        )
+        size_bytes = max(size_bytes, base.size_bytes)
+        # The base is not opened for that, and so not taken for what a guest has written there.
+        create = ("qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "raw", "-b", wanted)
+        try:
+            processutils.execute(*create, path, str(size_bytes), timeout=CREATE_S)
+        except (processutils.ProcessExecutionError, OSError) as e:
+            raise errors.Unusable(path, f"it cannot be made: {e}") from e
+    finally:
+        _laying.discard(recovery.checkpoint_id)
+
+
+def wait_for(host: imagebackend.Host, checkpoint_id: str, path: str) -> None:
+    """Wait until what a disk lies on can be read.
+
+    :raises Exception: Nova's; it is not on this host, or the agent does not answer in time
+    """
+    ends_s = time.monotonic() + imagebackend.AGENT_WAIT_S
+    while True:
+        try:
+            known = {one["checkpoint_id"] for one in host.agent.recovered()}
+            if checkpoint_id not in known:
+                raise host.seams.cannot_start(_elsewhere(os.path.basename(path)))
+            os.stat(path)
+        except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
+            if time.monotonic() > ends_s:
+                why = f"checkpoint {checkpoint_id} cannot be read: {e}. Is acstor-agent running?"
+                raise host.seams.cannot_start(why) from e
+            LOG.info("waiting for the disk of checkpoint %s: %s", checkpoint_id, e)
+        else:
+            return
+        time.sleep(imagebackend.ASK_AGAIN_S)
+
+
+def drop_unused(host: imagebackend.Host) -> None:
+    """Have the agent delete disks of checkpoints that no disk of Nova lies on any more."""
+    try:
+        for told in host.agent.recovered():
+            if not _is_used(host, told["checkpoint_id"], told["instance_id"]):
+                host.agent.drop_disk(told["checkpoint_id"])
+                LOG.info("the disk of checkpoint %s was deleted", told["checkpoint_id"])
+    except (errors.AgentUnreachable, errors.AgentRefused) as e:
+        LOG.info("disks of checkpoints are not looked at now: %s", e)
+
+
+def _is_used(host: imagebackend.Host, checkpoint_id: str, instance_id: str) -> bool:
+    """Say whether a disk lies on it: also one that waits for a resize to be confirmed."""
+    if checkpoint_id in _laying:
+        return True
+    folder = glob.escape(os.path.join(host.seams.conf.instances_path, instance_id))
+    return any(
+        base is not None and mirror_link.checkpoint_of(base) == checkpoint_id
+        for name in sorted(imagebackend.ROOT_DISKS)
+        for base in map(mirror_link.backing_file, glob.glob(f"{folder}*/{name}"))
+    )
+
+
+def rebuilding(stock: Callable[..., Any], is_ours: Callable[[], bool]) -> Callable[..., Any]:
+    """Return Nova's way to build a server anew, which tells an evacuation from a rebuild.
+
+    :param is_ours: says whether the disks of this host are made by acstor
+    """
+
+    @functools.wraps(stock)
+    def rebuild(self: Any, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("evacuate") or not is_ours():
+            return stock(self, context, instance, *args, **kwargs)
+        with noted(instance.uuid, context):
+            return stock(self, context, instance, *args, **kwargs)
+
+    return rebuild

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``openstack acstor checkpoint …``: what other hosts keep of servers' disks."""
+
+import argparse
+from typing import Any
+
+from osc_lib import exceptions
+from osc_lib.cli import format_columns
+from osc_lib.command import command
+
+from acstor_common import ids
+from acstor_osc import arguments
+from acstor_osc import client
+
+COLUMNS = (
+    ("ID", "checkpoint_id"),
+    ("Server", "instance_id"),
+    ("Taken At", "taken_at"),
+    ("Host", "host"),
+    ("Consistency", "consistency"),
+    ("Changed", "changed_bytes"),
+    ("Kept By", "holders"),
+)
+WAIT_S = 900.0
+LOOK_WITH = "openstack acstor checkpoint list --server"
+
+
+class ListCheckpoint(command.Lister):
+    """List checkpoints, the newest first."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = arguments.with_page(super().get_parser(prog_name), "checkpoint")
+        parser.add_argument("--server", metavar="<server>", help="of this server, by id or name")
+        parser.add_argument("--host", metavar="<host>", help="of servers that were on this host")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the columns and the rows."""
+        query = {**arguments.page(parsed_args), "host": parsed_args.host}
+        if parsed_args.server:
+            query["instance"] = _server_id(self.app.client_manager, parsed_args.server)
+        found = client.of(self).get("/v1/checkpoints", query)["checkpoints"]
+        return (
+            [title for title, _ in COLUMNS],
+            [[_shown(name, row[name]) for _, name in COLUMNS] for row in found],
+        )
+
+
+class ShowCheckpoint(command.ShowOne):
+    """Show one checkpoint."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("checkpoint", metavar="<checkpoint>", help="id of the checkpoint")
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields and their values."""
+        return _fields(client.of(self).get(f"/v1/checkpoints/{_id(parsed_args.checkpoint)}"))
+
+
+class CreateCheckpoint(command.ShowOne):
+    """Have a checkpoint of a server taken now; without --wait, show which host was asked."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument("server", metavar="<server>", help="id or name of the server")
+        return arguments.with_wait(parser, WAIT_S, "other hosts have it")
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Return the fields of what was asked, or of the checkpoint."""
+        api = client.of(self)
+        server_id = _server_id(self.app.client_manager, parsed_args.server)
+        asked = api.post("/v1/checkpoints", {"instance_id": server_id})
+        if not parsed_args.wait:
+            return _fields(asked)
+
+        def look() -> tuple[int, int]:
+            newest = _newest(api, server_id).get("checkpoint_id")
+            return int(newest not in (None, asked["latest"])), 1
+
+        what = f"checkpoint of {parsed_args.server} on {asked['host']}"
+        client.wait(what, look, parsed_args.timeout, f"{LOOK_WITH} {server_id}")
+        return _fields(_newest(api, server_id))
+
+
+class DeleteCheckpoint(command.Command):
+    """Delete checkpoints; the hosts that keep them are told by the host that took them."""
+
+    def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
+        """Return the parser of the command line."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            "checkpoints", metavar="<checkpoint>", nargs="+", help="id of the checkpoint"
+        )
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> None:
+        """Delete them, all that can be.
+
+        :raises exceptions.CommandError: some could not be; says which, and why
+        """
+        api, failed = client.of(self), []
+        for checkpoint in parsed_args.checkpoints:
+            try:
+                api.post(f"/v1/checkpoints/{_id(checkpoint)}/delete")
+            except exceptions.CommandError as e:
+                failed.append(f"{checkpoint}: {e}")
+        if failed:
+            raise exceptions.CommandError("\n".join(failed))
+
+
+def _newest(api: client.Client, server_id: str) -> dict[str, Any]:
+    """Return the newest checkpoint of a server; nothing if there is none."""
+    found = api.get("/v1/checkpoints", {"instance": server_id, "limit": 1})["checkpoints"]
+    newest: dict[str, Any] = found[0] if found else {}
+    return newest
+
+
+def _server_id(manager: Any, name: str) -> str:
+    """Return the id of a server; one that Nova does not know any more can be named by its id.
+
+    :raises exceptions.CommandError: there is none of this name
+    """
+    found = manager.sdk_connection.compute.find_server(name, ignore_missing=True)
+    if found is not None:
+        return str(found.id)
+    try:
+        return ids.parse_image_id(name)
+    except ValueError:
+        raise exceptions.CommandError(f"Nova shows you no server {name}") from None
+
+
+def _id(text: str) -> str:
+    """Return the id of a checkpoint.
+
+    :raises exceptions.CommandError: it is none
+    """
+    try:
+        return ids.parse_image_id(text)
+    except ValueError:
+        raise exceptions.CommandError(
+            f"{text} is no id of a checkpoint (openstack acstor checkpoint list)"
+        ) from None
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name.endswith("_bytes"):
+        return format_columns.SizeColumn(value)
+    return format_columns.ListColumn(value) if isinstance(value, list) else value
+
+
+def _fields(found: dict[str, Any]) -> tuple[list[str], list[Any]]:
+    return list(found), [_shown(name, value) for name, value in found.items()]

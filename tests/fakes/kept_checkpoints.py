@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that hosts keep: made of what a disk should be, and given as their vaults do."""
+
+import uuid
+from collections.abc import Callable
+from typing import TypeVar
+
+from acstor_agent.core.disks import recovery
+from acstor_common import checkpoint_manifest as manifest
+from acstor_common import checkpoint_sealing as sealing
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from acstor_common import vault_paths
+
+T = TypeVar("T")
+
+KEY = bytes(range(1, 33))
+OWNER = ids.HostId("h1")
+INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+VAULT_DISK = ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+
+
+class Kept:
+    """A checkpoint: its sealed manifest, and its sealed chunks by name."""
+
+    def __init__(
+        self,
+        image: ids.ImageId,
+        cut: geometry.Geometry,
+        chunks: dict[int, bytes],
+        os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
+    ) -> None:
+        seal = sealing.Seal(KEY)
+        names = {chunk_no: seal.name(plain) for chunk_no, plain in sorted(chunks.items())}
+        self.chunks = {
+            name: seal.close(name, chunks[chunk_no])
+            for chunk_no, name in names.items()
+            if name != ids.ZERO_CID
+        }
+        subject = manifest.Subject(
+            VAULT_DISK,
+            INSTANCE,
+            "a-project",
+            image,
+            os_hash,
+            cut,
+            1_800_000_000_000,
+            manifest.Consistency.CRASH,
+            1,
+        )
+        entries = (manifest.Entry(*entry) for entry in names.items())
+        self.manifest = seal.close_manifest(manifest.build(subject, entries))
+        self.image = image
+
+    def recovery(self, **changed: object) -> recovery.Recovery:
+        """Return what an agent is told of it."""
+        told = {
+            "checkpoint_id": str(uuid.UUID(int=7)),
+            "instance_id": INSTANCE,
+            "image_id": self.image,
+            "owner": OWNER,
+            "vault_disk": VAULT_DISK,
+            "manifest_name": sealing.manifest_name(self.manifest).hex(),
+            "holders": [("h2", "10.0.0.2:7205"), ("h3", "10.0.0.3:7205")],
+            "key": KEY.hex(),
+        }
+        return recovery.made(**{**told, **changed})
+
+
+class Link:
+    """Gives what holders have, without any network.
+
+    :param kept: what each of them has
+    """
+
+    def __init__(self, kept: Kept, deadline_s: float = 5.0) -> None:
+        self.deadline_s = deadline_s
+        self.asked: list[tuple[str, str]] = []
+        self.faults: dict[str, Exception | Callable[[bytes], bytes]] = {}
+        """Of holders, by their addresses: what they fail with, or make of what they give."""
+        self._things = {
+            vault_paths.chunk(OWNER, VAULT_DISK, name): data for name, data in kept.chunks.items()
+        }
+        name = sealing.manifest_name(kept.manifest)
+        self._things[vault_paths.manifest(OWNER, VAULT_DISK, name)] = kept.manifest
+
+    def check(self) -> None:
+        """Let this host be one of the cloud's."""
+
+    async def get(self, url: str, limit_bytes: int) -> bytes:
+        """Return what a holder has."""
+        address, _, path = url.removeprefix("https://").partition("/")
+        path = f"/{path}"
+        self.asked.append((address, path))
+        fault = self.faults.get(address)
+        if isinstance(fault, Exception):
+            raise fault
+        if path not in self._things:
+            raise errors.ChunkMissing(path, address, "it is not here")
+        data = self._things[path]
+        assert len(data) <= limit_bytes
+        return fault(data) if fault else data
+
+    async def in_thread(self, work: Callable[[bytes, str], T], sealed: bytes, where: str) -> T:
+        """Return what ``work`` does."""
+        return work(sealed, where)
+
+    async def aclose(self) -> None:
+        """Do nothing."""

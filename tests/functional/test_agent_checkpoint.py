@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks of checkpoints on a real mount, their chunks from real vaults: read, killed, lied to."""
+
+import contextlib
+import pathlib
+import stat
+import uuid
+
+import pytest
+
+from acstor_checkpoint import names
+from acstor_common import checkpoint_manifest as manifest
+from acstor_common import checkpoint_sealing as sealing
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from acstor_common import ids
+from tests.fakes import hosts
+from tests.lab import agents
+from tests.lab import local
+from tests.lab import vaults
+
+pytestmark = hosts.needs_fuse
+
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+DATA = local.random_bytes(3 * geometry.MIB + 4097, zero_share=0.2)
+CUT = geometry.Geometry(5 * geometry.MIB, CHUNK)
+CHANGED = {
+    chunk_no: local.random_bytes(CHUNK) if chunk_no % 5 else bytes(CHUNK)
+    for chunk_no in (0, 3, 5, 20, 47, 48, 60, 79)
+}
+KEY = bytes(range(1, 33))
+DISK = ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+OWNER = "h9"
+"""The host that is dead."""
+
+
+def truth() -> bytes:
+    data = bytearray(DATA.ljust(CUT.size_bytes, b"\0"))
+    for chunk_no, plain in CHANGED.items():
+        data[chunk_no * CHUNK : (chunk_no + 1) * CHUNK] = plain
+    return bytes(data)
+
+
+class Kept:
+    """A checkpoint that two vaults keep, put there by its host before it died."""
+
+    def __init__(self, folder: pathlib.Path, image_id: ids.ImageId, vault_list) -> None:
+        self.vaults = vault_list
+        seal = sealing.Seal(KEY)
+        entries = [manifest.Entry(n, seal.name(plain)) for n, plain in CHANGED.items()]
+        subject = manifest.Subject(
+            DISK,
+            INSTANCE,
+            "a-project",
+            image_id,
+            chunk_map.UNKNOWN_OS_HASH,
+            CUT,
+            1_800_000_000_000,
+            manifest.Consistency.CRASH,
+            1,
+        )
+        sealed = seal.close_manifest(manifest.build(subject, entries))
+        chunks = [
+            names.Sealed(name, seal.close(name, CHANGED[n]))
+            for n, name in entries
+            if name != ids.ZERO_CID
+        ]
+        owner = vaults.Vault(folder / OWNER, OWNER)  # it never listens
+        for holder in self.vaults:
+            with owner.client(holder) as client:
+                client.put(names.Disk(owner.name, DISK), chunks)
+                client.put_manifest(names.Disk(owner.name, DISK), sealed)
+        self.told = {
+            "checkpoint_id": str(uuid.uuid4()),
+            "instance_id": INSTANCE,
+            "image_id": image_id,
+            "owner": OWNER,
+            "vault_disk": DISK,
+            "manifest_name": sealing.manifest_name(sealed).hex(),
+            "holders": [(one.name, f"127.0.0.1:{one.port}") for one in self.vaults],
+            "key": KEY.hex(),
+        }
+
+    def attach(self, agent: agents.Agent) -> pathlib.Path:
+        """Have a disk made of it."""
+        made = agents.request(agent.control_socket, "attach-checkpoint", **self.told)
+        assert made["size_bytes"] == CUT.size_bytes
+        return pathlib.Path(made["path"])
+
+    def recovered(self, agent: agents.Agent) -> dict[str, object]:
+        """Return what the agent tells of it."""
+        [told] = agents.request(agent.control_socket, "recovered")["disks"]
+        return told
+
+    def is_whole(self, agent: agents.Agent) -> bool:
+        return bool(self.recovered(agent)["is_whole"])
+
+
+@pytest.fixture
+def kept(tmp_path, images):
+    with contextlib.ExitStack() as stack:
+        found = []
+        for name in ("h2", "h3"):
+            vault = vaults.Vault(tmp_path / name, name)
+            stack.callback(vault.close)
+            vault.start()
+            found.append(vault)
+        yield Kept(tmp_path, images.add(DATA), found)
+
+
+@contextlib.contextmanager
+def running(folder, images, **options):
+    with hosts.running(folder / "agent", images, security="secure", **options) as agent:
+        yield agent
+
+
+def test_disk_is_read_at_once_and_all_of_it_comes(tmp_path, images, kept):
+    with running(tmp_path, images) as agent:
+        path = kept.attach(agent)
+        assert path.read_bytes() == truth()
+        hosts.wait_until(lambda: kept.is_whole(agent), "all of the checkpoint")
+        for vault in kept.vaults:
+            vault.kill()
+        agent.stop()
+        agent.start()
+        agent.wait_ready()
+        assert path.read_bytes() == truth()
+        for file in (tmp_path / "agent").rglob("*.acrecovery"):
+            assert KEY.hex() not in file.read_text()
+
+
+def test_agent_that_is_killed_goes_on_with_one_holder_left(tmp_path, images, kept):
+    with running(tmp_path, images) as agent:
+        for vault in kept.vaults[1:]:
+            vault.kill()
+        path = kept.attach(agent)
+        [state] = (tmp_path / "agent").rglob("*.acrecovery")
+        assert stat.S_IMODE(state.stat().st_mode) == 0o600
+        hosts.kill_agent(agent)
+        agent.start()
+        agent.wait_ready()
+        assert path.read_bytes() == truth()
+        hosts.wait_until(lambda: kept.is_whole(agent), "all of the checkpoint", 30.0)
+
+
+def test_holders_that_are_away_are_waited_for(tmp_path, images, kept):
+    with running(tmp_path, images) as agent:
+        first = kept.vaults[0]
+        kept.vaults[1].kill()
+        path = kept.attach(agent)
+        first.kill()
+        first.start()
+        assert path.read_bytes() == truth()
+
+
+def test_what_no_holder_has_cannot_be_attached(tmp_path, images, kept):
+    kept.told["manifest_name"] = "ab" * 32
+    with running(tmp_path, images) as agent:
+        with pytest.raises(errors.Unusable, match="any holder"):
+            kept.attach(agent)
+        assert agents.request(agent.control_socket, "recovered")["disks"] == []
+
+
+def test_disk_is_dropped_when_nobody_has_it_open(tmp_path, images, kept):
+    with running(tmp_path, images) as agent:
+        path = kept.attach(agent)
+        drop = {"disk_id": kept.told["checkpoint_id"]}
+        with path.open("rb"), pytest.raises(errors.Unusable, match="is open"):
+            agents.request(agent.control_socket, "drop-disk", **drop)
+        agents.request(agent.control_socket, "drop-disk", **drop)
+        assert not path.exists()
+        assert not list((tmp_path / "agent").rglob(f"{kept.told['checkpoint_id']}*"))

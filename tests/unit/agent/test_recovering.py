@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Disks that are made of checkpoints: every byte is the checkpoint's or the image's, or none."""
+
+import contextlib
+import pathlib
+import stat
+import uuid
+
+import pytest
+import trio
+
+from acstor_agent.core.disks import disk_header
+from acstor_agent.core.disks import recovery as recovery_
+from acstor_agent.disks import disks
+from acstor_agent.disks import hydration
+from acstor_agent.disks import recovering
+from acstor_agent.disks import recovery_files
+from acstor_common import chunk_map
+from acstor_common import errors
+from acstor_common import geometry
+from tests.fakes import kept_checkpoints
+from tests.fakes import one_host
+
+CHUNK = one_host.CHUNK
+DATA = one_host.image_bytes(6 * CHUNK) + bytes(CHUNK) + one_host.image_bytes(777, seed=2)
+SIZE = 10 * CHUNK + 123
+CUT = geometry.Geometry(SIZE, CHUNK)
+CHANGED = {
+    1: one_host.image_bytes(CHUNK, seed=3),
+    3: bytes(CHUNK),  # the guest has deleted it
+    7: one_host.image_bytes(CHUNK, seed=4),  # begins before the image's end
+    10: one_host.image_bytes(123, seed=5),
+}
+DISK = disk_header.parse_disk_id(str(uuid.UUID(int=7)))
+ONE, TWO = "10.0.0.2:7205", "10.0.0.3:7205"
+AWAY = errors.SourceUnreachable("it", "h2", "silent")
+
+
+def truth() -> bytes:
+    data = bytearray(DATA.ljust(SIZE, b"\0"))
+    for chunk_no, plain in CHANGED.items():
+        data[chunk_no * CHUNK : chunk_no * CHUNK + len(plain)] = plain
+    return bytes(data)
+
+
+async def content(one) -> bytes:
+    parts = [bytes(await one.read(at, CHUNK)) for at in range(0, one.size_bytes, CHUNK)]
+    return b"".join(parts)
+
+
+class Worker:
+    """What a worker has of disks; another one finds what this one has left."""
+
+    def __init__(self, host, folder, kept, boot=0) -> None:
+        self.link = kept_checkpoints.Link(kept)
+        self.disks = disks.Disks(
+            folder / "disks", host.opened, lambda: bytes([boot] * 16), link=self.link
+        )
+        self.recovering = recovering.Recovering(self.disks, host.mirrors.attach)
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with one_host.one_host(tmp_path) as made:
+        made.add(DATA)
+        yield made
+
+
+@pytest.fixture
+def kept():
+    return kept_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED)
+
+
+@pytest.fixture
+def worker(host, tmp_path, kept):
+    return Worker(host, tmp_path, kept)
+
+
+@contextlib.asynccontextmanager
+async def running(worker):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.recovering.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def until_whole(worker):
+    with trio.fail_after(5):
+        while not all(told["is_whole"] for told in worker.recovering.told()):  # noqa: ASYNC110 - as whoever waits looks
+            await trio.sleep(0.01)
+
+
+async def test_disk_is_the_checkpoint_over_its_image(worker, kept):
+    one = await worker.recovering.make(kept.recovery())
+    assert (one.header.disk_id, one.size_bytes, one.lacking_chunks) == (DISK, SIZE, 4)
+    assert await content(one) == truth()
+    assert one.lacking_chunks == 0
+
+
+async def test_chunks_come_when_they_are_read_and_once(worker, kept):
+    one = await worker.recovering.make(kept.recovery())
+    assert len(worker.link.asked) == 1  # for the manifest
+    await one.read(0, CHUNK)
+    assert len(worker.link.asked) == 1
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(one.read, CHUNK + 5, 100)
+    assert len(worker.link.asked) == 2 and one._bringing == {}
+
+
+async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_path):
+    async with running(worker):
+        one = await worker.recovering.make(kept.recovery())
+        path = tmp_path / f"disks/{DISK}.acrecovery"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        await until_whole(worker)
+    worker.link.faults = {ONE: AWAY, TWO: AWAY}
+    assert await content(one) == truth()
+    assert kept_checkpoints.KEY.hex() not in path.read_text()
+    assert not list((tmp_path / "disks").glob("*.acmanifest"))
+    assert worker.recovering.told() == [
+        {
+            "checkpoint_id": DISK,
+            "instance_id": kept_checkpoints.INSTANCE,
+            "is_whole": True,
+            "lacking_chunks": 0,
+        }
+    ]
+
+
+async def test_next_worker_goes_on(host, worker, kept, tmp_path):
+    await (await worker.recovering.make(kept.recovery())).read(CHUNK, 10)
+    following = Worker(host, tmp_path, kept)
+    one = await following.disks.open(DISK)
+    assert one.lacking_chunks == 3 and await content(one) == truth()
+    async with running(following):
+        await until_whole(following)
+    assert await content(await Worker(host, tmp_path, kept).disks.open(DISK)) == truth()
+
+
+@pytest.mark.expect_log("were not synced when the host went down")
+async def test_what_a_power_failure_takes_comes_again_and_not_from_the_image(
+    host, worker, kept, tmp_path
+):
+    await content(await worker.recovering.make(kept.recovery()))
+    one = await Worker(host, tmp_path, kept, boot=1).disks.open(DISK)
+    assert one.lacking_chunks == 4 and await content(one) == truth()
+
+
+@pytest.mark.parametrize(
+    "fault", [AWAY, errors.ChunkMissing("it", "h2"), lambda data: data[:-1] + b"x", lambda _: b""]
+)
+async def test_holder_that_fails_or_lies_is_passed_over(worker, kept, fault):
+    worker.link.faults[ONE] = fault
+    assert await content(await worker.recovering.make(kept.recovery())) == truth()
+    asked = [address for address, _ in worker.link.asked]
+    assert asked.count(ONE) == 2  # for the manifest, and for the first chunk: then it is asked last
+
+
+async def test_chunk_that_no_holder_has_is_lost_and_never_the_images(worker, kept):
+    one = await worker.recovering.make(kept.recovery())
+    worker.link.faults = dict.fromkeys((ONE, TWO), errors.ChunkMissing("it", "a holder"))
+    with pytest.raises(errors.ChunkLost):
+        await one.read(CHUNK, 10)
+    assert bytes(await one.read(0, CHUNK)) == DATA[:CHUNK]
+
+
+async def test_read_waits_for_holders_that_are_away(worker, kept, autojump_clock):
+    one = await worker.recovering.make(kept.recovery())
+    worker.link.faults = {ONE: AWAY, TWO: AWAY}
+    async with trio.open_nursery() as nursery:
+        got = []
+
+        async def read():
+            got.append(bytes(await one.read(CHUNK, 10)))
+
+        nursery.start_soon(read)
+        await trio.sleep(2)
+        worker.link.faults = {}
+    assert got == [CHANGED[1][:10]]
+
+
+async def test_read_fails_in_time_when_no_holder_comes_back(worker, kept, autojump_clock):
+    one = await worker.recovering.make(kept.recovery())
+    worker.link.faults = {ONE: AWAY, TWO: AWAY}
+    with pytest.raises(errors.DeadlineExceeded, match="silent"):
+        await one.read(CHUNK, 10)
+
+
+@pytest.mark.expect_log("not all of its checkpoint is here")
+async def test_what_failed_is_brought_when_it_can_be(worker, kept, monkeypatch, caplog):
+    monkeypatch.setattr(recovering, "AGAIN_S", 0.05)
+    worker.link.deadline_s = 0.05
+    one = await worker.recovering.make(kept.recovery())
+    worker.link.faults = {ONE: AWAY, TWO: AWAY}
+    async with running(worker):
+        with trio.fail_after(5):
+            while "not all of its checkpoint" not in caplog.text:  # noqa: ASYNC110 - nobody says
+                await trio.sleep(0.01)
+        assert one.checkpoint is not None
+        worker.link.faults = {}
+        await until_whole(worker)
+    assert await content(one) == truth()
+
+
+async def test_write_to_a_part_of_a_chunk_keeps_the_rest_of_the_checkpoints(worker, kept):
+    one = await worker.recovering.make(kept.recovery())
+    await one.write(CHUNK + 5, b"abc")
+    await one.write(7 * CHUNK, b"z" * CHUNK)
+    expected = bytearray(truth())
+    expected[CHUNK + 5 : CHUNK + 8] = b"abc"
+    expected[7 * CHUNK : 8 * CHUNK] = b"z" * CHUNK
+    assert await content(one) == expected
+
+
+async def test_hydration_leaves_to_the_checkpoint_what_is_its_own(host, worker, kept):
+    one = await worker.recovering.make(kept.recovery())
+    image = await host.mirrors.attach(one_host.IMAGE)
+
+    async def report(done_bytes, total_bytes):
+        pass
+
+    await hydration.hydrate([one], image, host.chunks, report)
+    assert await content(one) == truth()
+
+
+async def test_making_it_twice_makes_one(worker, kept):
+    first = await worker.recovering.make(kept.recovery())
+    assert await worker.recovering.make(kept.recovery()) is first
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"instance_id": str(uuid.UUID(int=9))}, "another disk, instance or image"),
+        ({"image_id": one_host.OTHER}, "another disk, instance or image"),
+    ],
+)
+async def test_manifest_of_something_else_is_refused(host, worker, kept, changed, why):
+    host.add(DATA, one_host.OTHER)
+    with pytest.raises(errors.Unusable, match=why):
+        await worker.recovering.make(kept.recovery(**changed))
+    assert worker.disks.all() == [] and list(worker.disks.folder.iterdir()) == []
+
+
+async def test_image_with_other_bytes_than_then_is_refused(host, tmp_path):
+    host.blobs.clear()
+    algo = chunk_map.OsHash("sha512", b"now")
+    host.add(DATA)
+    blob = next(blob for blob in host.blobs if blob.kind.value == ".acmap")
+    host.blobs[blob] = one_host.map_of(DATA, os_hash=algo)
+    kept = kept_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED, chunk_map.OsHash("sha512", b"then"))
+    with pytest.raises(errors.Unusable, match="not what it was then"):
+        await Worker(host, tmp_path, kept).recovering.make(kept.recovery())
+
+
+async def test_chunks_of_another_size_are_refused(host, tmp_path):
+    cut = geometry.Geometry(SIZE, 2 * CHUNK)
+    kept = kept_checkpoints.Kept(one_host.IMAGE, cut, {})
+    with pytest.raises(errors.Unusable, match="its image has others"):
+        await Worker(host, tmp_path, kept).recovering.make(kept.recovery())
+
+
+async def test_wrong_key_is_refused(worker, kept):
+    with pytest.raises(errors.NotAuthentic):
+        await worker.recovering.make(kept.recovery(key="ab" * 32))
+
+
+async def test_manifest_that_no_holder_has_is_refused(worker, kept):
+    with pytest.raises(errors.ChunkLost):
+        await worker.recovering.make(kept.recovery(manifest_name="ab" * 32))
+
+
+async def test_other_disk_of_that_name_is_left_alone(host, worker, kept):
+    image = await host.mirrors.attach(one_host.IMAGE)
+    await worker.disks.make(DISK, image, SIZE)
+    with pytest.raises(errors.Unusable, match="was not made of this checkpoint"):
+        await worker.recovering.make(kept.recovery())
+    assert await content(await worker.disks.open(DISK)) == DATA.ljust(SIZE, b"\0")
+
+
+async def test_dropped_disk_leaves_nothing(worker, kept):
+    await worker.recovering.make(kept.recovery())
+    await worker.disks.drop(DISK)
+    assert list(worker.disks.folder.iterdir()) == []
+
+
+async def test_what_a_kill_has_left_before_there_was_a_disk_is_removed(worker, kept):
+    recovery_files.write(worker.disks.folder, kept.recovery(), kept.manifest)
+    async with running(worker):
+        with trio.fail_after(5):
+            while list(worker.disks.folder.iterdir()):  # noqa: ASYNC110 - as whoever waits looks
+                await trio.sleep(0.01)
+
+
+async def test_disk_without_its_manifest_is_not_served_as_its_image(host, worker, kept, tmp_path):
+    await worker.recovering.make(kept.recovery())
+    (tmp_path / f"disks/{DISK}.acmanifest").unlink()
+    with pytest.raises(errors.FormatError, match="manifest is missing"):
+        await Worker(host, tmp_path, kept).disks.open(DISK)
+
+
+def test_state_comes_back_as_it_was(kept):
+    assert recovery_.unpack(recovery_.pack(kept.recovery()), "a file") == kept.recovery()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{}",
+        b'{"version":2}',
+        b"\xff" * 100,
+        b"[" * 100_000,
+    ],
+)
+def test_damaged_state_is_refused(raw):
+    with pytest.raises(errors.FormatError):
+        recovery_.unpack(raw, "a file")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"key": "ab"},
+        {"manifest_name": "x" * 64},
+        {"holders": [("h2", "example.org:80")]},
+        {"holders": [("../h2", ONE)]},
+        {"holders": [("h2", ONE)] * 17},
+        {"checkpoint_id": "../../etc/passwd"},
+    ],
+)
+def test_what_makes_no_sense_is_refused(kept, changed):
+    with pytest.raises(ValueError):
+        kept.recovery(**changed)
+
+
+def test_state_of_version_1_is_read():
+    raw = (pathlib.Path(__file__).parents[2] / "data" / "recovery-v1.acrecovery").read_bytes()
+    found = recovery_.unpack(raw, "the golden file")
+    assert found.holders[1] == ("h3", "[fd00::3]:7205")
+    assert (found.key, found.is_whole) == (b"\1" * 32, False)
+    assert recovery_.pack(found) == raw

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints by the API: who sees them, who gets the key, who may ask for one."""
+
+import pytest
+
+from acstor_decision import nova as nova_
+from acstor_decision import rpc
+from acstor_decision.api import app
+from tests.fakes import checkpoint_hosts
+from tests.unit.decision.api import conftest
+
+SERVER, NOW_S = checkpoint_hosts.SERVER, checkpoint_hosts.NOW_S
+taken, checkpoint_id = checkpoint_hosts.taken, checkpoint_hosts.checkpoint_id
+ONE = f"/v1/checkpoints/{checkpoint_id(1)}"
+SERVICE = {"X-Roles": "service", "X-User-Id": "nova"}
+AGENT = {"X-Roles": "acstor-reader", "X-User-Id": "agent"}
+
+
+class Bus:
+    """Keeps what is asked for; ``failure`` is raised instead."""
+
+    def __init__(self):
+        self.wanted, self.failure = [], None
+
+    def want_checkpoint(self, instance_id, host, request):
+        if self.failure:
+            raise self.failure
+        self.wanted.append((instance_id, host, request))
+
+
+@pytest.fixture
+def nova():
+    return checkpoint_hosts.Nova()
+
+
+@pytest.fixture
+def bus():
+    return Bus()
+
+
+@pytest.fixture
+def client(api_configuration, store, glance, bus, nova):
+    made = app.make_plain_app(api_configuration, store, glance, bus, nova).test_client()
+    admin = conftest.ADMIN.items()
+    made.environ_base.update({f"HTTP_{k.upper().replace('-', '_')}": v for k, v in admin})
+    return made
+
+
+@pytest.fixture
+def three(store):
+    for number in (1, 2, 3):
+        store.note_checkpoint(taken(number), NOW_S + number, 10)
+
+
+def listed(client, query=""):
+    answer = client.get(f"/v1/checkpoints{query}")
+    assert answer.status_code == 200, answer.text
+    return [one["checkpoint_id"] for one in answer.json["checkpoints"]]
+
+
+def test_newest_is_listed_first(client, three):
+    everything = [checkpoint_id(number) for number in (3, 2, 1)]
+    assert listed(client) == listed(client, f"?instance={SERVER}&host=h1") == everything
+    assert listed(client, "?limit=1") == everything[:1]
+    assert listed(client, f"?limit=1&marker={everything[0]}") == everything[1:2]
+    assert listed(client, f"?instance={checkpoint_hosts.OTHER_SERVER}") == []
+    assert listed(client, "?host=h2") == []
+
+
+def test_one_is_shown_without_its_key(client, three):
+    answer = client.get(ONE)
+    assert answer.json["taken_at"] == "2027-01-15T08:00:00.001000Z"
+    assert answer.json["holders"] == ["h2", "h3"]
+    assert answer.json["forgotten_from"] is None
+    for path in (ONE, "/v1/checkpoints"):
+        assert "cd" * 32 not in client.get(path).text
+
+
+def test_recovery_has_what_an_agent_needs(client, three):
+    assert client.get(f"{ONE}/recovery").json == {
+        "checkpoint_id": checkpoint_id(1),
+        "instance_id": SERVER,
+        "image_id": checkpoint_hosts.IMAGE,
+        "owner": "h1",
+        "vault_disk": "6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21",
+        "manifest_name": f"{1:064x}",
+        "holders": [
+            {"host": "h2", "address": "10.0.0.2:7205"},
+            {"host": "h3", "address": "[fd00::3]:1"},
+        ],
+        "key": "cd" * 32,
+        "taken_at": "2027-01-15T08:00:00.001000Z",
+    }
+
+
+@pytest.mark.parametrize(
+    ("who", "path", "method", "status"),
+    [
+        (conftest.ADMIN, f"{ONE}/recovery", "get", 200),
+        (SERVICE, f"{ONE}/recovery", "get", 200),
+        (conftest.READER, f"{ONE}/recovery", "get", 403),
+        (AGENT, f"{ONE}/recovery", "get", 403),
+        (conftest.TENANT, f"{ONE}/recovery", "get", 403),
+        (conftest.READER, ONE, "get", 200),
+        (conftest.TENANT, ONE, "get", 403),
+        (conftest.TENANT, "/v1/checkpoints", "get", 403),
+        (conftest.READER, f"{ONE}/delete", "post", 403),
+        (SERVICE, f"{ONE}/delete", "post", 403),
+        (conftest.READER, "/v1/checkpoints", "post", 403),
+    ],
+)
+def test_who_may_what(client, three, who, path, method, status):
+    assert getattr(client, method)(path, headers=who).status_code == status
+
+
+def test_deleted_one_is_gone(client, three):
+    assert client.post(f"{ONE}/delete").json == {"checkpoint_id": checkpoint_id(1)}
+    assert client.get(ONE).status_code == client.post(f"{ONE}/delete").status_code == 404
+    assert checkpoint_id(1) not in listed(client)
+
+
+def test_one_is_asked_of_the_servers_host(client, bus, three):
+    answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
+    assert answer.status_code == 202
+    request = answer.json["request"]
+    assert answer.json == {
+        "request": request,
+        "instance_id": SERVER,
+        "host": "h1",
+        "latest": checkpoint_id(3),
+    }
+    assert bus.wanted == [(SERVER, "h1", request)]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "status"),
+    [
+        (lambda nova, bus: nova.servers.clear(), 404),
+        (lambda nova, bus: nova.servers.update({SERVER: nova_.Server("", "p")}), 409),
+        (lambda nova, bus: setattr(nova, "failure", nova_.NovaUnreachable("HTTP 503")), 503),
+        (lambda nova, bus: setattr(bus, "failure", rpc.BusUnreachable("gone")), 503),
+    ],
+)
+def test_one_that_cannot_be_asked_for_is_refused_in_words(client, nova, bus, prepare, status):
+    prepare(nova, bus)
+    answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
+    assert answer.status_code == status and answer.json["error"]["message"]
+    assert bus.wanted == []
+
+
+@pytest.mark.parametrize(
+    "query", ["?instance=web", "?limit=0", "?limit=1001", f"?marker={'x' * 37}", "?order=asc"]
+)
+def test_query_that_makes_no_sense_is_refused(client, query):
+    assert client.get(f"/v1/checkpoints{query}").status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/checkpoints/web", "/v1/checkpoints/web/recovery"])
+def test_id_that_is_none_is_refused(client, path):
+    assert client.get(path).status_code == 400
+
+
+def test_moment_that_no_calendar_has_can_be_shown(client, store):
+    store.note_checkpoint(taken(1, taken_ms=(1 << 63) - 1), NOW_S, 10)
+    assert client.get(ONE).json["taken_at"].startswith("9999")

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that hosts register: who may, which stay, and when they are forgotten."""
+
+import threading
+
+import msgspec
+import pytest
+
+from acstor_common import checkpoint_messages as messages
+from acstor_common import decision_api
+from acstor_common import freshness
+from acstor_common import sealed
+from acstor_common import signing
+from acstor_decision import checkpoints
+from acstor_decision import nova as nova_
+from acstor_decision.db import database
+from tests.fakes import checkpoint_hosts
+from tests.fakes import enrolled_hosts
+
+NOW_S, SERVER = checkpoint_hosts.NOW_S, checkpoint_hosts.SERVER
+taken, checkpoint_id = checkpoint_hosts.taken, checkpoint_hosts.checkpoint_id
+
+
+class Hosts:
+    """The service, and hosts that tell it of checkpoints."""
+
+    def __init__(self, conf, store):
+        self.now_s = NOW_S
+        self.nova, self.store = checkpoint_hosts.Nova(), store
+        self._hosts = enrolled_hosts.EnrolledHosts(conf, store, lambda: self.now_s)
+        for host in ("h1", "h2"):
+            self._hosts.identity(host)
+        self.service = checkpoints.Checkpoints(
+            store,
+            self.nova,
+            self._hosts.keeper.trust,
+            kept=2,
+            kept_after_s=100.0,
+            wall=lambda: self.now_s,
+        )
+
+    def sealed(self, told, by="", purpose=signing.CHECKPOINT):
+        made = sealed.seal(told, purpose, *self._hosts.identity(by or told.host))
+        return decision_api.encode(made)
+
+    def register(self, told, **how):
+        return decision_api.decode(self.service.register(self.sealed(told, **how)), messages.Answer)
+
+    def kept(self, host="h1", sent_s=NOW_S, **how):
+        asked = self.sealed(messages.Asked(host=host, sent_s=sent_s), **how)
+        return decision_api.decode(self.service.kept(asked), messages.Answer)
+
+    def ids(self):
+        return [row.checkpoint_id for row in self.store.checkpoints("", 100, "", "")]
+
+
+@pytest.fixture
+def hosts(configure, store):
+    return Hosts(configure(), store)
+
+
+def test_newest_checkpoints_of_a_server_stay(hosts):
+    for number in (1, 2, 3):
+        hosts.now_s += 1
+        answer = hosts.register(taken(number))
+    assert not answer.why
+    assert [one.checkpoint_id for one in answer.kept] == [checkpoint_id(3), checkpoint_id(2)]
+    assert hosts.ids() == [checkpoint_id(3), checkpoint_id(2)]
+    assert hosts.service.registered == 3
+
+
+def test_newer_is_what_was_registered_later_whatever_the_hosts_clock_says(hosts):
+    hosts.register(taken(1, taken_ms=1 << 60))
+    hosts.now_s += 1
+    hosts.register(taken(2, taken_ms=0))
+    assert hosts.ids() == [checkpoint_id(2), checkpoint_id(1)]
+
+
+def test_what_is_told_twice_is_there_once(hosts):
+    hosts.register(taken(1))
+    answer = hosts.register(taken(1, sent_s=NOW_S + 5))
+    assert not answer.why and [one.checkpoint_id for one in answer.kept] == [checkpoint_id(1)]
+    assert hosts.ids() == [checkpoint_id(1)]
+
+
+@pytest.mark.parametrize(
+    ("second", "is_taken"),
+    [
+        (taken(1, checkpoint_id=checkpoint_id(9), sent_s=NOW_S + 7), False),
+        (taken(2, checkpoint_id=checkpoint_id(1)), False),
+        (taken(1, checkpoint_id=checkpoint_id(9), vault_disk=SERVER, sent_s=NOW_S + 7), True),
+    ],
+    ids=["an older one of the disk", "another of that id", "of a disk that began anew"],
+)
+def test_what_would_take_the_place_of_a_later_one_is_refused(hosts, second, is_taken):
+    hosts.register(taken(1))
+    assert (not hosts.register(second).why) is is_taken
+    assert hosts.service.refused["stale"] == (not is_taken)
+
+
+REFUSED = {
+    "of a server that nova does not know": ({}, "Nova knows no server"),
+    "of a server on another host": ({SERVER: nova_.Server("h2", checkpoint_hosts.PROJECT)}, "h2"),
+    "of a server on no host": ({SERVER: nova_.Server("", checkpoint_hosts.PROJECT)}, "on no host"),
+    "of another project": ({SERVER: nova_.Server("h1", "another")}, "of project another"),
+}
+
+
+@pytest.mark.parametrize(("servers", "why"), REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.expect_log("is refused")
+def test_host_registers_for_servers_that_are_on_it_alone(hosts, servers, why):
+    hosts.nova.servers = servers
+    answer = hosts.register(taken(1))
+    assert why in answer.why and not answer.may_pass
+    assert hosts.ids() == [] and hosts.service.refused["not_its_own"] == 1
+
+
+def test_server_that_has_just_moved_is_asked_for_again(hosts):
+    elsewhere, here = nova_.Server("h2", checkpoint_hosts.PROJECT), hosts.nova.servers[SERVER]
+    hosts.nova.server = lambda instance_id, now=False: here if now else elsewhere
+    assert not hosts.register(taken(1)).why
+
+
+@pytest.mark.parametrize(
+    "failure", [nova_.NovaUnreachable("HTTP 503"), database.DatabaseError("gone")]
+)
+@pytest.mark.expect_log("is not registered")
+def test_what_nobody_can_say_now_is_a_no_that_passes(hosts, failure):
+    hosts.nova.failure = failure
+    assert hosts.register(taken(1)).may_pass and hosts.ids() == []
+    hosts.nova.failure = None
+    assert not hosts.register(taken(1, sent_s=NOW_S + 2)).why
+
+
+@pytest.mark.expect_log("proves nothing")
+def test_nobody_speaks_for_another_host(hosts):
+    assert "h2 has signed it" in hosts.register(taken(1), by="h2").why
+    assert "h2 has signed it" in hosts.kept(by="h2").why
+    assert hosts.ids() == [] and hosts.service.refused["not_authentic"] == 2
+
+
+@pytest.mark.expect_log("proves nothing")
+def test_sample_is_no_checkpoint(hosts):
+    assert "none of the keys" in hosts.register(taken(1), purpose=signing.SAMPLE).why
+
+
+@pytest.mark.expect_log("proves nothing")
+@pytest.mark.parametrize("sent_s", [NOW_S - freshness.AGE_S - 1, NOW_S + freshness.FUTURE_S + 1])
+def test_old_message_means_nothing(hosts, sent_s):
+    assert "host's clock" in hosts.register(taken(1, sent_s=sent_s)).why or hosts.ids() == []
+    assert hosts.ids() == []
+
+
+@pytest.mark.expect_log("it was taken before")
+def test_copy_of_a_message_means_nothing(hosts):
+    message = hosts.sealed(taken(1))
+    hosts.service.register(message)
+    hosts.store.forget_checkpoint(checkpoint_id(1))
+    hosts.service.register(message)
+    assert hosts.ids() == []
+
+
+@pytest.mark.parametrize(
+    "payload", [None, {}, {"payload": "{}", "signature": "x"}, [1], "x" * 100, {"payload": 1}]
+)
+def test_nonsense_is_refused(hosts, payload):
+    assert decision_api.decode(hosts.service.register(payload), messages.Answer).why
+    assert hosts.service.refused["not_authentic"] == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"key": "xy"},
+        {"holders": []},
+        {"holders": [{"host": "h1", "address": "10.0.0.1:1"}]},
+        {"holders": [{"host": "h2", "address": "example.org:80"}]},
+        {"checkpoint_id": checkpoint_id(1).upper().replace("0B", "0B")},
+        {"manifest_name": "ab"},
+        {"number": 0},
+        {"taken_ms": 1 << 64},
+        {"consistency": "perhaps"},
+        {"host": "../h1"},
+    ],
+)
+def test_what_makes_no_sense_cannot_be_told(changed):
+    told = msgspec.to_builtins(taken(1)) | changed
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(told, messages.Taken)
+
+
+def test_host_is_told_which_of_its_own_stay(hosts):
+    hosts.register(taken(1))
+    hosts.nova.servers[checkpoint_hosts.OTHER_SERVER] = nova_.Server("h2", checkpoint_hosts.PROJECT)
+    holders = (messages.Holder("h1", "10.0.0.1:7205"),)
+    other = taken(
+        2, host="h2", instance_id=checkpoint_hosts.OTHER_SERVER, vault_disk=SERVER, holders=holders
+    )
+    hosts.register(other)
+    answer = hosts.kept()
+    assert [one.checkpoint_id for one in answer.kept] == [checkpoint_id(1)] and answer.is_complete
+
+
+def test_checkpoints_go_some_time_after_their_server(hosts):
+    hosts.register(taken(1))
+    hosts.nova.servers = {}
+    for later_s, left in ((0, 1), (99, 1), (2, 0)):
+        hosts.now_s += later_s
+        hosts.service.sweep(threading.Event())
+        assert len(hosts.ids()) == left
+
+
+def test_server_that_comes_back_keeps_its_checkpoints(hosts):
+    hosts.register(taken(1))
+    servers, hosts.nova.servers = hosts.nova.servers, {}
+    hosts.service.sweep(threading.Event())
+    assert hosts.store.newest_checkpoints() == []
+    hosts.nova.servers = servers
+    hosts.service.sweep(threading.Event())
+    hosts.nova.servers = {}
+    hosts.now_s += 150
+    hosts.service.sweep(threading.Event())
+    assert len(hosts.ids()) == 1
+
+
+def test_nothing_goes_while_nova_is_away(hosts):
+    hosts.register(taken(1))
+    hosts.nova.failure = nova_.NovaUnreachable("HTTP 503")
+    hosts.now_s += 10_000
+    with pytest.raises(nova_.NovaUnreachable):
+        hosts.service.sweep(threading.Event())
+    assert len(hosts.ids()) == 1
+
+
+def test_newest_of_each_server_is_pictured(hosts):
+    hosts.register(taken(1))
+    hosts.now_s += 1
+    hosts.register(taken(2))
+    [newest] = hosts.store.newest_checkpoints()
+    assert newest == (SERVER, NOW_S + 0.002, 600, 1 << 20)

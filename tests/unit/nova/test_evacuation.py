@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers that are evacuated: whose disk lies on a checkpoint, whose does not, and who is told."""
+
+import http.server
+import json
+import os
+import subprocess
+import threading
+import types
+
+import pytest
+
+from acstor_common import control_wire
+from acstor_common import errors
+from acstor_nova import agent_client
+from acstor_nova import decision_client
+from acstor_nova import evacuation
+from acstor_nova import imagebackend
+from tests.fakes import nova_backend
+from tests.fakes import scripted_agent
+
+NEW, OLD = "0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21", "0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e22"
+INSTANCE = nova_backend.INSTANCE
+SIZE = 3 << 20
+CONTEXT = types.SimpleNamespace(auth_token="a-token")
+LISTED = {
+    "checkpoints": [
+        {"checkpoint_id": NEW, "taken_at": "2026-11-23T15:00:00Z", "new_field": 1},
+        {"checkpoint_id": OLD, "taken_at": "2026-11-23T14:00:00Z"},
+    ]
+}
+ATTACHED = scripted_agent.done({"size_bytes": SIZE, "chunk_bytes": 65536, "path": "unused"})
+
+
+def recovery_of(checkpoint_id):
+    return {
+        "checkpoint_id": checkpoint_id,
+        "instance_id": INSTANCE,
+        "image_id": nova_backend.IMAGE,
+        "owner": "h1",
+        "vault_disk": OLD,
+        "manifest_name": "ab" * 32,
+        "holders": [{"host": "h2", "address": "10.0.0.2:7205"}],
+        "key": "cd" * 32,
+    }
+
+
+class Api:
+    """The REST API, as far as it is asked; ``answers`` are bodies by path, ``status`` all have."""
+
+    def __init__(self) -> None:
+        self.status, self.asked = 200, []
+        listed = f"/v1/checkpoints?instance={INSTANCE}&limit={decision_client.NEWEST}"
+        self.answers = {listed: json.dumps(LISTED).encode()}
+        for one in (NEW, OLD):
+            path = f"/v1/checkpoints/{one}/recovery"
+            self.answers[path] = json.dumps(recovery_of(one)).encode()
+        self.listed = listed
+        api = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                api.asked.append((self.path, self.headers["X-Auth-Token"]))
+                body = api.answers.get(self.path, b"{}")
+                self.send_response(api.status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def api():
+    made = Api()
+    thread = threading.Thread(target=made.server.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join(5)
+
+
+@pytest.fixture
+def nova(tmp_path, monkeypatch, api):
+    monkeypatch.setattr(imagebackend, "AGENT_WAIT_S", 0.0)
+    made = nova_backend.Nova(tmp_path)
+    made.conf.set_override("decision_url", api.url, group="acstor")
+    made.answers[control_wire.AttachCheckpoint] = ATTACHED
+    (tmp_path / INSTANCE).mkdir()
+    disks = tmp_path / "mirror" / "disks"
+    disks.mkdir()
+    for one in (NEW, OLD):
+        (disks / f"{one}.raw").write_bytes(bytes(SIZE))
+    return made
+
+
+@pytest.fixture
+def agent(nova):
+    told = [{"checkpoint_id": NEW, "instance_id": INSTANCE, "is_whole": False, "lacking_chunks": 1}]
+    nova.answers[control_wire.Recovered] = scripted_agent.done({"disks": told})
+    nova.answers[control_wire.DropDisk] = scripted_agent.done({})
+    with scripted_agent.running(nova.socket, nova.answers) as running:
+        yield running
+
+
+def evacuate(nova):
+    with evacuation.noted(INSTANCE, CONTEXT):
+        return nova.spawn(size=SIZE)
+
+
+def base_of(made):
+    said = subprocess.run(
+        ["qemu-img", "info", "-U", "--output=json", made.path], check=True, capture_output=True
+    )
+    told = json.loads(said.stdout)
+    return os.path.basename(told["full-backing-filename"]), told["virtual-size"]
+
+
+def asked(agent, kind):
+    return [one for one in agent.asked if isinstance(one, kind)]
+
+
+def test_disk_of_an_evacuated_server_lies_on_its_newest_checkpoint(nova, agent, api):
+    made = evacuate(nova)
+    assert base_of(made) == (f"{NEW}.raw", SIZE)
+    assert not nova.base.exists()  # nothing was downloaded, and no mirror linked
+    [request] = asked(agent, control_wire.AttachCheckpoint)
+    assert (request.checkpoint_id, request.holders) == (NEW, (("h2", "10.0.0.2:7205"),))
+    assert {token for _, token in api.asked} == {"a-token"}
+    assert made._instance.metadata == {"acstor_recovered_from": "2026-11-23T15:00:00Z"}
+
+
+def test_start_waits_for_the_disk_and_chooses_as_for_mirrors(nova, agent):
+    info = evacuate(nova).libvirt_info("none")
+    assert info.driver_cache == "writeback"
+    assert info.format_dom().find("driver").get("rerror_policy") == "stop"
+
+
+def test_disk_of_a_larger_flavor_is_as_large(nova, agent):
+    with evacuation.noted(INSTANCE, CONTEXT):
+        made = nova.spawn(size=2 * SIZE)
+    assert base_of(made)[1] == 2 * SIZE
+
+
+def test_rebuild_gives_an_empty_disk(nova, agent, api):
+    made = nova.spawn()
+    assert base_of(made)[0] == nova.base.name and api.asked == []
+
+
+def test_other_disks_of_the_server_and_of_other_servers_are_made_as_ever(nova, agent, api):
+    with evacuation.noted(OLD, CONTEXT):
+        nova.spawn()
+    with evacuation.noted(INSTANCE, CONTEXT):
+        nova.disk("disk.swap").cache(fetch_func=nova_backend.download, filename="swap_64", size=1)
+    assert api.asked == []
+
+
+def test_disk_that_is_there_is_left_alone(nova, agent, api):
+    made = nova.spawn()
+    evacuate(nova)
+    assert base_of(made)[0] == nova.base.name and api.asked == []
+
+
+def test_without_the_api_nothing_changes(nova, agent):
+    nova.conf.set_override("decision_url", "", group="acstor")
+    assert base_of(evacuate(nova))[0] == nova.base.name
+
+
+@pytest.mark.expect_log(NEW)
+def test_older_checkpoint_is_taken_where_the_newest_cannot_be_had(nova, agent):
+    def answer(request):
+        if request.checkpoint_id == NEW:
+            return control_wire.encode(control_wire.Failed("ChunkLost", "no holder has it"))
+        return ATTACHED(request)
+
+    agent.answers[control_wire.AttachCheckpoint] = answer
+    assert base_of(evacuate(nova))[0] == f"{OLD}.raw"
+
+
+def away(nova, api):
+    api.server.shutdown()
+    api.server.server_close()
+
+
+def refused(nova, api):
+    api.status = 403
+    api.answers[api.listed] = b'{"error": {"message": "you may not"}}'
+
+
+def none(nova, api):
+    api.answers[api.listed] = b'{"checkpoints": []}'
+
+
+def nonsense(nova, api):
+    api.answers[api.listed] = b'{"a":' * 100_000
+
+
+def endless(nova, api):
+    api.answers[api.listed] = b" " * (decision_client.MAX_ANSWER_BYTES + 1)
+
+
+def too_many(nova, api):
+    api.answers[api.listed] = json.dumps({"checkpoints": LISTED["checkpoints"] * 6}).encode()
+
+
+FAULTS = {
+    away: "Connection",
+    refused: r"you may not \(HTTP 403\)",
+    none: "it has no checkpoint",
+    nonsense: "recursion",
+    endless: "longer than",
+    too_many: "length <= 10",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_server_is_not_given_an_empty_disk_in_silence(nova, agent, api, fault):
+    fault(nova, api)
+    with pytest.raises(nova_backend.CannotStartError, match=FAULTS[fault]):
+        evacuate(nova)
+    assert not (nova.folder / INSTANCE / "disk").exists()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.expect_log("it begins as its image")
+def test_server_begins_as_its_image_if_the_operator_wants_that(nova, agent, api, fault):
+    nova.conf.set_override("recover", "preferred", group="acstor")
+    fault(nova, api)
+    assert base_of(evacuate(nova))[0] == nova.base.name
+
+
+def test_agent_that_is_away_is_no_empty_disk(nova):
+    with pytest.raises(nova_backend.CannotStartError, match="no answer from the agent"):
+        evacuate(nova)
+
+
+def test_disk_that_cannot_be_made_is_an_error_in_words(nova, agent, monkeypatch):
+    def fail(*args, **more):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(evacuation.processutils, "execute", fail)
+    with pytest.raises(nova_backend.CannotStartError, match="no space left"):
+        evacuate(nova)
+
+
+def test_live_migration_of_what_lies_on_a_checkpoint_is_refused(nova, agent):
+    with pytest.raises(nova_backend.CannotStartError, match="virsh blockpull"):
+        nova.spawn(filename=f"{NEW}.raw")
+
+
+def test_start_without_the_checkpoint_on_this_host_says_why(nova, agent):
+    made = evacuate(nova)
+    agent.answers[control_wire.Recovered] = scripted_agent.done({"disks": []})
+    with pytest.raises(nova_backend.CannotStartError, match="on the host that it was recovered on"):
+        made.libvirt_info("none")
+
+
+def test_start_waits_for_the_agent(nova):
+    with scripted_agent.running(nova.socket, nova.answers):
+        made = evacuate(nova)
+    nova.socket.unlink()
+    with pytest.raises(nova_backend.CannotStartError, match="Is acstor-agent running"):
+        made.libvirt_info("none")
+
+
+def test_disk_of_a_checkpoint_goes_when_nothing_lies_on_it(nova, agent):
+    made = evacuate(nova)
+    evacuation.drop_unused(nova.host)
+    assert not asked(agent, control_wire.DropDisk)
+    os.rename(nova.folder / INSTANCE, nova.folder / f"{INSTANCE}_resize")
+    evacuation.drop_unused(nova.host)
+    assert not asked(agent, control_wire.DropDisk)
+    os.unlink(nova.folder / f"{INSTANCE}_resize" / os.path.basename(made.path))
+    evacuation.drop_unused(nova.host)
+    assert asked(agent, control_wire.DropDisk) == [control_wire.DropDisk(NEW)]
+
+
+def test_disk_that_is_being_made_is_used(nova, agent, monkeypatch):
+    monkeypatch.setattr(evacuation, "_laying", {NEW})
+    evacuation.drop_unused(nova.host)
+    assert not asked(agent, control_wire.DropDisk)
+
+
+def test_agent_that_is_away_keeps_what_it_has(nova):
+    evacuation.drop_unused(nova.host)
+
+
+def test_only_an_evacuation_is_noted():
+    seen = []
+
+    def stock(self, context, instance, **kwargs):
+        seen.append(evacuation._under_way.get())
+
+    instance = types.SimpleNamespace(uuid=INSTANCE)
+    ours = evacuation.rebuilding(stock, lambda: True)
+    ours(None, context=CONTEXT, instance=instance, evacuate=True)
+    ours(None, context=CONTEXT, instance=instance, evacuate=False)
+    evacuation.rebuilding(stock, lambda: False)(None, CONTEXT, instance, evacuate=True)
+    assert seen == [(INSTANCE, CONTEXT), None, None]
+    assert evacuation._under_way.get() is None
+
+
+def test_agent_that_is_too_old_refuses(nova):
+    failed = scripted_agent.failed("RemoteProtocolError", "what is that")
+    with scripted_agent.running(nova.socket, {control_wire.Recovered: failed}):
+        with pytest.raises(errors.AgentRefused):
+            agent_client.AgentClient(str(nova.socket), 5.0).recovered()

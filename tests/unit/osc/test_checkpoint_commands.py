@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands about checkpoints over the real API on SQLite."""
+
+import argparse
+import sys
+import time
+import types
+
+import pytest
+from osc_lib import exceptions
+
+from acstor_decision.api import app
+from acstor_osc import client
+from acstor_osc.v1 import checkpoint
+from tests.fakes import checkpoint_hosts
+from tests.unit.osc import test_commands as commands
+
+SERVER = checkpoint_hosts.SERVER
+taken, checkpoint_id = checkpoint_hosts.taken, checkpoint_hosts.checkpoint_id
+
+
+@pytest.fixture
+def nova():
+    return checkpoint_hosts.Nova()
+
+
+@pytest.fixture
+def run(api_configuration, store, glance, bus, nova):
+    """Return what runs a command with its arguments."""
+    asked = app.make_plain_app(api_configuration, store, glance, bus, nova).test_client()
+    asked.environ_base["HTTP_X_ROLES"] = "admin"
+    known = {"web": types.SimpleNamespace(id=SERVER)}
+    compute = types.SimpleNamespace(find_server=lambda name, ignore_missing: known.get(name))
+    manager = types.SimpleNamespace(
+        acstor=commands.InProcess(asked), sdk_connection=types.SimpleNamespace(compute=compute)
+    )
+
+    def do(command, *argv):
+        command_app = types.SimpleNamespace(client_manager=manager, stdout=sys.stdout)
+        made = command(command_app, argparse.Namespace())
+        return made.take_action(made.get_parser("test").parse_args(argv))
+
+    return do
+
+
+@pytest.fixture
+def two(store):
+    for number in (1, 2):
+        store.note_checkpoint(taken(number), time.time() + number, 10)
+
+
+@pytest.mark.parametrize("name", ["web", SERVER])
+def test_checkpoints_of_a_server_are_listed(run, two, name):
+    rows = commands.table(run(checkpoint.ListCheckpoint, "--server", name))
+    assert [row["ID"] for row in rows] == [checkpoint_id(2), checkpoint_id(1)]
+    assert rows[0]["Changed"].machine_readable() == 1 << 20
+    assert rows[0]["Kept By"].machine_readable() == ["h2", "h3"]
+    assert commands.table(run(checkpoint.ListCheckpoint, "--host", "h9")) == []
+
+
+def test_one_is_shown(run, two):
+    shown = commands.fields(run(checkpoint.ShowCheckpoint, checkpoint_id(1)))
+    assert shown["instance_id"] == SERVER and "key" not in shown
+
+
+def test_host_is_asked_for_one(run, bus):
+    shown = commands.fields(run(checkpoint.CreateCheckpoint, "web"))
+    assert (shown["host"], shown["latest"]) == ("h1", None)
+    assert bus.checkpoints == [(SERVER, "h1")]
+
+
+def waits(monkeypatch, look_again):
+    clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=look_again)
+    monkeypatch.setattr(client, "time", clock)
+
+
+def test_one_is_waited_for(run, two, store, monkeypatch):
+    looks = []
+
+    def look_again(_seconds):
+        looks.append(1)
+        if len(looks) == 2:
+            store.note_checkpoint(taken(3), time.time() + 3, 10)
+
+    waits(monkeypatch, look_again)
+    shown = commands.fields(run(checkpoint.CreateCheckpoint, "web", "--wait"))
+    assert (shown["checkpoint_id"], len(looks)) == (checkpoint_id(3), 2)
+
+
+def test_one_that_does_not_come_is_given_up(run, two, monkeypatch):
+    waits(monkeypatch, lambda _seconds: None)
+    with pytest.raises(exceptions.CommandError, match="checkpoint list --server"):
+        run(checkpoint.CreateCheckpoint, "web", "--wait", "--timeout", "0.05")
+
+
+def test_all_that_can_be_are_deleted(run, two, store):
+    unknown = checkpoint_id(9)
+    with pytest.raises(exceptions.CommandError, match=f"{unknown}.*not known"):
+        run(checkpoint.DeleteCheckpoint, unknown, checkpoint_id(1))
+    assert [row.checkpoint_id for row in store.checkpoints("", 9, "", "")] == [checkpoint_id(2)]
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "why"),
+    [
+        (checkpoint.CreateCheckpoint, "nobody", "no server nobody"),
+        (checkpoint.ShowCheckpoint, "web", "no id of a checkpoint"),
+        (checkpoint.ShowCheckpoint, checkpoint_id(1), "not known"),
+        (checkpoint.CreateCheckpoint, checkpoint_hosts.OTHER_SERVER, "not known"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_words(run, command, name, why):
+    with pytest.raises(exceptions.CommandError, match=why):
+        run(command, name)
