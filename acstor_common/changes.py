@@ -18,9 +18,6 @@ import struct
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import NamedTuple
-from typing import Protocol
-from typing import Self
-from typing import TypeVar
 
 import blake3
 
@@ -61,6 +58,9 @@ class Kind(enum.IntEnum):
 
     DATA = 1
     ZERO = 2
+
+
+_KINDS = {kind.value: kind for kind in Kind}  # a lookup costs a tenth of Kind(kind)
 
 
 class Change(NamedTuple):
@@ -142,7 +142,7 @@ class Table:
 
     def __iter__(self) -> Iterator[Change]:
         for at, length, kind in _CHANGE.iter_unpack(self._raw):
-            yield Change(at, length, Kind(kind))
+            yield Change(at, length, _KINDS[kind])
 
     def __bytes__(self) -> bytes:
         """Return the table as it stands in the stream."""
@@ -182,34 +182,21 @@ def _cut(run: Change) -> Iterator[Change]:
         yield Change(at, min(MAX_CHANGE_BYTES, run.stop - at), run.kind)
 
 
-class _Range(Protocol):
-    """A range of a disk, as a change is."""
-
-    @property
-    def at(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-    def _replace(self, *, at: int = ..., length: int = ...) -> Self: ...
-
-
-_R = TypeVar("_R", bound=_Range)
-
-
-def laid_over(upper: Iterable[_R], lower: Iterable[_R]) -> Iterator[_R]:
-    """Yield the ranges of ``upper``, and between them what they leave of ``lower``.
+def laid_over(upper: Iterable[Change], lower: Iterable[Change]) -> Iterator[Change]:
+    """Yield the changes of ``upper``, and between them what they leave of ``lower``.
 
     >>> zeros = [Change(0, 4096, Kind.ZERO)]
     >>> list(laid_over([Change(512, 512, Kind.DATA)], zeros)) == [
     ...     Change(0, 512, Kind.ZERO), Change(512, 512, Kind.DATA), Change(1024, 3072, Kind.ZERO)]
     True
 
-    :param upper: changes or the like in the order of the disk; so is ``lower``
+    :param upper: in the order of the disk; so is ``lower``
     """
     rest = iter(lower)
     below = next(rest, None)
     for above in upper:
         while below is not None and below.at < above.at:
-            yield _cut_at(below, above.at)
+            yield below._replace(length=min(below.stop, above.at) - below.at)
             below = _behind(below, above.at) or next(rest, None)
         yield above
         while below is not None and below.at < above.stop:
@@ -219,13 +206,9 @@ def laid_over(upper: Iterable[_R], lower: Iterable[_R]) -> Iterator[_R]:
         yield from rest
 
 
-def _cut_at(found: _R, offset: int) -> _R:
-    return found if found.stop <= offset else found._replace(length=offset - found.at)
-
-
-def _behind(found: _R, offset: int) -> _R | None:
-    """Return what a range has from ``offset`` on, which lies behind its beginning."""
-    return found._replace(at=offset, length=found.stop - offset) if found.stop > offset else None
+def _behind(change: Change, offset: int) -> Change | None:
+    """Return what a change has from ``offset`` on, which lies behind its beginning."""
+    return Change(offset, change.stop - offset, change.kind) if change.stop > offset else None
 
 
 # Writing
