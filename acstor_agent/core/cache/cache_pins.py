@@ -14,8 +14,6 @@ from acstor_common import ids
 
 SPARED = 10
 """One part of so many of the limit is left to what is not pinned."""
-FEW = 4
-"""Chunks that fill less than one part of so many of a slab are not counted as having their own."""
 
 
 class Pins:
@@ -80,28 +78,29 @@ class Pins:
 def lacking_bytes(slots: Mapping[int, int], limit_bytes: int, slab_bytes: int) -> int:
     """Return how many bytes a cache lacks to keep so many slots of each size; 0 if it has room.
 
-    A size that fills a slab has slabs of its own.  A few chunks of another size, as the last ones
-    of images are, find room in larger slots.  Chunks that come in an unlucky order may lack more:
-    a few small ones that came first have a slab after all, and others' chunks spread the pinned
-    ones over more slabs than they fill.
+    Each size has slabs of its own as long as there is room for them; what is left over then, as the
+    last chunks of images, finds room in larger slots.  Chunks that come in an unlucky order may
+    lack more: small ones that came first have slabs that larger ones need, and others' chunks
+    spread the pinned ones over more slabs than they fill.
 
     >>> lacking_bytes({65536: 100}, limit_bytes=8 << 20, slab_bytes=1 << 20)
     0
     >>> lacking_bytes({65536: 1000}, limit_bytes=8 << 20, slab_bytes=1 << 20) > 50 << 20
     True
     """
-    file_bytes, used_bytes, carried = 0, 0.0, 0
-    sizes = sorted(size for size, count in slots.items() if count)
-    for slot_bytes in sizes:
-        layout = cache_slab.SlabLayout.within(slab_bytes, slot_bytes)
+    file_bytes, used_bytes, left_bytes = 0, 0.0, limit_bytes
+    free = homeless = 0  # slots of larger sizes, and chunks for which there are none
+    for slot_bytes in sorted((size for size, count in slots.items() if count), reverse=True):
+        layout, count = cache_slab.SlabLayout.within(slab_bytes, slot_bytes), slots[slot_bytes]
         if not layout.slot_count:
-            return slot_bytes * slots[slot_bytes]  # no slab can have such a slot
-        count = slots[slot_bytes] + carried
-        if count < layout.slot_count // FEW and slot_bytes != sizes[-1]:
-            carried = count
-            continue
-        carried = 0
-        file_bytes += -(-count // layout.slot_count) * layout.file_bytes
+            return slot_bytes * count  # no slab can have such a slot
+        wanted = -(-count // layout.slot_count)
+        made = min(wanted, left_bytes // layout.file_bytes)
+        left_bytes -= made * layout.file_bytes
+        free += made * layout.slot_count - count
+        homeless, free = homeless + max(0, -free), max(0, free)
+        file_bytes += wanted * layout.file_bytes
         used_bytes += count * layout.file_bytes / layout.slot_count
     may_use_bytes = limit_bytes - limit_bytes // SPARED
-    return max(0, file_bytes - limit_bytes, math.ceil(used_bytes) - may_use_bytes)
+    lacking = file_bytes - limit_bytes if homeless else 0
+    return max(0, lacking, math.ceil(used_bytes) - may_use_bytes)

@@ -189,8 +189,13 @@ class Images:
             self.admin.delete_image(artefact["id"], ignore_missing=True)
 
 
-def manage(listener: acstor_glance.Listener, *words: str, status: int = 0) -> list[dict[str, Any]]:
-    """Run ``acstor-glance-manage`` with the listener's configuration; return what it printed."""
+def manage(
+    listener: acstor_glance.Listener, *words: str, status: int | None = 0
+) -> list[dict[str, Any]]:
+    """Run ``acstor-glance-manage`` with the listener's configuration; return what it printed.
+
+    :param status: that it has to end with; None: any
+    """
     listener.configure()
     command = [sys.executable, "-m", "acstor_glance.cmd.manage", "--config-file"]
     done = subprocess.run(
@@ -200,12 +205,12 @@ def manage(listener: acstor_glance.Listener, *words: str, status: int = 0) -> li
         timeout=DEADLINE_S,
         check=False,
     )
-    assert done.returncode == status, done.stdout + done.stderr
+    assert status in (None, done.returncode), done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def checked(listener: acstor_glance.Listener, status: int = 0) -> list[dict[str, Any]]:
-    """Return what the check says of images in use."""
+def checked(listener: acstor_glance.Listener, status: int | None = None) -> list[dict[str, Any]]:
+    """Return what the check says of images in use; its status is of the other images as well."""
     return [row for row in manage(listener, "check", status=status) if "check" in row]
 
 
