@@ -194,14 +194,19 @@ def slow_way_to(net: network.Network, port: int) -> Iterator[str]:
         yield f"http://{relay.LOOPBACK}:{door.port}"
 
 
-def make_disk(guest: guest_image.GuestImage, folder: pathlib.Path, say: harness.Say) -> Disk:
+def make_disk(
+    guest: guest_image.GuestImage,
+    folder: pathlib.Path,
+    say: harness.Say,
+    data_mib: int = DATA_MIB,
+) -> Disk:
     """Write the guest's disk with a partition of random bytes behind it, and compress it."""
     raw, qcow2 = folder / "disk.raw", folder / "disk.qcow2"
     runs.tool(["cp", "--sparse=always", guest.raw, raw])
     with raw.open("ab") as disk:
-        for _ in range(DATA_MIB):
+        for _ in range(data_mib):
             disk.write(os.urandom(geometry.MIB))
-    runs.tool(["sfdisk", "-q", "--append", raw], f"size={DATA_MIB}MiB, type=83\n")
+    runs.tool(["sfdisk", "-q", "--append", raw], f"size={data_mib}MiB, type=83\n")
     runs.tool(["qemu-img", "convert", "-m", "2", "-c", "-W", "-O", "qcow2", raw, qcow2])
     allocated_mib = raw.stat().st_blocks * 512 // geometry.MIB
     made = Disk(raw, qcow2, raw.stat().st_size, qcow2.stat().st_size)

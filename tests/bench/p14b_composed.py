@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """P14b: snapshots of a server that wrote 100 MB, at 100 Mbit/s from its host to the image service.
 
-One cloud, two compute hosts, a gateway beside Glance; the lab's Debian guest runs on each, with a
-disk of 2 GiB to which QEMU writes 100 MB in pieces all over it.  All that both hosts have to do
-with Glance and the gateway goes over one link.  The second host is stock Nova's, which uploads
-whole images; the first one sends changes.  They take turns, so that both see the same machine, and
-each snapshot has the link for itself.
+One cloud, two compute hosts, a gateway beside Glance.  On each runs the lab's Debian guest, of an
+image of 2 GiB that has random bytes behind its system, over which QEMU writes 100 MB in pieces.
+All that both hosts have to do with Glance and the gateway goes over one link.  The second host is
+stock Nova's, which uploads whole images; the first one sends changes.  They take turns, so that
+both see the same machine, and each snapshot has the link for itself.
 
 P14b is what left the host for a snapshot, as the kernel counts it on the link, divided by what the
 server's disk has of its own, in clusters.  P14c is the time until the image is active, over that of
@@ -39,7 +39,9 @@ from tests.lab.openstack import cloud
 TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "3"))
 LINK_MBIT = 100.0
 DISK_GIB = 2
-WRITTEN_BYTES = 100 * 1000 * 1000
+DATA_MIB = 512
+"""Of the image, behind the guest's 1.5 GiB: no guest has it mounted."""
+WRITTEN_BYTES = 96 * geometry.MIB
 PIECE_BYTES = 2 * geometry.MIB
 
 
@@ -78,7 +80,8 @@ def run(say: harness.Say) -> harness.Result:
         gateway = stack.enter_context(beside(lab))
         net = stack.enter_context(network.Network(hosts=1, link_mbit=LINK_MBIT))
         both = stack.enter_context(joined(lab, gateway, net))
-        with guest.raw.open("rb") as raw, guest.qcow2.open("rb") as qcow2:
+        disk = p12_nova.make_disk(guest, folders.folder, say, DATA_MIB)
+        with disk.raw.open("rb") as raw, disk.qcow2.open("rb") as qcow2:
             ids = both.images.map(both.images.add(raw)), both.images.add(qcow2, "qcow2")
         servers = {
             way: stack.enter_context(
@@ -126,11 +129,11 @@ def joined(
 
 
 def write(server: nova_hosts.Server) -> None:
-    """Have QEMU write to the server's disk, in pieces all over it."""
-    pieces = WRITTEN_BYTES // PIECE_BYTES
-    step = DISK_GIB * 1024 * geometry.MIB // pieces
+    """Have QEMU write to the server's disk, in pieces all over what no guest uses."""
+    begin, pieces = (DISK_GIB * 1024 - DATA_MIB) * geometry.MIB, WRITTEN_BYTES // PIECE_BYTES
+    step = DATA_MIB * geometry.MIB // pieces // geometry.DEFAULT_CHUNK_BYTES
     for number in range(pieces):
-        at = number * step // geometry.DEFAULT_CHUNK_BYTES * geometry.DEFAULT_CHUNK_BYTES
+        at = begin + number * step * geometry.DEFAULT_CHUNK_BYTES
         nova_moves.qemu_io(server, f"write -P {number % 255 + 1} {at} {PIECE_BYTES}")
 
 
