@@ -33,6 +33,7 @@ from acstor_common import ids
 
 BATCH_BYTES: Final = 4 * geometry.MIB
 """Of the disk: what is sealed and sent at a time, and held in memory."""
+_NOT_READ: Final = ids.Cid(b"")
 
 
 class Disk(Protocol):
@@ -85,7 +86,11 @@ class Seen(NamedTuple):
 class Taking:
     """Reads, seals and sends what is to be in one checkpoint; counts what it did.
 
+    After it, ``is_cut`` says that not all was read.  What was is in the entries, and what was not
+    is in none of them, also if the last manifest has it; so the next one reads it.
+
     :param chunk_bytes: of the base's chunk map
+    :param is_late: says, again and again, whether nothing more is to be read
     """
 
     def __init__(
@@ -95,8 +100,10 @@ class Taking:
         seal: checkpoint_sealing.Seal,
         copies: Copies,
         pace: Pace,
+        is_late: Callable[[], bool] = lambda: False,
     ) -> None:
         self._disk, self._seal, self._copies, self._pace = disk, seal, copies, pace
+        self._is_late, self.is_cut = is_late, False
         self.cut = geometry.Geometry(disk.size_bytes, chunk_bytes)
         self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
 
@@ -111,7 +118,8 @@ class Taking:
         )
         before = -1
         for entry in heapq.merge(fresh, named, key=operator.attrgetter("chunk_no")):
-            if entry.chunk_no != before:  # of two, the first is what was just read
+            # Of two, the first is what was just read, or was to be.
+            if entry.chunk_no != before and entry.cid != _NOT_READ:
                 self.changed_bytes += self.cut.chunk_length(entry.chunk_no)
                 yield entry
             before = entry.chunk_no
@@ -141,7 +149,7 @@ class Taking:
     def _fresh(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
         numbers = itertools.chain.from_iterable(itertools.starmap(range, runs))
         count = max(1, BATCH_BYTES // self.cut.chunk_bytes)
-        while batch := list(itertools.islice(numbers, count)):
+        while not self._is_late() and (batch := list(itertools.islice(numbers, count))):
             chunks = [(chunk_no, self._read(chunk_no)) for chunk_no in batch]
             found = [
                 (checkpoint_manifest.Entry(chunk_no, self._seal.name(plain)), plain)
@@ -149,6 +157,9 @@ class Taking:
             ]
             self._keep({entry.cid: plain for entry, plain in found})
             yield from (entry for entry, _ in found)
+        for chunk_no in numbers:
+            self.is_cut = True
+            yield checkpoint_manifest.Entry(chunk_no, _NOT_READ)
 
     def _read(self, chunk_no: int) -> bytes:
         plain = bytearray(self.cut.chunk_length(chunk_no))

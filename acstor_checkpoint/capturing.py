@@ -74,7 +74,12 @@ def _made(
     served = domains.Domains(own.libvirt_uri, lambda path: overlay.base_of(path, mirrors))
     taker = checkpointing.Checkpointing(
         checkpointing.Settings(
-            host, own.checkpoint_copies, own.checkpoint_rate_bytes_s, folder, ended
+            host,
+            own.checkpoint_copies,
+            own.checkpoint_rate_bytes_s,
+            folder,
+            own.checkpoint_longest_s,
+            ended,
         ),
         served,
         known,

@@ -9,6 +9,9 @@ What is done, in this order, so that whoever is killed loses the checkpoint at m
 4. the state names it and its bitmap;
 5. what is not needed any more goes: former bitmaps, chunks and manifests.
 
+A moment is not shown for long.  When its time is over, what was read so far is what the next
+attempt is made from, as if it were a checkpoint; but it is none.
+
 The one rule: what is not registered is no checkpoint, and the next one is made as if it had
 never been, but that chunks that holders have are not sent again.
 """
@@ -61,6 +64,7 @@ class Settings(NamedTuple):
     :param copies: how many holders are wanted
     :param rate_bytes_s: of reading a disk; 0: as fast as it goes
     :param folder: for sockets and scratch files; QEMU can write to it
+    :param longest_s: how long one moment is shown, while libvirt refuses to move the server
     :param ended: set when the daemon ends: the checkpoint that is on is given up
     """
 
@@ -68,7 +72,19 @@ class Settings(NamedTuple):
     copies: int
     rate_bytes_s: int
     folder: pathlib.Path
+    longest_s: float
     ended: threading.Event
+
+
+class NotDone(errors.AcstorError):
+    """A part of a checkpoint is kept; the next attempt goes on with the rest, at a new moment."""
+
+    def __init__(self, read_bytes: int, longest_s: float) -> None:
+        super().__init__(read_bytes, longest_s)
+        self.read_bytes, self.longest_s = read_bytes, longest_s
+
+    def __str__(self) -> str:
+        return f"{self.read_bytes} bytes were read in {self.longest_s:g} s; the rest follows"
 
 
 class Places(Protocol):
@@ -141,9 +157,14 @@ class Checkpointing:
             with self._shown(server, state, checkpoint_id, before) as shown:
                 why = why or ("" if shown.before else NO_BITMAP)
                 taking, sealed = self._taken(server, state, image, shown, copies)
-            copies.put_manifest(sealed)
             name = self._states.save_manifest(instance, sealed)
-            state.manifest, state.taken_ms = name, shown.taken_ms
+            state.manifest, state.whole_because = name, why or state.whole_because
+            if taking.is_cut:
+                self._note(instance, state, shown.bitmap, chosen)
+                raise NotDone(taking.read_bytes, self._settings.longest_s)
+            copies.put_manifest(sealed)
+            state.taken_ms = shown.taken_ms
+            why, state.whole_because = state.whole_because, ""
             record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
             stay = {*self._register(record), name}
             self._note(instance, state, shown.bitmap, chosen)
@@ -266,7 +287,10 @@ class Checkpointing:
         """Have the chunks kept; return what was done, and the sealed manifest."""
         seal = checkpoint_sealing.Seal(bytes.fromhex(state.key))
         pace = pace_.Pace(self._settings.rate_bytes_s, self._settings.ended)
-        taking = capture.Taking(shown.disk, state.chunk_bytes, seal, copies, pace)
+        end_s = time.monotonic() + self._settings.longest_s
+        taking = capture.Taking(
+            shown.disk, state.chunk_bytes, seal, copies, pace, lambda: time.monotonic() > end_s
+        )
         extents = shown.disk.extents() if shown.before else ()
         written = ((at, length) for at, length, flags in extents if flags & nbd.DIRTY)
         said = ((change.at, change.length) for change in overlay.said(server.disk.path))
@@ -321,7 +345,7 @@ class Checkpointing:
         bitmap: str,
         chosen: Sequence[record_.Holder],
     ) -> None:
-        """Write down that the checkpoint is one."""
+        """Write down what the next one is made from."""
         former = [] if state.bitmap in ("", bitmap) else [state.bitmap]
         state.begun = [*(name for name in state.begun if name != bitmap), *former]
         state.bitmap, state.holders = bitmap, [holder.host for holder in chosen]

@@ -86,6 +86,13 @@ OPTS: list[cfg.Opt] = [
         help="How fast disks are read for checkpoints, in bytes a second, all together; 0: as fast "
         "as it goes. What is sent is less, for it is compressed, times the copies.",
     ),
+    cfg.IntOpt(
+        "checkpoint_longest_s",
+        default=300,
+        min=10,
+        help="How long a disk is read at a time, in seconds. Meanwhile libvirt refuses to migrate "
+        "the server. What is not read by then is read right after that, of the disk as it is then.",
+    ),
     cfg.StrOpt(
         "state_dir",
         default="/var/lib/acstor-checkpoint",

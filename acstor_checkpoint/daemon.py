@@ -13,6 +13,7 @@ from typing import Final
 from typing import Protocol
 
 from acstor_checkpoint import cadence as cadence_
+from acstor_checkpoint import checkpointing
 from acstor_checkpoint import record as record_
 from acstor_checkpoint import servers
 from acstor_checkpoint import states as states_
@@ -136,6 +137,9 @@ class Daemon:
         began_s, instance = self._clock(), server.instance
         try:
             record = self._taker.take(server)
+        except checkpointing.NotDone as e:
+            LOG.info("server %s: %s", instance, e)
+            return  # it is still its turn
         except Exception as e:
             with self._lock:
                 pause_s = self._cadence.failed(instance, self._clock())

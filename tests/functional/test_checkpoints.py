@@ -280,6 +280,23 @@ def test_rate_is_bounded(lab, guest):
     assert time.monotonic() - began_s > 1.7
 
 
+def test_long_checkpoint_is_taken_in_parts(lab, guest, tmp_path):
+    start(guest)
+    guest.write(0, 16 * MIB, 1)
+    lab.options.rate_bytes_s, lab.options.longest_s = 8 * MIB, 0.2
+    owner = checkpoints.Host(lab.options)
+    for part in range(5):
+        try:
+            record = owner.taker.take(server_of(owner, guest))
+            break
+        except checkpointing.NotDone:
+            assert owner.registered() == [] and not guest.is_busy()
+            guest.write(part * MIB, CHUNK, part + 2)
+    assert part > 0 and record.whole_because == checkpointing.FIRST
+    assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
+    assert len(guest.bitmaps()) == 1
+
+
 def test_daemon_that_ends_gives_up_what_is_on(lab, guest):
     start(guest)
     guest.write(0, 4 * MIB, 1)

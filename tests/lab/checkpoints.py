@@ -52,6 +52,7 @@ class Options(msgspec.Struct):
     copies: int = 2
     rate_bytes_s: int = 0
     interval_s: int = 3600
+    longest_s: float = 600.0
 
 
 class Places:
@@ -93,7 +94,12 @@ class Host:
         )
         self.taker = checkpointing.Checkpointing(
             checkpointing.Settings(
-                ids.HostId(OWNER), options.copies, options.rate_bytes_s, self.sockets, self.ended
+                ids.HostId(OWNER),
+                options.copies,
+                options.rate_bytes_s,
+                self.sockets,
+                options.longest_s,
+                self.ended,
             ),
             self.domains,
             self.states,

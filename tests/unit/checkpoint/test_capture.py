@@ -56,8 +56,8 @@ def ranges(sectors):
     return [(sector * 512, 512) for sector in sorted(sectors)]
 
 
-def take(guest, holder, before):
-    taking = capture.Taking(guest, CHUNK, SEAL, holder, NO_PACE)
+def take(guest, holder, before, is_late=lambda: False):
+    taking = capture.Taking(guest, CHUNK, SEAL, holder, NO_PACE, is_late)
     written = ranges(guest.written) if before else ()
     entries = list(taking.entries(capture.Seen(before, written, ranges(guest.said))))
     guest.written.clear()
@@ -86,7 +86,7 @@ def test_what_was_flushed_is_there_after_any_life(seed):
     guest = Guest(rng.randbytes(9 * CHUNK + 512), 20 * CHUNK + 512 * rng.randrange(40))
     holder, before = checkpoint_copies.Holder(), None
     for _ in range(40):
-        match rng.randrange(8):
+        match rng.randrange(9):
             case 0:
                 guest.resize(max(512, guest.size_bytes + 512 * rng.randrange(-70, 70)))
             case 1:
@@ -98,6 +98,8 @@ def test_what_was_flushed_is_there_after_any_life(seed):
                 assert rebuilt(guest, holder, before) == guest.data
             case 3:
                 _, before = take(guest, holder, before)  # nobody was told that it is safe
+            case 8:
+                _, before = take(guest, holder, before, lambda: rng.random() < 0.5)
             case 4:
                 guest.written.clear()  # QEMU was killed
                 before = None
@@ -108,6 +110,24 @@ def test_what_was_flushed_is_there_after_any_life(seed):
                 guest.write(at, rng.choice([bytes(length), rng.randbytes(length)]))
     guest.flush()
     _, before = take(guest, holder, before)
+    assert rebuilt(guest, holder, before) == guest.data
+
+
+def test_what_is_cut_goes_on_with_the_rest(monkeypatch):
+    monkeypatch.setattr(capture, "BATCH_BYTES", 2 * CHUNK)
+    guest, holder = Guest(b"", 20 * CHUNK), checkpoint_copies.Holder()
+    guest.write(0, random.Random(1).randbytes(20 * CHUNK))
+    guest.flush()
+    before, parts = None, []
+    while not parts or parts[-1].is_cut:
+        late = iter([False, False, True, True])
+        taking, before = take(guest, holder, before, late.__next__)
+        parts.append(taking)
+        if len(parts) == 2:
+            guest.write(0, random.Random(2).randbytes(CHUNK))  # what was read already
+            guest.write(19 * CHUNK, random.Random(3).randbytes(CHUNK))
+            guest.flush()
+    assert [part.read_bytes // CHUNK for part in parts] == [4, 4, 4, 4, 4, 1]
     assert rebuilt(guest, holder, before) == guest.data
 
 
