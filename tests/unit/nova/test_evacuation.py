@@ -260,6 +260,13 @@ def test_start_fetches_nothing_for_what_lies_on_a_checkpoint(nova, agent, api):
     assert base_of(made)[0] == f"{NEW}.raw" and agent.asked == api.asked == []
 
 
+def test_agent_is_told_before_a_guest_on_a_checkpoint_is_ended(nova, agent):
+    agent.answers[control_wire.SwitchedOff] = scripted_agent.done({})
+    evacuate(nova)
+    imagebackend.switch_off(nova.host, INSTANCE)
+    assert asked(agent, control_wire.SwitchedOff) == [control_wire.SwitchedOff(INSTANCE)]
+
+
 def test_start_without_the_checkpoint_on_this_host_says_why(nova, agent):
     made = evacuate(nova)
     agent.answers[control_wire.Recovered] = scripted_agent.done({"disks": []})
