@@ -16,6 +16,7 @@ import zipfile
 
 import pytest
 
+from acstor_nova import evacuation
 from acstor_nova import register
 from tests.lab import runs
 from tests.lab.openstack import installed
@@ -36,6 +37,7 @@ from nova import config
 from nova.conf import CONF
 config.parse_args(["nova-compute", "--config-file", sys.argv[1]])
 logging.basicConfig(stream=sys.stderr)
+from nova.compute import manager
 from nova.virt.libvirt import driver, imagebackend
 made = imagebackend.Backend(True)
 classes = {name: [base.__module__ + "." + base.__name__ for base in made.BACKEND[name].__mro__]
@@ -45,11 +47,14 @@ print(json.dumps({
     "images_type": CONF.libvirt.images_type,
     "classes": classes,
     "precache": driver.LibvirtDriver.cache_image.__code__.co_filename,
+    "clean_up": driver.LibvirtDriver.manage_image_cache.__code__.co_filename,
+    "evacuations": manager.ComputeManager._rebuild_default_impl.__code__.co_filename,
     "snapshots": driver.libvirt_utils.extract_snapshot.__code__.co_filename,
     "power": driver.libvirt_guest.Guest.poweroff.__code__.co_filename,
 }))
 """
-MIRROR_BASE, STOCK = "acstor_nova.imagebackend.MirrorBase", f"{register.IMAGEBACKEND}.Qcow2"
+OURS = ["acstor_nova.evacuation.RecoveringBase", "acstor_nova.imagebackend.MirrorBase"]
+STOCK = f"{register.IMAGEBACKEND}.Qcow2"
 
 pytestmark = pytest.mark.skipif(
     not installed.is_ready(),
@@ -109,9 +114,11 @@ def test_release_takes_acstor(tmp_path, version):
     assert found["from"].startswith(str(nova))
     assert found["images_type"] == "acstor"
     for classes in found["classes"].values():
-        assert classes[1:3] == [MIRROR_BASE, STOCK]
+        assert classes[1:4] == [*OURS, STOCK]
     assert found["precache"] == found["snapshots"] == found["power"] == register.__file__
-    assert "acstor is not used" not in log
+    assert found["clean_up"] == register.__file__
+    assert found["evacuations"] == evacuation.__file__
+    assert "acstor is not used" not in log and "begin as their images" not in log
 
 
 def refused(found: dict, log: str) -> str:
