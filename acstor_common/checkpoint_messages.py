@@ -58,7 +58,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     :param number: counts the checkpoints of the vault's disk, from 1 on
     :param size_bytes: of the disk
     :param changed_bytes: what of it differs from the image
-    :param sent_bytes: what went to each holder for it
+    :param sent_bytes: what went to the holders for it
     :param interval_s: how often one is promised; 0: nothing is
     :param key: of the disk; it opens all that the holders have of it
     :param sent_s: wall clock when this was sent

@@ -4,6 +4,7 @@
 The one rule: what Nova does not say clearly is not known, and nothing is done on account of it.
 """
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -51,8 +52,12 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 def auth_options() -> list[cfg.Opt]:
     """Return the options of the usual way to log in, for the sample."""
-    common = loading.get_auth_common_conf_options()
-    return [*common, *loading.get_auth_plugin_conf_options("v3password")]
+    found = [*loading.get_auth_common_conf_options()]
+    for opt in loading.get_auth_plugin_conf_options("v3password"):  # their help is short
+        told = copy.copy(opt)
+        told.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
+        found.append(told)
+    return found
 
 
 def options() -> list[cfg.Opt]:

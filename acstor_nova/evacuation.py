@@ -84,7 +84,9 @@ class RecoveringBase:
         **kwargs: Any,
     ) -> None:
         """Make the disk; that of an evacuated server of its newest checkpoint."""
-        if mirror_link.checkpoint_in(filename):
+        if mirror_link.checkpoint_in(filename):  # what a disk that was made before lies on
+            if os.path.lexists(self.path):
+                return  # nothing is to be fetched; who starts it waits for the agent
             raise self.host.seams.cannot_start(_elsewhere(filename))
         evacuated = _under_way.get()
         if evacuated is None or not self._is_lost(evacuated, kwargs.get("image_id")):
@@ -143,9 +145,7 @@ def _lay_newest(host: imagebackend.Host, evacuated: Evacuated, path: str, size_b
     asked = decision_client.DecisionClient(
         own.decision_url, own.decision_ca_file, evacuated.context.auth_token or ""
     )
-    failure: errors.AcstorError = errors.Unusable(
-        f"instance {evacuated.instance_id}", "it has no checkpoint"
-    )
+    failure: errors.AcstorError = errors.Unusable("checkpoints", "it has none")
     for one in asked.newest(evacuated.instance_id):
         try:
             _lay(host, asked.recovery(one.checkpoint_id), path, size_bytes)

@@ -208,7 +208,7 @@ def switch_off(host: Host, instance_id: str, *, is_taken_back: bool = False) -> 
     """
     folder = os.path.join(host.seams.conf.instances_path, instance_id)
     bases = [mirror_link.backing_file(os.path.join(folder, name)) for name in ROOT_DISKS]
-    if any(base is not None and mirror_link.image_of(base) for base in bases):
+    if any(base is not None and mirror_link.is_shown(base) for base in bases):
         try:
             host.agent.switched_off(instance_id, SWITCH_OFF_S, is_taken_back=is_taken_back)
         except (errors.AgentUnreachable, errors.AgentRefused) as e:

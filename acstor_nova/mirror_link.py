@@ -60,6 +60,11 @@ def checkpoint_of(path: str) -> str:
     return checkpoint_in(os.path.basename(path)) if is_disk else ""
 
 
+def is_shown(base: str) -> bool:
+    """Say whether what a disk lies on is a file of the agent: a mirror, or a checkpoint's disk."""
+    return bool(image_of(base) or checkpoint_of(base))
+
+
 def checkpoint_in(name: str) -> str:
     """Return the checkpoint whose disk has this name; empty if that is none.
 

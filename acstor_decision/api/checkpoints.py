@@ -35,7 +35,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     :param number: counts the checkpoints of the disk
     :param size_bytes: of the disk
     :param changed_bytes: what of it differs from the image
-    :param sent_bytes: what went to each holder for it
+    :param sent_bytes: what went to the holders for it
     :param interval_s: how often one was promised; 0: not at all
     :param holders: hosts that keep it
     :param forgotten_from: since when Nova does not know the server; null: it does

@@ -124,7 +124,7 @@ def test_server_without_a_checkpoint_is_not_given_an_empty_disk(cluster, recover
             cluster.client.evacuate_server(server.id, host=first.name)
             server.wait("ERROR")
             fault = cluster.client.get_server(server.id).fault
-            assert "it has no checkpoint" in str(fault)
+            assert "checkpoints: it has none" in str(fault)
 
 
 def test_server_begins_as_its_image_where_the_operator_prefers_that(cluster, recovery):

@@ -16,6 +16,7 @@ import zipfile
 
 import pytest
 
+from acstor_nova import evacuation
 from acstor_nova import register
 from acstor_nova import seams
 from tests.lab import runs
@@ -37,6 +38,7 @@ from nova import config
 from nova.conf import CONF
 config.parse_args(["nova-compute", "--config-file", sys.argv[1]])
 logging.basicConfig(stream=sys.stderr)
+from nova.compute import manager
 from nova.virt.libvirt import driver, imagebackend
 made = imagebackend.Backend(True)
 classes = {name: [base.__module__ + "." + base.__name__ for base in made.BACKEND[name].__mro__]
@@ -46,12 +48,18 @@ print(json.dumps({
     "images_type": CONF.libvirt.images_type,
     "classes": classes,
     "precache": driver.LibvirtDriver.cache_image.__code__.co_filename,
+    "clean_up": driver.LibvirtDriver.manage_image_cache.__code__.co_filename,
+    "evacuations": manager.ComputeManager._rebuild_default_impl.__code__.co_filename,
     "snapshots": driver.libvirt_utils.extract_snapshot.__code__.co_filename,
     "composed": driver.LibvirtDriver._suspend_guest_for_snapshot.__code__.co_filename,
     "power": driver.libvirt_guest.Guest.poweroff.__code__.co_filename,
 }))
 """
-OURS = ["acstor_nova.composed_snapshot.ComposedBase", "acstor_nova.imagebackend.MirrorBase"]
+OURS = [
+    "acstor_nova.evacuation.RecoveringBase",
+    "acstor_nova.composed_snapshot.ComposedBase",
+    "acstor_nova.imagebackend.MirrorBase",
+]
 STOCK = f"{register.IMAGEBACKEND}.Qcow2"
 
 pytestmark = pytest.mark.skipif(
@@ -112,10 +120,12 @@ def test_release_takes_acstor(tmp_path, version):
     assert found["from"].startswith(str(nova))
     assert found["images_type"] == "acstor"
     for classes in found["classes"].values():
-        assert classes[1:4] == [*OURS, STOCK]
-    for what in ("precache", "snapshots", "composed", "power"):
+        assert classes[1:5] == [*OURS, STOCK]
+    for what in ("precache", "clean_up", "snapshots", "composed", "power"):
         assert found[what] == register.__file__, what
-    assert "acstor is not used" not in log and "are not made of changes" not in log
+    assert found["evacuations"] == evacuation.__file__
+    for words in ("acstor is not used", "are not made of changes", "begin as their images"):
+        assert words not in log
 
 
 def refused(found: dict, log: str) -> str:

@@ -211,7 +211,7 @@ def too_many(nova, api):
 FAULTS = {
     away: "Connection",
     refused: r"you may not \(HTTP 403\)",
-    none: "it has no checkpoint",
+    none: "checkpoints: it has none",
     nonsense: "recursion",
     endless: "longer than",
     too_many: "length <= 10",
@@ -251,6 +251,20 @@ def test_disk_that_cannot_be_made_is_an_error_in_words(nova, agent, monkeypatch)
 def test_live_migration_of_what_lies_on_a_checkpoint_is_refused(nova, agent):
     with pytest.raises(nova_backend.CannotStartError, match="virsh blockpull"):
         nova.spawn(filename=f"{NEW}.raw")
+
+
+def test_start_fetches_nothing_for_what_lies_on_a_checkpoint(nova, agent, api):
+    made = evacuate(nova)
+    del agent.asked[:], api.asked[:]
+    nova.spawn(filename=f"{NEW}.raw")
+    assert base_of(made)[0] == f"{NEW}.raw" and agent.asked == api.asked == []
+
+
+def test_agent_is_told_before_a_guest_on_a_checkpoint_is_ended(nova, agent):
+    agent.answers[control_wire.SwitchedOff] = scripted_agent.done({})
+    evacuate(nova)
+    imagebackend.switch_off(nova.host, INSTANCE)
+    assert asked(agent, control_wire.SwitchedOff) == [control_wire.SwitchedOff(INSTANCE)]
 
 
 def test_start_without_the_checkpoint_on_this_host_says_why(nova, agent):

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registers checkpoints at the decision service, and hears which are wanted now: over the bus.
+
+The one rule: only a clear yes of the service counts.  Whatever else comes, or does not come in
+time, is an error, and the next checkpoint is taken as if this one had never been.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Final
+
+import msgspec
+import oslo_messaging
+from oslo_config import cfg
+
+from acstor_checkpoint import record as record_
+from acstor_common import checkpoint_messages as messages
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import freshness
+from acstor_common import identity_files
+from acstor_common import ids
+from acstor_common import message_bus
+from acstor_common import sealed
+from acstor_common import signing
+
+LOG = logging.getLogger(__name__)
+
+ANSWER_S: Final = 60
+"""For which the service asks Nova, and writes to its database."""
+SEND_RETRIES: Final = 1
+
+Ask = Callable[[ids.ImageId], bool]
+"""Lets an instance have the next turn; says whether it has checkpoints here."""
+
+
+def open_transport(files: Sequence[str], folders: Sequence[str]) -> Any:
+    """Return the way to the broker that these configuration files name; connects to nothing.
+
+    :raises errors.Unusable: it is no broker that oslo.messaging knows
+    """
+    args = [part for file in files for part in ("--config-file", file)]
+    args += [part for folder in folders for part in ("--config-dir", folder)]
+    cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
+    return message_bus.open_transport(cfg.CONF)
+
+
+class Registering:
+    """This host's way to the decision service; may be used by any thread.
+
+    :param transport: see :func:`open_transport`
+    :param promised_s: says how often an instance has checkpoints; 0: only when it is asked for
+    :param wall: wall clock
+    """
+
+    def __init__(
+        self,
+        host: ids.HostId,
+        files: identity_files.IdentityFiles,
+        transport: Any,
+        promised_s: Callable[[ids.ImageId], int],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._host, self._files, self._transport = host, files, transport
+        self._promised_s, self._wall = promised_s, wall
+        self._freshness, self._lock = freshness.Freshness(), threading.Lock()
+        self._stopping = threading.Event()
+        self._server: message_bus.Served | None = None
+
+    def register(self, record: record_.Record) -> set[str]:
+        """Register a checkpoint; return the names of the manifests of its disk that stay, in hex.
+
+        :raises errors.NotAuthentic: this host has no certificate
+        :raises errors.DecisionUnreachable: the service does not answer, or asks to come again
+        :raises errors.Unusable: it refuses this one
+        """
+        answer = self._ask(messages.REGISTER_CHECKPOINT, self._taken(record))
+        what = f"checkpoint {record.checkpoint_id}"
+        if answer.may_pass:
+            raise errors.DecisionUnreachable("the message bus", f"{what}: {answer.why}")
+        if answer.why:
+            raise errors.Unusable(what, f"the decision service refuses it: {answer.why}")
+        return {one.manifest_name for one in answer.kept if one.vault_disk == record.vault_disk}
+
+    def _taken(self, record: record_.Record) -> messages.Taken:
+        return messages.Taken(
+            checkpoint_id=record.checkpoint_id,
+            host=self._host,
+            instance_id=record.instance_id,
+            project_id=record.project,
+            vault_disk=record.vault_disk,
+            image_id=record.image_id,
+            taken_ms=record.taken_ms,
+            consistency=record.consistency.name.lower(),
+            number=record.number,
+            size_bytes=record.disk_bytes,
+            changed_bytes=record.changed_bytes,
+            sent_bytes=record.sent_bytes,
+            interval_s=self._promised_s(record.instance_id),
+            manifest_name=record.manifest_name,
+            holders=tuple(messages.Holder(*holder) for holder in record.holders),
+            key=record.key,
+            sent_s=self._wall(),
+        )
+
+    def _ask(self, method: str, payload: msgspec.Struct) -> messages.Answer:
+        identity = self._files.current()
+        if identity.certificate is None:
+            what = f"this host ({self._files.files.certificate})"
+            raise errors.NotAuthentic(what, "it has no certificate")
+        told = sealed.seal(payload, signing.CHECKPOINT, identity.key, identity.certificate.pem)
+        target = oslo_messaging.Target(topic=decision_api.TOPIC, version=decision_api.VERSION)
+        client = oslo_messaging.get_rpc_client(
+            self._transport, target, timeout=ANSWER_S, retry=SEND_RETRIES
+        )
+        try:
+            said = client.call({}, method, payload=decision_api.encode(told))
+        except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
+            why = str(e).partition("\n")[0] or type(e).__name__
+            raise errors.DecisionUnreachable("the message bus", why) from e
+        return decision_api.decode(said, messages.Answer)
+
+    def listen(self, ask: Ask) -> None:
+        """Hear which checkpoints are wanted now, as soon as the broker is there."""
+        heard = {messages.CHECKPOINT_WANTED: lambda payload: self.want(payload, ask)}
+        endpoint = message_bus.Endpoint(heard, time.monotonic)
+        threading.Thread(
+            target=self._serve, args=(endpoint,), name="bus-listener", daemon=True
+        ).start()
+
+    def want(self, payload: object, ask: Ask) -> None:
+        """Let an instance have its turn, if the decision service wants that.
+
+        :raises errors.NotAuthentic: it has not said so, or not now, or to another host
+        :raises errors.RemoteProtocolError: it makes no sense
+        """
+        signed = decision_api.decode(payload, decision_api.Signed)
+        signers = self._files.signers()
+        purpose = signing.CHECKPOINT_WANTED
+        wanted = sealed.open_from_service(signed, purpose, signers, messages.Wanted)
+        what = f"request {wanted.request} for a checkpoint"
+        if wanted.host != self._host:
+            raise errors.NotAuthentic(what, f"it is to {wanted.host}")
+        with self._lock:
+            fault = self._freshness.why_not(wanted.request, wanted.given_s, self._wall())
+        if fault:
+            raise errors.NotAuthentic(what, fault)
+        if not ask(ids.ImageId(wanted.instance_id)):
+            LOG.warning("%s: instance %s has none here", what, wanted.instance_id)
+
+    def _serve(self, endpoint: message_bus.Endpoint) -> None:
+        target = oslo_messaging.Target(topic=messages.DAEMON_TOPIC, server=self._host)
+        self._server = message_bus.serve(self._transport, target, endpoint, self._stopping)
+
+    def stop(self) -> None:
+        """Let go of the broker.  Waits a few seconds at most."""
+        self._stopping.set()
+        message_bus.let_go(self._close)()
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._transport.cleanup()

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon and a decision service on one message bus in memory: a clear yes, or an error."""
+
+import threading
+import time
+
+import oslo_messaging
+import pytest
+from oslo_config import cfg
+
+from acstor_checkpoint import record
+from acstor_checkpoint import registering
+from acstor_common import certificates
+from acstor_common import checkpoint_manifest
+from acstor_common import checkpoint_messages as messages
+from acstor_common import decision_api
+from acstor_common import errors
+from acstor_common import identity_files
+from acstor_common import ids
+from acstor_common import message_bus
+from acstor_common import sealed
+from acstor_common import signing
+from tests.lab import identities
+
+HOST, OTHER = ids.HostId("h1"), ids.HostId("h2")
+DISK = ids.parse_image_id("6b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+INSTANCE = ids.parse_image_id("5b0d3a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
+IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+RECORD = record.Record(
+    checkpoint_id="0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21",
+    instance_id=INSTANCE,
+    project="a-project",
+    image_id=IMAGE,
+    owner=HOST,
+    vault_disk=DISK,
+    taken_ms=1_800_000_000_000,
+    consistency=checkpoint_manifest.Consistency.FILESYSTEM,
+    number=3,
+    disk_bytes=1 << 30,
+    changed_bytes=1 << 20,
+    read_bytes=1 << 20,
+    sent_bytes=1 << 19,
+    whole_because="",
+    manifest_name="ab" * 32,
+    holders=(record.Holder(OTHER, "10.0.0.2:7202"),),
+    key="cd" * 32,
+)
+
+
+class Service:
+    """A decision service that says what a test wants; what it was told is opened and kept."""
+
+    def __init__(self, transport):
+        self.told, self.answer = [], messages.Answer()
+        target = oslo_messaging.Target(topic=decision_api.TOPIC, server="one")
+        endpoint = message_bus.Endpoint({}, time.monotonic)
+        endpoint.register_checkpoint = self.register
+        self.served = message_bus.serve(transport, target, endpoint, threading.Event())
+
+    def register(self, _context, payload):
+        signed = decision_api.decode(payload, decision_api.Signed)
+        ca = identities.authority().certificate_pem
+        opened = sealed.open_from_host(signed, signing.CHECKPOINT, ca, messages.Taken)
+        self.told.append((opened[0].host, opened[1]))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return decision_api.encode(self.answer)
+
+
+@pytest.fixture
+def transport():
+    conf = cfg.ConfigOpts()
+    conf([], default_config_files=[], default_config_dirs=[])
+    oslo_messaging.set_transport_defaults(decision_api.EXCHANGE)
+    made = oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
+    yield made
+    made.cleanup()
+
+
+@pytest.fixture
+def key():
+    return certificates.new_key()
+
+
+@pytest.fixture
+def daemon(tmp_path, transport, key):
+    signers = signing.public_pem(key)
+    identity_files.write(tmp_path / "identity", identities.issue(HOST, signers=signers))
+    files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
+    return registering.Registering(HOST, files, transport, lambda instance: 600)
+
+
+@pytest.fixture
+def service(transport):
+    made = Service(transport)
+    yield made
+    made.served.close()
+
+
+def kept(number, disk=DISK):
+    return messages.Kept(RECORD.checkpoint_id, INSTANCE, disk, f"{number:064x}")
+
+
+def test_service_is_told_all_of_a_checkpoint_and_says_what_stays(daemon, service):
+    service.answer = messages.Answer(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
+    assert daemon.register(RECORD) == {f"{1:064x}", f"{2:064x}"}
+    [(host, told)] = service.told
+    assert (host, told.host, told.consistency, told.interval_s) == (HOST, HOST, "filesystem", 600)
+    assert (told.key, told.manifest_name) == (RECORD.key, RECORD.manifest_name)
+    assert told.holders == (messages.Holder(OTHER, "10.0.0.2:7202"),)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "why"),
+    [
+        (messages.Answer("Nova says no"), errors.Unusable, "refuses it: Nova says no"),
+        (messages.Answer("Nova is away", may_pass=True), errors.DecisionUnreachable, "is away"),
+        (RuntimeError("a fault"), errors.DecisionUnreachable, "a fault"),
+    ],
+)
+def test_only_a_clear_yes_counts(daemon, service, answer, error, why):
+    service.answer = answer
+    with pytest.raises(error, match=why):
+        daemon.register(RECORD)
+
+
+def test_service_that_does_not_answer_is_an_error_in_time(daemon, monkeypatch):
+    monkeypatch.setattr(registering, "ANSWER_S", 1)
+    with pytest.raises(errors.DecisionUnreachable):
+        daemon.register(RECORD)
+
+
+def test_host_without_a_certificate_registers_nothing(tmp_path, transport, service):
+    files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "none"))
+    lone = registering.Registering(HOST, files, transport, lambda instance: 0)
+    with pytest.raises(errors.NotAuthentic, match="no certificate"):
+        lone.register(RECORD)
+    assert service.told == []
+
+
+def wanted(key, purpose=signing.CHECKPOINT_WANTED, **changed):
+    told = {"request": 7, "instance_id": INSTANCE, "host": HOST, "given_s": time.time(), **changed}
+    return decision_api.encode(sealed.seal(messages.Wanted(**told), purpose, key))
+
+
+def test_what_the_service_wants_has_the_next_turn(daemon, key):
+    asked = []
+    daemon.want(wanted(key), lambda instance: asked.append(instance) or True)
+    assert asked == [INSTANCE]
+
+
+@pytest.mark.expect_log("has none here")
+def test_instance_that_is_not_here_is_said(daemon, key):
+    daemon.want(wanted(key), lambda instance: False)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"host": OTHER},
+        {"given_s": time.time() - 3600},
+        {"given_s": time.time() + 3600},
+        {"purpose": signing.TASK},
+    ],
+)
+def test_what_is_not_wanted_of_this_host_now_is_refused(daemon, key, changed):
+    with pytest.raises(errors.NotAuthentic):
+        daemon.want(wanted(key, **changed), lambda instance: True)
+
+
+def test_who_is_not_the_service_wants_nothing(daemon):
+    with pytest.raises(errors.NotAuthentic):
+        daemon.want(wanted(certificates.new_key()), lambda instance: True)
+
+
+def test_copy_of_a_request_means_nothing(daemon, key):
+    message = wanted(key)
+    daemon.want(message, lambda instance: True)
+    with pytest.raises(errors.NotAuthentic, match="taken before"):
+        daemon.want(message, lambda instance: True)
+
+
+def test_request_over_the_bus_is_heard_until_the_end(daemon, key, transport):
+    asked = threading.Event()
+    daemon.listen(lambda instance: asked.set() or True)
+    target = oslo_messaging.Target(topic=messages.DAEMON_TOPIC, server=HOST)
+    client = oslo_messaging.get_rpc_client(transport, target(version=decision_api.VERSION))
+    ends_s = time.monotonic() + 20
+    while not asked.wait(0.5) and time.monotonic() < ends_s:
+        client.cast({}, messages.CHECKPOINT_WANTED, payload=wanted(key, request=time.time_ns()))
+    assert asked.is_set()
+    daemon.stop()
