@@ -176,26 +176,30 @@ class Composition:
         def stretches() -> Iterator[merging.Stretch]:
             return merging.stretches(disk(), base.cluster_bytes)
 
+        def runs() -> Iterator[qcow2_writer.Run]:
+            return (one.run for one in stretches())
+
         if self._order.disk_format == RAW:
-            parts = self._bytes_of(base.file, disk(), pool)
-            return filling.Data(self._sent(parts), size)
+            return filling.Data(self._sent(self._bytes_of(base.file, disk(), pool)), size)
         codec = base.disk.codec if base.disk is not None else layout.Codec.STORED
-        runs = lambda: (one.run for one in stretches())  # noqa: E731
         try:
             plan = qcow2_writer.Plan(size, base.cluster_bytes, codec, runs)
         except qcow2_header.Refused as error:
             raise _conflict(str(error)) from error
         pieces = (piece for one in stretches() for piece in one.pieces)
         source = self._bytes_of(base.file, pieces, pool)
-        return filling.Data(
-            self._sent(plan.parts(lambda run: _next_bytes(source, run))), plan.file_bytes
-        )
+        parts = plan.parts(lambda run: _next_bytes(source, run))
+        return filling.Data(self._sent(parts), plan.file_bytes)
 
-    def _sent(self, parts: Iterable[codecs.Buffer]) -> Iterator[bytes]:
-        """Yield parts as they are sent: none is short but the last; what fails is translated."""
+    def _sent(self, parts: Iterable[codecs.Buffer]) -> Iterator[codecs.Buffer]:
+        """Yield parts as they are sent: short ones together; what fails is translated."""
         held = bytearray()
         try:
             for part in parts:
+                if not held and len(part) >= SEND_BYTES:
+                    yield part
+                    self._watch.moved()
+                    continue
                 held += part
                 if len(held) >= SEND_BYTES:
                     yield bytes(held)

@@ -91,10 +91,22 @@ class Compositions:
         while not body.is_whole.is_set():
             if futures.wait((job,), LOOK_EVERY_S).done:
                 return
-            if body.is_waiting and watched.is_still:
-                words = f"no changes came for {self._still_s:g} s"
-                watched.end(refusal.Broken(http.HTTPStatus.REQUEST_TIMEOUT, words, "client"))
-                body.break_off()
+            self._end_if_still(body, watched)
+
+    def _end_if_still(self, body: changes_body.Body, watched: watch.Watch) -> None:
+        """End what has not moved for too long.
+
+        Glance and stores have their time-outs; this is for a client, and for tables without end.
+        """
+        if not watched.is_still:
+            return
+        if body.is_waiting:
+            words = f"no changes came for {self._still_s:g} s"
+            watched.end(refusal.Broken(http.HTTPStatus.REQUEST_TIMEOUT, words, "client"))
+            body.break_off()
+        else:
+            words = f"nothing moved for {self._still_s:g} s"
+            watched.end(refusal.Broken(http.HTTPStatus.GATEWAY_TIMEOUT, words, "base"))
 
     def _lines(
         self,
@@ -108,6 +120,7 @@ class Compositions:
                 told = {"state": "uploading", "sent_bytes": work.sent_bytes}
                 yield _line({**told, "file_bytes": work.file_bytes})
                 futures.wait((job,), TOLD_EVERY_S)
+                self._end_if_still(body, watched)
             yield _line(_outcome(job.exception(), work, body))
         finally:  # also when the client is gone
             words = "the client did not wait for it"

@@ -57,7 +57,7 @@ OPTS: list[cfg.Opt] = [
         max=64,
         help="Images that are composed of a base and changes at a time, in each process of the "
         "WSGI server; 0: none, and snapshots are uploaded whole. Each takes a thread of the server "
-        "and up to 50 MiB of memory.",
+        "and 30 to 100 MiB of memory.",
     ),
     cfg.IntOpt(
         "compositions_of_project",

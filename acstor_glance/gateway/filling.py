@@ -16,6 +16,7 @@ import requests
 from keystoneauth1 import exceptions
 from oslo_config import cfg
 
+from acstor_common import codecs
 from acstor_common import ids
 from acstor_common import image_record
 from acstor_glance.gateway import catalogue
@@ -41,11 +42,11 @@ class Data:
     :param length: of all
     """
 
-    def __init__(self, parts: Iterable[bytes], length: int) -> None:
+    def __init__(self, parts: Iterable[codecs.Buffer], length: int) -> None:
         self._parts, self.length = parts, length
         self.sent_bytes = 0
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[codecs.Buffer]:
         for part in self._parts:
             yield part
             self.sent_bytes += len(part)
@@ -60,7 +61,7 @@ class _Sized:
     def __len__(self) -> int:
         return self._data.length
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[codecs.Buffer]:
         return iter(self._data)
 
 
